@@ -189,8 +189,8 @@ def device_rate(device: Device, precision: str) -> float:
 
 
 class Memory:
-    """The GB that each library holds on the GPU: scratchformer at the end, recorded steps included, and PyTorch at most
-    since this was made.
+    """The GB on the GPU: those that scratchformer holds at the end, recorded steps included, and the most that PyTorch
+    has held since this was made.
     """
 
     def __init__(self, device: Device) -> None:

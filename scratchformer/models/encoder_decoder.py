@@ -216,8 +216,8 @@ class EncoderDecoder(Predictor):
         """Raise an error for an argument of `loss` that is out of range: see `Predictor`."""
         self.check_source(source, lengths)
         V = self.config["vocab_size"]
-        for name, ids in ("source", source), ("target", target):
-            expect_ids(name, ids, V)
+        for ids in source, target:
+            expect_ids("ids", ids, V)
         counted_targets(targets, V, IGNORED)
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:

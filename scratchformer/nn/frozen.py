@@ -15,7 +15,8 @@ class Frozen(Layer):
     For the layers nearest the input, such as the body of a classifier when only its head is trained:
     `model.body = Frozen(model.body)`. `backward` returns None: no gradient passes through, so layers below get none
     either. But weight decay still acts on these, so freeze them too. Nor can a part be `Frozen` whose gradient is
-    needed, such as the branch of a residual layer, or the output of a model; there use `Group(..., frozen=True)`.
+    needed, such as the branch of a residual layer, the output of a model, or a decoder block below one that is trained;
+    there use `Group(..., frozen=True)`.
 
     The parameters become `frozen`, and optimizers skip them. They keep their names, so weights are saved and loaded as
     before. Other attributes are looked up on the layer (`body.max_length`).

@@ -43,8 +43,8 @@ class Stack(Layer):
     also does so for a class that defines a `forward` but inherits `extend`, which would compute something else.
     Blocks with shared inputs must have both methods; there `Stack.extend` takes a list of values, one for each block,
     such as the keys and values that a block made of an encoder's output. Raises ValueError for a block that returns
-    another shape than it got; TypeError in backward if blocks have shared inputs and one of them is `Frozen`, but not
-    all above it.
+    another shape than it got; TypeError in backward if blocks have shared inputs and one is `Frozen` below one that is
+    trained.
 
     norm: a layer, or None. recompute: gradient checkpointing of every block, see `Recompute`; of the last block, whose
     backward comes first, the cache is kept.
@@ -102,13 +102,13 @@ class Stack(Layer):
         if dx is None:  # the norm is `Frozen`
             return None
         totals: list[Array] = []
-        for block, block_cache in zip(reversed(self.trained()), reversed(cache.blocks), strict=True):
+        for i, (block, block_cache) in reversed([*enumerate(zip(self.trained(), cache.blocks, strict=True))]):
             dx = block.backward(dx, block_cache)
             if dx is None:  # it is `Frozen`, and so is what precedes it
                 if totals:
                     raise TypeError(
-                        "a block below another one is Frozen, so the gradient of the input that they share is unknown: "
-                        "to keep its parameters as they are, use Group(..., frozen=True)"
+                        f"block {i} is Frozen below one that is trained, so the gradient of the input that they share "
+                        "is unknown: to keep its parameters as they are, use Group(..., frozen=True)"
                     )
                 return None
             dx, *dshared = dx if isinstance(dx, tuple) else (dx,)

@@ -315,8 +315,8 @@ class Padding(Pattern):
     """No query may attend to padding: in sequence b, only keys 0 ... lengths[b] − 1 are visible.
 
     lengths: (B,), integers, on the same device as the queries and keys. A length above S hides nothing. The padding
-    must be finite: its weight in the sum over keys is 0, but 0 · NaN is NaN. Raises ValueError for a negative length,
-    unless it is on a GPU, which would have to be waited for.
+    must be finite: its weight in the sum over keys is 0, but 0 · NaN is NaN. Raises ValueError for a length below 0 or
+    above 2³¹ − 1, unless it is on a GPU, which would have to be waited for.
     """
 
     lengths: Array

@@ -49,7 +49,7 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
 
         dx = weights[:, :, None] * dy[:, None, :]
 
-    The cache keeps the a_bt; x is not needed.
+    The cache keeps the a_bt and C; x is not needed.
     """
     inside = within(x, lengths)
     wide = widen(x)

@@ -154,7 +154,7 @@ def gpu_need(replicas: Replicas, batch: Any) -> str:
     one, row = sizes[0], max(1, sizes[1] - sizes[0])
     needed, fit = one + (rows - 1) * row, 1 + int((room - one) // row)
     if fit >= rows:
-        which = "so the step itself would fit"
+        which = "the step itself would fit"
     elif fit >= 1:
         which = f"with --micro-batch {fit} or less it fits"
     else:

@@ -208,8 +208,7 @@ def train(
                 bar.set_postfix_str(", ".join([line, *(f"{n} {v:g}" for n, v in scaling.items())]), refresh=False)
                 tokens, started = 0, time.perf_counter()
             if evaluate is not None and (done == steps or (evaluate_every and done % evaluate_every == 0)):
-                found = run.evaluate(evaluate)
-                note(f"step {done}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in found.items()))
+                run.evaluate(evaluate, note)
                 tokens, started = 0, time.perf_counter()
             interrupted = stopped()
             if interrupted and unread and (bad := read(unread)[0]) is not None:

@@ -221,8 +221,9 @@ class Stage:
 
     def train(self, replicas: Replicas) -> dict[str, Any]:
         """Train the model. Raises MemoryError, which says what a step needs, if a GPU does not have enough memory."""
-        run, failed, optimizer = self.run, "", self.optimizer(self.model)
+        run, failed, optimizer = self.run, "", None
         try:
+            optimizer = self.optimizer(self.model)
             return train(
                 replicas,
                 optimizer,
@@ -243,7 +244,7 @@ class Stage:
             if replicas.device.index is None:
                 raise
             failed = str(error)
-        # outside of `except`, so that the arrays of the failed step are freed
+        # Outside of `except`, so that the arrays of the failed step are freed; the optimizer's are not.
         raise MemoryError(f"{failed} {gpu_need(replicas, self.largest_batch())}")
 
     def choose(self) -> None:

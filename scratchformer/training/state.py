@@ -174,23 +174,22 @@ class RunState:
         if bad := nonfinite_tensor({name: p.data for name, p in self.model.named_parameters().items()}):
             raise self.diverged(f"{bad} is not finite")
 
-    def evaluate(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Score the model, and save it if it is the best so far. Returns the scores."""
+    def evaluate(self, evaluate: Callable[[], dict[str, float]], note: Callable[[str], None]) -> None:
+        """Score the model, note the scores, and save the model if it is the best so far."""
         self.replicas.join_whole()
         self.expect_finite()
         found = evaluate()
         if self.metric not in found:
-            self.save()
             known = ", ".join(found)
             raise ValueError(f"select: expected one of {known}, which evaluate() returns, got {self.metric!r}")
         found = {name: float(value) for name, value in found.items()}
         if self.ranks.first:
             self.metrics.write(self.step, **{f"validation_{name}": value for name, value in found.items()})
+        note(f"step {self.step}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in found.items()))
         best, score = self.values["best"], found[self.metric]
         if math.isfinite(score) and (best is None or self.sign * score > self.sign * best[self.metric]):
             self.values["best"] = {"step": self.step, **found}
             self.save(self.best, whole=False)
-        return found
 
     def save(self, path: Path | None = None, whole: bool = True) -> None:
         """Save a snapshot, by default the last one: the weights, and if it is `whole` everything else that the run

@@ -95,7 +95,7 @@ def of_operation_backward(name: str, seed: int) -> Call:
     y, cache = case.op(*case.args, **case.options)
     dy, kept, *_ = inspect.signature(case.op_backward).parameters
     gradient = np.ones_like(y) if np.ndim(y) else 1.0
-    letters = {dy: ("fixed", "") if name.startswith("mean_pool") else ("fixed",) * np.ndim(y)}  # its cache has no C
+    letters = {dy: ("fixed",) * np.ndim(y)}
     return Call(f"ops.{name}, backward", case.op_backward, {dy: gradient, kept: cache}, letters)
 
 

@@ -305,7 +305,7 @@ def test_a_frozen_block_of_a_decoder():
     model = EncoderDecoder(11, 8, 2, 2)
     model.decoder[0] = Frozen(model.decoder[0])
     _, cache = model.loss(FOUR, np.array([4]), FOUR, FOUR)
-    with pytest.raises(TypeError, match=r"is Frozen, so the gradient of the input that they share is unknown"):
+    with pytest.raises(TypeError, match=r"block 0 is Frozen below one that is trained, so the gradient of"):
         model.loss_backward(1.0, cache)
 
 

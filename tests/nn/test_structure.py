@@ -27,7 +27,7 @@ CHANGES = {
 
 WRAPPED = {
     "frozen": (nn.Frozen, lambda wrapper: wrapper.layer.blocks.pop()),
-    "a layer of a frozen one": (nn.Frozen, lambda wrapper: setattr(wrapper.layer.blocks[0], "norm1", nn.LayerNorm(8))),
+    "a layer of a frozen one": (nn.Frozen, lambda wrapper: setattr(wrapper.layer, "final_norm", nn.LayerNorm(8))),
     "recompute": (nn.Recompute, lambda wrapper: setattr(wrapper.layer, "final_norm", nn.LayerNorm(8))),
 }
 

@@ -52,6 +52,14 @@ def test_long_sums_run_in_float32_for_float16(device):
     np.testing.assert_allclose(to_cpu(dgamma), [-5000, 5000], rtol=1e-3)
 
 
+@pytest.mark.parametrize("op", [ops.layernorm, ops.layernorm.reference], ids=["twin", "reference"])
+def test_gradients_have_the_type_of_dy(op):
+    gamma = np.ones(3, np.float32)
+    y, cache = op(np.arange(6, dtype=np.float32).reshape(2, 3), gamma, gamma)
+    found = ops.layernorm_backward(np.ones((2, 3), np.float16), cache)
+    assert [a.dtype for a in (y, *found)] == [np.float32, *[np.float16] * 3]
+
+
 def test_width_that_does_not_fit():
     with pytest.raises(ValueError, match=r"x: expected \(\.\.\., 512\), got \(4, 7, 256\)"):
         ops.layernorm(np.ones((4, 7, 256)), np.ones(512), np.ones(512))

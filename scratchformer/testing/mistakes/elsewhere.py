@@ -89,7 +89,9 @@ MISTAKES = (
     Mistake(
         name="the logged validation loss is the last training loss",
         file="training/loop.py",
-        replacements=(("run.evaluate(evaluate)\n", 'run.evaluate(lambda: {**evaluate(), "loss": loss})\n'),),
+        replacements=(
+            ("run.evaluate(evaluate, note)\n", 'run.evaluate(lambda: {**evaluate(), "loss": loss}, note)\n'),
+        ),
     ),
     Mistake(
         name="the sampler returns its prompt",
