@@ -281,7 +281,7 @@ def product(x: Array, y: Array, out: Array, **options: Any) -> Array:
     if not attempt(x, y, out, **options):
         raise RuntimeError(
             f"cuBLASLt has no product of {x.dtype} {x.shape} and {y.shape}: SCRATCHFORMER_FAST=0 in the environment "
-            "leaves all products to CuPy, which has none in bfloat16"
+            "leaves all products to CuPy, which has none of batches in bfloat16"
         )
     return out
 

@@ -228,7 +228,7 @@ def compare_muon():
             raise TypeError("the twin did not run")
         right = muon.newton_schulz.reference(g, precision="bfloat16")
         assert found.shape == shape
-        np.testing.assert_allclose(found, right, rtol=0.02, atol=0.02)
+        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
 
 
 def compare_in_half():
