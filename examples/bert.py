@@ -21,6 +21,7 @@ from scratchformer.nn import Frozen, add_lora
 from scratchformer.optim import AdamW, Group
 from scratchformer.training import (
     MUON_OPTIONS,
+    VALIDATION_OPTION,
     Program,
     best_snapshot,
     evaluate_classifier,
@@ -54,6 +55,7 @@ OPTIONS = {
     "stage": dict(choices=(*STAGES, "all"), help="run only this stage (default: all, in order)"),
     "tune": dict(choices=("all", "head", "lora"), default="all", help="what fine-tuning trains (default: all)"),
     "new-head": dict(action="store_true", default=False, help="with --pretrained: replace its trained output layer"),
+    **VALIDATION_OPTION,
     **MUON_OPTIONS,  # of pre-training
     "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, a folder in Hugging Face's format"),
 }
@@ -246,7 +248,7 @@ class Bert(Program):
         run, vocabulary = self.run, self.saved_vocabulary(Subwords)
         if run.pretrained and vocabulary is None:
             self.published, vocabulary = self.load_published(), Subwords.from_bert(run.pretrained)
-        self.data = load_imdb_subwords(run.data, run.vocabulary, seed=run.seed, vocabulary=vocabulary)
+        self.data = load_imdb_subwords(run.data, run.vocabulary, run.validation, run.seed, vocabulary)
         self.vocabulary = self.data.vocabulary
 
     def identity(self):

@@ -28,6 +28,7 @@ from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
 from scratchformer.models import Classifier, EvidenceClassifier
 from scratchformer.training import (
     MODELS_OPTION,
+    VALIDATION_OPTION,
     Ensemble,
     predict_classes,
     scores_of_classes,
@@ -50,6 +51,7 @@ PRESETS = {
 }  # fmt: skip
 OPTIONS = {
     **MODELS_OPTION,
+    **VALIDATION_OPTION,
     "evidence": dict(
         type=int,
         choices=range(4),
@@ -71,7 +73,7 @@ class Imdb(Ensemble):
     def load(self):
         known = self.saved_vocabulary(Vocabulary)
         options = dict(seed=self.run.seed, vocabulary=known, evidence=self.run.evidence)
-        self.data = load_imdb(self.run.data, self.run.vocabulary, **options)
+        self.data = load_imdb(self.run.data, self.run.vocabulary, self.run.validation, **options)
         self.vocabulary = self.data.vocabulary
 
     def identity(self):

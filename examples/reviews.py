@@ -40,6 +40,7 @@ from scratchformer.ops.checks import expect_probabilities
 from scratchformer.optim import AdamW
 from scratchformer.progress import counted
 from scratchformer.training import (
+    VALIDATION_OPTION,
     Program,
     Replicas,
     best_snapshot,
@@ -62,7 +63,7 @@ PRESETS = {
 }  # fmt: skip
 STAGES = ("pretrain", "finetune", "selftrain")
 NEEDED = {"finetune": ("pretrain", "language model"), "selftrain": ("finetune", "classifier")}
-OPTIONS = {"stage": dict(choices=(*STAGES, "all"), help="run only this stage (default: all)")}
+OPTIONS = {"stage": dict(choices=(*STAGES, "all"), help="run only this stage (default: all)"), **VALIDATION_OPTION}
 SCORED = 300  # validation reviews that score the language model
 
 
@@ -262,7 +263,7 @@ class Reviews(Program):
 
     def load(self):
         run, vocabulary = self.run, self.saved_vocabulary(Subwords)
-        self.data = load_imdb_subwords(run.data, run.vocabulary, seed=run.seed, vocabulary=vocabulary)
+        self.data = load_imdb_subwords(run.data, run.vocabulary, run.validation, run.seed, vocabulary)
         self.vocabulary = self.data.vocabulary
 
     def identity(self):

@@ -261,6 +261,7 @@ def text_before(args: argparse.Namespace) -> Any:
     from .training.language import LanguageProgram
     from .training.program import find_program
     from .training.ranks import Ranks
+    from .training.snapshot import best_snapshot, load_snapshot
 
     run = Path(args.run_folder)
     run = run if run.is_dir() else run.parent  # of a snapshot
@@ -268,7 +269,10 @@ def text_before(args: argparse.Namespace) -> Any:
         kind = find_program(run, args.program)
         with Ranks.find() as ranks:
             program = kind.open(run, "cpu", None, ranks)
-            return program.read_before() if isinstance(program, LanguageProgram) else None
+            if not isinstance(program, LanguageProgram):
+                return None
+            program.expect_same_data(load_snapshot(best_snapshot(args.run_folder)))
+            return program.read_before()
     except (ValueError, OSError) as error:
         print(f"matches are searched only in the text that is written: {error}", file=sys.stderr)
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from .ops import sinusoidal_positions
 from .training import best_snapshot, load_model, read_metrics
 from .training.readers import load_reader, load_vocabulary, reads_text
 from .training.settings import read_settings
+from .training.snapshot import BEST, LAST
 
 TEXTS = {  # shown by default, by the kind of model
     EncoderDecoder: "A man in an orange hat looks at something.",
@@ -41,13 +44,21 @@ def pyplot() -> Any:
 
 def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Iterator[Path]:
     """Plot the run in folder `run` into `out`, and yield the paths: curves.png, or one for each stage; attention.png,
-    if the model reads text alone; and positions.png, if it is not an encoder-decoder.
+    if the model reads text alone; and positions.png, if it reads text and is not an encoder-decoder. Before the first
+    snapshot there are only curves.
 
     text: the text whose attention is shown; a short example by default. Raises ValueError if the folder holds no run.
     """
     settings, out = read_settings(run), out or run / "plots"
     curves = read_curves(run)
-    model, state = load_model(best_snapshot(run / next(iter(curves))))
+    folder = run / next(iter(curves))
+    if not any(os.path.lexists(folder / name) for name in (BEST, LAST)):
+        if text is not None:
+            raise ValueError(f"--text: {folder} holds no snapshot yet, so leave it out")
+        print(f"{folder} holds no snapshot yet, so only curves are plotted", file=sys.stderr)
+        yield from plot_all_curves(curves, settings, out)
+        return
+    model, state = load_model(best_snapshot(folder))
     example = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
     readable = example is not None and reads_text(model, state)
     alone = not isinstance(model, EvidenceClassifier)  # an example has no evidence
@@ -57,14 +68,19 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
         raise ValueError("--text: no attention is plotted for this model, so leave it out")
     if readable:
         rows, columns, *inputs = encode(model, str(example) if text is None else text, run, state)
-    out.mkdir(parents=True, exist_ok=True)
-    for stage, records in curves.items():
-        yield plot_curves(records, settings, out / named("curves", stage))
+    yield from plot_all_curves(curves, settings, out)
     if readable:
         if alone:
             yield plot_attention(attention_maps(model, *inputs), rows, out / "attention.png", columns)
         if not isinstance(model, EncoderDecoder):
             yield plot_positions(model, out / "positions.png")
+
+
+def plot_all_curves(curves: Mapping[str, list[dict[str, Any]]], settings: dict[str, Any], out: Path) -> Iterator[Path]:
+    """Plot the curves of each stage, as from `read_curves`, and yield the paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    for stage, records in curves.items():
+        yield plot_curves(records, settings, out / named("curves", stage))
 
 
 def plot_runs(runs: Sequence[Path], out: Path | None = None) -> Iterator[Path]:

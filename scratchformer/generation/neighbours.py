@@ -51,7 +51,7 @@ class NeighbourOutput(Layer):
 
     Raises TypeError for keys that are not floating-point, values that are not integers and options that are not
     numbers, ValueError for other shapes, numbers that are not finite, negative values, fewer than K keys, and an option
-    out of range.
+    out of range. Forward raises IndexError if a value is V or more.
 
     Source: Khandelwal et al., "Nearest neighbor machine translation", 2021. Their keys are the inputs of the last
     feed-forward layer. Here they are the inputs of the output map.
@@ -81,6 +81,7 @@ class NeighbourOutput(Layer):
             raise ValueError("keys, values: expected finite numbers and tokens >= 0")
         if len(keys) < neighbours:
             raise ValueError(f"neighbours: expected at most the number of keys, {len(keys):,}, got {neighbours:,}")
+        self.largest_value = int(values.max())
         self.output, self.neighbours, self.weight, self.temperature = output, neighbours, weight, temperature
         missing, device = -len(keys) % BLOCK, output.device
         mean = widen(keys).mean(axis=0)
@@ -95,6 +96,8 @@ class NeighbourOutput(Layer):
 
     def forward(self, x: Array) -> tuple[Array, None]:
         z, rows = self.output(x), x.reshape(-1, x.shape[-1])
+        if self.largest_value >= z.shape[-1]:
+            raise IndexError(f"values: expected tokens below {z.shape[-1]}, got {self.largest_value}")
         xp, logits = array_module(z), widen(z).reshape(-1, z.shape[-1])
         top = logits.max(axis=1, keepdims=True)
         logits = logits - top - xp.log(xp.exp(logits - top).sum(axis=1, keepdims=True)) + math.log1p(-self.weight)

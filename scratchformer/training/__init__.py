@@ -31,12 +31,13 @@ from .snapshot import (
     save_snapshot,
 )
 from .stacking import stack_weights, stacked
-from .stage import MUON_OPTIONS
+from .stage import MUON_OPTIONS, VALIDATION_OPTION
 from .state import Diverged
 
 __all__ = [
     "MODELS_OPTION",
     "MUON_OPTIONS",
+    "VALIDATION_OPTION",
     "Diverged",
     "Ensemble",
     "Estimate",

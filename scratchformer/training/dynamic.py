@@ -18,7 +18,7 @@ import numpy as np
 from .. import ops
 from ..backend import Array
 from ..data import TextBatch, windows
-from ..data.batching import count_of, expect_text, slices, tokens_of
+from ..data.batching import count_of, expect_text, slices
 from ..models import TransformerXL
 from ..models.predictor import Predictor
 from ..ops import IGNORED
@@ -27,6 +27,7 @@ from ..optim import DynamicRMS
 from ..optim.optimizer import Optimizer
 from ..progress import progress_bar
 from ..rng import Key
+from .evaluate import predicted_bytes
 from .replicas import Replicas
 from .state import Diverged
 
@@ -104,7 +105,8 @@ def evaluate_dynamic(
         optimizer.step(replicas.map)
         bar.update(int(counted.sum()))
 
-    tokens, before, weights = len(data) - 1, optimizer.steps, flat.data.copy()
+    tokens, predicted = len(data) - 1, predicted_bytes(data, sizes)
+    before, weights = optimizer.steps, flat.data.copy()
     try:
         with progress_bar("scoring and learning", tokens, "tokens") as bar:
             for batch, counted in windows(data, context, stride, windows_per_step):
@@ -113,7 +115,6 @@ def evaluate_dynamic(
         flat.data[...] = weights
         replicas.refresh()
     total = math.fsum(scored)  # exact, so the order in which replicas finish does not matter
-    predicted = tokens if sizes is None else int(sizes[tokens_of(data)[1:]].sum())  # bytes
     return {"loss": total / tokens, "bits_per_byte": total / (predicted * math.log(2))}
 
 

@@ -22,6 +22,7 @@ from ..optim import Adam
 from ..rng import Key
 from .memory import resident_bytes
 from .replicas import Replicas
+from .snapshot import needed_key
 
 WATCHED = 32  # rows to measure with, at most; with too few, other arrays than usual determine the peak
 BUFFERS = 2  # arrays of Adam, each as long as the parameters
@@ -170,7 +171,7 @@ def _shallow(model: Any) -> tuple[Any, int]:
         return copy.deepcopy(model), 1
     config = {**model.config, "depth": 1}
     lora = config.pop("lora", None)
-    shallow = type(model)(**config)
+    shallow = type(model)(**config, **needed_key(type(model)))
     if lora is not None:
         add_lora(shallow, **lora)
     if recomputes_blocks(model):

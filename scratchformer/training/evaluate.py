@@ -26,10 +26,12 @@ from ..data.batching import by_length, expect_text, tokens_of
 from ..models import BidirectionalLanguageModel
 from ..ops import IGNORED
 from ..ops.checks import (
+    expect_array,
     expect_at_least,
     expect_floating,
     expect_ids,
     expect_instance,
+    expect_integers,
     expect_positive,
     expect_probabilities,
     expect_shape,
@@ -70,11 +72,24 @@ def evaluate_language_model(
         loss, _ = replicas.loss(model, batch._replace(targets=np.where(counted, batch.targets, IGNORED)))
         return float(loss) * int(counted.sum())
 
-    tokens = len(data) - 1
+    tokens, predicted = len(data) - 1, predicted_bytes(data, sizes)
     items = windows(data, context, stride, batch_size)
     total = math.fsum(_scored(replicas, nats, items, "tokens", tokens, lambda item: int(item[1].sum())))
-    predicted = tokens if sizes is None else int(sizes[tokens_of(data)[1:]].sum())  # bytes
     return {"loss": total / tokens, "bits_per_byte": total / (predicted * math.log(2))}
+
+
+def predicted_bytes(data: np.ndarray, sizes: np.ndarray | None) -> int:
+    """The number of bytes in all tokens of `data` but the first. sizes: see `evaluate_language_model`."""
+    ids = tokens_of(data)[1:]
+    if sizes is None:
+        return len(ids)
+    sizes = expect_array("sizes", sizes)
+    expect_integers("sizes", sizes)
+    expect_shape("sizes", sizes, "V")
+    expect_ids("data", ids, len(sizes))
+    if not (found := int(sizes[ids].sum())) and len(ids):
+        raise ValueError("sizes: expected numbers of bytes, got 0 for every token of the text")
+    return found
 
 
 def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = None) -> float:
@@ -104,14 +119,19 @@ def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, sub
 
 
 def evaluate_transformer_xl(
-    replicas: Replicas, data: np.ndarray, memory: int | None = None, streams: int | None = None
+    replicas: Replicas,
+    data: np.ndarray,
+    memory: int | None = None,
+    streams: int | None = None,
+    sizes: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """Loss (nats per byte) and bits per byte of `data`, (n,), read in order. Each byte but the first is predicted once.
+    """Loss (nats per token) and bits per byte of a text, read in order. Each token but the first is predicted once.
 
+    data: tokens (n,). sizes: the number of bytes of each token; see `evaluate_language_model`.
     memory: how many past vectors each layer keeps between segments; by default as many as in training. streams: the
     number of consecutive parts into which the text is cut, to be read in parallel. All but the first start one memory
     length early, where nothing is counted; 1 reads the text as a whole. The default is as many as GROUPS replicas take
-    in training, but few enough that each predicts at least four times as many bytes as the model sees at once.
+    in training, but few enough that each predicts at least four times as many tokens as the model sees at once.
     Raises ValueError for numbers out of range, DataError if n < 2.
     """
     expect_instance("replicas", replicas, Replicas)
@@ -128,10 +148,11 @@ def evaluate_transformer_xl(
         streams = max(1, min(most, predictions // (4 * (memory + context))))
     if not 1 <= streams <= predictions:
         raise ValueError(f"streams: expected a number from 1 to {predictions}, got {streams}")
+    predicted = predicted_bytes(data, sizes)
     early = memory if streams > 1 else 0
     own = math.ceil(max(0, predictions - early) / streams)  # predictions per part; the first part has `early` more
     part = np.arange(streams)[:, None]
-    place = part * own + np.arange(early + own)  # (streams, early + own): the bytes that are read
+    place = part * own + np.arange(early + own)  # (streams, early + own): the tokens that are read
     counted = (place < predictions) & ((place >= part * own + early) | (part == 0))
     ids, targets = (data[np.minimum(place + i, predictions)].astype(np.int32) for i in (0, 1))
     targets[~counted] = IGNORED
@@ -151,8 +172,8 @@ def evaluate_transformer_xl(
     rows = np.array_split(np.arange(streams), min(GROUPS, streams))
     with progress_bar("scoring", streams * math.ceil((early + own) / context), "segments") as bar:
         sums, counts = zip(*replicas.map_models(nats, rows), strict=True)
-    loss = math.fsum(sums) / sum(counts)
-    return {"loss": loss, "bits_per_byte": loss / math.log(2)}
+    total = math.fsum(sums)
+    return {"loss": total / sum(counts), "bits_per_byte": total / (predicted * math.log(2))}
 
 
 def evaluate_classifier(
@@ -163,6 +184,7 @@ def evaluate_classifier(
     batch_size: texts per batch; by default as many of the longest as in training, or as fit on a GPU.
     """
     expect_instance("dataset", dataset, Labelled)
+    dataset = dataset._replace(labels=expect_array("dataset.labels", dataset.labels))
     if is_inexact(dataset.labels):
         raise TypeError("dataset: expected labels that are classes, integers, got probabilities")
     log_probabilities = _log_probabilities(replicas, dataset, max_length, keep, batch_size)

@@ -61,7 +61,7 @@ class LanguageProgram(Program):
         For a model with `recall`, rows (n, 1 + K) from `data.recalling`. Matches are searched in all that precedes a
         token, in its own part and in earlier ones.
         """
-        limit = {"validation": VALIDATION_BYTES, "test": getattr(self.run, "test_bytes", None)}.get(part)
+        limit = self.most_bytes(part)
         if not self.orders:
             return self.encoded(getattr(self.corpus, part)[:limit])
         rows = self.rows[part]
@@ -69,9 +69,18 @@ class LanguageProgram(Program):
             limit = len(self.encoded(getattr(self.corpus, part)[:limit]))
         return rows[:limit]
 
+    def most_bytes(self, part: str) -> int | None:
+        """How many bytes of a part are scored at most; None if all are."""
+        return {"validation": VALIDATION_BYTES, "test": getattr(self.run, "test_bytes", None)}.get(part)
+
     def encoded(self, data: np.ndarray) -> np.ndarray:
         """The tokens (n,) of bytes."""
         return data if self.vocabulary is None else self.vocabulary.encode_long(as_text(data, self.corpus.name))
+
+    @property
+    def bytes_of_tokens(self) -> np.ndarray | None:
+        """The number of bytes of each token, (V,); None if tokens are bytes."""
+        return None if self.vocabulary is None else self.vocabulary.sizes
 
     @property
     def orders(self) -> Sequence[int]:
@@ -95,11 +104,8 @@ class LanguageProgram(Program):
         return batches
 
     def evaluate(self, replicas: Replicas, part: str, **options: Any) -> dict[str, float]:
-        tokens = self.scored_tokens(part)
-        if isinstance(replicas.model, TransformerXL):
-            return evaluate_transformer_xl(replicas, tokens, **options)
-        sizes = None if self.vocabulary is None else self.vocabulary.sizes
-        return evaluate_language_model(replicas, tokens, sizes=sizes, **options)
+        score = evaluate_transformer_xl if isinstance(replicas.model, TransformerXL) else evaluate_language_model
+        return score(replicas, self.scored_tokens(part), sizes=self.bytes_of_tokens, **options)
 
     def evaluate_dynamic(self, replicas: Replicas, part: str, **settings: Any) -> dict[str, float]:
         """The scores of `replicas.model` on a part if it learns while it reads: see `training.evaluate_dynamic`.
@@ -116,15 +122,17 @@ class LanguageProgram(Program):
             raise ValueError(f"--stride: expected at most the context, {context}, got {stride}")
         optimizer = DynamicRMS(replicas.model.parameters(), **{name: chosen[name] for name in ("lr", "decay", "eps")})
         observe_gradients(replicas, optimizer, self.batches, chosen["observed"])
-        sizes = None if self.vocabulary is None else self.vocabulary.sizes
-        options = dict(stride=stride, windows_per_step=chosen["windows"], learn=chosen["learn"], sizes=sizes)
-        return evaluate_dynamic(replicas, self.scored_tokens(part), optimizer, **options)
+        options = dict(stride=stride, windows_per_step=chosen["windows"], learn=chosen["learn"])
+        return evaluate_dynamic(replicas, self.scored_tokens(part), optimizer, sizes=self.bytes_of_tokens, **options)
 
     def summary(self, replicas: Replicas, part: str) -> str:
-        if self.dynamic is None:
-            return super().summary(replicas, part)
-        found = scores_as_text(self.evaluate_dynamic(replicas, part, **self.dynamic))  # first, since it may be refused
-        return f"{super().summary(replicas, part)}\n{part}, learning while reading: {found}"
+        lines = []
+        if self.dynamic is not None:  # first, since it may be refused
+            found = scores_as_text(self.evaluate_dynamic(replicas, part, **self.dynamic))
+            lines.append(f"{part}, learning while reading: {found}")
+        size, most = len(getattr(self.corpus, part)), self.most_bytes(part)
+        where = "" if most is None or most >= size else f" on the first {most:,} of {size:,} bytes"
+        return "\n".join([super().summary(replicas, part) + where, *lines])
 
     def prepare(self, replicas: Replicas) -> None:
         super().prepare(replicas)
@@ -164,7 +172,7 @@ class LanguageProgram(Program):
 
     def report(self, state: Mapping[str, Any], test: Mapping[str, float]) -> None:
         nats = "" if self.vocabulary is None else f" ({test['loss']:.4f} nats per token)"
-        limit = getattr(self.run, "test_bytes", None)
+        limit = self.most_bytes("test")
         whole = limit is None or limit >= len(self.corpus.test)
         where = self.test_part if whole else f"{limit:,} bytes of {self.test_part}"
         count, size = len(self.scored_tokens("test")), len(self.tokens("test"))

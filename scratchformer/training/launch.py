@@ -8,6 +8,7 @@ SIGTERM, but passes SIGUSR1 on to them. So these signals become SIGUSR1 here: th
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -27,8 +28,10 @@ LOST_HOST = b"lost communication with a remote daemon"  # what mpiexec says then
 KEEPALIVE = {
     f"PRTE_MCA_oob_tcp_keepalive_{name}": value for name, value in dict(time="14", intvl="4", probes="2").items()
 }
-PROGRAMS = ("python", "scratchformer")
+PROGRAM = re.compile(r"python[\d.]*|scratchformer|.*\.py")
 COUNTS, HOSTS = ("-n", "-np", "--np", "-c"), ("--host", "-host", "-H")  # options of mpiexec
+# Names of its options with one value, which may look like a program.
+VALUED = "n np c host H hostfile machinefile rankfile wdir wd path prefix app x".split()
 
 
 def launch(arguments: list[str], restarts: int = 0) -> int:
@@ -116,7 +119,7 @@ def without_silent_hosts(arguments: list[str]) -> str:
     answering = [host for host in hosts if answers(host.partition(":")[0])]
     if not answering or answering == hosts:
         return ""
-    slots = sum(int(host.partition(":")[2] or 1) for host in answering)
+    slots = sum(int(n) if (n := host.partition(":")[2]).isdecimal() else 1 for host in answering)
     count = min(slots, count_of(arguments) or slots)
     put(arguments, ",".join(answering), *HOSTS)
     put(arguments, str(count), *COUNTS)
@@ -136,9 +139,11 @@ def answers(host: str) -> bool:
 
 def divided(arguments: list[str]) -> tuple[list[str], list[str]]:
     """The options of mpiexec, and the program with its own."""
-    names = (Path(argument).name for argument in arguments)
-    start = next((i for i, name in enumerate(names) if name.startswith(PROGRAMS) or name.endswith(".py")), None)
-    return arguments[:start], arguments[len(arguments) if start is None else start :]
+    values = {i + 1 for i, argument in enumerate(arguments) if argument[:1] == "-" and argument.lstrip("-") in VALUED}
+    names = [Path(argument).name for argument in arguments]
+    places = (i for i, name in enumerate(names) if PROGRAM.fullmatch(name) and i not in values)
+    start = next(places, len(arguments))
+    return arguments[:start], arguments[start:]
 
 
 def count_of(arguments: list[str]) -> int | None:

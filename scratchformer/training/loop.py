@@ -63,13 +63,15 @@ def train(
     that decides which model is best, and whether it is the one with the "min" or the "max".
 
     In `out`: metrics.jsonl; last.safetensors, every `snapshot_every` steps and at the end; best.safetensors; and with
-    `keep`, for `average_snapshots`, the model alone at each of the last `keep` of these steps, as step-N.safetensors.
+    `keep`, for `average_snapshots`, the model alone as step-N.safetensors, at the last `keep` multiples of
+    `snapshot_every`.
     Until last.safetensors is first saved, the file no-snapshot-yet says so. The folder is locked until the end.
     The schedule is a function of the step. Its parameters are noted in the snapshot, but a run may be resumed with
     others. If `batches` has `state_dict` and `load_state_dict`, its state is saved and restored with the run. If it
     carries memory from step to step, it also has `remember(step, memories)`, which is called after each step with what
     `Replicas.gradients` remembered.
-    identity: JSON values, such as fingerprints of the data; a snapshot made with others is refused.
+    identity: JSON values by name, such as fingerprints of the data; a snapshot made with others is refused. A name must
+    not be one of the run's own, such as "step" or "best".
     resume: continue from last.safetensors. On a CPU the run then ends with exactly the parameters that it would have
     had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
     refused, because its snapshot is missing, damaged or from another run, the folder is not changed.
@@ -101,8 +103,8 @@ def train(
     metric, direction = select
     if direction not in ("min", "max"):
         raise ValueError(f"select: expected 'min' or 'max', got {direction!r}")
-    expect_positive(snapshot_every=snapshot_every, log_every=log_every)
-    expect_at_least(0, steps=steps, evaluate_every=evaluate_every, keep=keep)
+    expect_positive(steps=steps, snapshot_every=snapshot_every, log_every=log_every)
+    expect_at_least(0, evaluate_every=evaluate_every, keep=keep)
     root = Key(seed)
     own = {id(p) for p in model.parameters()}
     if not all(id(p) in own for p in optimizer.stepped):
@@ -123,10 +125,12 @@ def train(
         "precision": replicas.precision,
         "loss_scale": None if loss_scale is None else loss_scale.state(),
         **{f"optimizer_{name}": value for name, value in optimizer.settings().items()},
-        **(identity or {}),
     }
+    identity = identity or {}
+    if taken := ", ".join(name for name in identity if name in state):
+        raise ValueError(f"identity: expected names that the state of a run does not have, got {taken}")
+    state |= identity
     run = RunState(replicas, optimizer, batches, out, state, (metric, direction), loss_scale, shard)
-    tokens, started = 0, time.perf_counter()
 
     def note(text: str) -> None:
         if ranks.first:
@@ -154,11 +158,12 @@ def train(
     unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU
 
     with ExitStack() as opened:
-        run.begin(opened, steps, resume, ("seed", "precision", *(identity or {})), tensorboard, on_start)
+        run.begin(opened, steps, resume, ("seed", "precision", *identity), tensorboard, on_start)
         received = opened.enter_context(_interrupts())
         bar = opened.enter_context(
             progress_bar(total=steps, initial=run.step, unit="step", delay=0, leave=True, disable=not ranks.first)
         )
+        tokens, started = 0, time.perf_counter()
         while run.step < steps:
             step = run.step
             number = step if loss_scale is None else step + loss_scale.skipped  # of the batch: skipped ones count too

@@ -141,7 +141,7 @@ class Metrics:
                 print(f"{damage}: it is left out, since it comes after the last snapshot", file=sys.stderr)
         elif expected is not None and expected[0]:
             print(f"{self.path} is missing: a new one begins at step {resume_at + 1}", file=sys.stderr)
-        self.board = _summary_writer(run / "tensorboard") if tensorboard else None
+        self.board = _summary_writer(run / "tensorboard", resume_at) if tensorboard else None
         self.summary, self.crc = Summary(), 0
         with replacing(self.path) as unfinished:
             unfinished.write_text("".join(self._sealed(record) + "\n" for record in kept), encoding="utf-8")
@@ -174,9 +174,9 @@ def _json_number(value: float) -> float | int | None:
     return value if isinstance(value, int) else float(value)
 
 
-def _summary_writer(folder: Path) -> Any:
+def _summary_writer(folder: Path, resume_at: int) -> Any:
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:
         raise ImportError("--tensorboard needs: pip install 'scratchformer[tensorboard]'") from error
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=resume_at + 1)  # later steps will be repeated

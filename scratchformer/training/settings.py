@@ -119,11 +119,12 @@ def start_run(
     options: the program's own options, by name, with the arguments of `options.Parser.add_argument`; their values
     become settings. An option with the metavar PATH is a path. without: "data", "estimate" or both, if the program does
     not take these options.
-    A resumed run keeps its settings: only --device, --data, --steps, --recompute and the options in `passing` may be
-    given, and an option that is newer than the run has its default. Raises ValueError if the folder already holds a
-    run, or, with --resume, if it holds none.
+    A resumed run keeps its settings: only --device, --data, --steps, --replicas, --shard, --recompute and the options
+    in `passing` may be given, and an option that is newer than the run has its default. Raises ValueError if the
+    presets lack what every program needs, if the folder already holds a run, or, with --resume, if it holds none.
     """
-    options = {**NEWER, **options}
+    _check_presets(presets)
+    options, passing = {**NEWER, **options}, [_setting(option) for option in passing]
     args = _parser(name, description, presets, options, without).parse_args(argv)
     names = [_setting(option) for option in options]
     given = {name: value for name in (*KEPT, *CHANGEABLE, *names) if (value := getattr(args, name)) is not None}
@@ -143,7 +144,7 @@ def start_run(
             known = {name: given.pop(name) for name in [*given] if name not in (*CHANGEABLE, *passing)}
     if args.resume is not None:
         if kept := [name for name in given if name not in (*CHANGEABLE, *passing)]:
-            refused = ", ".join("--" + name.replace("_", "-") for name in kept)
+            refused = ", ".join(f"--{_option(name)}" for name in kept)
             raise ValueError(f"--resume: the run keeps its settings, so leave out {refused}")
         out = Path(args.resume)
         if out.is_dir() and not args.estimate:
@@ -152,7 +153,7 @@ def start_run(
         for setting, value in known.items():
             if settings[setting] != value:
                 has = f"the run in {out} has {shown(settings[setting])}, not {shown(value)}"
-                raise ValueError(f"--{setting.replace('_', '-')}: {has}")
+                raise ValueError(f"--{_option(setting)}: {has}")
         for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
             snapshot = read_run(folder)  # of every stage, before the first one starts
             state = snapshot.state if snapshot is not None and folder == out else state
@@ -173,9 +174,9 @@ def start_run(
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
     if args.resume is not None:
         usual_values = _defaults(options)
-        kept = [option for option in passing if option not in given and settings[option] != usual_values[option]]
+        kept = [name for name in passing if name not in given and settings[name] != usual_values[name]]
         if kept:
-            asked = ", ".join(f"--{option} {settings[option]}".removesuffix(" True") for option in kept)
+            asked = ", ".join(f"--{_option(name)} {settings[name]}".removesuffix(" True") for name in kept)
             print(f"as before: {asked}; to change this, give the option again", flush=True)
     passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate, state=state)
     usual = presets.get(settings["preset"], presets["small"])["steps"]
@@ -356,6 +357,21 @@ def _parser(
 
 def _setting(option: str) -> str:
     return option.replace("-", "_")
+
+
+def _option(setting: str) -> str:
+    return setting.replace("_", "-")
+
+
+def _check_presets(presets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ValueError unless there is a preset "small", and each has "steps" and no setting that a Run has itself."""
+    if "small" not in presets:
+        raise ValueError(f"presets: expected one named small, got {', '.join(presets) or 'none'}")
+    for name, preset in presets.items():
+        if "steps" not in preset:
+            raise ValueError(f"presets: {name} has no steps")
+        if taken := [setting for setting in preset if setting in PASSING or hasattr(Run, setting)]:
+            raise ValueError(f"presets: {name} has {', '.join(taken)}, which every run has already")
 
 
 def _defaults(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

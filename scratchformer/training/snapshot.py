@@ -373,7 +373,7 @@ def _make(snapshot: Snapshot) -> Layer:
     """A model like the one in the snapshot, before its weights are loaded."""
     kind = find_class(snapshot.model_class)
     try:
-        key: dict[str, Any] = {"key": Zeros()} if kind in MODELS.values() else _needed_key(kind)
+        key: dict[str, Any] = {"key": Zeros()} if kind in MODELS.values() else needed_key(kind)
         config = {name: imported(value) for name, value in snapshot.config.items()}
         lora = config.pop("lora", None)
         _expect_arguments(kind, config, key)
@@ -387,7 +387,7 @@ def _make(snapshot: Snapshot) -> Layer:
     return model.to(dtype=dtype) if any(p.data.dtype != dtype for p in model.parameters()) else model
 
 
-def _needed_key(kind: type[Layer]) -> dict[str, Any]:
+def needed_key(kind: type[Layer]) -> dict[str, Any]:
     """The key for a class of a user's own: its default, or Key(0). It may compute with what it draws, so no zeros."""
     key = inspect.signature(kind).parameters.get("key")
     return {} if key is None or key.default is not key.empty else {"key": Key(0)}

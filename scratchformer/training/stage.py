@@ -23,6 +23,7 @@ from .replicas import Replicas
 from .settings import Run
 from .snapshot import (
     LAST,
+    Snapshot,
     SnapshotError,
     average_snapshots,
     best_snapshot,
@@ -45,6 +46,9 @@ MUON_OPTIONS = {  # for a program whose presets may have them too
         most=1000,
         help="learning rate of Muon (default: the preset's, or 0.02)",
     ),
+}
+VALIDATION_OPTION = {
+    "validation": dict(type=int, metavar="N", default=2_500, least=2, help="reviews held out (default: 2500)"),
 }
 LEAST = 1_000  # a short run is scored on at least as many texts, if the part has them
 
@@ -274,11 +278,15 @@ class Stage:
     def load_weights(self, path: Path) -> None:
         """Load the weights of a snapshot into the model. Raises SnapshotError if it was made with other data."""
         snapshot = load_snapshot(path, earlier=True)
+        self.expect_same_data(snapshot)
+        restore(snapshot, self.model)
+
+    def expect_same_data(self, snapshot: Snapshot) -> None:
+        """Raise SnapshotError if a snapshot was made with other data."""
         for name, own in json.loads(json.dumps(self.identity())).items():
             if (found := snapshot.state.get(name)) != own:
                 found, own = (shorten(repr(value), 100, placeholder="...") for value in (found, own))
-                raise SnapshotError(f"{path} was made with other data: {name} {found} in it, {own} here")
-        restore(snapshot, self.model)
+                raise SnapshotError(f"{snapshot.path} was made with other data: {name} {found} in it, {own} here")
 
 
 def as_text(scores: Mapping[str, float]) -> str:

@@ -150,6 +150,12 @@ def test_invalid_arguments(arguments, error, message):
         NeighbourOutput(OUTPUT, *arguments)
 
 
+def test_a_value_that_the_output_does_not_have(device):
+    layer = NeighbourOutput(OUTPUT, KEYS, VALUES + 3, 2)
+    with pytest.raises(IndexError, match="values: expected tokens below 3, got 3"):
+        layer(np.zeros((1, 2), np.float32))
+
+
 def test_a_vocabulary_of_another_size(device):
     other = Subwords.bpe(TEXTS.source, 30)
     with pytest.raises(ValueError, match="vocabulary: expected"):

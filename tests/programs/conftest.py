@@ -29,11 +29,11 @@ TINY = {  # sizes for the programs of examples/ here; test_presets.py uses their
     "enwik8": dict(d_model=8, heads=2, depth=1, context=16, memory=8, xl_d_ff=8, batch_size=4, steps=3)
     | dict(recall=0, optimizer="adam"),
     "imdb": dict(d_model=16, depth=1, max_length=16, vocabulary=100, dropout=0.1, word_dropout=0.1, batch_size=8)
-    | dict(lr=1e-2, warmup=10, steps=3),
+    | dict(lr=1e-2, warmup=10, steps=3, validation=100),
     "bert": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, short_length=16, steps=3)
-    | dict(tuning_batch_size=32, finetune_epochs=1, scratch_epochs=1),
+    | dict(tuning_batch_size=32, finetune_epochs=1, scratch_epochs=1, validation=100),
     "reviews": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, steps=3)
-    | dict(tuning_batch_size=32, epochs=1),
+    | dict(tuning_batch_size=32, epochs=1, validation=100),
     "gpt2": dict(vocabulary=300, d_model=8, heads=2, depth=1, context=16, batch_size=4, steps=3),
     "translate": dict(d_model=32, d_ff=64, depth=1, vocabulary=100, max_length=32, dropout=0.0, lr=2e-2, steps=3)
     | dict(optimizer="adam", norm="post"),
@@ -175,20 +175,20 @@ def tiny_main(example: Callable[[str], type[Program]]) -> Callable[[str], Callab
 
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text of 120,000 bytes, with characters of two bytes."""
+    """A text of 30,000 bytes, with characters of two bytes."""
     draw = Key(0).fold("text").generator()
-    words = draw.choice([*WORDS, "café", "straße"], 25_000)
+    words = draw.choice([*WORDS, "café", "straße"], 6_250)
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_bytes(" ".join(words).encode()[:120_000])
+    path.write_bytes(" ".join(words).encode()[:30_000])
     return path
 
 
 @pytest.fixture(scope="session")
 def reviews_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder aclImdb with 1,300 training and 40 test reviews of each class; the good ones say "wonderful"."""
+    """A folder aclImdb with 100 training and 40 test reviews of each class; the good ones say "wonderful"."""
     folder = tmp_path_factory.mktemp("reviews") / "aclImdb"
     draw = Key(0).fold("reviews").generator()
-    for split, count in ("train", 1300), ("test", 40):
+    for split, count in ("train", 100), ("test", 40):
         for kind, rating, word in ("pos", 9, "wonderful"), ("neg", 2, "awful"):
             place = folder / split / kind
             place.mkdir(parents=True)

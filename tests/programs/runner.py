@@ -30,7 +30,7 @@ def with_sizes(path: Path, sizes: dict[str, Any]) -> type[Program]:
     """The program in a file of examples/, freshly loaded, with these sizes in its presets."""
     program = program_in(load_file(path), path.stem)
     for preset in program.presets.values():
-        preset |= {name: value for name, value in sizes.items() if name in preset}
+        preset |= {name: value for name, value in sizes.items() if name in preset or name in program.options}
     return program
 
 

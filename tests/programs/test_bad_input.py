@@ -199,7 +199,7 @@ def test_too_few_reviews_for_validation(fail, tmp_path):
             folder = tmp_path / "aclImdb" / split / kind
             folder.mkdir(parents=True)
             (folder / f"0_{rating}.txt").write_text("a film")
-    assert "2500 validation reviews need" in fail("imdb", "--data", tmp_path, "--out", tmp_path / "run")
+    assert "100 validation reviews need" in fail("imdb", "--data", tmp_path, "--out", tmp_path / "run")
 
 
 # Runs
@@ -446,6 +446,16 @@ def test_plot_of_a_run_without_metrics(fail, enwik8_copy):
     (enwik8_copy / "metrics.jsonl").unlink()
     assert fail("scratchformer", "plot", enwik8_copy).endswith("nothing to plot yet: metrics.jsonl has no loss")
     assert not (enwik8_copy / "plots").exists()
+
+
+def test_plot_before_the_first_snapshot(call, fail, enwik8_copy):
+    pytest.importorskip("matplotlib")
+    for name in "best", "last":
+        (enwik8_copy / f"{name}.safetensors").unlink()
+    assert "--text: " in fail("scratchformer", "plot", enwik8_copy, "--text", "a")
+    result = call("scratchformer", "plot", enwik8_copy)
+    assert result.stdout.splitlines() == [str(enwik8_copy / "plots" / "curves.png")]
+    assert "holds no snapshot yet, so only curves are plotted" in result.stderr
 
 
 def test_generate_from_a_classifier(fail, imdb_run):

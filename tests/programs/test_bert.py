@@ -49,7 +49,7 @@ def accuracies(text):
 
 def test_it_reports_the_accuracy_with_and_without_pre_training(bert_run):
     assert "the data has no unlabelled reviews (train/unsup)" in bert_run.output
-    assert "100 reviews of " in bert_run.output  # 2,600 less 2,500 for validation
+    assert "100 reviews of " in bert_run.output  # 200 less 100 for validation
     assert "starts from the pre-trained model of step 2 of 2" in bert_run.output
     assert accuracies(bert_run.output).keys() == {"finetune", "scratch"}
     assert re.findall(r"^(\w+): [0-9.]+ minutes$", bert_run.output, re.M) == ["pretrain", "finetune", "scratch"]

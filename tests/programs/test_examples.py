@@ -47,10 +47,10 @@ def imdb_copy(imdb_run, tmp_path):
 
 def test_enwik8_prints_its_corpus_its_score_and_a_sample(enwik8_run, text_file):
     assert {path.name for path in enwik8_run.folder.iterdir()} == RUN_FILES
-    assert "text.txt: 108,000 training bytes" in enwik8_run.output
+    assert "text.txt: 27,000 training bytes" in enwik8_run.output
     score = number(rf"text\.txt: {NUMBER} bits per byte on the last 5%, the best of 2 steps", enwik8_run.output)
     assert 4 < score < 12
-    prompt = text_file.read_bytes()[114_000 : 114_000 + 8].decode(errors="ignore")
+    prompt = text_file.read_bytes()[28_500 : 28_500 + 8].decode(errors="ignore")
     written = enwik8_run.output.partition(f"{prompt}|")[2].partition("\n---\nfor more: scratchformer generate")[0]
     assert len(written) > 100  # of 400 bytes
     snapshot = load_snapshot(enwik8_run.folder)
@@ -61,7 +61,7 @@ def test_enwik8_prints_its_corpus_its_score_and_a_sample(enwik8_run, text_file):
 def test_a_short_run_says_on_how_much_it_was_scored(tiny_main, text_file, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(language, "LEAST", 1_000)
     tiny_main("enwik8")(["--data", str(text_file), "--out", str(tmp_path), "--steps", "2"])
-    told = "bits per byte on the first 1,000 of 6,000 bytes of the last 5% (the run has only 2 steps), the best of 2"
+    told = "bits per byte on the first 1,000 of 1,500 bytes of the last 5% (the run has only 2 steps), the best of 2"
     assert told in capsys.readouterr().out
 
 
@@ -147,6 +147,10 @@ def test_what_followed_is_an_option_of_enwik8(call, fail, text_file, tmp_path):
     assert before == pytest.approx(told, abs=1.01e-4)
     assert all(abs(score - before) > 1e-6 for score in others)  # matches only in the test part, or in the window
     assert "the best of 3 steps" in call("enwik8", "--resume", tmp_path / "run", "--steps", 3, "--device", "cpu").stdout
+    Path(text_file).write_bytes(Path(text_file).read_bytes().swapcase())
+    written = call("scratchformer", "generate", tmp_path / "run", "--tokens", 5)
+    assert len(written.stdout) > 1
+    assert "only in the text that is written: " in written.stderr and "was made with other data" in written.stderr
     Path(text_file).unlink()
     written = call("scratchformer", "generate", tmp_path / "run", "--tokens", 5)
     assert len(written.stdout) > 1
@@ -311,7 +315,7 @@ def test_enwik8_without_data_or_network_trains_on_the_standard_library(
 
 def test_imdb_prints_its_test_accuracy(imdb_run):
     assert {path.name for path in imdb_run.folder.iterdir()} == {*RUN_FILES, "vocabulary.txt"}
-    assert "100 reviews, " in imdb_run.output  # 2,600 less 2,500 for validation
+    assert "100 reviews, " in imdb_run.output  # 200 less 100 for validation
     assert re.search(r"^best on validation: \{'step': \d, 'loss': .*'accuracy': .*\}$", imdb_run.output, re.MULTILINE)
     assert 0 <= number(rf"test accuracy on 80 reviews: {NUMBER}%", imdb_run.output) <= 100
 

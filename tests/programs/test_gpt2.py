@@ -31,12 +31,12 @@ def test_it_prints_its_corpus_its_score_and_a_sample(gpt2_run, text_file):
     assert {path.name for path in gpt2_run.folder.iterdir()} == RUN_FILES
     vocabulary = Subwords.load(gpt2_run.folder / "vocabulary.json")
     text = text_file.read_bytes()
-    assert f"text.txt: 108,000 training bytes, {len(vocabulary.encode(text[:108_000].decode())):,} tokens of" in (
+    assert f"text.txt: 27,000 training bytes, {len(vocabulary.encode(text[:27_000].decode())):,} tokens of" in (
         gpt2_run.output
     )
     bits = number(rf"text\.txt: {NUMBER} bits per byte", gpt2_run.output)
     nats = number(rf"\({NUMBER} nats per token\) on the last 5%, the best of 2 steps", gpt2_run.output)
-    test = vocabulary.encode(text[114_000:].decode("utf-8", "ignore"))
+    test = vocabulary.encode(text[28_500:].decode("utf-8", "ignore"))
     assert bits == pytest.approx(nats * (len(test) - 1) / sum(vocabulary.sizes[test[1:]]) / 0.693147, rel=1e-3)
     assert f"\n{vocabulary.decode(test[:8])}|" in gpt2_run.output
     assert load_snapshot(gpt2_run.folder).state["subwords"] == vocabulary.fingerprint

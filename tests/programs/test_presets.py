@@ -31,7 +31,7 @@ def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monk
     def run(name, *options, gradients=False):
         def train(replicas, optimizer, schedule, batches, steps, *_arguments, **_options):
             if gradients:
-                assert np.isfinite(replicas.gradients(batches.batch(0), Key(0)))
+                assert np.isfinite(replicas.gradients(batches.batch(0).split(2)[0], Key(0)))
             raise Captured(replicas.model, optimizer, schedule, batches, steps)
 
         monkeypatch.setattr(stage, "train", train)
@@ -39,6 +39,7 @@ def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monk
         data = (reviews | {"translate": sentences_folder}).get(name, text_file)
         without = name in ("digits", "units") or any(str(option).startswith("photos") for option in options)
         source = () if without else ("--data", data)
+        source += ("--validation", 100) if name in reviews and "--resume" not in options else ()
         folder = () if "--resume" in options else ("--out", tmp_path / "new", "--replicas", 1)
         with pytest.raises(Captured) as captured:
             example(name).start([str(x) for x in (*source, "--device", "cpu", *folder, *options)])

@@ -193,6 +193,26 @@ def test_tokens_of_several_bytes(make_model, text):
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(sizes[i] for i in text[1:]), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ([1] * 20, IndexError, "data: expected values from 0 to 19, got "),
+        ([0] * 29, ValueError, "sizes: expected numbers of bytes, got 0 for every token"),
+        ([0.5] * 29, TypeError, "sizes: expected integers"),
+        ([[1] * 29], ValueError, r"sizes: expected \(V\)"),
+    ],
+)
+def test_sizes_that_do_not_fit(make_model, text, sizes, error, message):
+    with Replicas(make_model("LanguageModel"), 1) as replicas, pytest.raises(error, match=message):
+        evaluate_language_model(replicas, text, sizes=sizes)
+
+
+def test_labels_may_be_a_list(make_model, reviews):
+    with Replicas(make_model("Classifier"), 1) as replicas:
+        found = evaluate_classifier(replicas, Labelled(reviews.ids, reviews.labels.tolist()), 10)
+        assert found == evaluate_classifier(replicas, reviews, 10)
+
+
 @pytest.mark.parametrize("words", [256, 50_000])
 @pytest.mark.parametrize("name", ["LanguageModel", "Llama", "Classifier"])
 def test_a_gpu_evaluates_as_many_rows_as_fit_in_half_of_its_free_memory(name, words, monkeypatch):

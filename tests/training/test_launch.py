@@ -64,6 +64,14 @@ def test_one_rank_less_if_ranks_are_lost_twice_without_a_snapshot(ended):
         ("--np 4 --map-by node /venv/bin/python3 -m p -c 3 --out=d", "--np 4 --map-by node", 4, "d"),
         ("-n auto ./p.py --resume=d", "-n auto", None, "d"),
         ("scratchformer evaluate run -n 3", "", None, None),
+        ("--wdir a/scratchformer -n 4 python p.py", "--wdir a/scratchformer -n 4", 4, None),
+        (
+            "--hostfile python-hosts --x pythonpath -n 2 python3.12 p.py",
+            "--hostfile python-hosts --x pythonpath -n 2",
+            2,
+            None,
+        ),
+        ("-n 2 -hostfile p.py", "-n 2 -hostfile p.py", 2, None),
     ],
 )
 def test_options_of_mpiexec_and_of_the_program(arguments, own, count, folder):
@@ -85,6 +93,13 @@ def test_both_forms_of_an_option_are_changed(monkeypatch, given):
     monkeypatch.setattr(launch, "answers", lambda host: host == "a")
     assert launch.without_silent_hosts(given) == " without b:2, which does not answer, with 2 ranks"
     assert (launch.value_of(given, *launch.HOSTS), launch.count_of(given)) == ("a:2", 2)
+
+
+def test_a_host_may_have_any_number_of_slots(monkeypatch):
+    monkeypatch.setattr(launch, "answers", lambda host: host != "b")
+    given = ["--host", "localhost:*,b:2"]
+    assert launch.without_silent_hosts(given) == " without b:2, which does not answer, with 1 ranks"
+    assert given == ["--host", "localhost:*"]
 
 
 def test_restarts_need_the_folder_of_the_run(monkeypatch):

@@ -152,6 +152,28 @@ def test_numpy_numbers_and_numbers_that_are_not_finite(tmp_path):
     )
 
 
+def test_tensorboard_drops_what_a_resumed_run_repeats(tmp_path):
+    pytest.importorskip("tensorboardX")
+    for resumed_at, steps in (0, (1, 2, 3)), (1, (2, 3)):
+        metrics = Metrics(tmp_path, resumed_at, tensorboard=True)
+        for step in steps:
+            metrics.write(step, loss=1.0)
+        metrics.close()
+    last = max((tmp_path / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    starts = [event for event in events_of(last) if event.HasField("session_log")]
+    assert [event.step for event in starts] == [2]  # TensorBoard leaves out what earlier files have from this step on
+
+
+def events_of(path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    data, start = path.read_bytes(), 0
+    while start < len(data):
+        size = int.from_bytes(data[start : start + 8], "little")
+        yield Event.FromString(data[start + 12 : start + 12 + size])
+        start += size + 16
+
+
 def test_a_missing_extra_leaves_the_folder_empty(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
     with pytest.raises(ImportError, match="--tensorboard needs"):

@@ -267,6 +267,15 @@ def test_evaluation_neither_drops_out_nor_learns(device, text):
     assert not to_cpu(dropping.flat.grad).any()
 
 
+def test_bits_are_counted_per_byte_of_each_token(text):
+    sizes = np.arange(1, 30)
+    plain = evaluate_transformer_xl(Replicas(make(), 1), text[:50])
+    found = evaluate_transformer_xl(Replicas(make(), 1), text[:50], sizes=sizes)
+    assert found["loss"] == plain["loss"]
+    expected = plain["bits_per_byte"] * 49 / int(sizes[text[1:50]].sum())
+    assert found["bits_per_byte"] == pytest.approx(expected, rel=1e-12)
+
+
 def test_invalid_arguments_of_evaluation(text):
     replicas = Replicas(make(), 1)
     with pytest.raises(DataError, match=r"corpus: 1 token\(s\), but there is nothing to predict"):

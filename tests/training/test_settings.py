@@ -43,6 +43,32 @@ def test_options_of_a_program_that_are_none(tmp_path, monkeypatch, capsys):
         start("--resume", "run", "--kind", "b")
 
 
+def test_an_option_with_a_dash_may_change(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = {"old-part": {"action": argparse.BooleanOptionalAction, "default": False}}
+    start = lambda *argv: start_run("name", "", {"small": {"steps": 5}}, list(argv), options, ["old-part"])  # noqa: E731
+    run = start("--old-part", "--out", "run")
+    run.save()
+    capsys.readouterr()
+    assert start("--resume", "run").old_part is True
+    assert "as before: --old-part; to change this" in capsys.readouterr().out
+    assert start("--resume", "run", "--no-old-part").old_part is False
+
+
+@pytest.mark.parametrize(
+    ("presets", "message"),
+    [
+        ({"tiny": {"steps": 5}}, "presets: expected one named small, got tiny"),
+        ({"small": {"steps": 5}, "big": {}}, "presets: big has no steps"),
+        ({"small": {"steps": 5, "state": 1}}, "presets: small has state, which every run has already"),
+        ({"small": {"steps": 5, "save": 1}}, "presets: small has save, which every run has already"),
+    ],
+)
+def test_presets_that_no_run_can_have(presets, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        start_run("name", "", presets, [])
+
+
 def test_settings_and_options_of_any_kind_come_back(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     presets = {"small": {"steps": 5, "shift": -1, "betas": (0.9, 0.98), "clip": math.inf, "more": {"a": [1]}}}

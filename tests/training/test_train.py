@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+import time
 from functools import partial
 
 import numpy as np
@@ -593,6 +594,25 @@ def test_a_run_can_be_resumed_after_a_full_disk_at_any_write(tmp_path, train_tin
         assert_same(everything(*resumed), everything(*straight))
         assert sorted(content(run)) == sorted(content(tmp_path / "straight"))
     assert failures == n - 1 == 18  # metrics and 9 records, no-snapshot-yet, 2 best, 2 kept, 3 last
+
+
+@pytest.mark.parametrize("name", ["step", "best", "records", "schedule", "seed"])
+def test_the_identity_does_not_replace_what_the_run_keeps(tmp_path, train_tiny, name):
+    with pytest.raises(ValueError, match=f"^identity: expected names .* does not have, got {name}$"):
+        train_tiny("LanguageModel", tmp_path, 2, identity={"corpus": "tiny", name: 5})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_steps_is_refused(tmp_path, train_tiny):
+    with pytest.raises(ValueError, match="steps: expected a number >= 1, got 0"):
+        train_tiny("LanguageModel", tmp_path, 0)
+
+
+def test_the_speed_is_of_the_steps_alone(tmp_path, train_tiny):
+    """Not of what comes before them, such as `on_start`."""
+    train_tiny("LanguageModel", tmp_path, 3, log_every=1, on_start=lambda: time.sleep(1))
+    first, *_ = (r["tokens_per_second"] for r in read_metrics(tmp_path / "metrics.jsonl") if "loss" in r)
+    assert first > 56  # tokens of a step
 
 
 def test_a_score_that_is_not_finite_may_be_saved_with_the_best_model(tmp_path, make_model):

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
@@ -20,7 +20,9 @@ from typing import ClassVar
 import numpy as np
 
 HERE = Path(__file__).parent
-FOLDER = Path(tempfile.mkdtemp())
+TEMPORARY = tempfile.TemporaryDirectory()
+FOLDER = Path(TEMPORARY.name)
+COMPILER = ["g++", "-std=c++17", "-O0", "-w", "-fPIC", f"-I{FOLDER}", f"-I{HERE}"]
 for header in "cuda_bf16.h", "cuda_fp16.h":
     (FOLDER / header).write_text("")
 
@@ -30,6 +32,12 @@ class Array(np.ndarray):
 
     data = property(lambda self: SimpleNamespace(ptr=self.ctypes.data))
     device = SimpleNamespace(id=0)
+
+
+@cache
+def compile_header():
+    """Once, since it takes longer than a kernel: the compiler finds cuda.h.gch in place of cuda.h."""
+    subprocess.run([*COMPILER, "-x", "c++-header", HERE / "cuda.h", "-o", FOLDER / "cuda.h.gch"], check=True)
 
 
 def as_array(x):
@@ -70,8 +78,8 @@ extern "C" bool {launch}(int gx, int gy, int bx, int by, {", ".join(self.paramet
         path = FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
         if path not in self.libraries:
             path.with_suffix(".cc").write_text(text)
-            command = ["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", f"-I{HERE}", f"-I{FOLDER}"]
-            subprocess.run([*command, path.with_suffix(".cc"), "-o", path], check=True)
+            compile_header()
+            subprocess.run([*COMPILER, "-shared", path.with_suffix(".cc"), "-o", path], check=True)
             function = getattr(ctypes.CDLL(str(path)), launch)
             function.argtypes, function.restype = [ctypes.c_int] * 4 + self.types, ctypes.c_bool
             self.libraries[path] = function
