@@ -41,7 +41,7 @@ def test_one_logged_point_is_drawn(figures):
     records = [{"step": 3, "loss": 0.7, "lr": 1e-4}, {"step": 3, "validation_loss": 0.69, "validation_accuracy": 0.5}]
     plot_curves(records, dict(program="imdb", preset="small", seed=0), None)
     for axes in figures[0].axes:
-        assert all(line.get_marker() == "o" and len(line.get_xdata()) == 1 for line in axes.lines)
+        assert axes.lines and all(line.get_marker() == "o" and len(line.get_xdata()) == 1 for line in axes.lines)
 
 
 def test_runs_are_drawn_together_and_named(figures):

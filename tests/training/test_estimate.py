@@ -21,7 +21,7 @@ from scratchformer.nn import recompute_blocks
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import Replicas, estimate
-from scratchformer.training.memory import keep_freed_memory, resident_bytes
+from scratchformer.training.memory import keep_freed_memory
 
 from .ranks_in_threads import run_ranks
 

@@ -434,7 +434,8 @@ def test_items_are_read_as_they_are_needed(make_model, count):
             yield item
 
     with Replicas(make_model("LanguageModel"), count) as replicas:
-        assert replicas.map_models(lambda model, item: len(made), items()) == sorted([*range(1, 61)]) or count > 1
+        found = replicas.map_models(lambda model, item: len(made), items())
+    assert len(found) == 60 and (found == [*range(1, 61)] or count > 1)
     assert len(made) == 60
     assert 2 <= most <= (AHEAD * count if count > 1 else 0) + 2
 
