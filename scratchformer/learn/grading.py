@@ -19,6 +19,7 @@ import numpy as np
 from ..notation import DerivationError, NotationError, check_derivation
 from ..notation.check import read_and_run
 from ..notation.grammar import canonical, parse
+from ..notation.layout import items
 from ..notation.layout import normal as normal_space
 from ..notation.mistakes import in_words, mistakes
 from ..notation.run import run
@@ -169,17 +170,20 @@ def statements(function: ast.FunctionDef) -> str:
 
 
 def expect_kept(exercise: Exercise, text: str) -> None:
-    """Raise Wrong if an equation of the exercise is gone, or if a blank was filled with what it asks for.
+    """Raise Wrong if an equation of the exercise is gone, or if a blank was filled with what it asks for, or in part.
 
-    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is; so is the detour a := dx, dx = a.
+    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is; so is the detour a := dx, dx = a. An answer
+    with "for" or "with" may be true of some elements only.
     """
-    found = [normal_space(line) for line in text.splitlines()]
-    known = tuple(filter(None, (normal_space(line).partition("?")[0] for line in exercise.start.splitlines())))
-    added = [(number, line) for number, line in enumerate(found, 1) if "=" in line and not line.startswith(known)]
-    for line, solved in zip(exercise.start.splitlines(), exercise.solution.splitlines(), strict=False):
-        if exercise.kind != "derivation" or not (head := given_part(line)):
+    if exercise.kind != "derivation":
+        return
+    found, start, solution = equations(text), equations(exercise.start), equations(exercise.solution)
+    known = tuple(line.partition("?")[0] for _, line in start)
+    added = [(number, line) for number, line in found if "=" in line and not line.startswith(known)]
+    for (_, line), (_, solved) in zip(start, solution, strict=True):
+        if not (head := given_part(line)):
             continue
-        answers = [(number, each[len(head) :]) for number, each in enumerate(found, 1) if each.startswith(head)]
+        answers = [(number, each[len(head) :]) for number, each in found if each.startswith(head)]
         if not answers:
             raise Wrong(f"a line of the exercise is missing: {head}?")
         number, answer = answers[0]
@@ -187,10 +191,25 @@ def expect_kept(exercise: Exercise, text: str) -> None:
             left, _, right = line.partition("=")
             if above < number and asked_for(head, right) and not asked_for(head, left):
                 raise Wrong(f"line {above}: {line}\n    An added equation must not use what is asked for below it")
-        if re.search("∂|partial", answer) and "∂" not in normal_space(solved).removeprefix(head):
+        if re.search("∂|partial", answer) and "∂" not in solved.removeprefix(head):
             raise Wrong(f"line {number}: write the right side without ∂")
         if not head.startswith("∂") and names_in(head)[0] in names_in(answer):
             raise Wrong(f"line {number}: {head.split()[0]} is on both sides")
+        if (added_clause := clause(answer)) != (given := clause(solved)):
+            leave_out = f'leave out "{added_clause}": the answer must hold for all indices; use δ or [...] instead'
+            raise Wrong(f"line {number}: " + (f'the end is given: "{given}"' if given else leave_out))
+
+
+def equations(text: str) -> list[tuple[int, str]]:
+    """The equations of a file, each with the number of its line. Lines of prose and of code may be among them."""
+    found = items(text.expandtabs().splitlines())
+    return [(item.line, normal_space(item.text)) for item in found if item.kind == "equation"]
+
+
+def clause(equation: str) -> str:
+    """What follows after "for" or "with", with the word itself, or "" if there is neither."""
+    match = re.search(r"\b(for|with) .*", equation)
+    return match[0] if match else ""
 
 
 def asked_for(head: str, text: str) -> bool:
@@ -249,8 +268,7 @@ def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], 
 
     restricted: the beginning of a line, a pattern of what the answer must not contain, and what to say.
     """
-    for number, line in enumerate(vars(student)["__source__"].splitlines(), 1):
-        line = normal_space(line)
+    for number, line in equations(vars(student)["__source__"]):
         for head, pattern, why in restricted:
             if line.startswith(head) and re.search(pattern, line.removeprefix(head)):
                 raise Wrong(f"line {number}: {line}\n    {why}")

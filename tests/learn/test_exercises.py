@@ -106,3 +106,33 @@ def test_an_added_equation_may_show_a_step_but_not_name_the_answer(verdict):
     detour = solution.replace("= y_k (dy_k − Σ_i dy_i y_i)", "= a_k")
     detour = detour.replace("dz_k = Σ_i", "a_k := dz_k\n        dz_k = Σ_i")
     assert "a_k := dz_k\n    An added equation must not" in verdict(name, detour).message
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "says"),
+    [
+        (
+            "softmax_equations",
+            "y_i (δ_ik − y_k)",
+            "y_i (1 − y_k) for i = k",
+            'line 21: leave out "for i = k": the answer must hold for all indices; use δ or [...] instead',
+        ),
+        ("softmax_equations", "y_i (δ_ik − y_k)", "y_i (1 − y_k)\n            + 0 for i = k", 'leave out "for i = k"'),
+        ("softmax_equations", "y_i (δ_ik − y_k)", "y_i (1 − y_k) with i = k", 'leave out "with i = k"'),
+        ("linear_equations", "= x_ni δ_oj", "= x_ni for o = j", 'leave out "for o = j"'),
+        ("rotary_equations", "R_{s−t,j,k} for s ≥ t", "R_{0,j,k} for s = t", 'line 39: the end is given: "for s ≥ t"'),
+        ("softmax_equations", "= y_k (dy_k − Σ_i dy_i y_i)", "= 0\n            + dz_k", "dz_k is on both sides"),
+        ("tiles_equations", "= exp(z_ts − lse_t)\n", "= 0\n            + softmax_s(z_ts)\n", "Write it without a sum"),
+    ],
+)
+def test_an_answer_holds_for_all_indices_and_on_all_its_lines(name, right, wrong, says, verdict):
+    solution = exercise(name).solution
+    assert solution.count(right) == 1
+    found = verdict(name, solution.replace(right, wrong))
+    assert not found.passed and says in found.message, found.message
+
+
+def test_a_comment_is_no_part_of_an_answer(verdict):
+    name, answer = "softmax_equations", "y_i (δ_ik − y_k)"
+    commented = exercise(name).solution.replace(answer, answer + "   (for all i and k, with ∂y = ...)")
+    assert verdict(name, commented).passed
