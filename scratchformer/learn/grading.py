@@ -291,15 +291,34 @@ def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, n
 
 
 def check_equations_of(
-    op: Callable, op_backward: Callable, *args: Any, names: Mapping[str, Any] | None = None, **options: Any
+    op: Callable, op_backward: Callable, *runs: tuple, names: Mapping[str, Any] | None = None
 ) -> str:
-    """Check the derivation in the docstring of a student's op, down to its first blank. Returns a remark."""
+    """Check the derivation in the docstring of a student's op, down to its first blank. Returns a remark.
+
+    runs: the arguments of op, several times, with other sizes each time: else a number could pass for a size.
+    """
+    remark = ""
+    for seed, args in enumerate(runs):
+        try:
+            remark = check_run_of(op, op_backward, *args, names=names, seed=seed)
+        except DerivationError as error:
+            if not seed:
+                raise
+            raise DerivationError(f"{error}\n    {ONE_SIZE}") from error
+    return remark
+
+
+ONE_SIZE = "It is true for arrays of one size only: in place of a number write a size, such as C, or a name from above"
+
+
+def check_run_of(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> str:
+    """`check_equations_of` for one run."""
     docstring = op.__doc__ or ""
     if not (blank := LEFT.search(docstring)):
-        report = check_derivation(op, op_backward, *args, names=names, **options)
+        report = check_derivation(op, op_backward, *args, **options)
         return f"{len(report.rows)} equations are true, the worst error is {report.worst:.0e}"
     docstring = docstring[: docstring.rfind("\n", 0, blank.end()) + 1]
-    ran, derivation = read_and_run(op, op_backward, *args, names=names, docstring=docstring, **options)
+    ran, derivation = read_and_run(op, op_backward, *args, docstring=docstring, **options)
     walk = Walk(ran)
     walk.prepare(derivation)
     walk.items(ran.name, derivation.items)

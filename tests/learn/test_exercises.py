@@ -136,3 +136,19 @@ def test_a_comment_is_no_part_of_an_answer(verdict):
     name, answer = "softmax_equations", "y_i (δ_ik − y_k)"
     commented = exercise(name).solution.replace(answer, answer + "   (for all i and k, with ∂y = ...)")
     assert verdict(name, commented).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("layernorm_equations", "∂μ/∂x_k = 1/C", "∂μ/∂x_k = 0.2"),
+        ("attention_equations", "= dz_ts/√D", "= dz_ts/√3"),
+        ("cross_entropy_equations", "= dloss k_n/count", "= dloss k_n/3"),
+        ("cross_entropy_equations", "= dloss k_n/count", "= 0.12573022109180475 k_n/count"),
+    ],
+)
+def test_a_number_from_a_message_is_no_answer(name, right, wrong, verdict):
+    solution = exercise(name).solution
+    assert solution.count(right) == 1
+    found = verdict(name, solution.replace(right, wrong))
+    assert not found.passed and "true for arrays of one size only" in found.message, found.message
