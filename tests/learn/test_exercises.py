@@ -152,3 +152,19 @@ def test_a_number_from_a_message_is_no_answer(name, right, wrong, verdict):
     assert solution.count(right) == 1
     found = verdict(name, solution.replace(right, wrong))
     assert not found.passed and "true for arrays of one size only" in found.message, found.message
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [
+        (("de = dy", "de *= s", "ds = dy * e + de * e", "dx = ds * np.cos(x)"), "backward writes to dy"),
+        (("de = dy * s", "ds = dy * e", "total = ds + de * e", "dx = total"), r"dx\[\d\]: expected .* cos, at x"),
+        (("de = dy * s", "ds = dy * e", "dx = ds * np.cos(x)"), r"ds\[\d\]: expected .* used twice"),
+    ],
+)
+def test_the_chain_rule_is_blamed_for_the_step_that_is_wrong(steps, says, verdict):
+    right = "    de = dy * s\n    ds = dy * e + de * e\n    dx = ds * np.cos(x)\n"
+    solution = exercise("chain_rule").solution
+    assert solution.count(right) == 1
+    found = verdict("chain_rule", solution.replace(right, "".join(f"    {step}\n" for step in steps)))
+    assert re.search(says, found.message), found.message
