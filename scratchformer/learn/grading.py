@@ -50,7 +50,7 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
         student = load(path, text)
         expect_functions(exercise, text)
         expect_kept(exercise, text)
-        if left := blanks_left(text):
+        if left := blanks_left(text, exercise.kind):
             return Verdict(False, with_blanks(exercise, student, text, left))
         with without_diagnosis():
             return Verdict(True, exercise.check(student) or "")
@@ -314,7 +314,7 @@ ONE_SIZE = "It is true for arrays of one size only: in place of a number write a
 def check_run_of(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> str:
     """`check_equations_of` for one run."""
     docstring = op.__doc__ or ""
-    if not (blank := LEFT.search(docstring)):
+    if not (blank := LEFT["derivation"].search(docstring)):
         report = check_derivation(op, op_backward, *args, **options)
         return f"{len(report.rows)} equations are true, the worst error is {report.worst:.0e}"
     docstring = docstring[: docstring.rfind("\n", 0, blank.end()) + 1]

@@ -32,7 +32,7 @@ def test_the_solution_passes_and_the_start_is_blank(name, verdict):
     each = exercise(name)
     solved = verdict(name, each.solution)
     assert solved.passed, solved.message
-    assert blanks_left(each.start) and not blanks_left(each.solution)
+    assert blanks_left(each.start, each.kind) and not blanks_left(each.solution, each.kind)
     begun = verdict(name, each.start)
     assert not begun.passed
     assert "still blank" in begun.message
@@ -168,3 +168,25 @@ def test_the_chain_rule_is_blamed_for_the_step_that_is_wrong(steps, says, verdic
     assert solution.count(right) == 1
     found = verdict("chain_rule", solution.replace(right, "".join(f"    {step}\n" for step in steps)))
     assert re.search(says, found.message), found.message
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "comment"),
+    [
+        ("relu", "dx = dy * (y > 0)", "  # why not >= ?"),
+        ("chain_rule", "dx = ds * np.cos(x)", "  # cos(x) (?)"),
+        ("softmax_equations", "y_i (δ_ik − y_k)", "   (really ?)"),
+        ("softmax_equations", "return y, y.copy()", "  # a copy ?"),
+    ],
+)
+def test_a_question_in_a_comment_is_no_blank(name, right, comment, verdict):
+    solution = exercise(name).solution
+    assert solution.count(right) == 1
+    found = verdict(name, solution.replace(right, right + comment))
+    assert found.passed, found.message
+
+
+@pytest.mark.parametrize("answer", ["?   (I do not know)", "y_i (δ_ik − ?)", "y_i (δ_ik − y_k)   dy_i = ?"])
+def test_a_blank_may_be_left_in_a_part_of_an_answer(answer, verdict):
+    text = exercise("softmax_equations").solution.replace("y_i (δ_ik − y_k)", answer)
+    assert verdict("softmax_equations", text).message.startswith("The lines above are right; line 21 is still blank")
