@@ -190,3 +190,19 @@ def test_a_question_in_a_comment_is_no_blank(name, right, comment, verdict):
 def test_a_blank_may_be_left_in_a_part_of_an_answer(answer, verdict):
     text = exercise("softmax_equations").solution.replace("y_i (δ_ik − y_k)", answer)
     assert verdict("softmax_equations", text).message.startswith("The lines above are right; line 21 is still blank")
+
+
+IN_LISTS = """
+    stored.setdefault("k", []).append(k)
+    stored.setdefault("v", []).append(v)
+    k, v = np.concatenate(stored["k"]), np.concatenate(stored["v"])
+    s = np.arange"""
+
+
+def test_keys_and_values_may_be_stored_in_any_form(verdict):
+    name, solution = "key_value_cache", exercise("key_value_cache").solution
+    before, stored, after = re.split(r"(\n    if stored:.*?)\n    s = np.arange", solution, maxsplit=1, flags=re.DOTALL)
+    assert verdict(name, before + IN_LISTS + after).passed
+    assert verdict(name, solution.replace(stored, stored + '\n    stored["count"] = len(k)')).passed
+    more = verdict(name, solution.replace(stored, stored + '\n    stored["x"] = [x]'))
+    assert "holds more than a key and a value for each position" in more.message
