@@ -45,7 +45,10 @@ class Verdict(NamedTuple):
 @np.errstate(all="ignore")  # if a wrong answer overflows, the check of its result says so
 def grade(exercise: Exercise, path: Path) -> Verdict:
     """Check the student's file, and say what is right or wrong."""
-    text = path.read_text(encoding="utf-8-sig")  # as Python reads it, without a byte-order mark
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # as Python reads it, without a byte-order mark
+    except UnicodeDecodeError as error:
+        return Verdict(False, f"{path.name} is not in UTF-8, see its byte {error.start}: save it as UTF-8")
     try:
         student = load(path, text)
         expect_functions(exercise, text)
