@@ -77,6 +77,7 @@ def test_a_letter_on_its_own_is_an_index_where_it_is_one():
     [
         ("y_i = (x_i + ) 2", 14, 'expected a number, a name, "(", "[" or Σ, got ")"'),
         ("y_i = x_i @ 3", 11, "'@' has no meaning"),
+        ("y_i = x_i # why", 11, "'#' has no meaning in an equation: a comment goes in parentheses, after three spaces"),
         ("y_1 = 3", 3, "expected an index"),
         ("y_i = exp(x_i", 14, 'expected ")", got the end'),
         ("y_i = max(x_i)", 7, "max has 1 arguments"),
