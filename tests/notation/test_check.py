@@ -125,6 +125,13 @@ def test_a_derivation_without_equations():
         check_derivation(swish, swish_backward, X, docstring="y = x σ(x).")
 
 
+def test_a_text_of_equations_alone_has_no_margin_below_its_first_line():
+    text = "y = x σ(x).\n\n    s_i = 1/(1 + exp(−x_i))\n    y_i = x_i s_i\n    dx_i = dy_i (s_i + x_i s_i (1 − s_i))\n"
+    with pytest.raises(DerivationError, match="below the first line, some text must be at the margin"):
+        check_derivation(swish, swish_backward, X, docstring=text)
+    assert check_derivation(swish, swish_backward, X, docstring=text + "\nThe end.\n").worst < 1e-14
+
+
 def test_a_function_whose_source_is_not_at_hand():
     """As in a terminal session: equations are checked, and no line counts as code."""
     source = (
