@@ -175,6 +175,7 @@ def test_subscript_digits_and_a_comma_at_the_end_of_a_line():
 
 def test_what_the_notation_page_shows_can_be_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "notation.md").read_text(encoding="utf-8")
+    assert "{math}`y` is what it returns" in page and "{math}`p := probabilities`" in page
     typed = [
         text for cell in re.findall(r"^\| (`[^|]*`) \| ", page, re.MULTILINE) for text in re.findall("`(.*?)`", cell)
     ]
