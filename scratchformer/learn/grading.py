@@ -7,6 +7,7 @@ import linecache
 import re
 import time
 import traceback
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -326,6 +327,27 @@ def check_run_of(op: Callable, op_backward: Callable, *args: Any, **options: Any
     walk.prepare(derivation)
     walk.items(ran.name, derivation.items)
     return ""
+
+
+def peak_memory(call: Callable[[], Any]) -> int:
+    """The most bytes that a call takes at once."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def expect_no_jacobian(op: Callable, op_backward: Callable, *args: Any) -> None:
+    """Raise Wrong if the backward of an operation on rows builds a table with a row and a column for each number."""
+    y, cache = op(*args)
+    n, peak = y.shape[-1], peak_memory(lambda: op_backward(y, cache))
+    if peak > 8 * n * n // 2:
+        raise Wrong(
+            f"With rows of {n} numbers the backward takes {peak // 1000} kB at once, a row only {8 * n // 1000} kB: "
+            f"is there a Jacobian, with {n}·{n} numbers for each row? Simplify the sum first"
+        )
 
 
 @contextmanager
