@@ -11,7 +11,7 @@ from .. import ops
 from ..backend import Array
 from ..ops.add import AddCache
 from ..ops.checks import expect_fraction, expect_like
-from ..ops.dropout import LEVELS
+from ..ops.dropout import LEVELS, threshold_of
 from ..rng import Key, expect_key, start_of
 from .cupy_code import alike, contiguous, launch_each, real
 
@@ -60,7 +60,7 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, Any]:
         return ops.dropout.reference(x, p, key)
     expect_fraction("p", p)
     expect_key(key)
-    threshold = min(round(p * LEVELS), LEVELS - 1)
+    threshold = threshold_of(p)
     cache = CudaDropoutCache(key, threshold, LEVELS / (LEVELS - threshold), x.shape)
     return dropped(x, cache), cache
 

@@ -9,7 +9,7 @@ import numpy as np
 from .. import ops
 from ..ops import precision
 from ..ops.checks import expect_fraction, expect_like
-from ..ops.dropout import LEVELS
+from ..ops.dropout import LEVELS, threshold_of
 from ..rng import GAMMA, MIX_1, MIX_2, Key, expect_key, start_of
 from .numba_activations import sigmoid
 from .numba_code import as_bits, compiled
@@ -93,7 +93,7 @@ def dropout(x: np.ndarray, p: float, key: Key) -> tuple[np.ndarray, Any]:
         return ops.dropout.twins[np.ndarray](x, p, key)
     expect_fraction("p", p)
     expect_key(key)
-    cache = FastDropoutCache(start_of(key), min(round(p * LEVELS), LEVELS - 1), x.shape)
+    cache = FastDropoutCache(start_of(key), threshold_of(p), x.shape)
     y = np.empty(x.shape, x.dtype)
     keep_some(flat(x), cache.start, cache.threshold, flat(y))
     return y, cache

@@ -28,7 +28,10 @@ CUT = "# The student's file ends here."
 
 TODO = re.compile(r"^( *)(# TODO:.*\n(?: *#.*\n)*?)((?:.*\n)*?) *# END\n", re.MULTILINE)
 BLANK = re.compile(r"⟦(.*?)⟧", re.DOTALL)
-LEFT = re.compile(r"^ *(?:\w+ = |return )\.\.\. *$|(?<=[=·( ])\?(?=$|\s|[).,])", re.MULTILINE)
+LEFT = {  # blanks in a student's file; a comment may have a question mark
+    "code": re.compile(r"^ *(?:\w+ = |return )\.\.\. *$", re.MULTILINE),
+    "derivation": re.compile(r"=(?:(?! {3}\()[^#\n])*?(?<=[=·( ])\?(?=$|\s|[).,])", re.MULTILINE),
+}
 
 
 class Mistake(NamedTuple):
@@ -105,6 +108,6 @@ def blank(match: re.Match) -> str:
     return indent + todo + "".join(f"{indent}{name} = ...\n" for name in names)
 
 
-def blanks_left(text: str) -> list[int]:
-    """The numbers of the lines of a student's file that are still blank."""
-    return [text.count("\n", 0, match.end()) + 1 for match in LEFT.finditer(text)]
+def blanks_left(text: str, kind: str) -> list[int]:
+    """The numbers of the lines of a student's file, of an exercise of this kind, that are still blank."""
+    return [text.count("\n", 0, match.end()) + 1 for match in LEFT[kind].finditer(text)]

@@ -7,6 +7,7 @@ import linecache
 import re
 import time
 import traceback
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -19,6 +20,7 @@ import numpy as np
 from ..notation import DerivationError, NotationError, check_derivation
 from ..notation.check import read_and_run
 from ..notation.grammar import canonical, parse
+from ..notation.layout import items
 from ..notation.layout import normal as normal_space
 from ..notation.mistakes import in_words, mistakes
 from ..notation.run import run
@@ -44,12 +46,15 @@ class Verdict(NamedTuple):
 @np.errstate(all="ignore")  # if a wrong answer overflows, the check of its result says so
 def grade(exercise: Exercise, path: Path) -> Verdict:
     """Check the student's file, and say what is right or wrong."""
-    text = path.read_text(encoding="utf-8-sig")  # as Python reads it, without a byte-order mark
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # as Python reads it, without a byte-order mark
+    except UnicodeDecodeError as error:
+        return Verdict(False, f"{path.name} is not in UTF-8, see its byte {error.start}: save it as UTF-8")
     try:
         student = load(path, text)
         expect_functions(exercise, text)
         expect_kept(exercise, text)
-        if left := blanks_left(text):
+        if left := blanks_left(text, exercise.kind):
             return Verdict(False, with_blanks(exercise, student, text, left))
         with without_diagnosis():
             return Verdict(True, exercise.check(student) or "")
@@ -169,17 +174,20 @@ def statements(function: ast.FunctionDef) -> str:
 
 
 def expect_kept(exercise: Exercise, text: str) -> None:
-    """Raise Wrong if an equation of the exercise is gone, or if a blank was filled with what it asks for.
+    """Raise Wrong if an equation of the exercise is gone, or if a blank was filled with what it asks for, or in part.
 
-    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is; so is the detour a := dx, dx = a.
+    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is; so is the detour a := dx, dx = a. An answer
+    with "for" or "with" may be true of some elements only.
     """
-    found = [normal_space(line) for line in text.splitlines()]
-    known = tuple(filter(None, (normal_space(line).partition("?")[0] for line in exercise.start.splitlines())))
-    added = [(number, line) for number, line in enumerate(found, 1) if "=" in line and not line.startswith(known)]
-    for line, solved in zip(exercise.start.splitlines(), exercise.solution.splitlines(), strict=False):
-        if exercise.kind != "derivation" or not (head := given_part(line)):
+    if exercise.kind != "derivation":
+        return
+    found, start, solution = equations(text), equations(exercise.start), equations(exercise.solution)
+    known = tuple(line.partition("?")[0] for _, line in start)
+    added = [(number, line) for number, line in found if "=" in line and not line.startswith(known)]
+    for (_, line), (_, solved) in zip(start, solution, strict=True):
+        if not (head := given_part(line)):
             continue
-        answers = [(number, each[len(head) :]) for number, each in enumerate(found, 1) if each.startswith(head)]
+        answers = [(number, each[len(head) :]) for number, each in found if each.startswith(head)]
         if not answers:
             raise Wrong(f"a line of the exercise is missing: {head}?")
         number, answer = answers[0]
@@ -187,10 +195,25 @@ def expect_kept(exercise: Exercise, text: str) -> None:
             left, _, right = line.partition("=")
             if above < number and asked_for(head, right) and not asked_for(head, left):
                 raise Wrong(f"line {above}: {line}\n    An added equation must not use what is asked for below it")
-        if re.search("∂|partial", answer) and "∂" not in normal_space(solved).removeprefix(head):
+        if re.search("∂|partial", answer) and "∂" not in solved.removeprefix(head):
             raise Wrong(f"line {number}: write the right side without ∂")
         if not head.startswith("∂") and names_in(head)[0] in names_in(answer):
             raise Wrong(f"line {number}: {head.split()[0]} is on both sides")
+        if (added_clause := clause(answer)) != (given := clause(solved)):
+            leave_out = f'leave out "{added_clause}": the answer must hold for all indices; use δ or [...] instead'
+            raise Wrong(f"line {number}: " + (f'the end is given: "{given}"' if given else leave_out))
+
+
+def equations(text: str) -> list[tuple[int, str]]:
+    """The equations of a file, each with the number of its line. Lines of prose and of code may be among them."""
+    found = items(text.expandtabs().splitlines())
+    return [(item.line, normal_space(item.text)) for item in found if item.kind == "equation"]
+
+
+def clause(equation: str) -> str:
+    """What follows after "for" or "with", with the word itself, or "" if there is neither."""
+    match = re.search(r"\b(for|with) .*", equation)
+    return match[0] if match else ""
 
 
 def asked_for(head: str, text: str) -> bool:
@@ -249,8 +272,7 @@ def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], 
 
     restricted: the beginning of a line, a pattern of what the answer must not contain, and what to say.
     """
-    for number, line in enumerate(vars(student)["__source__"].splitlines(), 1):
-        line = normal_space(line)
+    for number, line in equations(vars(student)["__source__"]):
         for head, pattern, why in restricted:
             if line.startswith(head) and re.search(pattern, line.removeprefix(head)):
                 raise Wrong(f"line {number}: {line}\n    {why}")
@@ -273,19 +295,59 @@ def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, n
 
 
 def check_equations_of(
-    op: Callable, op_backward: Callable, *args: Any, names: Mapping[str, Any] | None = None, **options: Any
+    op: Callable, op_backward: Callable, *runs: tuple, names: Mapping[str, Any] | None = None
 ) -> str:
-    """Check the derivation in the docstring of a student's op, down to its first blank. Returns a remark."""
+    """Check the derivation in the docstring of a student's op, down to its first blank. Returns a remark.
+
+    runs: the arguments of op, several times, with other sizes each time: else a number could pass for a size.
+    """
+    remark = ""
+    for seed, args in enumerate(runs):
+        try:
+            remark = check_run_of(op, op_backward, *args, names=names, seed=seed)
+        except DerivationError as error:
+            if not seed:
+                raise
+            raise DerivationError(f"{error}\n    {ONE_SIZE}") from error
+    return remark
+
+
+ONE_SIZE = "It is true for arrays of one size only: in place of a number write a size, such as C, or a name from above"
+
+
+def check_run_of(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> str:
+    """`check_equations_of` for one run."""
     docstring = op.__doc__ or ""
-    if not (blank := LEFT.search(docstring)):
-        report = check_derivation(op, op_backward, *args, names=names, **options)
+    if not (blank := LEFT["derivation"].search(docstring)):
+        report = check_derivation(op, op_backward, *args, **options)
         return f"{len(report.rows)} equations are true, the worst error is {report.worst:.0e}"
     docstring = docstring[: docstring.rfind("\n", 0, blank.end()) + 1]
-    ran, derivation = read_and_run(op, op_backward, *args, names=names, docstring=docstring, **options)
+    ran, derivation = read_and_run(op, op_backward, *args, docstring=docstring, **options)
     walk = Walk(ran)
     walk.prepare(derivation)
     walk.items(ran.name, derivation.items)
     return ""
+
+
+def peak_memory(call: Callable[[], Any]) -> int:
+    """The most bytes that a call takes at once."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def expect_no_jacobian(op: Callable, op_backward: Callable, *args: Any) -> None:
+    """Raise Wrong if the backward of an operation on rows builds a table with a row and a column for each number."""
+    y, cache = op(*args)
+    n, peak = y.shape[-1], peak_memory(lambda: op_backward(y, cache))
+    if peak > 8 * n * n // 2:
+        raise Wrong(
+            f"With rows of {n} numbers the backward takes {peak // 1000} kB at once, a row only {8 * n // 1000} kB: "
+            f"is there a Jacobian, with {n}·{n} numbers for each row? Simplify the sum first"
+        )
 
 
 @contextmanager

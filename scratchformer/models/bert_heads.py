@@ -30,12 +30,12 @@ class Pooler(Layer):
 
     Backward. In indices, with the affine map and the tanh of the first vector of each row (see `linear` and `tanh`),
 
-        h_bc = Σ_e x_{b,0,e} dense.w_ec + dense.b_c        y_bc = tanh(h_bc)
+        h_bc = Σ_c' x_{b,0,c'} dense.w_c'c + dense.b_c        y_bc = tanh(h_bc)
         dh_bc = dy_bc (1 − y_bc²)
 
     So only the first vector of a row gets a gradient:
 
-        dx_bte = [t = 0] Σ_c dh_bc dense.w_ec
+        dx_btc' = [t = 0] Σ_c dh_bc dense.w_c'c
         dx[:, 0] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)
     """
 
@@ -81,7 +81,7 @@ class MaskedPrediction(Layer):
 
         p_bkv = softmax_v(z_bkv)        dz_bkv = dloss/N (p_bkv − [v = targets_bk])        (see `cross_entropy`)
         dc_v = Σ_n dz_nv        dtable_vc = Σ_n dz_nv h_nc        dh_bkc = Σ_v dz_bkv table_vc
-        du_bkc = Σ_e dh_bke ∂h_bke/∂u_bkc        (see `layernorm` and `dense`)
+        du_bkc = Σ_c' dh_bkc' ∂h_bkc'/∂u_bkc        (see `layernorm` and `dense`)
         dx_btc = Σ_k [places_bk = t] du_bkc        (see `gather`)
 
     In a model, the gradient from the input embedding is added to dtable: see `TiedOutput`. Only the chosen positions

@@ -110,8 +110,8 @@ class TransformerBlock(Block):
 
     Backward. Each half is a `Residual` and passes the gradient of its output back to its input:
 
-        dh_tc = Σ_e dy_te ∂y_te/∂h_tc        (the feed-forward layer and the norm act on each position)
-        dx_sc = Σ_t Σ_e dh_te ∂h_te/∂x_sc        (attention mixes positions)
+        dh_tc = Σ_c' dy_tc' ∂y_tc'/∂h_tc        (the feed-forward layer and the norm act on each position)
+        dx_sc = Σ_t Σ_c' dh_tc' ∂h_tc'/∂x_sc        (attention mixes positions)
 
     The memory gets no gradient, but it contributes to the gradients of the parameters: the key and value projections,
     and the norm before them, are applied to it too.

@@ -40,11 +40,12 @@ class DecoderBlock(Layer):
 
     Backward. Each branch is in a `Residual`, which passes the gradient of its output back to its input:
 
-        dh_tc = Σ_e dy_te ∂y_te/∂h_tc        dg_tc = Σ_e dh_te ∂h_te/∂g_tc        dx_sc = Σ_t Σ_e dg_te ∂g_te/∂x_sc
+        dh_tc = Σ_c' dy_tc' ∂y_tc'/∂h_tc        dg_tc = Σ_c' dh_tc' ∂h_tc'/∂g_tc
+        dx_sc = Σ_t Σ_c' dg_tc' ∂g_tc'/∂x_sc
 
     The memory enters once, through the keys and values of the cross-attention:
 
-        dmemory_mc = Σ_t Σ_e dh_te ∂h_te/∂memory_mc
+        dmemory_mc = Σ_t Σ_c' dh_tc' ∂h_tc'/∂memory_mc
 
     If the memory is padded, its padding has probability 0 for every query, so the keys and values there get no gradient
     (see `attention`). If x is padded, the loss ignores its padding: dy is 0 there, so those queries pass nothing to the

@@ -40,12 +40,12 @@ class Residual(Layer):
     see `Block`.
 
     Backward. The sum uses x twice, so its gradient has two terms: the gradient of the sum itself, and what the branch
-    passes back to its input, n. An output f_s of the branch may depend on all n_t, so the chain rule sums over s.
+    passes back to its input, n. An output f_t' of the branch may depend on all n_t, so the chain rule sums over t'.
 
     In "post" order n is x, and ds, which the norm passes back, is the same for both terms:
 
         n = x        f = dropout(branch(n))        s = x + f        y = norm(s)
-        ds_tc = Σ_e dy_te ∂y_te/∂s_tc        dn_tc = Σ_s Σ_e ds_se ∂f_se/∂n_tc        dx_tc = ds_tc + dn_tc
+        ds_tc = Σ_c' dy_tc' ∂y_tc'/∂s_tc        dn_tc = Σ_t' Σ_c' ds_t'c' ∂f_t'c'/∂n_tc        dx_tc = ds_tc + dn_tc
         ds = self.norm.backward(dy, cache.norm)
         dx, _ = ops.add(ds, dn[:, -T:])
 
@@ -53,7 +53,7 @@ class Residual(Layer):
     passes its gradient through the norm:
 
         n = norm(x)        f = dropout(branch(n))        y = x + f
-        dn_tc = Σ_s Σ_e dy_se ∂f_se/∂n_tc        dx_tc = dy_tc + Σ_e dn_te ∂n_te/∂x_tc
+        dn_tc = Σ_t' Σ_c' dy_t'c' ∂f_t'c'/∂n_tc        dx_tc = dy_tc + Σ_c' dn_tc' ∂n_tc'/∂x_tc
         dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
 
     The slice [:, -T:] leaves out what the branch passes back to a memory. Gradients of the branch's further inputs are

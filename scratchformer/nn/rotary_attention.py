@@ -45,7 +45,7 @@ class RotarySelfAttention(MultiHead):
     Backward. `attention` passes back the gradients of the rotated queries and keys, and `rotary` rotates them back:
 
         dq̂ = ∂L/∂q̂        dk̂ = ∂L/∂k̂        dv = ∂L/∂v
-        dq_htd = Σ_e dq̂_hte ∂q̂_hte/∂q_htd        dk_gtd = Σ_e dk̂_gte ∂k̂_gte/∂k_gtd
+        dq_htd = Σ_d' dq̂_htd' ∂q̂_htd'/∂q_htd        dk_gtd = Σ_d' dk̂_gtd' ∂k̂_gtd'/∂k_gtd
 
     x feeds all three projections, so its gradient is a sum of three terms:
 

@@ -56,12 +56,13 @@ class Stack(Layer):
 
     Backward. The blocks run in reverse order:
 
-        dh_tc = Σ_e dy_te ∂y_te/∂h_tc
-        dg_sc = Σ_t Σ_e dh_te ∂h_te/∂g_sc        dx_sc = Σ_t Σ_e dg_te ∂g_te/∂x_sc
+        dh_tc = Σ_c' dy_tc' ∂y_tc'/∂h_tc
+        dg_sc = Σ_t Σ_c' dh_tc' ∂h_tc'/∂g_sc        dx_sc = Σ_t Σ_c' dg_tc' ∂g_tc'/∂x_sc
 
     A shared input goes to every block, so its gradient is the sum over the blocks. It is returned after dx.
 
-        dm1_ic = Σ_t Σ_e dg_te ∂g_te/∂m1_ic        dm2_ic = Σ_t Σ_e dh_te ∂h_te/∂m2_ic        dm_ic = dm1_ic + dm2_ic
+        dm1_ic = Σ_t Σ_c' dg_tc' ∂g_tc'/∂m1_ic        dm2_ic = Σ_t Σ_c' dh_tc' ∂h_tc'/∂m2_ic
+        dm_ic = dm1_ic + dm2_ic
     """
 
     def __init__(self, blocks: Iterable[Layer], norm: Layer | None = None, recompute: bool = False) -> None:

@@ -20,7 +20,7 @@ class SwiGLUCache(NamedTuple):
 
 
 class SwiGLU(Layer):
-    """y = (silu(x w_gate) ∘ x w_up) w_down, with widths C → F → C, at each position separately.
+    """y = (silu(x w_gate) times x w_up, elementwise) w_down, with widths C → F → C, at each position separately.
 
     d_model: C. d_ff: F. bias: whether the three maps have one. x, y: (..., C).
 

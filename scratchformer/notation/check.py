@@ -49,8 +49,9 @@ def check_derivation(
     None, `op` returns y alone, and nothing is differentiated. args, options: arguments of `op`; floating-point arrays
     are converted to float64. names: further names that equations use, with their values, or with functions that are
     called after backward. functions: of whole arrays, such as the parts of a layer, which equations call by name, as in
-    y = norm(s); for derivatives they must take complex arrays. docstring: the text, by default that of `op`. tolerance:
-    the largest relative error. seed: of dy.
+    y = norm(s); for derivatives they must take complex arrays. docstring: the text, by default that of `op`; below its
+    first line, the least indented line is the margin, from which equations are indented. tolerance: the largest
+    relative error. seed: of dy.
 
     An equation whose left side is known is compared; any other defines its left side. A partial derivative is compared
     with a numerical one, and so is every dx, which means ∂L/∂x. The lines of code are compared with what they gave in
@@ -98,7 +99,10 @@ def read_and_run(
     text, margin = docstring_of(op) if docstring is None else (docstring, None)
     derivation = read(text, ran.names, ran.code, ran.name, margin)
     if not derivation.equations:
-        raise DerivationError(f"{ran.name}: its docstring has no equations (they are indented deeper than its text)")
+        more = "" if docstring is None else "; below the first line, some text must be at the margin"
+        raise DerivationError(
+            f"{ran.name}: its docstring has no equations (they are indented deeper than its text{more})"
+        )
     return ran, derivation
 
 

@@ -11,8 +11,8 @@ from .check import read_and_run
 from .grammar import Equation, Node, NotationError
 from .mistakes import in_words, mistakes
 from .spelling import spelled
-from .values import Scope, bind, evaluate, truth
-from .walk import Walk, arranged
+from .values import Scope, bind, evaluate
+from .walk import Walk, arranged, holds
 
 
 class Consequences:
@@ -216,9 +216,3 @@ def replaced(tree: Any, partials: dict[Node, Node]) -> Any:
     if not isinstance(tree, tuple) or not partials:
         return tree
     return partials.get(tree) or tuple(replaced(part, partials) for part in tree)
-
-
-def holds(equation: Equation, left: Node, scope: Scope) -> np.ndarray:
-    """Where the condition of an equation holds, with the axes of its left side."""
-    found = truth(equation.conditions, scope)
-    return arranged(left, found, scope) > 0

@@ -115,7 +115,8 @@ def tokens(text: str, names: Iterable[str]) -> Iterator[Token]:
         else:
             match = TOKEN.match(text, position)
             if not match:
-                raise NotationError(f"{text[position]!r} has no meaning in an equation", text, position)
+                comment = ": a comment goes in parentheses, after three spaces" if text[position] == "#" else ""
+                raise NotationError(f"{text[position]!r} has no meaning in an equation{comment}", text, position)
             yield Token(match.lastgroup or "", match[0], position)
             position = match.end()
             if match.lastgroup == "underscore":

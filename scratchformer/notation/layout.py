@@ -61,7 +61,8 @@ def read(
     line and column of what cannot be read.
     """
     names = [*names, *(match[1] for match in DEFINED.finditer(docstring) if match[1] not in (*CALLS, *OVER))]
-    return Derivation(name, tuple(items(dedented(docstring, margin), names, code)))
+    lines = dedented(docstring, margin)
+    return Derivation(name, tuple(parsed(item, names, lines) for item in items(lines, code)))
 
 
 def dedented(docstring: str, margin: int | None) -> list[str]:
@@ -80,7 +81,8 @@ def normal(text: str) -> str:
     return " ".join(text.split())
 
 
-def items(lines: list[str], names: Iterable[str], code: Collection[str]) -> Iterator[Item]:
+def items(lines: list[str], code: Collection[str] = ()) -> Iterator[Item]:
+    """The items of these lines; the equations are not parsed yet."""
     at = 0
     while at < len(lines):
         line, start = lines[at], at
@@ -104,14 +106,14 @@ def items(lines: list[str], names: Iterable[str], code: Collection[str]) -> Iter
         else:
             while at < len(lines) and lines[at].startswith("    ") and continues(lines[at], lines[at - 1]):
                 at += 1
-            yield from pieces(lines[start:at], start + 1, names)
+            yield from pieces(lines[start:at], start + 1)
 
 
 def continues(line: str, above: str) -> bool:
     return above.rstrip().endswith(",") or bool(CONTINUED.match(line.lstrip()))
 
 
-def pieces(lines: list[str], number: int, names: Iterable[str]) -> Iterator[Item]:
+def pieces(lines: list[str], number: int) -> list[Item]:
     """The equations and comments of a line and the lines that continue it."""
     found: list[Item] = []
     for extra, line in enumerate(lines):
@@ -124,21 +126,20 @@ def pieces(lines: list[str], number: int, names: Iterable[str]) -> Iterator[Item
                 found[last] = found[last]._replace(text=found[last].text + "\n" + " " * 4 + text)
             else:
                 found.append(Item("equation", text, number + extra, column))
-    for item in found:
-        if item.kind == "equation":
-            item = item._replace(equation=parse_at(item, names, lines, number))
-        yield item
+    return found
 
 
-def parse_at(item: Item, names: Iterable[str], lines: list[str], number: int) -> Equation:
-    """Parse the text of an item, which stands in `lines`; an error points at its place in the docstring."""
+def parsed(item: Item, names: Iterable[str], lines: list[str]) -> Item:
+    """The item with its equation, if it is one; an error points at its place in the lines of the docstring."""
+    if item.kind != "equation":
+        return item
     try:
-        return parse(item.text.replace("\n", " "), names)
+        return item._replace(equation=parse(item.text.replace("\n", " "), names))
     except NotationError as error:
         before = item.text[: error.column or 0].split("\n")
-        place, column = item.line - number, item.column
+        place, column = item.line - 1, item.column
         while len(before) > 1:  # a line that was joined to the one above it, with four spaces between
             place += 1
             del before[0]
             column = len(lines[place]) - len(lines[place].lstrip()) - 4
-        raise NotationError(error.message, lines[place], column + len(before[0]), number + place) from None
+        raise NotationError(error.message, lines[place], column + len(before[0]), place + 1) from None

@@ -73,13 +73,15 @@ class Walk:
         self.code_lines: list[Item] = []
         self.last: dict[str, int] = {}  # by variable, the last line of the derivation whose code sets it
         self.perturbed: tuple[Any, Any] = None, None  # the latest result of `perturb`, and what it was for
-        self.compared: set[str] = set()  # names on the left of an equation that was compared
+        self.compared: dict[str, np.ndarray] = {}  # by name on the left, where an equation was compared
+        self.known_where: dict[str, np.ndarray] = {}  # by name, the elements that equations with conditions define
         self.unused: dict[str, Item] = {}  # by name, the equation that defines it, until another one uses it
 
     def copy(self) -> Walk:
         """A walk that continues independently from here."""
         other = Walk(self.run, self.tolerance)
         other.scope.values, other.scope.aliases = dict(self.scope.values), dict(self.scope.aliases)
+        other.known_where = dict(self.known_where)
         other.scope.sizes, other.rules = dict(self.scope.sizes), dict(self.rules)
         other.equations, other.code_lines, other.last = self.equations, self.code_lines, self.last
         return other
@@ -127,6 +129,10 @@ class Walk:
         for name in (*self.run.outputs, *self.run.gradients) if self.run.gradients else ():
             if name not in self.compared:
                 raise DerivationError(f"{self.run.name}: no equation gives {spelled_name(name)}, so it is not checked")
+            if not self.compared[name].all():
+                raise DerivationError(
+                    f"{self.run.name}: no equation gives all of {spelled_name(name)}: see the conditions"
+                )
         for name, item in self.unused.items():
             raise DerivationError(
                 f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
@@ -150,10 +156,10 @@ class Walk:
             self.rows.append(Row(item.line, item.text, "name", None))
             return
         bind(equation, self.scope)
-        defined = self.defines(first)
+        defined = self.defines(first, equation)
         self.use((*equation.parts[defined:], equation.bindings, equation.conditions))
         if defined:
-            self.set(first, evaluate(others[0], self.scope))
+            self.set(first, evaluate(others[0], self.scope), equation)
         known = evaluate(first, self.scope)
         errors = [
             self.compare(item, known, evaluate(part, self.scope), relation, equation, self.terms(first, part))
@@ -169,7 +175,8 @@ class Walk:
         if kind == "defines":
             self.unused[self.scope.resolve(first[1])] = item
         elif first[0] == "name":
-            self.compared.add(self.scope.resolve(first[1]))
+            name = self.scope.resolve(first[1])
+            self.compared[name] = holds(equation, first, self.scope) | self.compared.get(name, False)
 
     def is_short_name(self, equation: Equation) -> bool:
         """Whether an equation gives a known array a short name, as u := content_bias does. dx is never a short name."""
@@ -186,16 +193,26 @@ class Walk:
     def names(self, node: Node) -> bool:
         return self.scope.resolve(node[1]) in self.scope.values
 
-    def defines(self, node: Node) -> bool:
-        """Whether this left side is a name that is not known yet."""
-        if node[0] != "name" or self.names(node) or node[1] == "L":
+    def defines(self, node: Node, equation: Equation) -> bool:
+        """Whether this left side is a name that is not known yet, or not where the equation's condition holds."""
+        if node[0] != "name" or node[1] == "L":
             return False
-        if any(index[0] != "idx" for index in node[2]):
+        letters = all(index[0] == "idx" for index in node[2])
+        if self.names(node):
+            known = self.known_where.get(self.scope.resolve(node[1]))
+            return known is not None and letters and not (known & holds(equation, node, self.scope)).any()
+        if not letters:
             raise NotationError(f"{node[1]} is not known, so its indices must be plain letters")
         return True
 
-    def set(self, left: Node, value: Named) -> None:
-        self.scope.values[self.scope.resolve(left[1])] = arranged(left, value, self.scope)
+    def set(self, left: Node, value: Named, equation: Equation) -> None:
+        """Give the left side its value; where its condition does not hold, it stays as it was, or NaN."""
+        name, data = self.scope.resolve(left[1]), arranged(left, value, self.scope)
+        if equation.conditions:
+            held = holds(equation, left, self.scope)
+            data = np.where(held, data, self.scope.values.get(name, np.nan))
+            self.known_where[name] = held | self.known_where.get(name, False)
+        self.scope.values[name] = data
 
     def learn(self, left: Node, right: Node, equation: Equation) -> None:
         """Remember the equation as the way to compute its left side, for derivatives."""
@@ -425,6 +442,15 @@ def arranged(left: Node, value: Named, scope: Scope, directions: int | None = No
     if directions is None:
         return np.broadcast_to(data, shape).copy()
     return np.broadcast_to(data, (directions, *shape)).copy()
+
+
+def holds(equation: Equation, left: Node, scope: Scope) -> np.ndarray:
+    """Where an equation is to hold, with the axes of its left side; nowhere, if an index of that is not a letter."""
+    if not equation.conditions:
+        return np.array(True)
+    if any(index[0] != "idx" for index in left[2]):
+        return np.array(False)
+    return arranged(left, truth(equation.conditions, scope), scope) > 0
 
 
 def spread_first(value: Named, axes: Any) -> np.ndarray:

@@ -54,9 +54,14 @@ def decide(p: float, key: Key, shape: tuple[int, ...], xp: Any) -> tuple[Array, 
     """Which elements of `shape` are kept, boolean, and 1/(1 − p)."""
     expect_fraction("p", p)
     expect_key(key)
-    threshold = min(round(p * LEVELS), LEVELS - 1)
+    threshold = threshold_of(p)
     keep = random_uint16(key, math.prod(shape), xp) >= threshold
     return keep.reshape(shape), LEVELS / (LEVELS - threshold)
+
+
+def threshold_of(p: float) -> int:
+    """How many of the integers drop an element, 65536 r: a half is rounded up."""
+    return min(math.floor(p * LEVELS + 0.5), LEVELS - 1)
 
 
 @backward

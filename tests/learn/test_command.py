@@ -99,6 +99,12 @@ def test_a_file_with_a_byte_order_mark(learn):
     assert "✓ softmax" in learn("check")
 
 
+def test_a_file_in_another_encoding(learn):
+    learn("start", "relu")
+    Path("exercises/relu.py").write_bytes((exercise("relu").solution + "# déjà vu\n").encode("latin-1"))
+    assert re.search(r"✗ relu\n  relu\.py is not in UTF-8, see its byte \d+: save it as UTF-8", learn("check"))
+
+
 def test_a_file_is_never_overwritten(learn):
     learn("start", "softmax")
     path = solve("softmax")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scratchformer import models, nn
 from scratchformer.notation import DerivationError, check_derivation
+from scratchformer.notation.grammar import walk
 from scratchformer.testing import derivations
 from scratchformer.testing.derivations import Sizes, layers
 
@@ -55,6 +56,15 @@ def test_derivation_of_a_layer(name, seed, scale):
     report = derivations.check(name, seed, scale)
     assert report.worst < 1e-9
     assert any(row.kind == "gradient" for row in report.rows)
+
+
+@pytest.mark.parametrize("name", layers.CASES)
+def test_a_second_index_over_a_size_has_a_prime_and_no_letter_of_its_own(name):
+    found = [node for item in derivations.check(name, seed=1).derivation.equations for node in walk(item.equation)]
+    letters = {node[1].rstrip("'") for node in found if node[0] == "idx"}
+    assert "e" not in letters  # there is no size E
+    if name.startswith("Residual"):
+        assert not letters & {node[1] for node in found if node[0] == "name"}
 
 
 MISTAKES = {

@@ -125,6 +125,13 @@ def test_a_derivation_without_equations():
         check_derivation(swish, swish_backward, X, docstring="y = x σ(x).")
 
 
+def test_a_text_of_equations_alone_has_no_margin_below_its_first_line():
+    text = "y = x σ(x).\n\n    s_i = 1/(1 + exp(−x_i))\n    y_i = x_i s_i\n    dx_i = dy_i (s_i + x_i s_i (1 − s_i))\n"
+    with pytest.raises(DerivationError, match="below the first line, some text must be at the margin"):
+        check_derivation(swish, swish_backward, X, docstring=text)
+    assert check_derivation(swish, swish_backward, X, docstring=text + "\nThe end.\n").worst < 1e-14
+
+
 def test_a_function_whose_source_is_not_at_hand():
     """As in a terminal session: equations are checked, and no line counts as code."""
     source = (
@@ -342,3 +349,28 @@ def test_arrays_that_are_too_large_are_said():
         DerivationError, match="takes 100,000,000 numbers at once: check the derivation on smaller arrays"
     ):
         doubled(args=(np.ones((100, 100)),))
+
+
+def of_square(*equations):
+    """Check a derivation of y = x² that has these equations."""
+    text = "y = x².\n\n" + "".join(f"        {equation}\n" for equation in equations) + "\n    The end.\n"
+    x = np.random.default_rng(0).standard_normal(5)
+    return check_derivation(lambda x: (x * x, x), lambda dy, x: 2 * dy * x, x, docstring=text)
+
+
+def test_a_definition_in_parts():
+    parts = "a_i = x_i for i = 0", "a_i = 7 for i ≥ 1"
+    rest = "y_i = x_i²", "dx_i = 2 dy_i x_i"
+    report = of_square(*parts, "a_i = x_i where i = 0, 7 elsewhere", *rest)
+    assert [row.kind for row in report.rows][:3] == ["defines", "defines", "compared"]
+    with pytest.raises(DerivationError, match=r"a_i = 8 for i ≥ 4\n    is not true: .*\n.*left side is 7"):
+        of_square(*parts, "a_i = 8 for i ≥ 4", *rest)
+    with pytest.raises(DerivationError, match="the left side is nan"):
+        of_square(parts[0], "Σ_i a_i = x_{0}", *rest)
+
+
+def test_a_gradient_needs_equations_for_all_its_elements():
+    first, second = "dx_i = 2 dy_i x_i for i = 0", "dx_i = 2 dy_i x_i for i ≥ 1"
+    assert of_square("y_i = x_i²", first, second).worst < 1e-14
+    with pytest.raises(DerivationError, match="no equation gives all of dx: see the conditions"):
+        of_square("y_i = x_i²", first)

@@ -77,6 +77,7 @@ def test_a_letter_on_its_own_is_an_index_where_it_is_one():
     [
         ("y_i = (x_i + ) 2", 14, 'expected a number, a name, "(", "[" or Σ, got ")"'),
         ("y_i = x_i @ 3", 11, "'@' has no meaning"),
+        ("y_i = x_i # why", 11, "'#' has no meaning in an equation: a comment goes in parentheses, after three spaces"),
         ("y_1 = 3", 3, "expected an index"),
         ("y_i = exp(x_i", 14, 'expected ")", got the end'),
         ("y_i = max(x_i)", 7, "max has 1 arguments"),
@@ -174,6 +175,7 @@ def test_subscript_digits_and_a_comma_at_the_end_of_a_line():
 
 def test_what_the_notation_page_shows_can_be_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "notation.md").read_text(encoding="utf-8")
+    assert "{math}`y` is what it returns" in page and "{math}`p := probabilities`" in page
     typed = [
         text for cell in re.findall(r"^\| (`[^|]*`) \| ", page, re.MULTILINE) for text in re.findall("`(.*?)`", cell)
     ]

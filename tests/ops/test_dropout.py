@@ -46,6 +46,13 @@ def test_rate_and_expectation(p):
     assert len(np.unique(y)) == (1 if p == 0 else 2)
 
 
+@pytest.mark.parametrize("halves", [1, 3, 5, 2**17 - 1])
+def test_a_half_is_rounded_up_as_in_the_derivation(halves):
+    p = halves / 2**17  # halfway between two multiples of 1/65536
+    r = min((halves + 1) / 2, 65535) / 65536
+    assert ops.dropout(np.ones(4), p, Key(0))[1].scale == 1 / (1 - r)
+
+
 def test_neighbours_are_independent():
     kept = dropped_ones(0.5, Key(6)) > 0
     for distance in (1, 2, 3, 4, 8, 128):

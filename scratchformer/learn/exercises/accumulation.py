@@ -27,7 +27,7 @@ def loss_and_gradient(w, x, targets):
 
 
 def accumulate(w, micro_batches):
-    """The mean loss and its gradient for the whole batch, from a list of (x, targets)."""
+    """The mean loss and its gradient for the whole batch, from a list of (x, targets). Without a target both are 0."""
     # TODO: loss and dw, with one call of loss_and_gradient for each micro-batch.
     total = max(1, sum((targets >= 0).sum() for _, targets in micro_batches))
     loss, dw = 0.0, np.zeros_like(w)
@@ -52,7 +52,7 @@ from ..grading import Wrong, expect_close, normal
 HINTS = (
     "Write the whole batch's loss as a sum over all its targets divided by their number, and split the sum.",
     "The mean of a micro-batch with n of the N targets must be multiplied by n/N. The same goes for its gradient.",
-    "Count with (targets >= 0).sum(), not with len(targets).",
+    "Count with (targets >= 0).sum(), not with len(targets), and divide by at least 1, as loss_and_gradient does.",
 )
 LIBRARY = Replicas
 MISTAKES = (
@@ -75,6 +75,11 @@ MISTAKES = (
         "        dw = weight * gradient",
         "dw",
         "the last gradient is all that is left",
+    ),
+    Mistake(
+        "total = max(1, sum((targets >= 0).sum() for _, targets in micro_batches))",
+        "total = sum((targets >= 0).sum() for _, targets in micro_batches)",
+        "loss: expected 0, got nan.*no target counts",
     ),
     Mistake(
         "    loss, dw = 0.0, np.zeros_like(w)\n",
@@ -104,3 +109,7 @@ def check(student):
     why = "It must be that of the whole batch, in which each target that counts has the same weight"
     expect_close("loss", loss, expected[0], why)
     expect_close("dw", dw, expected[1], why)
+    loss, dw = student.accumulate(w, batches[-1:])  # without any target
+    why = "Here no target counts, so there is nothing to divide by: the loss and its gradient are 0"
+    expect_close("loss", loss, 0.0, why)
+    expect_close("dw", dw, 0 * w, why)

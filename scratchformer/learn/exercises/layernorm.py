@@ -37,7 +37,7 @@ def layernorm_backward(dy, cache):
 from scratchformer import ops
 
 from ..exercise import Mistake
-from ..grading import check_pair, normal
+from ..grading import check_pair, expect_no_jacobian, normal
 
 HINTS = (
     "γ and β are used by all rows, so dgamma and dbeta are sums over all axes but the last. In the sum over c, the δ "
@@ -66,9 +66,18 @@ MISTAKES = (
     Mistake("g.mean(axis=-1, keepdims=True)", "g.mean()", "wrong gradient at x", "the mean of g is over all rows"),
     Mistake("(g * xhat).mean(axis=-1, keepdims=True)", "(g * xhat).sum(axis=-1, keepdims=True)", "wrong gradient at x"),
     Mistake("keepdims=True)) / sigma", "keepdims=True))", "wrong gradient at x"),
+    Mistake(
+        "    dx = (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True)) / sigma",
+        "    C = g.shape[-1]\n"
+        "    table = np.eye(C, dtype=g.dtype) - 1 / C - xhat[..., None] * xhat[..., None, :] / C\n"
+        "    dx = (g[..., None, :] @ table)[..., 0, :] / sigma",
+        "is there a Jacobian",
+    ),
 )
 
 
 def check(student):
     check_pair(student.layernorm, student.layernorm_backward, normal(0, 4, 3), normal(1, 3), normal(2, 3))
     check_pair(student.layernorm, student.layernorm_backward, normal(0, 3, 2, 5), normal(1, 5), normal(2, 5))
+    args = normal(0, 2, 256), normal(1, 256), normal(2, 256)
+    expect_no_jacobian(student.layernorm, student.layernorm_backward, *args)

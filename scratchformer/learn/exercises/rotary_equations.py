@@ -95,7 +95,8 @@ RESTRICTED = (
 
 def check(student):
     expect_without(student, RESTRICTED)
-    return check_equations_of(student.rotary, backward, normal(0, 5, 2), names={"θ": student.THETA})
+    runs = (normal(0, 5, 2),), (normal(1, 4, 2),)
+    return check_equations_of(student.rotary, backward, *runs, names={"θ": student.THETA})
 
 
 def backward(dy, angles):

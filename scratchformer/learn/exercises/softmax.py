@@ -29,7 +29,7 @@ def softmax_backward(dy, y):
 from scratchformer import ops
 
 from ..exercise import Mistake
-from ..grading import check_pair, normal
+from ..grading import check_pair, expect_no_jacobian, normal
 
 HINTS = (
     "Write dz_k = Σ_i dy_i ∂y_i/∂z_k and put the Jacobian in. The δ leaves one term of the sum.",
@@ -53,9 +53,15 @@ MISTAKES = (
     ),
     Mistake("keepdims=True))\n    return dz", "keepdims=True)) / len(y)\n    return dz", "wrong gradient at z"),
     Mistake("dz = y * (", "dz = (", "wrong gradient at z"),
+    Mistake(
+        "dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))",
+        "dz = np.einsum('...i,...ik->...k', dy, y[..., None] * (np.eye(y.shape[-1], dtype=y.dtype) - y[..., None, :]))",
+        "is there a Jacobian",
+    ),
 )
 
 
 def check(student):
     check_pair(student.softmax, student.softmax_backward, normal(0, 3, 4))
     check_pair(student.softmax, student.softmax_backward, normal(1, 2, 3, 5))
+    expect_no_jacobian(student.softmax, student.softmax_backward, normal(2, 2, 256))
