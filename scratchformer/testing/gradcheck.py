@@ -130,8 +130,8 @@ def check_gradients(
     The contract: the same inputs give the same y and gradients, on a CPU bit for bit (unless `same_bits=False`);
     backward is linear in dy; forward and backward do not write to their arguments; y and the gradients share no memory
     with args or dy, nor with each other or the results of an earlier call, and the gradients none with the cache;
-    backward can be called twice on one cache; each gradient has the shape of its argument; float64 gives float64 and
-    float32 gives float32.
+    backward can be called again on one cache, with another dy; each gradient has the shape of its
+    argument; float64 gives float64 and float32 gives float32.
 
     With `layouts`, arguments and dy are also passed in Fortran order, as every second element of a larger array, with
     negative strides, and read-only, and dy as a broadcast view: the results must be the same. A batch without rows must
@@ -203,11 +203,12 @@ def check_layer(
     The contract: the same inputs give the same y and gradients, on a CPU bit for bit (unless `same_bits=False`);
     backward is linear in dy; forward writes to no input, parameter or gradient; backward writes only to gradients, and
     adds to them; two forwards followed by their two backwards give the sum of both, so nothing is remembered outside
-    the cache; no returned array shares memory with a parameter or its gradient; float32 gives float32; neither pass
-    replaces the data or gradient array of a parameter by another; `layer` itself is not changed; `named_parameters()`
-    finds every `Param` in it. Parameters that are `frozen` need no gradient. Unlike an operation, a layer may return
-    its input as y, or dy as dx (as dropout without a key does), since no caller writes to either. With `layouts`,
-    inputs and dy are also passed in other memory layouts, and without rows, as in `check_gradients`.
+    the cache; backward can be called again on one cache, with another dy; no returned array shares memory with a
+    parameter or its gradient; float32 gives float32; neither pass replaces the data or gradient array of a parameter by
+    another; `layer` itself is not changed; `named_parameters()` finds every `Param` in it. Parameters that are `frozen`
+    need no gradient. Unlike an operation, a layer may return its input as y, or dy as dx (as dropout without a key
+    does), since no caller writes to either. With `layouts`, inputs and dy are also passed in other memory layouts, and
+    without rows, as in `check_gradients`.
 
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`, and ValueError as
     `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.

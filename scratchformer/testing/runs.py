@@ -41,6 +41,7 @@ STALE = (
 )
 _NONE: Mapping[str, Array] = {}
 _TWICE = "backward gives a different gradient when called again with the same cache"
+_NOT_ADDED = "backward does not add to the gradient, or adds a different one when called again with the same cache"
 _STALE = "changes after a second forward (backward must use its own cache, not the state of the latest forward)"
 _RERUN = "differs between two runs with the same arguments (random numbers must come from a key)"
 
@@ -154,11 +155,11 @@ class PairRun(Run):
         _expect_apart_from_each_other(gradients)
         first = {name: to_cpu(g).copy() for name, g in returned.items()}
         _fill_with_nan(returned)
-        again = self.backward(dy, self.cache)
-        _expect_no_nan(again)
-        expect_equal(again, first, _TWICE, self.same_bits)
-        expect_apart(again, {f"{name} of an earlier call": g for name, g in gradients.items()})
         expect_equal(self.backward(dy, second_cache), first, _RERUN, self.same_bits)
+        again = self.backward(opposite(dy), self.cache)
+        _expect_no_nan(again)
+        expect_equal(again, self.outcome(opposite(dy)).gradients, _TWICE, self.same_bits)
+        expect_apart(again, {f"{name} of an earlier call": g for name, g in gradients.items()})
         if self._forward_of_others():
             again, named = (Outcome(self.y, g).named_gradients() for g in (self.backward(dy, self.cache), first))
             expect_equal(again, named, _STALE, self.same_bits, STALE)
@@ -261,10 +262,11 @@ class LayerRun(Run):
         once = {name: to_cpu(g).copy() for name, g in returned.items()}
         sums = self.parameter_gradients()
         expect_finite({f"gradient of {name}": g for name, g in (once | sums).items()})
-        again = self.backward(dy, cache)
-        expect_equal(again, once, _TWICE, self.same_bits)
-        twice = {name: 2 * g for name, g in sums.items()}
-        expect_equal(self.parameter_gradients(), twice, "backward does not add to the gradient")
+        again = {name: to_cpu(g).copy() for name, g in self.backward(opposite(dy), cache).items()}
+        both = self.parameter_gradients()
+        alone = self.outcome(opposite(dy)).gradients
+        expect_equal(again, alone, _TWICE, self.same_bits)
+        expect_equal(both, {name: g + alone[name] for name, g in sums.items()}, _NOT_ADDED)
         self._check_two_uses(dy, key, once | sums)
         return once | sums
 
@@ -371,6 +373,11 @@ def normal_like(y: Any, seed: int, device: Device, dtype: Any) -> Any:
 def like(y: Any, parts: list) -> Any:
     """`parts` as a tuple or a list if `y` is one, otherwise the only part."""
     return tuple(parts) if isinstance(y, tuple) else parts if isinstance(y, list) else parts[0]
+
+
+def opposite(dy: Any) -> Any:
+    """−2 dy, for a second call with the same cache: a backward that remembers the first dy shows."""
+    return like(dy, [array_module(part).asarray(-2 * part) for part in as_tuple(dy)])
 
 
 def flat(y: Any) -> np.ndarray:

@@ -211,6 +211,22 @@ def test_gradient_overwritten():
     assert "w: backward does not add to the gradient" in fails(Overwrites())
 
 
+def test_a_cache_that_keeps_the_first_dy(device):
+    class Keeps(Affine):
+        def forward(self, x):
+            return super().forward(x)[0], {"x": x}
+
+        def backward(self, dy, cache):
+            dx = super().backward(cache.setdefault(self.kept, dy.copy()), cache["x"])
+            return dx if self.kept == "dy" else dy @ self.w.data.T
+
+    Keeps.kept = "dy"
+    assert "x: backward gives a different gradient when called again" in fails(Keeps(), device=device)
+    Keeps.kept = "for parameters"
+    message = "w: backward does not add to the gradient, or adds a different one when called again with the same cache"
+    assert message in fails(Keeps(), device=device)
+
+
 def test_gradient_left_out():
     class Forgets(Affine):
         def backward(self, dy, x):

@@ -594,6 +594,15 @@ def test_backward_that_uses_up_its_cache(device):
     assert "gradient when called again with the same cache" in fails(op, backward, normal(3), device=device)
 
 
+def test_backward_that_keeps_its_first_gradient_in_the_cache(device):
+    def backward(dy, cache):
+        cache.setdefault("dx", 2 * dy)
+        return cache["dx"].copy()
+
+    message = fails(lambda x: (2 * x, {}), backward, normal(3), device=device)
+    assert "gradient when called again with the same cache" in message
+
+
 def test_hidden_randomness():
     rng = np.random.default_rng(0)
 
