@@ -118,8 +118,9 @@ def check_gradients(
 
     `op_backward(dy, cache)` must return the gradients of the floating-point arrays among `args`, in order: a tuple, or
     one array if there is only one. Everything else (integer ids, keys, patterns, None, numbers) is passed on unchanged.
-    `y` may be a tuple or a list of arrays; then so is `dy`. All arrays, also those inside tuples, lists and dicts, are
-    copied to `device`, floating-point ones as float64; `args` are not changed. dy is standard normal, from `Key(seed)`.
+    `y` may be a tuple, NamedTuple or list of arrays; then so is `dy`. All arrays, also those inside tuples,
+    NamedTuples, lists and dicts, are copied to `device`, floating-point ones as float64; `args` are not changed. dy is
+    standard normal, from `Key(seed)`.
 
     The values: every element of each argument (`max_elements` random ones if there are more), and the derivatives along
     `directions` random directions, are compared with central differences of F = Σ y dy. They may differ by `rtol` of

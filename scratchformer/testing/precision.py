@@ -21,7 +21,7 @@ from ..backend import CPU, Device, is_floating_type, to_cpu
 from .bounds import Arithmetic, Bounded, Steps, limits, widest
 from .contracts import GradientError, as_tuple, is_array, is_floating, labelled, named_gradients, own_copy, repeatable
 from .differences import label
-from .runs import argument_names, expect_finite, name_of, normal_like, two
+from .runs import argument_names, expect_finite, like, name_of, normal_like, two
 
 _LOOP = 16  # a line that runs more often than this is taken for a loop
 
@@ -153,10 +153,9 @@ class Rounded:
         with np.errstate(all="ignore"):
             self.y, self.cache = two(op(*self.args, **self.kwargs), "op")
         if dy is None:
-            y = tuple(map(to_cpu, as_tuple(self.y)))
-            dy = normal_like(y if isinstance(self.y, tuple) else y[0], seed, CPU, np.float64)
+            dy = normal_like(like(self.y, list(map(to_cpu, as_tuple(self.y)))), seed, CPU, np.float64)
         parts = [own_copy(np.asarray(d), device, y.dtype) for d, y in zip(as_tuple(dy), as_tuple(self.y), strict=True)]
-        self.dy = tuple(parts) if isinstance(self.y, tuple) else parts[0]
+        self.dy = like(self.y, parts)
 
     def actual(self) -> dict[str, np.ndarray]:
         """y and the gradients as computed in the type."""
@@ -175,7 +174,7 @@ class Rounded:
 
         args = [with_bounds(x) for x in self.args]
         floating = {name: x for name, x in zip(self.names, args, strict=True) if name in self.floating}
-        dy = tuple(map(with_bounds, self.dy)) if isinstance(self.dy, tuple) else with_bounds(self.dy)
+        dy = like(self.dy, list(map(with_bounds, as_tuple(self.dy))))
         y, cache = self.op(*args, **{key: with_bounds(x) for key, x in self.kwargs.items()})
         store((y, cache))
         gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))

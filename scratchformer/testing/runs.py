@@ -29,6 +29,7 @@ from .contracts import (
     labelled,
     named_gradients,
     own_copy,
+    rebuilt,
 )
 from .differences import label
 
@@ -371,8 +372,8 @@ def normal_like(y: Any, seed: int, device: Device, dtype: Any) -> Any:
 
 
 def like(y: Any, parts: list) -> Any:
-    """`parts` as a tuple or a list if `y` is one, otherwise the only part."""
-    return tuple(parts) if isinstance(y, tuple) else parts if isinstance(y, list) else parts[0]
+    """`parts` as a tuple, NamedTuple or list if `y` is one, otherwise the only part."""
+    return rebuilt(y, parts) if isinstance(y, tuple | list) else parts[0]
 
 
 def opposite(dy: Any) -> Any:

@@ -1,8 +1,10 @@
 """The checks themselves: no false alarm for correct pairs at any scale, and an error for every planted mistake."""
 
+import collections
 import itertools
 import re
 from functools import partial
+from typing import NamedTuple
 
 import hypothesis.strategies as st
 import numpy as np
@@ -749,6 +751,39 @@ def test_arrays_inside_arguments(device):
     assert "forward writes to shift" in writes(lambda state, shift: shift[1:])
     message = fails(lambda x, state: (state["scale"][0], None), lambda dy, _: dy * 1, normal(3), state, device=device)
     assert "y shares memory with state['scale'][0]" in message
+
+
+class Scales(NamedTuple):
+    scale: np.ndarray
+    shift: list
+
+
+def test_arrays_inside_named_tuples_and_other_kinds_of_tuples_lists_and_dicts(device):
+    scales = Scales(normal(3), [normal(3)])
+
+    def op(x, scales, state):
+        return Scales(x * scales.scale, x + scales.shift[0] * state["w"]), scales
+
+    def backward(dy, scales):
+        return dy.scale * scales.scale + dy.shift
+
+    state = collections.defaultdict(list, w=normal(3))
+    check_gradients(op, backward, normal(2, 3), scales, state, device=device)
+
+    def writes(part):
+        def op_that_writes(x, scales, state):
+            target = part(scales, state)
+            target += 1
+            return op(x, scales, state)
+
+        before = scales.scale.copy()
+        message = fails(op_that_writes, backward, normal(2, 3), scales, state, device=device)
+        assert np.array_equal(scales.scale, before)
+        return message
+
+    assert "forward writes to scales.scale" in writes(lambda scales, _: scales.scale)
+    assert "forward writes to scales.shift[0]" in writes(lambda scales, _: scales.shift[0])
+    assert "forward writes to state['w']" in writes(lambda _, state: state["w"])
 
 
 def test_outputs_in_a_list_and_other_structures(device):

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -79,6 +80,24 @@ def test_a_relu_that_rounding_turns_on_is_not_refused():
     x, w = np.array([[1.0, 1.0, 1.0]]), np.array([[1.0, 2.0], [1 / 3, 1 / 7], [-4 / 3, -15 / 7]])
     report = check_precision(ops.dense, ops.dense_backward, x, w, np.zeros(2), "relu")
     assert report[1].bound > 1
+
+
+class Halves(NamedTuple):
+    left: np.ndarray
+    right: np.ndarray
+
+
+@pytest.mark.parametrize("kind", [Halves, lambda left, right: [left, right]], ids=["NamedTuple", "list"])
+def test_outputs_in_a_named_tuple_or_a_list(kind):
+    def split(x):
+        return kind(x[:2] * x.dtype.type(2), x[2:] * x.dtype.type(2)), x.dtype
+
+    def split_backward(dy, dtype):
+        left, right = (dy.left, dy.right) if kind is Halves else dy
+        return np.concatenate([left, right]) * dtype.type(2)
+
+    report = check_precision(split, split_backward, normal(5))
+    assert [row.tensor for row in report] == ["y[0]", "y[1]", "gradient of x"]
 
 
 def test_the_code_may_run_on_a_device():
