@@ -306,6 +306,16 @@ def test_shallow_deepcopy():
     assert "w of a deep copy shares memory with w" in fails(Shallow())
 
 
+def test_a_backward_that_writes_in_float32(device):
+    class Writes(Affine):
+        def backward(self, dy, x):
+            if dy.dtype == np.float32:
+                self.b.data += 1
+            return super().backward(dy, x)
+
+    assert "backward in float32 writes to b" in fails(Writes(), device=device)
+
+
 def test_float64_leak():
     class Leaks(Affine):
         def forward(self, x):

@@ -628,6 +628,16 @@ def test_float64_leaks_into_a_gradient(device):
     assert "gradient of x is float64" in message
 
 
+def test_a_backward_that_writes_in_float32(device):
+    def backward(dy, x):
+        if x.dtype == np.float32:
+            dy *= 2
+            return x * dy
+        return 2 * x * dy
+
+    assert "backward in float32 writes to dy" in fails(lambda x: (x * x, x), backward, normal(3), device=device)
+
+
 def test_float64_does_not_become_float32(device):
     def op(x):
         return (x * 2).astype(np.float32), None

@@ -248,6 +248,14 @@ def test_float32_code_can_be_held_to_float64():
         check_precision(naive_log1p, log1p_backward, *x, dtype=np.float32, elementwise=np.float64)
 
 
+def test_a_gradient_that_is_another_function_in_the_type():
+    def wrong(dy, x):
+        return 2 * x * dy * x.dtype.type(1 if x.dtype == np.float64 else 3)
+
+    with pytest.raises(GradientError, match=r"in float32, gradient of x\[\d\] is .* as in float64"):
+        check_precision(lambda x: (x * x, x), wrong, normal(4), dtype=np.float32)
+
+
 def test_an_operation_that_sums_in_half_is_reported_by_the_command(monkeypatch, capsys):
     main(["check", "softmax", "--dtype", "float16"])
     assert re.search(r"softmax +2 +\d+ +\d\.\de-01 +-$", capsys.readouterr().out, re.MULTILINE)
