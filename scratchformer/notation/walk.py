@@ -30,6 +30,7 @@ from .values import (
 )
 
 TOLERANCE = 1e-9
+_EQUAL = ("=", ":=")
 
 
 class DerivationError(AssertionError):
@@ -156,15 +157,12 @@ class Walk:
             self.rows.append(Row(item.line, item.text, "name", None))
             return
         bind(equation, self.scope)
-        defined = self.defines(first, equation)
+        equal = equation.relations[0] in _EQUAL
+        defined = equal and self.defines(first, equation)
         self.use((*equation.parts[defined:], equation.bindings, equation.conditions))
         if defined:
             self.set(first, evaluate(others[0], self.scope), equation)
-        known = evaluate(first, self.scope)
-        errors = [
-            self.compare(item, known, evaluate(part, self.scope), relation, equation, self.terms(first, part))
-            for part, relation in list(zip(others, equation.relations, strict=True))[defined:]
-        ]
+        errors = self.chain(item, equation, int(defined))
         gradient = self.gradient(item, first)
         if gradient is None:
             self.learn(first, others[0], equation)
@@ -174,9 +172,23 @@ class Walk:
         self.rows.append(Row(item.line, item.text, kind, max(errors, default=None)))
         if kind == "defines":
             self.unused[self.scope.resolve(first[1])] = item
-        elif first[0] == "name":
+        elif equal and first[0] == "name":
             name = self.scope.resolve(first[1])
             self.compared[name] = holds(equation, first, self.scope) | self.compared.get(name, False)
+
+    def chain(self, item: Item, equation: Equation, start: int) -> list[float]:
+        """The error of each relation from number `start` on. Its left side is the part before it, or the first part
+        while all so far are equal.
+        """
+        left, equal, errors = equation.parts[0], True, []
+        known = evaluate(left, self.scope)
+        for relation, right in list(zip(equation.relations, equation.parts[1:], strict=True))[start:]:
+            value = evaluate(right, self.scope)
+            errors.append(self.compare(item, known, value, relation, equation, self.terms(left, right)))
+            equal = equal and relation in _EQUAL
+            if not equal:
+                left, known = right, value
+        return errors
 
     def is_short_name(self, equation: Equation) -> bool:
         """Whether an equation gives a known array a short name, as u := content_bias does. dx is never a short name."""
@@ -220,12 +232,7 @@ class Walk:
             return
         name, letters = self.scope.resolve(left[1]), [index[1] for index in left[2] if index[0] == "idx"]
         plain = len(letters) == len(left[2]) == len(set(letters))
-        if (
-            plain
-            and not equation.conditions
-            and name not in self.run.arguments
-            and equation.relations[0] in ("=", ":=")
-        ):
+        if plain and not equation.conditions and name not in self.run.arguments and equation.relations[0] in _EQUAL:
             self.rules.setdefault(name, Rule(name, left[2], right, equation))
 
     def terms(self, left: Node, right: Node) -> float:
@@ -234,7 +241,7 @@ class Walk:
 
     def compare(self, item: Item, a: Named, b: Named, relation: str, equation: Equation, terms: float = 0.0) -> float:
         for axis in b.axes:
-            if isinstance(axis, str) and axis not in a.axes:
+            if relation in _EQUAL and isinstance(axis, str) and axis not in a.axes:
                 raise NotationError(f"index {axis} is on the right only: sum over it, or put it on the left")
         (x, y), axes = align(a, b)
         x, y = np.broadcast_arrays(x.real, y.real)
@@ -247,7 +254,7 @@ class Walk:
             held = np.broadcast_to(np.broadcast_to(mask[0], mask[1].shape).transpose(order), x.shape) > 0
             if not held.any():
                 raise NotationError('the condition after "for" holds nowhere on these arrays: nothing is compared')
-        if relation in ("=", ":="):
+        if relation in _EQUAL:
             error = distance(x[held], y[held], terms)
             wrong = ~(np.abs(x - y) <= self.tolerance * max(np.abs(y[held]).max(initial=0), terms, 1e-300)) & held
         else:

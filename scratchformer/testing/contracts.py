@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -82,22 +83,33 @@ def own_copy(x: Any, device: Device, dtype: Any) -> Any:
     """
     if is_array(x):
         return to_device(x, device, dtype if is_floating(x) else None).copy()
-    if type(x) is dict:
-        return {key: own_copy(part, device, dtype) for key, part in x.items()}
-    if type(x) in (tuple, list):
-        return type(x)(own_copy(part, device, dtype) for part in x)
+    if isinstance(x, dict):
+        twin = copy.copy(x)
+        twin.update({key: own_copy(part, device, dtype) for key, part in x.items()})
+        return twin
+    if isinstance(x, tuple | list):
+        return rebuilt(x, [own_copy(part, device, dtype) for part in x])
     return x
 
 
+def rebuilt(x: Any, parts: list) -> Any:
+    """A tuple or list like `x`, also if it is a NamedTuple, of other parts."""
+    return x._make(parts) if hasattr(x, "_make") else type(x)(parts)
+
+
 def arrays_in(name: str, x: Any) -> dict[str, Array]:
-    """The arrays in `x`, by name: `mask`, or `mask[0]` and `mask['key']` for those in tuples, lists and dicts."""
+    """The arrays in `x`, by name: `mask`, or `mask[0]`, `mask['key']` and `mask.field` for those in tuples, lists,
+    dicts and NamedTuples.
+    """
     if is_array(x):
         return {name: x}
-    parts = x.items() if type(x) is dict else enumerate(x) if type(x) in (tuple, list) else ()
-    found: dict[str, Array] = {}
-    for key, part in parts:
-        found |= arrays_in(f"{name}[{key!r}]", part)
-    return found
+    parts: dict[str, Any] = {}
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        parts = {f"{name}.{field}": part for field, part in zip(x._fields, x, strict=True)}
+    elif isinstance(x, dict | tuple | list):
+        items = x.items() if isinstance(x, dict) else enumerate(x)
+        parts = {f"{name}[{key!r}]": part for key, part in items}
+    return {inner: array for place, part in parts.items() for inner, array in arrays_in(place, part).items()}
 
 
 def as_tuple(x: Any) -> tuple:

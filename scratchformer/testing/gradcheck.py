@@ -30,6 +30,7 @@ from .contracts import (
     is_array,
     is_floating,
     labelled,
+    own_copy,
     repeatable,
 )
 from .differences import (
@@ -118,8 +119,9 @@ def check_gradients(
 
     `op_backward(dy, cache)` must return the gradients of the floating-point arrays among `args`, in order: a tuple, or
     one array if there is only one. Everything else (integer ids, keys, patterns, None, numbers) is passed on unchanged.
-    `y` may be a tuple or a list of arrays; then so is `dy`. All arrays, also those inside tuples, lists and dicts, are
-    copied to `device`, floating-point ones as float64; `args` are not changed. dy is standard normal, from `Key(seed)`.
+    `y` may be a tuple, NamedTuple or list of arrays; then so is `dy`. All arrays, also those inside tuples,
+    NamedTuples, lists and dicts, are copied to `device`, floating-point ones as float64; `args` are not changed. dy is
+    standard normal, from `Key(seed)`.
 
     The values: every element of each argument (`max_elements` random ones if there are more), and the derivatives along
     `directions` random directions, are compared with central differences of F = Σ y dy. They may differ by `rtol` of
@@ -130,8 +132,8 @@ def check_gradients(
     The contract: the same inputs give the same y and gradients, on a CPU bit for bit (unless `same_bits=False`);
     backward is linear in dy; forward and backward do not write to their arguments; y and the gradients share no memory
     with args or dy, nor with each other or the results of an earlier call, and the gradients none with the cache;
-    backward can be called twice on one cache; each gradient has the shape of its argument; float64 gives float64 and
-    float32 gives float32.
+    backward can be called again on one cache, with another dy; each gradient has the shape of its
+    argument; float64 gives float64 and float32 gives float32, whose values `check_precision` checks.
 
     With `layouts`, arguments and dy are also passed in Fortran order, as every second element of a larger array, with
     negative strides, and read-only, and dy as a broadcast view: the results must be the same. A batch without rows must
@@ -157,7 +159,7 @@ def check_gradients(
         gradients = run.check_contract(dy)
         tensors = [Tensor(name, x, to_cpu(gradients[name])) for name, x in run.floating.items()]
         extra = _complex_comparisons(run, dy) if complex_step else None
-        report = _compare_all(
+        return _compare_all(
             run,
             dy,
             tensors,
@@ -168,11 +170,8 @@ def check_gradients(
             layouts=layouts,
             extra=extra,
             explain=lambda evidence: diagnosis.of_pair(evidence, run, dy),
+            single=lambda: PairRun(op, op_backward, names, args, kwargs, device, np.float32),
         )
-        with np.errstate(all="ignore"):  # only types are checked here: values may overflow in float32
-            single = PairRun(op, op_backward, names, args, kwargs, device, np.float32)
-            single.check_types(normal_like(single.y, seed, device, np.float32))
-        return report
 
 
 @repeatable
@@ -203,11 +202,12 @@ def check_layer(
     The contract: the same inputs give the same y and gradients, on a CPU bit for bit (unless `same_bits=False`);
     backward is linear in dy; forward writes to no input, parameter or gradient; backward writes only to gradients, and
     adds to them; two forwards followed by their two backwards give the sum of both, so nothing is remembered outside
-    the cache; no returned array shares memory with a parameter or its gradient; float32 gives float32; neither pass
-    replaces the data or gradient array of a parameter by another; `layer` itself is not changed; `named_parameters()`
-    finds every `Param` in it. Parameters that are `frozen` need no gradient. Unlike an operation, a layer may return
-    its input as y, or dy as dx (as dropout without a key does), since no caller writes to either. With `layouts`,
-    inputs and dy are also passed in other memory layouts, and without rows, as in `check_gradients`.
+    the cache; backward can be called again on one cache, with another dy; no returned array shares memory with a
+    parameter or its gradient; float32 gives float32; neither pass replaces the data or gradient array of a parameter by
+    another; `layer` itself is not changed; `named_parameters()` finds every `Param` in it. Parameters that are `frozen`
+    need no gradient. Unlike an operation, a layer may return its input as y, or dy as dx (as dropout without a key
+    does), since no caller writes to either. With `layouts`, inputs and dy are also passed in other memory layouts, and
+    without rows, as in `check_gradients`.
 
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`, and ValueError as
     `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.
@@ -239,10 +239,8 @@ def check_layer(
             together=together,
             layouts=layouts,
             explain=lambda evidence: diagnosis.of_layer(evidence, run, dy),
+            single=lambda: LayerRun(layer, inputs, kwargs, device, np.float32),
         )
-        with np.errstate(all="ignore"):
-            single = LayerRun(layer, inputs, kwargs, device, np.float32)
-            single.check_types(normal_like(single.forward()[0], seed, device, np.float32))
         original.check("the check of a deep copy")
         return report
 
@@ -257,6 +255,7 @@ def _compare_all(
     directions: int,
     layouts: bool,
     explain: Callable[[diagnosis.Evidence], list[diagnosis.Diagnosis]],
+    single: Callable[[], Run],
     together: int = 1,
     extra: Callable[[Tensor, list, float], list[Comparison]] | None = None,
 ) -> Report:
@@ -293,6 +292,9 @@ def _compare_all(
         of_y = dict.fromkeys(labelled("y", as_tuple(run.y)), max(differences.noise, floor))
         check_layouts(run, dy, outcome.named(), wide | of_y)
         check_empty(run)
+    with np.errstate(all="ignore"):  # values are not compared: they may overflow in float32
+        of_float32 = single()
+        of_float32.checked(own_copy(dy, run.device, of_float32.dtype))
     report.kinks = tuple(f"{c.where}: {c.note}" for both in found.values() for c in _at_kinks(*both))
     return report
 

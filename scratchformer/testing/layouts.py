@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
-from .contracts import GradientError, as_tuple, expect_type, labelled
+from .contracts import GradientError, Untouched, as_tuple, expect_type, labelled
 from .differences import label
 from .runs import Outcome, Run, like
 
@@ -73,16 +73,22 @@ def difference(
     same up to `factor` times the noise of each.
     """
     for name, x in found.items():
-        y = expected[name]
-        if x.shape != y.shape:
-            return f"{name} has the shape {x.shape}, not {y.shape}"
-        error = np.abs(x - y)
-        allowed = _SAME * np.abs(y).max(initial=0) + _NOISE * factor * noise[name]
-        if not np.all(error <= allowed):
-            worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error)), x.shape)
-            index = tuple(int(i) for i in worst)
-            return f"{label(name, index)} is {x[index]:.6g}, not {y[index]:.6g}"
+        allowed = _SAME * float(np.abs(expected[name]).max(initial=0)) + _NOISE * factor * noise[name]
+        if wrong := differs(name, x, expected[name], allowed):
+            return wrong
     return ""
+
+
+def differs(name: str, x: np.ndarray, y: np.ndarray, allowed: float) -> str:
+    """In words, the element of `x` that differs most from that of `y`; empty if none by more than `allowed`."""
+    if x.shape != y.shape:
+        return f"{name} has the shape {x.shape}, not {y.shape}"
+    error = np.abs(x - y)
+    if np.all(error <= allowed):
+        return ""
+    worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error)), x.shape)
+    index = tuple(int(i) for i in worst)
+    return f"{label(name, index)} is {x[index]:.6g}, not {y[index]:.6g}"
 
 
 def check_layouts(run: Run, dy: Array, expected: Mapping[str, np.ndarray], noise: Mapping[str, float]) -> None:
@@ -90,11 +96,17 @@ def check_layouts(run: Run, dy: Array, expected: Mapping[str, np.ndarray], noise
 
     def problem(layout: Callable[[Array], Array], only: str | None = None) -> str:
         changed = {name: layout(x) for name, x in run.arrays.items() if only in (None, name)}
-        parts = [layout(x) if only in (None, n) else x for n, x in labelled("dy", as_tuple(dy)).items()]
+        upstream = {n: layout(x) if only in (None, n) else x for n, x in labelled("dy", as_tuple(dy)).items()}
+        untouched = Untouched(changed | upstream)
         try:
-            found = run.outcome(like(dy, parts), changed).named()
+            found = run.outcome(like(dy, list(upstream.values())), changed).named()
+            untouched.check("it")
         except Exception as error:
-            return f"it raises {type(error).__name__}: {error} (layouts=False: for code that takes C order only)"
+            if isinstance(error, GradientError):
+                return str(error)
+            writes = "output array is read-only" in str(error) or "destination is read-only" in str(error)
+            advice = " (layouts=False: for code that takes C order only)" * (not writes)
+            return f"it raises {type(error).__name__}: {error}{advice}"
         return difference(found, expected, noise)
 
     for together, layout in _TOGETHER.items():

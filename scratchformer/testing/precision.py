@@ -21,8 +21,10 @@ from ..backend import CPU, Device, is_floating_type, to_cpu
 from .bounds import Arithmetic, Bounded, Steps, limits, widest
 from .contracts import GradientError, as_tuple, is_array, is_floating, labelled, named_gradients, own_copy, repeatable
 from .differences import label
-from .runs import argument_names, expect_finite, name_of, normal_like, two
+from .layouts import differs
+from .runs import argument_names, expect_finite, like, name_of, normal_like, two
 
+_OTHER = 0.01  # a gradient that differs by more of its largest element is another function
 _LOOP = 16  # a line that runs more often than this is taken for a loop
 
 
@@ -109,7 +111,20 @@ def check_precision(
         if row.ratio > 1:  # y before the gradients that depend on it
             reason = run.reason(comparison, arithmetic)
             raise GradientError(f"{name_of(op)}, {name_of(op_backward)}: {comparison.complaint()}\n  {reason}")
+    _expect_same_in_float64(comparisons, run.in_float64(), f"{name_of(op)}, {name_of(op_backward)}")
     return PrecisionReport(rows, [note for c in comparisons for note in c.underflow_note()])
+
+
+def _expect_same_in_float64(comparisons: list[Comparison], wide: dict[str, np.ndarray], subject: str) -> None:
+    """Raise GradientError if y is the same in float64, but a gradient is another function there."""
+    for c in comparisons:  # y before the gradients
+        allowed = _OTHER * float(np.abs(wide[c.name]).max(initial=0)) + float(c.bound.max(initial=0))
+        wrong = differs(c.name, c.right, wide[c.name], allowed)
+        if wrong and c.name.startswith("gradient"):
+            what = f"in {c.actual.dtype}, {wrong} as in float64"
+            raise GradientError(f"{subject}: {what}: does the code treat the types differently?")
+        if wrong:
+            return  # a generator may draw other numbers in another type
 
 
 def as_type(name: str, dtype: Any) -> np.dtype:
@@ -141,7 +156,7 @@ class Rounded:
         device: Device,
         seed: int,
     ) -> None:
-        self.op, self.op_backward, self.names, self.dtype = op, op_backward, names, dtype
+        self.op, self.op_backward, self.names, self.dtype, self.device = op, op_backward, names, dtype, device
         with np.errstate(over="ignore"):
             self.args = [own_copy(x, device, dtype) for x in args]
             self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
@@ -153,10 +168,9 @@ class Rounded:
         with np.errstate(all="ignore"):
             self.y, self.cache = two(op(*self.args, **self.kwargs), "op")
         if dy is None:
-            y = tuple(map(to_cpu, as_tuple(self.y)))
-            dy = normal_like(y if isinstance(self.y, tuple) else y[0], seed, CPU, np.float64)
+            dy = normal_like(like(self.y, list(map(to_cpu, as_tuple(self.y)))), seed, CPU, np.float64)
         parts = [own_copy(np.asarray(d), device, y.dtype) for d, y in zip(as_tuple(dy), as_tuple(self.y), strict=True)]
-        self.dy = tuple(parts) if isinstance(self.y, tuple) else parts[0]
+        self.dy = like(self.y, parts)
 
     def actual(self) -> dict[str, np.ndarray]:
         """y and the gradients as computed in the type."""
@@ -175,12 +189,21 @@ class Rounded:
 
         args = [with_bounds(x) for x in self.args]
         floating = {name: x for name, x in zip(self.names, args, strict=True) if name in self.floating}
-        dy = tuple(map(with_bounds, self.dy)) if isinstance(self.dy, tuple) else with_bounds(self.dy)
+        dy = like(self.dy, list(map(with_bounds, as_tuple(self.dy))))
         y, cache = self.op(*args, **{key: with_bounds(x) for key, x in self.kwargs.items()})
         store((y, cache))
         gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))
         found = {name: arithmetic.array_of(x) for name, x in self._named(y, gradients).items()}
         return {name: x if x.stored else arithmetic.stored(x, x.dtype) for name, x in found.items()}
+
+    def in_float64(self) -> dict[str, np.ndarray]:
+        """y and the gradients that the code computes in float64 from the same numbers."""
+        args, kwargs, dy = (own_copy(x, self.device, np.float64) for x in (self.args, self.kwargs, self.dy))
+        with np.errstate(all="ignore"):
+            y, cache = self.op(*args, **kwargs)
+            floating = {name: x for name, x in zip(self.names, args, strict=True) if is_floating(x)}
+            gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))
+        return {name: to_cpu(x) for name, x in self._named(y, gradients).items()}
 
     @staticmethod
     def _named(y: Any, gradients: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from .contracts import (
     labelled,
     named_gradients,
     own_copy,
+    rebuilt,
 )
 from .differences import label
 
@@ -41,6 +42,7 @@ STALE = (
 )
 _NONE: Mapping[str, Array] = {}
 _TWICE = "backward gives a different gradient when called again with the same cache"
+_NOT_ADDED = "backward does not add to the gradient, or adds a different one when called again with the same cache"
 _STALE = "changes after a second forward (backward must use its own cache, not the state of the latest forward)"
 _RERUN = "differs between two runs with the same arguments (random numbers must come from a key)"
 
@@ -69,6 +71,7 @@ class Run:
         self, names: list[str], args: tuple, kwargs: dict[str, Any], device: Device, dtype: Any, same_bits: bool
     ) -> None:
         self.names, self.device, self.dtype = names, device, dtype
+        self.type = "" if dtype == np.float64 else f" in {np.dtype(dtype)}"  # for messages
         self.same_bits = same_bits and device == CPU  # a GPU adds in no fixed order
         self.args = [own_copy(x, device, dtype) for x in args]
         self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
@@ -89,6 +92,9 @@ class Run:
 
     def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         """One forward and one backward; dy may be a function of y."""
+        raise NotImplementedError
+
+    def checked(self, dy: Any) -> Outcome:
         raise NotImplementedError
 
     def evaluate(self, dy: Any) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -118,7 +124,7 @@ class PairRun(Run):
         self.op, self.op_backward, self.backward_name = op, op_backward, name_of(op_backward)
         untouched = Untouched(self.given)
         self.y, self.cache = self.forward()
-        untouched.check("forward")
+        untouched.check(f"forward{self.type}")
 
     def forward(self, changed: Mapping[str, Array] = _NONE) -> tuple[Any, Any]:
         args, kwargs = self.arguments(changed)
@@ -143,10 +149,7 @@ class PairRun(Run):
         complaint = "differs between two calls with the same arguments (random numbers must come from a key)"
         expect_equal(outputs, second, complaint, self.same_bits)
         expect_apart(second, {f"{name} of an earlier call": x for name, x in outputs.items()})
-        untouched = Untouched(self.given | outputs | upstream)
-        returned = self.backward(dy, self.cache)
-        untouched.check("backward")
-        self._expect_type(outputs, returned)
+        returned = self._watched_backward(dy)
         gradients = {f"gradient of {name}": g for name, g in returned.items()}
         expect_finite(gradients)
         expect_apart(gradients, self.given | upstream)
@@ -154,11 +157,11 @@ class PairRun(Run):
         _expect_apart_from_each_other(gradients)
         first = {name: to_cpu(g).copy() for name, g in returned.items()}
         _fill_with_nan(returned)
-        again = self.backward(dy, self.cache)
-        _expect_no_nan(again)
-        expect_equal(again, first, _TWICE, self.same_bits)
-        expect_apart(again, {f"{name} of an earlier call": g for name, g in gradients.items()})
         expect_equal(self.backward(dy, second_cache), first, _RERUN, self.same_bits)
+        again = self.backward(opposite(dy), self.cache)
+        _expect_no_nan(again)
+        expect_equal(again, self.outcome(opposite(dy)).gradients, _TWICE, self.same_bits)
+        expect_apart(again, {f"{name} of an earlier call": g for name, g in gradients.items()})
         if self._forward_of_others():
             again, named = (Outcome(self.y, g).named_gradients() for g in (self.backward(dy, self.cache), first))
             expect_equal(again, named, _STALE, self.same_bits, STALE)
@@ -177,9 +180,17 @@ class PairRun(Run):
                 continue
         return False
 
-    def check_types(self, dy: Any) -> None:
-        """Check that y and the gradients have the dtype of the arguments."""
-        self._expect_type(labelled("y", as_tuple(self.y)), self.backward(dy, self.cache))
+    def checked(self, dy: Any) -> Outcome:
+        """y and the gradients, which must have the dtype of the arguments; backward may write to nothing."""
+        return Outcome(self.y, self._watched_backward(dy))
+
+    def _watched_backward(self, dy: Any) -> dict[str, Array]:
+        outputs = labelled("y", as_tuple(self.y))
+        untouched = Untouched(self.given | outputs | labelled("dy", as_tuple(dy)))
+        gradients = self.backward(dy, self.cache)
+        untouched.check(f"backward{self.type}")
+        self._expect_type(outputs, gradients)
+        return gradients
 
     def _expect_type(self, outputs: dict[str, Any], gradients: dict[str, Any]) -> None:
         if self.floating:
@@ -244,27 +255,21 @@ class LayerRun(Run):
     def check_contract(self, dy: Any, key: Key) -> dict[str, np.ndarray]:
         """Everything but the values. Returns the gradients of inputs and parameters, by name."""
         state = layer_arrays(self.layer)
-        upstream = labelled("dy", as_tuple(dy))
-        untouched = Untouched(self.given | state)
-        y, cache = self.forward()
-        untouched.check("forward")
-        self.y = y
-        outputs = labelled("y", as_tuple(y))
+        self.y, cache = self._watched_forward()
+        outputs = labelled("y", as_tuple(self.y))
         expect_finite(outputs)
         expect_apart(outputs, state)
-        untouched = Untouched(self.given | outputs | upstream | {n: p.data for n, p in self.params.items()})
-        returned = self.backward(dy, cache)
-        untouched.check("backward")
-        self._expect_type(outputs, returned)
+        returned = self._watched_backward(dy, self.y, cache)
         self._expect_same_parameters(state)
         expect_apart({f"gradient of {name}": g for name, g in returned.items()}, state)
         once = {name: to_cpu(g).copy() for name, g in returned.items()}
         sums = self.parameter_gradients()
         expect_finite({f"gradient of {name}": g for name, g in (once | sums).items()})
-        again = self.backward(dy, cache)
-        expect_equal(again, once, _TWICE, self.same_bits)
-        twice = {name: 2 * g for name, g in sums.items()}
-        expect_equal(self.parameter_gradients(), twice, "backward does not add to the gradient")
+        again = {name: to_cpu(g).copy() for name, g in self.backward(opposite(dy), cache).items()}
+        both = self.parameter_gradients()
+        alone = self.outcome(opposite(dy)).gradients
+        expect_equal(again, alone, _TWICE, self.same_bits)
+        expect_equal(both, {name: g + alone[name] for name, g in sums.items()}, _NOT_ADDED)
         self._check_two_uses(dy, key, once | sums)
         return once | sums
 
@@ -291,10 +296,28 @@ class LayerRun(Run):
         expect_equal(self.parameter_gradients(), both, complaint, diagnoses=STALE)
         expect_equal(alone, first, _RERUN, self.same_bits)
 
-    def check_types(self, dy: Any) -> None:
-        """Check that y, the gradients and the parameters have the dtype that the layer was cast to."""
+    def checked(self, dy: Any) -> Outcome:
+        """y and the gradients, which must have the dtype that the layer was cast to, as must the parameters; forward
+        writes to nothing, backward only to gradients.
+        """
+        self.layer.zero_grad()
+        y, cache = self._watched_forward()
+        gradients = self._watched_backward(dy, y, cache)
+        return Outcome(y, gradients | {name: p.grad for name, p in self.trained.items()})
+
+    def _watched_forward(self) -> tuple[Any, Any]:
+        untouched = Untouched(self.given | layer_arrays(self.layer))
         y, cache = self.forward()
-        self._expect_type(labelled("y", as_tuple(y)), self.backward(dy, cache))
+        untouched.check(f"forward{self.type}")
+        return y, cache
+
+    def _watched_backward(self, dy: Any, y: Any, cache: Any) -> dict[str, Array]:
+        outputs, upstream = labelled("y", as_tuple(y)), labelled("dy", as_tuple(dy))
+        untouched = Untouched(self.given | outputs | upstream | {n: p.data for n, p in self.params.items()})
+        gradients = self.backward(dy, cache)
+        untouched.check(f"backward{self.type}")
+        self._expect_type(outputs, gradients)
+        return gradients
 
     def _expect_type(self, outputs: dict[str, Any], gradients: dict[str, Any]) -> None:
         returned = {f"gradient of {n}": g for n, g in gradients.items()}
@@ -369,8 +392,13 @@ def normal_like(y: Any, seed: int, device: Device, dtype: Any) -> Any:
 
 
 def like(y: Any, parts: list) -> Any:
-    """`parts` as a tuple or a list if `y` is one, otherwise the only part."""
-    return tuple(parts) if isinstance(y, tuple) else parts if isinstance(y, list) else parts[0]
+    """`parts` as a tuple, NamedTuple or list if `y` is one, otherwise the only part."""
+    return rebuilt(y, parts) if isinstance(y, tuple | list) else parts[0]
+
+
+def opposite(dy: Any) -> Any:
+    """−2 dy, for a second call with the same cache: a backward that remembers the first dy shows."""
+    return like(dy, [array_module(part).asarray(-2 * part) for part in as_tuple(dy)])
 
 
 def flat(y: Any) -> np.ndarray:

@@ -92,7 +92,7 @@ def test_both_directions_judge_what_both_propose(device):
 
             assert tuple(found[b]) == max(proposed[0] + proposed[1], key=score)
             chosen_from.add(tuple(tuple(found[b]) in own for own in proposed))
-    assert device is not CPU or {(True, False), (False, True)} <= chosen_from  # some only one of the directions proposed
+    assert device is not CPU or {(True, False), (False, True)} <= chosen_from  # some by one alone
 
 
 def test_models_of_both_directions_do_not_write_together():

@@ -251,6 +251,10 @@ def doubled(*lines, op=double, op_backward=double_backward, args=(X,), **options
         ("y_i = 2 x_i + w_i", r"axes without an index do not fit together: .*w_i \(7, 4\)"),
         ("y_i = 2 x_i + 0 x", r"axes without an index do not fit together: x \(3, 4\)"),
         ("y_i = Σ_{j, j < 100000000} [j = i] 2 x_i", "index j is not known"),
+        ("a_i ≤ x_i", "a is not known here"),
+        ("x_i < x_i + 10 < x_i + 5", r"at row \d, i = \d the left side is 1.*, the right side"),
+        ("x_i² ≥ −3 ≥ −1", "is not true: .*\n    the left side is -3, the right side -1"),
+        ("y_i = 2 x_i ≤ x_i² + 1 ≤ x_i²", "is not true"),
     ],
 )
 def test_nothing_passes_unchecked(line, message):
@@ -259,11 +263,19 @@ def test_nothing_passes_unchecked(line, message):
         doubled(line, names={"w": np.ones((7, 4))})
 
 
+@pytest.mark.parametrize("chain", ["x_i ≤ x_i + 1 = 1 + x_i", "0 ≤ x_i² = x_i x_i", "y_i = 2 x_i ≤ x_i² + 1 > 0 ≥ −1"])
+def test_a_relation_is_between_its_neighbours(chain):
+    assert doubled(chain).rows[-1].kind == "compared"
+
+
 def test_the_output_and_every_gradient_need_an_equation():
     text = affine.__doc__
     for equation, name in ("dw_io = Σ_n x_ni dy_no", "dw"), ("dx_ni = Σ_o dy_no w_io", "dx"):
         with pytest.raises(DerivationError, match=f"affine: no equation gives {name}, so it is not checked"):
             check_derivation(affine, affine_backward, X, np.ones((4, 5)), docstring=text.replace(equation, ""))
+    bounded = text.replace("dw_io = Σ_n x_ni dy_no", "dw_io ≤ dw_io + 1")
+    with pytest.raises(DerivationError, match="affine: no equation gives dw, so it is not checked"):
+        check_derivation(affine, affine_backward, X, np.ones((4, 5)), docstring=bounded)
     with pytest.raises(DerivationError, match="no equation is compared with anything"):
         check_derivation(swish, swish_backward, X, docstring="y.\n\n    s_i = 1/x_i\n\nEnd.")
 

@@ -104,7 +104,7 @@ CONTRACT = {
     "backward in place": ("backward writes to x", lambda x, dy: x.pow_(2).mul_(3) * dy, None),
     "dy": ("backward writes to dy", lambda x, dy: dy.mul_(3 * x**2), None),
     "shared": ("gradient of x shares memory with x", lambda x, dy: x.view_as(x), None),
-    "noise": ("a different gradient when called again", lambda x, dy: slope(x, dy) * x.new_empty(1).normal_(), None),
+    "noise": ("differs between two runs", lambda x, dy: slope(x, dy) * x.new_empty(1).normal_(), None),
     "layout": ("with dy broadcast from one number", lambda x, dy: slope(x, dy.as_strided(x.shape, (3, 1))), None),
     "clipped": ("backward is not linear in dy", lambda x, dy: slope(x, dy.clamp(-10, 10)), None),
     "type": ("y is float64 where all floating-point inputs are float32", slope, lambda x: x.double() ** 3),

@@ -211,6 +211,22 @@ def test_gradient_overwritten():
     assert "w: backward does not add to the gradient" in fails(Overwrites())
 
 
+def test_a_cache_that_keeps_the_first_dy(device):
+    class Keeps(Affine):
+        def forward(self, x):
+            return super().forward(x)[0], {"x": x}
+
+        def backward(self, dy, cache):
+            dx = super().backward(cache.setdefault(self.kept, dy.copy()), cache["x"])
+            return dx if self.kept == "dy" else dy @ self.w.data.T
+
+    Keeps.kept = "dy"
+    assert "x: backward gives a different gradient when called again" in fails(Keeps(), device=device)
+    Keeps.kept = "for parameters"
+    message = "w: backward does not add to the gradient, or adds a different one when called again with the same cache"
+    assert message in fails(Keeps(), device=device)
+
+
 def test_gradient_left_out():
     class Forgets(Affine):
         def backward(self, dy, x):
@@ -288,6 +304,16 @@ def test_shallow_deepcopy():
             return copy.copy(self)
 
     assert "w of a deep copy shares memory with w" in fails(Shallow())
+
+
+def test_a_backward_that_writes_in_float32(device):
+    class Writes(Affine):
+        def backward(self, dy, x):
+            if dy.dtype == np.float32:
+                self.b.data += 1
+            return super().backward(dy, x)
+
+    assert "backward in float32 writes to b" in fails(Writes(), device=device)
 
 
 def test_float64_leak():

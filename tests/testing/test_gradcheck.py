@@ -1,8 +1,10 @@
 """The checks themselves: no false alarm for correct pairs at any scale, and an error for every planted mistake."""
 
+import collections
 import itertools
 import re
 from functools import partial
+from typing import NamedTuple
 
 import hypothesis.strategies as st
 import numpy as np
@@ -594,6 +596,15 @@ def test_backward_that_uses_up_its_cache(device):
     assert "gradient when called again with the same cache" in fails(op, backward, normal(3), device=device)
 
 
+def test_backward_that_keeps_its_first_gradient_in_the_cache(device):
+    def backward(dy, cache):
+        cache.setdefault("dx", 2 * dy)
+        return cache["dx"].copy()
+
+    message = fails(lambda x: (2 * x, {}), backward, normal(3), device=device)
+    assert "gradient when called again with the same cache" in message
+
+
 def test_hidden_randomness():
     rng = np.random.default_rng(0)
 
@@ -615,6 +626,16 @@ def test_float64_leaks_into_y(device):
 def test_float64_leaks_into_a_gradient(device):
     message = fails(doubled, lambda dy, _: dy * np.float64(2), normal(3), device=device)
     assert "gradient of x is float64" in message
+
+
+def test_a_backward_that_writes_in_float32(device):
+    def backward(dy, x):
+        if x.dtype == np.float32:
+            dy *= 2
+            return x * dy
+        return 2 * x * dy
+
+    assert "backward in float32 writes to dy" in fails(lambda x: (x * x, x), backward, normal(3), device=device)
 
 
 def test_float64_does_not_become_float32(device):
@@ -740,6 +761,39 @@ def test_arrays_inside_arguments(device):
     assert "forward writes to shift" in writes(lambda state, shift: shift[1:])
     message = fails(lambda x, state: (state["scale"][0], None), lambda dy, _: dy * 1, normal(3), state, device=device)
     assert "y shares memory with state['scale'][0]" in message
+
+
+class Scales(NamedTuple):
+    scale: np.ndarray
+    shift: list
+
+
+def test_arrays_inside_named_tuples_and_other_kinds_of_tuples_lists_and_dicts(device):
+    scales = Scales(normal(3), [normal(3)])
+
+    def op(x, scales, state):
+        return Scales(x * scales.scale, x + scales.shift[0] * state["w"]), scales
+
+    def backward(dy, scales):
+        return dy.scale * scales.scale + dy.shift
+
+    state = collections.defaultdict(list, w=normal(3))
+    check_gradients(op, backward, normal(2, 3), scales, state, device=device)
+
+    def writes(part):
+        def op_that_writes(x, scales, state):
+            target = part(scales, state)
+            target += 1
+            return op(x, scales, state)
+
+        before = scales.scale.copy()
+        message = fails(op_that_writes, backward, normal(2, 3), scales, state, device=device)
+        assert np.array_equal(scales.scale, before)
+        return message
+
+    assert "forward writes to scales.scale" in writes(lambda scales, _: scales.scale)
+    assert "forward writes to scales.shift[0]" in writes(lambda scales, _: scales.shift[0])
+    assert "forward writes to state['w']" in writes(lambda _, state: state["w"])
 
 
 def test_outputs_in_a_list_and_other_structures(device):

@@ -108,6 +108,28 @@ def test_faults_in_the_layout_of_dy(fault, message):
     assert message in str(caught.value)
 
 
+def test_a_write_in_one_memory_order_is_named():
+    def backward(dy, _):
+        twice = np.asfortranarray(dy)  # dy itself, if it is in Fortran order
+        twice *= 2
+        return twice.copy()
+
+    assert "with dy in Fortran order, it writes to dy\n" in fails(doubled, backward, X)
+
+    def forward(x):
+        return 2 * np.negative(np.negative(x, out=x), out=x), None
+
+    message = fails(forward, doubled_backward, X)
+    assert "it raises ValueError: output array is read-only\n" in message and "layouts=False" not in message
+
+    class Faulty(Doubled):
+        def backward(self, dy, cache):
+            return backward(dy, cache)
+
+    with pytest.raises(GradientError, match="with dy in Fortran order, it writes to dy"):
+        check_layer(Faulty(), X)
+
+
 # Batches without rows.
 
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -79,6 +80,24 @@ def test_a_relu_that_rounding_turns_on_is_not_refused():
     x, w = np.array([[1.0, 1.0, 1.0]]), np.array([[1.0, 2.0], [1 / 3, 1 / 7], [-4 / 3, -15 / 7]])
     report = check_precision(ops.dense, ops.dense_backward, x, w, np.zeros(2), "relu")
     assert report[1].bound > 1
+
+
+class Halves(NamedTuple):
+    left: np.ndarray
+    right: np.ndarray
+
+
+@pytest.mark.parametrize("kind", [Halves, lambda left, right: [left, right]], ids=["NamedTuple", "list"])
+def test_outputs_in_a_named_tuple_or_a_list(kind):
+    def split(x):
+        return kind(x[:2] * x.dtype.type(2), x[2:] * x.dtype.type(2)), x.dtype
+
+    def split_backward(dy, dtype):
+        left, right = (dy.left, dy.right) if kind is Halves else dy
+        return np.concatenate([left, right]) * dtype.type(2)
+
+    report = check_precision(split, split_backward, normal(5))
+    assert [row.tensor for row in report] == ["y[0]", "y[1]", "gradient of x"]
 
 
 def test_the_code_may_run_on_a_device():
@@ -227,6 +246,14 @@ def test_float32_code_can_be_held_to_float64():
     check_precision(log1p, log1p_backward, *x, dtype=np.float32, elementwise=np.float64)
     with pytest.raises(GradientError, match=r"np\.log\(1 \+ x\)"):
         check_precision(naive_log1p, log1p_backward, *x, dtype=np.float32, elementwise=np.float64)
+
+
+def test_a_gradient_that_is_another_function_in_the_type():
+    def wrong(dy, x):
+        return 2 * x * dy * x.dtype.type(1 if x.dtype == np.float64 else 3)
+
+    with pytest.raises(GradientError, match=r"in float32, gradient of x\[\d\] is .* as in float64"):
+        check_precision(lambda x: (x * x, x), wrong, normal(4), dtype=np.float32)
 
 
 def test_an_operation_that_sums_in_half_is_reported_by_the_command(monkeypatch, capsys):
