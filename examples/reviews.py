@@ -57,7 +57,7 @@ from scratchformer.training.stage import Stage
 PRESETS = {
     "small": dict(
         d_model=256, heads=4, depth=4, max_length=512, vocabulary=8_000, evidence=3, weight_decay=0.1,
-        batch_size=8, dropout=0.1, optimizer="muon", muon_lr=0.02, lr=2e-3, warmup=150, steps=8_000,
+        batch_size=8, dropout=0.1, optimizer="muon", muon_lr=0.02, lr=2e-3, warmup=150, steps=4_000,
         tuning_batch_size=32, tuning_dropout=0.2, tuning_lr=2e-4, epochs=1,
     ),
 }  # fmt: skip
