@@ -343,7 +343,7 @@ def test_imdb_with_and_without_evidence(call, noisy_reviews, tmp_path, longest):
     told = number(rf"test accuracy on 80 reviews: {NUMBER}%", result.stdout)
     found = call("scratchformer", "evaluate", tmp_path / "run", "--device", "cpu").stdout
     assert number(rf"^test: loss [0-9.]+, accuracy {NUMBER}$", found) == pytest.approx(told / 100, abs=1.01e-4)
-    data, predicted = load_imdb(noisy_reviews, 100, evidence=longest), {}
+    data, predicted = load_imdb(noisy_reviews, 100, 100, evidence=longest), {}
     model, _ = load_model(mean_snapshot(tmp_path / "run"))
     for part in "validation", "test":
         texts, rows = getattr(data, part), []
@@ -376,7 +376,7 @@ def test_three_models_of_imdb_decide_together(call, fail, noisy_reviews, tmp_pat
     call(*train, "--out", alone)
     assert (load_model(mean_snapshot(alone))[0].flat.data == models[0].flat.data).all()
 
-    data = load_imdb(noisy_reviews, 100, evidence=longest)
+    data = load_imdb(noisy_reviews, 100, 100, evidence=longest)
     asked = call("scratchformer", "evaluate", folder, *options).stdout
     for part, start, printed in ("validation", "all models on validation", told), ("test", "^3 models: test", asked):
         texts, held_out, found = getattr(data, part), data.validation, []

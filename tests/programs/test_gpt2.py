@@ -59,7 +59,9 @@ def test_attention_maps_are_labelled_with_subwords(gpt2_run):
     model, state = load_model(gpt2_run.folder)
     labels, columns, ids = encode(model, "the film was\né", gpt2_run.folder, state)
     assert columns == labels
-    assert "".join(labels).startswith("the␣film␣was\n") and len(labels) == ids.shape[1] < len("the film was\né")
+    assert "".join(labels).startswith("the␣film␣was\n") and len(labels) == ids.shape[1] < len(
+        "the film was\né".encode()
+    )
     assert attention_maps(model, ids).shape == (1, 2, len(labels), len(labels))
 
 

@@ -154,7 +154,7 @@ MISTAKES = (
     Mistake(
         name="bits per byte: divided by the number of tokens",
         file="training/evaluate.py",
-        replacements=(("    predicted = tokens if sizes is None else", "    predicted = tokens if True else"),),
+        replacements=(("    if sizes is None:\n", "    if True:\n"),),
     ),
     Mistake(
         name="a memory: a resumed run begins without it",
