@@ -271,7 +271,7 @@ def text_before(args: argparse.Namespace) -> Any:
             program = kind.open(run, "cpu", None, ranks)
             if not isinstance(program, LanguageProgram):
                 return None
-            program.expect_same_data(load_snapshot(best_snapshot(args.run_folder)))
+            program.expect_same_data(load_snapshot(best_snapshot(args.run_folder), earlier=True))
             return program.read_before()
     except (ValueError, OSError) as error:
         print(f"matches are searched only in the text that is written: {error}", file=sys.stderr)
