@@ -91,27 +91,12 @@ def train(
     after the current step and raises KeyboardInterrupt.
     """
     expect_instance("replicas", replicas, Replicas)
-    if not isinstance(out, str | Path):
-        raise TypeError(f"out: expected a path, got {shown(out)}")
-    model, ranks, out = replicas.model, replicas.ranks, Path(out)
-    remember = getattr(batches, "remember", None)
     expect_instance("schedule", schedule, Callable)
-    if not hasattr(batches, "batch"):
-        raise TypeError(f"batches: expected an object with batch(step), got {shown(batches)}")
-    if not isinstance(select, tuple | list) or len(select) != 2 or not isinstance(select[0], str):
-        raise TypeError(f"select: expected the name of a metric and 'min' or 'max', got {shown(select)}")
-    metric, direction = select
-    if direction not in ("min", "max"):
-        raise ValueError(f"select: expected 'min' or 'max', got {direction!r}")
+    expect_instance("loss_scale", loss_scale, LossScale, none=True)
     expect_positive(steps=steps, snapshot_every=snapshot_every, log_every=log_every)
     expect_at_least(0, evaluate_every=evaluate_every, keep=keep)
+    _check(replicas, optimizer, batches, out, select, clip)
     root = Key(seed)
-    own = {id(p) for p in model.parameters()}
-    if not all(id(p) in own for p in optimizer.stepped):
-        raise ValueError("optimizer: expected one for the model of the replicas, got one for another model")
-    if clip is not None:
-        expect_number("clip", clip, zero=False, infinite=True)
-    expect_instance("loss_scale", loss_scale, LossScale, none=True)
     if replicas.precision != "float16":
         loss_scale = None
     elif loss_scale is None:
@@ -130,105 +115,193 @@ def train(
     if taken := ", ".join(name for name in identity if name in state):
         raise ValueError(f"identity: expected names that the state of a run does not have, got {taken}")
     state |= identity
-    run = RunState(replicas, optimizer, batches, out, state, (metric, direction), loss_scale, shard)
-
-    def note(text: str) -> None:
-        if ranks.first:
-            bar.write(text, file=sys.stderr)
-
-    def stopped() -> list[int]:
-        """The signals that any rank has received, so that all stop after the same step."""
-        found = list(chain(*ranks.gather(received)))
-        ranks.ending = bool(found)
-        return found
-
-    def end(number: int) -> BaseException:
-        told = f"step {run.step} is saved in {run.last}"
-        return Stopped(number, told) if ranks.first else Elsewhere(128 + number)
-
-    def due(done: int) -> bool:
-        """Whether a step is followed by a record, a score or a snapshot, so that its loss and norm are needed."""
-        counts = (log_every, snapshot_every, evaluate_every if evaluate is not None else 0)
-        return done == steps or any(count and done % count == 0 for count in counts)
-
-    def noticed(bad: Measured, step: int) -> Diverged | Elsewhere:
-        late = f"on a GPU they are read only when they are logged, scored or saved; this was noticed in step {step}"
-        return run.diverged(f"loss {bad.loss}, gradient norm {bad.norm} ({late})", bad.step)
-
-    unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU
+    run = RunState(replicas, optimizer, batches, Path(out), state, select, loss_scale, shard)
+    every = Every(log_every, evaluate_every if evaluate else 0, snapshot_every, steps)
 
     with ExitStack() as opened:
         run.begin(opened, steps, resume, ("seed", "precision", *identity), tensorboard, on_start)
         received = opened.enter_context(_interrupts())
         bar = opened.enter_context(
-            progress_bar(total=steps, initial=run.step, unit="step", delay=0, leave=True, disable=not ranks.first)
+            progress_bar(total=steps, initial=run.step, unit="step", delay=0, leave=True, disable=not run.ranks.first)
         )
-        tokens, started = 0, time.perf_counter()
+        loop = Loop(run, batches, schedule, evaluate, every, keep, clip, root, received, bar)
         while run.step < steps:
-            step = run.step
-            number = step if loss_scale is None else step + loss_scale.skipped  # of the batch: skipped ones count too
-            key = root.fold("train", number)
-            batch = batches.batch(number)
-            scale = 1.0 if loss_scale is None else loss_scale.scale
-            loss = replicas.gradients(batch, key, remember and partial(remember, number), scale)
-            grads = optimizer.gradients()
-            how = (replicas.map, ranks.gather) if replicas.sharded else (replicas.map,)
-            norm = global_norm(grads, *how) if clip is None else clip_by_global_norm(grads, clip, *how)
-            unread.append(Measured(step + 1, loss, norm))
-            bad: Measured | None = None
-            if replicas.device is CPU or loss_scale is not None or due(step + 1):
-                bad, (_, loss, norm) = read(unread)
-            tokens += batch.tokens
-            if loss_scale is not None and math.isfinite(loss) and loss_scale.skips(norm):
-                if loss_scale.skipped <= NOTED:
-                    reason = f"a gradient overflowed float16 at loss scale {scale:g}; the scale is halved"
-                    note(f"step {step + 1}: {reason}, and the step repeated with the next batch")
-                if interrupted := stopped():
-                    run.save()
-                    raise end(interrupted[0])
-                continue
-            if bad is not None:
-                if replicas.sharded:
-                    ranks.join(model.flat.grad, replicas.slices)
-                if bad.step < step + 1:  # the weights have changed since
-                    raise noticed(bad, step + 1)
-                where = first_nonfinite(replicas, batch, key)
-                what = f"loss {bad.loss}, gradient norm {bad.norm}; the first that is not finite is {where}"
-                raise run.diverged(what, bad.step)
-            optimizer.lr = schedule(step)
-            expect_number(f"schedule({step})", optimizer.lr)
-            optimizer.step(replicas.map)
-            replicas.join()
-
-            done = run.values["step"] = step + 1
-            bar.update()
-            if done % log_every == 0 or done == steps:
-                seconds = time.perf_counter() - started
-                speed = tokens / seconds
-                scaling = {} if loss_scale is None else loss_scale.measured()
-                measured = {"loss": loss, "lr": optimizer.lr, "gradient_norm": norm, **scaling}
-                if ranks.first:
-                    run.metrics.write(done, **measured, tokens_per_second=round(speed))
-                line = f"loss {loss:.3f}, lr {optimizer.lr:.1e}, {speed:,.0f} tokens/s"
-                bar.set_postfix_str(", ".join([line, *(f"{n} {v:g}" for n, v in scaling.items())]), refresh=False)
-                tokens, started = 0, time.perf_counter()
-            if evaluate is not None and (done == steps or (evaluate_every and done % evaluate_every == 0)):
-                run.evaluate(evaluate, note)
-                tokens, started = 0, time.perf_counter()
-            interrupted = stopped()
-            if interrupted and unread and (bad := read(unread)[0]) is not None:
-                raise noticed(bad, done)
-            if done % snapshot_every == 0 or done == steps or interrupted:
-                replicas.join_whole()
-                ranks.expect_same_bits("parameters", model.flat.data)
-                if keep and done % snapshot_every == 0:
-                    run.keep(keep)
-                run.save()  # after the others, so that a resumed run has them all
-            if interrupted:  # also after the last step: what would follow, a score or another stage, may take long
-                raise end(interrupted[0])
-    if loss_scale is not None and loss_scale.skipped and ranks.first:
+            loop.step()
+    if loss_scale is not None and loss_scale.skipped and run.ranks.first:
         print(f"batches skipped because their gradients overflowed: {loss_scale.skipped}", file=sys.stderr)
     return run.values
+
+
+def _check(replicas: Replicas, optimizer: Optimizer, batches: Any, out: Any, select: Any, clip: Any) -> None:
+    """Raise TypeError or ValueError if one of these arguments of `train` is wrong."""
+    if not isinstance(out, str | Path):
+        raise TypeError(f"out: expected a path, got {shown(out)}")
+    if not hasattr(batches, "batch"):
+        raise TypeError(f"batches: expected an object with batch(step), got {shown(batches)}")
+    if not isinstance(select, tuple | list) or len(select) != 2 or not isinstance(select[0], str):
+        raise TypeError(f"select: expected the name of a metric and 'min' or 'max', got {shown(select)}")
+    if select[1] not in ("min", "max"):
+        raise ValueError(f"select: expected 'min' or 'max', got {select[1]!r}")
+    own = {id(p) for p in replicas.model.parameters()}
+    if not all(id(p) in own for p in optimizer.stepped):
+        raise ValueError("optimizer: expected one for the model of the replicas, got one for another model")
+    if clip is not None:
+        expect_number("clip", clip, zero=False, infinite=True)
+
+
+class Every(NamedTuple):
+    """How often something is due: after so many steps each time (0: never), and after the last step."""
+
+    log: int
+    score: int
+    snapshot: int
+    steps: int  # in all
+
+    def due(self, count: int, done: int) -> bool:
+        """Whether what has this `count` is due after `done` steps."""
+        return done == self.steps or (count > 0 and done % count == 0)
+
+    def any_due(self, done: int) -> bool:
+        return any(self.due(count, done) for count in (self.log, self.score, self.snapshot))
+
+
+class Loop:
+    """The steps of a run. The arguments are those of `train`.
+
+    root: the key of the run. received: the signals that have come so far. bar: the progress bar.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        batches: Any,
+        schedule: Callable[[int], float],
+        evaluate: Callable[[], dict[str, float]] | None,
+        every: Every,
+        keep: int,
+        clip: float | None,
+        root: Key,
+        received: list[int],
+        bar: Any,
+    ) -> None:
+        self.run, self.replicas, self.optimizer, self.ranks = run, run.replicas, run.optimizer, run.ranks
+        self.loss_scale, self.batches, self.remember = run.loss_scale, batches, getattr(batches, "remember", None)
+        self.schedule, self.evaluate, self.every, self.keep = schedule, evaluate, every, keep
+        self.clip, self.root, self.received, self.bar = clip, root, received, bar
+        self.unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU
+        self.restart_clock()
+
+    def step(self) -> None:
+        """Learn from the next batch, and do what is due after that: log, score, save, stop."""
+        run, every, step = self.run, self.every, self.run.step
+        number = step if self.loss_scale is None else step + self.loss_scale.skipped  # of the batch
+        key, batch = self.root.fold("train", number), self.batches.batch(number)
+        self.unread.append(Measured(step + 1, *self.gradients(batch, number, key)))
+        self.tokens += batch.tokens
+        bad, last = None, self.unread[-1]
+        if self.replicas.device is CPU or self.loss_scale is not None or every.any_due(step + 1):
+            bad, last = read(self.unread)
+        if self.loss_scale is not None and math.isfinite(last.loss) and self.overflowed(self.loss_scale, last):
+            return
+        if bad is not None:
+            raise self.diverged(bad, batch, key) if bad.step > step else self.late(bad, step + 1)
+        self.update()
+
+        done = run.step
+        if every.due(every.log, done):
+            self.log(last)
+        if self.evaluate is not None and every.due(every.score, done):
+            run.evaluate(self.evaluate, self.note)
+            self.restart_clock()
+        interrupted = self.stopped()
+        if interrupted and self.unread and (bad := read(self.unread)[0]) is not None:
+            raise self.late(bad, done)
+        if every.due(every.snapshot, done) or interrupted:
+            self.snapshot()
+        if interrupted:  # also after the last step: what would follow, a score or another stage, may take long
+            raise self.end(interrupted[0])
+
+    def gradients(self, batch: Any, number: int, key: Key) -> tuple[Any, Any]:
+        """Compute and clip the gradients of a batch. Returns the loss, and the norm before clipping."""
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
+        loss = self.replicas.gradients(batch, key, self.remember and partial(self.remember, number), scale)
+        found = self.optimizer.gradients()
+        how = (self.replicas.map, self.ranks.gather) if self.replicas.sharded else (self.replicas.map,)
+        return loss, global_norm(found, *how) if self.clip is None else clip_by_global_norm(found, self.clip, *how)
+
+    def overflowed(self, loss_scale: LossScale, last: Measured) -> bool:
+        """Whether the gradient of a batch overflowed float16, so that the step is repeated with the next batch."""
+        scale = loss_scale.scale
+        if not loss_scale.skips(last.norm):
+            return False
+        if loss_scale.skipped <= NOTED:
+            reason = f"a gradient overflowed float16 at loss scale {scale:g}; the scale is halved"
+            self.note(f"step {last.step}: {reason}, and the step repeated with the next batch")
+        if interrupted := self.stopped():
+            self.run.save()
+            raise self.end(interrupted[0])
+        return True
+
+    def update(self) -> None:
+        """Step the optimizer with the learning rate of this step."""
+        step = self.run.step
+        self.optimizer.lr = self.schedule(step)
+        expect_number(f"schedule({step})", self.optimizer.lr)
+        self.optimizer.step(self.replicas.map)
+        self.replicas.join()
+        self.run.values["step"] = step + 1
+        self.bar.update()
+
+    def log(self, last: Measured) -> None:
+        """Write a record, and show its numbers beside the progress bar."""
+        speed = self.tokens / (time.perf_counter() - self.started)
+        scaling = {} if self.loss_scale is None else self.loss_scale.measured()
+        if self.ranks.first:
+            measured = {"loss": last.loss, "lr": self.optimizer.lr, "gradient_norm": last.norm, **scaling}
+            self.run.metrics.write(last.step, **measured, tokens_per_second=round(speed))
+        line = f"loss {last.loss:.3f}, lr {self.optimizer.lr:.1e}, {speed:,.0f} tokens/s"
+        self.bar.set_postfix_str(", ".join([line, *(f"{n} {v:g}" for n, v in scaling.items())]), refresh=False)
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Count tokens and seconds anew, for the speed."""
+        self.tokens, self.started = 0, time.perf_counter()
+
+    def snapshot(self) -> None:
+        """Save a snapshot, with the model alone if one is to be kept of this step."""
+        self.replicas.join_whole()
+        self.ranks.expect_same_bits("parameters", self.run.model.flat.data)
+        if self.keep and self.run.step % self.every.snapshot == 0:
+            self.run.keep(self.keep)
+        self.run.save()  # after the others, so that a resumed run has them all
+
+    def note(self, text: str) -> None:
+        if self.ranks.first:
+            self.bar.write(text, file=sys.stderr)
+
+    def diverged(self, bad: Measured, batch: Any, key: Key) -> Diverged | Elsewhere:
+        """The error for a step whose loss or gradient norm is not finite; it names the first tensor that is not."""
+        if self.replicas.sharded:
+            self.ranks.join(self.run.model.flat.grad, self.replicas.slices)
+        where = first_nonfinite(self.replicas, batch, key)
+        what = f"loss {bad.loss}, gradient norm {bad.norm}; the first that is not finite is {where}"
+        return self.run.diverged(what, bad.step)
+
+    def late(self, bad: Measured, step: int) -> Diverged | Elsewhere:
+        """The error for an earlier step, whose weights have changed since; step: the one in which it is noticed."""
+        why = f"on a GPU they are read only when they are logged, scored or saved; this was noticed in step {step}"
+        return self.run.diverged(f"loss {bad.loss}, gradient norm {bad.norm} ({why})", bad.step)
+
+    def stopped(self) -> list[int]:
+        """The signals that any rank has received, so that all stop after the same step."""
+        found = list(chain(*self.ranks.gather(self.received)))
+        self.ranks.ending = bool(found)
+        return found
+
+    def end(self, number: int) -> BaseException:
+        """The error that ends a run after a signal."""
+        told = f"step {self.run.step} is saved in {self.run.last}"
+        return Stopped(number, told) if self.ranks.first else Elsewhere(128 + number)
 
 
 class Measured(NamedTuple):

@@ -81,8 +81,8 @@ MISTAKES = (
         file="training/loop.py",
         replacements=(
             (
-                "            optimizer.lr = schedule(step)",
-                "            optimizer.lr = schedule(optimizer.steps * (step > 0 and not resume))",
+                "        self.optimizer.lr = self.schedule(step)",
+                "        self.optimizer.lr = self.schedule(self.bar.n - self.bar.initial)",
             ),
         ),
     ),
@@ -90,7 +90,10 @@ MISTAKES = (
         name="the logged validation loss is the last training loss",
         file="training/loop.py",
         replacements=(
-            ("run.evaluate(evaluate, note)\n", 'run.evaluate(lambda: {**evaluate(), "loss": loss}, note)\n'),
+            (
+                "run.evaluate(self.evaluate, self.note)\n",
+                'run.evaluate(lambda: {**self.evaluate(), "loss": last.loss}, self.note)\n',
+            ),
         ),
     ),
     Mistake(
