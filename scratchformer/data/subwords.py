@@ -309,6 +309,12 @@ class PublishedTokenizer:
         with _naming("vocabulary: cannot encode the text"):
             return np.array(self.tokenizer.encode(text).ids, np.int32)
 
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids` (T,), without special tokens and those that the tokenizer lacks. Raises IndexError if an id
+        is out of range, TypeError or ValueError unless they are one row of integers.
+        """
+        return self.tokenizer.decode(expect_sequence(ids, len(self.pieces)).tolist())
+
 
 def _read(path: Path, size: int | None = None) -> Any:
     """The `tokenizers.Tokenizer` in a JSON file, whose ids are below `size` or, if it is None, below the number of

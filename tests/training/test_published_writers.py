@@ -152,6 +152,20 @@ def test_the_name_of_a_special_token_in_a_prompt_is_that_token(published):
     assert other in vocabulary.encode(f"the {vocabulary.pieces[other].decode()}")
 
 
+def test_ids_become_the_text_again(published):
+    """Special tokens are left out, and so is the last id, which the tokenizer does not know."""
+    folder, tokenizer, (end, _) = published
+    size = tokenizer.get_vocab_size() + 1
+    vocabulary = PublishedTokenizer(folder, size)
+    ids = vocabulary.encode(TEXT)
+    assert vocabulary.decode([*ids, size - 1, end]) == vocabulary.decode(ids) == TEXT
+    assert vocabulary.decode([]) == ""
+    with pytest.raises(IndexError, match=f"ids: expected values from 0 to {size - 1}, got {size}"):
+        vocabulary.decode([size])
+    with pytest.raises(TypeError, match="ids: expected an array"):
+        vocabulary.decode(TEXT)
+
+
 @pytest.mark.parametrize("published", ["llama 2"], indirect=True)
 def test_folders_that_cannot_be_read(published):
     folder, tokenizer, _ = published
