@@ -505,19 +505,24 @@ def _text_batch(data: np.ndarray, starts: np.ndarray, context: int) -> TextBatch
 def _labelled_batch(
     dataset: Labelled, indices: np.ndarray, max_length: int, keep: str
 ) -> LabelledBatch | EvidenceBatch:
-    def padded(texts: Sequence[np.ndarray], fill: Any) -> np.ndarray:
-        cut = [_cut(texts[i], max_length, keep) for i in indices]
-        found = np.full((len(cut), lengths.max(), *cut[0].shape[1:]), fill)
-        found[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(cut)
-        return found
+    def cut(texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [_cut(texts[i], max_length, keep) for i in indices]
 
     lengths = np.array([min(len(dataset.ids[i]), max_length) for i in indices])
     labels = np.asarray(dataset.labels)
     soft = labels.ndim == 2 and labels.dtype.kind == "f"
-    ids, labels = padded(dataset.ids, np.int32(PAD)), labels.astype(np.float32 if soft else np.int64)[indices]
+    ids, labels = padded(cut(dataset.ids), PAD), labels.astype(np.float32 if soft else np.int64)[indices]
     if not len(dataset.evidence):
         return LabelledBatch(ids, lengths, labels)
-    return EvidenceBatch(ids, padded(dataset.evidence, np.float32(0)), lengths, labels)
+    return EvidenceBatch(ids, padded(cut(dataset.evidence), 0, np.float32), lengths, labels)
+
+
+def padded(rows: Sequence[np.ndarray], filler: int, dtype: Any = np.int32) -> np.ndarray:
+    """The rows (T, ...) as one array (B, longest T, ...), with `filler` after the end of each row."""
+    lengths = np.array([len(row) for row in rows])
+    found = np.full((len(rows), lengths.max(), *rows[0].shape[1:]), filler, dtype)
+    found[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
+    return found
 
 
 def _cut(text: np.ndarray, length: int, keep: str) -> np.ndarray:

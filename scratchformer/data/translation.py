@@ -10,7 +10,7 @@ import numpy as np
 from ..ops import IGNORED
 from ..ops.checks import expect_boolean, expect_positive
 from ..rng import Key, expect_key
-from .batching import count_of, slices, width_of
+from .batching import count_of, padded, slices, width_of
 from .bpe_dropout import DroppedMerges
 from .multi30k import Pairs
 from .reading import DataError
@@ -188,18 +188,11 @@ def translation_batch(
     pairs: TokenPairs, rows: Sequence[int] | np.ndarray, subwords: Subwords, backwards: bool = False
 ) -> TranslationBatch:
     """The pairs with the indices `rows`, as a batch; backwards: with the targets reversed."""
-    begin, end, pad = (np.array([subwords[token]], np.int32) for token in (BEGIN, END, PAD))
+    begin, end = (np.array([subwords[token]], np.int32) for token in (BEGIN, END))
+    pad = subwords[PAD]
     source = [pairs.source[i] for i in rows]
     written = [pairs.target[i][:: -1 if backwards else 1] for i in rows]
     target = [np.concatenate([begin, ids]) for ids in written]
     targets = [np.concatenate([ids, end]) for ids in written]
     lengths = np.array([len(s) for s in source])
     return TranslationBatch(padded(source, pad), lengths, padded(target, pad), padded(targets, IGNORED))
-
-
-def padded(sentences: Sequence[np.ndarray], filler: np.ndarray | int) -> np.ndarray:
-    """(B, longest) int32, with `filler` after the end of each sentence."""
-    lengths = np.array([len(s) for s in sentences])
-    rows = np.full((len(sentences), lengths.max()), filler, np.int32)
-    rows[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(sentences)
-    return rows

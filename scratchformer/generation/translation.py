@@ -11,8 +11,8 @@ from threadpoolctl import threadpool_limits
 
 from ..backend import CPU, to_cpu, to_device
 from ..data import Subwords
+from ..data.batching import padded
 from ..data.subwords import BEGIN, END, PAD
-from ..data.translation import padded
 from ..dispatch import fast
 from ..models import EncoderDecoder
 from ..ops.checks import expect_at_least
