@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -116,7 +117,6 @@ def train(
         raise ValueError(f"identity: expected names that the state of a run does not have, got {taken}")
     state |= identity
     run = RunState(replicas, optimizer, batches, Path(out), state, select, loss_scale, shard)
-    every = Every(log_every, evaluate_every if evaluate else 0, snapshot_every, steps)
 
     with ExitStack() as opened:
         run.begin(opened, steps, resume, ("seed", "precision", *identity), tensorboard, on_start)
@@ -124,7 +124,21 @@ def train(
         bar = opened.enter_context(
             progress_bar(total=steps, initial=run.step, unit="step", delay=0, leave=True, disable=not run.ranks.first)
         )
-        loop = Loop(run, batches, schedule, evaluate, every, keep, clip, root, received, bar)
+        loop = Loop(
+            run=run,
+            batches=batches,
+            schedule=schedule,
+            steps=steps,
+            evaluate=evaluate,
+            evaluate_every=evaluate_every if evaluate is not None else 0,
+            snapshot_every=snapshot_every,
+            keep=keep,
+            log_every=log_every,
+            clip=clip,
+            root=root,
+            received=received,
+            bar=bar,
+        )
         while run.step < steps:
             loop.step()
     if loss_scale is not None and loss_scale.skipped and run.ranks.first:
@@ -149,159 +163,163 @@ def _check(replicas: Replicas, optimizer: Optimizer, batches: Any, out: Any, sel
         expect_number("clip", clip, zero=False, infinite=True)
 
 
-class Every(NamedTuple):
-    """How often something is due: after so many steps each time (0: never), and after the last step."""
-
-    log: int
-    score: int
-    snapshot: int
-    steps: int  # in all
-
-    def due(self, count: int, done: int) -> bool:
-        """Whether what has this `count` is due after `done` steps."""
-        return done == self.steps or (count > 0 and done % count == 0)
-
-    def any_due(self, done: int) -> bool:
-        return any(self.due(count, done) for count in (self.log, self.score, self.snapshot))
-
-
+@dataclass
 class Loop:
-    """The steps of a run. The arguments are those of `train`.
+    """The steps of a run, with the arguments of `train` of the same names."""
 
-    root: the key of the run. received: the signals that have come so far. bar: the progress bar.
-    """
+    run: RunState
+    batches: Any
+    schedule: Callable[[int], float]
+    steps: int
+    evaluate: Callable[[], dict[str, float]] | None
+    evaluate_every: int
+    snapshot_every: int
+    keep: int
+    log_every: int
+    clip: float | None
+    root: Key  # of the run
+    received: list[int]  # the signals that have come so far
+    bar: Any  # of the progress
+    unread: list[Measured] = field(default_factory=list)  # of steps whose loss and norm are still on a GPU
 
-    def __init__(
-        self,
-        run: RunState,
-        batches: Any,
-        schedule: Callable[[int], float],
-        evaluate: Callable[[], dict[str, float]] | None,
-        every: Every,
-        keep: int,
-        clip: float | None,
-        root: Key,
-        received: list[int],
-        bar: Any,
-    ) -> None:
-        self.run, self.replicas, self.optimizer, self.ranks = run, run.replicas, run.optimizer, run.ranks
-        self.loss_scale, self.batches, self.remember = run.loss_scale, batches, getattr(batches, "remember", None)
-        self.schedule, self.evaluate, self.every, self.keep = schedule, evaluate, every, keep
-        self.clip, self.root, self.received, self.bar = clip, root, received, bar
-        self.unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU
+    def __post_init__(self) -> None:
+        self.replicas, self.optimizer, self.ranks = self.run.replicas, self.run.optimizer, self.run.ranks
+        self.loss_scale, self.remember = self.run.loss_scale, getattr(self.batches, "remember", None)
         self.restart_clock()
 
     def step(self) -> None:
-        """Learn from the next batch, and do what is due after that: log, score, save, stop."""
-        run, every, step = self.run, self.every, self.run.step
-        number = step if self.loss_scale is None else step + self.loss_scale.skipped  # of the batch
+        """Learn from the next batch, and then log, score, save and stop, as far as these are due."""
+        measured = self.learn()
+        if measured is None:
+            return
+        done = self.run.step
+        if self.due(self.log_every, done):
+            self.log(measured)
+        if self.evaluate is not None and self.due(self.evaluate_every, done):
+            self.run.evaluate(self.evaluate, self.note)
+            self.restart_clock()
+        interrupted = self.signals()
+        if interrupted and self.unread and (bad := read(self.unread)[0]) is not None:
+            raise self.late_divergence(bad, done)
+        if self.due(self.snapshot_every, done) or interrupted:
+            self.snapshot()
+        if interrupted:  # also after the last step: what would follow, a score or another stage, may take long
+            raise self.ended(interrupted[0])
+
+    def learn(self) -> Measured | None:
+        """Compute the gradients of the next batch, and step the optimizer. None if the batch is skipped."""
+        step = self.run.step
+        number = step + (0 if self.loss_scale is None else self.loss_scale.skipped)  # of the batch
         key, batch = self.root.fold("train", number), self.batches.batch(number)
         self.unread.append(Measured(step + 1, *self.gradients(batch, number, key)))
         self.tokens += batch.tokens
         bad, last = None, self.unread[-1]
-        if self.replicas.device is CPU or self.loss_scale is not None or every.any_due(step + 1):
+        if self.replicas.device is CPU or self.loss_scale is not None or self.reads(step + 1):
             bad, last = read(self.unread)
-        if self.loss_scale is not None and math.isfinite(last.loss) and self.overflowed(self.loss_scale, last):
-            return
+        if self.loss_scale is not None and math.isfinite(last.loss) and self.skip(self.loss_scale, last):
+            return None
         if bad is not None:
-            raise self.diverged(bad, batch, key) if bad.step > step else self.late(bad, step + 1)
+            raise self.divergence(bad, batch, key) if bad.step > step else self.late_divergence(bad, step + 1)
         self.update()
+        return last
 
-        done = run.step
-        if every.due(every.log, done):
-            self.log(last)
-        if self.evaluate is not None and every.due(every.score, done):
-            run.evaluate(self.evaluate, self.note)
-            self.restart_clock()
-        interrupted = self.stopped()
-        if interrupted and self.unread and (bad := read(self.unread)[0]) is not None:
-            raise self.late(bad, done)
-        if every.due(every.snapshot, done) or interrupted:
-            self.snapshot()
-        if interrupted:  # also after the last step: what would follow, a score or another stage, may take long
-            raise self.end(interrupted[0])
+    def due(self, interval: int, done: int) -> bool:
+        """Whether something is due after `done` steps. It is each time after `interval` steps, and after the last step;
+        0: only after the last one.
+        """
+        return done == self.steps or (interval > 0 and done % interval == 0)
+
+    def reads(self, done: int) -> bool:
+        """Whether a record, a score or a snapshot is due, so that the loss and the norm are needed."""
+        return any(self.due(interval, done) for interval in (self.log_every, self.evaluate_every, self.snapshot_every))
 
     def gradients(self, batch: Any, number: int, key: Key) -> tuple[Any, Any]:
         """Compute and clip the gradients of a batch. Returns the loss, and the norm before clipping."""
         scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
         loss = self.replicas.gradients(batch, key, self.remember and partial(self.remember, number), scale)
-        found = self.optimizer.gradients()
+        grads = self.optimizer.gradients()
         how = (self.replicas.map, self.ranks.gather) if self.replicas.sharded else (self.replicas.map,)
-        return loss, global_norm(found, *how) if self.clip is None else clip_by_global_norm(found, self.clip, *how)
+        norm = global_norm(grads, *how) if self.clip is None else clip_by_global_norm(grads, self.clip, *how)
+        return loss, norm
 
-    def overflowed(self, loss_scale: LossScale, last: Measured) -> bool:
-        """Whether the gradient of a batch overflowed float16, so that the step is repeated with the next batch."""
+    def skip(self, loss_scale: LossScale, last: Measured) -> bool:
+        """Adjust the loss scale. Returns whether the batch is skipped, because its gradient overflowed float16; then
+        saves and stops if a signal has come.
+        """
         scale = loss_scale.scale
         if not loss_scale.skips(last.norm):
             return False
         if loss_scale.skipped <= NOTED:
             reason = f"a gradient overflowed float16 at loss scale {scale:g}; the scale is halved"
             self.note(f"step {last.step}: {reason}, and the step repeated with the next batch")
-        if interrupted := self.stopped():
+        if interrupted := self.signals():
             self.run.save()
-            raise self.end(interrupted[0])
+            raise self.ended(interrupted[0])
         return True
 
     def update(self) -> None:
-        """Step the optimizer with the learning rate of this step."""
+        """Step the optimizer with the learning rate of this step, and count the step as done."""
         step = self.run.step
         self.optimizer.lr = self.schedule(step)
         expect_number(f"schedule({step})", self.optimizer.lr)
         self.optimizer.step(self.replicas.map)
-        self.replicas.join()
+        self.replicas.join()  # the ranks' slices of the weights
         self.run.values["step"] = step + 1
         self.bar.update()
 
-    def log(self, last: Measured) -> None:
+    def log(self, measured: Measured) -> None:
         """Write a record, and show its numbers beside the progress bar."""
         speed = self.tokens / (time.perf_counter() - self.started)
         scaling = {} if self.loss_scale is None else self.loss_scale.measured()
         if self.ranks.first:
-            measured = {"loss": last.loss, "lr": self.optimizer.lr, "gradient_norm": last.norm, **scaling}
-            self.run.metrics.write(last.step, **measured, tokens_per_second=round(speed))
-        line = f"loss {last.loss:.3f}, lr {self.optimizer.lr:.1e}, {speed:,.0f} tokens/s"
+            values = {"loss": measured.loss, "lr": self.optimizer.lr, "gradient_norm": measured.norm, **scaling}
+            self.run.metrics.write(measured.step, **values, tokens_per_second=round(speed))
+        line = f"loss {measured.loss:.3f}, lr {self.optimizer.lr:.1e}, {speed:,.0f} tokens/s"
         self.bar.set_postfix_str(", ".join([line, *(f"{n} {v:g}" for n, v in scaling.items())]), refresh=False)
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Count tokens and seconds anew, for the speed."""
+        """Start counting tokens and seconds for the speed again."""
         self.tokens, self.started = 0, time.perf_counter()
 
     def snapshot(self) -> None:
-        """Save a snapshot, with the model alone if one is to be kept of this step."""
+        """Save a snapshot, and the model alone if `keep` asks for it."""
         self.replicas.join_whole()
         self.ranks.expect_same_bits("parameters", self.run.model.flat.data)
-        if self.keep and self.run.step % self.every.snapshot == 0:
+        if self.keep and self.run.step % self.snapshot_every == 0:
             self.run.keep(self.keep)
         self.run.save()  # after the others, so that a resumed run has them all
 
     def note(self, text: str) -> None:
+        """Print a line above the progress bar."""
         if self.ranks.first:
             self.bar.write(text, file=sys.stderr)
 
-    def diverged(self, bad: Measured, batch: Any, key: Key) -> Diverged | Elsewhere:
-        """The error for a step whose loss or gradient norm is not finite; it names the first tensor that is not."""
+    def signals(self) -> list[int]:
+        """The signals that any rank has received, so that all stop after the same step."""
+        found = list(chain(*self.ranks.gather(self.received)))
+        self.ranks.ending = bool(found)
+        return found
+
+    def ended(self, signal_number: int) -> BaseException:
+        """The error that ends a run after a signal."""
+        told = f"step {self.run.step} is saved in {self.run.last}"
+        return Stopped(signal_number, told) if self.ranks.first else Elsewhere(128 + signal_number)
+
+    def divergence(self, bad: Measured, batch: Any, key: Key) -> Diverged | Elsewhere:
+        """The error for this step; it names the first tensor that is not finite."""
         if self.replicas.sharded:
             self.ranks.join(self.run.model.flat.grad, self.replicas.slices)
         where = first_nonfinite(self.replicas, batch, key)
         what = f"loss {bad.loss}, gradient norm {bad.norm}; the first that is not finite is {where}"
         return self.run.diverged(what, bad.step)
 
-    def late(self, bad: Measured, step: int) -> Diverged | Elsewhere:
-        """The error for an earlier step, whose weights have changed since; step: the one in which it is noticed."""
+    def late_divergence(self, bad: Measured, step: int) -> Diverged | Elsewhere:
+        """The error for an earlier step. Its first tensor that is not finite can no longer be found, since the weights
+        have changed. step: the one in which it was noticed.
+        """
         why = f"on a GPU they are read only when they are logged, scored or saved; this was noticed in step {step}"
         return self.run.diverged(f"loss {bad.loss}, gradient norm {bad.norm} ({why})", bad.step)
-
-    def stopped(self) -> list[int]:
-        """The signals that any rank has received, so that all stop after the same step."""
-        found = list(chain(*self.ranks.gather(self.received)))
-        self.ranks.ending = bool(found)
-        return found
-
-    def end(self, number: int) -> BaseException:
-        """The error that ends a run after a signal."""
-        told = f"step {self.run.step} is saved in {self.run.last}"
-        return Stopped(number, told) if self.ranks.first else Elsewhere(128 + number)
 
 
 class Measured(NamedTuple):

@@ -132,34 +132,32 @@ def start_run(
     for path in ("data", *(_setting(option) for option in options if options[option].get("metavar") == "PATH")):
         if given.get(path) and Path(given[path]).exists():
             given[path] = str(Path(given[path]).absolute())
-    known = _continued(args, given, passing) if args.go_on else {}
+    given_again = _continue(args, given, passing) if args.go_on else {}
     state: Mapping[str, Any] = {}
     if args.resume is None:
         out = Path(given.pop("out", None) or _unused(Path("runs") / name))
         settings = _new_settings(out, args.estimate, name, presets, options, given)
     else:
-        if kept := [name for name in given if name not in (*CHANGEABLE, *passing)]:
-            refused = ", ".join(f"--{_option(name)}" for name in kept)
-            raise ValueError(f"--resume: the run keeps its settings, so leave out {refused}")
         out = Path(args.resume)
-        if out.is_dir() and not args.estimate:
-            _check_folder(out)
-        settings = saved_settings(out, name, presets, options) | given
-        _expect_same(out, settings, known)
+        settings = _resumed_settings(out, args.estimate, name, presets, options, passing, given, given_again)
         for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
             snapshot = read_run(folder)  # of every stage, before the first one starts
             state = snapshot.state if snapshot is not None and folder == out else state
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
     if args.resume is not None:
-        _tell_kept({name: settings[name] for name in passing if name not in given}, _defaults(options))
+        usual_values = _defaults(options)
+        kept = [name for name in passing if name not in given and settings[name] != usual_values[name]]
+        if kept:
+            asked = ", ".join(f"--{_option(name)} {settings[name]}".removesuffix(" True") for name in kept)
+            print(f"as before: {asked}; to change this, give the option again", flush=True)
     passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate, state=state)
     usual = presets.get(settings["preset"], presets["small"])["steps"]
     return Run(**settings, **passed, given=frozenset(given), preset_steps=usual)
 
 
-def _continued(args: argparse.Namespace, given: dict[str, Any], passing: Collection[str]) -> dict[str, Any]:
-    """Turn --continue into --resume if its folder holds a run. Returns the settings that were given again and must be
-    the same as before; `given` keeps the others.
+def _continue(args: argparse.Namespace, given: dict[str, Any], passing: Collection[str]) -> dict[str, Any]:
+    """Set args.resume if the folder of --continue holds a run. Removes from `given`, and returns, the settings that
+    such a run keeps: they must be the same as before.
     """
     if args.out is None:
         raise ValueError("--continue: name the run's folder with --out")
@@ -171,11 +169,28 @@ def _continued(args: argparse.Namespace, given: dict[str, Any], passing: Collect
     return {name: given.pop(name) for name in [*given] if name not in (*CHANGEABLE, *passing)}
 
 
-def _expect_same(out: Path, settings: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    for setting, value in known.items():
+def _resumed_settings(
+    out: Path,
+    estimate: bool,
+    name: str,
+    presets: Mapping[str, Mapping[str, Any]],
+    options: Mapping[str, Mapping[str, Any]],
+    passing: Collection[str],
+    given: dict[str, Any],
+    given_again: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The settings of the run in a folder, with those that are given now. given_again: those that must be the same."""
+    if kept := [setting for setting in given if setting not in (*CHANGEABLE, *passing)]:
+        refused = ", ".join(f"--{_option(setting)}" for setting in kept)
+        raise ValueError(f"--resume: the run keeps its settings, so leave out {refused}")
+    if out.is_dir() and not estimate:
+        _check_folder(out)
+    settings = saved_settings(out, name, presets, options)
+    for setting, value in given_again.items():
         if settings[setting] != value:
             has = f"the run in {out} has {shown(settings[setting])}, not {shown(value)}"
             raise ValueError(f"--{_option(setting)}: {has}")
+    return settings | given
 
 
 def _new_settings(
@@ -193,21 +208,14 @@ def _new_settings(
         _check_folder(out)
     if holds_run(out) or os.path.lexists(out / SETTINGS):
         raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
-    names = map(_setting, options)
-    preset = given.get("preset") or next((name for name in names if name in given and name in presets), "small")
+    own = map(_setting, options)
+    preset = given.get("preset") or next((option for option in own if option in given and option in presets), "small")
     settings = {"program": name, "preset": preset, "seed": 0, "data": None}
     settings |= {"replicas": None, "micro_batch": None, "tensorboard": False}
     settings |= {**_defaults(options), **presets[preset], **given}
     if None not in (settings["micro_batch"], settings["micro_batches"]):
         raise ValueError("--micro-batches: give either this or --micro-batch, not both")
     return settings
-
-
-def _tell_kept(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Say which of the settings of a resumed run are not the defaults."""
-    if kept := [name for name, value in settings.items() if value != defaults[name]]:
-        asked = ", ".join(f"--{_option(name)} {settings[name]}".removesuffix(" True") for name in kept)
-        print(f"as before: {asked}; to change this, give the option again", flush=True)
 
 
 def open_run(

@@ -92,7 +92,7 @@ MISTAKES = (
         replacements=(
             (
                 "run.evaluate(self.evaluate, self.note)\n",
-                'run.evaluate(lambda: {**self.evaluate(), "loss": last.loss}, self.note)\n',
+                'run.evaluate(lambda: {**self.evaluate(), "loss": measured.loss}, self.note)\n',
             ),
         ),
     ),
