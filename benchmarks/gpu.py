@@ -287,7 +287,7 @@ def main() -> None:
     for part in args.only:
         try:
             if part == "suite":
-                tests = ["-q", "-n", "auto", "-k", "cupy", "--maxfail", "100", "tests"]
+                tests = ["-vv", "-n", "auto", "-k", "cupy", "--maxfail", "100", "tests"]  # with names, if it is stopped
                 results.run("suite", [sys.executable, "-m", "pytest", *tests], 60 * args.minutes)
             elif part == "examples":
                 for name in "enwik8", "imdb":
