@@ -80,9 +80,9 @@ def load_fast() -> None:
     if not find_spec("numba") or turned_off():
         return
     try:
+        import_module(f"{__name__}.mkl_products").products()  # first: if it fails, no twin that needs it is registered
         for name in FAST:
             import_module(f"{__name__}.{name}")
-        import_module(f"{__name__}.mkl_products").products()  # before threads ask for it
     except ImportError as error:  # such as a Numba that is too old for this NumPy
         warnings.warn(f"the fast twins do not run: {error}", stacklevel=2)
 

@@ -1,5 +1,7 @@
 """Which library multiplies matrices, and whether its products are the same on every run."""
 
+import subprocess
+import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -222,3 +224,25 @@ def test_bfloat16_forward_and_backward_by_each_library_and_widened(multiply_by, 
     right = wide_x @ wide_w, wide_dy @ wide_w.T, wide_x.T @ wide_dy
     for found, expected in zip((y, *linear.linear_backward(dy, cache)), right, strict=True):
         np.testing.assert_allclose(found.astype(float), expected, rtol=2**-8, atol=1e-6)
+
+
+def test_if_nothing_can_be_chosen_the_references_run():
+    """And no twin that would ask for a choice in the middle of training."""
+    code = """
+import sys, warnings
+sys.modules["pooch"] = None  # as if it were not installed: it knows where the cache folder is
+import numpy as np
+from scratchformer import ops
+from scratchformer.dispatch import fast
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    with fast():
+        y, cache = ops.linear(np.ones((8, 4), np.float32), np.ones((4, 3), np.float32))
+        dx, dw = ops.linear_backward(y, cache)
+print(y.sum(), dx.sum(), dw.sum(), *(each.message for each in found), sep="; ")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    y, dx, dw, warned = done.stdout.strip().split("; ", 3)
+    assert (float(y), float(dx), float(dw)) == (96, 384, 384)
+    assert warned.startswith("the fast twins do not run: ") and warned.count("pooch") == 1
