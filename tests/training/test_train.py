@@ -608,6 +608,20 @@ def test_a_run_without_steps_is_refused(tmp_path, train_tiny):
         train_tiny("LanguageModel", tmp_path, 0)
 
 
+class Scores(list):
+    """An `evaluate` that is false until it was called."""
+
+    def __call__(self):
+        self.append(1.0)
+        return {"loss": 1.0}
+
+
+def test_a_score_is_due_however_python_reads_the_function(tmp_path, train_tiny):
+    scores = Scores()
+    train_tiny("LanguageModel", tmp_path, 5, evaluate=scores, evaluate_every=2, select=("loss", "min"))
+    assert len(scores) == 3  # after steps 2, 4 and 5
+
+
 def test_the_speed_is_of_the_steps_alone(tmp_path, train_tiny):
     """Not of what comes before them, such as `on_start`."""
     train_tiny("LanguageModel", tmp_path, 3, log_every=1, on_start=lambda: time.sleep(1))
