@@ -16,7 +16,7 @@ Without --data the official files are downloaded.
 from functools import cached_property
 
 from scratchformer.data import DroppedMerges, Subwords, TranslationBatches, encode_pairs, load_multi30k
-from scratchformer.generation import bleu, translate, with_neighbours
+from scratchformer.generation import bleu, printable, translate, with_neighbours
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
 from scratchformer.training import MODELS_OPTION, MUON_OPTIONS, Ensemble, evaluate_translation
@@ -192,7 +192,7 @@ class Translate(Ensemble):
                 score, signature = bleu(found, sentences.target, moses)
                 print(f"{score:.2f} {name} on the {len(found):,} test sentences, beam {beam} ({signature})")
         for source, written, reference in list(zip(sentences.source, found, sentences.target, strict=True))[:5]:
-            print(f"\n{run.source}: {source}\n{run.target}: {written}\n    (reference: {reference})")
+            print(printable(f"\n{run.source}: {source}\n{run.target}: {written}\n    (reference: {reference})"))
 
 
 if __name__ == "__main__":

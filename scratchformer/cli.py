@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 import time
 from itertools import chain
@@ -14,7 +15,7 @@ from . import __version__
 from .generation.beam import WIDEST
 from .learn.command import add_command as add_learn
 from .options import SEED, Parser
-from .process import run_program
+from .process import one_line, run_program
 from .training.replicas import MOST_REPLICAS
 
 DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
@@ -30,7 +31,14 @@ def run_command(argv: list[str]) -> None:
     end = own_arguments(argv)
     args = make_parser().parse_args(argv[:end])
     args.others = argv[end:]
-    args.run(args)
+    from .training.program import file_of
+    from .training.snapshot import NotImported
+
+    try:
+        args.run(args)
+    except NotImported as error:
+        command = shlex.join(["scratchformer", *argv, "--program", file_of(Path(args.run_folder))])
+        raise ValueError(f"{error}; if you trust it: {command}") from error
 
 
 def own_arguments(argv: list[str]) -> int:
@@ -145,7 +153,7 @@ def make_parser() -> Parser:
 def add_run(command: Parser, what: str) -> None:
     command.add_argument("run_folder", metavar="RUN", help=what)
     command.add_argument(
-        "--program", metavar="FILE", help="the file that defines the run's program, if it is not found automatically"
+        "--program", metavar="FILE", help="execute this file: the program of the run, unless it is one of examples/"
     )
 
 
@@ -238,13 +246,11 @@ def generate(args: argparse.Namespace) -> None:
     from .generation import printable, stream_text
     from .generation.recalled import recall_orders
     from .rng import Key
-    from .training.program import use_models_of
     from .training.readers import load_writer
 
     if args.top_p == 0:
         raise ValueError(f"--top-p: expected more than 0, got {args.top_p}")
-    use_models_of(Path(args.run_folder), args.program)
-    model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens)
+    model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens, program_of(args))
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
     if recall_orders(model):
@@ -254,6 +260,13 @@ def generate(args: argparse.Namespace) -> None:
     for text in chain([prompt.decode("utf-8", "replace"), first], texts):
         print(printable(text), end="", flush=True)
     print()
+
+
+def program_of(args: argparse.Namespace) -> Any:
+    """The module that --program becomes, or None."""
+    from .training.snapshot import load_file
+
+    return None if args.program is None else load_file(args.program)
 
 
 def text_before(args: argparse.Namespace) -> Any:
@@ -274,13 +287,12 @@ def text_before(args: argparse.Namespace) -> Any:
             program.expect_same_data(load_snapshot(best_snapshot(args.run_folder), earlier=True))
             return program.read_before()
     except (ValueError, OSError) as error:
-        print(f"matches are searched only in the text that is written: {error}", file=sys.stderr)
+        print(one_line(f"matches are searched only in the text that is written: {error}"), file=sys.stderr)
         return None
 
 
 def translate(args: argparse.Namespace) -> None:
     from . import generation
-    from .training.program import use_models_of
     from .training.ranks import Ranks
     from .training.readers import load_translators
     from .training.settings import read_settings
@@ -289,8 +301,7 @@ def translate(args: argparse.Namespace) -> None:
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:])
         settings = ranks.from_first(lambda: read_settings(run if run.is_dir() else run.parent))
-        use_models_of(run, args.program)
-        models, subwords = load_translators(run)
+        models, subwords = load_translators(run, program_of(args))
         for model in models:
             ranks.expect_same_bits("parameters", model.flat.data)
         given = {"beam": args.beam, "length_penalty": args.length_penalty}
@@ -337,7 +348,6 @@ def evaluate(args: argparse.Namespace) -> None:
 
 def plot(args: argparse.Namespace) -> None:
     from .plots import plot_run, plot_runs
-    from .training.program import use_models_of
 
     run, out = Path(args.run_folder), args.out and Path(args.out)
     if out and out.is_file():
@@ -348,10 +358,9 @@ def plot(args: argparse.Namespace) -> None:
                 raise ValueError(f"--{name}: only curves are drawn of several runs, so leave it out")
         paths = plot_runs([run, *map(Path, args.beside)], out)
     else:
-        use_models_of(run, args.program)
-        paths = plot_run(run, None if args.text is None else as_typed(args.text), out)
+        paths = plot_run(run, None if args.text is None else as_typed(args.text), out, program_of(args))
     for path in paths:
-        print(path)
+        print(one_line(str(path)))
 
 
 def mpiexec(args: argparse.Namespace) -> None:

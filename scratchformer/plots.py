@@ -6,18 +6,22 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from .backend import to_cpu, to_device
 from .data import Vocabulary
+from .data.files import expect_no_link, replacing
 from .data.subwords import BEGIN, END
 from .dispatch import reference_only
 from .generation import beam_search
 from .models import Classifier, EncoderDecoder, EvidenceClassifier, LanguageModel
 from .nn.recompute import RecomputeCache
 from .ops import sinusoidal_positions
+from .ops.checks import printable
+from .process import one_line
 from .training import best_snapshot, load_model, read_metrics
 from .training.readers import load_reader, load_vocabulary, reads_text
 from .training.settings import read_settings
@@ -42,23 +46,26 @@ def pyplot() -> Any:
     return plt
 
 
-def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Iterator[Path]:
+def plot_run(
+    run: Path, text: str | None = None, out: Path | None = None, program: ModuleType | None = None
+) -> Iterator[Path]:
     """Plot the run in folder `run` into `out`, and yield the paths: curves.png, or one for each stage; attention.png,
     if the model reads text alone; and positions.png, if it reads text and is not an encoder-decoder. Before the first
     snapshot there are only curves.
 
-    text: the text whose attention is shown; a short example by default. Raises ValueError if the folder holds no run.
+    text: the text whose attention is shown; a short example by default. program: see `load_model`. Raises ValueError if
+    the folder holds no run.
     """
-    settings, out = read_settings(run), out or run / "plots"
+    settings, out = read_settings(run), out or expect_no_link(run / "plots")
     curves = read_curves(run)
     folder = run / next(iter(curves))
     if not any(os.path.lexists(folder / name) for name in (BEST, LAST)):
         if text is not None:
             raise ValueError(f"--text: {folder} holds no snapshot yet, so leave it out")
-        print(f"{folder} holds no snapshot yet, so only curves are plotted", file=sys.stderr)
+        print(one_line(f"{folder} holds no snapshot yet, so only curves are plotted"), file=sys.stderr)
         yield from plot_all_curves(curves, settings, out)
         return
-    model, state = load_model(best_snapshot(folder))
+    model, state = load_model(best_snapshot(folder), program=program)
     example = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
     readable = example is not None and reads_text(model, state)
     alone = not isinstance(model, EvidenceClassifier)  # an example has no evidence
@@ -92,7 +99,7 @@ def plot_runs(runs: Sequence[Path], out: Path | None = None) -> Iterator[Path]:
         read_settings(run)
     if len({run.resolve() for run in runs}) < len(runs):
         raise ValueError(f"{', '.join(map(str, runs))}: expected different runs")
-    found, out = [read_curves(run) for run in runs], out or runs[0] / "plots"
+    found, out = [read_curves(run) for run in runs], out or expect_no_link(runs[0] / "plots")
     stages = [stage for stage in found[0] if all(stage in curves for curves in found)]
     if not stages:
         raise ValueError(f"{', '.join(map(str, runs))}: they have no stage in common, whose curves could be compared")
@@ -202,7 +209,8 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     right.plot(*series(records, "lr"), color="tab:green", **few)
     right.set(xlabel="step", ylabel="learning rate", title="Learning rate")
     right.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    figure.suptitle(f"{settings['program']}, preset {settings['preset']}, seed {settings['seed']}")
+    title = f"{settings['program']}, preset {settings['preset']}, seed {settings['seed']}"
+    figure.suptitle(as_label(title))
     return save(figure, path)
 
 
@@ -219,7 +227,7 @@ def plot_comparison(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> Pat
         color = plt.get_cmap("tab10")(number % 10)
         steps, loss = series(records, "loss")
         steps, mean = smoothed(steps, loss, max(1, window * len(steps) // steps[-1]))
-        name = shown_as(name)
+        name = as_label(name)
         left.plot(steps, mean, color=color, label=name, **(dict(marker="o", markersize=3) if len(steps) < 2 else {}))
         steps, values = scores(records, score)
         label = f"{name}: {values[-1]:.4g}" if values else name
@@ -231,9 +239,11 @@ def plot_comparison(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> Pat
     return save(figure, path)
 
 
-def shown_as(name: str) -> str:
-    """A folder's name for a legend, which hides names that begin with "_" and takes what is between two $ for TeX."""
-    return ("\u200b" if name.startswith("_") else "") + name.replace("$", r"\$")
+def as_label(text: str) -> str:
+    """Text from a file for a figure, which hides a legend's names that begin with "_", takes what is between two $ for
+    TeX, and cannot draw control characters.
+    """
+    return ("\u200b" if text.startswith("_") else "") + printable(text).replace("$", r"\$")
 
 
 def series(records: list[dict[str, Any]], name: str) -> tuple[list, list]:
@@ -265,7 +275,7 @@ def scores(records: list[dict[str, Any]], score: str) -> tuple[list, list]:
 
 def labelled(score: str) -> str:
     """A score's name and unit."""
-    return score.replace("_", " ") + " (%)" * score.endswith("accuracy") + " (nats)" * (score == "loss")
+    return as_label(score.replace("_", " ") + " (%)" * score.endswith("accuracy") + " (nats)" * (score == "loss"))
 
 
 def save(figure: Any, path: Path) -> Path:
@@ -274,7 +284,13 @@ def save(figure: Any, path: Path) -> Path:
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    return written(figure, path, dpi=120)
+
+
+def written(figure: Any, path: Path, **options: Any) -> Path:
+    """Write a figure to a .png, and close it. Returns the path."""
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, format="png", **options)
     pyplot().close(figure)
     return path
 
@@ -289,8 +305,8 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
 
     depth, heads, T, S = maps.shape
     every = 1 + max(T, S) // 48  # label only some of many tokens
-    columns = (labels if columns is None else columns)[::every]
-    labels = labels[::every]
+    columns = [as_label(label) for label in (labels if columns is None else columns)[::every]]
+    labels = [as_label(label) for label in labels[::every]]
     size = min(3.6, max(1.8, 0.08 * max(T, S)))  # inches, with room for the labels
     figure, axes = plt.subplots(
         depth, heads, figsize=(size * heads + 1.4, size * depth + 0.5), squeeze=False, layout="constrained"
@@ -310,9 +326,7 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.01)
     bar.set_label("attention of row to column", fontsize=8)
     bar.ax.tick_params(labelsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return written(figure, path, dpi=130)
 
 
 def plot_images(rows: Mapping[str, np.ndarray], black: float, path: Path) -> Path:
@@ -325,9 +339,7 @@ def plot_images(rows: Mapping[str, np.ndarray], black: float, path: Path) -> Pat
             cell.imshow(image, cmap="gray_r", vmin=0, vmax=black)
             cell.set(xticks=[], yticks=[])
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-    figure.savefig(path, dpi=80, bbox_inches="tight")
-    plt.close(figure)
-    return path
+    return written(figure, path, dpi=80, bbox_inches="tight")
 
 
 def plot_positions(model: Any, path: Path) -> Path:
@@ -353,6 +365,4 @@ def plot_positions(model: Any, path: Path) -> Path:
     image = right.imshow(normed @ normed.T, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
     right.set(xlabel=place, ylabel=place, title=f"Cosine of two {place}s' encodings")
     figure.colorbar(image, ax=right)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+    return written(figure, path, dpi=120)

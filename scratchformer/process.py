@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import sysconfig
@@ -18,6 +19,8 @@ from .starting import end_on_interrupt
 
 PACKAGE = Path(__file__).parent
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
+# Control characters, and those that hide text, reverse it or end a line.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 LESS_MEMORY = "use a smaller model, batch, text or file, or fewer --replicas"
 
 
@@ -46,13 +49,18 @@ def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
     except BrokenPipeError:  # the reader of standard output, such as `head`, has gone
         sys.exit(1)
     except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError, MemoryError) as error:
-        sys.exit(f"error: {in_words(error)}")
+        sys.exit(f"error: {one_line(in_words(error))}")
     except KeyboardInterrupt as stopped:  # `train` says which snapshot it saved
         end_on_interrupt()
         number = getattr(stopped, "number", signal.SIGINT)
         how = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-        print(f"{how}; {stopped}: continue with --resume" if stopped.args else how, file=sys.stderr)
+        print(one_line(f"{how}; {stopped}: continue with --resume") if stopped.args else how, file=sys.stderr)
         sys.exit(128 + number)
+
+
+def one_line(text: str) -> str:
+    """`text`, of which a part may come from a file, for a terminal: control characters are written as "\\x1b"."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def in_words(error: Exception) -> str:

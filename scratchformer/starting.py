@@ -1,13 +1,26 @@
-"""Ctrl-C while a program starts. This module is imported first, since the others take a third of a second."""
-
-from __future__ import annotations
+"""Ctrl-C while a program starts, and where Python looks for modules then. This module is imported first, since the
+others take a third of a second, and before it imports anything itself, the current folder may have to be forgotten.
+"""
 
 import os
-import signal
 import sys
-from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def forget_current_folder() -> None:
+    """With `python -m scratchformer`, import no module from the current folder, which may be a stranger's.
+
+    Python puts it before all others, so a file numpy.py in it would be executed. The checkout of this package is kept.
+    """
+    started = getattr(sys, "argv", None) or [""]
+    if started[0] == "-m" and not sys.flags.safe_path and sys.path[0] != os.path.dirname(HERE):
+        del sys.path[0]
+
+
+forget_current_folder()
+
+import signal  # noqa: E402
 
 
 def end_on_interrupt() -> None:
@@ -21,7 +34,7 @@ def end_on_interrupt() -> None:
         signal.signal(signal.SIGINT, _end)
 
 
-def _end(number: int, _frame: Any) -> None:
+def _end(number: int, _frame: object) -> None:
     try:
         os.write(2, b"interrupted\n")
     finally:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ops.checks import describe, expect_positive
+from ..ops.checks import describe, expect_positive, printable
 from ..rng import Key
 from .download import fetch
 from .reading import (
@@ -200,7 +200,7 @@ def _unzip(path: Path, member: str) -> bytearray:
 
 def _name(data: bytes | bytearray, path: Path) -> str:
     if not data.startswith(_BEGINNING) or len(data) > MEMBER_SIZE:
-        return path.name
+        return printable(path.name)
     if len(data) < MEMBER_SIZE:
         return f"{MEMBER} (first {len(data):,} bytes)"
     if hashlib.md5(data, usedforsecurity=False).hexdigest() != MEMBER_MD5:

@@ -1,4 +1,8 @@
-"""Writing files so that they survive a kill or a power cut, and locking a folder."""
+"""Writing files so that they survive a kill or a power cut, and locking a folder.
+
+A folder may come from a stranger, and a link in it may name any file of the user. No link inside a folder is followed
+for writing: a file is replaced as a whole (`replacing`), which replaces a link too, or it is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,19 @@ import errno
 import os
 import platform
 import shutil
+import stat
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from .reading import expect_file
+from ..ops.checks import printable
+from .reading import DataError, Error, expect_file
 
 LOCK = "run.lock"
+HOLDER_MOST = 1000  # bytes of the name of the process that holds a lock
+_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # on Windows there are neither
 
 
 class InUse(RuntimeError):
@@ -88,8 +96,31 @@ def force_to_disk(path: Path) -> None:
 
 def append(path: Path, line: str) -> None:
     """Add a line to the end of a text file. It may be lost in a power cut until `force_to_disk` is called."""
-    with _naming(path), open(path, "a", encoding="utf-8") as file:
+    with _naming(path), open(opened_in_place(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8") as file:
         file.write(line + "\n")
+
+
+def opened_in_place(path: Path, flags: int, error: Error = DataError) -> int:
+    """A descriptor of the file at `path`, which is made if it is missing, for writing without replacing the file.
+
+    Raises `error` if it is a link, has a second name (a hard link), or is not a regular file.
+    """
+    if os.path.lexists(path):
+        expect_no_link(path, error)
+        expect_file(path, error)
+    descriptor = os.open(path, flags | os.O_CREAT | _UNFOLLOWED, 0o666)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise error(f"{path}: expected a file with one name, got one that is also elsewhere: remove it")
+    return descriptor
+
+
+def expect_no_link(path: Path, error: Error = DataError) -> Path:
+    """`path`, a file or a folder that is to be written to, and may be missing. Raises `error` if it is a link."""
+    if path.is_symlink():
+        raise error(f"{path}: expected no link, got one to {printable(os.readlink(path))}: remove it")
+    return path
 
 
 @contextlib.contextmanager
@@ -116,9 +147,7 @@ def _lock_file(folder: Path) -> TextIO:
     """The lock file of `folder`, opened and locked, with the name of this process in it."""
     path = folder / LOCK
     while True:
-        if os.path.lexists(path):
-            expect_file(path, InUse)
-        file = open(path, "a+", encoding="utf-8")
+        file = open(opened_in_place(path, os.O_RDWR | os.O_APPEND, InUse), "a+", encoding="utf-8", errors="replace")
         try:
             _lock(file)
             if os.name == "posix" and not _is_at(file, path):
@@ -126,7 +155,7 @@ def _lock_file(folder: Path) -> TextIO:
                 continue
         except (BlockingIOError, PermissionError) as error:
             file.seek(0)
-            holder = file.read().strip() or "another process"
+            holder = printable(file.read(HOLDER_MOST).strip()) or "another process"
             file.close()
             raise InUse(f"{folder} is in use by {holder}: wait until it ends, or choose another folder") from error
         except OSError as error:

@@ -111,11 +111,6 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     raise error(f"{where} is damaged: {what}")
 
 
-def printable(text: str, most: int = 200) -> str:
-    """`text` from a file, for a message: unchanged, or as `shown` if it is long or has characters that do not print."""
-    return text if len(text) <= most and text.isprintable() else shown(text)
-
-
 def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST) -> bytes | bytearray:
     """The contents of a file, unpacked if it is a gzip by its name (.gz) or its first bytes.
 

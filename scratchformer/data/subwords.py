@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_instance, expect_texts, shown
+from ..ops.checks import expect_at_least, expect_instance, expect_texts, printable, shown
 from ..progress import counted
 from .files import replacing
 from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
@@ -184,7 +184,7 @@ class Subwords:
         """The id of a token; raises DataError if it is not in the vocabulary, which is then for something else."""
         number = self.tokenizer.token_to_id(token)
         if number is None:
-            raise DataError(f"vocabulary: no token {token!r} in it")
+            raise DataError(f"vocabulary: no token {shown(token)} in it")
         return number
 
     def encode(self, text: str) -> np.ndarray:
@@ -339,7 +339,7 @@ def _naming(what: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise DataError(f"{what}: {' '.join(str(error).split())}") from error
+        raise DataError(f"{what}: {printable(' '.join(str(error).split()))}") from error
 
 
 def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..ops.checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_shape, expect_texts
+from ..ops.checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_shape, expect_texts, shown
 from .files import replacing
 from .reading import VOCABULARY_MOST, DataError, read_text
 
@@ -83,12 +83,12 @@ class Vocabulary:
         self._index = {word: i for i, word in enumerate(self.words)}
         if len(self._index) < len(self.words):
             word, count = Counter(self.words).most_common(1)[0]
-            raise ValueError(f"words: {word!r} occurs {count} times")
+            raise ValueError(f"words: {shown(word)} occurs {count} times")
         for i, word in enumerate(self.words):
             if word.split() != [word]:
-                raise ValueError(f"words: number {i}, {word!r}, is empty or contains white space")
+                raise ValueError(f"words: number {i}, {shown(word)}, is empty or contains white space")
             if not word.isascii() and not _writable(word):
-                raise ValueError(f"words: number {i}, {word!r}, cannot be written in UTF-8")
+                raise ValueError(f"words: number {i}, {shown(word)}, cannot be written in UTF-8")
 
     @classmethod
     def build(cls, texts: Iterable[str], size: int) -> Vocabulary:

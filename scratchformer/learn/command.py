@@ -139,6 +139,7 @@ def run_check(args: argparse.Namespace) -> None:
 
 def check_one(progress: Progress, name: str) -> bool:
     """Check one exercise and print the verdict; remember it if it is passed. Returns whether it is."""
+    from ..generation import printable
     from .course import exercise
     from .grading import grade
 
@@ -146,7 +147,7 @@ def check_one(progress: Progress, name: str) -> bool:
     verdict = grade(exercise(name), progress.path(name))
     if not verdict.passed:
         out.print(f"[red]✗[/] [bold]{name}[/]")
-        out.print(indented(verdict.message), markup=False)
+        out.print(printable(indented(verdict.message)), markup=False)  # what an answer raises may have any characters
         return False
     out.print(f"[green]✓[/] [bold]{name}[/]  {verdict.message}".rstrip())
     progress.reload()

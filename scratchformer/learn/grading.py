@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..data.reading import expect_file
 from ..notation import DerivationError, NotationError, check_derivation
 from ..notation.check import read_and_run
 from ..notation.grammar import canonical, parse
@@ -46,6 +47,7 @@ class Verdict(NamedTuple):
 @np.errstate(all="ignore")  # if a wrong answer overflows, the check of its result says so
 def grade(exercise: Exercise, path: Path) -> Verdict:
     """Check the student's file, and say what is right or wrong."""
+    expect_file(path)
     try:
         text = path.read_text(encoding="utf-8-sig")  # as Python reads it, without a byte-order mark
     except UnicodeDecodeError as error:

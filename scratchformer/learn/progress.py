@@ -6,6 +6,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ..data.files import replacing
+from ..data.reading import read_json
+from ..ops.checks import printable
+
 FILE = "progress.json"
 FOLDER = "exercises"
 
@@ -41,9 +45,8 @@ class Progress:
         """Write the file; a full disk or a crash leaves the old one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         done = {name: asdict(record) for name, record in self.records.items() if record != Record()}
-        new = self.folder / f"{FILE}.new"
-        new.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
-        new.replace(self.folder / FILE)
+        with replacing(self.folder / FILE) as unfinished:
+            unfinished.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
 
 
 def find(folder: str | None = None) -> Progress:
@@ -57,7 +60,8 @@ def find(folder: str | None = None) -> Progress:
     if not path.exists():
         return Progress(Path(folder))
     try:
-        records = {name: Record(**record) for name, record in json.loads(path.read_text(encoding="utf-8")).items()}
+        records = {name: Record(**record) for name, record in read_json(path).items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); repair it, or move it away to start over") from None
+        found = printable(str(error))
+        raise ValueError(f"{path} cannot be read ({found}); repair it, or move it away to start over") from None
     return Progress(Path(folder), records)

@@ -21,9 +21,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..backend import array_module
-from ..data.reading import VOCABULARY_MOST, decoded, expect_file, open_file, parsed, printable, read_json
+from ..data.reading import VOCABULARY_MOST, decoded, expect_file, open_file, parsed, read_json
 from ..nn import Layer, Param
-from ..ops.checks import shown
+from ..ops.checks import printable, shown
 from ..progress import counted
 
 WEIGHTS = "model.safetensors"
@@ -232,10 +232,10 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
                 file = stack.enter_context(safe_open(part, framework="numpy"))
                 slices = {name: file.get_slice(name) for name in file.keys()}
             except (SafetensorError, OSError) as error:
-                raise PretrainedError(f"{part} is damaged: {error}") from error
+                raise PretrainedError(f"{part} is damaged: {printable(str(error))}") from error
             for name, s in slices.items():
                 if name in found:
-                    raise PretrainedError(f"{part}: {printable(name)} is in {found[name].path.name} too")
+                    raise PretrainedError(f"{part}: {printable(name)} is in {printable(found[name].path.name)} too")
                 found[name] = Stored(
                     part, file, name, s.get_dtype(), tuple(s.get_shape()), start + header[name]["data_offsets"][0]
                 )
@@ -244,7 +244,8 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
             for name in sorted(index.keys() | found.keys()):
                 listed, place = index.get(name, "no file"), found[name].path.name if name in found else "no file"
                 if listed != place:
-                    raise PretrainedError(f"{path}: {printable(name)}: expected in {listed}, found in {place}")
+                    where = f"expected in {printable(listed)}, found in {printable(place)}"
+                    raise PretrainedError(f"{path}: {printable(name)}: {where}")
         yield path, found
 
 
@@ -282,9 +283,9 @@ def _what_else(folder: Folder) -> str:
     """The end of the message about a folder without readable weights."""
     if pickles := sorted(path.name for path in Path(folder).glob("*.bin")):
         return (
-            f"; {pickles[0]} is a pickle, and loading one can run any code: if you trust it, convert it with "
-            "transformers' NAME.from_pretrained(folder).save_pretrained(folder, safe_serialization=True), where NAME "
-            "is the class that config.json has under architectures"
+            f"; {printable(pickles[0])} is a pickle, and loading one can run any code: if you trust it, "
+            "convert it with transformers' NAME.from_pretrained(folder).save_pretrained(folder, safe_serialization=True), "
+            "where NAME is the class that config.json has under architectures"
         )
     return f"; expected a folder with config.json and {WEIGHTS}"
 

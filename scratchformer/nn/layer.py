@@ -23,6 +23,7 @@ from ..ops.checks import (
     expect_memory,
     expect_positive,
     expect_real,
+    printable,
 )
 from ..rng import Key, expect_key
 
@@ -303,7 +304,7 @@ class Layer:
         expect_instance("state", state, Mapping)
         params = self.named_parameters()
         problems = [f"missing: {name}" for name in params.keys() - state.keys()]
-        problems += [f"not in this model: {name}" for name in state.keys() - params.keys()]
+        problems += [f"not in this model: {printable(str(name))}" for name in state.keys() - params.keys()]
         for name in params.keys() & state.keys():
             expected, found = params[name].data, state[name]
             if not hasattr(found, "dtype") or not is_floating_type(found.dtype):

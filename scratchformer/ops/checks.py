@@ -104,6 +104,11 @@ def shown(x: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def printable(text: str, most: int = 200) -> str:
+    """`text` from a file, for a message: unchanged, or as `shown` if it is long or has characters that do not print."""
+    return text if len(text) <= most and text.isprintable() else shown(text)
+
+
 def _advice(name: str, x: Any) -> str:
     """How to convert `x` to floating point, if there is a way."""
     if isinstance(x, UNLIKE_ARRAYS):

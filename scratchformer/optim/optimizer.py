@@ -15,7 +15,7 @@ import numpy as np
 from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
 from ..nn.structure import Structure
-from ..ops.checks import expect_boolean, expect_instance, expect_number, shown
+from ..ops.checks import expect_boolean, expect_instance, expect_number, printable, shown
 
 MOST_STEPS = 1 << 53  # a float64 is exact up to here
 CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache
@@ -364,7 +364,7 @@ class Optimizer:
         for name in sorted(expected.keys() | found.keys(), key=str):
             if expected.get(name) != found.get(name):
                 got = f"expected {expected.get(name, 'none')}, got {found.get(name, 'none')}"
-                raise ValueError(f"state of another optimizer: {name}: {got}")
+                raise ValueError(f"state of another optimizer: {printable(str(name))}: {got}")
         if not 0 <= (steps := int(state["steps"])) <= MOST_STEPS:
             raise ValueError(f"steps: expected a number from 0 to {MOST_STEPS}, got {steps}")
         self.steps = steps

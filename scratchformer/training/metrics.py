@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import secrets
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..data.files import append, force_to_disk, replacing
+from ..data.files import append, expect_no_link, force_to_disk, replacing
 from ..data.reading import parsed, read_bytes
+from ..process import one_line
 
 METRICS = "metrics.jsonl"  # each line has the checksum of itself and of all lines before it
 LARGEST_STEP = 1 << 53  # a float64 is exact up to here
@@ -138,9 +140,9 @@ class Metrics:
         if self.path.exists():
             kept, damage = kept_records(self.path, resume_at, expected)
             if damage:
-                print(f"{damage}: it is left out, since it comes after the last snapshot", file=sys.stderr)
+                print(one_line(f"{damage}: it is left out, since it comes after the last snapshot"), file=sys.stderr)
         elif expected is not None and expected[0]:
-            print(f"{self.path} is missing: a new one begins at step {resume_at + 1}", file=sys.stderr)
+            print(one_line(f"{self.path} is missing: a new one begins at step {resume_at + 1}"), file=sys.stderr)
         self.board = _summary_writer(run / "tensorboard", resume_at) if tensorboard else None
         self.summary, self.crc = Summary(), 0
         with replacing(self.path) as unfinished:
@@ -179,4 +181,6 @@ def _summary_writer(folder: Path, resume_at: int) -> Any:
         from tensorboardX import SummaryWriter
     except ImportError as error:
         raise ImportError("--tensorboard needs: pip install 'scratchformer[tensorboard]'") from error
-    return SummaryWriter(str(folder), purge_step=resume_at + 1)  # later steps will be repeated
+    expect_no_link(folder)
+    unique = f".{secrets.token_hex(8)}"  # so that no link can be waiting under the name of the file
+    return SummaryWriter(str(folder), purge_step=resume_at + 1, filename_suffix=unique)  # later steps will be repeated

@@ -30,8 +30,7 @@ its runs. A program for other data derives from `Program` and defines `load`, `m
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import shlex
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -40,17 +39,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
-from safetensors import SafetensorError, safe_open
-
 from ..backend import CPU
-from ..data.files import locked
-from ..data.reading import parsed
+from ..data.files import expect_no_link, locked
+from ..ops.checks import printable, shown
 from ..process import run_program
 from .ranks import Ranks
 from .readers import load_vocabulary, mean_snapshot, vocabulary_file
 from .replicas import Replicas
 from .settings import Run, open_run, read_settings, start_run
-from .snapshot import LAST, best_snapshot, load_snapshot
+from .snapshot import LAST, NotImported, load_file, load_snapshot
 from .stage import Stage
 
 PACKAGE = Path(__file__).parents[2]  # the folder that holds this package, and in a checkout the examples too
@@ -127,6 +124,7 @@ class Program(Stage):
         if ranks.size > 1:
             print(ranks.places())
         stages = cls._loaded(run).stages()  # of an ensemble, the program is the first model, and is to be freed too
+        ranks.from_first(lambda: [expect_no_link(stage.out) for stage in stages if stage.folder])
         if run.estimate:
             return stages[0].fit()
         several = any(stage.folder for stage in stages)  # `train` locks the folder of a single stage
@@ -211,10 +209,9 @@ def source_of(program: type[Program]) -> str | None:
 def find_program(run: Path, file: str | None = None) -> type[Program]:
     """The program that made the run in folder `run`: from `file`, or from the source that the run's settings name.
 
-    Loading a program executes its code, and the settings may come from a stranger. A module is imported by name, as in
-    `load_model`. A script is executed only if it is in a folder from which Python imports modules, in the current
-    folder, or below the folder that holds this package, and not in the run's folder. Any other script must be given as
-    `file`. Raises ValueError, saying what to do, if the program is not found.
+    Loading a program executes its code, and the settings may come from a stranger. So without `file` it must be one of
+    the examples of this checkout, or in a module that is imported already. Raises NotImported if `file` is needed,
+    ValueError if the program is not in it.
     """
     settings = read_settings(run)
     return program_in(load_source(run, settings, file), settings["program"])
@@ -225,76 +222,44 @@ def program_in(module: ModuleType, name: str) -> type[Program]:
     for found in vars(module).values():
         if isinstance(found, type) and issubclass(found, Program) and found.name == name:
             return found
-    raise ValueError(f"{module.__file__} has no program {name!r}")
+    where = getattr(module, "__file__", None) or module.__name__
+    raise ValueError(f"{where} has no program {shown(name)}: name the file that has it, --program FILE")
 
 
 def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None) -> ModuleType:
     """The module that defines the program of a run: see `find_program`."""
-    source, name = settings.get("made_by") if file is None else file, settings["program"]
+    if file is not None:
+        return load_file(file)
+    source, name = settings.get("made_by"), settings["program"]
+    if isinstance(imported := sys.modules.get(str(source)), ModuleType):
+        return imported
     own = PACKAGE / "examples" / f"{name}.py"
-    if source is None and str(name).isidentifier() and own.is_file():  # a run of an earlier version
+    if source is None and name.isidentifier() and is_example(own):  # a run of an earlier version
         return load_file(own)
-    if not isinstance(source, str):
-        raise ValueError(f"{run} does not say in which file its program {name!r} is: add --program FILE")
-    if file is None and all(map(str.isidentifier, source.split("."))):
-        try:
-            return importlib.import_module(source)
-        except Exception as error:  # whatever a module does when it is imported
-            hint = f"add --program FILE, with the file of {name!r}"
-            raise ValueError(f"{run}: its program, the module {source}, is not found ({error}): {hint}") from error
-    path = Path(source)
+    if source is None:
+        raise NotImported(f"{run} does not say in which file its program {shown(name)} is: add --program FILE")
+    path, source = Path(source), printable(source)
+    hint = f"add --program FILE, with the file of {shown(name)}"
+    if all(map(str.isidentifier, source.split("."))):
+        raise NotImported(f"{run}: its program is in the module {source}, which is not imported: {hint}")
     if not path.is_file():
-        hint = f"add --program FILE, with the file of {name!r}"
-        raise ValueError(f"{run}: its program {source} is not a file here: {hint}")
-    if file is None and (run.resolve() in path.resolve().parents or not _is_importable(path)):
-        raise ValueError(f"{run} was made by {source}; to execute that file, add --program {source}")
-    return load_file(path)
+        raise NotImported(f"{run}: its program {source} is not a file here: {hint}")
+    if is_example(path):
+        return load_file(path)
+    came = ", which came with it" if run.resolve() in path.resolve().parents else ""
+    raise NotImported(f"{run} was made by {source}{came}; to execute that file, add --program {shlex.quote(source)}")
 
 
-def load_file(path: Path) -> ModuleType:
-    """Execute a Python file as a module. As with `python FILE`, it can import from its folder. Raises ValueError."""
-    spec = importlib.util.spec_from_file_location(f"_program_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    module.__spec__ = None  # like a script, it cannot be imported by its name
-    sys.modules[spec.name] = module
-    if (folder := str(path.absolute().parent)) not in sys.path:
-        sys.path.insert(0, folder)
+def is_example(path: Path) -> bool:
+    """Whether a file is in examples/ of the checkout that holds this package. An installed package has no examples."""
+    examples = (PACKAGE / "examples").resolve()
+    return (PACKAGE / "pyproject.toml").is_file() and path.is_file() and path.resolve().parent == examples
+
+
+def file_of(run: Path) -> str:
+    """The file of the program that made a run, for a command; "FILE" if the run does not say, or says it strangely."""
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever the file does
-        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    return module
-
-
-def use_models_of(run: Path, file: str | None = None) -> None:
-    """Let `load_model` find a model's class that is defined in the script of its run: see `find_program`.
-
-    run: a run's folder, or one of its snapshots. Does nothing if the class is found without the script.
-    """
-    if file is not None and not Path(file).is_file():
-        raise ValueError(f"--program: {file} is not a file")
-    folder, snapshot = run if run.is_dir() else run.parent, best_snapshot(run)
-    module, _, kind = _model_class(snapshot / LAST if snapshot.is_dir() else snapshot).partition(":")
-    main, kind = sys.modules["__main__"], kind.partition(".")[0]
-    if module == "__main__" and not hasattr(main, kind):
-        source = load_source(folder, read_settings(folder), file)
-        setattr(main, kind, getattr(source, kind, None))
-
-
-def _model_class(snapshot: Path) -> str:
-    """The name of the model's class in a snapshot; "" if it has none, for which `load_model` has the better message."""
-    if not snapshot.is_file():  # opening a FIFO would wait for ever
-        return ""
-    try:
-        with safe_open(snapshot, framework="numpy") as opened:
-            return str(parsed(opened.metadata()["model"], snapshot)["class"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
-        return ""
-
-
-def _is_importable(path: Path) -> bool:
-    """Whether a file is where Python or `python -m` would import it from, or below the package's parent folder."""
-    folders = {Path(folder or ".").resolve() for folder in ("", *sys.path)}
-    return path.is_absolute() and (path.resolve().parent in folders or PACKAGE in path.resolve().parents)
+        source = str(read_settings(run if run.is_dir() else run.parent).get("made_by"))
+    except ValueError:
+        return "FILE"
+    return source if source.isprintable() and Path(source).is_file() else "FILE"

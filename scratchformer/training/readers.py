@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..data import PublishedTokenizer, Subwords, Vocabulary
@@ -59,18 +60,18 @@ def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> A
 
 
 def load_writer(
-    path: Path | str, prompt: str = "", tokens: int | None = None
+    path: Path | str, prompt: str = "", tokens: int | None = None, program: ModuleType | None = None
 ) -> tuple[LanguageModel, Subwords | PublishedTokenizer | None]:
     """A language model and its vocabulary (None: bytes), from a run's folder, a snapshot, or a folder with a published
-    GPT-2, Llama, Mistral or Qwen2. prompt, tokens: see `load_llama`. Raises ValueError for a model that cannot generate
-    text, and the errors of loading.
+    GPT-2, Llama, Mistral or Qwen2. prompt, tokens: see `load_llama`. program: see `load_model`. Raises ValueError for a
+    model that cannot generate text, and the errors of loading.
     """
     if (Path(path) / "config.json").is_file():
         gpt2 = read_config(path, ("gpt2", *KINDS))["model_type"] == "gpt2"
         return load_gpt2(path, dropout=0.0) if gpt2 else load_llama(path, prompt, tokens)
     if members(Path(path)):
         raise ValueError(f"{path} holds an ensemble, which cannot generate text")
-    model, state = load_model(best_snapshot(path))
+    model, state = load_model(best_snapshot(path), program=program)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{path} holds {with_article(type(model))}, which cannot generate text")
     if isinstance(vocabulary := load_reader(path, model, state), Vocabulary):
@@ -78,14 +79,15 @@ def load_writer(
     return model, vocabulary
 
 
-def load_translators(run: Path) -> tuple[list[EncoderDecoder], Subwords]:
-    """The encoder-decoder of a run (see `mean_snapshot`), or all those of an ensemble, and their vocabulary.
+def load_translators(run: Path, program: ModuleType | None = None) -> tuple[list[EncoderDecoder], Subwords]:
+    """The encoder-decoder of a run (see `mean_snapshot`), or all those of an ensemble, and their vocabulary. program:
+    see `load_model`.
 
     Raises ValueError for a model that cannot translate, and the errors of `finished_members` and of loading.
     """
     models = []
     for folder in finished_members(run) or [run]:
-        model, state = load_model(mean_snapshot(folder))
+        model, state = load_model(mean_snapshot(folder), program=program)
         if not isinstance(model, EncoderDecoder):
             raise ValueError(f"{run} holds {with_article(type(model))}, which cannot translate")
         models.append(model)

@@ -18,8 +18,9 @@ from typing import Any
 from ..backend import Device, get_device
 from ..data.files import locked, make_folder, replacing
 from ..data.reading import decoded, parsed, read_bytes
-from ..ops.checks import shown
+from ..ops.checks import printable, shown
 from ..options import MOST_STEPS, SEED, Parser
+from ..process import one_line
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
 from .metrics import is_number
 from .precision import PRECISIONS
@@ -143,13 +144,14 @@ def start_run(
         for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
             snapshot = read_run(folder)  # of every stage, before the first one starts
             state = snapshot.state if snapshot is not None and folder == out else state
-    print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
+    begins = f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}"
+    print(one_line(begins), flush=True)
     if args.resume is not None:
         usual_values = _defaults(options)
         kept = [name for name in passing if name not in given and settings[name] != usual_values[name]]
         if kept:
             asked = ", ".join(f"--{_option(name)} {settings[name]}".removesuffix(" True") for name in kept)
-            print(f"as before: {asked}; to change this, give the option again", flush=True)
+            print(one_line(f"as before: {asked}; to change this, give the option again"), flush=True)
     passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate, state=state)
     usual = presets.get(settings["preset"], presets["small"])["steps"]
     return Run(**settings, **passed, given=frozenset(given), preset_steps=usual)
@@ -295,7 +297,7 @@ def saved_settings(
     options = {**NEWER, **options}
     settings, defaults = read_settings(run), _defaults(options)
     if settings["program"] != name:
-        raise ValueError(f"--resume: {run} is a run of {settings['program']}, not of {name}")
+        raise ValueError(f"--resume: {run} is a run of {printable(settings['program'])}, not of {name}")
     preset = presets.get(settings["preset"], presets["small"])
     required = [name for name in preset if defaults.get(name) is None]
     settings = read_settings(run, *required)

@@ -5,10 +5,10 @@ model's class and sizes, and the state of the run (step, seed, best score so far
 numbers and the position in the data are functions of seed and step, so they need not be saved. The header also holds a
 checksum of everything, which is verified on loading: it detects damage, not forgery.
 
-A model of this project is saved under the name of its class. Any other is saved as "module:Class", and `load_model`
-imports that module. No code comes from the snapshot, but importing a module runs the module's own code. So load a
-stranger's snapshot only if the stranger may choose which of your installed modules is imported. A class that is defined
-in a program itself is saved as "__main__:Class" and found again only in a program that defines or imports it.
+A model of this project is saved under the name of its class, any other as "module:Class", or "__main__:Class" if the
+class is defined in the program itself. A snapshot may come from a stranger. So `load_model` imports no module because a
+snapshot names it, and looks for the class only in modules that are imported already: those of this package, and those
+that your own program imports. It executes another file only if you name it: `load_model(path, program="my.py")`.
 
 A snapshot is written to a new file, which is then renamed to replace the old one (`replacing`). If the program is
 killed or the disk is full, the last good snapshot is still there.
@@ -17,14 +17,16 @@ killed or the disk is full, the last good snapshot is still there.
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
 import inspect
 import json
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +37,7 @@ from .. import models
 from ..data.files import make_folder, replacing
 from ..data.reading import expect_file, parsed
 from ..nn import Layer, add_lora
-from ..ops.checks import shown
+from ..ops.checks import printable, shown
 from ..optim.optimizer import Optimizer
 from ..rng import Key, Zeros, room_for
 from .diagnose import nonfinite_tensor
@@ -51,6 +53,10 @@ MODELS["Bert"] = models.Bert
 
 class SnapshotError(ValueError):
     """A snapshot cannot be written or read, or does not fit."""
+
+
+class NotImported(SnapshotError):
+    """Code is needed that is not imported, and that a file must not choose: the user has to name the program."""
 
 
 class NotFinite(SnapshotError):
@@ -145,32 +151,58 @@ def class_name(model: Layer) -> str:
     return kind.__name__ if MODELS.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
 
-def find_class(name: str) -> type[Layer]:
+def find_class(name: str, program: ModuleType | None = None) -> type[Layer]:
     """The class with this `class_name`. Raises SnapshotError if there is none, or if it is not a Layer."""
-    found = MODELS.get(name) or find(name)
+    found = MODELS.get(name) or find(name, program)
     if not (isinstance(found, type) and issubclass(found, Layer)):
-        raise SnapshotError(f"unknown model {name!r}: it is not a Layer")
+        raise SnapshotError(f"unknown model {name[:200]!r}: it is not a Layer")
     return found
 
 
-def find(name: str) -> Any:
-    """Import the object "module:name". Raises SnapshotError if it cannot be found."""
+def find(name: str, program: ModuleType | None = None) -> Any:
+    """The class or function "module:name", from `program` or else from that module, if it is imported already.
+
+    Nothing is imported or called, not even an attribute's descriptor. Raises NotImported if it is not found.
+    """
     module, _, qualified = name.partition(":")
     parts = qualified.split(".")
     if not all(map(str.isidentifier, (*module.split("."), *parts))):
         local = ": a class defined inside a function cannot be found again" if "<locals>" in parts else ""
-        raise SnapshotError(f"unknown model {name!r}{local}")
-    try:
-        found: Any = importlib.import_module(module)
+        raise SnapshotError(f"unknown model {name[:200]!r}{local}")
+    for place in (program, sys.modules.get(module)):
+        found: Any = place
         for part in parts:
-            found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        if module == "__main__":
-            reason = f"was defined in the program that trained it: define or import {qualified} in this one"
-        else:
-            reason = f"is a class of the module {module}, which cannot be imported or does not define it: {error}"
-        raise SnapshotError(f"its model {qualified} {reason}") from error
-    return found
+            found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+        if found is not None:
+            return found
+    module, qualified = printable(module), printable(qualified)
+    if program is not None:
+        raise SnapshotError(f"its model {qualified}, of {module}, is not in {program.__file__} or what that imports")
+    if module == "__main__":
+        reason = f"was defined in the program that trained it: define or import {qualified} in this one"
+    elif module in sys.modules:
+        reason = f"is a class of the module {module}, which does not define it: define it there"
+    else:
+        reason = f"is a class of the module {module}, which is not imported: import it first"
+    raise NotImported(f"its model {qualified} {reason}, or name the file of its program (program=FILE, --program FILE)")
+
+
+def load_file(path: Path | str) -> ModuleType:
+    """Execute a Python file as a module. As with `python FILE`, it can import from its folder. Raises ValueError."""
+    path = Path(path)
+    spec = importlib.util.spec_from_file_location(f"_program_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    module.__spec__ = None  # like a script, it cannot be imported by its name
+    sys.modules[spec.name] = module
+    if (folder := str(path.absolute().parent)) not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the file does
+        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
 
 
 def importable(value: Any) -> dict[str, str]:
@@ -182,26 +214,31 @@ def importable(value: Any) -> dict[str, str]:
     raise TypeError(f"an argument is {what}: expected JSON values, classes of layers, or operations")
 
 
-def imported(value: Any) -> Any:
-    """The inverse of `importable`, also inside lists and dicts.
+def imported(value: Any, program: ModuleType | None = None) -> Any:
+    """The inverse of `importable`, also inside lists and dicts. program: see `find`.
 
     Raises SnapshotError if the name is neither a class of layers nor an operation.
     """
     if isinstance(value, list):
-        return [imported(part) for part in value]
+        return [imported(part, program) for part in value]
     if not isinstance(value, dict):
         return value
     if value.keys() != {"import"}:
-        return {name: imported(part) for name, part in value.items()}
+        return {name: imported(part, program) for name, part in value.items()}
     name = value["import"]
-    if not isinstance(name, str) or not is_part(found := find(name)):
-        raise SnapshotError(f"{str(name)[:80]} is neither a class of layers nor an operation")
+    if not isinstance(name, str) or not is_part(found := find(name, program)):
+        raise SnapshotError(f"{shown(name)} is neither a class of layers nor an operation")
     return found
 
 
 def is_part(value: Any) -> bool:
     """Whether `value` is something that models consist of: a class of layers, an operation, or its backward."""
-    return (isinstance(value, type) and issubclass(value, Layer)) or (callable(value) and hasattr(value, "reference"))
+    return issubclass(value, Layer) if isinstance(value, type) else is_operation(value)
+
+
+def is_operation(value: Any) -> bool:
+    """Whether `value` was made by `operation` or `backward`. Anything else may say that it has every attribute."""
+    return isinstance(value, FunctionType) and "reference" in vars(value)
 
 
 def _warn_of_a_lost_class(kind: type[Layer], name: str) -> None:
@@ -269,9 +306,8 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
         if header["format"] in EARLIER:
             if not earlier:
                 raise SnapshotError(f"{path} was made by an earlier version: it has no checksum to verify")
-            warnings.warn(
-                f"{path} was made by an earlier version, without a checksum: it is not verified", stacklevel=2
-            )
+            note = "was made by an earlier version, without a checksum: it is not verified"
+            warnings.warn(f"{printable(str(path), 4096)} {note}", stacklevel=2)
         elif header["sha256"] != checksum(header, tensors):
             raise ValueError("the checksum does not match")
         _check_tensors(tensors)
@@ -300,7 +336,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         _check_format(path, header)
         for name in file.keys():
             if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
-                raise ValueError(f"{name} has the type {dtype}, expected one of {', '.join(DTYPES)}")
+                raise ValueError(f"{printable(name)} has the type {dtype}, expected one of {', '.join(DTYPES)}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}
     with open(path, "rb") as raw:  # only spaces may follow the JSON; no checksum covers them
         text = raw.read(int.from_bytes(raw.read(8), "little"))
@@ -336,32 +372,37 @@ def _check_tensors(tensors: Mapping[str, np.ndarray]) -> None:
     weights = {name: a.dtype for name, a in tensors.items() if name.startswith("model.")}
     for name, dtype in weights.items():
         if not np.issubdtype(dtype, np.floating):
-            raise ValueError(f"{name} is {dtype}, not floating-point")
+            raise ValueError(f"{printable(name)} is {dtype}, not floating-point")
     if len(kinds := {str(dtype) for dtype in weights.values()}) > 1:
         raise ValueError(f"weights of several types: {', '.join(sorted(kinds))}")
     if strange := [name for name in tensors if not name.startswith(tuple(f"{part}." for part in PARTS))]:
         raise ValueError(f"{shown(strange[0])} belongs to none of {', '.join(PARTS)}")
     if bad := nonfinite_tensor(tensors):
-        raise ValueError(f"{bad} is not finite")
+        raise ValueError(f"{printable(bad)} is not finite")
 
 
-def load_model(path: Path | str, expected: type[Any] = Layer) -> tuple[Any, dict[str, Any]]:
+def load_model(
+    path: Path | str, expected: type[Any] = Layer, program: ModuleType | Path | str | None = None
+) -> tuple[Any, dict[str, Any]]:
     """The model of a snapshot, created again with its weights in the saved precision, and the state of its run.
 
-    The class of a model that is not part of this project is imported: see the beginning of this module. Its key is the
-    default, or Key(0): what such a class draws from its key is saved only if it is a Param (which may be `frozen`). A
-    snapshot of an earlier version, which has no checksum, is read with a warning. expected: the class that the model
-    must have. Raises SnapshotError if the snapshot is damaged, or if its model is of another class or cannot be created
-    here.
+    The class of a model that is not part of this project must be imported, or come from `program`: see the beginning of
+    this module. Its key is the default, or Key(0): what such a class draws from its key is saved only if it is a Param
+    (which may be `frozen`). A snapshot of an earlier version, which has no checksum, is read with a warning.
+    expected: the class that the model must have. program: a Python file that defines or imports the class; it is
+    executed. (Or the module that it became.) Raises SnapshotError if the snapshot is damaged, or if its model is of
+    another class or cannot be created here; its subclass NotImported if `program` is needed; ValueError if that file
+    cannot be executed.
     """
     snapshot = load_snapshot(path, earlier=True)
+    source = program if program is None or isinstance(program, ModuleType) else load_file(program)
     try:
-        if not issubclass(find_class(snapshot.model_class), expected):
-            raise SnapshotError(f"it holds a {snapshot.model_class}, expected a {expected.__name__}")
+        if not issubclass(kind := find_class(snapshot.model_class, source), expected):
+            raise SnapshotError(f"it holds a {kind.__name__}, expected a {expected.__name__}")
         with room_for(sum(a.size for a in snapshot.model.values())):
-            model = _make(snapshot)
+            model = _make(snapshot, source)
     except SnapshotError as error:
-        raise SnapshotError(f"{snapshot.path}: {error}") from error
+        raise type(error)(f"{snapshot.path}: {error}") from error
     try:
         model.load_state_dict(snapshot.model)
     except ValueError as error:
@@ -369,18 +410,20 @@ def load_model(path: Path | str, expected: type[Any] = Layer) -> tuple[Any, dict
     return model, snapshot.state
 
 
-def _make(snapshot: Snapshot) -> Layer:
+def _make(snapshot: Snapshot, program: ModuleType | None) -> Layer:
     """A model like the one in the snapshot, before its weights are loaded."""
-    kind = find_class(snapshot.model_class)
+    kind = find_class(snapshot.model_class, program)
     try:
         key: dict[str, Any] = {"key": Zeros()} if kind in MODELS.values() else needed_key(kind)
-        config = {name: imported(value) for name, value in snapshot.config.items()}
+        config = {name: imported(value, program) for name, value in snapshot.config.items()}
         lora = config.pop("lora", None)
         _expect_arguments(kind, config, key)
         model = kind(**config, **key)
         if lora is not None:
             _expect_arguments(add_lora, lora, {"model": model})
             add_lora(model, **lora)
+    except NotImported as error:
+        raise NotImported(f"cannot create this {kind.__name__}: {error}") from error
     except Exception as error:  # whatever a user's own class raises
         raise SnapshotError(f"cannot create this {kind.__name__}: {error}") from error
     dtype = next((a.dtype for a in snapshot.model.values()), None)  # the same for all
@@ -426,7 +469,8 @@ def expect_model(snapshot: Snapshot, model: Any) -> None:
             for name in sorted(saved.keys() | config.keys())
             if saved.get(name) != config.get(name)
         }
-        raise SnapshotError(f"{snapshot.path}: snapshot of another model ({snapshot.model_class}): {differing}")
+        other = printable(snapshot.model_class)
+        raise SnapshotError(f"{snapshot.path}: snapshot of another model ({other}): {differing}")
     for name, p in model.named_parameters().items():
         if name in snapshot.model and snapshot.model[name].dtype != p.data.dtype:
             types = f"{snapshot.model[name].dtype} in the snapshot, {p.data.dtype} in the model"

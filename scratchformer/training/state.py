@@ -17,6 +17,7 @@ from ..data.files import locked, remove_unfinished, replacing
 from ..nn import Layer
 from ..ops.checks import shown
 from ..optim.optimizer import Optimizer
+from ..process import one_line
 from .diagnose import nonfinite_tensor
 from .folder import UNSAVED, holds_run, read_run
 from .metrics import Metrics, Summary
@@ -258,7 +259,8 @@ def _load_run(
     snapshot = read_run(out)
     if snapshot is None:
         if (out / UNSAVED).exists():
-            print(f"{out}: no snapshot was saved yet, so training starts from the beginning", file=sys.stderr)
+            note = f"{out}: no snapshot was saved yet, so training starts from the beginning"
+            print(one_line(note), file=sys.stderr)
         return None, Summary()
     expect_same(snapshot, fixed)
     expect_model(snapshot, model)
@@ -276,6 +278,7 @@ def _load_run(
     if "loss_scale" in snapshot.state:
         state["loss_scale"] = snapshot.state["loss_scale"]
     if best is not None and not (out / BEST).exists():
-        print(f"{out / BEST} is missing: the best model is selected afresh from here on", file=sys.stderr)
+        note = f"{out / BEST} is missing: the best model is selected afresh from here on"
+        print(one_line(note), file=sys.stderr)
         state["best"] = None
     return step, snapshot.state.get("records")
