@@ -283,9 +283,9 @@ def _what_else(folder: Folder) -> str:
     """The end of the message about a folder without readable weights."""
     if pickles := sorted(path.name for path in Path(folder).glob("*.bin")):
         return (
-            f"; {printable(pickles[0])} is a pickle, and loading one can run any code: if you trust it, "
-            "convert it with transformers' NAME.from_pretrained(folder).save_pretrained(folder, safe_serialization=True), "
-            "where NAME is the class that config.json has under architectures"
+            f"; {printable(pickles[0])} is a pickle, and loading one can run any code: if you trust it, convert it "
+            "with transformers' NAME.from_pretrained(folder).save_pretrained(folder, safe_serialization=True), where "
+            "NAME is the class that config.json has under architectures"
         )
     return f"; expected a folder with config.json and {WEIGHTS}"
 

@@ -24,6 +24,7 @@ from ..generation import printable, stream_text
 from ..generation.recalled import recall_orders
 from ..models import TransformerXL
 from ..optim import DynamicRMS
+from ..process import one_line
 from ..rng import Key
 from .dynamic import evaluate_dynamic, expect_adaptable, observe_gradients
 from .evaluate import evaluate_language_model, evaluate_transformer_xl
@@ -145,7 +146,7 @@ class LanguageProgram(Program):
             try:
                 found["dynamic"] = self.evaluate_dynamic(replicas, "test", **self.dynamic)["bits_per_byte"]
             except Diverged as error:  # the other score is good
-                print(f"learning while reading: {error}", file=sys.stderr)
+                print(one_line(f"learning while reading: {error}"), file=sys.stderr)
         return found
 
     def scored_tokens(self, part: str) -> np.ndarray:
@@ -205,7 +206,7 @@ class LanguageProgram(Program):
         options = {"before": self.read_before()} if self.orders else {}
         for text in stream_text(self.model, prompt, count, vocabulary, temperature=0.7, key=key, **options):
             print(printable(text), end="", flush=True)
-        print(f"\n---\nfor more: scratchformer generate {self.run.out}")
+        print(f"\n---\nfor more: scratchformer generate {one_line(str(self.run.out))}")
 
 
 def load_corpus(run: Run) -> Corpus:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from scratchformer.training import (
     save_snapshot,
     snapshot,
 )
-from scratchformer.training.snapshot import FORMAT, NotFinite, checksum, restore
+from scratchformer.training.snapshot import FORMAT, NotFinite, NotImported, checksum, restore
 
 STATE = {"step": 7, "best": {"step": 5, "loss": 1 / 3}, "corpus": "größer\n", "seed": 0}
 
@@ -431,8 +432,8 @@ def test_a_local_class_is_saved_with_a_warning_and_named_when_it_is_loaded(tmp_p
     [
         ("os:system", "unknown model 'os:system': it is not a Layer"),
         (f"{__name__}:NoLayer", "NoLayer': it is not a Layer"),
-        (f"{__name__}:Scale.config", "its model Scale.config is a class of the module .*test_snapshot, which cannot"),
-        ("no_such_module:Model", "its model Model is a class of the module no_such_module, which cannot be imported"),
+        (f"{__name__}:Scale.config", "its model Scale.config is a class of the module .*test_snapshot, which does not"),
+        ("no_such_module:Model", "its model Model is a class of the module no_such_module, which is not imported"),
         (f"{__name__}:Missing", "its model Missing is a class of the module .*does not define it"),
         ("__main__:Missing", "was defined in the program that trained it: define or import Missing in this one"),
         (".snapshot:Scale", "unknown model '.snapshot:Scale'"),
@@ -451,13 +452,97 @@ def test_a_class_that_cannot_be_imported_is_named(tmp_path, name, message):
         load_model(path)
 
 
-def test_a_module_that_ends_the_program_when_it_is_imported_is_named(tmp_path, monkeypatch):
-    (tmp_path / "ending.py").write_text("raise SystemExit('usage')")
+TRAP = "from scratchformer.models import LanguageModel\nopen({!r}, 'w')\nclass Model(LanguageModel):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["trap:Model", "traps.inner:Model", "traps.__main__:Model", "trap:open", "traps:inner"]
+)
+@pytest.mark.parametrize("place", ["class", "activation", "deep"])
+def test_a_name_in_a_snapshot_imports_no_module(tmp_path, monkeypatch, make_model, name, place):
+    """Not even one that could be imported; the message says what to do, and to name the program does it."""
+    (tmp_path / "traps").mkdir()
+    for module in "trap.py", "traps/__init__.py", "traps/inner.py", "traps/__main__.py":
+        (tmp_path / module).write_text(TRAP.format(str(tmp_path / "executed")))
     monkeypatch.syspath_prepend(tmp_path)
-    described = json.dumps({"class": "ending:Model", "config": {}})
-    write(tmp_path / "x.safetensors", {}, {"format": FORMAT, "model": described, "state": "{}"})
-    with pytest.raises(SnapshotError, match=r"its model Model is a class of the module ending, which cannot .*: usage"):
-        load_model(tmp_path / "x.safetensors")
+    path = tmp_path / "x.safetensors"
+    save_snapshot(path, make_model("LanguageModel"))
+    tensors, header = read(path)
+    described = json.loads(header["model"])
+    if place == "class":
+        described["class"] = name
+    else:
+        described["config"]["activation"] = {"import": name} if place == "activation" else [{"a": {"import": name}}]
+    write(path, tensors, header | {"model": json.dumps(described)})
+    before = {*sys.modules}
+    with pytest.raises(
+        NotImported, match=r"x\.safetensors: .*which is not imported: import it first, or name the file"
+    ):
+        load_model(path)
+    assert not (tmp_path / "executed").exists() and {*sys.modules} == before
+    if place == "class" and name.endswith(":Model"):
+        loaded, _ = load_model(path, program=tmp_path / "trap.py")
+        assert type(loaded).__name__ == "Model" and (tmp_path / "executed").exists()
+        with pytest.raises(SnapshotError, match=r"is not in .*empty\.py or what that imports"):
+            (tmp_path / "empty.py").write_text("")
+            load_model(path, program=tmp_path / "empty.py")
+
+
+class Says(Layer):
+    """What tells when it is looked up or called."""
+
+    touched: ClassVar[list] = []
+
+    @property
+    def loud(self):
+        Says.touched.append("loud")
+
+    class Metaclass(type):
+        def __getattr__(cls, name):
+            Says.touched.append(name)
+            return LanguageModel
+
+    class Eager(metaclass=Metaclass):
+        pass
+
+
+class Everything:
+    """It has every attribute, and can be called, as `unittest.mock.call`."""
+
+    def __getattr__(self, name):
+        Says.touched.append(name)
+        return self
+
+    def __call__(self, *_args, **_options):
+        Says.touched.append("called")
+
+
+everything = Everything()
+
+
+@pytest.mark.parametrize("place", ["class", "activation"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("unittest.mock:call", "scratchformer.cli:main", "scratchformer.models:LanguageModel.from_pretrained"),
+        *("os:system", "builtins:print", "scratchformer.training:save_snapshot", "scratchformer.__main__:main"),
+        *(f"{__name__}:{name}" for name in ("Says.loud", "Says.Eager.Model", "everything", "everything.reference")),
+    ],
+)
+def test_only_a_class_of_layers_is_found_and_nothing_is_called(tmp_path, make_model, place, name):
+    path = tmp_path / "x.safetensors"
+    save_snapshot(path, make_model("LanguageModel"))
+    tensors, header = read(path)
+    described = json.loads(header["model"])
+    if place == "class":
+        described |= {"class": name, "config": {"a": 1}}
+    else:
+        described["config"]["activation"] = [{"import": name}, {"import": name}]
+    write(path, tensors, header | {"model": json.dumps(described)})
+    Says.touched.clear()
+    with pytest.raises(SnapshotError, match=r"x\.safetensors"):
+        load_model(path)
+    assert not Says.touched and "scratchformer.__main__" not in sys.modules
 
 
 def test_a_class_of_the_program_itself(tmp_path):

@@ -1,0 +1,336 @@
+"""A run's folder from a stranger: no name in it executes code, no link in it is followed for writing, and no text in it
+reaches the terminal with control characters.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from scratchformer import cli
+from scratchformer.data.files import LOCK, InUse, append, locked
+from scratchformer.data.reading import DataError
+from scratchformer.learn.progress import FILE, find
+from scratchformer.process import one_line, run_program
+from scratchformer.training.metrics import seal as sealed_line
+from scratchformer.training.settings import seal
+from scratchformer.training.snapshot import checksum
+
+COMMANDS = ("evaluate", "generate", "plot", "resume")
+HOSTILE = "\x1b]0;x\x07\n\x1b[31m$x^$\u202e\x9b2J"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+NAMES = ("settings.json", "metrics.jsonl", "last.safetensors", "best.safetensors")  # of a run's files
+SECONDS = 60  # a command that takes longer waits for ever
+
+
+@pytest.fixture
+def run(enwik8_run, tmp_path):
+    return shutil.copytree(enwik8_run.folder, tmp_path / "run")
+
+
+@pytest.fixture
+def told(tiny_main, monkeypatch):
+    """told("evaluate", run): all that a command prints on a run, its error included; it must end in time."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def too_late(*_):
+        raise AssertionError("the command waits for ever")
+
+    def told(command, run):
+        options = {"evaluate": ["--device", "cpu"], "generate": ["--tokens", "3"], "plot": []}
+        program = lambda: tiny_main("enwik8")(["--resume", str(run)])  # noqa: E731
+        if command != "resume":
+            program = lambda: cli.run_command([command, str(run), *options[command]])  # noqa: E731
+        out, ended = io.StringIO(), ""
+        before = signal.signal(signal.SIGALRM, too_late)
+        signal.alarm(SECONDS)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+                run_program(program)
+        except SystemExit as error:
+            ended = str(error.code)
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+        return out.getvalue() + ended
+
+    return told
+
+
+def rewrite(path, change):
+    """Change the objects of a run's file, `change(found)`, and write it with right checksums."""
+    if path.name == "settings.json":
+        found = json.loads(path.read_text())
+        del found["sha256"]
+        change(found)
+        path.write_text(seal(json.dumps(found, indent=2) + "\n"))
+    elif path.name == "metrics.jsonl":
+        found, crc, lines = [json.loads(line) for line in path.read_text().splitlines()], 0, []
+        for record in found:
+            del record["crc32"]
+        change(found)
+        for record in found:
+            line, crc = sealed_line(json.dumps(record), crc)
+            lines.append(line + "\n")
+        path.write_text("".join(lines))
+    else:
+        with safe_open(path, framework="numpy") as file:
+            header = {name: value for name, value in file.metadata().items() if name != "sha256"}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        found = {"model": json.loads(header["model"]), "state": json.loads(header["state"]), "tensors": tensors}
+        change(found)
+        header |= {name: json.dumps(found[name]) for name in ("model", "state")}
+        save_file(tensors, path, header | {"sha256": checksum(header, tensors)})
+
+
+def places(value, strings=True, path=()):
+    """Where the texts in JSON are, or its keys: a path of keys and indices to each."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from [] if strings else [(*path, key)]
+            yield from places(part, strings, (*path, key))
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from places(part, strings, (*path, index))
+    elif strings and (isinstance(value, str) or value is None):
+        yield path
+
+
+def found_places(run, name, strings):
+    """`places` in a file of a run; of the tensors, only the first two, since all are read alike."""
+    found = []
+    rewrite(run / name, lambda value: found.extend(places(value, strings)))
+    parts = ("model",), ("state",), ("tensors",)
+    tensors = [place for place in found if place[0] == "tensors" and place not in parts]
+    return [place for place in found if place not in (*parts, *tensors[2:])]
+
+
+def put(run, name, place, text, strings=True):
+    """Put a text where the text, or the key, at a place in a file of a run is."""
+
+    def change(value):
+        *outer, last = place
+        for key in outer:
+            value = value[key]
+        if strings:
+            value[last] = text
+        else:
+            value[text] = value.pop(last)
+
+    rewrite(run / name, change)
+
+
+# Code
+
+
+def test_no_name_in_a_run_executes_code(told, run, enwik8_run, tmp_path, monkeypatch):
+    """Every text in every file of the run names a module or a script that could be imported or executed."""
+    (run / "trap").mkdir()
+    for file in run / "trap.py", tmp_path / "trap.py", run / "trap" / "__init__.py", run / "trap" / "__main__.py":
+        file.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(run)
+    texts = ["trap:Model", "trap.__main__", str(run / "trap.py"), "run/trap.py", str(tmp_path / "trap.py")]
+    tried = 0
+    for name in "settings.json", "last.safetensors", "best.safetensors":
+        for i, place in enumerate(found_places(run, name, True)):
+            whole = place[-1] in ("made_by", "class")
+            for text in texts if whole else [texts[i % len(texts)]]:
+                for command in ("evaluate", "generate", "resume") if whole else ("evaluate",):
+                    put(run, name, place, text)
+                    said = told(command, run)
+                    tried += 1
+                    assert not (tmp_path / "executed").exists(), (name, place, text, command)
+                    if place[-1] == "made_by" and command == "evaluate":
+                        assert said.endswith("--program FILE") or said.endswith(f"--program {text}")
+                    shutil.copy(enwik8_run.folder / name, run / name)
+    assert tried > 40
+
+
+def test_a_module_of_the_current_folder_is_not_imported(call, run):
+    """By `python -m scratchformer`, which has it on its path: the files are named like modules that it needs."""
+    for name in ("numpy", "typing", "signal", "argparse", "safetensors", "numba", "tokenizers", "rich", "trap"):
+        (run / f"{name}.py").write_text("open('executed', 'w')")
+    call("scratchformer", "generate", ".", "--tokens", 2, cwd=run, stdin=None)
+    assert not (run / "executed").exists()
+
+
+# Links
+
+
+def written(run):
+    """Where a command may write in a run's folder."""
+    unfinished = [f"{name}{end}" for name in NAMES for end in (".unfinished", ".unfinished/new")]
+    return [*NAMES, LOCK, "no-snapshot-yet", "average.safetensors", *unfinished]
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO", "folder", "second name", "device"])
+def test_nothing_outside_a_run_is_written_when_it_is_resumed(told, run, enwik8_run, tmp_path, kind):
+    outside = tmp_path / "outside"
+    for name in written(run):
+        shutil.rmtree(outside, ignore_errors=True)
+        outside.mkdir()
+        path, victim = run / name, outside / "victim"
+        if not path.parent.exists():
+            path.parent.mkdir()
+        victim.write_bytes(path.read_bytes() if path.is_file() else b"precious")
+        path.unlink(missing_ok=True)
+        make = {"link": path.symlink_to, "folder": path.symlink_to, "second name": path.hardlink_to}
+        make |= {"device": lambda _, path=path: path.symlink_to("/dev/null")}
+        make |= {"FIFO": lambda _, path=path: os.mkfifo(path)}
+        make[kind](outside if kind == "folder" else victim)
+        before = victim.read_bytes()
+        told("resume", run)
+        assert victim.read_bytes() == before and os.listdir(outside) == ["victim"], name
+        shutil.rmtree(run)
+        shutil.copytree(enwik8_run.folder, run)
+
+
+def test_a_link_in_place_of_the_lock_is_named(told, run, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (run / LOCK).symlink_to(victim)
+    assert told("resume", run) == f"error: {run / LOCK}: expected no link, got one to {victim}: remove it"
+    assert victim.read_text() == "precious"
+
+
+def test_a_stage_or_log_that_is_a_link_to_a_folder_is_refused(fail, call, bert_run, run, reviews_folder, tmp_path):
+    outside = tmp_path / "outside"
+    stages = shutil.copytree(bert_run.folder, tmp_path / "bert")
+    (stages / "scratch").rename(outside)
+    (stages / "scratch").symlink_to(outside)
+    before = sorted((p.name, p.read_bytes()) for p in outside.iterdir())
+    line = fail("bert", "--resume", stages, "--data", reviews_folder, "--device", "cpu")
+    assert line == f"error: {stages / 'scratch'}: expected no link, got one to {outside}: remove it"
+    assert sorted((p.name, p.read_bytes()) for p in outside.iterdir()) == before
+    put(run, "settings.json", ("tensorboard",), True)
+    (run / "tensorboard").symlink_to(outside)
+    line = fail("enwik8", "--resume", run, "--steps", 3, "--device", "cpu")
+    assert line == f"error: {run / 'tensorboard'}: expected no link, got one to {outside}: remove it"
+
+
+def test_plots_are_not_written_through_links(told, run, tmp_path):
+    pytest.importorskip("matplotlib")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (run / "plots").symlink_to(outside)
+    assert told("plot", run) == f"error: {run / 'plots'}: expected no link, got one to {outside}: remove it"
+    assert not os.listdir(outside)
+    (run / "plots").unlink()
+    (run / "plots").mkdir()
+    victim = outside / "victim"
+    victim.write_text("precious")
+    for name, make in ("curves", Path.symlink_to), ("attention", Path.hardlink_to), ("positions", Path.symlink_to):
+        make(run / "plots" / f"{name}.png", victim)
+    os.mkfifo(run / "plots" / "curves.png.unfinished")
+    paths = told("plot", run).split()
+    assert len(paths) == 3 and victim.read_text() == "precious"
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") and not Path(path).is_symlink() for path in paths)
+
+
+def test_a_run_that_is_reached_through_links_goes_on(told, run, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(run, tmp_path / "elsewhere" / "run")
+    (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
+    run.symlink_to(tmp_path / "linked" / "run")
+    for command in COMMANDS:
+        assert "error" not in told(command, run), command
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "FIFO", "second name", "folder", "device"])
+def test_a_file_that_is_written_in_place_is_no_other(tmp_path, kind):
+    victim, lock, log = tmp_path / "victim", tmp_path / "run" / LOCK, tmp_path / "log"
+    lock.parent.mkdir()
+    victim.write_text("precious")
+    for path in lock, log:
+        if kind == "FIFO":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        elif kind == "second name":
+            path.hardlink_to(victim)
+        else:
+            path.symlink_to({"link": victim, "dangling": tmp_path / "nowhere", "device": "/dev/null"}[kind])
+    with pytest.raises(InUse, match=r"run\.lock: expected"), locked(lock.parent):
+        pass
+    with pytest.raises(DataError, match="log: expected"):
+        append(log, "line")
+    assert victim.read_text() == "precious" and not (tmp_path / "nowhere").exists()
+
+
+def test_progress_with_exercises_is_not_written_or_read_through_links(tmp_path, monkeypatch, capsys):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = tmp_path / "exercises"
+    folder.mkdir()
+    for name in (f"{FILE}.new", f"{FILE}.unfinished", "softmax.py"):
+        (folder / name).symlink_to(victim)
+    (folder / f"{FILE}").symlink_to(tmp_path / "nowhere")
+    progress = find(str(folder))
+    progress.of("linear").passed = True
+    progress.save()
+    assert victim.read_text() == "precious" and not (tmp_path / "nowhere").exists()
+    assert find(str(folder)).of("linear").passed
+    (folder / FILE).unlink()
+    os.mkfifo(folder / FILE)
+    with pytest.raises(ValueError, match=r"progress\.json: expected a regular file, got a FIFO"):
+        find(str(folder))
+
+
+# Texts
+
+
+def hides_nothing(said):
+    return not CONTROL.search(said) and "\n\x1b" not in said
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("strings", [True, False], ids=["texts", "keys"])
+def test_no_control_character_of_a_run_is_printed(told, run, enwik8_run, name, strings):
+    """Whichever text or key in a file of the run has them."""
+    pytest.importorskip("matplotlib")
+    refused = 0
+    for i, place in enumerate(found_places(run, name, strings)):
+        main = place[-1] in ("made_by", "program", "class", "preset") or place[0] == "tensors" or i % 7 == 0
+        for command in COMMANDS if main else COMMANDS[i % 4 :][:1]:
+            put(run, name, place, HOSTILE, strings)
+            said = told(command, run)
+            assert hides_nothing(said), (place, command, said)
+            errors = [line for line in said.splitlines() if line.startswith("error: ")]
+            refused += len(errors)
+            assert not errors or said.endswith(errors[-1]), said  # in one line
+            shutil.rmtree(run)
+            shutil.copytree(enwik8_run.folder, run)
+    assert refused > 0 or name == "metrics.jsonl"
+
+
+def test_no_control_character_of_a_name_or_a_lock_is_printed(told, enwik8_run, tmp_path):
+    pytest.importorskip("matplotlib")
+    run = shutil.copytree(enwik8_run.folder, tmp_path / HOSTILE.replace("/", ""))
+    for command in COMMANDS:
+        assert hides_nothing(told(command, run)), command
+    shutil.copy(run / "best.safetensors", run / f"step-{HOSTILE}.safetensors")
+    (run / f"step-{HOSTILE}1.safetensors").write_text("damaged")
+    (run / HOSTILE).mkdir()
+    (run / HOSTILE / "metrics.jsonl").write_text("{}\n{}\n")
+    for command in COMMANDS:
+        assert hides_nothing(told(command, run)), command
+    with locked(tmp_path / "used"):
+        (tmp_path / "used" / LOCK).write_text(HOSTILE * 10_000)
+        with pytest.raises(InUse) as refused, locked(tmp_path / "used"):
+            pass
+    assert hides_nothing(str(refused.value)) and len(str(refused.value)) < 500
+
+
+def test_text_for_one_line():
+    assert one_line("a\x1b[31m\nb\x9b\u2028 é 漢 …") == r"a\x1b[31m\nb\x9b\u2028 é 漢 …"
