@@ -27,7 +27,7 @@ from scratchformer.training.snapshot import checksum
 
 COMMANDS = ("evaluate", "generate", "plot", "resume")
 HOSTILE = "\x1b]0;x\x07\n\x1b[31m$x^$\u202e\x9b2J"
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]")  # not \r, with which a bar is drawn
 NAMES = ("settings.json", "metrics.jsonl", "last.safetensors", "best.safetensors")  # of a run's files
 SECONDS = 60  # a command that takes longer waits for ever
 
@@ -106,12 +106,12 @@ def places(value, strings=True, path=()):
 
 
 def found_places(run, name, strings):
-    """`places` in a file of a run; of the tensors, only the first two, since all are read alike."""
+    """`places` in a file of a run; of the tensors, only the first, since all are read alike."""
     found = []
     rewrite(run / name, lambda value: found.extend(places(value, strings)))
     parts = ("model",), ("state",), ("tensors",)
     tensors = [place for place in found if place[0] == "tensors" and place not in parts]
-    return [place for place in found if place not in (*parts, *tensors[2:])]
+    return [place for place in found if place not in (*parts, *tensors[1:])]
 
 
 def put(run, name, place, text, strings=True):
@@ -291,27 +291,27 @@ def test_progress_with_exercises_is_not_written_or_read_through_links(tmp_path, 
 
 
 def hides_nothing(said):
-    return not CONTROL.search(said) and "\n\x1b" not in said
+    return not CONTROL.search(said)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("strings", [True, False], ids=["texts", "keys"])
-def test_no_control_character_of_a_run_is_printed(told, run, enwik8_run, name, strings):
-    """Whichever text or key in a file of the run has them."""
+def test_no_control_character_of_a_run_is_printed(told, run, enwik8_run, name):
+    """Whichever text or key in a file of the run has them. The commands take turns, but for what they all read."""
     pytest.importorskip("matplotlib")
-    refused = 0
-    for i, place in enumerate(found_places(run, name, strings)):
-        main = place[-1] in ("made_by", "program", "class", "preset") or place[0] == "tensors" or i % 7 == 0
-        for command in COMMANDS if main else COMMANDS[i % 4 :][:1]:
-            put(run, name, place, HOSTILE, strings)
-            said = told(command, run)
-            assert hides_nothing(said), (place, command, said)
-            errors = [line for line in said.splitlines() if line.startswith("error: ")]
-            refused += len(errors)
-            assert not errors or said.endswith(errors[-1]), said  # in one line
-            shutil.rmtree(run)
-            shutil.copytree(enwik8_run.folder, run)
-    assert refused > 0 or name == "metrics.jsonl"
+    refused = turn = 0
+    for strings in True, False:
+        for place in found_places(run, name, strings):
+            turn += 1
+            read_by_all = strings and place[-1] in ("made_by", "program", "class")
+            for command in COMMANDS if read_by_all else COMMANDS[turn % 4 :][:1]:
+                put(run, name, place, HOSTILE, strings)
+                said = told(command, run)
+                assert hides_nothing(said), (place, command, said)
+                errors = [line for line in said.splitlines() if line.startswith("error: ")]
+                refused += len(errors)
+                assert not errors or said.endswith(errors[-1]), said  # in one line
+                shutil.copy(enwik8_run.folder / name, run / name)
+    assert refused > 0
 
 
 def test_no_control_character_of_a_name_or_a_lock_is_printed(told, enwik8_run, tmp_path):
