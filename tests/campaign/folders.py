@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import random
+import re
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +93,8 @@ class Folders(Area):
             self.metrics: 3,
             self.snapshot: 6,
             self.exchanged: 2,
+            self.linked: 3,
+            self.texts: 4,
             self.whole: 1,
         }
         return draw.choices(list(kinds), list(kinds.values()))[0](draw, name, run)
@@ -179,6 +185,55 @@ class Folders(Area):
         what = f"{name}, settings: {key!r} is {wrong[:20]}, {command}"
         return Case(what, self.ask(name, run, command), expect, ("settings.json",) * (expect == "refused"))
 
+    def linked(self, draw: random.Random, name: str, run: Path) -> Case:
+        """A link, a second name of a file, or a FIFO where a command may write; what is outside must not change."""
+        outside, known = run.parent / "outside", files(run)
+        outside.mkdir()
+        more = ("run.lock", "no-snapshot-yet", "plots", "plots/curves.png", "tensorboard", "average.safetensors")
+        unfinished = [path.with_name(path.name + ".unfinished") for path in known]
+        stages = [path for path in run.iterdir() if path.is_dir()]
+        path = draw.choice([*known, *unfinished, *(folder / other for folder in (run, *stages) for other in more)])
+        path = draw.choice(stages) if stages and draw.random() < 0.2 else path
+        path.parent.mkdir(exist_ok=True)
+        kind = draw.choice(["file", "folder", "second name", "FIFO"]) if not path.is_dir() else "folder"
+        victim = outside / "victim"
+        victim.write_bytes(path.read_bytes() if path.is_file() else b"precious")
+        if path.is_dir():
+            shutil.copytree(path, outside, dirs_exist_ok=True)
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        if kind == "FIFO":
+            os.mkfifo(path)
+        elif kind == "second name":
+            path.hardlink_to(victim)
+        else:
+            path.symlink_to(outside if kind == "folder" else victim)
+        before = {file: file.read_bytes() for file in files(outside)}
+
+        def check() -> None:
+            assert {file: file.read_bytes() for file in files(outside)} == before, "a file outside was written"
+
+        command = draw.choice(commands(name))
+        more = ("--steps", str(STEPS + 1)) if command == RESUME and draw.random() < 0.5 else ()
+        asked = self.ask(name, run, command, *more)
+        return Case(f"{name}, {path.relative_to(run)}: {kind}, {command}", checked(asked, check), "either")
+
+    def texts(self, draw: random.Random, name: str, run: Path) -> Case:
+        """A text or a key in a file names code, or has control characters, which must not be run or printed."""
+        trap, executed = run / "trap.py", run.parent / "executed"
+        trap.write_text(f"open({str(executed)!r}, 'w')")
+        sys.path.insert(0, str(run))
+        text = draw.choice(["\x1b]0;x\x07\n\x1b[31m$x^$\x9b2J"] * 3 + ["trap:Model", "trap", str(trap)])
+        path = draw.choice([path for path in files(run) if path.suffix != ".py" and path.name != "vocabulary.json"])
+        where = replace_text(draw, path, text)
+
+        def check() -> None:
+            assert not executed.exists(), "code of the folder was executed"
+
+        command = draw.choice(commands(name))
+        what = f"{name}, {path.relative_to(run)}: {where} is {text!r}, {command}"
+        return Case(what, checked(self.ask(name, run, command), check), "either")
+
     def metrics(self, draw: random.Random, name: str, run: Path) -> Case:
         """Values of another type in metrics, with a right checksum, or without one, as in an earlier version."""
         path = draw.choice([path for path in files(run) if path.name == metrics.METRICS])
@@ -247,6 +302,65 @@ class quiet:
     def __exit__(self, *_: object) -> None:
         for number, copy in self.saved:
             os.dup2(copy, number)
+
+
+def checked(asked: Callable[[], None], check: Callable[[], None]) -> Callable[[], None]:
+    """A function that calls another, and then `check`; it fails if control characters are printed."""
+
+    def call() -> None:
+        said, ended = io.StringIO(), ""
+        try:
+            with redirect_stdout(said), redirect_stderr(said):
+                asked()
+        except SystemExit as error:
+            ended = str(error.code or "")
+        check()
+        found = re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", said.getvalue() + ended)
+        assert found is None, f"printed {found[0]!r}"
+        if ended:
+            sys.exit(ended)
+
+    return call
+
+
+def replace_text(draw: random.Random, path: Path, text: str) -> str:
+    """Put a text in place of one in a file of a run, or of a key, with right checksums. Returns where."""
+    tensors: dict[str, Any] = {}
+    if path.suffix == ".safetensors":
+        with safe_open(path, framework="numpy") as file:
+            header = {key: value for key, value in file.metadata().items() if key != "sha256"}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}
+        found: Any = {key: json.loads(header[key]) for key in ("model", "state")} | {"tensors": dict.fromkeys(tensors)}
+    elif path.suffix == ".jsonl":
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for line in found:
+            line.pop("crc32", None)
+    else:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    owner, key = draw.choice([*inside(found)])
+    of_tensors = isinstance(found, dict) and owner is found.get("tensors")
+    if of_tensors or draw.random() < 0.5 or not isinstance(owner[key], str | None):
+        owner[text] = owner.pop(key)
+    else:
+        owner[key] = text
+    if path.suffix == ".safetensors":
+        header |= {part: json.dumps(found[part]) for part in ("model", "state")}
+        changed = {text if of_tensors and name == key else name: array for name, array in tensors.items()}
+        save_file(changed, path, header | {"sha256": checksum(header, changed)})
+    elif path.suffix == ".jsonl":
+        write_metrics(path, found, "", sealed=True)
+    else:
+        write_settings(path, found, "")
+    return repr(key)
+
+
+def inside(found: Any) -> Iterator[tuple[Any, Any]]:
+    """Each dict in JSON with each of its keys, except the first level of a snapshot's header."""
+    for owner in found if isinstance(found, list) else [found]:
+        if isinstance(owner, dict):
+            yield from ((owner, key) for key in owner if key not in ("model", "state", "tensors"))
+            for part in owner.values():
+                yield from inside(part)
 
 
 def files(run: Path) -> list[Path]:
