@@ -23,9 +23,10 @@ model on the text given as --data:
     if __name__ == "__main__":
         Poems.main()
 
-It has all the common options (`python poems.py --help`), and `scratchformer evaluate`, `plot` and `generate` work on
-its runs. A program for other data derives from `Program` and defines `load`, `make_batches`, `make_model`, `evaluate`
-(the scores on a part of the data) and `identity` (what identifies the data). See examples/digits.py.
+It has all the common options (`python poems.py --help`), and `scratchformer plot` and `generate` work on its runs, as
+does `scratchformer evaluate RUN --program poems.py`. A program for other data derives from `Program` and defines
+`load`, `make_batches`, `make_model`, `evaluate` (the scores on a part of the data) and `identity` (what identifies the
+data). See examples/digits.py.
 '''
 
 from __future__ import annotations
