@@ -159,7 +159,8 @@ def _lock_file(folder: Path) -> TextIO:
             file.close()
             raise InUse(f"{folder} is in use by {holder}: wait until it ends, or choose another folder") from error
         except OSError as error:
-            warnings.warn(f"{folder} cannot be locked: this file system has no locks ({error})", stacklevel=2)
+            name = printable(str(folder), 4096)
+            warnings.warn(f"{name} cannot be locked: this file system has no locks ({error})", stacklevel=2)
         try:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
