@@ -1,9 +1,9 @@
 """Limits for the parts of a tokenizer file: a few kilobytes of them can make an endless text or an endless search.
 
 A tokenizer of the library `tokenizers` is a chain of parts. Its normalizers and its pre-tokenizers rewrite a text one
-after the other, and the parts of its decoder rewrite what it decodes. 22 parts that each double the letter "a" make four
-million letters of one. So the file is refused unless the product of what each part can make of one character is at
-most GROWTH_MOST, the texts and patterns in it are short, and each pattern is `linear`.
+after the other, and the parts of its decoder rewrite what it decodes. 22 parts that each double the letter "a" make
+four million letters of one. So the file is refused unless the product of what each part can make of one character is
+at most GROWTH_MOST, the texts and patterns in it are short, and each pattern is `linear`.
 """
 
 from __future__ import annotations
@@ -159,10 +159,10 @@ def _short(part: Mapping[str, Any], setting: str, kind: str) -> str:
 
 
 def _check_template(part: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the text occurs once in a template, and little besides."""
+    """Raise ValueError if the text occurs in a template more than once, or if there is much besides."""
     single, specials = part.get("single"), part.get("special_tokens")
     texts = [piece for piece in single if isinstance(piece, dict) and "Sequence" in piece] if _few(single) else []
-    if len(texts) != 1 or not _few(part.get("pair")):
+    if len(texts) > 1 or not _few(single) or not _few(part.get("pair")):
         raise ValueError(f"post_processor: expected a template with one text and at most {PIECES_MOST} pieces")
     for token in specials.values() if isinstance(specials, dict) else ():
         if isinstance(token, dict) and not _few(token.get("ids")):
@@ -191,6 +191,7 @@ def _check_model(model: Any) -> None:
 
 
 def _check_added(added: Any) -> None:
-    contents = [token.get("content") for token in added or () if isinstance(token, dict)]
+    tokens = added if isinstance(added, list) else []
+    contents = [token.get("content") for token in tokens if isinstance(token, dict)]
     if sum(len(content) for content in contents if isinstance(content, str)) > ADDED_MOST:
         raise ValueError(f"added_tokens: expected at most {ADDED_MOST:,} characters in all")

@@ -29,8 +29,8 @@ PUBLISHED = {
     "cl100k": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+",
     "Mistral Nemo": rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|{REST}",
     "o200k": rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{SHORT}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{SHORT}?|{REST}",
-    "DeepSeek 3": r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
-    r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "DeepSeek 3": r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     **{part: part for part in (r"[\r\n]", r"\s?\p{L}+", "[一-龥ࠀ-一가-퟿]+", r"\s+$", r"\p{N}{1,3}", r"\d", " {2,}")},
 }  # fmt: skip
 # Each takes a time that grows with a power of the text's length, or exponentially, or is none that a search needs.
@@ -83,7 +83,9 @@ GREEDY = {  # what a few kilobytes of settings can ask for
     "many tokens": {"post_processor": template([A] + [Z] * 1000)},
     "many ids of one": {"post_processor": template([A, Z], [0] * 1000)},
     "a long prefix": {"model": BPE | {"continuing_subword_prefix": "#" * 1000}},
-    "long words": {"model": {"type": "WordPiece", "unk_token": "a", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}},
+    "long words": {
+        "model": {"type": "WordPiece", "unk_token": "a", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}
+    },
     "a long token": {"model": BPE | {"vocab": {"a": 0, "b" * 10**6: 1}}},
     "a long unigram": {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", -1.0], ["ab" * 500_000, -2.0]]}},
     "an unknown model": {"model": {"type": "Neural"}},
@@ -165,9 +167,9 @@ def test_ids_that_cannot_be_decoded(tmp_path):
     """The library panics."""
     strip = {"type": "Strip", "content": "a", "start": 0, "stop": 5}
     vocabulary = Subwords.load(file(tmp_path, **chain("decoder", [{"type": "ByteFallback"}, strip])))
-    with pytest.raises(DataError, match="^vocabulary: cannot decode the ids: "):
+    with pytest.raises(DataError, match=r"^vocabulary: cannot decode the ids: "):
         vocabulary.decode([0])
-    with pytest.raises(DataError, match="^vocabulary: cannot decode the ids: "):
+    with pytest.raises(DataError, match=r"^vocabulary: cannot decode the ids: "):
         PublishedTokenizer(tmp_path, 2).decode([0])
 
 
