@@ -160,7 +160,8 @@ def _short(part: Mapping[str, Any], setting: str, kind: str) -> str:
 
 def _check_template(part: Mapping[str, Any]) -> None:
     """Raise ValueError if the text occurs in a template more than once, or if there is much besides."""
-    single, specials = part.get("single"), part.get("special_tokens")
+    single: Any = part.get("single")
+    specials = part.get("special_tokens")
     texts = [piece for piece in single if isinstance(piece, dict) and "Sequence" in piece] if _few(single) else []
     if len(texts) > 1 or not _few(single) or not _few(part.get("pair")):
         raise ValueError(f"post_processor: expected a template with one text and at most {PIECES_MOST} pieces")
