@@ -24,14 +24,14 @@ from scratchformer.training import MODELS_OPTION, MUON_OPTIONS, Ensemble, evalua
 SMALL = dict(
     source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, norm="pre",
     tokens=4096, max_length=128, optimizer="muon", muon_lr=0.01, lr=5e-3, warmup=300, steps=7680, average=10,
-    beam=5, length_penalty=2.0,
+    beam=5, length_penalty=1.0,
 )  # fmt: skip
 PRESETS = {
     "small": SMALL,
     "hour": SMALL | dict(models=3, backwards=1, neighbours=32, steps=6400),
     "adam": dict(
         source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, tokens=4096,
-        max_length=128, lr=4e-3, warmup=1920, steps=7680, average=10, beam=5, length_penalty=2.0,
+        max_length=128, lr=4e-3, warmup=1920, steps=7680, average=10, beam=5, length_penalty=1.0,
     ),
     "paper": dict(
         source="en", target="de", vocabulary=16_000, d_model=512, heads=8, depth=6, d_ff=2048, dropout=0.1,

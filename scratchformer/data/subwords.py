@@ -22,6 +22,7 @@ import numpy as np
 
 from ..ops.checks import expect_at_least, expect_instance, expect_texts, printable, shown
 from ..progress import counted
+from .components import expect_bounded, expect_short
 from .files import replacing
 from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
 from .vocabulary import expect_sequence
@@ -155,6 +156,7 @@ class Subwords:
             if words.setdefault(token := line.rstrip(), number) != number:
                 lines = f"line {words[token] + 1} and in line {number + 1}"
                 raise DataError(f"{path} is damaged: {shown(token)} is in {lines}")
+        expect_short(words, path)
         options = _bert_options(Path(folder) / "tokenizer_config.json")
         if missing := [token for token in BERT_SPECIALS if token not in words]:
             raise DataError(f"{path} is not BERT's: {', '.join(missing)} missing")
@@ -229,7 +231,7 @@ class Subwords:
         """The text of `ids` (T,), without special tokens. Raises IndexError if an id is out of range, TypeError or
         ValueError unless they are one row of integers.
         """
-        return self.tokenizer.decode(expect_sequence(ids, len(self)).tolist())
+        return _decode(self.tokenizer, expect_sequence(ids, len(self)))
 
     @cached_property
     def pieces(self) -> list[bytes]:
@@ -290,8 +292,6 @@ class PublishedTokenizer:
                 f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
             )
         self.tokenizer = _read(path, vocab_size)
-        self.tokenizer.no_truncation()  # some folders keep settings of training
-        self.tokenizer.no_padding()
         decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
         kinds = {'"ByteLevel"': _from_symbols, '"ByteFallback"': _from_words}
         if not (found := [read for kind, read in kinds.items() if kind in decoder]):
@@ -313,7 +313,12 @@ class PublishedTokenizer:
         """The text of `ids` (T,), without special tokens and those that the tokenizer lacks. Raises IndexError if an id
         is out of range, TypeError or ValueError unless they are one row of integers.
         """
-        return self.tokenizer.decode(expect_sequence(ids, len(self.pieces)).tolist())
+        return _decode(self.tokenizer, expect_sequence(ids, len(self.pieces)))
+
+
+def _decode(tokenizer: Any, ids: np.ndarray) -> str:
+    with _naming("vocabulary: cannot decode the ids"):
+        return tokenizer.decode(ids.tolist())
 
 
 def _read(path: Path, size: int | None = None) -> Any:
@@ -321,9 +326,13 @@ def _read(path: Path, size: int | None = None) -> Any:
     tokens. Raises DataError if the file is missing or damaged.
     """
     lib, text = _library(), read_text(path, most=VOCABULARY_MOST)
-    _check_ids(parsed(text, path), size, path)
+    settings = parsed(text, path)
+    _check_ids(settings, size, path)
+    expect_bounded(settings, path)
     with _naming(f"{path} is damaged"):
         tokenizer = lib.Tokenizer.from_str(text)
+        tokenizer.no_truncation()  # some folders keep settings of training
+        tokenizer.no_padding()
         tokenizer.encode("The film, again.")  # the library notices some mistakes in the file only here
     unknown = getattr(tokenizer.model, "unk_token", None)
     if unknown is not None and tokenizer.token_to_id(unknown) is None:
@@ -350,6 +359,7 @@ def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> Non
     for token in added if isinstance(added, list) else ():
         if isinstance(token, dict):
             words[str(token.get("content"))] = token.get("id")
+    expect_short(words, path)
     most = len(words) if size is None else size
     for word, number in words.items():
         if type(number) is not int or not 0 <= number < most:
@@ -399,6 +409,7 @@ def _lines(path: Path) -> list[str]:
 def _gpt2_words(path: Path) -> dict[str, int]:
     """The tokens of a vocab.json and their ids."""
     words = read_json(path, most=VOCABULARY_MOST)
+    expect_short(words, path)
     numbers = list(words.values())
     if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
         raise DataError(f"{path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")

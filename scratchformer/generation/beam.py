@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,8 +48,8 @@ def beam_search(
     length_penalty: float = 0.6,
     longer: int = LONGER,
 ) -> list[Hypothesis]:
-    """For each source, the translation with the highest score that the search finds: the first one of `n_best`."""
-    found = n_best(model, source, lengths, begin, end, beam, length_penalty, longer)
+    """For each source, the translation with the highest score that the search can reach: the first one of `n_best`."""
+    found = _search(model, source, lengths, begin, end, beam, length_penalty, longer, wanted=1)
     return [hypotheses[0] for hypotheses in found]
 
 
@@ -63,22 +64,41 @@ def n_best(
     length_penalty: float = 0.6,
     longer: int = LONGER,
 ) -> list[list[Hypothesis]]:
-    """For each source, all translations that the search finishes, at least one, the one with the highest score first.
+    """For each source, the K best translations that the search can reach, the one with the highest score first.
 
-    The ids are in the order in which the model writes. source: (B, S), lengths: (B,), see `EncoderDecoder.forward`.
-    beam: K, the number of hypotheses kept for each source.
-    At each step every hypothesis is extended by every token, and the K most likely results that do not end are kept.
-    K = 1 is greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α, where |y|
-    includes `end`: log p falls with every token, so without the division short translations would win. length_penalty:
-    α ≥ 0. longer: how many more tokens than its source a translation may have; at this limit hypotheses are scored as
-    they are. Several models with the same vocabulary are an ensemble: the probability of a token is the mean of theirs.
+    There are fewer than K if no more can be reached, but at least one. The ids are in the order in which the model
+    writes. source: (B, S), lengths: (B,), see `EncoderDecoder.forward`. beam: K, the number of hypotheses kept for each
+    source. At each step every hypothesis is extended by every token, and the K most likely results that do not end are
+    kept. K = 1 is greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α,
+    where |y| includes `end`: log p falls with every token, so without the division short translations would win.
+    length_penalty: α ≥ 0. longer: how many more tokens than its source a translation may have; at this limit hypotheses
+    are scored as they are. Several models with the same vocabulary are an ensemble: the probability of a token is the
+    mean of theirs. begin, end: two of the model's V tokens. Raises ValueError for an option out of range, for models
+    that are no ensemble, and if there is no source.
 
-    The search for a source stops when K hypotheses have finished, or when no open one can still reach the best score:
-    lp is largest at the limit, so log p/lp(limit) is an upper bound. begin, end: two of the model's V tokens. Raises
-    ValueError for an option out of range, for models that are no ensemble, and if there is no source.
+    The search for a source stops when no open hypothesis can become one of the K best any more. Let an open hypothesis
+    have log p = s after n tokens. When it finishes, it has N tokens, n < N ≤ limit, and log p ≤ s ≤ 0, since no
+    probability is above 1. As α ≥ 0, lp never decreases, so its score is at most s/lp(N) ≤ s/lp(limit). For α = 0 this
+    is s. The search is over when the K-th best score is at least s/lp(limit) for the largest s. So the results are
+    those of a search that never stops early. `beam_search` stops when this holds for the best score.
 
     Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
     """
+    return _search(model, source, lengths, begin, end, beam, length_penalty, longer, wanted=beam)
+
+
+def _search(
+    model: EncoderDecoder | Sequence[EncoderDecoder],
+    source: np.ndarray,
+    lengths: np.ndarray,
+    begin: int,
+    end: int,
+    beam: int,
+    length_penalty: float,
+    longer: int,
+    wanted: int,
+) -> list[list[Hypothesis]]:
+    """`n_best`, but only the best `wanted` of the K translations of each source."""
     models = ensemble(model)
     expect_one_direction(models)
     expect_options(beam, longer, length_penalty)
@@ -100,7 +120,7 @@ def n_best(
     scores = np.full((B, K), -np.inf)  # log p of the open hypotheses
     scores[:, 0] = 0  # all K hypotheses are empty, and only one may count
     written = np.empty((B, K, 0), np.int64)
-    finished: list[list[Hypothesis]] = [[] for _ in range(B)]
+    finished: list[list[Hypothesis]] = [[] for _ in range(B)]  # the best first
     last = np.full(B * K, begin)
     places = np.arange(B)  # the sources whose search goes on, and some whose search is over
     for n in range(1, most_tokens + 1):
@@ -110,20 +130,21 @@ def n_best(
         for b, place in enumerate(places):
             goes_on = np.flatnonzero(tokens[b] != end)[:K]
             chosen[b, : len(goes_on)] = goes_on
-            if done(finished[place], scores[b], K, limits[place], length_penalty):
+            if done(finished[place], scores[b], wanted, limits[place], length_penalty):
                 continue
             ends = [i for i in range(min(K, most)) if tokens[b, i] == end or n == limits[place]]
             for i in ends:
                 ids = np.append(written[b, parents[b, i]], tokens[b, i])
                 score = total[b, i] / penalty(n, length_penalty)
                 if np.isfinite(score):
-                    finished[place].append(Hypothesis(float(score), ids[ids != end]))
+                    insort(finished[place], Hypothesis(float(score), ids[ids != end]), key=lambda h: -h.score)
         scores = np.take_along_axis(total, chosen, 1)
         scores[np.take_along_axis(tokens, chosen, 1) == end] = -np.inf  # where fewer than K go on
+        scores[n >= limits[places]] = -np.inf  # none goes on beyond the limit
         rows = np.take_along_axis(parents, chosen, 1)
         last = np.take_along_axis(tokens, chosen, 1).reshape(-1)
         written = np.concatenate([np.take_along_axis(written, rows[:, :, None], 1), last.reshape(-1, K, 1)], axis=2)
-        over = [done(finished[i], s, K, limits[i], length_penalty) for i, s in zip(places, scores, strict=True)]
+        over = [done(finished[i], s, wanted, limits[i], length_penalty) for i, s in zip(places, scores, strict=True)]
         kept = np.flatnonzero(~np.array(over))
         if not len(kept):
             break
@@ -133,7 +154,7 @@ def n_best(
             for cache in caches:
                 cache.keep(kept)
             places, scores, written, last = places[kept], scores[kept], written[kept], last.reshape(-1, K)[kept].ravel()
-    return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in finished]
+    return [hypotheses[:wanted] for hypotheses in finished]
 
 
 def ensemble(model: EncoderDecoder | Sequence[EncoderDecoder]) -> list[EncoderDecoder]:
@@ -205,8 +226,10 @@ def penalty(n: int, length_penalty: float) -> float:
     return ((5 + n) / 6) ** length_penalty
 
 
-def done(finished: list[Hypothesis], scores: np.ndarray, beam: int, limit: int, length_penalty: float) -> bool:
-    """Whether the search for a source is over, given its finished hypotheses and the log p (K,) of its open ones."""
-    if not finished:
-        return False
-    return len(finished) >= beam or max(h.score for h in finished) >= scores.max() / penalty(limit, length_penalty)
+def done(finished: list[Hypothesis], scores: np.ndarray, wanted: int, limit: int, length_penalty: float) -> bool:
+    """Whether none of the open hypotheses of a source, with log p (K,), can become one of its `wanted` best.
+
+    finished: the best first. See `n_best` for the bound.
+    """
+    reached = finished[wanted - 1].score if len(finished) >= wanted else -np.inf
+    return bool(reached >= scores.max() / penalty(limit, length_penalty))

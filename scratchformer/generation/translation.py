@@ -124,7 +124,7 @@ def choose_translations(
     for own in ensembles:
         lists = n_best(own, source, lengths, begin, end, beam, length_penalty)
         for known, hypotheses in zip(proposed, lists, strict=True):
-            known |= {tuple(y): y for y in (in_order(own[0], hypothesis.ids) for hypothesis in hypotheses[:beam])}
+            known |= {tuple(y): y for y in (in_order(own[0], hypothesis.ids) for hypothesis in hypotheses)}
     chosen = []
     for ids, length, texts in zip(source, lengths, map(list, map(dict.values, proposed)), strict=True):
         log_p = np.zeros(len(texts))

@@ -15,6 +15,7 @@ import os
 import platform
 import time
 import warnings
+from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from importlib import metadata
@@ -71,10 +72,35 @@ class Choice(NamedTuple):
         return f"float32 by {self.float32}, bfloat16 {half} (GFLOP/s on one thread: {rates})"
 
 
+_taken: list[Choice] = []  # of the open blocks of `taking`
+
+
+@contextlib.contextmanager
+def taking(float32: str, bfloat16: str) -> Iterator[None]:
+    """Inside this block, products are by these libraries instead of those of `choice`, in the whole process: a run goes
+    on with the libraries with which it began. Has no effect if one of them is not here.
+    """
+    if float32 in libraries() and bfloat16 in ("float32", *halves()):
+        _taken.append(Choice(float32, bfloat16, {}))
+        products.cache_clear()
+        try:
+            yield
+        finally:
+            _taken.pop()
+            products.cache_clear()
+    else:
+        yield
+
+
+def used() -> Choice | None:
+    """Whose products are used now: see `taking` and `choice`."""
+    return _taken[-1] if _taken else choice()
+
+
 @cache
 def products() -> Products | None:
-    """The functions of the libraries that `choice` names; None if there is none with 64-bit sizes."""
-    chosen = choice()
+    """The functions of the libraries that `used` names; None if there is none with 64-bit sizes."""
+    chosen = used()
     if chosen is None:
         return None
     found = available() if chosen.bfloat16 == "Numba" else libraries()

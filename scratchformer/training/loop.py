@@ -108,6 +108,7 @@ def train(
         "schedule": repr(schedule),
         "best": None,
         "records": Summary(),
+        "numerics": None,
         "precision": replicas.precision,
         "loss_scale": None if loss_scale is None else loss_scale.state(),
         **{f"optimizer_{name}": value for name, value in optimizer.settings().items()},

@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import chain, pairwise
 from typing import Any
 
@@ -103,6 +103,7 @@ class Replicas:
         self.spare: list[Array] = []  # arrays for sums of gradients
         self.slices = slices_of(self.flat.data, self.ranks.size)  # of the gradient: which rank adds which
         self.sharded = False
+        self.as_before = ExitStack()  # of the libraries for products of a run, see `numerics`
         self.stale = False  # whether only `half` has the present weights of all slices
         self.scale = 1.0  # of the loss in the present step
         self.structure = Structure(model)  # as it was when its parameters were last found to be the same
@@ -131,6 +132,7 @@ class Replicas:
             self.limits = None
         if self.graphs is not None:
             self.graphs.clear()
+        self.as_before.close()
         self.fast.__exit__(None, None, None)
 
     def like(self, model: Any) -> Replicas:

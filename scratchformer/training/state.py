@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backend import CPU
 from ..data.files import locked, remove_unfinished, replacing
 from ..nn import Layer
 from ..ops.checks import shown
@@ -21,6 +22,7 @@ from ..process import one_line
 from .diagnose import nonfinite_tensor
 from .folder import UNSAVED, holds_run, read_run
 from .metrics import Metrics, Summary
+from .numerics import as_before, changes, is_record, numerics
 from .precision import LossScale
 from .ranks import Elsewhere, Ranks
 from .replicas import Replicas
@@ -91,15 +93,36 @@ class RunState:
         opened: what keeps the lock and the metrics open. fixed: the entries of `values` that a snapshot must have too.
         """
 
-        def start() -> dict[str, Any]:
+        def start() -> tuple[Sequence[int] | None, dict[str, Any]]:
             opened.enter_context(locked(self.out))
-            records = self.read(steps, resume, fixed)
+            return self.read(steps, resume, fixed), self.values
+
+        def write() -> dict[str, Any]:
             self.metrics = opened.enter_context(closing(self.open(records, tensorboard, on_start)))
             return self.values
 
-        self.values.update(self.ranks.from_first(start))
+        records, values = self.ranks.from_first(start)
+        self.values.update(values)
+        if self.replicas.device is CPU:
+            self.compute_as_before()
+        self.values.update(self.ranks.from_first(write))
         if self.ranks.size > 1:
             self.send()
+
+    def compute_as_before(self) -> None:
+        """Let all ranks use the same libraries for products, those with which the run began if they are here.
+
+        Raises ValueError in rank 0, and ends the others, if the ranks would not compute the same bits.
+        """
+        before, precision = self.values["numerics"], self.replicas.precision
+        record = self.ranks.from_first(lambda: before or numerics(precision))
+        self.replicas.as_before.close()
+        self.replicas.as_before.enter_context(as_before(record))
+        self.values["numerics"] = now = numerics(precision)
+        self.ranks.expect_same(now)
+        if before is not None and before != now and self.ranks.first:
+            what = f"{self.out}: from here on, the bits differ from those of an uninterrupted run"
+            print(f"{what} ({changes(before, now)})", file=sys.stderr)
 
     def read(self, steps: int, resume: bool, fixed: Iterable[str]) -> Sequence[int] | None:
         """Check everything that can make a run be refused, and load the last snapshot of one that is resumed."""
@@ -275,6 +298,8 @@ def _load_run(
         raise SnapshotError(f"{snapshot.path} has the best score {shown(best)}, this run selects by {metric}")
     restore(snapshot, model, optimizer, batches)
     state |= {"step": step, "best": best}
+    if is_record(found := snapshot.state.get("numerics")):
+        state["numerics"] = found
     if "loss_scale" in snapshot.state:
         state["loss_scale"] = snapshot.state["loss_scale"]
     if best is not None and not (out / BEST).exists():

@@ -41,6 +41,18 @@ PARTS: tuple[dict[str, Any], ...] = (
     {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "z", "type_id": 0}}],
                         "pair": [], "special_tokens": {}}},
     {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
+    # Those that would never end.
+    {"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 22}},
+    {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}] * 1000}},
+    {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}] * 22}},
+    {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "([a-z ]+)+$"}, "behavior": "Isolated", "invert": False}},
+    {"post_processor": {"type": "Sequence", "processors": [
+        {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2,
+         "pair": [], "special_tokens": {}}] * 30}},
+    {"model": {"type": "WordPiece", "unk_token": "a", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}},
+    {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", -1.0], ["a" * 10**6, -1.0]]}},
 )  # fmt: skip
 
 
@@ -72,6 +84,20 @@ class Published(Area):
             what, data = damage_bytes(draw, files[one])
             path.write_bytes(data)
             what = f"{one}: {what}"
+        elif roll < 0.4:
+            one = draw.choice([name for name in files if name.endswith("config.json")])
+            config = json.loads(files[one])
+            name = draw.choice([*config])
+            config[name] = value = draw.choice((10**6, 10**9, 2**31 - 1, 10**18, 1e300, [10**9] * 3))
+            (folder / one).write_text(json_text(config))
+            what = f"{one}: {name} = {value}"
+        elif roll < 0.45 and "tokenizer.json" in files:
+            huge = draw.choice((10**6, 10**9, 2**40))
+            padding = {"strategy": {"Fixed": huge}, "direction": "Right", "pad_to_multiple_of": huge, "pad_id": 0,
+                       "pad_type_id": 0, "pad_token": "x"}  # fmt: skip
+            path = folder / "tokenizer.json"
+            path.write_text(json.dumps(json.loads(files[path.name]) | {"padding": padding}))
+            what, expect = f"tokenizer.json with padding to {huge}", "accepted"
         elif roll < 0.5:
             config = json.loads(files["config.json"])
             name = draw.choice(SIZES[kind.split()[0]])

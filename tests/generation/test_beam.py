@@ -10,6 +10,7 @@ from scratchformer.data import Subwords
 from scratchformer.generation import DecoderCache, beam_search, bleu, translate
 from scratchformer.generation import beam as search
 from scratchformer.generation.beam import n_best
+from scratchformer.generation.translation import choose_translations
 from scratchformer.models import EncoderDecoder
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
@@ -53,14 +54,16 @@ def test_a_wide_beam_finds_the_best_of_all(combinations):
         there_are = [list(every_translation(model, b, LENGTHS[b] + 1)) for b in range(2)]
         for alpha in (0, 0.6, 2):
             found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam=300, length_penalty=alpha, longer=1)
+            lists = n_best(model, SOURCE, LENGTHS, BEGIN, END, beam=300, length_penalty=alpha, longer=1)
             for b in range(2):
-                score, best = max((total / ((5 + n) / 6) ** alpha, ys) for total, n, ys in there_are[b])
-                assert tuple(found[b].ids) == best
-                assert found[b].score == pytest.approx(score, rel=1e-9)
+                ranked = sorted(((total / ((5 + n) / 6) ** alpha, ys) for total, n, ys in there_are[b]), reverse=True)
+                assert tuple(found[b].ids) == ranked[0][1]
+                assert found[b].score == pytest.approx(ranked[0][0], rel=1e-9)
+                assert [tuple(h.ids) for h in lists[b]] == [ys for _, ys in ranked[:300]]
 
 
 def plain_beam_search(model, b, beam, alpha, longest):
-    """Beam search with one full forward per source and hypothesis; it stops when `beam` hypotheses have finished."""
+    """Beam search with one full forward per source and hypothesis, which always goes on to the longest translations."""
     hypotheses, finished = [(0.0, [])], []
     for n in range(1, longest + 1):
         grown = [
@@ -73,14 +76,12 @@ def plain_beam_search(model, b, beam, alpha, longest):
         ended = [(p / ((5 + n) / 6) ** alpha, ids) for p, ids in grown[:beam] if ids[-1] == END or n == longest]
         finished += ended
         hypotheses = [h for h in grown if h[1][-1] != END][:beam]
-        if len(finished) >= beam:
-            break
     return max(finished, key=lambda h: h[0])
 
 
 @pytest.mark.parametrize("beam", [2, 3])
 def test_it_is_the_plain_search(beam, device):
-    """The plain search does not stop before `beam` have finished; what it finds after the early stop is no better."""
+    """What the plain search finds after the early stop is no better."""
     for seed in range(8 if device is CPU else 2):
         model = make(device, seed)
         found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam, 0.6, longer=3)
@@ -88,6 +89,33 @@ def test_it_is_the_plain_search(beam, device):
             score, ids = plain_beam_search(model, b, beam, 0.6, LENGTHS[b] + 3)
             assert found[b].score == pytest.approx(score, rel=1e-9)
             assert found[b].ids.tolist() == [i for i in ids if i != END]
+
+
+@pytest.mark.parametrize("alpha", [0, 0.6, 2])
+def test_stopping_early_changes_no_result(alpha, monkeypatch):
+    """The search stops only when nothing that is open can be better: for an ensemble and in both directions too."""
+    source, lengths, steps = 2 + np.arange(20).reshape(4, 5) ** 2 % 3, np.array([1, 5, 2, 3]), []
+    logits, rules = DecoderCache.logits, [search.done, lambda finished, scores, *_: scores.max() == -np.inf]
+    monkeypatch.setattr(DecoderCache, "logits", lambda self, ids: (steps.append(1), logits(self, ids))[1])
+    needed = [0, 0]
+    for seed, K in enumerate([1, 2, 3, 5, 2, 5]):
+        models = [make(CPU, seed), make(CPU, seed + 9, "pre")][: 1 + seed % 2]
+        found, options = [], (source, lengths, BEGIN, END, K, alpha)
+        for i, done in enumerate(rules):
+            monkeypatch.setattr(search, "done", done)
+            steps.clear()
+            found.append([[h] for h in beam_search(models, *options, 9)] + n_best(models, *options, 9))
+            needed[i] += len(steps)
+        early, late = found
+        assert [[h.ids.tolist() for h in one] for one in early] == [[h.ids.tolist() for h in one] for one in late]
+        for one, other in zip(early, late, strict=True):
+            assert [h.score for h in one] == pytest.approx([h.score for h in other], rel=1e-9)
+    assert needed[0] < needed[1]
+    back, chosen = EncoderDecoder(V, 8, 2, 2, 12, backwards=True, key=Key(1)).to(CPU, np.float64), []
+    for done in rules:
+        monkeypatch.setattr(search, "done", done)
+        chosen.append([y.tolist() for y in choose_translations([make(CPU, 2), back], *options)])
+    assert chosen[0] == chosen[1]
 
 
 def test_an_ensemble_predicts_the_mean_of_the_probabilities(device):

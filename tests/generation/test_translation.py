@@ -33,7 +33,7 @@ def log_p(models, b, ids):
     return total
 
 
-def test_n_best_are_all_that_a_beam_search_finishes(device):
+def test_n_best_begins_with_what_beam_search_finds(device):
     for seed in range(4):
         found = n_best(make(device, seed), SOURCE, LENGTHS, BEGIN, END, 4, longer=3)
         best = beam_search(make(device, seed), SOURCE, LENGTHS, BEGIN, END, 4, longer=3)

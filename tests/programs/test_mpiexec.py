@@ -1,8 +1,10 @@
 """Programs as several processes. Skipped without mpi4py and an MPI: pip install 'scratchformer[distributed]'."""
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from scratchformer.training import load_snapshot, program
+from scratchformer.training.numerics import PRODUCTS
 
 from .conftest import EXAMPLES, TINY
 
@@ -27,15 +30,17 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def start(tmp_path, text_file):
-    """start(("--seed", 1), ...): a process for mpiexec, with a rank for each list of options."""
+    """start(("--seed", 1), ...): a process for mpiexec, with a rank for each list of options. own: settings in the
+    environment of each rank.
+    """
     (tmp_path / "poems.py").write_text(POEMS)
     started = []
 
-    def start(*ranks, launcher=(str(MPIEXEC),)):
+    def start(*ranks, launcher=(str(MPIEXEC),), own=()):
         command = [*launcher, "--allow-run-as-root", "--oversubscribe"]
-        for options in ranks:
-            own = ["poems.py", "--data", text_file, "--device", "cpu", *options]
-            command += ["-n", "1", sys.executable, *map(str, own), ":"]
+        for rank, options in enumerate(ranks):
+            arguments = ["poems.py", "--data", text_file, "--device", "cpu", *options]
+            command += ["-n", "1", "env", *own[rank : rank + 1], sys.executable, *map(str, arguments), ":"]
         paths = os.pathsep.join([str(Path(program.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
         environment = os.environ | {"PYTHONPATH": paths}
@@ -66,6 +71,37 @@ def test_ranks_with_other_options_are_refused(start, tmp_path):
     (line,) = (line for line in told.splitlines() if line.startswith("error:"))
     assert re.fullmatch(r"error: rank 1 on \S+ has another --seed: '1', rank 0 has '0'", line)
     assert process.returncode != 0 and not (tmp_path / "run").exists()
+
+
+def test_ranks_with_and_without_fast_twins_are_refused(start, tmp_path):
+    """Their bits would differ."""
+    ranks = 2 * [("--steps", 3, "--out", tmp_path / "run")]
+    told, _ = start(*ranks, own=["SCRATCHFORMER_FAST=1", "SCRATCHFORMER_FAST=0"]).communicate(timeout=100)
+    (line,) = (line for line in told.splitlines() if line.startswith("error:"))
+    setting = "another setting of the fast twins: 'SCRATCHFORMER_FAST=0', rank 0 has 'on'"
+    assert re.fullmatch(rf"error: rank 1 on \S+ has {setting}", line)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_use_one_library_for_products_whatever_they_would_choose(start, tmp_path):
+    """Each has a cache folder of its own, as on several machines."""
+    mkl_products = pytest.importorskip("scratchformer.kernels.mkl_products")
+    libraries = [*mkl_products.libraries()]
+    if len(libraries) < 2:
+        pytest.skip("there is one library for products alone")
+    for rank, library in enumerate(libraries):
+        choice = mkl_products.Choice(library, "float32", {})
+        (tmp_path / f"{rank}").mkdir()
+        (tmp_path / f"{rank}" / "matrix_products.jsonl").write_text(
+            json.dumps({mkl_products.machine(): choice._asdict()})
+        )
+    ranks = 2 * [("--steps", 3, "--out", tmp_path / "run")]
+    for own in (0, 1), (1, 0):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        process = start(*ranks, own=[f"SCRATCHFORMER_DATA={tmp_path / str(i)}" for i in own])
+        told, _ = process.communicate(timeout=100)
+        assert process.returncode == 0, told
+        assert load_snapshot(tmp_path / "run").state["numerics"][PRODUCTS].startswith(libraries[own[0]])
 
 
 def test_a_rank_that_is_killed_ends_the_others(start, tmp_path):
