@@ -116,9 +116,11 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
     Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped, and the
     products run from the first block of ROWS keys that a query of the block sees to the last. What a query does not see
-    is overwritten, with −∞ among the scores and with 0 in dz; so NaN in q or k cannot reach what does not see it. NaN
-    in v can, as in the reference: 0 times NaN is NaN. In dq, NaN and infinity in k are replaced by 0: where a query
-    sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
+    is overwritten, with −∞ among the scores and with 0 in dz; so NaN in q or k cannot reach what does not see it,
+    except the dk and dv of keys in the same tile. NaN in v can, as in the reference: 0 times NaN is NaN. Since tiles
+    are skipped, the sums for y begin at Σ_s (v_gsd − v_gsd), which is 0 or NaN. In dq, NaN and infinity in k are
+    replaced by 0: where a query sees such a key, its dz is NaN anyway. A score overflows from 2.3e38 on, since a is
+    1.44 times as large. Other patterns are left to the NumPy twin.
 
     Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
     processors with AMX, `numba_amx` takes bfloat16 arrays if T and S are multiples of 32, or at least 128. It also
@@ -197,7 +199,7 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
     long = up(S, KEYS) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
     keys, values = aligned(D, long, shift), aligned(long, D, shift)
     query_rows, queries = aligned(ROWS, D, shift), aligned(D, ROWS, shift)
-    e, sums = aligned(KEYS, ROWS, shift), aligned(ROWS, D, shift)
+    e, sums, begins = aligned(KEYS, ROWS, shift), aligned(ROWS, D, shift), aligned(1, D, shift)
     lowest = np.finfo(shift.dtype).min
     m, l, factor = np.zeros(ROWS, shift.dtype), np.zeros(ROWS, shift.dtype), np.zeros(ROWS, shift.dtype)
     for b in range(B):
@@ -208,6 +210,7 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
                 read_rows(k, b, g, 0, S, values)
                 transpose(values, keys)
                 read_rows(v, b, g, 0, S, values)
+                zero_or_nan(values, begins)
             for t in range(0, T, ROWS):
                 height = min(ROWS, T - t)
                 # u_htd = q_htd/(√D log(2))
@@ -216,7 +219,9 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
                 transpose(query_rows, queries)
                 first, last, _, _ = interval(begin, end, pattern, t, 0, S)
                 m[:], l[:] = lowest, 0
-                clear(sums)
+                for i in range(ROWS):
+                    for d in range(0, D, LANES):
+                        store(sums, (i, d), load(begins, (0, d)))
                 for s in range(first // KEYS * KEYS, last, KEYS):
                     # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
                     top, bottom, _, _ = scores(e, keys, queries, 0, begin, end, pattern, t, s)
@@ -388,6 +393,16 @@ def make_finite(x: Any) -> None:
         for d in range(x.shape[1]):
             if x[i, d] - x[i, d] != 0:  # NaN − NaN and ∞ − ∞ are NaN
                 x[i, d] = 0
+
+
+@vectorised
+def zero_or_nan(x: Any, to: Any) -> None:
+    """Σ_s (x_sd − x_sd): 0, or NaN for a column that has NaN or infinity."""
+    for d in range(0, x.shape[1], LANES):
+        terms = filled(x, 0.0)
+        for s in range(x.shape[0]):
+            terms = terms + (load(x, (s, d)) - load(x, (s, d)))
+        store(to, (0, d), terms)
 
 
 @vectorised

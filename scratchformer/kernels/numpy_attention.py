@@ -201,6 +201,16 @@ def largest(x: np.ndarray) -> float:
     return max(float(x.max(initial=0)), -float(x.min(initial=0)))
 
 
+def skips(runs: list[Run], T: int, S: int) -> bool:
+    """Whether some of the T S pairs are in no run."""
+    return sum(len(range(*run.rows.indices(T))) * len(range(*run.columns.indices(S))) for run in runs) < T * S
+
+
+def zero_or_nan(values: np.ndarray) -> np.ndarray:
+    """Σ_s 0 v_sd, (..., 1, D), for values (..., S, D): 0, or NaN for a column that has NaN or infinity."""
+    return (0 * values).sum(axis=-2, keepdims=True)
+
+
 def row_maxima(scores: Callable[[Run], np.ndarray], top: np.ndarray, runs: list[Run], finite: bool) -> None:
     """Write to top (..., T) the largest allowed score of each row, or 0 if it is within ±SAFE or nothing is allowed.
 
@@ -290,8 +300,8 @@ def attention(
         sum_dv[columns] += product_of_rows(p, output[rows])
         dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
         dz *= p
-        add_product(dz, keys[columns], sum_dq[rows], run.first)
-        sum_dk[columns] += product_of_rows(dz, queries[rows][..., :D])
+        add_product(dz, finite_keys[columns], sum_dq[rows], run.first)
+        sum_dk[columns] += product_of_rows(dz, finite_queries[rows][..., :D])
         np.multiply(sum_dq, scale, out=own_dq)
         dk[own], dv[own] = sum_dk, sum_dv
         return dq, dk, dv
@@ -303,8 +313,10 @@ def attention(
     Keys that are not finite. NaN or infinity in a key may affect the queries that see it, but not the other queries in
     the same tile. If a key has one, the bound on the scores is not finite. Forbidden scores are then overwritten with
     −∞, since adding −∞ to NaN gives NaN. For dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but
-    0·NaN is NaN. A query that sees the key has NaN in its dz anyway. If dp could overflow, forbidden dz are overwritten
-    with 0, since 0·∞ is NaN.
+    0·NaN is NaN. A query that sees the key has NaN in its dz anyway. The same holds for q and dk. If dp − δ is not
+    known to be finite, forbidden dz are overwritten with 0, for the same reason. NaN or infinity in a value reaches all
+    queries, since it is multiplied by 0; where tiles are skipped, Σ_s 0 v_gsd is added to y, which is 0 or NaN. If m is
+    0, e may be as large as exp(60), so e v overflows for values from 1e12 on.
 
     The cache keeps q, k, v, y, m and log l, where the reference keeps T S probabilities for each head.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not
@@ -341,6 +353,8 @@ def attention(
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=own_y)
+        if skips(runs, T, S):
+            own_y += zero_or_nan(values[..., :-1])
         own_log_sum[...] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
     return y, TiledAttentionCache(q, k, v, y, shift, log_sum, bounds, pattern)
 
@@ -375,8 +389,8 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
         if safe:
             queries, keys_one = with_column(queries, -own_log_sum), with_column(keys, 1)
         output_delta = with_column(output, -delta)
-        bounded = D * largest(output) * largest(values_one) < np.finfo(q.dtype).max
-        keys = keys if finite else np.nan_to_num(keys)
+        bounded = (D + 1) * largest(output_delta) * largest(values_one) < np.finfo(q.dtype).max
+        finite_queries, finite_keys = (x if finite else np.nan_to_num(x) for x in (queries, keys))
         for run in runs:
             rows, columns = (..., run.rows, slice(None)), (..., run.columns, slice(None))
             p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
@@ -390,8 +404,8 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
             dz *= p
             if not bounded:
                 overwrite(dz, run, 0)
-            add_product(dz, keys[columns], sum_dq[rows], run.first)
-            sum_dk[columns] += product_of_rows(dz, queries[rows][..., :D])
+            add_product(dz, finite_keys[columns], sum_dq[rows], run.first)
+            sum_dk[columns] += product_of_rows(dz, finite_queries[rows][..., :D])
         np.multiply(sum_dq, scale, out=own_dq)
         if heads.start % shared == 0:
             dk[own], dv[own] = sum_dk, sum_dv

@@ -28,7 +28,9 @@ from .numpy_attention import (
     largest_norm,
     overwrite,
     row_maxima,
+    skips,
     with_column,
+    zero_or_nan,
 )
 from .numpy_half import in_half
 
@@ -150,12 +152,12 @@ def relative_attention(
         shifted(db)[...] = da
         add_product(da, finite_keys[columns], sum_dqu[rows], run.first)
         add_product(db, finite_r[near], sum_dqw[rows], run.first)
-        sum_dk[columns] += da.swapaxes(-1, -2) @ content[rows][..., :D]
-        dr[heads][near] += (db.swapaxes(-1, -2) @ position[rows]).sum(axis=0)
+        sum_dk[columns] += da.swapaxes(-1, -2) @ finite_content[rows][..., :D]
+        dr[heads][near] += (db.swapaxes(-1, -2) @ finite_position[rows]).sum(axis=0)
         np.multiply(sum_dqu + sum_dqw, scale, out=dq[part])
         return dq, dk, dv, dr, du, dw
 
-    Keys that are not finite, and here also vectors of distances, are treated as in `numpy_attention`.
+    What is not finite, here also among the vectors of distances, is treated as in `numpy_attention`.
     The cache keeps the arguments, y, m and log l, where the reference keeps T S probabilities for each head.
     """
     arrays = (q, k, v, r, content_bias, position_bias)
@@ -191,6 +193,8 @@ def relative_attention(
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
+        if skips(runs, T, S):
+            y[part] += zero_or_nan(values[..., :-1])
         log_sum[part] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
     return y, TiledRelativeAttentionCache(*arrays, y, shift, log_sum, bounds, pattern)
 
@@ -212,9 +216,11 @@ def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCac
         keys_one, values_one = keys, with_column(v[part], 1)
         if safe:
             content, keys_one = with_column(content, -log_sum[part]), with_column(keys, 1)
-        bounded = D * largest(output) * largest(values_one) < np.finfo(q.dtype).max
         output_delta = with_column(output, -np.vecdot(output, y[part]))
-        finite_keys, finite_r = (x if finite else np.nan_to_num(x) for x in (keys, r[heads]))
+        bounded = (D + 1) * largest(output_delta) * largest(values_one) < np.finfo(q.dtype).max
+        finite_content, finite_keys, finite_position, finite_r = (
+            x if finite else np.nan_to_num(x) for x in (content, keys, position, r[heads])
+        )
         sum_dqu, sum_dqw, sum_dk, sum_dv = (np.zeros_like(x) for x in (output, output, keys, keys))
         for run in runs:
             rows, columns, near = ((..., s, slice(None)) for s in (run.rows, run.columns, distances(run, T)))
@@ -233,8 +239,8 @@ def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCac
             shifted(db)[...] = da
             add_product(da, finite_keys[columns], sum_dqu[rows], run.first)
             add_product(db, finite_r[near], sum_dqw[rows], run.first)
-            sum_dk[columns] += da.swapaxes(-1, -2) @ content[rows][..., :D]
-            dr[heads][near] += (db.swapaxes(-1, -2) @ position[rows]).sum(axis=0)
+            sum_dk[columns] += da.swapaxes(-1, -2) @ finite_content[rows][..., :D]
+            dr[heads][near] += (db.swapaxes(-1, -2) @ finite_position[rows]).sum(axis=0)
         np.multiply(sum_dqu + sum_dqw, scale, out=dq[part])
         du[heads] += sum_dqu.sum(axis=(0, 2)) * scale
         dw[heads] += sum_dqw.sum(axis=(0, 2)) * scale
