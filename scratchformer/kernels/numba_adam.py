@@ -34,7 +34,8 @@ def adam_step(
 
         step(w, g, m, v, rate, *betas, root, eps)
 
-    Every operation is rounded as in the reference, so the results are the same, bit for bit.
+    Every operation is rounded as in the reference, so the results are the same, bit for bit; 0 v_i is added to the
+    change, too, which is NaN where v overflows.
     """
     if not (one_real_dtype(w, g, m, v) and all(x.ndim == 1 and x.flags.c_contiguous for x in (w, g, m, v))):
         return adam.adam_step.twins[np.ndarray](w, g, m, v, lr, betas, eps, steps)
@@ -48,8 +49,8 @@ def adam_step(
 def step(w: Any, g: Any, m: Any, v: Any, rate: Any, beta1: Any, beta2: Any, root: Any, eps: Any) -> None:
     number = w.dtype.type
     kept1, new1, kept2, new2 = number(beta1), number(1 - beta1), number(beta2), number(1 - beta2)
-    rate_, root_, eps_ = number(rate), number(root), number(eps)
+    rate_, root_, eps_, zero = number(rate), number(root), number(eps), number(0)
     for i in range(w.size):
         m[i] = kept1 * m[i] + new1 * g[i]
-        v[i] = kept2 * v[i] + new2 * (g[i] * g[i])
-        w[i] -= rate_ * m[i] / (np.sqrt(v[i]) / root_ + eps_)
+        v[i] = kept2 * v[i] + new2 * g[i] * g[i]
+        w[i] -= rate_ * m[i] / (np.sqrt(v[i]) / root_ + eps_) + zero * v[i]

@@ -274,6 +274,7 @@ def forward(
     a, e = np.zeros((SIDE, S + SIDE), np.float32), np.zeros((SIDE, S + 2 * SIDE), np.uint16)
     rows, tile = np.zeros((SIDE, SIDE), np.float32), np.zeros((SIDE, SIDE), np.float32)
     sums, inverse = np.zeros((SIDE, D), np.float32), np.zeros(SIDE, np.float32)
+    begins = np.zeros((1, D), np.float32)
     configure(shapes)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
@@ -282,6 +283,7 @@ def forward(
             if h * G % H == 0:
                 transpose_pairs(k, b, g, rows, tile, keys)
                 pair_rows(v, b, g, values)
+                zero_or_nan(v, b, g, begins)
             for t in range(0, T, SIDE):
                 first, last = span(begin, end, pattern, t, SIDE, 0, S)
                 left, right = first // BLOCK * BLOCK, up(last, BLOCK)
@@ -313,6 +315,8 @@ def forward(
                         add_tiles(2, 6, 7)
                     store_tile(2, sums, (0, d))
                 for i in range(SIDE):
+                    for d in range(0, D, LANES):
+                        store(sums, (i, d), load(sums, (i, d)) + load(begins, (0, d)))
                     write_row(sums, i, inverse[i], y, b, h, t + i)
     release()
 
@@ -325,6 +329,16 @@ def exponentials(a: Any, e: Any, i: Any, left: Any, right: Any, scale: Any, m: A
         store_near(e, (i, s), one)
         terms = terms + one
     return total(terms)
+
+
+@vectorised
+def zero_or_nan(x: Any, b: Any, h: Any, to: Any) -> None:
+    """As `numba_attention.zero_or_nan`, for the rows of one head."""
+    for d in range(0, x.shape[3], LANES):
+        terms = filled(to, 0.0)
+        for s in range(x.shape[2]):
+            terms = terms + (load(x, (b, h, s, d)) - load(x, (b, h, s, d)))
+        store(to, (0, d), terms)
 
 
 @vectorised
@@ -414,8 +428,11 @@ def backward(
                     tiles(dy, b, h, t, values, s, depth, dp)
                     if s < latest or s + BLOCK > earliest:
                         for i in range(BLOCK):
-                            fill(a, i, 0, min(begin[pattern, t + i] - s, BLOCK), -np.inf)
-                            fill(a, i, max(end[pattern, t + i] - s, 0), BLOCK, -np.inf)
+                            start, stop = min(begin[pattern, t + i] - s, BLOCK), max(end[pattern, t + i] - s, 0)
+                            fill(a, i, 0, start, -np.inf)
+                            fill(a, i, stop, BLOCK, -np.inf)
+                            fill(dp, i, 0, start, 0)  # where it overflowed, p dp would be NaN
+                            fill(dp, i, stop, BLOCK, 0)
                     for i in range(0, BLOCK, 2):
                         gradients(a, dp, i, scale, maximum, log_sum, b, h, t + i, delta, dz, dz_pairs, p_pairs)
                     for d in range(0, D, SIDE):

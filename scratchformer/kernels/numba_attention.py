@@ -87,6 +87,9 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     A block of ROWS queries and a tile of keys are done at a time. A vector holds the scores of LANES queries with one
     key, so that the sums over s add vectors, and never the numbers within one.
 
+    The backward computes a again, with the same rounding, and only then subtracts m. Large scores have few digits: if
+    their sums began at −m, e would differ from that of the forward, and could exceed 1.
+
     Backward. The gradients are those of `attention`:
 
         dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
@@ -113,9 +116,11 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
     Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped, and the
     products run from the first block of ROWS keys that a query of the block sees to the last. What a query does not see
-    is overwritten, with −∞ among the scores and with 0 in dz; so NaN in q or k cannot reach what does not see it. NaN
-    in v can, as in the reference: 0 times NaN is NaN. In dq, NaN and infinity in k are replaced by 0: where a query
-    sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
+    is overwritten, with −∞ among the scores and with 0 in dz; so NaN in q or k cannot reach what does not see it,
+    except the dk and dv of keys in the same tile. NaN in v can, as in the reference: 0 times NaN is NaN. Since tiles
+    are skipped, the sums for y begin at Σ_s (v_gsd − v_gsd), which is 0 or NaN. In dq, NaN and infinity in k are
+    replaced by 0: where a query sees such a key, its dz is NaN anyway. A score overflows from 2.3e38 on, since a is
+    1.44 times as large. Other patterns are left to the NumPy twin.
 
     Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
     processors with AMX, `numba_amx` takes bfloat16 arrays if T and S are multiples of 32, or at least 128. It also
@@ -194,8 +199,8 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
     long = up(S, KEYS) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
     keys, values = aligned(D, long, shift), aligned(long, D, shift)
     query_rows, queries = aligned(ROWS, D, shift), aligned(D, ROWS, shift)
-    e, sums = aligned(KEYS, ROWS, shift), aligned(ROWS, D, shift)
-    zero, lowest = np.zeros(ROWS, shift.dtype), np.finfo(shift.dtype).min
+    e, sums, begins = aligned(KEYS, ROWS, shift), aligned(ROWS, D, shift), aligned(1, D, shift)
+    lowest = np.finfo(shift.dtype).min
     m, l, factor = np.zeros(ROWS, shift.dtype), np.zeros(ROWS, shift.dtype), np.zeros(ROWS, shift.dtype)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
@@ -205,6 +210,7 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
                 read_rows(k, b, g, 0, S, values)
                 transpose(values, keys)
                 read_rows(v, b, g, 0, S, values)
+                zero_or_nan(values, begins)
             for t in range(0, T, ROWS):
                 height = min(ROWS, T - t)
                 # u_htd = q_htd/(√D log(2))
@@ -213,10 +219,12 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
                 transpose(query_rows, queries)
                 first, last, _, _ = interval(begin, end, pattern, t, 0, S)
                 m[:], l[:] = lowest, 0
-                clear(sums)
+                for i in range(ROWS):
+                    for d in range(0, D, LANES):
+                        store(sums, (i, d), load(begins, (0, d)))
                 for s in range(first // KEYS * KEYS, last, KEYS):
                     # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
-                    top, bottom, _, _ = scores(e, zero, keys, queries, 0, begin, end, pattern, t, s)
+                    top, bottom, _, _ = scores(e, keys, queries, 0, begin, end, pattern, t, s)
                     # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
                     # r_ht := 1/Σ_s e_hts
                     for i in range(0, ROWS, LANES):
@@ -238,20 +246,17 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
 
 
 @vectorised
-def scores(
-    e: Any, minus_m: Any, keys: Any, queries: Any, i: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any
-) -> Any:  # fmt: skip
-    """Write a − m to e, or −∞ where a query does not see a key.
+def scores(e: Any, keys: Any, queries: Any, i: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any) -> Any:
+    """Write a to e, or −∞ where a query does not see a key. Forward and backward get the same numbers, bit for bit.
 
-    The rows of e are KEYS keys from s on. Its columns are ROWS queries from t on, which `queries` and `minus_m` have
-    from i on. Returns the first row that was written and the one after the last, and the same for the rows that all
-    queries see.
+    The rows of e are KEYS keys from s on. Its columns are ROWS queries from t on, which `queries` has from i on.
+    Returns the first row that was written and the one after the last, and the same for the rows that all queries see.
     """
     first, last, start, stop = interval(begin, end, pattern, t, s, KEYS)
     top, bottom = first // ROWS * ROWS, up(last, ROWS)
     for j in range(0, ROWS, LANES):
         for x in range(top, bottom, ROWS):
-            product(e, x, j, keys.T, s + x, queries, i + j, 0, len(keys), load(minus_m, (i + j,)))
+            product(e, x, j, keys.T, s + x, queries, i + j, 0, len(keys), filled(e, 0.0))
     hide(e, top, bottom, start, stop, begin, end, pattern, t, s, -np.inf)
     return top, bottom, start, stop
 
@@ -270,7 +275,7 @@ def backward(
     query_rows, output_rows = aligned(QUERIES, D, shift), aligned(QUERIES, D, shift)
     queries, outputs = aligned(D, QUERIES + LANES, shift), aligned(D, QUERIES + LANES, shift)
     sum_dq = aligned(QUERIES, D, shift)
-    minus_m, minus_delta = np.zeros(QUERIES, shift.dtype), np.zeros(QUERIES, shift.dtype)
+    m, minus_delta = np.zeros(QUERIES, shift.dtype), np.zeros(QUERIES, shift.dtype)
     e, dz = aligned(KEYS, ROWS, shift), aligned(KEYS, ROWS, shift)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
@@ -297,7 +302,7 @@ def backward(
                     read_row(dy, b, h, t + i, output_rows, i, inverse[b, h, t + i])
                     # δ_ht := Σ_d w_htd y_htd
                     minus_delta[i] = -dot(output_rows, i, y, b, h, t + i)
-                    minus_m[i] = -shift[b, h, t + i]
+                    m[i] = shift[b, h, t + i]
                 transpose(query_rows, queries)
                 transpose(output_rows, outputs)
                 first, last = span(begin, end, pattern, t, height, 0, S)
@@ -305,11 +310,11 @@ def backward(
                     for i in range(0, height, ROWS):
                         # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
                         # dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
-                        top, bottom, start, stop = scores(e, minus_m, keys, queries, i, begin, end, pattern, t + i, s)
+                        top, bottom, start, stop = scores(e, keys, queries, i, begin, end, pattern, t + i, s)
                         for j in range(0, ROWS, LANES):
                             for x in range(top, bottom, ROWS):
                                 product(dz, x, j, values.T, s + x, outputs, i + j, 0, D, load(minus_delta, (i + j,)))
-                            scores_to_gradients(e, dz, j, top, bottom)
+                            scores_to_gradients(e, dz, j, top, bottom, load(m, (i + j,)))
                         hide(dz, top, bottom, start, stop, begin, end, pattern, t + i, s, 0)
                         for d in range(0, D, LANES):
                             # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
@@ -391,6 +396,16 @@ def make_finite(x: Any) -> None:
 
 
 @vectorised
+def zero_or_nan(x: Any, to: Any) -> None:
+    """Σ_s (x_sd − x_sd): 0, or NaN for a column that has NaN or infinity."""
+    for d in range(0, x.shape[1], LANES):
+        terms = filled(x, 0.0)
+        for s in range(x.shape[0]):
+            terms = terms + (load(x, (s, d)) - load(x, (s, d)))
+        store(to, (0, d), terms)
+
+
+@vectorised
 def clear(x: Any) -> None:
     for i in range(x.shape[0]):
         fill(x, i, 0, x.shape[1], 0)
@@ -417,9 +432,9 @@ def exponentials(a: Any, i: Any, top: Any, bottom: Any, m: Any) -> Any:
 
 
 @vectorised
-def scores_to_gradients(e: Any, dz: Any, i: Any, top: Any, bottom: Any) -> None:
+def scores_to_gradients(e: Any, dz: Any, i: Any, top: Any, bottom: Any, m: Any) -> None:
     """Replace the scores in e by e, and the products of w and v, less δ, in dz by dz, in LANES columns."""
     for s in range(top, bottom):
-        one = exp2(load(e, (s, i)))
+        one = exp2(load(e, (s, i)) - m)
         store(e, (s, i), one)
         store(dz, (s, i), one * load(dz, (s, i)))

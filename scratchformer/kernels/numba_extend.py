@@ -38,7 +38,7 @@ from .numba_code import as_bits, compiled
 from .numba_linear import affine
 from .numba_math import alike, narrow, read
 from .numba_multiply import copy, half, means, multiply, multiply_rows, multiply_transposed
-from .numba_rows import up
+from .numba_rows import inverse_root, up
 from .numba_vectors import LANES, exp2, filled, larger, largest, load, store, total, vectorised
 from .numpy_extend import CORES, angles_at, pool, visible
 
@@ -254,7 +254,7 @@ def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
         mean /= np.float32(C)
     for c in range(C):
         square += (x[c] - mean) * (x[c] - mean)
-    rstd = ONE / np.float32(math.sqrt(square / np.float32(C) + eps))
+    rstd = inverse_root(square, x, mean, np.float32(eps))
     for c in range(C):
         y[c] = (x[c] - mean) * rstd * read(gamma[c])
     for c in range(beta.size):

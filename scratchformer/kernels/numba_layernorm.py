@@ -12,6 +12,7 @@ from .. import ops
 from ..ops.checks import expect_like
 from .numba_code import EXACT, as_bits, compiled
 from .numba_math import alike, narrow, numbers_like, read, rows, wide_empty
+from .numba_rows import inverse_root
 
 
 class FastLayerNormCache(NamedTuple):
@@ -66,7 +67,7 @@ def layernorm_backward(dy: np.ndarray, cache: FastLayerNormCache) -> tuple[np.nd
 @partial(compiled, fastmath=EXACT)  # 1/√ would be estimated, which makes NaN of 1/√∞
 def forward(x: Any, gamma: Any, beta: Any, eps: Any, statistics: Any, y: Any) -> None:
     N, C = x.shape
-    zero, one = statistics.dtype.type(0), statistics.dtype.type(1)
+    zero = statistics.dtype.type(0)
     for n in range(N):
         row, to = x[n], y[n]
         mean, variance = zero, zero
@@ -76,7 +77,7 @@ def forward(x: Any, gamma: Any, beta: Any, eps: Any, statistics: Any, y: Any) ->
         for c in range(C):
             centred = read(row[c]) - mean
             variance += centred * centred
-        rstd = one / np.sqrt(variance / statistics.dtype.type(C) + statistics.dtype.type(eps))
+        rstd = inverse_root(variance, row, mean, statistics.dtype.type(eps))
         statistics[0, n], statistics[1, n] = mean, rstd
         for c in range(C):
             to[c] = narrow((read(row[c]) - mean) * rstd * read(gamma[c]) + read(beta[c]), to)

@@ -12,6 +12,7 @@ from .. import ops
 from ..ops.checks import expect_like
 from .numba_code import EXACT, as_bits, compiled
 from .numba_math import alike, narrow, numbers_like, read, rows, wide_empty
+from .numba_rows import inverse_root
 
 
 class FastRMSNormCache(NamedTuple):
@@ -68,7 +69,7 @@ def forward(x: Any, gamma: Any, eps: Any, rrms: Any, y: Any) -> None:
         row, to, total = x[n], y[n], number(0)
         for c in range(row.size):
             total += read(row[c]) * read(row[c])
-        rrms[n] = number(1) / np.sqrt(total / number(row.size) + number(eps))
+        rrms[n] = inverse_root(total, row, number(0), number(eps))
         scale = rrms[n]
         for c in range(row.size):
             to[c] = narrow(read(row[c]) * scale * read(gamma[c]), to)

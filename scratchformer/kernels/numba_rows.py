@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .numba_math import read
+from .numba_math import constant, read
 from .numba_vectors import LANES, filled, larger, largest, load, on_boundary, store, vectorised
 
 
@@ -45,6 +45,24 @@ def fill(x: Any, i: Any, start: Any, stop: Any, value: Any) -> None:
 def write_row(a: Any, i: Any, factor: Any, x: Any, b: Any, h: Any, t: Any) -> None:
     for d in range(0, x.shape[3], LANES):
         store(x, (b, h, t, d), load(a, (i, d)) * factor)
+
+
+@vectorised
+def inverse_root(squares: Any, x: Any, mean: Any, eps: Any) -> Any:
+    """1/√(1/C Σ_c (x_c − mean)² + eps) for a row x (C,), where `squares` is the sum.
+
+    If it overflowed, it is computed again from numbers divided by the largest: 1/∞ would be 0.
+    """
+    scale, width = constant(1.0, squares), constant(x.size, squares)
+    if squares == np.inf:
+        top = squares = constant(0.0, squares)
+        for c in range(x.size):
+            top = max(top, abs(read(x[c]) - mean))
+        scale = scale / top if top < np.inf else scale
+        for c in range(x.size):
+            centred = (read(x[c]) - mean) * scale
+            squares += centred * centred
+    return scale / np.sqrt(squares / width + eps * scale * scale)
 
 
 @vectorised

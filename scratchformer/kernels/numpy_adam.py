@@ -36,8 +36,8 @@ def adam_step(
         change = np.multiply(g, 1 - beta1)
         m *= beta1
         m += change
-        np.multiply(g, g, out=change)
-        change *= 1 - beta2
+        np.multiply(g, 1 - beta2, out=change)
+        change *= g
         v *= beta2
         v += change
         np.sqrt(v, out=change)
@@ -48,7 +48,8 @@ def adam_step(
         w -= change
 
     A step on a piece allocates one array, which stays in the processor's cache with the four others if the piece is
-    small. (There is no backward: nothing is differentiated.)
+    small. Where v overflows, 0 v, which is NaN, is subtracted too, as in `Adam`. (There is no backward: nothing is
+    differentiated.)
     """
     if not one_real_dtype(w, g, m, v):
         return plain(w, g, m, v, lr, betas, eps, steps)
@@ -56,8 +57,8 @@ def adam_step(
     change = np.multiply(g, 1 - beta1)
     m *= beta1
     m += change
-    np.multiply(g, g, out=change)
-    change *= 1 - beta2
+    np.multiply(g, 1 - beta2, out=change)
+    change *= g
     v *= beta2
     v += change
     np.sqrt(v, out=change)
@@ -66,4 +67,6 @@ def adam_step(
     np.divide(m, change, out=change)
     change *= lr / (1 - beta1**steps)
     w -= change
+    if not v.max(initial=0) < np.inf:
+        w -= 0 * v
     return None

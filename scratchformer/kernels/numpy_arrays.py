@@ -14,6 +14,19 @@ def one_real_dtype(*arrays: np.ndarray | None) -> bool:
     return len(dtypes) == 1 and dtypes <= REAL
 
 
+def root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
+    """√(1/C Σ_c x_c² + eps) for each row of x (..., C). If squares overflow, rows are first divided by their largest
+    number.
+    """
+    with np.errstate(over="ignore"):
+        squares = np.vecdot(x, x)
+    if squares.max(initial=0) < np.inf:
+        return np.sqrt(squares / x.shape[-1] + eps)
+    size = abs(x).max(axis=-1).clip(1, np.finfo(x.dtype).max)
+    x = x / size[..., None]
+    return size * np.sqrt(np.vecdot(x, x) / x.shape[-1] + eps / size / size)
+
+
 def row_pieces(x: np.ndarray) -> list[slice]:
     """The rows of x (N, ...), in slices of about PIECE elements."""
     rows = max(1, PIECE // max(1, x[:1].size))

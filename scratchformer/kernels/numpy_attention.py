@@ -7,7 +7,8 @@ Tiles that the pattern leaves empty are skipped, and memory is linear in T + S.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ class TiledAttentionCache(NamedTuple):
     y: np.ndarray  # (B, H, T, D)
     shift: np.ndarray  # (B, H, T): m
     log_sum: np.ndarray  # (B, H, T): log l, or the largest number if a query sees nothing
-    finite: bool  # whether q, k and the bound on their scores are finite
+    bounds: list[float]  # on the scores of each group
     pattern: Pattern
 
 
@@ -46,6 +47,13 @@ class Run(NamedTuple):
     columns: slice
     forbidden: list[tuple[slice, np.ndarray]]  # columns, counted from the start of the run, and 0 or −∞ to add to z
     first: bool  # whether no earlier run has any of its rows
+
+    def allows_any(self) -> np.ndarray | bool:
+        """(..., rows): whether a row may see any of the columns."""
+        columns = len(range(self.columns.start, self.columns.stop, self.columns.step or 1))
+        if sum(part.stop - part.start for part, _ in self.forbidden) < columns:
+            return True
+        return np.any([(minus_infinity == 0).any(axis=-1) for _, minus_infinity in self.forbidden], axis=0)
 
 
 def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]:
@@ -76,11 +84,17 @@ def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]
 
 def forbid(z: np.ndarray, run: Run, finite: bool) -> None:
     """Set the forbidden scores z (..., rows, columns) of a run to −∞. finite: whether z is known to have no NaN."""
-    for within, minus_infinity in run.forbidden:
-        if finite:
+    if finite:
+        for within, minus_infinity in run.forbidden:
             z[..., within] += minus_infinity
-        else:  # slower, but replaces NaN too
-            np.copyto(z[..., within], minus_infinity, where=minus_infinity < 0)
+    else:
+        overwrite(z, run, -np.inf)
+
+
+def overwrite(x: np.ndarray, run: Run, value: float) -> None:
+    """Replace what is forbidden in x (..., rows, columns), even NaN, by a value. This takes longer than adding −∞."""
+    for within, minus_infinity in run.forbidden:
+        np.copyto(x[..., within], value, where=minus_infinity < 0)
 
 
 class Group(NamedTuple):
@@ -182,17 +196,35 @@ def largest_norm(x: np.ndarray) -> float:
     return math.sqrt(float(np.vecdot(x, x).max(initial=0)))
 
 
-def row_maxima(queries: np.ndarray, keys: np.ndarray, runs: list[Run], finite: bool) -> np.ndarray:
-    """(..., T): the largest allowed score of each row, or 0 if it is within ±SAFE.
+def largest(x: np.ndarray) -> float:
+    """The largest magnitude of a number of x."""
+    return max(float(x.max(initial=0)), -float(x.min(initial=0)))
 
-    (So large scores of other rows, or of keys that a row may not see, do not change what is subtracted from it.)
+
+def skips(runs: list[Run], T: int, S: int) -> bool:
+    """Whether some of the T S pairs are in no run."""
+    return sum(len(range(*run.rows.indices(T))) * len(range(*run.columns.indices(S))) for run in runs) < T * S
+
+
+def zero_or_nan(values: np.ndarray) -> np.ndarray:
+    """Σ_s 0 v_sd, (..., 1, D), for values (..., S, D): 0, or NaN for a column that has NaN or infinity."""
+    return (0 * values).sum(axis=-2, keepdims=True)
+
+
+def row_maxima(scores: Callable[[Run], np.ndarray], top: np.ndarray, runs: list[Run], finite: bool) -> None:
+    """Write to top (..., T) the largest allowed score of each row, or 0 if it is within ±SAFE or nothing is allowed.
+
+    (So large scores of other rows, or of keys that a row may not see, do not change what is subtracted from it.) If all
+    allowed scores are −∞, top is −∞ too, and subtracting it gives NaN, as in the reference.
     """
-    top = np.full(queries.shape[:-1], -np.inf, queries.dtype)
+    top[...] = -np.inf
+    blind = np.ones(top.shape, bool)  # rows for which nothing is allowed
     for run in runs:
-        z = queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
+        z = scores(run)
         forbid(z, run, finite)
         np.maximum(top[..., run.rows], z.max(axis=-1), out=top[..., run.rows])
-    return np.where((np.abs(top) <= SAFE) | (top == -np.inf), 0, top)
+        blind[..., run.rows] &= ~np.asarray(run.allows_any())
+    top[(np.abs(top) <= SAFE) | blind] = 0
 
 
 @ops.attention.twin(np.ndarray)
@@ -220,10 +252,7 @@ def attention(
         l_ht = Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts
         y_htd = 1/l_ht Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts v_gsd with g = ⌊h G/H⌋
 
-    One product gives both sums, since e times [v, 1], with a further column of ones, is [y l, l]. A further column also
-    subtracts m, in the product of [q/√D, −m] and [k, 1]:
-
-        z_hts − m_ht = Σ_d (q_htd/√D) k_gsd + (−m_ht) · 1 with g = ⌊h G/H⌋
+    One product gives both sums, since e times [v, 1], with a further column of ones, is [y l, l].
 
     The only purpose of m is to keep exp in range. By Cauchy-Schwarz no score exceeds the largest |q_t|/√D times the
     largest |k_s|; if this bound is small, m is 0. Otherwise a first pass over the tiles finds the maximum of each row,
@@ -234,7 +263,10 @@ def attention(
         p_hts = exp(z_hts − m_ht − log_sum_ht) where allowed_hts = 1, 0 elsewhere
 
     The two are kept apart: in their sum, the log-sum-exp, a large m would round off the digits of log l. (A query that
-    sees no key has l = 0 and y = 0. Its log_sum is the largest finite number, which makes p = 0.)
+    sees no key has l = 0 and y = 0. Its log_sum is the largest finite number, which makes p = 0.) If the bound
+    is small, a further column subtracts log l: the product of [q/√D, −log l] and [k, 1] is z − log l. Otherwise m, and
+    then log l, are subtracted from the finished z, which both passes of the forward, and the backward, round in the
+    same way. A large z has few digits, and a sum that includes −m would have others: exp(z − m) could be anything.
 
     Backward. The gradients are those of `attention`:
 
@@ -259,15 +291,17 @@ def attention(
     For the rows and columns of a tile, p is first the scores, with m and log l subtracted, and dz is first dp − δ:
 
         delta = np.vecdot(output, own_y)
-        queries, keys_one = with_column(own_q * scale, -within), with_column(keys, 1)
+        queries, keys_one = np.ascontiguousarray(own_q * scale), keys
         output_delta = with_column(output, -delta)
         p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
+        p -= own_shift[..., run.rows, None]
+        p -= own_log_sum[..., run.rows, None]
         np.exp(p, out=p)
         sum_dv[columns] += product_of_rows(p, output[rows])
         dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
         dz *= p
-        add_product(dz, keys[columns], sum_dq[rows], run.first)
-        sum_dk[columns] += product_of_rows(dz, queries[rows][..., :-1])
+        add_product(dz, finite_keys[columns], sum_dq[rows], run.first)
+        sum_dk[columns] += product_of_rows(dz, finite_queries[rows][..., :D])
         np.multiply(sum_dq, scale, out=own_dq)
         dk[own], dv[own] = sum_dk, sum_dv
         return dq, dk, dv
@@ -279,7 +313,10 @@ def attention(
     Keys that are not finite. NaN or infinity in a key may affect the queries that see it, but not the other queries in
     the same tile. If a key has one, the bound on the scores is not finite. Forbidden scores are then overwritten with
     −∞, since adding −∞ to NaN gives NaN. For dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but
-    0·NaN is NaN. A query that sees the key has NaN in its dz anyway.
+    0·NaN is NaN. A query that sees the key has NaN in its dz anyway. The same holds for q and dk. If dp − δ is not
+    known to be finite, forbidden dz are overwritten with 0, for the same reason. NaN or infinity in a value reaches all
+    queries, since it is multiplied by 0; where tiles are skipped, Σ_s 0 v_gsd is added to y, which is 0 or NaN. If m is
+    0, e may be as large as exp(60), so e v overflows for values from 1e12 on.
 
     The cache keeps q, k, v, y, m and log l, where the reference keeps T S probabilities for each head.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not
@@ -292,7 +329,7 @@ def attention(
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape
     shared = H // max(1, G)
     y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
-    all_finite = True
+    bounds = []
     for part, runs in groups(pattern, q.shape, S, q.dtype, shared):
         sequences, heads = part
         own = sequences, key_heads(heads, shared)
@@ -300,39 +337,44 @@ def attention(
         queries = by_key_head(q[part], heads, shared) * (1 / math.sqrt(D))
         keys, values = (x if shared == 1 else x[:, :, None] for x in (k[own], with_column(v[own], 1)))
         bound = largest_norm(queries) * largest_norm(keys)
-        finite = math.isfinite(bound)
-        all_finite = all_finite and finite
-        if not bound <= SAFE:
-            own_shift[...] = row_maxima(queries, keys, runs, finite)
-            queries, keys = with_column(queries, -own_shift), with_column(keys, 1)
+        finite, safe = math.isfinite(bound), bound <= SAFE
+        bounds.append(bound)
+        if not safe:
+            queries, keys = np.ascontiguousarray(queries), np.ascontiguousarray(keys)
+            row_maxima(partial(products, queries, keys), own_shift, runs, finite)
         total = np.zeros((*queries.shape[:-1], D + 1), q.dtype)  # [y l, l]
         for run in runs:
-            z = queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)  # (..., rows, columns)
+            z = products(queries, keys, run)
+            if not safe:
+                z -= own_shift[..., run.rows, None]
             forbid(z, run, finite)
             np.exp(z, out=z)
             add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=own_y)
+        if skips(runs, T, S):
+            own_y += zero_or_nan(values[..., :-1])
         own_log_sum[...] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
-    return y, TiledAttentionCache(q, k, v, y, shift, log_sum, all_finite, pattern)
+    return y, TiledAttentionCache(q, k, v, y, shift, log_sum, bounds, pattern)
 
 
-def subtrahends(shift: np.ndarray, log_sum: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """What to subtract from the scores of each row within the product that computes them, and what afterwards."""
-    return (shift, log_sum) if shift.any() else (log_sum, None)
+def products(queries: np.ndarray, keys: np.ndarray, run: Run) -> np.ndarray:
+    """The scores (..., rows, columns) of a run."""
+    return queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
 
 
 @ops.attention_backward.twin(TiledAttentionCache)
 def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq, dk, dv), as `ops.attention_backward`."""
-    q, k, v, y, shift, log_sum, finite, pattern = cache
+    q, k, v, y, shift, log_sum, bounds, pattern = cache
     ops.checks.expect_like("dy", dy, q.shape)
     (_, H, _, D), (_, G, S, _) = q.shape, k.shape
     shared = H // max(1, G)
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
     scale = 1 / math.sqrt(D)
-    for part, runs in groups(pattern, q.shape, S, q.dtype, shared):
+    for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True):
+        finite, safe = math.isfinite(bound), bound <= SAFE
         sequences, heads = part
         own = sequences, key_heads(heads, shared)
         own_q, own_y, own_dq, own_shift, own_log_sum = (
@@ -343,22 +385,27 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
         sum_dq, sum_dk, sum_dv = np.zeros_like(output), np.zeros_like(keys), np.zeros_like(keys)
         keys, values_one = (x if shared == 1 else x[:, :, None] for x in (keys, values_one))
         delta = np.vecdot(output, own_y)
-        within, after = subtrahends(own_shift, own_log_sum)
-        queries, keys_one = with_column(own_q * scale, -within), with_column(keys, 1)
+        queries, keys_one = np.ascontiguousarray(own_q * scale), keys
+        if safe:
+            queries, keys_one = with_column(queries, -own_log_sum), with_column(keys, 1)
         output_delta = with_column(output, -delta)
-        keys = keys if finite else np.nan_to_num(keys)
+        bounded = (D + 1) * largest(output_delta) * largest(values_one) < np.finfo(q.dtype).max
+        finite_queries, finite_keys = (x if finite else np.nan_to_num(x) for x in (queries, keys))
         for run in runs:
             rows, columns = (..., run.rows, slice(None)), (..., run.columns, slice(None))
             p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
-            if after is not None:
-                p -= after[..., run.rows, None]  # z − m − log l
+            if not safe:
+                p -= own_shift[..., run.rows, None]
+                p -= own_log_sum[..., run.rows, None]
             forbid(p, run, finite)
             np.exp(p, out=p)
             sum_dv[columns] += product_of_rows(p, output[rows])
             dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
             dz *= p
-            add_product(dz, keys[columns], sum_dq[rows], run.first)
-            sum_dk[columns] += product_of_rows(dz, queries[rows][..., :-1])
+            if not bounded:
+                overwrite(dz, run, 0)
+            add_product(dz, finite_keys[columns], sum_dq[rows], run.first)
+            sum_dk[columns] += product_of_rows(dz, finite_queries[rows][..., :D])
         np.multiply(sum_dq, scale, out=own_dq)
         if heads.start % shared == 0:
             dk[own], dv[own] = sum_dk, sum_dv

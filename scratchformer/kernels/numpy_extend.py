@@ -39,7 +39,7 @@ from ..nn.embedding import extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern, sinusoidal_positions
 from ..ops.rotary import rotary_tables, rotate
-from .numpy_arrays import one_real_dtype
+from .numpy_arrays import one_real_dtype, root_mean_square
 from .numpy_dense import activate
 
 CORES = cores()
@@ -187,14 +187,14 @@ def affine(x: np.ndarray, layer: Linear) -> np.ndarray:
 def normalise(x: np.ndarray, norm: LayerNorm) -> np.ndarray:
     C = x.shape[-1]
     xhat = x - np.add.reduce(x, axis=-1, keepdims=True) / C
-    xhat /= np.sqrt(np.vecdot(xhat, xhat) / C + norm.eps)[..., None]
+    xhat /= root_mean_square(xhat, norm.eps)[..., None]
     xhat *= norm.gamma.data
     xhat += norm.beta.data
     return xhat
 
 
 def rms_normalise(x: np.ndarray, norm: RMSNorm) -> np.ndarray:
-    y = x / np.sqrt(np.vecdot(x, x) / x.shape[-1] + norm.eps)[..., None]
+    y = x / root_mean_square(x, norm.eps)[..., None]
     y *= norm.gamma.data
     return y
 

@@ -9,7 +9,7 @@ import numpy as np
 from .. import ops
 from ..ops.checks import expect_like
 from ..ops.layernorm import check_layernorm
-from .numpy_arrays import one_real_dtype
+from .numpy_arrays import one_real_dtype, root_mean_square
 from .numpy_half import in_half
 
 plain = in_half(ops.layernorm, ops.layernorm_backward)
@@ -67,10 +67,7 @@ def layernorm(
     mean = x @ np.ones(C, x.dtype)
     mean /= C  # not a product with 1/C, which is rounded
     xhat = x - mean[..., None]
-    rstd = np.vecdot(xhat, xhat)[..., None]
-    rstd /= C
-    rstd += eps
-    np.divide(1, np.sqrt(rstd, out=rstd), out=rstd)
+    rstd = 1 / root_mean_square(xhat, eps)[..., None]
     xhat *= rstd
     y = xhat * gamma
     y += beta

@@ -6,6 +6,7 @@ Tiles that a causal pattern leaves empty are skipped, and so are their distances
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +24,13 @@ from .numpy_attention import (
     forbid,
     groups,
     heads_inside,
+    largest,
     largest_norm,
-    subtrahends,
+    overwrite,
+    row_maxima,
+    skips,
     with_column,
+    zero_or_nan,
 )
 from .numpy_half import in_half
 
@@ -44,7 +49,7 @@ class TiledRelativeAttentionCache(NamedTuple):
     y: np.ndarray  # (B, H, T, D)
     shift: np.ndarray  # (B, H, T): m
     log_sum: np.ndarray  # (B, H, T): log l, or the dtype's largest number where a query sees no key
-    finite: bool  # whether q, k, r, the biases and the bound on their scores are finite
+    bounds: list[float]  # on the scores of each group
     pattern: Pattern
 
 
@@ -61,26 +66,11 @@ def shifted(b: np.ndarray) -> np.ndarray:
     return as_strided(b[..., n - 1 :], (*batch, n, width - n + 1), (*steps, row - item, item))
 
 
-def scores(
-    content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, run: Run, T: int, finite: bool
-) -> np.ndarray:
-    """The scores (..., n, n') of a run, content plus position; −∞ where the pattern forbids the pair."""
+def scores(content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, T: int, run: Run) -> np.ndarray:
+    """The scores (..., n, n') of a run, content plus position."""
     z = content[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
     z += shifted(position[..., run.rows, :] @ r[..., distances(run, T), :].swapaxes(-1, -2))
-    forbid(z, run, finite)
     return z
-
-
-def row_maxima(
-    content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, runs: list[Run], finite: bool
-) -> np.ndarray:
-    """As in `numpy_attention`: (..., T), the largest score of each row, or 0 if it is within ±SAFE."""
-    T = content.shape[-2]
-    top = np.full(content.shape[:-1], -np.inf, content.dtype)
-    for run in runs:
-        z = scores(content, keys, position, r, run, T, finite)
-        np.maximum(top[..., run.rows], z.max(axis=-1), out=top[..., run.rows])
-    return np.where((np.abs(top) <= SAFE) | (top == -np.inf), 0, top)
 
 
 def one_step(pattern: Pattern, B: int, H: int, T: int, S: int) -> bool:
@@ -125,7 +115,8 @@ def relative_attention(
         β_hxe := Σ_d (q_htd + w_hd)/√D ρ_hed with t = t₀ + κ x
         z_hts = a_hts + β_{h, x, X−1−x+y} with t = t₀ + κ x, s = s₀ + κ y
 
-    The rest is as in `numpy_attention`: any m cancels, and the backward recomputes the probabilities from m and log l.
+    The rest is as in `numpy_attention`: any m cancels, and the backward recomputes the probabilities from m and log l,
+    with the scores rounded as in the forward.
 
         m := shift
         l_ht = Σ_{s, allowed_hts = 1} exp(z_hts − m_ht)        log_sum_ht = log(l_ht)
@@ -150,7 +141,9 @@ def relative_attention(
     For the rows, columns and distances of a tile, p is first the scores, with m and log l subtracted, and da is first
     dp − δ:
 
-        p = scores(content, keys_one, position, r[heads], run, T, finite)
+        p = scores(content, keys_one, position, r[heads], T, run)
+        p -= shift[part][..., run.rows, None]
+        p -= log_sum[part][..., run.rows, None]
         np.exp(p, out=p)
         sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
         da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
@@ -159,12 +152,12 @@ def relative_attention(
         shifted(db)[...] = da
         add_product(da, finite_keys[columns], sum_dqu[rows], run.first)
         add_product(db, finite_r[near], sum_dqw[rows], run.first)
-        sum_dk[columns] += da.swapaxes(-1, -2) @ content[rows][..., :-1]
-        dr[heads][near] += (db.swapaxes(-1, -2) @ position[rows]).sum(axis=0)
+        sum_dk[columns] += da.swapaxes(-1, -2) @ finite_content[rows][..., :D]
+        dr[heads][near] += (db.swapaxes(-1, -2) @ finite_position[rows]).sum(axis=0)
         np.multiply(sum_dqu + sum_dqw, scale, out=dq[part])
         return dq, dk, dv, dr, du, dw
 
-    Keys that are not finite, and here also vectors of distances, are treated as in `numpy_attention`.
+    What is not finite, here also among the vectors of distances, is treated as in `numpy_attention`.
     The cache keeps the arguments, y, m and log l, where the reference keeps T S probabilities for each head.
     """
     arrays = (q, k, v, r, content_bias, position_bias)
@@ -177,64 +170,77 @@ def relative_attention(
         return plain(*arrays, pattern)
     scale = 1 / math.sqrt(D)
     y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
-    all_finite = True
+    bounds = []
     for part, runs in groups(pattern, q.shape, S, q.dtype):
         heads = part[1]
         content = (q[part] + content_bias[heads, None]) * scale
         position = (q[part] + position_bias[heads, None]) * scale
         keys, values = k[part], with_column(v[part], 1)
         bound = largest_norm(content) * largest_norm(keys) + largest_norm(position) * largest_norm(r[heads])
-        finite = math.isfinite(bound)
-        all_finite = all_finite and finite
-        if not bound <= SAFE:
-            shift[part] = row_maxima(content, keys, position, r[heads], runs, finite)
-            content, keys = with_column(content, -shift[part]), with_column(keys, 1)
+        finite, safe = math.isfinite(bound), bound <= SAFE
+        bounds.append(bound)
+        if not safe:
+            content, keys = np.ascontiguousarray(content), np.ascontiguousarray(keys)
+            row_maxima(partial(scores, content, keys, position, r[heads], T), shift[part], runs, finite)
         total = np.zeros((*q[part].shape[:-1], D + 1), q.dtype)  # [y l, l]
         for run in runs:
-            z = scores(content, keys, position, r[heads], run, T, finite)
+            z = scores(content, keys, position, r[heads], T, run)
+            if not safe:
+                z -= shift[part][..., run.rows, None]
+            forbid(z, run, finite)
             np.exp(z, out=z)
             add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
+        if skips(runs, T, S):
+            y[part] += zero_or_nan(values[..., :-1])
         log_sum[part] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
-    return y, TiledRelativeAttentionCache(*arrays, y, shift, log_sum, all_finite, pattern)
+    return y, TiledRelativeAttentionCache(*arrays, y, shift, log_sum, bounds, pattern)
 
 
 @ops.relative_attention_backward.twin(TiledRelativeAttentionCache)
 def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCache) -> tuple[np.ndarray, ...]:
     """(dq, dk, dv, dr, dcontent_bias, dposition_bias), as `ops.relative_attention_backward`."""
-    q, k, v, r, content_bias, position_bias, y, shift, log_sum, finite, pattern = cache
+    q, k, v, r, content_bias, position_bias, y, shift, log_sum, bounds, pattern = cache
     expect_like("dy", dy, q.shape)
     (_, _, T, D), S = q.shape, k.shape[2]
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
     dr, du, dw = np.zeros_like(r), np.zeros_like(content_bias), np.zeros_like(position_bias)
     scale = 1 / math.sqrt(D)
-    for part, runs in groups(pattern, q.shape, S, q.dtype):
-        heads = part[1]
+    for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype), bounds, strict=True):
+        heads, finite, safe = part[1], math.isfinite(bound), bound <= SAFE
         keys, output = np.ascontiguousarray(k[part]), np.ascontiguousarray(dy[part])
-        within, after = subtrahends(shift[part], log_sum[part])
-        content = with_column((q[part] + content_bias[heads, None]) * scale, -within)
+        content = np.ascontiguousarray((q[part] + content_bias[heads, None]) * scale)
         position = (q[part] + position_bias[heads, None]) * scale
-        keys_one, values_one = with_column(keys, 1), with_column(v[part], 1)
+        keys_one, values_one = keys, with_column(v[part], 1)
+        if safe:
+            content, keys_one = with_column(content, -log_sum[part]), with_column(keys, 1)
         output_delta = with_column(output, -np.vecdot(output, y[part]))
-        finite_keys, finite_r = (x if finite else np.nan_to_num(x) for x in (keys, r[heads]))
+        bounded = (D + 1) * largest(output_delta) * largest(values_one) < np.finfo(q.dtype).max
+        finite_content, finite_keys, finite_position, finite_r = (
+            x if finite else np.nan_to_num(x) for x in (content, keys, position, r[heads])
+        )
         sum_dqu, sum_dqw, sum_dk, sum_dv = (np.zeros_like(x) for x in (output, output, keys, keys))
         for run in runs:
             rows, columns, near = ((..., s, slice(None)) for s in (run.rows, run.columns, distances(run, T)))
-            p = scores(content, keys_one, position, r[heads], run, T, finite)
-            if after is not None:
-                p -= after[..., run.rows, None]  # z − m − log l
+            p = scores(content, keys_one, position, r[heads], T, run)
+            if not safe:
+                p -= shift[part][..., run.rows, None]
+                p -= log_sum[part][..., run.rows, None]
+            forbid(p, run, finite)
             np.exp(p, out=p)
             sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
             da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
             da *= p
+            if not bounded:
+                overwrite(da, run, 0)
             db = np.zeros((*da.shape[:-1], sum(da.shape[-2:]) - 1), da.dtype)
             shifted(db)[...] = da
             add_product(da, finite_keys[columns], sum_dqu[rows], run.first)
             add_product(db, finite_r[near], sum_dqw[rows], run.first)
-            sum_dk[columns] += da.swapaxes(-1, -2) @ content[rows][..., :-1]
-            dr[heads][near] += (db.swapaxes(-1, -2) @ position[rows]).sum(axis=0)
+            sum_dk[columns] += da.swapaxes(-1, -2) @ finite_content[rows][..., :D]
+            dr[heads][near] += (db.swapaxes(-1, -2) @ finite_position[rows]).sum(axis=0)
         np.multiply(sum_dqu + sum_dqw, scale, out=dq[part])
         du[heads] += sum_dqu.sum(axis=(0, 2)) * scale
         dw[heads] += sum_dqw.sum(axis=(0, 2)) * scale

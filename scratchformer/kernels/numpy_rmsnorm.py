@@ -9,7 +9,7 @@ import numpy as np
 from .. import ops
 from ..ops.checks import expect_like
 from ..ops.rmsnorm import check_rmsnorm
-from .numpy_arrays import one_real_dtype
+from .numpy_arrays import one_real_dtype, root_mean_square
 from .numpy_half import in_half
 
 plain = in_half(ops.rmsnorm, ops.rmsnorm_backward)
@@ -56,10 +56,7 @@ def rmsnorm(x: np.ndarray, gamma: np.ndarray, eps: float = 1e-6) -> tuple[np.nda
     if not one_real_dtype(x, gamma):
         return plain(x, gamma, eps)
     check_rmsnorm(x, gamma, eps)
-    rrms = np.vecdot(x, x)[..., None]
-    rrms /= gamma.shape[0]
-    rrms += eps
-    np.divide(1, np.sqrt(rrms, out=rrms), out=rrms)
+    rrms = 1 / root_mean_square(x, eps)[..., None]
     xhat = x * rrms
     return xhat * gamma, NumpyRMSNormCache(xhat, rrms, gamma)
 

@@ -48,9 +48,12 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     q: (B, H, T, D). k, v: (B, G, S, D), where G divides H: query head h uses key head ⌊h/(H/G)⌋, so each group of H/G
     neighbouring query heads shares its keys and values, which are not repeated in memory. With G = H every query head
     has its own, with G = 1 all share one. pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
-    cache. A query that may see no key gets y = 0, and passes no gradient on. NaN in a key reaches the y and dq of the
-    queries that may see it, and no others. Values must be finite even where no query may see them (padding), since they
-    are multiplied by 0. Raises ValueError if shapes do not fit, TypeError if `pattern` is not a Pattern.
+    cache. A query that may see no key gets y = 0, and passes no gradient on. NaN in a query or a key, or a score that
+    overflows, reaches only what the pattern connects: the y and dq of queries that may see the key, and from them the
+    dk and dv of keys that they may see. (Twins may pass it on to the dk and dv of other keys.) A query all of whose
+    scores are −∞ gets NaN. Values must be finite even where no query may see them (padding), since they are multiplied
+    by 0: NaN in a value reaches all queries of its heads. Raises ValueError if shapes do not fit, TypeError if
+    `pattern` is not a Pattern.
 
     Forward, for each sequence and query head h, with g its key head and m_hts = 1 if query t may see key s, else 0:
 
@@ -78,11 +81,14 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     of each head in a group are stacked, one head after another, the latter also sums over the group:
 
         dv = probabilities.swapaxes(-1, -2) @ dy
-        dp = dy @ v.swapaxes(-1, -2)
+        dp = widen(dy) @ widen(v).swapaxes(-1, -2)
         dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
         da = dz * scale
         dq = da @ k
         dk = da.swapaxes(-1, -2) @ q
+
+    Where p is 0, dp does not matter, but it may overflow, and a NaN may be in the sum or in the other factor of a
+    product. 0 times these is NaN, so they are replaced before the products, and dz is set to 0.
 
     The cache keeps q, k, v and the (T, S) probabilities, each a factor of some product above.
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1; Ainslie et al., "GQA: training
@@ -91,7 +97,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     check_attention(q, k, v, pattern)
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape
     scale = 1 / math.sqrt(D)
-    z = widen(stack_groups(q * scale, G) @ k.swapaxes(-1, -2)).reshape(B, H, T, S)
+    z = (stack_groups(widen(q) * scale, G) @ widen(k).swapaxes(-1, -2)).reshape(B, H, T, S)
     probabilities = masked_softmax(z, pattern).astype(q.dtype, copy=False)
     y = (stack_groups(probabilities, G) @ v).reshape(B, H, T, D).astype(q.dtype, copy=False)
     return y, AttentionCache(q, k, v, probabilities)
@@ -118,6 +124,7 @@ def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
         probabilities = xp.exp(xp.where(allowed, z - row_max, -xp.inf))
         total = probabilities.sum(axis=-1, keepdims=True)
         probabilities /= xp.where(total == 0, 1, total)  # a row that sees nothing stays zero
+        probabilities = xp.where(allowed, probabilities, 0)  # also in a row with NaN
     return probabilities
 
 
@@ -125,16 +132,16 @@ def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
 def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, Array]:
     """(dq, dk, dv): see `attention`."""
     q, k, v, probabilities = cache
-    shape, G = q.shape, k.shape[1]
+    xp, shape, G = array_module(q), q.shape, k.shape[1]
     scale = 1 / math.sqrt(shape[-1])
     expect_like("dy", dy, shape)
     q, dy, probabilities = (stack_groups(x, G) for x in (q, dy, probabilities))
     dv = probabilities.swapaxes(-1, -2) @ dy
-    dp = dy @ v.swapaxes(-1, -2)
-    dp = widen(dp)
+    dp = widen(dy) @ widen(v).swapaxes(-1, -2)
+    dp = xp.where(probabilities == 0, 0, dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
-    dz = dz.astype(dy.dtype, copy=False)
-    k = array_module(k).nan_to_num(k)  # 0 · NaN is NaN, and dz is 0 where a query may not see the key
+    dz = xp.where(probabilities == 0, 0, dz).astype(dy.dtype, copy=False)
+    q, k = xp.nan_to_num(q), xp.nan_to_num(k)  # a query or key with NaN has NaN in dz where the pattern connects them
     da = dz * scale
     dq = da @ k
     dk = da.swapaxes(-1, -2) @ q

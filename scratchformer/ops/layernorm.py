@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
 from .checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
@@ -54,14 +56,24 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     Source: Ba, Kiros, Hinton, "Layer normalization", 2016, equations 3 and 4.
     """
     check_layernorm(x, gamma, beta, eps)
-    xp = array_module(x)
     wide = widen(x)
     centred = wide - wide.mean(axis=-1, keepdims=True)
-    rstd = 1 / xp.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps)
+    rstd = 1 / root_mean_square(centred, eps)
     xhat = centred * rstd
     y = gamma * xhat + beta
     y, xhat = (z.astype(x.dtype, copy=False) for z in (y, xhat))
     return y, LayerNormCache(xhat, rstd, gamma)
+
+
+def root_mean_square(x: Array, eps: float) -> Array:
+    """√(1/C Σ_c x_c² + eps) for each row of x (..., C), as (..., 1).
+
+    A row with numbers above 1 is first divided by the largest, and eps by its square; it is multiplied back in the end.
+    So no square overflows: 1/∞ would be 0, and the normalised row too.
+    """
+    size = abs(x).max(axis=-1, keepdims=True).clip(1, np.finfo(x.dtype).max)
+    x = x / size
+    return size * array_module(x).sqrt((x * x).mean(axis=-1, keepdims=True) + eps / size / size)
 
 
 def check_layernorm(x: Array, gamma: Array, beta: Array, eps: float) -> None:

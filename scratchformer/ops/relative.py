@@ -183,10 +183,10 @@ def relative_attention(
         dqw_htd = Σ_j db_htj r_hjd        dr_hjd = Σ_{n,t} db_nhtj qw_nhtd
         dq_htd = dqu_htd + dqw_htd       du_hd = Σ_{n,t} dqu_nhtd        dw_hd = Σ_{n,t} dqw_nhtd
 
-    In NumPy:
+    What is not finite is treated as in `attention`. In NumPy:
 
         dv = probabilities.swapaxes(-1, -2) @ dy
-        dp = dy @ v.swapaxes(-1, -2)
+        dp = widen(dy) @ widen(v).swapaxes(-1, -2)
         dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
         da = dz * scale
         db = relative_shift_backward(da, shift)
@@ -202,13 +202,11 @@ def relative_attention(
     """
     check_relative_attention(q, k, v, r, content_bias, position_bias, pattern)
     scale = 1 / math.sqrt(q.shape[-1])
-    qu, qw = (
-        ((widen(q) + bias[:, None]) * scale).astype(q.dtype, copy=False) for bias in (content_bias, position_bias)
-    )
-    a = qu @ k.swapaxes(-1, -2)  # (B, H, T, S)
-    b = qw @ r.swapaxes(-1, -2)  # (B, H, T, R)
+    qu, qw = ((widen(q) + bias[:, None]) * scale for bias in (content_bias, position_bias))
+    a = qu @ widen(k).swapaxes(-1, -2)  # (B, H, T, S)
+    b = qw @ widen(r).swapaxes(-1, -2)  # (B, H, T, R)
     b, shift = relative_shift(b)  # (B, H, T, S)
-    probabilities = masked_softmax(widen(a) + widen(b), pattern).astype(q.dtype, copy=False)
+    probabilities = masked_softmax(a + b, pattern).astype(q.dtype, copy=False)
     y = (probabilities @ v).astype(q.dtype, copy=False)
     return y, RelativeAttentionCache(q, k, v, r, content_bias, position_bias, shift, probabilities)
 
@@ -219,15 +217,15 @@ def relative_attention_backward(
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """(dq, dk, dv, dr, dcontent_bias, dposition_bias): see `relative_attention`."""
     q, k, v, r, content_bias, position_bias, shift, probabilities = cache
-    shape = q.shape
+    xp, shape = array_module(q), q.shape
     scale = 1 / math.sqrt(shape[-1])
     expect_like("dy", dy, shape)
     dv = probabilities.swapaxes(-1, -2) @ dy
-    dp = dy @ v.swapaxes(-1, -2)
-    dp = widen(dp)
+    dp = widen(dy) @ widen(v).swapaxes(-1, -2)
+    dp = xp.where(probabilities == 0, 0, dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
-    dz = dz.astype(dy.dtype, copy=False)
-    k, r = (array_module(x).nan_to_num(x) for x in (k, r))  # as in `attention_backward`
+    dz = xp.where(probabilities == 0, 0, dz).astype(dy.dtype, copy=False)
+    q, k, r, content_bias, position_bias = map(xp.nan_to_num, (q, k, r, content_bias, position_bias))
     da = dz * scale
     db = relative_shift_backward(da, shift)
     dqu, dqw = da @ k, db @ r

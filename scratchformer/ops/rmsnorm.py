@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
 from .checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
+from .layernorm import root_mean_square
 from .precision import widen
 
 
@@ -52,7 +53,7 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormCa
     """
     check_rmsnorm(x, gamma, eps)
     wide = widen(x)
-    rrms = 1 / array_module(x).sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
+    rrms = 1 / root_mean_square(wide, eps)
     xhat = (wide * rrms).astype(x.dtype, copy=False)
     return (gamma * xhat).astype(x.dtype, copy=False), RMSNormCache(xhat, rrms, gamma)
 

@@ -26,11 +26,11 @@ def adam_step(
     m *= beta1
     m += (1 - beta1) * g
     v *= beta2
-    v += (1 - beta2) * (g * g)
+    v += (1 - beta2) * g * g
     denominator = xp.sqrt(v)
     denominator /= math.sqrt(1 - beta2**steps)  # √v̂
     denominator += eps
-    w -= (lr / (1 - beta1**steps)) * m / denominator
+    w -= (lr / (1 - beta1**steps)) * m / denominator + 0 * v
 
 
 class Adam(Optimizer):
@@ -51,6 +51,10 @@ class Adam(Optimizer):
 
         m̂_ti = m_ti/(1 − β1^t) for t ≥ 1        v̂_ti = v_ti/(1 − β2^t) for t ≥ 1
         θ_ti = θ_{t−1,i} − lr_t m̂_ti/(√v̂_ti + eps) for t ≥ 1
+
+    (1 − β2) g² is computed as (1 − β2) g times g, since in float32 g² overflows from 1.8e19 on. Where v overflows all
+    the same, for the default β2 from 5.8e20 on, the quotient would be 0 ever after. So 0 v, which is then NaN, is added
+    to the change: the parameter becomes NaN, which the next loss shows, instead of standing still.
 
     params, lr, groups: see `Optimizer`. betas: (β1, β2). Raises TypeError for parameters in half precision, where the
     squares in v, and eps, would underflow to 0. Source: Kingma, Ba, "Adam", 2015, algorithm 1.

@@ -14,6 +14,7 @@ from ..nn import Param
 from ..ops.checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of, expect_shape
 from ..ops.precision import bfloat16
 from .adam import AdamW
+from .clip import sum_of_squares
 from .optimizer import Group
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b and c: they enlarge small singular values fast
@@ -83,10 +84,13 @@ def expect_matrix(g: Array, steps: int, precision: str) -> None:
 
 
 def scaled(g: Array) -> Array:
-    """g (I, J) divided by its norm; transposed if it has more rows than columns."""
+    """g (I, J) divided by its norm; transposed if it has more rows than columns.
+
+    The norm is computed in float64, as for clipping: in float32 the squares of a large but finite gradient overflow.
+    """
     xp = array_module(g)
     x = g.T if g.shape[0] > g.shape[1] else g
-    return x / xp.maximum(xp.sqrt((x * x).sum()), SMALLEST)
+    return (x / xp.maximum(xp.sqrt(sum_of_squares(g.reshape(-1))), SMALLEST)).astype(g.dtype, copy=False)
 
 
 def to_bfloat16(x: Array) -> Array:

@@ -40,7 +40,17 @@ extern "C" __global__ void layernorm(const T* x, const T* gamma, const T* beta, 
                 REAL centred = column(i) < C ? row[i * V + j] - mu : 0;
                 squares += centred * centred;
             }
-        REAL inverse = 1 / sqrt(block_sum<THREADS>(squares) / C + eps);
+        REAL variance = block_sum<THREADS>(squares) / C, scale = 1;
+        if (variance == infinity()) {  // the squares overflowed; all threads of the row see this
+            scale = sizeof(REAL) == 4 ? 0x1p-96 : 0x1p-768, squares = 0;
+            for (int i = 0; i < PER; ++i)
+                for (int j = 0; j < V; ++j) {
+                    REAL centred = column(i) < C ? (row[i * V + j] - mu) * scale : 0;
+                    squares += centred * centred;
+                }
+            variance = block_sum<THREADS>(squares) / C;
+        }
+        REAL inverse = scale / sqrt(variance + eps * scale * scale);
         for (int i = 0; i < PER * V; ++i) row[i] = (row[i] - mu) * inverse * g[i] + b[i];
         store(row, y + (Index)n * C);
         if (threadIdx.x == 0) mean[n] = mu, rstd[n] = inverse;

@@ -16,8 +16,8 @@ extern "C" __global__ void adam(T* w, const T* g, T* m, T* v, REAL beta1, REAL b
             wi.at[j] = w[i + j], gi.at[j] = g[i + j], mi.at[j] = m[i + j], vi.at[j] = v[i + j];
         }
         mi.at[j] = beta1 * mi.at[j] + rest1 * gi.at[j];
-        vi.at[j] = beta2 * vi.at[j] + rest2 * (gi.at[j] * gi.at[j]);
-        wi.at[j] -= rate * mi.at[j] / (root * sqrt(vi.at[j]) + eps);
+        vi.at[j] = beta2 * vi.at[j] + rest2 * gi.at[j] * gi.at[j];
+        wi.at[j] -= rate * mi.at[j] / (root * sqrt(vi.at[j]) + eps) + 0 * vi.at[j];  // NaN where v overflows
         if (!whole) w[i + j] = wi.at[j], m[i + j] = mi.at[j], v[i + j] = vi.at[j];
     }
     if (whole) *(Numbers*)(w + i) = wi, *(Numbers*)(m + i) = mi, *(Numbers*)(v + i) = vi;

@@ -22,7 +22,7 @@ MISTAKES = (
     Mistake(
         name="Adam: v updated with 1 - beta1",
         file="optim/adam.py",
-        replacements=(("    v += (1 - beta2) * (g * g)", "    v += (1 - beta1) * (g * g)"),),
+        replacements=(("    v += (1 - beta2) * g * g", "    v += (1 - beta1) * g * g"),),
     ),
     Mistake(
         name="Adam: no bias correction of v",

@@ -520,7 +520,7 @@ MISTAKES = (
         effect="Where scores are large, backward and forward compute different probabilities.",
         operation="attention",
         file="kernels/numpy_attention.py",
-        replacements=(("return (shift, log_sum) if shift.any() else (log_sum, None)", "return log_sum, None"),),
+        replacements=(("                p -= own_shift[..., run.rows, None]\n", ""),),
     ),
     Mistake(
         name="a kernel: an empty tile is taken for a full one",
