@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -42,6 +43,7 @@ from .differences import (
     compare,
     compare_directions,
     compare_elements,
+    compare_equal,
     elements,
     label,
 )
@@ -264,21 +266,23 @@ def _compare_all(
     """
     rng = key.fold("elements and directions").generator()
     differences = Differences(lambda: flat(run.forward()[0]), flat(dy))
-    differences.measure_noise(tensors, lambda: run.evaluate(dy), rng)
+    differences.measure_noise(tensors, functools.partial(run.evaluate, dy), rng)
     report, found, evidence = Report(), {}, diagnosis.Evidence(differences)
     along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
+    indices = {t.name: elements(t, max_elements, rng) for t in tensors}
+    of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
+    pairs = {name: [*zip(indices[name], of_elements[name], strict=True)] for name in indices}
+    of_equal = compare_equal(tensors, differences, pairs, rtol)
     for t in tensors:
-        indices = elements(t, max_elements, rng)
-        by_element = compare_elements(t, differences, indices, rtol)
-        by_element += extra(t, indices, differences.round_off(FIRST_STEP * t.scale)) if extra else []
-        by_direction = along_directions[t.name]
+        by_element, by_direction = of_elements[t.name], along_directions[t.name] + of_equal[t.name]
+        by_element += extra(t, indices[t.name], differences.round_off(FIRST_STEP * t.scale)) if extra else []
         found[t.name] = by_element, by_direction
-        evidence.add(t, indices, by_element, by_direction)
+        evidence.add(t, indices[t.name], by_element, by_direction)
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
-        report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
+        report.append(Row(t.name, tuple(t.base.shape), len(indices[t.name]), worst))
     _expect_resolved(found, {t.name: differences.resolution(t) for t in tensors})
     outcome = Outcome(run.y, {t.name: t.gradient for t in tensors})
-    noise = {f"gradient of {t.name}": t.noise for t in tensors}
+    noise = {f"gradient of {t.name}": float(t.noise.max()) for t in tensors}
     _raise_worst(
         found,
         lambda: nonlinearity(run, dy, outcome.named_gradients(), noise),
@@ -289,7 +293,7 @@ def _compare_all(
     wide = {name: max(x, floor) for name, x in noise.items()}
     check_linearity(run, dy, outcome.named_gradients(), noise, wide, layouts)
     if layouts:
-        of_y = dict.fromkeys(labelled("y", as_tuple(run.y)), max(differences.noise, floor))
+        of_y = dict.fromkeys(labelled("y", as_tuple(run.y)), max(float(differences.weight @ differences.noise), floor))
         check_layouts(run, dy, outcome.named(), wide | of_y)
         check_empty(run)
     with np.errstate(all="ignore"):  # values are not compared: they may overflow in float32
@@ -437,7 +441,7 @@ def _complex_comparisons(run: PairRun, dy: Any) -> Callable[[Tensor, list, float
             estimate = Estimate(float(y.imag @ weight) / _COMPLEX_STEP, round_off)
             where = f"{label(tensor.name, index)} (complex step)"
             analytic = float(tensor.gradient[index])
-            found.append(compare(where, analytic, estimate, tensor.noise, _COMPLEX_RTOL))
+            found.append(compare(where, analytic, estimate, float(tensor.noise[index]), _COMPLEX_RTOL))
         return found
 
     return comparisons
