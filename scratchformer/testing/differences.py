@@ -53,8 +53,7 @@ _EPS = float(np.finfo(np.float64).eps)
 STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # relative to the tensor's scale
 FIRST_STEP = 1e-3  # usually good enough
 _FINEST = 1e-6  # relative to the smallest of them: steps that are tried only near a pole or a kink
-_RAYS = 2  # for measuring noise, with two evaluations each
-_JUMP = 1e4  # a change by more than so many times the smaller ones is a jump
+_NUDGES = 4  # evaluations for measuring noise
 
 
 @dataclass
@@ -221,22 +220,27 @@ class Differences:
         """
         self.tensors, self.evaluate = tensors, evaluate
         self.grain = _EPS * max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
-        rays = []
-        for _ in range(_RAYS):
-            nudges = [4 * _EPS * rng.uniform(-1, 1, t.base.shape) for t in tensors]
-            for far in (1, 2):
-                for tensor, nudge in zip(tensors, nudges, strict=True):
-                    tensor.write(tensor.base * (1 + far * nudge))
+        beside = [
+            t.base * (1 + _EPS * rng.choice([-1, 1], t.base.shape) * rng.uniform(16, 1024, t.base.shape))
+            for t in tensors
+        ]
+        values = []
+        for _ in range(_NUDGES):
+            for tensor, x in zip(tensors, beside, strict=True):
+                tensor.write(x * (1 + 4 * _EPS * rng.uniform(-1, 1, x.shape)))
+            try:
                 y, gradients = evaluate()
-                rays.append([y, *(np.array(g) for g in gradients)])
+                values.append([y, *(np.array(g) for g in gradients)])
+            except Exception:  # outside the domain of y
+                continue
         for tensor in tensors:
             tensor.write(tensor.base)
-        self.noise, *noises = (
-            _noise(value, changed)
-            for value, changed in zip([self.y, *(t.gradient for t in tensors)], zip(*rays, strict=True), strict=True)
-        )
-        for tensor, noise in zip(tensors, noises, strict=True):
-            tensor.noise = 2 * noise
+        at_x = [self.y, *(t.gradient for t in tensors)]
+        changes = [np.abs(np.diff(each, axis=0, append=each[:1])) for each in map(np.array, zip(*values, strict=True))]
+        changes = changes or [np.zeros((1, *value.shape)) for value in at_x]
+        self.noise = 4 * _EPS * np.abs(self.y) + np.nan_to_num(changes[0]).sum(axis=0)
+        for tensor, change in zip(tensors, changes[1:], strict=True):
+            tensor.noise = 4 * np.fmax(_EPS * np.abs(tensor.gradient), np.nan_to_num(change).max(axis=0))
 
     def estimate(
         self,
@@ -253,7 +257,10 @@ class Differences:
         one side. There is no search if the first slope is within rtol/10 of the `analytic` value. The value is NaN if y
         was not finite at any step.
         """
-        best, best_h, secants, finest = Estimate(np.nan, np.inf), np.inf, None, None
+        best, best_h, secants = Estimate(np.nan, np.inf), np.inf, None
+        fine: list[
+            tuple[Secant, Secant]
+        ] = []  # the smallest of `steps` and smaller ones, where even these are too large
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
         left = list(steps)
         place = left.index(self.best_step if self.best_step in steps else FIRST_STEP)
@@ -275,6 +282,10 @@ class Differences:
                 bend = np.abs(2 * half.bend - whole.bend)
                 doubt = 3 * float(self.weight @ (np.abs(value - half.slope) + bend))
                 round_off = self._rounding(whole.h, moved, widest)
+                if doubt <= round_off and whole.moved.any():  # a straight line, or a staircase of which this is a chord
+                    other = self._secant(move, 0.3 * whole.h)
+                    off = 3 * float(self.weight @ np.abs(other.slope - value))
+                    doubt += off if off > 10 * round_off else 0.0
                 differs = abs(float(self.dy @ value) - best.value) > doubt + round_off + best.uncertainty
                 if whole.h < best_h if differs else doubt + round_off < best.uncertainty:
                     best_h, secants = whole.h, (half, whole)
@@ -288,14 +299,14 @@ class Differences:
                 else:  # also for NaN and infinity
                     left = left[:place]
                     if not left:
-                        finest = finest or (half, whole)
+                        fine.append((half, whole))
                         if step > _FINEST * steps[0] and not self._bends_at_x(half, whole):
                             left = [step / 10]
                     place = len(left) - 1
             if secants:
                 best = best._replace(uncertainty=best.doubt + self._rounding(best_h, moved, widest))
-            if best.doubt > rtol * abs(best.value):
-                best = self._at_kink(best, move, *finest) if finest else best._replace(kink=self._kink(*secants))
+            if best.doubt > max(rtol * abs(best.value), best.uncertainty / 2):
+                best = self._at_kink(best, move, fine) if fine else best._replace(kink=self._kink(*secants))
         move(0.0)
         return best._replace(moved=moved, unseen=self.round_off(widest, ~moved) if widest else 0.0)
 
@@ -334,11 +345,15 @@ class Differences:
         return self.round_off(h, moved) + 4 * self.grain * float(np.max(self.weight, where=~moved, initial=0)) / widest
 
     def _secant(self, move: Callable[[float], None], h: float) -> Secant:
-        move(h)
-        after = self.outputs()
-        move(-h)
-        before = self.outputs()
+        after, before = self._moved(move, h), self._moved(move, -h)
         return Secant(h, (after - before) / (2 * h), ((after - self.y) - (self.y - before)) / h)
+
+    def _moved(self, move: Callable[[float], None], t: float) -> np.ndarray:
+        move(t)
+        try:
+            return self.outputs()
+        except Exception:  # outside the domain of y, as where a matrix has no inverse
+            return np.full(self.y.shape, np.nan)
 
     def slope(self, move: Callable[[float], None], h: float) -> np.ndarray:
         """y′(0) of each output along the line of `move`, from steps h and h/2."""
@@ -369,11 +384,18 @@ class Differences:
         left, right = (2 * half.rise / half.h - whole.rise / whole.h) @ self.dy
         return Kink(whole.h, float(left), float(right))
 
-    def _at_kink(self, best: Estimate, move: Callable[[float], None], half: Secant, whole: Secant) -> Estimate:
-        """The middle of the derivatives on the two sides of x, or `best` if that is more certain."""
+    def _at_kink(self, best: Estimate, move: Callable[[float], None], fine: list[tuple[Secant, Secant]]) -> Estimate:
+        """The middle of the derivatives on the two sides of x, or `best` if that is more certain. `fine` are secants
+        near x, the largest first.
+        """
+        (half, whole), *smaller = fine
         quarter = self._secant(move, half.h / 2)
         near = (half.rise - quarter.rise) / quarter.h  # the slopes from h/4 to h/2, and from h/2 to h
         far = (whole.rise - half.rise) / half.h
+        for inner, outer in smaller[:1]:
+            change = np.abs((outer.rise - inner.rise) / inner.h - far) @ self.weight
+            if not np.all(change <= 0.1 * np.abs(far) @ self.weight + 3 * self.round_off(outer.h)):
+                return best  # y is no line on either side: it changes over less than h
         jump = float((np.abs(2 * half.rise - whole.rise) @ self.weight).sum())
         jumps = jump > 0.1 * float((np.abs(whole.rise) @ self.weight).sum()) + self.round_off(1.0, whole.moved)
         kink = self._kink(half, whole)
@@ -402,13 +424,20 @@ class Differences:
     def _order_matters(self) -> bool:
         """Whether y' depends on the order in which equal elements are set apart."""
         rng = np.random.default_rng(0)
-        slopes, h = self._in_orders([(t, t.reach * rng.standard_normal(t.base.shape)) for t in self.tensors])
-        return bool(h) and bool(np.any(np.ptp(slopes, axis=0) > 0.01 * np.abs(slopes).max(axis=0) + 4 * self.noise / h))
+        along = [(t, t.reach * rng.standard_normal(t.base.shape)) for t in self.tensors]
+        slopes, h = self._in_orders(along)
+        if not h:
+            return False
+        limit = 0.01 * np.abs(slopes).max(axis=0) + 4 * self.noise / h
+        closer, _ = self._in_orders(along, 0.5)
+        return bool(np.any(np.ptp(slopes, axis=0) > limit) and np.all(np.abs(closer - slopes) < limit))
 
-    def _in_orders(self, along: Sequence[tuple[Tensor, np.ndarray]]) -> tuple[np.ndarray, float]:
-        """y' of each output along a direction, for each order of the equal elements, and the step: 0 if none are equal."""
-        orders, gap = set_apart([t.base for t in self.tensors], [t.size for t in self.tensors])
-        h = gap / (8 * max((float(np.abs(u).max()) for _, u in along), default=1.0))
+    def _in_orders(self, along: Sequence[tuple[Tensor, np.ndarray]], gap: float = 1.0) -> tuple[np.ndarray, float]:
+        """y' of each output along a direction, for each order of the equal elements, and the step: 0 if none are equal.
+        Their distance is the usual one times `gap`.
+        """
+        orders, least = set_apart([t.base for t in self.tensors], [gap * t.size for t in self.tensors])
+        h = least / (8 * max((float(np.abs(u).max()) for _, u in along), default=1.0))
         slopes = []
         for arrays in orders:
             apart = dict(zip((t.name for t in self.tensors), arrays, strict=True))
@@ -437,16 +466,6 @@ def _direction(tensor: Tensor, direction: Any) -> np.ndarray:
 def _along(gradient: np.ndarray, direction: Any) -> float:
     """The derivative along a direction, or by the element at an index."""
     return float(gradient[direction]) if isinstance(direction, tuple) else float(np.sum(gradient * direction))
-
-
-def _noise(value: np.ndarray, nudged: Sequence[np.ndarray]) -> np.ndarray:
-    """The round-off of each element of `value`, from its values on rays; see the module's text."""
-    along = [np.abs(far - near) for near, far in zip(nudged[::2], nudged[1::2], strict=True)]
-    least, *others = np.sort(np.nan_to_num([*along, *(np.abs(near - value) for near in nudged[::2])]), axis=0)
-    noise = 4 * _EPS * np.abs(value) + least
-    for change in others:
-        noise = noise + np.where(change <= _JUMP * noise, change, 0)
-    return noise
 
 
 def elements(tensor: Tensor, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:

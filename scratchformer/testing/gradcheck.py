@@ -345,7 +345,8 @@ def _raise_worst(
         lines = [
             f"wrong gradient at {worst.where}:",
             f"  analytic {worst.analytic:.12g}",
-            f"  numeric  {worst.numeric:.12g}" + " (y is not finite at any step)" * bool(np.isnan(worst.numeric)),
+            f"  numeric  {worst.numeric:.12g}"
+            + " (y is not finite at any step, or op raises an error)" * bool(np.isnan(worst.numeric)),
             f"  absolute error {worst.error:.3g}, relative error {worst.relative_error:.3g}, "
             f"tolerance {worst.tolerance:.3g} (rtol {worst.rtol:g})",
             f"  {len(wrong[name])} of {len(found[name][kind])} comparisons of {name} disagree",
@@ -367,7 +368,9 @@ def _raise_worst(
 
 
 def _expect_resolved(found: dict[str, tuple[list[Comparison], list[Comparison]]], resolution: dict[str, float]) -> None:
-    """Raise ValueError if a gradient wrong by a hundredth could pass, because of a huge number in another argument."""
+    """Raise ValueError if a gradient wrong by a hundredth could pass, because of a huge number in another argument, or if
+    an element twice as large as it should be could, because of the round-off in y.
+    """
     for name, (by_element, by_direction) in found.items():
         comparisons = [c for c in by_element + by_direction if c.size]
         if resolution[name] > _RESOLUTION and comparisons and all(c.tolerance > c.size / 100 for c in comparisons):
@@ -375,6 +378,13 @@ def _expect_resolved(found: dict[str, tuple[list[Comparison], list[Comparison]]]
                 f"{name}: expected arguments less different in size, got a number in another argument that is so large "
                 f"that derivatives below {resolution[name]:.2g} are lost in its last digit"
             )
+        for c in by_element:
+            lost = max(c.hidden, c.tolerance - c.doubt)
+            if lost > max(_RESOLUTION, c.size / 100):
+                raise ValueError(
+                    f"{c.where}: expected outputs less different in size, got some so large that a derivative of "
+                    f"{c.size:.2g} is lost in their last digits: it is compared to within {lost:.2g}"
+                )
 
 
 def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
