@@ -53,6 +53,7 @@ _EPS = float(np.finfo(np.float64).eps)
 STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # relative to the tensor's scale
 FIRST_STEP = 1e-3  # usually good enough
 _FINEST = 1e-6  # relative to the smallest of them: steps that are tried only near a pole or a kink
+_ODD = (3 - 5**0.5) / 2  # no ratio of small numbers, so that no three chords of a staircase are parallel by chance
 _NUDGES = 4  # evaluations for measuring noise
 
 
@@ -154,6 +155,11 @@ class Comparison(NamedTuple):
         return self.doubt > 0 and self.doubt >= max(abs(self.numeric), 0.999 * self.tolerance)
 
     @property
+    def lost(self) -> float:
+        """What round-off may hide."""
+        return max(self.hidden, self.tolerance - self.doubt - self.rtol * self.size)
+
+    @property
     def note(self) -> str:
         """What a kink means for this comparison; empty if there is none."""
         if self.kink is None:
@@ -202,6 +208,7 @@ class Differences:
         self.tensors: list[Tensor] = []  # those whose noise was measured
         self.noise = np.zeros(self.y.shape)  # the round-off in each output
         self.grain = 0.0  # in all of them
+        self.floor = 0.0  # of terms that cancel in a gradient
         self.best_step = FIRST_STEP  # of the last estimate; tried first, since it is likely the best again
 
     def measure_noise(
@@ -219,10 +226,12 @@ class Differences:
         the grain of y.
         """
         self.tensors, self.evaluate = tensors, evaluate
-        self.grain = _EPS * max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
+        largest = max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
+        self.grain = _EPS * largest
+        self.floor = _EPS * float(self.weight.max(initial=0)) * (1 + largest) ** 2
+        signs = [rng.choice([-_EPS, _EPS], t.base.shape) for t in tensors]
         beside = [
-            t.base * (1 + _EPS * rng.choice([-1, 1], t.base.shape) * rng.uniform(16, 1024, t.base.shape))
-            for t in tensors
+            t.base * (1 + sign * rng.uniform(16, 1024, t.base.shape)) for t, sign in zip(tensors, signs, strict=True)
         ]
         values = []
         for _ in range(_NUDGES):
@@ -230,17 +239,16 @@ class Differences:
                 tensor.write(x * (1 + 4 * _EPS * rng.uniform(-1, 1, x.shape)))
             try:
                 y, gradients = evaluate()
-                values.append([y, *(np.array(g) for g in gradients)])
-            except Exception:  # outside the domain of y
-                continue
+            except Exception:  # it is outside the domain of y
+                y, gradients = self.y * np.nan, [t.gradient * np.nan for t in tensors]
+            values.append([y, *(np.array(g) for g in gradients)])
         for tensor in tensors:
             tensor.write(tensor.base)
-        at_x = [self.y, *(t.gradient for t in tensors)]
-        changes = [np.abs(np.diff(each, axis=0, append=each[:1])) for each in map(np.array, zip(*values, strict=True))]
-        changes = changes or [np.zeros((1, *value.shape)) for value in at_x]
-        self.noise = 4 * _EPS * np.abs(self.y) + np.nan_to_num(changes[0]).sum(axis=0)
-        for tensor, change in zip(tensors, changes[1:], strict=True):
-            tensor.noise = 4 * np.fmax(_EPS * np.abs(tensor.gradient), np.nan_to_num(change).max(axis=0))
+        of_y, *of_gradients = map(_changes, zip(*values, strict=True))
+        self.noise = 4 * _EPS * np.abs(self.y) + of_y.sum(axis=0)
+        for tensor, changes in zip(tensors, of_gradients, strict=True):
+            cancelled = min(float(changes.max(initial=0)), self.floor)
+            tensor.noise = 4 * np.maximum(np.maximum(_EPS * np.abs(tensor.gradient), changes.max(axis=0)), cancelled)
 
     def estimate(
         self,
@@ -283,7 +291,7 @@ class Differences:
                 doubt = 3 * float(self.weight @ (np.abs(value - half.slope) + bend))
                 round_off = self._rounding(whole.h, moved, widest)
                 if doubt <= round_off and whole.moved.any():  # a straight line, or a staircase of which this is a chord
-                    other = self._secant(move, 0.3 * whole.h)
+                    other = self._secant(move, _ODD * whole.h)
                     off = 3 * float(self.weight @ np.abs(other.slope - value))
                     doubt += off if off > 10 * round_off else 0.0
                 differs = abs(float(self.dy @ value) - best.value) > doubt + round_off + best.uncertainty
@@ -314,23 +322,24 @@ class Differences:
         """Compare the gradients with an estimate. along: the tensors that moved, each with its direction, or with the
         index of the only element that did.
 
-        Where they disagree, but outputs that did not change may hide the difference, the gradient by the others must
-        agree.
+        Round-off may hide a change of some outputs. Where these may be the reason for a difference, the gradient by the
+        others must agree.
         """
         analytic = sum(_along(t.gradient, u) for t, u in along)
         noise = sum(_along(t.noise, u if isinstance(u, tuple) else np.abs(u)) for t, u in along)
         found = compare(where, analytic, estimate, noise, rtol)
-        if not found.agrees and (tie := self._between_orders(along)):
+        if found.agrees:
+            return found
+        if found.error <= found.tolerance + estimate.unseen:
+            gradients = self.evaluate(self.dy * estimate.moved)[1]
+            by_name = {t.name: gradient for t, gradient in zip(self.tensors, gradients, strict=True)}
+            seen = sum(_along(by_name[t.name], u) for t, u in along)
+            if compare(where, seen, estimate, noise, rtol).agrees:
+                hidden = abs(analytic - seen)
+                return found._replace(tolerance=found.tolerance + hidden, hidden=hidden)
+        if tie := self._between_orders(along):
             return compare(where, analytic, tie, noise, rtol)
-        if found.agrees or not found.error <= found.tolerance + estimate.unseen:
-            return found
-        gradients = self.evaluate(self.dy * estimate.moved)[1]
-        by_name = {t.name: gradient for t, gradient in zip(self.tensors, gradients, strict=True)}
-        seen = sum(_along(by_name[t.name], u) for t, u in along)
-        if not compare(where, seen, estimate, noise, rtol).agrees:
-            return found
-        hidden = abs(analytic - seen)
-        return found._replace(tolerance=found.tolerance + hidden, hidden=hidden)
+        return found
 
     def round_off(self, h: float, moved: np.ndarray | bool = True) -> float:
         """A bound on the round-off error of a derivative with step h, of those outputs that have moved."""
@@ -376,6 +385,10 @@ class Differences:
         """Whether A(h) does not depend on h: then there is a kink much nearer than h/2."""
         return bool(self.weight @ np.abs(half.bend - whole.bend) < 0.01 * (self.weight @ np.abs(whole.bend)))
 
+    def _jump(self, half: Secant, whole: Secant) -> float:
+        """How far y jumps at x: the difference of y(0) from the lines through y(h/2) and y(h) on either side."""
+        return float(np.sum(np.abs(2 * half.rise - whole.rise) @ self.weight))
+
     def _kink(self, half: Secant, whole: Secant) -> Kink | None:
         """The kink within `whole.h`; None where y is only curved, so that A(h) is in proportion to h."""
         jump, change = np.abs(whole.bend), np.abs(2 * half.bend - whole.bend)
@@ -392,12 +405,10 @@ class Differences:
         quarter = self._secant(move, half.h / 2)
         near = (half.rise - quarter.rise) / quarter.h  # the slopes from h/4 to h/2, and from h/2 to h
         far = (whole.rise - half.rise) / half.h
-        for inner, outer in smaller[:1]:
-            change = np.abs((outer.rise - inner.rise) / inner.h - far) @ self.weight
-            if not np.all(change <= 0.1 * np.abs(far) @ self.weight + 3 * self.round_off(outer.h)):
-                return best  # y is no line on either side: it changes over less than h
-        jump = float((np.abs(2 * half.rise - whole.rise) @ self.weight).sum())
-        jumps = jump > 0.1 * float((np.abs(whole.rise) @ self.weight).sum()) + self.round_off(1.0, whole.moved)
+        jump = self._jump(half, whole)
+        jumps = jump > 0.1 * float(np.sum(np.abs(whole.rise) @ self.weight)) + self.round_off(1.0, whole.moved)
+        if jumps and smaller and not self._jump(*smaller[-1]) > 0.5 * jump:
+            return best  # y is steep, which looks like a jump from afar
         kink = self._kink(half, whole)
         if not (jumps or kink):
             return best
@@ -466,6 +477,11 @@ def _direction(tensor: Tensor, direction: Any) -> np.ndarray:
 def _along(gradient: np.ndarray, direction: Any) -> float:
     """The derivative along a direction, or by the element at an index."""
     return float(gradient[direction]) if isinstance(direction, tuple) else float(np.sum(gradient * direction))
+
+
+def _changes(values: Sequence[np.ndarray]) -> np.ndarray:
+    """The sizes of the changes from each of several arrays to the next; 0 where one is not finite."""
+    return np.nan_to_num(np.abs(np.diff(values, axis=0, append=values[:1])), posinf=0)
 
 
 def elements(tensor: Tensor, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
