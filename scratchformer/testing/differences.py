@@ -286,9 +286,7 @@ class Differences:
                         continue
                 whole = self._secant(move, step * scale)
                 widest, moved = max(widest, whole.h), moved | whole.moved
-                value = (4 * half.slope - whole.slope) / 3
-                bend = np.abs(2 * half.bend - whole.bend)
-                doubt = 3 * float(self.weight @ (np.abs(value - half.slope) + bend))
+                value, doubt = self._extrapolated(half, whole)
                 round_off = self._rounding(whole.h, moved, widest)
                 if doubt <= round_off and whole.moved.any():  # a straight line, or a staircase of which this is a chord
                     other = self._secant(move, _ODD * whole.h)
@@ -370,6 +368,12 @@ class Differences:
         move(0.0)
         return (4 * half.slope - whole.slope) / 3
 
+    def _extrapolated(self, half: Secant, whole: Secant) -> tuple[np.ndarray, float]:
+        """V of each output, and the error of Σ V dy that is due to truncation and kinks."""
+        value = (4 * half.slope - whole.slope) / 3
+        bend = np.abs(2 * half.bend - whole.bend)
+        return value, 3 * float(self.weight @ (np.abs(value - half.slope) + bend))
+
     def _near(self, secant: Secant, analytic: float, rtol: float) -> Estimate | None:
         """The estimate by D(h) alone, if the analytic value is so near that there is nothing to search for. At a kink D
         is the middle of the two slopes, so y must not bend.
@@ -408,7 +412,11 @@ class Differences:
         jump = self._jump(half, whole)
         jumps = jump > 0.1 * float(np.sum(np.abs(whole.rise) @ self.weight)) + self.round_off(1.0, whole.moved)
         if jumps and smaller and not self._jump(*smaller[-1]) > 0.5 * jump:
-            return best  # y is steep, which looks like a jump from afar
+            steep = (
+                (*self._extrapolated(*pair), self.round_off(pair[0].h)) for pair in smaller
+            )  # not a jump after all
+            each = (Estimate(float(self.dy @ value), doubt + round_off, doubt) for value, doubt, round_off in steep)
+            return min(each, key=lambda estimate: estimate.uncertainty)
         kink = self._kink(half, whole)
         if not (jumps or kink):
             return best
