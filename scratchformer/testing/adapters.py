@@ -134,6 +134,8 @@ class _Pair(ABC):
         except GradientError:
             raise
         except Exception as error:
+            if type(error).__name__ == "LinAlgError":
+                raise np.linalg.LinAlgError(str(error)) from error  # PyTorch has its own
             if not all(x.size for x in arrays.values()):
                 raise ValueError(str(error)) from error  # which PyTorch raises as RuntimeError
             dtype = next(x.dtype for x in arrays.values() if is_floating(x))

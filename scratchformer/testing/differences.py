@@ -38,17 +38,22 @@ Source: Richardson's extrapolation, and ECNoise's idea of measuring round-off fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
+from .ties import equals, repeated, set_apart
 
 _EPS = float(np.finfo(np.float64).eps)
 STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # relative to the tensor's scale
 FIRST_STEP = 1e-3  # usually good enough
+_FINEST = 1e-6  # relative to the smallest of them: steps that are tried only near a pole or a kink
+_ODD = (3 - 5**0.5) / 2  # no ratio of small numbers, so that no three chords of a staircase are parallel by chance
 _NUDGES = 4  # evaluations for measuring noise
 
 
@@ -62,14 +67,14 @@ class Tensor:
     name: str
     array: Array
     gradient: np.ndarray
-    noise: float = 0.0  # the round-off error of an element of the gradient
 
     def __post_init__(self) -> None:
+        self.noise = np.zeros(self.gradient.shape)  # the round-off error of each element of the gradient
         self.base = to_cpu(self.array).copy()
         largest = float(np.abs(self.base).max(initial=0))
         self.scale = largest if largest > 0 else 1.0
-        size = np.where(self.base == 0, 1.0, np.abs(self.base))
-        self.reach = np.minimum(size / (100 * STEPS[0]), self.scale)  # by the smallest step at most a hundredth
+        self.size = np.where(self.base == 0, 1.0, np.abs(self.base))
+        self.reach = np.minimum(self.size / (100 * STEPS[0]), self.scale)  # by the smallest step at most a hundredth
 
     def write(self, values: np.ndarray) -> None:
         """Overwrite the array with NumPy values."""
@@ -85,16 +90,23 @@ class Tensor:
 
     def along(self, direction: np.ndarray) -> Callable[[float], None]:
         """A function of t that sets the array to x + t u, where u is `direction`."""
-        return lambda t: self.write(self.base + t * direction)
+        return functools.partial(_move, self, self.base, direction)
 
 
 class Kink(NamedTuple):
-    """A kink that makes a comparison uncertain, and the derivatives to its left and right."""
+    """What makes a comparison uncertain: y has a kink near x or at x, or jumps there, or x has equal elements. With the
+    derivatives to its left and right.
+    """
 
     within: float  # its distance from x is less than this
     left: float
     right: float
-    at_x: bool = False  # much nearer than the smallest step
+    at_x: str = ""  # if it is much nearer than the smallest step: what it is
+
+
+AT_X = "a kink at this value: one-sided derivatives"
+JUMP = "a jump at this value: the derivatives on its two sides"
+TIE = "equal elements: the derivatives, as one or another of them is larger,"
 
 
 class Estimate(NamedTuple):
@@ -104,6 +116,8 @@ class Estimate(NamedTuple):
     uncertainty: float
     doubt: float = 0.0  # the part of the uncertainty that is due to truncation and kinks
     kink: Kink | None = None
+    moved: np.ndarray | None = None  # the outputs that have changed; the others count as constant
+    unseen: float = 0.0  # what round-off in the others may hide
 
 
 class Comparison(NamedTuple):
@@ -116,6 +130,7 @@ class Comparison(NamedTuple):
     tolerance: float  # absolute: rtol of the larger one, plus the uncertainty due to round-off and kinks
     doubt: float = 0.0  # the part of the tolerance that is due to truncation and kinks
     kink: Kink | None = None
+    hidden: float = 0.0  # the part of the analytic one by outputs in which round-off hides every change
 
     @property
     def error(self) -> float:
@@ -137,17 +152,23 @@ class Comparison(NamedTuple):
     @property
     def open(self) -> bool:
         """Whether a kink, not round-off, makes the tolerance so large that even a gradient of zero would pass."""
-        return self.size > 0 and self.doubt >= max(self.size, 0.999 * self.tolerance)
+        return self.doubt > 0 and self.doubt >= max(abs(self.numeric), 0.999 * self.tolerance)
+
+    @property
+    def lost(self) -> float:
+        """What round-off may hide."""
+        return max(self.hidden, self.tolerance - self.doubt - self.rtol * self.size)
 
     @property
     def note(self) -> str:
         """What a kink means for this comparison; empty if there is none."""
         if self.kink is None:
             return ""
-        sides = f"one-sided derivatives are {self.kink.left:.6g} and {self.kink.right:.6g}"
+        sides = f"are {self.kink.left:.6g} and {self.kink.right:.6g}"
         if self.kink.at_x:
-            return f"a kink at this value: {sides}; any value between is accepted"
-        return f"a kink within {self.kink.within:.1g} of this value: {sides}; compared to within {self.tolerance:.2g}"
+            return f"{self.kink.at_x} {sides}; any value between is accepted"
+        near = f"a kink within {self.kink.within:.1g} of this value: one-sided derivatives"
+        return f"{near} {sides}; compared to within {self.tolerance:.2g}"
 
     @property
     def excess(self) -> float:
@@ -171,6 +192,11 @@ class Secant(NamedTuple):
         """Which outputs have changed."""
         return (self.slope != 0) | (self.bend != 0)
 
+    @property
+    def rise(self) -> np.ndarray:
+        """y(0) − y(−h) and y(h) − y(0), (2, outputs)."""
+        return self.h * np.stack([self.slope - self.bend / 2, self.slope + self.bend / 2])
+
 
 class Differences:
     """Central differences of F = Σ y dy, where `outputs()` gives the flat y for the tensors' current contents."""
@@ -179,37 +205,50 @@ class Differences:
         self.outputs = outputs
         self.dy, self.weight = dy, np.abs(dy)  # (outputs,)
         self.y = outputs()
-        self.noise = 0.0  # in F
-        self.grain = 0.0  # in each output
+        self.tensors: list[Tensor] = []  # those whose noise was measured
+        self.noise = np.zeros(self.y.shape)  # the round-off in each output
+        self.grain = 0.0  # in all of them
+        self.floor = 0.0  # of terms that cancel in a gradient
         self.best_step = FIRST_STEP  # of the last estimate; tried first, since it is likely the best again
 
     def measure_noise(
         self,
         tensors: list[Tensor],
-        evaluate: Callable[[], tuple[np.ndarray, list[np.ndarray]]],
+        evaluate: Callable[..., tuple[np.ndarray, list[np.ndarray]]],
         rng: np.random.Generator,
     ) -> None:
-        """Measure the round-off in F and in each tensor's gradient by changing every input in its last digits.
+        """Measure the round-off in each output and in each element of a gradient by changing all inputs in their last
+        digits; see the module's text.
 
-        `evaluate()` gives the flat y and the tensors' gradients. Changing an input by a few units in the last place has
-        the same effect as rounding inside the operation, however badly conditioned that is. It does not reveal that y
-        may be a difference of numbers as large as the inputs: the loss log Σ exp(z) − z_t changes in units of the last
-        digit of z_t, however small the loss is. So the last digit of the largest input is taken as the grain of y.
+        `evaluate()` gives the flat y and the tensors' gradients, `evaluate(dy)` those for another dy. Nudges do not
+        reveal that y may be a difference of numbers as large as the inputs: the loss log Σ exp(z) − z_t changes in
+        units of the last digit of z_t, however small the loss is. So the last digit of the largest input is taken as
+        the grain of y.
         """
-        self.noise = 4 * _EPS * float(self.weight @ np.abs(self.y))
-        self.grain = _EPS * max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
-        for tensor in tensors:
-            tensor.noise = 4 * _EPS * float(np.abs(tensor.gradient).max(initial=0))
+        self.tensors, self.evaluate = tensors, evaluate
+        largest = max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
+        self.grain = _EPS * largest
+        self.floor = _EPS * float(self.weight.max(initial=0)) * (1 + largest) ** 2
+        signs = [rng.choice([-_EPS, _EPS], t.base.shape) for t in tensors]
+        beside = [
+            t.base * (1 + sign * rng.uniform(16, 1024, t.base.shape)) for t, sign in zip(tensors, signs, strict=True)
+        ]
+        values = []
         for _ in range(_NUDGES):
-            for tensor in tensors:
-                tensor.write(tensor.base * (1 + 4 * _EPS * rng.uniform(-1, 1, tensor.base.shape)))
-            y, gradients = evaluate()
-            self.noise += float(self.weight @ np.abs(y - self.y))
-            for tensor, gradient in zip(tensors, gradients, strict=True):
-                change = float(np.abs(gradient - tensor.gradient).max(initial=0))
-                tensor.noise = max(tensor.noise, 4 * change)
+            for tensor, x in zip(tensors, beside, strict=True):
+                tensor.write(x * (1 + 4 * _EPS * rng.uniform(-1, 1, x.shape)))
+            try:
+                y, gradients = evaluate()
+            except Exception:  # it is outside the domain of y
+                y, gradients = self.y * np.nan, [t.gradient * np.nan for t in tensors]
+            values.append([y, *(np.array(g) for g in gradients)])
         for tensor in tensors:
             tensor.write(tensor.base)
+        of_y, *of_gradients = map(_changes, zip(*values, strict=True))
+        self.noise = 4 * _EPS * np.abs(self.y) + of_y.sum(axis=0)
+        for tensor, changes in zip(tensors, of_gradients, strict=True):
+            cancelled = min(float(changes.max(initial=0)), self.floor)
+            tensor.noise = 4 * np.maximum(np.maximum(_EPS * np.abs(tensor.gradient), changes.max(axis=0)), cancelled)
 
     def estimate(
         self,
@@ -227,13 +266,16 @@ class Differences:
         was not finite at any step.
         """
         best, best_h, secants = Estimate(np.nan, np.inf), np.inf, None
+        fine: list[
+            tuple[Secant, Secant]
+        ] = []  # the smallest of `steps` and smaller ones, where even these are too large
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
         left = list(steps)
         place = left.index(self.best_step if self.best_step in steps else FIRST_STEP)
         with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
             while left:
-                h = left[place] * scale
-                half = self._secant(move, h / 2)
+                step = left[place]
+                half = self._secant(move, step * scale / 2)
                 if analytic is not None:
                     near, analytic = self._near(half, analytic, rtol), None
                     if near:
@@ -242,17 +284,19 @@ class Differences:
                     if not half.moved.any() and place < len(left) - 1:
                         place = len(left) - 1  # the largest step shows most
                         continue
-                whole = self._secant(move, h)
-                widest, moved = max(widest, h), moved | whole.moved
-                value = (4 * half.slope - whole.slope) / 3
-                bend = np.abs(2 * half.bend - whole.bend)
-                doubt = 3 * float(self.weight @ (np.abs(value - half.slope) + bend))
-                round_off = self._rounding(h, moved, widest)
+                whole = self._secant(move, step * scale)
+                widest, moved = max(widest, whole.h), moved | whole.moved
+                value, doubt = self._extrapolated(half, whole)
+                round_off = self._rounding(whole.h, moved, widest)
+                if doubt <= round_off and whole.moved.any():  # a straight line, or a staircase of which this is a chord
+                    other = self._secant(move, _ODD * whole.h)
+                    off = 3 * float(self.weight @ np.abs(other.slope - value))
+                    doubt += off if off > 10 * round_off else 0.0
                 differs = abs(float(self.dy @ value) - best.value) > doubt + round_off + best.uncertainty
-                if h < best_h if differs else doubt + round_off < best.uncertainty:
-                    best_h = h
-                    best, secants = Estimate(float(self.dy @ value), doubt + round_off, doubt), (half, whole)
-                    self.best_step = left[place]
+                if whole.h < best_h if differs else doubt + round_off < best.uncertainty:
+                    best_h, secants = whole.h, (half, whole)
+                    best = Estimate(float(self.dy @ value), doubt + round_off, doubt)
+                    self.best_step = step
                 if best.uncertainty <= rtol * abs(best.value):
                     break
                 if doubt <= round_off:
@@ -260,34 +304,63 @@ class Differences:
                     place = 0 if doubt else len(left) - 1  # if nothing changes or bends, the largest step shows most
                 else:  # also for NaN and infinity
                     left = left[:place]
+                    if not left:
+                        fine.append((half, whole))
+                        if step > _FINEST * steps[0] and not self._bends_at_x(half, whole):
+                            left = [step / 10]
                     place = len(left) - 1
-            if secants and best.doubt > rtol * abs(best.value):
-                if h == steps[0] * scale and doubt > round_off:
-                    best = self._with_near_kink(best, half, whole, round_off)
-                else:
-                    best = best._replace(kink=self._kink(*secants))
+            if secants:
+                best = best._replace(uncertainty=best.doubt + self._rounding(best_h, moved, widest))
+            if best.doubt > max(rtol * abs(best.value), best.uncertainty / 2):
+                best = self._at_kink(best, move, fine) if fine else best._replace(kink=self._kink(*secants))
         move(0.0)
-        return best
+        return best._replace(moved=moved, unseen=self.round_off(widest, ~moved) if widest else 0.0)
 
-    def round_off(self, h: float) -> float:
-        """A bound on the round-off error of a derivative with step h."""
-        return 4 * self.noise / h
+    def compare(self, where: str, along: Sequence[tuple[Tensor, Any]], estimate: Estimate, rtol: float) -> Comparison:
+        """Compare the gradients with an estimate. along: the tensors that moved, each with its direction, or with the
+        index of the only element that did.
+
+        Round-off may hide a change of some outputs. Where these may be the reason for a difference, the gradient by the
+        others must agree.
+        """
+        analytic = sum(_along(t.gradient, u) for t, u in along)
+        noise = sum(_along(t.noise, u if isinstance(u, tuple) else np.abs(u)) for t, u in along)
+        found = compare(where, analytic, estimate, noise, rtol)
+        if found.agrees:
+            return found
+        if found.error <= found.tolerance + estimate.unseen:
+            gradients = self.evaluate(self.dy * estimate.moved)[1]
+            by_name = {t.name: gradient for t, gradient in zip(self.tensors, gradients, strict=True)}
+            seen = sum(_along(by_name[t.name], u) for t, u in along)
+            if compare(where, seen, estimate, noise, rtol).agrees:
+                hidden = abs(analytic - seen)
+                return found._replace(tolerance=found.tolerance + hidden, hidden=hidden)
+        if tie := self._between_orders(along):
+            return compare(where, analytic, tie, noise, rtol)
+        return found
+
+    def round_off(self, h: float, moved: np.ndarray | bool = True) -> float:
+        """A bound on the round-off error of a derivative with step h, of those outputs that have moved."""
+        return 4 * float(np.sum(self.weight * (self.noise + self.grain), where=moved)) / h
 
     def resolution(self, tensor: Tensor) -> float:
         """The smallest derivative of an output by `tensor` that the grain of y leaves visible, at the largest step."""
         return 4 * self.grain / (STEPS[-1] * tensor.scale)
 
     def _rounding(self, h: float, moved: np.ndarray, widest: float) -> float:
-        """`round_off`, and what the grain of y may hide."""
-        unseen = np.max(self.weight, where=~moved, initial=0) / widest
-        return self.round_off(h) + 4 * self.grain * (float(np.sum(self.weight, where=moved)) / h + unseen)
+        """`round_off` of the outputs that have moved, and what the grain of y may hide in one that has not."""
+        return self.round_off(h, moved) + 4 * self.grain * float(np.max(self.weight, where=~moved, initial=0)) / widest
 
     def _secant(self, move: Callable[[float], None], h: float) -> Secant:
-        move(h)
-        after = self.outputs()
-        move(-h)
-        before = self.outputs()
+        after, before = self._moved(move, h), self._moved(move, -h)
         return Secant(h, (after - before) / (2 * h), ((after - self.y) - (self.y - before)) / h)
+
+    def _moved(self, move: Callable[[float], None], t: float) -> np.ndarray:
+        move(t)
+        try:
+            return self.outputs()
+        except Exception:  # outside the domain of y, as where a matrix has no inverse
+            return np.full(self.y.shape, np.nan)
 
     def slope(self, move: Callable[[float], None], h: float) -> np.ndarray:
         """y′(0) of each output along the line of `move`, from steps h and h/2."""
@@ -295,41 +368,128 @@ class Differences:
         move(0.0)
         return (4 * half.slope - whole.slope) / 3
 
+    def _extrapolated(self, half: Secant, whole: Secant) -> tuple[np.ndarray, float]:
+        """V of each output, and the error of Σ V dy that is due to truncation and kinks."""
+        value = (4 * half.slope - whole.slope) / 3
+        bend = np.abs(2 * half.bend - whole.bend)
+        return value, 3 * float(self.weight @ (np.abs(value - half.slope) + bend))
+
     def _near(self, secant: Secant, analytic: float, rtol: float) -> Estimate | None:
-        """The estimate by D(h) alone, if the analytic value is so near that there is nothing to search for."""
+        """The estimate by D(h) alone, if the analytic value is so near that there is nothing to search for. At a kink D
+        is the middle of the two slopes, so y must not bend.
+        """
         value = float(self.dy @ secant.slope)
         error, allowed = abs(value - analytic), 0.1 * rtol * abs(analytic)
-        if not error <= allowed:
+        if not error <= allowed or self.weight @ np.abs(secant.bend) > 0.01 * (self.weight @ np.abs(secant.slope)):
             return None
         round_off = self._rounding(secant.h, secant.moved, secant.h)
         return Estimate(value, round_off) if error + round_off <= allowed else None
+
+    def _bends_at_x(self, half: Secant, whole: Secant) -> bool:
+        """Whether A(h) does not depend on h: then there is a kink much nearer than h/2."""
+        return bool(self.weight @ np.abs(half.bend - whole.bend) < 0.01 * (self.weight @ np.abs(whole.bend)))
+
+    def _jump(self, half: Secant, whole: Secant) -> float:
+        """How far y jumps at x: the difference of y(0) from the lines through y(h/2) and y(h) on either side."""
+        return float(np.sum(np.abs(2 * half.rise - whole.rise) @ self.weight))
 
     def _kink(self, half: Secant, whole: Secant) -> Kink | None:
         """The kink within `whole.h`; None where y is only curved, so that A(h) is in proportion to h."""
         jump, change = np.abs(whole.bend), np.abs(2 * half.bend - whole.bend)
         if not self.weight @ change > 0.2 * float(self.weight @ jump):
             return None
-        left, right = _sides(half, whole)
-        return Kink(whole.h, float(self.dy @ left), float(self.dy @ right))
+        left, right = (2 * half.rise / half.h - whole.rise / whole.h) @ self.dy
+        return Kink(whole.h, float(left), float(right))
 
-    def _with_near_kink(self, best: Estimate, half: Secant, whole: Secant, round_off: float) -> Estimate:
-        """The middle of the one-sided derivatives at the smallest step, or `best` if that is more certain."""
+    def _at_kink(self, best: Estimate, move: Callable[[float], None], fine: list[tuple[Secant, Secant]]) -> Estimate:
+        """The middle of the derivatives on the two sides of x, or `best` if that is more certain. `fine` are secants
+        near x, the largest first.
+        """
+        (half, whole), *smaller = fine
+        quarter = self._secant(move, half.h / 2)
+        near = (half.rise - quarter.rise) / quarter.h  # the slopes from h/4 to h/2, and from h/2 to h
+        far = (whole.rise - half.rise) / half.h
+        jump = self._jump(half, whole)
+        jumps = jump > 0.1 * float(np.sum(np.abs(whole.rise) @ self.weight)) + self.round_off(1.0, whole.moved)
+        if jumps and smaller and not self._jump(*smaller[-1]) > 0.5 * jump:
+            steep = (
+                (*self._extrapolated(*pair), self.round_off(pair[0].h)) for pair in smaller
+            )  # not a jump after all
+            each = (Estimate(float(self.dy @ value), doubt + round_off, doubt) for value, doubt, round_off in steep)
+            return min(each, key=lambda estimate: estimate.uncertainty)
         kink = self._kink(half, whole)
-        if kink is None:
+        if not (jumps or kink):
             return best
-        left, right = _sides(half, whole)
-        at_x = bool(self.weight @ np.abs(half.bend - whole.bend) < 0.01 * (self.weight @ np.abs(whole.bend)))
-        doubt = 1.5 * float(self.weight @ np.abs(right - left))
-        middle = Estimate((kink.left + kink.right) / 2, doubt + 3 * round_off, doubt)
-        nearer = min(best, middle, key=lambda estimate: estimate.uncertainty)
-        return nearer._replace(kink=kink._replace(at_x=at_x))
+        left, right = 2 * near - far
+        doubt = 1.5 * float(self.weight @ np.abs(right - left)) + 3 * float((np.abs(near - far) @ self.weight).sum())
+        middle = float(self.dy @ (left + right)) / 2
+        estimate = Estimate(middle, doubt + 6 * self.round_off(whole.h, whole.moved), doubt)
+        nearer = min(best, estimate, key=lambda each: each.uncertainty)
+        at_x = JUMP if jumps else AT_X if self._bends_at_x(half, whole) else ""
+        return nearer._replace(kink=Kink(whole.h, float(self.dy @ left), float(self.dy @ right), at_x))
+
+    def _between_orders(self, along: Sequence[tuple[Tensor, Any]]) -> Estimate | None:
+        """The derivative where x has equal elements: any between the derivatives after these have been set apart, in
+        several orders. None if the order makes no difference.
+        """
+        slopes, h = self._in_orders([(t, _direction(t, u)) for t, u in along]) if self._order_matters else ([], 0.0)
+        if not h or not np.ptp(slopes @ self.dy) > 0.01 * np.abs(slopes @ self.dy).max() + self.round_off(h):
+            return None
+        low, high = float((slopes @ self.dy).min()), float((slopes @ self.dy).max())
+        doubt = 1.5 * (high - low)
+        return Estimate((low + high) / 2, doubt, doubt, Kink(h, low, high, TIE))
+
+    @cached_property
+    def _order_matters(self) -> bool:
+        """Whether y' depends on the order in which equal elements are set apart."""
+        rng = np.random.default_rng(0)
+        along = [(t, t.reach * rng.standard_normal(t.base.shape)) for t in self.tensors]
+        slopes, h = self._in_orders(along)
+        if not h:
+            return False
+        limit = 0.01 * np.abs(slopes).max(axis=0) + 4 * self.noise / h
+        closer, _ = self._in_orders(along, 0.5)
+        return bool(np.any(np.ptp(slopes, axis=0) > limit) and np.all(np.abs(closer - slopes) < limit))
+
+    def _in_orders(self, along: Sequence[tuple[Tensor, np.ndarray]], gap: float = 1.0) -> tuple[np.ndarray, float]:
+        """y' of each output along a direction, for each order of the equal elements, and the step: 0 if none are equal.
+        Their distance is the usual one times `gap`.
+        """
+        orders, least = set_apart([t.base for t in self.tensors], [gap * t.size for t in self.tensors])
+        h = least / (8 * max((float(np.abs(u).max()) for _, u in along), default=1.0))
+        slopes = []
+        for arrays in orders:
+            apart = dict(zip((t.name for t in self.tensors), arrays, strict=True))
+            for t in self.tensors:
+                t.write(apart[t.name])
+            moves = [functools.partial(_move, t, apart[t.name], u) for t, u in along]
+            slopes.append(self._secant(_together(moves), h).slope)
+        for t in self.tensors:
+            t.write(t.base)
+        return np.array(slopes), h
 
 
-def _sides(half: Secant, whole: Secant) -> tuple[np.ndarray, np.ndarray]:
-    """The derivatives of each output to the left of x and to its right."""
-    left = 2 * (half.slope - half.bend / 2) - (whole.slope - whole.bend / 2)
-    right = 2 * (half.slope + half.bend / 2) - (whole.slope + whole.bend / 2)
-    return left, right
+def _move(tensor: Tensor, base: np.ndarray, direction: np.ndarray, t: float) -> None:
+    tensor.write(base + t * direction)
+
+
+def _direction(tensor: Tensor, direction: Any) -> np.ndarray:
+    """A direction as an array; for an index, 1 there and 0 elsewhere."""
+    if not isinstance(direction, tuple):
+        return direction
+    one = np.zeros(tensor.base.shape)
+    one[direction] = 1
+    return one
+
+
+def _along(gradient: np.ndarray, direction: Any) -> float:
+    """The derivative along a direction, or by the element at an index."""
+    return float(gradient[direction]) if isinstance(direction, tuple) else float(np.sum(gradient * direction))
+
+
+def _changes(values: Sequence[np.ndarray]) -> np.ndarray:
+    """The sizes of the changes from each of several arrays to the next; 0 where one is not finite."""
+    return np.nan_to_num(np.abs(np.diff(values, axis=0, append=values[:1])), posinf=0)
 
 
 def elements(tensor: Tensor, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
@@ -350,10 +510,53 @@ def compare_elements(
     """Compare the gradient at `indices` with central differences."""
     found = []
     for index in indices:
-        analytic = float(tensor.gradient[index])
         steps = _steps_for(float(tensor.base[index]), tensor.scale)
+        analytic = float(tensor.gradient[index])
         estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol, analytic, steps)
-        found.append(compare(label(tensor.name, index), analytic, estimate, tensor.noise, rtol))
+        found.append(differences.compare(label(tensor.name, index), [(tensor, index)], estimate, rtol))
+    return found
+
+
+def compare_equal(
+    tensors: list[Tensor],
+    differences: Differences,
+    elements: Mapping[str, Sequence[tuple[tuple[int, ...], Comparison]]],
+    rtol: float,
+) -> dict[str, list[Comparison]]:
+    """Compare the gradients along directions that keep equal elements equal, by the name of a tensor that moves.
+
+    Where x_i and x_j are equal, their maximum has a kink in each of them. It is smooth if both move together, and so is
+    sorting, or any other choice by size. `elements` are indices with their comparisons: the elements equal to one of
+    them move together. At a kink, the equal elements of other tensors move with them too, and those of opposite value
+    move the other way: it may be the absolute values that are equal.
+    """
+    found: dict[str, list[Comparison]] = {t.name: [] for t in tensors}
+    tried = set()
+    for tensor in tensors:
+        ties = repeated(tensor.base)
+        for index, comparison in elements[tensor.name]:
+            if not (ties or comparison.kink):
+                continue
+            value = float(tensor.base[index])
+            groups = [([tensor], 0.0)]
+            if comparison.kink:
+                groups += [(tensors, 0.0), *((group, -1.0) for group in ([tensor], tensors) if value)]
+            for group, opposite in groups:
+                along = [(t, equals(t.base, value) + opposite * equals(t.base, -value)) for t in group]
+                along = [(t, direction) for t, direction in along if direction.any()]
+                key = tuple((t.name, direction.tobytes()) for t, direction in along)
+                if key in tried or sum(np.count_nonzero(direction) for _, direction in along) < 2:
+                    continue
+                tried.add(key)
+                move = _together([t.along(direction) for t, direction in along])
+                analytic = sum(_along(t.gradient, direction) for t, direction in along)
+                steps = _steps_for(value, tensor.scale)
+                estimate = differences.estimate(move, tensor.scale, rtol, analytic, steps)
+                where = f"{label(tensor.name, index)}, moved together with all elements equal to it"
+                together = differences.compare(where, along, estimate, rtol)
+                if not together.agrees or together.size > together.tolerance:  # otherwise it decides nothing
+                    for t, _ in along:
+                        found[t.name].append(together)
     return found
 
 
@@ -386,12 +589,9 @@ def compare_directions(
     where = f"{' and '.join(t.name for t in tensors)} along a random direction"
     found = []
     for _ in range(count):
-        directions = [t.reach / scale * rng.standard_normal(t.base.shape) for t in tensors]
-        moves = [t.along(direction) for t, direction in zip(tensors, directions, strict=True)]
-        estimate = differences.estimate(_together(moves), scale, rtol)
-        analytic = sum(float(np.sum(t.gradient * d)) for t, d in zip(tensors, directions, strict=True))
-        noise = sum(t.noise * float(np.abs(d).sum()) for t, d in zip(tensors, directions, strict=True))
-        found.append(compare(where, analytic, estimate, noise, rtol))
+        along = [(t, t.reach / scale * rng.standard_normal(t.base.shape)) for t in tensors]
+        estimate = differences.estimate(_together([t.along(direction) for t, direction in along]), scale, rtol)
+        found.append(differences.compare(where, along, estimate, rtol))
     return found
 
 

@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ from .differences import (
     compare,
     compare_directions,
     compare_elements,
+    compare_equal,
     elements,
     label,
 )
@@ -264,35 +266,39 @@ def _compare_all(
     """
     rng = key.fold("elements and directions").generator()
     differences = Differences(lambda: flat(run.forward()[0]), flat(dy))
-    differences.measure_noise(tensors, lambda: run.evaluate(dy), rng)
+    differences.measure_noise(tensors, functools.partial(run.evaluate, dy), rng)
     report, found, evidence = Report(), {}, diagnosis.Evidence(differences)
     along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
+    indices = {t.name: elements(t, max_elements, rng) for t in tensors}
+    of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
+    pairs = {name: [*zip(indices[name], of_elements[name], strict=True)] for name in indices}
+    of_equal = compare_equal(tensors, differences, pairs, rtol)
     for t in tensors:
-        indices = elements(t, max_elements, rng)
-        by_element = compare_elements(t, differences, indices, rtol)
-        by_element += extra(t, indices, differences.round_off(FIRST_STEP * t.scale)) if extra else []
-        by_direction = along_directions[t.name]
+        by_element, by_direction = of_elements[t.name], along_directions[t.name] + of_equal[t.name]
+        by_element += extra(t, indices[t.name], differences.round_off(FIRST_STEP * t.scale)) if extra else []
         found[t.name] = by_element, by_direction
-        evidence.add(t, indices, by_element, by_direction)
+        evidence.add(t, indices[t.name], by_element, by_direction)
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
-        report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
+        report.append(Row(t.name, tuple(t.base.shape), len(indices[t.name]), worst))
     _expect_resolved(found, {t.name: differences.resolution(t) for t in tensors})
     outcome = Outcome(run.y, {t.name: t.gradient for t in tensors})
-    noise = {f"gradient of {t.name}": t.noise for t in tensors}
+    noise = {f"gradient of {t.name}": float(t.noise.max()) for t in tensors}
     _raise_worst(
         found,
         lambda: nonlinearity(run, dy, outcome.named_gradients(), noise),
         lambda: diagnosis.explained(explain, evidence),
     )
     _expect_decided(found)
-    floor = float(np.abs(differences.dy).max()) * _EPS * (1 + max(t.scale for t in tensors)) ** 2
-    wide = {name: max(x, floor) for name, x in noise.items()}
+    wide = {name: max(x, differences.floor) for name, x in noise.items()}
     check_linearity(run, dy, outcome.named_gradients(), noise, wide, layouts)
     if layouts:
-        of_y = dict.fromkeys(labelled("y", as_tuple(run.y)), max(differences.noise, floor))
+        of_y = dict.fromkeys(
+            labelled("y", as_tuple(run.y)), max(float(differences.weight @ differences.noise), differences.floor)
+        )
         check_layouts(run, dy, outcome.named(), wide | of_y)
         check_empty(run)
-    with np.errstate(all="ignore"):  # values are not compared: they may overflow in float32
+    # Values are not compared in float32: they may overflow, and a matrix may have no inverse there.
+    with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
         of_float32 = single()
         of_float32.checked(own_copy(dy, run.device, of_float32.dtype))
     report.kinks = tuple(f"{c.where}: {c.note}" for both in found.values() for c in _at_kinks(*both))
@@ -341,7 +347,8 @@ def _raise_worst(
         lines = [
             f"wrong gradient at {worst.where}:",
             f"  analytic {worst.analytic:.12g}",
-            f"  numeric  {worst.numeric:.12g}" + " (y is not finite at any step)" * bool(np.isnan(worst.numeric)),
+            f"  numeric  {worst.numeric:.12g}"
+            + " (y is not finite at any step, or op raises an error)" * bool(np.isnan(worst.numeric)),
             f"  absolute error {worst.error:.3g}, relative error {worst.relative_error:.3g}, "
             f"tolerance {worst.tolerance:.3g} (rtol {worst.rtol:g})",
             f"  {len(wrong[name])} of {len(found[name][kind])} comparisons of {name} disagree",
@@ -374,7 +381,9 @@ def _expect_resolved(found: dict[str, tuple[list[Comparison], list[Comparison]]]
 
 
 def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
-    """Raise ValueError if there is a tensor for which no comparison can tell a right gradient from a wrong one."""
+    """Raise ValueError if there is a tensor for which no comparison can tell a right gradient from a wrong one, or an
+    element for which round-off hides whether its derivative is right or twice as large as it should be.
+    """
     for name, (by_element, by_direction) in found.items():
         if all(c.open for c in by_element + by_direction):
             first = "".join(f"; {c.where}: {c.note}" for c in _at_kinks(by_element, by_direction)[:1])
@@ -382,6 +391,12 @@ def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]])
                 f"{name}: expected values at which y is differentiable, "
                 f"got a kink at every element that was compared{first}"
             )
+        for c in by_element:
+            if c.size > _RESOLUTION and c.lost > c.size / 2:
+                raise ValueError(
+                    f"{c.where}: expected values at which its derivative can be compared, got y in which round-off "
+                    f"hides whatever is smaller than {c.lost:.2g}"
+                )
 
 
 def _expect_layer(layer: Any) -> None:
@@ -437,7 +452,7 @@ def _complex_comparisons(run: PairRun, dy: Any) -> Callable[[Tensor, list, float
             estimate = Estimate(float(y.imag @ weight) / _COMPLEX_STEP, round_off)
             where = f"{label(tensor.name, index)} (complex step)"
             analytic = float(tensor.gradient[index])
-            found.append(compare(where, analytic, estimate, tensor.noise, _COMPLEX_RTOL))
+            found.append(compare(where, analytic, estimate, float(tensor.noise[index]), _COMPLEX_RTOL))
         return found
 
     return comparisons

@@ -97,8 +97,12 @@ class Run:
     def checked(self, dy: Any) -> Outcome:
         raise NotImplementedError
 
-    def evaluate(self, dy: Any) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The outcome as NumPy arrays: the flat y, and the gradients."""
+    def evaluate(self, dy: Any, flat_dy: np.ndarray | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The outcome as NumPy arrays: the flat y, and the gradients. `flat_dy` replaces the elements of `dy`."""
+        if flat_dy is not None:
+            parts = as_tuple(dy)
+            new = np.split(flat_dy, np.cumsum([part.size for part in parts])[:-1])
+            dy = like(dy, [array_module(x).asarray(n.reshape(x.shape)) for x, n in zip(parts, new, strict=True)])
         y, gradients = self.outcome(dy)
         return flat(y), [to_cpu(g) for g in gradients.values()]
 

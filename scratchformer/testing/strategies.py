@@ -56,18 +56,29 @@ def tensors(
 ) -> tuple[np.ndarray, ...]:
     """One array for each of `shapes`: standard normal, times a scale drawn from `scales` for each array.
 
+    In half of the examples some elements, but never the first of an array, are whole multiples of the scale (0 among
+    them), and others repeat an element: there kinks, thresholds and ties are met exactly.
+
     `tensors("B H T D", "B H S D", "B H S D")` draws query, key and value. Letters in `fixed` have the given sizes, the
     others are drawn between `min_size` and `max_size`.
     """
     size = _with_fixed(draw, " ".join(shapes), min_size, max_size, fixed)
     factors = [draw(st.sampled_from(tuple(scales))) for _ in shapes]
-    seed = draw(_SEEDS)
-    note(f"tensors({', '.join(map(repr, shapes))}): sizes {size}, scales {factors}, seed {seed}")
+    seed, exact = draw(_SEEDS), draw(st.booleans())
+    chosen = f"sizes {size}, scales {factors}, seed {seed}" + ", with whole numbers and repeats" * exact
+    note(f"tensors({', '.join(map(repr, shapes))}): {chosen}")
     rng = Key(seed).generator()
-    return tuple(
-        np.asarray(rng.standard_normal(_shape(shape, size)) * factor, dtype)
-        for shape, factor in zip(shapes, factors, strict=True)
-    )
+    drawn = [rng.standard_normal(_shape(shape, size)) for shape in shapes]
+    drawn = [_some_exact(x, rng) for x in drawn] if exact else drawn
+    return tuple(np.asarray(x * factor, dtype) for x, factor in zip(drawn, factors, strict=True))
+
+
+def _some_exact(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """`x` with about a third of its elements rounded, and a third replaced by other elements; not the first."""
+    flat = x.ravel()
+    kind = rng.integers(3, size=flat.shape)
+    kind[:1] = 0
+    return np.choose(kind, [flat, np.round(flat), rng.permutation(flat)]).reshape(x.shape)
 
 
 def arrays(shape: str, **options: Any) -> st.SearchStrategy[np.ndarray]:

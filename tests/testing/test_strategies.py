@@ -55,3 +55,24 @@ def test_a_failing_example_shows_sizes_scales_and_seed():
         fails()
     notes = "\n".join(caught.value.__notes__)
     assert "tensors('B T'): sizes {'B': 2, 'T': 3}, scales [0.001], seed 0" in notes
+
+
+def test_whole_numbers_zeros_and_ties_are_drawn():
+    """In some examples; a user's operation has its kinks and thresholds there."""
+    seen = set()
+
+    @settings(database=None, derandomize=True)
+    @given(tensors("N C", "C", scales=(1.0,), min_size=1))
+    def look(drawn):
+        x, y = drawn
+        assert x.flat[0] != np.round(x.flat[0])  # so that not every element is at a kink
+        whole = x[x == np.round(x)]
+        seen.update(f"the whole number {value:g}" for value in whole if abs(value) < 2)
+        seen.update({"a tie that is not whole"} if len(np.unique(x)) + max(len(whole) - 1, 0) < x.size else ())
+        seen.update({"equal elements of two arrays"} if np.isin(x, y).any() else ())
+        seen.update({"no whole number"} if not len(whole) else ())
+
+    look()
+    whole = {f"the whole number {value}" for value in (-1, 0, 1)} | {"the whole number -0"}
+    assert seen - whole == {"a tie that is not whole", "equal elements of two arrays", "no whole number"}
+    assert {"the whole number -1", "the whole number 0", "the whole number 1"} <= seen

@@ -1,0 +1,50 @@
+"""Equal elements: where a maximum, a median or a sorted order has no single derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_CLOSE = 8 * float(np.finfo(np.float64).eps)  # numbers that differ by less, relative to their size, are equal
+_GAP = 1e-6  # by which they are set apart, relative to their size
+_ORDERS = 8  # in which they are set apart, at most
+
+
+def equals(x: np.ndarray, value: float) -> np.ndarray:
+    """1 for each element that is equal to `value`, 0 for the others."""
+    return (np.abs(x - value) <= _CLOSE * abs(value)).astype(float)
+
+
+def repeated(x: np.ndarray) -> bool:
+    """Whether some elements are equal."""
+    ordered = np.sort(x, axis=None)
+    return bool(np.any(np.diff(ordered) <= _CLOSE * np.abs(ordered[1:])))
+
+
+def set_apart(arrays: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> tuple[list[list[np.ndarray]], float]:
+    """The arrays with all their equal elements set a little apart, in several orders, and the smallest distance.
+
+    `sizes` are those of the elements, above 0. Every element is the smallest of its equals in one of the orders, the
+    largest in another, and in the middle in others, if there are as many orders as equals. No orders if no elements are
+    equal.
+    """
+    if not arrays:
+        return [], 0.0
+    x, gap = (np.concatenate([part.ravel() for part in parts]) for parts in (arrays, sizes))
+    place = np.random.default_rng(0).permutation(x.size)
+    place = place[np.argsort(x[place], kind="stable")]
+    first = np.concatenate([[True], np.diff(x[place]) > _CLOSE * np.abs(x[place][1:])])
+    start = np.flatnonzero(first)[np.cumsum(first) - 1]
+    counts = np.diff(np.append(np.flatnonzero(first), x.size))[np.cumsum(first) - 1]
+    rank = np.arange(x.size) - start
+    many = int(counts.max())
+    if many < 2:
+        return [], 0.0
+    found = []
+    for i in range(min(many, _ORDERS)):
+        apart = x.copy()
+        apart[place] += _GAP * gap[place] * (1 + (rank + -(-i * counts // min(many, _ORDERS))) % counts)
+        parts = np.split(apart, np.cumsum([part.size for part in arrays])[:-1])
+        found.append([part.reshape(old.shape) for part, old in zip(parts, arrays, strict=True)])
+    return found, _GAP * float(gap[place][counts > 1].min())
