@@ -21,7 +21,17 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..backend import array_module
-from ..data.reading import VOCABULARY_MOST, decoded, expect_file, open_file, parsed, printable, read_json
+from ..data.reading import (
+    VOCABULARY_MOST,
+    decoded,
+    expect_file,
+    expect_itself,
+    open_file,
+    parsed,
+    printable,
+    read_json,
+    what_else,
+)
 from ..nn import Layer, Param
 from ..ops.checks import shown
 from ..progress import counted
@@ -224,6 +234,9 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
     if index is None and not path.exists():
         raise PretrainedError(f"{path}: no such file{_what_else(folder)}")
     parts = [path] if index is None else [path.with_name(name) for name in sorted(set(index.values()))]
+    for part in parts:
+        if not os.path.lexists(part):
+            raise PretrainedError(f"{part}: no such file, but {INDEX} lists it: download it too")
     found: dict[str, Stored] = {}
     with ExitStack() as stack:
         for part in parts:
@@ -256,9 +269,11 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     """
     size = expect_file(path, PretrainedError, math.inf)
     with open_file(path, PretrainedError, math.inf) as file:
+        expect_itself(start := file.peek(), path, PretrainedError)
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(size - 8, HEADER_MOST):
-            raise PretrainedError(f"{path} is damaged: a header of {length:,} bytes, in a file of {size:,}")
+            kind = f" ({kind})" if start and (kind := what_else(start)) else ""
+            raise PretrainedError(f"{path} is damaged: a header of {length:,} bytes, in a file of {size:,}{kind}")
         return parsed(decoded(file.read(length), path, PretrainedError), path, PretrainedError), 8 + length
 
 
