@@ -28,7 +28,7 @@ SMALL = dict(
 )  # fmt: skip
 PRESETS = {
     "small": SMALL,
-    "hour": SMALL | dict(models=3, backwards=1, neighbours=32, steps=6400),
+    "hour": SMALL | dict(models=3, backwards=1, neighbours=32, steps=6400, length_penalty=2.75),
     "adam": dict(
         source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, tokens=4096,
         max_length=128, lr=4e-3, warmup=1920, steps=7680, average=10, beam=5, length_penalty=2.0,

@@ -47,6 +47,17 @@ def test_no_other_page_has_code_to_run():
     assert with_code == set(BLOCKS)
 
 
+def test_the_score_of_translations_says_with_which_length_penalty_it_was_measured():
+    """It is not the preset's, and a test score had been seen before."""
+    for page in "README.md", "docs/results.md":
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for row in [line for line in text.splitlines() if "**41.94**" in line]:
+            command = row if "--preset hour" in row else text[: text.index(row)].rpartition("--preset hour")[2]
+            assert "--length-penalty 2.0" in command
+        near = text[text.index("**41.94**") :]
+        assert "test score had been seen" in near or "had been seen" in near and "2.75" in near
+
+
 def test_the_readme_begins_with_what_a_newcomer_needs():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     wanted = ["pip install -e . && python", "pip install -e '.[test]' && pytest", "```python", "check_gradients(",
