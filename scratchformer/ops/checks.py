@@ -53,19 +53,27 @@ def expect_columns(name: str, x: Array) -> None:
 
 def expect_floating(**arrays: Array) -> None:
     """Raise TypeError naming the first of `arrays` that is not an array of floating-point (or complex) numbers. NumPy's
-    matrices and masked arrays are refused too, since their `*` and `+` mean something else.
+    matrices and masked arrays are refused too, since their `*` and `+` mean something else; so are long doubles, and
+    complex numbers where the first array is real, since the result would be real.
 
     `expect_floating(z=z)` fails with: z: expected a floating-point array, got int64; convert it with
     z.astype(np.float32). A NumPy scalar passes, since it has a dtype too.
     """
     for name, x in arrays.items():
-        if not (type(x) is np.ndarray and x.dtype.kind == "f") and not is_inexact(x):
+        if type(x) is np.ndarray and x.dtype.char in "efd":
+            continue
+        if not is_inexact(x):
             raise TypeError(f"{name}: expected a floating-point array, got {describe(x)}{_advice(name, x)}")
+        if x.dtype.itemsize > (16 if x.dtype.kind == "c" else 8):
+            raise TypeError(f"{name}: expected float64 or a smaller type, got {x.dtype}")
+        first, like = next(iter(arrays.items()))
+        if x.dtype.kind == "c" and _kind(like) != "c":
+            raise TypeError(f"{name}: expected real numbers, like those of {first}, got {x.dtype}")
 
 
 def expect_real(name: str, x: Array) -> None:
     """Raise TypeError unless `x` is an array of real floating-point numbers."""
-    if type(x) is np.ndarray and x.dtype.kind == "f":
+    if type(x) is np.ndarray and x.dtype.char in "efd":
         return
     expect_floating(**{name: x})
     if x.dtype.kind == "c":
@@ -126,7 +134,7 @@ def expect_floating_type(name: str, dtype: Any) -> None:
         found = np.dtype(dtype)
     except (TypeError, ValueError, AttributeError):
         found = None
-    if found is None or not is_floating_type(found):
+    if found is None or not is_floating_type(found) or found.itemsize > 8:
         raise TypeError(f"{name}: expected a floating-point type, got {shown(dtype) if found is None else found}")
 
 
