@@ -55,7 +55,7 @@ def test_the_score_of_translations_says_with_which_length_penalty_it_was_measure
             command = row if "--preset hour" in row else text[: text.index(row)].rpartition("--preset hour")[2]
             assert "--length-penalty 2.0" in command
         near = text[text.index("**41.94**") :]
-        assert "test score had been seen" in near or "had been seen" in near and "2.75" in near
+        assert "test score had been seen" in near or ("had been seen" in near and "2.75" in near)
 
 
 def test_the_readme_begins_with_what_a_newcomer_needs():

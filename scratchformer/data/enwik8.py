@@ -88,9 +88,9 @@ def load_enwik8(path: str | os.PathLike[str] | None = None, limit: int | None = 
     path STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`. limit: take only so many bytes from the beginning,
     and name the corpus after that.
 
-    Raises DataError, naming the file, if it is missing, empty, truncated or corrupt, if it unpacks to far more than text
-    does, or if it is not text: an archive or another binary file, text in UTF-16, a pointer of Git LFS, or a web page
-    that is not named .html.
+    Raises DataError, naming the file, if it is missing, empty, truncated or corrupt, if it unpacks to far more than
+    text does, or if it is not text: an archive or another binary file, text in UTF-16, a pointer of Git LFS, or a web
+    page that is not named .html.
     """
     if path is not None and os.fspath(path) == STANDARD_LIBRARY:
         return _beginning(load_standard_library(), limit)

@@ -108,7 +108,7 @@ def read_json(path: PathLike, error: Error = DataError, most: int = JSON_MOST) -
 
 
 def decoded(data: bytes | bytearray, where: PathLike, error: Error = DataError) -> str:
-    """UTF-8 `data` as text, without a byte-order mark. Raises `error` naming `where` if it is not UTF-8, or is something
+    """UTF-8 `data` as text, without a byte-order mark. Raises `error` naming `where` if it is not UTF-8, or something
     else in the place of the file: see `expect_itself`.
     """
     expect_itself(data[:BEGINNING], where, error)
@@ -128,7 +128,7 @@ def expect_itself(start: bytes | bytearray, where: PathLike, error: Error = Data
         raise error(f"{where}: a Git LFS pointer, not the file itself; to fetch that, run: git lfs pull")
     if _PAGE.match(start) and not str(where).lower().endswith((".html", ".htm", ".xhtml", ".xml")):
         raise error(
-            f"{where}: a web page, not the file itself, as from a server that asks for a login or reports an error"
+            f"{where}: a web page, as of a server that asks for a login or reports an error, not the file itself"
         )
 
 

@@ -170,7 +170,7 @@ class Subwords:
         in the folder says otherwise: do_lower_case, strip_accents (if null or absent, the same as do_lower_case),
         tokenize_chinese_chars. Raises DataError if a setting asks for texts to be split in any other way, as Japanese
         models do with a dictionary (word_tokenizer_type "mecab"); if a file is missing or damaged; or if a config.json
-        in the folder gives another number of tokens: only this shows that a vocab.txt was truncated at the end of a line.
+        in the folder gives another number of tokens: only this shows that a vocab.txt was truncated at a line's end.
         """
         lib, path = _library(), Path(folder) / "vocab.txt"
         words: dict[str, int] = {}

@@ -234,9 +234,6 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
     if index is None and not path.exists():
         raise PretrainedError(f"{path}: no such file{_what_else(folder)}")
     parts = [path] if index is None else [path.with_name(name) for name in sorted(set(index.values()))]
-    for part in parts:
-        if not os.path.lexists(part):
-            raise PretrainedError(f"{part}: no such file, but {INDEX} lists it: download it too")
     found: dict[str, Stored] = {}
     with ExitStack() as stack:
         for part in parts:

@@ -112,6 +112,15 @@ def shown(x: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def apart(x: float, y: float) -> tuple[str, str]:
+    """Two numbers for a message, with six digits each, or with as many as it takes to see that they differ."""
+    for digits in range(6, 18):
+        texts = f"{x:.{digits}g}", f"{y:.{digits}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
 def _advice(name: str, x: Any) -> str:
     """How to convert `x` to floating point, if there is a way."""
     if isinstance(x, UNLIKE_ARRAYS):

@@ -209,20 +209,21 @@ def test_gradients_are_compared_with_differences(page: Page) -> None:
 
 def test_other_numbers_are_never_called_wrong(page: Page) -> None:
     """Whatever is drawn: lengths of 0, rows that do not count, ties, and zeros, where relu has a corner."""
+    ends = (
+        "page.setInputs((name) => page.data.ranges[name] ? array(name).map(() => page.data.ranges[name].%s)"
+        " : array(name));"
+    )
     for script in (
         "page.draw();",
-        "page.setInputs((name) => page.data.ranges[name] ? page.model.array(name).data.map(() => page.data.ranges[name].low)"
-        " : page.model.array(name).data);",
-        "page.setInputs((name) => page.data.ranges[name] ? page.model.array(name).data.map(() => page.data.ranges[name].high)"
-        " : page.model.array(name).data);",
+        ends % "low",
+        ends % "high",
         "page.setInputs((name) => page.data.ranges[name] || page.data.outputs.some(([, dy]) => dy === name)"
-        " ? page.model.array(name).data : page.model.array(name).data.map((x, i) => i % 2 ? x : 0));",
-        "page.setInputs((name) => page.data.ranges[name] ? page.model.array(name).data"
-        " : page.model.array(name).data.map(() => 1));",
+        " ? array(name) : array(name).map((x, i) => i % 2 ? x : 0));",
+        "page.setInputs((name) => page.data.ranges[name] ? array(name) : array(name).map(() => 1));",
     ):
         for _ in range(10 if "draw" in script else 1):
             state = page.run(
-                f"{script} page.refresh(); page.check();"
+                f"const array = (name) => page.model.array(name).data; {script} page.refresh(); page.check();"
                 "return [[...document.querySelectorAll('.live-badge')].map((badge) => badge.textContent),"
                 " document.querySelectorAll('.live-badge.bad').length, document.querySelectorAll('td.wrong').length,"
                 " page.data.inputs.map((name) => [name, [...page.model.array(name).data]])]"
@@ -252,7 +253,10 @@ def test_a_line_that_holds_for_some_elements_follows_the_numbers(browser: Any, t
 
 def test_a_corner_is_named_and_a_mistake_beside_it_is_not_missed(browser: Any, tmp_path_factory: Any) -> None:
     page = Page(browser, "relu", tmp_path_factory.mktemp("corner"))
-    zeros = "page.setInputs((name) => name === 'x' ? page.model.array(name).data.map((x, i) => i ? x : 0) : page.model.array(name).data);"
+    zeros = (
+        "const array = (name) => page.model.array(name).data;"
+        "page.setInputs((name) => name === 'x' ? array(name).map((x, i) => i ? x : 0) : array(name));"
+    )
     texts = page.run(f"{zeros} page.refresh(); page.check(); return page.cards.map(({{ badge }}) => badge.textContent)")
     assert sum("at a corner, where the two disagree; that is not a mistake" in text for text in texts) >= 1
     assert not page.find(".live-badge.bad")
@@ -282,7 +286,8 @@ def test_two_numbers_that_differ_never_look_equal(browser: Any, tmp_path_factory
         "  const grid = line.grid;"
         "  grid.array = { shape: grid.array.shape, data: Float64Array.from(grid.array.data, () => x) };"
         "  grid.update(grid.array.data.map(() => y));"
-        "  return [grid.cells[0].face.firstChild.textContent.slice(2), grid.cells[0].face.lastChild.textContent.split(': ')[1]];"
+        "  const { face } = grid.cells[0];"
+        "  return [face.firstChild.textContent.slice(2), face.lastChild.textContent.split(': ')[1]];"
         "})",
         close,
     )
