@@ -83,7 +83,7 @@ def main() -> None:
     torch.set_num_threads(cores())
     corpus, preset, key = load_enwik8(args.data), PRESETS[args.preset], Key(args.seed)
     batches = TextBatches(corpus.train, preset["batch_size"], preset["context"], key.fold("batches"))
-    schedule = Cosine(preset["lr"], preset["warmup"], args.steps, floor=preset["lr"] / 10)
+    schedule = Cosine(preset["lr"], min(preset["warmup"], args.steps), args.steps, floor=preset["lr"] / 10)
     sizes = {name: preset[name] for name in ("d_model", "heads", "depth", "context", "norm", "embedding_std")}
 
     def both(dtype: type) -> tuple[LanguageModel, TorchLanguageModel]:

@@ -140,7 +140,7 @@ def run(
         state = train(
             replicas,
             Adam(model.parameters(), RATE),
-            Cosine(RATE, 100, steps, RATE / 10),
+            Cosine(RATE, min(100, steps), steps, RATE / 10),
             batches,
             steps,
             out,

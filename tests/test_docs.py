@@ -45,6 +45,25 @@ def test_every_page_and_picture_of_the_docs_is_linked_to():
         )
 
 
+def test_every_environment_variable_is_documented():
+    """Those of the package on the pages, those of the tests in tests/README.md."""
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    read = re.compile(r"environ(?:\.get\(|\[)\s*\"([A-Z_0-9]+)\"")
+    others = {"PATH", "PYTEST_CURRENT_TEST", "TQDM_DISABLE"}  # set by the system, by pytest, and for our own processes
+    others |= {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PRTE_MCA_plm_ssh_agent"}  # set by launchers
+    found = set()
+    for path in (ROOT / "scratchformer").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        found |= {*read.findall(text), *re.findall(r"SCRATCHFORMER_[A-Z0-9]+", text)} - others
+    assert {"SCRATCHFORMER_DATA", "SCRATCHFORMER_FAST", "SCRATCHFORMER_GRAPHS", "NUMBA_DISABLE_JIT"} <= found
+    assert not [name for name in found if f"`{name}" not in pages]
+    assert "SCRATCHFORMER_FAST" in (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    text = pages + (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    for path in [*(ROOT / "tests").rglob("*.py"), ROOT / ".ci" / "run"]:
+        names = re.findall(r"SCRATCHFORMER_[A-Z][A-Z0-9]+", path.read_text(encoding="utf-8"))
+        assert not [name for name in names if f"`{name}" not in text], path
+
+
 def test_the_index_on_github_lists_every_page():
     listed = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     of_the_site = {"README", "index", "contributing", "changelog"}

@@ -57,7 +57,7 @@ class _Picture:
     def _description(self) -> str:
         steps = ", ".join(_name(call, self.root) for call, *_ in self._children(self.root)) or "none"
         there, back = (", ".join(labels(self.root)) for labels in (self._forward_in, self._backward_in))
-        reverse = " and goes through them in reverse" if self.root.backward and self.root.backward.calls else ""
+        reverse = " and goes back through them" if self.root.backward and self.root.backward.calls else ""
         return (
             f"Forward takes {there}. The steps inside, in this order: {steps}. Backward takes a gradient, {back},"
             f"{reverse}. {' '.join(self._totals())}"
@@ -71,7 +71,7 @@ class _Picture:
             yield f"FLOP forward: {letters.flop(self.root.products())}."
         if back:
             yield f"FLOP backward: {letters.flop(back)}."
-        if self.root.backward and any(call.phase == "forward" for call in self.root.backward.walk()):
+        if runs_again(self.root):
             yield "Backward runs forward again."
         kept, by_twins = (letters.bytes(blocks.values()) for blocks in (self.kept, self.kept_by_twins))
         yield f"Kept for backward: {kept} bytes." if self.kept else "Nothing is kept for backward."
@@ -258,6 +258,18 @@ class _Picture:
 
 
 NO_GRADIENT = "no gradient"
+
+
+def runs_again(root: Call) -> bool:
+    """Whether backward runs every operation of forward again, on the same arrays; to add gradients is none of them."""
+    made = [call for call in root.walk() if call.layer is None]
+    again = [call for call in root.backward.walk() if call.phase == "forward"] if root.backward else []
+    return bool(made) and all(any(_repeats(call, first) for call in again) for first in made)
+
+
+def _repeats(again: Call, made: Call) -> bool:
+    a, b = again.inputs(), made.inputs()
+    return again.kind == made.kind and a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
 def _pairs(a: Call, b: Call) -> Iterator[tuple[Call, Call]]:

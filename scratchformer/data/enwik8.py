@@ -23,15 +23,18 @@ from ..ops.checks import describe, expect_positive, printable
 from ..rng import Key
 from .download import fetch
 from .reading import (
+    BEGINNING,
     RATIO,
     UNPACKED_MOST,
     DataError,
     Unpacking,
+    expect_itself,
     open_file,
     read_all,
     read_bytes,
     read_unpacked,
     unpacking_errors,
+    what_else,
 )
 
 URL = "http://mattmahoney.net/dc/enwik8.zip"
@@ -85,8 +88,9 @@ def load_enwik8(path: str | os.PathLike[str] | None = None, limit: int | None = 
     path STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`. limit: take only so many bytes from the beginning,
     and name the corpus after that.
 
-    Raises DataError, naming the file, if it is missing, empty, truncated or corrupt, or if it unpacks to far more than
-    text does.
+    Raises DataError, naming the file, if it is missing, empty, truncated or corrupt, if it unpacks to far more than
+    text does, or if it is not text: an archive or another binary file, text in UTF-16, a pointer of Git LFS, or a web
+    page that is not named .html.
     """
     if path is not None and os.fspath(path) == STANDARD_LIBRARY:
         return _beginning(load_standard_library(), limit)
@@ -109,7 +113,7 @@ def load_bytes(path: str | os.PathLike[str], name: str | None = None) -> Corpus:
     """The bytes of any other text file, split like enwik8; `name` defaults to the name of the file.
 
     The file is plain, a .gz, or a .zip whose member has the archive's name without ".zip". Raises DataError, naming the
-    file, if it is missing, empty, truncated or corrupt.
+    file, if it is missing, empty, truncated, corrupt, or not text: see `load_enwik8`.
     """
     path = Path(path)
     return _split(name or path.name, _read(path, path.stem))
@@ -174,10 +178,14 @@ def _find(path: Path) -> Path:
 def _read(path: Path, member: str) -> bytes | bytearray:
     """The bytes of the file at `path`, unpacked if it is a gzip, or of its `member` if it is a zip."""
     with open_file(path) as file:
-        start = file.read(4)
-    data = _unzip(path, member) if start == b"PK\x03\x04" or (start and path.suffix == ".zip") else read_unpacked(path)
+        expect_itself(start := file.read(BEGINNING), path)
+    zipped = start.startswith(b"PK\x03\x04") or (start and path.suffix == ".zip")
+    data = _unzip(path, member) if zipped else read_unpacked(path)
     if not data:
         raise DataError(f"{path}: empty")
+    expect_itself(data[:BEGINNING], path)
+    if kind := what_else(data[:BEGINNING]):
+        raise DataError(f"{path}: expected a text, got {kind}")
     return data
 
 
@@ -193,7 +201,7 @@ def _unzip(path: Path, member: str) -> bytearray:
     except DataError:
         raise
     except KeyError as error:
-        raise DataError(f"{path}: no member {member} in it") from error
+        raise DataError(f"{path}: no member {member} in it, which is all that is read of a zip archive") from error
     except (zipfile.BadZipFile, lzma.LZMAError, RuntimeError, ValueError) as error:
         raise DataError(f"{path}: truncated or corrupt ({error})") from error
 

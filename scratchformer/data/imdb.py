@@ -37,6 +37,7 @@ FILENAME = "aclImdb_v1.tar.gz"
 LABELS = {"neg": 0, "pos": 1, "unsup": -1}
 FOLDERS = {"train": ("train/neg", "train/pos"), "test": ("test/neg", "test/pos"), "unsup": ("train/unsup",)}
 SPLITS = tuple(FOLDERS)
+RATINGS = {0: range(1, 5), 1: range(7, 11), -1: range(11)}  # that the reviews of each label have; 0 stands for none
 # The dataset's tables of word counts: one line for each review.
 TABLES = {"train": "train/labeledBow.feat", "test": "test/labeledBow.feat", "unsup": "train/unsupBow.feat"}
 
@@ -207,8 +208,8 @@ def read_splits(
     `aclImdb`, a folder that contains it, or a folder of archives named aclImdb*.tar.gz, which are read together.
 
     Raises DataError, naming the file or member, if `path` is missing or damaged; if a split is empty and not in
-    `optional`; if a split has reviews of only one class; if a folder has fewer reviews than its tables of word counts
-    have lines; if two reviews with the same class, number and rating have different texts (the same text in two
+    `optional`; if a split has reviews of only one class; if the rating in a name is not one of its folder (1 to 4 in
+    neg, 7 to 10 in pos); if a folder has fewer reviews than its tables of word counts have lines; if two reviews with the same class, number and rating have different texts (the same text in two
     archives counts once); or if a review is not UTF-8, contains no word, or is longer than a megabyte.
     """
     for split in splits:
@@ -220,6 +221,10 @@ def read_splits(
             members = _folder_members if source.is_dir() else _archive_members
             for where, split, place, data in members(source, splits):
                 text = _review(data, where)
+                label, _, rating = place
+                if rating not in RATINGS[label]:
+                    low, high = RATINGS[label][0], RATINGS[label][-1]
+                    raise DataError(f"{where}: expected a rating from {low} to {high} in this folder, got {rating:,}")
                 if found[split].setdefault(place, text) != text:
                     raise DataError(f"{where}: a second review with this number and rating, but a different text")
                 bar.update()

@@ -29,7 +29,41 @@ UNPACKED_MOST = 16 * MEGABYTE  # bytes that any compressed file may unpack to
 RATIO = 8  # unpacked to compressed size, the limit for larger files; English text has 3 to 4
 GZIP = b"\x1f\x8b"  # the first bytes of a gzip
 
+BEGINNING = 8192  # bytes of a file that show what it is
+
 _PIECE = MEGABYTE
+_LFS = b"version https://git-lfs.github.com/spec/"
+_PAGE = re.compile(  # of a server: HTML, or the XML in which file stores report errors
+    rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*(<!doctype\s+html|<html|<head>|<error>\s*<code>)",
+    re.I | re.S,
+)
+# How files that are no text begin; any other is known by its control characters.
+_BEGINNINGS = {
+    rb"PK(\x03\x04|\x05\x06|\x07\x08)": "a zip archive",
+    rb"\x1f\x8b": "a gzip",
+    rb"\x1f[\x9d\xa0]": "compressed data",
+    rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": "compressed data (bzip2)",
+    rb"\xfd7zXZ\x00": "compressed data (xz)",
+    rb"[\x22-\x28]\xb5/\xfd": "compressed data (Zstandard)",
+    rb"\x04\x22M\x18": "compressed data (LZ4)",
+    rb"7z\xbc\xaf'\x1c": "a 7z archive",
+    rb"Rar!\x1a\x07": "a RAR archive",
+    rb"!<arch>\n": "an ar archive",
+    rb".{257}ustar": "a tar archive",
+    rb"\x93NUMPY": "a NumPy array",
+    rb"\x80[\x02-\x05][\x80-\xff(\]})cKX]": "a pickle",
+    rb".{6}\x00\x00\{": "a safetensors file",
+    rb"GGUF.\x00": "a GGUF file",
+    rb"\x89HDF\r\n": "an HDF5 file",
+    rb"SQLite format 3\x00": "an SQLite database",
+    rb"\x89PNG\r\n": "a PNG image",
+    rb"\xff\xd8\xff": "a JPEG image",
+    rb"GIF8[79]a.*\x00": "a GIF image",
+    rb"%PDF-": "a PDF document",
+    rb"\x7fELF": "a program",
+    rb"\xff\xfe|\xfe\xff": "text in UTF-16, which must be converted to UTF-8",
+}
+_CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 PathLike = os.PathLike[str] | str
@@ -74,11 +108,37 @@ def read_json(path: PathLike, error: Error = DataError, most: int = JSON_MOST) -
 
 
 def decoded(data: bytes | bytearray, where: PathLike, error: Error = DataError) -> str:
-    """UTF-8 `data` as text, without a byte-order mark. Raises `error` naming `where` if it is not UTF-8."""
+    """UTF-8 `data` as text, without a byte-order mark. Raises `error` naming `where` if it is not UTF-8, or something
+    else in the place of the file: see `expect_itself`.
+    """
+    expect_itself(data[:BEGINNING], where, error)
     try:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as found:
-        raise error(f"{where} is damaged: not UTF-8 at byte {found.start}") from found
+        kind = what_else(data[:BEGINNING])
+        hint = f" ({kind})" if kind else "; convert text in another encoding, such as Latin-1, to UTF-8 first"
+        raise error(f"{where} is damaged: not UTF-8 at byte {found.start}{hint}") from found
+
+
+def expect_itself(start: bytes | bytearray, where: PathLike, error: Error = DataError) -> None:
+    """Raise `error` if a file that begins with `start` has something else in its place: the pointer that Git LFS leaves
+    for a file that was not fetched, or a page that a server sent instead. A file named .html may be a page.
+    """
+    if start.startswith(_LFS):
+        raise error(f"{where}: a Git LFS pointer, not the file itself; to fetch that, run: git lfs pull")
+    if _PAGE.match(start) and not str(where).lower().endswith((".html", ".htm", ".xhtml", ".xml")):
+        raise error(
+            f"{where}: a web page, as of a server that asks for a login or reports an error, not the file itself"
+        )
+
+
+def what_else(start: bytes | bytearray) -> str | None:
+    """What a file is that begins with `start`, if that is not a text in UTF-8, Latin-1 or a similar encoding."""
+    for beginning, kind in _BEGINNINGS.items():
+        if re.match(beginning, start, re.S):
+            return kind
+    controls = len(start) - len(start.translate(None, _CONTROLS))
+    return "binary data" if 0 in start or 20 * controls > len(start) else None
 
 
 def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, Any]:
@@ -139,10 +199,10 @@ def open_file(path: PathLike, error: Error = DataError, most: float = MOST) -> I
 def open_gzip(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST, ratio: int = RATIO) -> Iterator[Any]:
     """The unpacked content of a gzip, open for reading: see `Unpacking`. Errors of reading it are raised as `error`."""
     with open_file(path, error) as file, unpacking_errors(path, error), gzip.GzipFile(fileobj=file) as stream:
-        if (start := file.peek(2)[:2]) != GZIP:
-            raise error(
-                f"{path}: expected a gzip, got a file that begins with {start!r}" if start else f"{path}: empty"
-            )
+        if not (start := file.peek(BEGINNING)[:BEGINNING]).startswith(GZIP):
+            expect_itself(start, path, error)
+            kind = what_else(start) or f"a file that begins with {start[:2]!r}"
+            raise error(f"{path}: expected a gzip, got {kind}" if start else f"{path}: empty")
         yield Unpacking(stream, path, error, most, ratio)
 
 

@@ -36,6 +36,28 @@ BERT_SETTINGS = {
     "strip_accents": ("strip_accents", None),
     "tokenize_chinese_chars": ("handle_chinese_chars", True),
 }
+# What other settings must say, if they are present: those that split texts in another way are refused. First BERT's.
+BERT_EXPECTED: Mapping[str, tuple] = {
+    "tokenizer_class": tuple(
+        f"{kind}Tokenizer{fast}" for kind in ("Bert", "DistilBert", "Electra") for fast in ("", "Fast")
+    ),
+    "word_tokenizer_type": ("basic", None),
+    "subword_tokenizer_type": ("wordpiece", None),
+    "do_word_tokenize": (True,),
+    "do_subword_tokenize": (True,),
+    "do_basic_tokenize": (True,),
+    "clean_text": (True,),
+    "never_split": (None, [], [*BERT_SPECIALS]),
+    "wordpieces_prefix": ("##",),
+    **{f"{name.strip('[]').lower()}_token": (name,) for name in BERT_SPECIALS},
+}
+GPT2_EXPECTED: Mapping[str, tuple] = {
+    "tokenizer_class": ("GPT2Tokenizer", "GPT2TokenizerFast"),
+    "add_prefix_space": (False, None),
+}
+
+LLAMA_SPECIALS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}  # in config.json, and their defaults
+SETTINGS = "tokenizer_config.json"
 
 _TEXTS = 1_000  # encoded at once
 _SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]")  # such as <pad>; merges never join letters and punctuation
@@ -147,8 +169,9 @@ class Subwords:
 
         Texts are lowercased and stripped of accents, and each Chinese character is a word, unless tokenizer_config.json
         in the folder says otherwise: do_lower_case, strip_accents (if null or absent, the same as do_lower_case),
-        tokenize_chinese_chars. Raises DataError if a file is missing or damaged, or if a config.json in the folder
-        gives another number of tokens: only this shows that a vocab.txt was truncated at the end of a line.
+        tokenize_chinese_chars. Raises DataError if a setting asks for texts to be split in any other way, as Japanese
+        models do with a dictionary (word_tokenizer_type "mecab"); if a file is missing or damaged; or if a config.json
+        in the folder gives another number of tokens: only this shows that a vocab.txt was truncated at a line's end.
         """
         lib, path = _library(), Path(folder) / "vocab.txt"
         words: dict[str, int] = {}
@@ -157,10 +180,11 @@ class Subwords:
                 lines = f"line {words[token] + 1} and in line {number + 1}"
                 raise DataError(f"{path} is damaged: {shown(token)} is in {lines}")
         expect_short(words, path)
-        options = _bert_options(Path(folder) / "tokenizer_config.json")
+        options = _bert_options(_expect_settings(Path(folder), BERT_EXPECTED), Path(folder) / SETTINGS)
         if missing := [token for token in BERT_SPECIALS if token not in words]:
             raise DataError(f"{path} is not BERT's: {', '.join(missing)} missing")
-        if (size := _model_size(Path(folder) / "config.json")) not in (None, len(words)):
+        size = _of_model(Path(folder) / "config.json", "vocab_size")
+        if isinstance(size, int) and size != len(words):
             raise DataError(f"{path} has {len(words):,} tokens, but the model of config.json has {size:,}")
         return cls(_wordpiece(lib, words, **options))
 
@@ -169,10 +193,12 @@ class Subwords:
         """The byte-pair encoding of a published GPT-2, from vocab.json and merges.txt in its folder.
 
         Raises DataError, naming the file and the line or a token, if a file is missing or damaged or if the two do not
-        match. vocab.json must have all 256 bytes and GPT2_END, and every other token must be a special one, such as
-        <pad>, or the result of a merge. So a truncated merges.txt is always noticed.
+        match, or if tokenizer_config.json asks for texts to be split in another way. vocab.json must have all 256 bytes
+        and GPT2_END, and every other token must be a special one, such as <pad>, or the result of a merge. So a
+        truncated merges.txt is always noticed.
         """
         lib = _library()
+        _expect_settings(Path(folder), GPT2_EXPECTED)
         words = _gpt2_words(Path(folder) / "vocab.json")
         merges = _gpt2_merges(Path(folder) / "merges.txt", words)
         tokenizer = _byte_level(lib, lib.models.BPE(words, merges))
@@ -292,6 +318,7 @@ class PublishedTokenizer:
                 f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
             )
         self.tokenizer = _read(path, vocab_size)
+        self.tokenizer.add_special_tokens(_special_tokens(Path(folder), self.tokenizer))
         decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
         kinds = {'"ByteLevel"': _from_symbols, '"ByteFallback"': _from_words}
         if not (found := [read for kind, read in kinds.items() if kind in decoder]):
@@ -310,8 +337,9 @@ class PublishedTokenizer:
             return np.array(self.tokenizer.encode(text).ids, np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids` (T,), without special tokens and those that the tokenizer lacks. Raises IndexError if an id
-        is out of range, TypeError or ValueError unless they are one row of integers.
+        """The text of `ids` (T,), without special tokens and those that the tokenizer lacks, as transformers gives it
+        with skip_special_tokens=True. Raises IndexError if an id is out of range, TypeError or ValueError unless they
+        are one row of integers.
         """
         return _decode(self.tokenizer, expect_sequence(ids, len(self.pieces)))
 
@@ -391,6 +419,32 @@ def _from_words(token: str) -> bytes:
     return bytes.fromhex(byte[1]) if byte else token.replace("▁", " ").encode()
 
 
+def _special_tokens(folder: Path, tokenizer: Any) -> list[str]:
+    """The special tokens that tokenizer.json has, but need not call special: the token for what is unknown, the tokens
+    that are put around a text, and those that tokenizer_config.json, special_tokens_map.json or config.json name.
+    """
+    described = json.loads(tokenizer.to_str())
+    found: list[Any] = [described["model"].get("unk_token")]
+    around = described["post_processor"] or {}
+    for part in around, *around.get("processors", ()):
+        found += [*part.get("special_tokens", ()), *(part[name][0] for name in ("sep", "cls") if name in part)]
+    for name in SETTINGS, "special_tokens_map.json":
+        settings = _settings(folder / name)
+        found += [value for key, value in settings.items() if key.endswith("_token")]
+        for more in settings.get("additional_special_tokens"), settings.get("extra_special_tokens"):
+            found += more.values() if isinstance(more, dict) else more if isinstance(more, list) else ()
+        added = settings.get("added_tokens_decoder")
+        found += (
+            [t for t in added.values() if isinstance(t, dict) and t.get("special")] if isinstance(added, dict) else []
+        )
+    model = _settings(folder / "config.json")
+    numbers = [model.get(name, default) for name, default in LLAMA_SPECIALS.items()]
+    named = [tokenizer.id_to_token(number) for number in numbers if type(number) is int and 0 <= number < 2**32]
+    found += [token for token in named if token and _SPECIAL.fullmatch(token)]
+    names = [token.get("content") if isinstance(token, dict) else token for token in found]
+    return [name for name in names if isinstance(name, str) and name and tokenizer.token_to_id(name) is not None]
+
+
 def _ends(folder: Path, vocab_size: int) -> frozenset[int]:
     """The eos_token_id, a number or several, of generation_config.json; if it has none, of config.json."""
     for path in folder / "generation_config.json", folder / "config.json":
@@ -445,13 +499,12 @@ def _gpt2_merges(path: Path, words: Mapping[str, int]) -> list[tuple[str, str]]:
     return list(merges)
 
 
-def _model_size(path: Path) -> int | None:
-    """The number of tokens in a model's config.json; None if it does not say."""
+def _of_model(path: Path, name: str) -> Any:
+    """A setting in a model's config.json; None if it does not say."""
     try:
-        size = read_json(path).get("vocab_size")
+        return read_json(path).get(name)
     except DataError:  # loading the model will say what is wrong
         return None
-    return size if isinstance(size, int) else None
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -459,9 +512,27 @@ def _settings(path: Path) -> dict[str, Any]:
     return read_json(path) if os.path.lexists(path) else {}
 
 
-def _bert_options(path: Path) -> dict[str, bool | None]:
-    """The settings of a tokenizer_config.json, or the defaults if there is none; raises DataError."""
-    settings, options = _settings(path), {}
+def _expect_settings(folder: Path, expected: Mapping[str, tuple]) -> dict[str, Any]:
+    """The contents of tokenizer_config.json, or nothing if there is none. Raises DataError if a setting there, or the
+    class of the tokenizer in config.json, is not as `expected`.
+    """
+    settings = _settings(folder / SETTINGS)
+    kind = _of_model(folder / "config.json", "tokenizer_class")
+    for path, found in (folder / SETTINGS, settings), (folder / "config.json", {"tokenizer_class": kind}):
+        for name, values in expected.items():
+            value = found.get(name)
+            value = value.get("content") if isinstance(value, dict) else value  # a token with its options
+            if value is not None and value not in values:
+                right = " or ".join(shown(v) for v in values if v is not None)
+                raise DataError(
+                    f"{path}: {name}: expected {right}, got {shown(value)}, which splits texts in another way"
+                )
+    return settings
+
+
+def _bert_options(settings: Mapping[str, Any], path: Path) -> dict[str, bool | None]:
+    """The settings of BERT in the tokenizer_config.json at `path`, or their defaults; raises DataError."""
+    options = {}
     for theirs, (ours, default) in BERT_SETTINGS.items():
         options[ours] = value = settings.get(theirs, default)
         if not (isinstance(value, bool) or value is default):

@@ -27,6 +27,7 @@ from ..notation.mistakes import in_words, mistakes
 from ..notation.run import run
 from ..notation.spelling import spelled
 from ..notation.walk import Walk
+from ..ops.checks import apart
 from ..rng import Key
 from ..testing import GradientError, check_gradients
 from ..testing.diagnosis import without_diagnosis
@@ -374,4 +375,5 @@ def expect_close(name: str, found: Any, expected: Any, why: str = "", rtol: floa
         return
     at = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), expected.shape)
     index = f"[{', '.join(map(str, map(int, at)))}]" if at else ""
-    raise Wrong(f"{name}{index}: expected {expected[at] + 0:.6g}, got {found[at]:.6g}{why and '. '}{why}")
+    right, wrong = apart(expected[at] + 0, found[at])
+    raise Wrong(f"{name}{index}: expected {right}, got {wrong}{why and '. '}{why}")

@@ -21,7 +21,16 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..backend import array_module
-from ..data.reading import VOCABULARY_MOST, decoded, expect_file, open_file, parsed, read_json
+from ..data.reading import (
+    VOCABULARY_MOST,
+    decoded,
+    expect_file,
+    expect_itself,
+    open_file,
+    parsed,
+    read_json,
+    what_else,
+)
 from ..nn import Layer, Param
 from ..ops.checks import printable, shown
 from ..progress import counted
@@ -257,9 +266,11 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     """
     size = expect_file(path, PretrainedError, math.inf)
     with open_file(path, PretrainedError, math.inf) as file:
+        expect_itself(start := file.peek(), path, PretrainedError)
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(size - 8, HEADER_MOST):
-            raise PretrainedError(f"{path} is damaged: a header of {length:,} bytes, in a file of {size:,}")
+            kind = f" ({kind})" if start and (kind := what_else(start)) else ""
+            raise PretrainedError(f"{path} is damaged: a header of {length:,} bytes, in a file of {size:,}{kind}")
         return parsed(decoded(file.read(length), path, PretrainedError), path, PretrainedError), 8 + length
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from .. import ops
 from ..backend import Array, array_module
 from ..nn import Linear
-from ..ops.checks import expect_at_least, expect_instance, expect_positive
+from ..ops.checks import expect_at_least, expect_instance, expect_positive, expect_shape
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key, fold
 from .body import Body
@@ -76,6 +76,7 @@ class TransformerXL(LanguageModel):
         The memory for the next segment is `remember(cache)`. Raises TypeError if the memory is not empty and not of the
         model's dtype.
         """
+        expect_shape("ids", ids, "B T")
         if memory is None:
             memory = self.nothing(ids)
         dtype = self.body.tokens.table.data.dtype

@@ -53,19 +53,27 @@ def expect_columns(name: str, x: Array) -> None:
 
 def expect_floating(**arrays: Array) -> None:
     """Raise TypeError naming the first of `arrays` that is not an array of floating-point (or complex) numbers. NumPy's
-    matrices and masked arrays are refused too, since their `*` and `+` mean something else.
+    matrices and masked arrays are refused too, since their `*` and `+` mean something else; so are long doubles, and
+    complex numbers where the first array is real, since the result would be real.
 
     `expect_floating(z=z)` fails with: z: expected a floating-point array, got int64; convert it with
     z.astype(np.float32). A NumPy scalar passes, since it has a dtype too.
     """
     for name, x in arrays.items():
-        if not (type(x) is np.ndarray and x.dtype.kind == "f") and not is_inexact(x):
+        if type(x) is np.ndarray and x.dtype.char in "efd":
+            continue
+        if not is_inexact(x):
             raise TypeError(f"{name}: expected a floating-point array, got {describe(x)}{_advice(name, x)}")
+        if x.dtype.itemsize > (16 if x.dtype.kind == "c" else 8):
+            raise TypeError(f"{name}: expected float64 or a smaller type, got {x.dtype}")
+        first, like = next(iter(arrays.items()))
+        if x.dtype.kind == "c" and _kind(like) != "c":
+            raise TypeError(f"{name}: expected real numbers, like those of {first}, got {x.dtype}")
 
 
 def expect_real(name: str, x: Array) -> None:
     """Raise TypeError unless `x` is an array of real floating-point numbers."""
-    if type(x) is np.ndarray and x.dtype.kind == "f":
+    if type(x) is np.ndarray and x.dtype.char in "efd":
         return
     expect_floating(**{name: x})
     if x.dtype.kind == "c":
@@ -109,6 +117,15 @@ def printable(text: str, most: int = 200) -> str:
     return text if len(text) <= most and text.isprintable() else shown(text)
 
 
+def apart(x: float, y: float) -> tuple[str, str]:
+    """Two numbers for a message, with six digits each, or with as many as it takes to see that they differ."""
+    for digits in range(6, 18):
+        texts = f"{x:.{digits}g}", f"{y:.{digits}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
 def _advice(name: str, x: Any) -> str:
     """How to convert `x` to floating point, if there is a way."""
     if isinstance(x, UNLIKE_ARRAYS):
@@ -131,7 +148,7 @@ def expect_floating_type(name: str, dtype: Any) -> None:
         found = np.dtype(dtype)
     except (TypeError, ValueError, AttributeError):
         found = None
-    if found is None or not is_floating_type(found):
+    if found is None or not is_floating_type(found) or found.itemsize > 8:
         raise TypeError(f"{name}: expected a floating-point type, got {shown(dtype) if found is None else found}")
 
 

@@ -63,4 +63,4 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
 def gather_backward(dy: Array, cache: GatherCache) -> Array:
     """dx: see `gather`."""
     dx = embedding_backward(dy, cache.rows).reshape(cache.shape)
-    return dx
+    return dx.astype(dy.dtype, copy=False)  # of a table, a twin gives the gradient in float32

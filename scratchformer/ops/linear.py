@@ -48,7 +48,7 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
     """
     expect_floating(x=x, w=w)
     if b is not None:
-        expect_floating(b=b)
+        expect_floating(x=x, b=b)
     array_module(x, w, b)
     expect_shape("w", w, "I O")
     if x.shape[-1:] != w.shape[:1]:

@@ -52,6 +52,8 @@ class Cosine:
     def __post_init__(self) -> None:
         expect_schedule(self.peak, self.warmup)
         expect_positive(total=self.total)
+        if self.warmup > self.total:
+            raise ValueError(f"warmup: expected at most the total, {self.total}, got {self.warmup}")
         as_integers(self, "warmup", "total")
         expect_number("floor", self.floor)
         if self.floor > self.peak:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
+from ..ops.checks import apart
 from .contracts import GradientError, Untouched, as_tuple, expect_type, labelled
 from .differences import label
 from .runs import Outcome, Run, like
@@ -88,7 +89,7 @@ def differs(name: str, x: np.ndarray, y: np.ndarray, allowed: float) -> str:
         return ""
     worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error)), x.shape)
     index = tuple(int(i) for i in worst)
-    return f"{label(name, index)} is {x[index]:.6g}, not {y[index]:.6g}"
+    return "{} is {}, not {}".format(label(name, index), *apart(x[index], y[index]))
 
 
 def check_layouts(run: Run, dy: Array, expected: Mapping[str, np.ndarray], noise: Mapping[str, float]) -> None:

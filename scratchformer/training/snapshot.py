@@ -35,7 +35,7 @@ from safetensors.numpy import save_file
 
 from .. import models
 from ..data.files import make_folder, replacing
-from ..data.reading import expect_file, parsed
+from ..data.reading import expect_itself, open_file, parsed
 from ..nn import Layer, add_lora
 from ..ops.checks import printable, shown
 from ..optim.optimizer import Optimizer
@@ -300,7 +300,8 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
         path = path / LAST
     if not path.exists():
         raise SnapshotError(f"no snapshot at {path}")
-    expect_file(path, SnapshotError, most=math.inf)
+    with open_file(path, SnapshotError, most=math.inf) as file:
+        expect_itself(file.peek(), path, SnapshotError)
     try:
         header, tensors = _read(path)
         if header["format"] in EARLIER:

@@ -365,6 +365,26 @@ def test_a_bad_review_is_named(tmp_path, as_folder, content, word):
     assert len(read_reviews(path, "train")[0]) == 24  # a split that is not requested is not read
 
 
+@pytest.mark.parametrize("as_folder", [True, False])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train/pos/7_99999.txt", "7 to 10 in this folder, got 99,999"),
+        ("train/neg/7_10.txt", "1 to 4 in this folder, got 10"),
+        ("train/neg/7_5.txt", "1 to 4 in this folder, got 5"),
+        ("test/neg/7_0.txt", "1 to 4 in this folder, got 0"),
+        ("test/pos/7_6.txt", "7 to 10 in this folder, got 6"),
+        ("test/pos/7_0.txt", "7 to 10 in this folder, got 0"),
+        ("train/unsup/7_11.txt", "0 to 10 in this folder, got 11"),
+    ],
+)
+def test_a_rating_of_another_folder_is_refused(tmp_path, as_folder, name, expected):
+    reviews = make_reviews() | {f"aclImdb/{name}": b"a film"}
+    path = write_folder(tmp_path / "f", reviews) if as_folder else write_archive(tmp_path / "a.tar.gz", reviews)
+    with pytest.raises(DataError, match=rf"{name}: expected a rating from {expected}$"):
+        read_splits(path)
+
+
 def decoded(part, vocabulary):
     return [vocabulary.decode(ids) for ids in part.ids]
 

@@ -1,11 +1,12 @@
 """Sub-word vocabularies: learned, saved, loaded and published ones, encoding and decoding texts."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
-from scratchformer.data import DataError, Subwords
+from scratchformer.data import DataError, PublishedTokenizer, Subwords
 from scratchformer.data.subwords import BERT_SPECIALS, GPT2_END
 
 pytest.importorskip("tokenizers")
@@ -336,6 +337,118 @@ def test_a_setting_of_bert_of_another_type_is_named(learned, tmp_path, name, val
     (tmp_path / "tokenizer_config.json").write_text("[1]")
     with pytest.raises(DataError, match=r"tokenizer_config\.json is damaged"):
         Subwords.from_bert(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ("tokenizer_config.json", "tokenizer_class", "BertJapaneseTokenizer"),
+        ("config.json", "tokenizer_class", "BertJapaneseTokenizer"),
+        ("tokenizer_config.json", "tokenizer_class", "XLMRobertaTokenizer"),
+        ("tokenizer_config.json", "word_tokenizer_type", "mecab"),
+        ("tokenizer_config.json", "word_tokenizer_type", "sudachi"),
+        ("tokenizer_config.json", "subword_tokenizer_type", "character"),
+        ("tokenizer_config.json", "subword_tokenizer_type", "sentencepiece"),
+        ("tokenizer_config.json", "do_word_tokenize", False),
+        ("tokenizer_config.json", "do_subword_tokenize", False),
+        ("tokenizer_config.json", "do_basic_tokenize", False),
+        ("tokenizer_config.json", "clean_text", False),
+        ("tokenizer_config.json", "never_split", ["東京"]),
+        ("tokenizer_config.json", "wordpieces_prefix", "@@"),
+        ("tokenizer_config.json", "unk_token", "<unk>"),
+        ("tokenizer_config.json", "unk_token", {"content": "<unk>", "lstrip": False}),
+    ],
+)
+def test_a_bert_that_splits_texts_in_another_way_is_refused(learned, tmp_path, file, name, value):
+    write_bert(tmp_path, learned)
+    (tmp_path / file).write_text(json.dumps({"mecab_kwargs": {"mecab_dic": "unidic"}, name: value}))
+    with pytest.raises(
+        DataError, match=rf"{re.escape(file)}: {name}: expected .*, got .*, which splits texts in another"
+    ):
+        Subwords.from_bert(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerFast", "DistilBertTokenizerFast", "ElectraTokenizer"])
+def test_settings_that_change_nothing_are_accepted(learned, tmp_path, name):
+    usual = dict(do_basic_tokenize=True, never_split=None, model_max_length=512, pad_token="[PAD]", clean_text=True)
+    write_bert(tmp_path, learned, tokenizer_class=name, **usual, unk_token={"content": "[UNK]"}, mecab_kwargs=None)
+    assert Subwords.from_bert(tmp_path).encode("the low").size == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("add_prefix_space", True), ("tokenizer_class", "GPT2JapaneseTokenizer")])
+def test_a_gpt2_that_splits_texts_in_another_way_is_refused(learned, tmp_path, name, value):
+    write_gpt2(tmp_path, learned)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": False, name: value}))
+    with pytest.raises(DataError, match=rf"tokenizer_config\.json: {name}: expected .*, got {value!r}, which splits"):
+        Subwords.from_gpt2(tmp_path)
+
+
+def write_llama(folder, special=(), added=(), around=None, files=None):
+    """A tokenizer like Llama 2's, with `<s>` as 1; special, added: the tokens that tokenizer.json lists, as special or
+    not; around: the processor that puts tokens around a text.
+    """
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "t", "h", "e", "th", "the", "▁the"]
+    words = {word: i for i, word in enumerate([*words, "<image>"])}
+    lib = pytest.importorskip("tokenizers")
+    merges = [("t", "h"), ("th", "e"), ("▁", "the")]
+    tokenizer = lib.Tokenizer(lib.models.BPE(words, merges, unk_token="<unk>", byte_fallback=True))
+    normalizers, decoders = lib.normalizers, lib.decoders
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens([*special])
+    tokenizer.add_tokens([lib.AddedToken(token, special=False, normalized=False) for token in added])
+    if around is not None:
+        tokenizer.post_processor = around(lib.processors)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    for name, content in (files or {}).items():
+        (folder / name).write_text(json.dumps(content))
+    return len(words)
+
+
+SPECIAL_NAMES = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": True, "pad_token": None}
+DECODER = {"1": {"content": "<s>", "special": True}, "2": {"content": "</s>", "special": True}}
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        dict(special=["<s>", "</s>"]),
+        dict(files={"tokenizer_config.json": SPECIAL_NAMES}),
+        dict(added=["<s>", "</s>"], files={"tokenizer_config.json": SPECIAL_NAMES}),
+        dict(files={"special_tokens_map.json": SPECIAL_NAMES}),
+        dict(added=["<s>"], files={"tokenizer_config.json": {"added_tokens_decoder": DECODER}}),
+        dict(files={"tokenizer_config.json": {"additional_special_tokens": ["<s>", "</s>"]}}),
+        dict(files={"tokenizer_config.json": {"extra_special_tokens": {"a": "<s>", "b": "</s>"}}}),
+        dict(files={"config.json": {"bos_token_id": 1, "eos_token_id": 2}}),
+        dict(files={"config.json": {}}),
+        dict(
+            around=lambda lib: lib.TemplateProcessing("<s> $A", "<s> $A $B", [("<s>", 1)]),
+            files={"config.json": {"bos_token_id": 260, "eos_token_id": 2}},
+        ),
+        dict(
+            around=lambda lib: lib.BertProcessing(("</s>", 2), ("<s>", 1)), files={"config.json": {"eos_token_id": 260}}
+        ),
+    ],
+)
+def test_a_decoded_text_has_no_special_tokens(tmp_path, described):
+    """Wherever the folder says that they are special."""
+    vocabulary = PublishedTokenizer(tmp_path, write_llama(tmp_path, **described))
+    ids = [i for i in vocabulary.encode("the the").tolist() if i > 2]
+    assert len(ids) == 2
+    assert vocabulary.decode([1, *ids, 2, 0]) == vocabulary.decode(ids) == "the the"
+    assert "<image>" in vocabulary.decode([266])  # it is called special nowhere
+    assert vocabulary.decode([260]) == "t"
+    assert [vocabulary.pieces[i] for i in (1, 2, 265)] == [b"<s>", b"</s>", b" the"]
+
+
+def test_special_tokens_are_those_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    names = SPECIAL_NAMES | {"eos_token": "</s>", "unk_token": "<unk>", "additional_special_tokens": ["▁the"]}
+    size = write_llama(tmp_path, added=["<s>", "<image>"], files={"tokenizer_config.json": names})
+    ours, theirs = PublishedTokenizer(tmp_path, size), transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for ids in [1, 265, 265, 2, 0], [266, 1], [0, 262, 264, 2]:
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
 def test_published_files_that_are_missing_or_damaged(learned, tmp_path):

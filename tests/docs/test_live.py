@@ -207,6 +207,108 @@ def test_gradients_are_compared_with_differences(page: Page) -> None:
         np.testing.assert_allclose(numerical, analytic, rtol=0, atol=1e-6 * max(1, np.abs(analytic).max()))
 
 
+def test_other_numbers_are_never_called_wrong(page: Page) -> None:
+    """Whatever is drawn: lengths of 0, rows that do not count, ties, and zeros, where relu has a corner."""
+    ends = (
+        "page.setInputs((name) => page.data.ranges[name] ? array(name).map(() => page.data.ranges[name].%s)"
+        " : array(name));"
+    )
+    for script in (
+        "page.draw();",
+        ends % "low",
+        ends % "high",
+        "page.setInputs((name) => page.data.ranges[name] || page.data.outputs.some(([, dy]) => dy === name)"
+        " ? array(name) : array(name).map((x, i) => i % 2 ? x : 0));",
+        "page.setInputs((name) => page.data.ranges[name] ? array(name) : array(name).map(() => 1));",
+    ):
+        for _ in range(10 if "draw" in script else 1):
+            state = page.run(
+                f"const array = (name) => page.model.array(name).data; {script} page.refresh(); page.check();"
+                "return [[...document.querySelectorAll('.live-badge')].map((badge) => badge.textContent),"
+                " document.querySelectorAll('.live-badge.bad').length, document.querySelectorAll('td.wrong').length,"
+                " page.data.inputs.map((name) => [name, [...page.model.array(name).data]])]"
+            )
+            assert state[1:3] == [0, 0] and not any("NaN" in text for text in state[0]), state
+
+
+def test_a_line_that_holds_for_some_elements_follows_the_numbers(browser: Any, tmp_path_factory: Any) -> None:
+    page = Page(browser, "cross_entropy", tmp_path_factory.mktemp("for"))
+    here = (
+        "const card = page.cards.find(({ i }) => page.data.items[i].text.startsWith('∂ℓ_n/∂z_nv') &&"
+        " page.data.items[i].text.endsWith('for k_n = 1'));"
+        "const cells = () => card.grid.cells.map(Boolean);"
+    )
+    counted = (
+        "page.setInputs((name) => name === 'counted' ? arguments[0] : page.model.array(name).data); page.refresh();"
+    )
+    for rows in [1, 1, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1], [1, 0, 0]:
+        cells = page.run(f"{here} {counted} return cells()", rows)
+        assert cells == [bool(row) for row in rows for _ in range(4)]
+        page.run("page.check()")
+        assert not page.find(".live-badge.bad")
+    page.run(f"{counted} page.check()", [0, 0, 0])
+    assert "holds for no element now" in page.run("return document.querySelector('main').textContent")
+    assert not page.find(".live-badge.bad") and not browser.get_log("browser")
+
+
+def test_a_corner_is_named_and_a_mistake_beside_it_is_not_missed(browser: Any, tmp_path_factory: Any) -> None:
+    page = Page(browser, "relu", tmp_path_factory.mktemp("corner"))
+    zeros = (
+        "const array = (name) => page.model.array(name).data;"
+        "page.setInputs((name) => name === 'x' ? array(name).map((x, i) => i ? x : 0) : array(name));"
+    )
+    texts = page.run(f"{zeros} page.refresh(); page.check(); return page.cards.map(({{ badge }}) => badge.textContent)")
+    assert sum("at a corner, where the two disagree; that is not a mistake" in text for text in texts) >= 1
+    assert not page.find(".live-badge.bad")
+    for number in range(len(page.mistakes)):
+        page.run("page.plant(arguments[0]); page.check()", number)
+        assert page.find(".live-badge.bad")
+
+
+@pytest.mark.parametrize("name", ["softmax", "layernorm", "linear"])
+def test_two_numbers_that_differ_never_look_equal(browser: Any, tmp_path_factory: Any, name: str) -> None:
+    page = Page(browser, name, tmp_path_factory.mktemp("digits"))
+    page.run("document.querySelector('.live-bar input').click()")
+    for number in range(len(page.mistakes)):
+        for size in 1, 1.0001:
+            pairs = page.run(
+                "page.plant(arguments[0]); page.check();"
+                "return [...document.querySelectorAll('.live-line td.wrong button')]"
+                ".map((face) => [face.firstChild.textContent.slice(2), face.lastChild.textContent.split(': ')[1]])",
+                number,
+            )
+            assert all(a != b for a, b in pairs)
+            page.run(f"page.model.set(page.data.inputs[0], 0, {size}); page.compute()")
+    close = [[0.01491, 0.01509], [1.00001, 1.00002], [-3e-7, -3.4e-7], [123456.7, 123456.8], [0.05, 0.049999999]]
+    texts = page.run(
+        "const line = page.cards.find(({ grid }) => grid && grid.cells.length > 1);"
+        "return arguments[0].map(([x, y]) => {"
+        "  const grid = line.grid;"
+        "  grid.array = { shape: grid.array.shape, data: Float64Array.from(grid.array.data, () => x) };"
+        "  grid.update(grid.array.data.map(() => y));"
+        "  const { face } = grid.cells[0];"
+        "  return [face.firstChild.textContent.slice(2), face.lastChild.textContent.split(': ')[1]];"
+        "})",
+        close,
+    )
+    for (a, b), (x, y) in zip(texts, close, strict=True):
+        shown = [float(text.replace("−", "-")) for text in (a, b)]
+        assert a != b and (shown[0] < shown[1]) == (x < y)
+
+
+def test_where_the_numerical_gradient_is_right_it_is_not_painted_wrong(browser: Any, tmp_path_factory: Any) -> None:
+    page = Page(browser, "softmax", tmp_path_factory.mktemp("colours"))
+    page.run("document.querySelector('.live-bar input').click(); page.plant(0); page.check()")
+    colours = page.run(
+        "const style = (face) => [...face.children].map((part) => getComputedStyle(part).color);"
+        "const [line] = document.querySelectorAll('.live-body > .live-panels td.wrong button');"
+        "const [numerical] = document.querySelectorAll('.live-numerical td.wrong button');"
+        "return [style(line), style(numerical)]"
+    )
+    (wrong, right), (numerical, gradient) = colours
+    assert wrong != right and numerical == right and gradient == wrong
+
+
 def test_numbers_are_reached_and_held_by_keyboard_and_pointer(
     browser: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

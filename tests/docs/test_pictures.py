@@ -54,6 +54,12 @@ def test_picture_of_a_layer(name):
     expect_readable(layer_picture(name))
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_forward_runs_again_only_where_it_is_said(name):
+    description = ET.fromstring(layer_picture(name)).find(f"{SVG}desc").text
+    assert ("runs forward again" in description) == (name == "Recompute")
+
+
 @pytest.mark.parametrize("name", OPERATION_NAMES)
 def test_pictures_of_an_operation(name):
     expect_readable(operation_picture(name))

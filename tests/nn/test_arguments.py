@@ -118,6 +118,37 @@ def test_what_is_not_a_key_is_refused(made):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_what_is_no_array_is_refused_by_name(name):
+    """Lists, tuples and texts, as each array of forward, of loss and of a call, alone and all together."""
+    case = LAYERS[name](Draw())
+    arrays = [i for i, x in enumerate(case.inputs) if isinstance(x, np.ndarray)]
+    calls = [case.layer, case.layer.forward]
+    needed = {p for p in inspect.signature(case.layer.forward).parameters.values() if p.default is p.empty}
+    if hasattr(case.layer, "loss") and len(case.inputs) >= len(needed):
+        needed = [p for p in inspect.signature(case.layer.loss).parameters.values() if p.default is p.empty]
+        calls += [case.layer.loss] * (len(needed) <= len(case.inputs))
+    for call in calls:
+        for places in [*([i] for i in arrays), arrays]:
+            for convert in (np.ndarray.tolist, lambda x: tuple(x.tolist()), str):
+                inputs = [convert(x) if i in places else x for i, x in enumerate(case.inputs)]
+                with pytest.raises(TypeError, match=r"^\w+: expected "):
+                    call(*inputs, **case.options)
+
+
+@pytest.mark.parametrize("model", ["TransformerXL", "LanguageModel", "GPT2", "SparseTransformer", "Llama"])
+def test_ids_in_a_list_are_refused_by_every_method_that_takes_ids(model):
+    made = LAYERS[next(name for name in LAYERS if name.partition(",")[0] == model)](Draw()).layer
+    for call in (
+        made,
+        made.forward,
+        lambda ids: made.loss(ids, np.array([[1, 2]])),
+        lambda ids: made.loss(ids, [[1, 2]]),
+    ):
+        with pytest.raises(TypeError, match=r"^ids: expected an array \(B, T\)"):
+            call([[1, 2]])
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_the_cache_of_another_layer_is_refused(name):
     """A dy that is not an array of real numbers is refused too. The message has the layer's own names for both."""
     case = LAYERS[name](Draw())

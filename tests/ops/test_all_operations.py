@@ -10,7 +10,7 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import CPU, DeviceError, array_module, to_cpu, to_device
-from scratchformer.dispatch import reference_only
+from scratchformer.dispatch import fast, reference_only
 from scratchformer.rng import Key
 from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
@@ -191,6 +191,57 @@ def test_non_floating_arrays_are_refused(name, twins, device):
         wrong = not_floating(y.shape, device) | ({"float": 2.0, "int": 3} if y.ndim else {})  # dloss may be a number
         dy_name, *_ = inspect.signature(case.op_backward).parameters
         expect_refusal(dy_name, "floating-point", wrong, lambda w: case.op_backward(w, cache))
+
+
+@pytest.mark.parametrize("twins", [True, False], ids=["twins", "references"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_numbers_of_other_kinds_are_refused_by_name(name, twins):
+    """Long doubles, and complex numbers beside real ones, whose imaginary parts would be lost. As the first array,
+    complex numbers are computed with: the result is complex.
+    """
+    case = OPERATIONS[name](Draw())
+    parameters = list(inspect.signature(case.op).parameters)
+    y, cache = case.op(*case.args, **case.options)
+    floating = [i for i, x in enumerate(case.args) if is_array(x) and is_floating(x)]
+    with nullcontext() if twins else reference_only():
+        for i, x in enumerate(case.args):
+            if not is_array(x):
+                continue
+            call = lambda w, i=i: case.op(*case.args[:i], w, *case.args[i + 1 :], **case.options)  # noqa: E731
+            for dtype in (np.longdouble, np.clongdouble, np.complex64, np.complex128, object, str, bool):
+                if i == floating[0] and dtype in (np.complex64, np.complex128):
+                    try:
+                        assert call(x.astype(dtype))[0].dtype.kind == "c"
+                    except TypeError as error:
+                        assert str(error).startswith(f"{parameters[i]}: expected ")
+                    continue
+                with pytest.raises(TypeError, match=f"^{parameters[i]}: expected "):
+                    call(x.astype(dtype))
+        dy_name, *_ = inspect.signature(case.op_backward).parameters
+        for dtype in (np.longdouble, np.clongdouble, np.complex64, object, str, bool):
+            with pytest.raises(TypeError, match=f"^{dy_name}: expected "):
+                case.op_backward(np.ones(y.shape).astype(dtype), cache)
+
+
+PARAMETERS = {"w", "b", "gamma", "beta", "table"}  # whose gradients fast twins give in float32 for bfloat16
+
+
+@pytest.mark.parametrize("mode", [nullcontext, reference_only, fast])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_gradient_has_the_type_of_its_argument(name, mode):
+    """In every floating-point type."""
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    case = OPERATIONS[name](Draw())
+    parameters = list(inspect.signature(case.op).parameters)
+    names = [parameters[i] for i, x in enumerate(case.args) if is_array(x) and is_floating(x)]
+    with mode():
+        for dtype in map(np.dtype, (np.float16, bfloat16, np.float32, np.float64)):
+            args = [x.astype(dtype) if is_array(x) and is_floating(x) else x for x in case.args]
+            y, cache = case.op(*args, **case.options)
+            gradients = as_tuple(case.op_backward(np.ones(y.shape, y.dtype), cache))
+            for of, gradient in zip(names, gradients, strict=False):
+                wide = mode is fast and dtype == bfloat16 and of in PARAMETERS and not name.startswith("symmetric_kl")
+                assert gradient.dtype in ((dtype, np.float32) if wide else (dtype,)), of
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -171,7 +171,7 @@ def test_sums_over_sequences_run_in_float32_for_float16(device):
     gradients = []
     for r, position_bias in ((1.0, -1.0), 0), ((0, 0), 1.0):  # so that all scores are 0
         arrays = q, k, k, np.reshape(r, (1, 2, 1)), np.zeros((1, 1)), np.full((1, 1), position_bias)
-        y, cache = ops.relative_attention(*(to_device(a.astype(np.float16), device) for a in map(np.float64, arrays)))
+        y, cache = ops.relative_attention(*(to_device(np.asarray(a, np.float16), device) for a in arrays))
         *_, dr, du, dw = ops.relative_attention_backward(device.xp.ones_like(y), cache)
         gradients.append([to_cpu(a).ravel().tolist() for a in (dr, du, dw)])
     assert gradients == [[[0, 0], [B], [B]], [[B / 2, -B / 2], [B], [0]]]

@@ -62,9 +62,8 @@ def test_without_a_warm_up_it_begins_at_the_peak(schedule):
 
 
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 200))
-def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, total, step):
-    """Also if the total is shorter than the warm-up, as when a program runs with few --steps."""
-    value = Cosine(PEAK, warmup, total, FLOOR)(step)
+def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, rest, step):
+    value = Cosine(PEAK, warmup, warmup + rest, FLOOR)(step)
     assert 0 < value <= PEAK
     assert value >= FLOOR or step < warmup
 
@@ -79,6 +78,16 @@ def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, tota
         (lambda: InverseSquareRoot(PEAK, -1), "warmup: expected a number >= 0, got -1"),
         (lambda: Constant(PEAK, 1.5), "warmup: expected an integer, got 1.5"),
         (lambda: Cosine(PEAK, 0, 0), "total: expected a number >= 1, got 0"),
+        (lambda: Cosine(PEAK, 11, 10), "warmup: expected at most the total, 10, got 11"),
+        (lambda: Cosine(PEAK, np.int8(127), np.int8(126)), "warmup: expected at most the total, 126, got 127"),
+        (lambda: Constant(None), "peak: expected a number, got None"),
+        (lambda: Constant(True), "peak: expected a number, got True"),
+        (lambda: Constant(PEAK, True), "warmup: expected an integer, got True"),
+        (lambda: Cosine(PEAK, 1, 2.5), "total: expected an integer, got 2.5"),
+        (lambda: Cosine(PEAK, 1, TOTAL, "0"), "floor: expected a number, got '0'"),
+        (lambda: Cosine(PEAK, 1, TOTAL, -FLOOR), "floor: expected a finite number >= 0, got -"),
+        (lambda: InverseSquareRoot(PEAK, 2**31), "warmup: expected a number <= "),
+        (lambda: InverseSquareRoot(PEAK, 1)(0.5), "step: expected an integer, got 0.5"),
         (lambda: Cosine(PEAK, 0, TOTAL, math.nan), "floor: expected a finite number >= 0, got nan"),
         (lambda: Cosine(1e-3, 5, 10, floor=1.0), "floor: expected at most the peak, 0.001, got 1.0"),
         (lambda: Constant(PEAK)(-1), "step: expected a number >= 0, got -1"),

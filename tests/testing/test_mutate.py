@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -294,6 +295,25 @@ def test():
     )
     status, printed = mutate(capsys, "test_own.py::Gate.backward", "--limit", "100", "--", "test_own.py")
     assert status == 0 and "and missed 0" in printed
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8", "utf-8-sig", "cp1251", "shift-jis"])
+def test_a_file_is_read_in_the_encoding_that_it_declares(project, capsys, encoding):
+    word = {"cp1251": "куб", "shift-jis": "立方"}.get(encoding, "café")
+    coding = "" if encoding.startswith("utf") else f"# -*- coding: {encoding} -*-\n"
+    source = f"{coding}def cubed(x):\n    return x**3, x\n\n\n"
+    source += f'def cubed_backward(dy, x):\n    """{word}"""\n    return 3 * x**2 * dy\n'
+    (project / "cubed.py").write_bytes(source.encode(encoding))
+    (project / "test_cubed.py").write_text(
+        "import cubed\n\ndef test():\n    assert cubed.cubed_backward(5, 2) == 60\n"
+        f"    assert cubed.cubed_backward.__doc__ == {word!r}\n",
+        encoding="utf-8",
+    )
+    status, printed = mutate(capsys, "cubed.py", "--", "test_cubed.py")
+    assert status in (0, 1) and re.search(r"found [1-9]\d* of [1-9]\d* mistakes", printed)
+    (project / "cubed.py").write_bytes(b"# coding: nonsense\n" + source.encode(encoding))
+    status, _ = mutate(capsys, "cubed.py")
+    assert status.startswith("error: cubed.py: not a Python file")
 
 
 def test_a_runner_changes_any_part_of_a_file(project):

@@ -24,6 +24,7 @@
   const UNARY = { neg: (a) => -a, floor: Math.floor, abs: Math.abs, group: (a) => a };
   const STEP = 1e-3; // of the differences behind a partial derivative: of fourth order, so that they are right to 1e-13
   const STENCIL = [[1, 8 / 12], [-1, -8 / 12], [2, -1 / 12], [-2, 1 / 12]];
+  const NEAR = [1e-5, -1e-5, 2.5e-6, -2.5e-6]; // at these distances a function shows whether it has a corner
   const LEAD = ""; // the slot of the position within the leading axes
 
   /** The error function, to the last digits: a series of positive terms near 0, a continued fraction elsewhere. */
@@ -43,6 +44,12 @@
       y = 1 - scale / fraction;
     }
     return x < 0 ? -y : y;
+  }
+
+  /** Whether f has a corner: the slopes on its two sides differ, however near. around: f at NEAR; scale: of the slopes. */
+  function isCorner(middle, around, scale) {
+    const bend = (i) => Math.abs(around[i] + around[i + 1] - 2 * middle) / NEAR[i];
+    return bend(2) > bend(0) / 2 && bend(2) > 1e-4 * Math.max(scale, 1e-3);
   }
 
   const largest = (numbers) => numbers.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0);
@@ -96,6 +103,7 @@
       this.aliases = new Map();
       this.sizes = new Map();
       this.trace = null;
+      this.cornersMet = null; // how many corners the partial derivatives were at, or null if nobody asks
       this.plant(null);
     }
 
@@ -145,7 +153,6 @@
         this.order.push(line);
       };
       lines.forEach(visit);
-      this.defined = new Map(); // name -> which of its elements a line computes
       for (const line of this.lines) line.learnSizes();
       for (const [name, letters] of Object.entries(this.data.axes || {})) {
         letters.forEach((letter, i) => { if (letter && !this.sizes.has(letter)) this.sizes.set(letter, this.array(name).shape[i]); });
@@ -162,9 +169,14 @@
       this.array(name).data[position] = value;
     }
 
+    /** Computes every line. Where a line holds ("for k_n = 1") may depend on the numbers, so that is found again first. */
     run() {
       this.jacobians.clear();
-      for (const line of this.order) line.define();
+      this.defined = new Map(); // name -> which of its elements a line computes
+      for (const line of this.order) {
+        line.fit();
+        line.define();
+      }
     }
 
     /** L = Σ dy y, over every output that has a gradient. */
@@ -225,6 +237,37 @@
         result[i] = (above - below) / (2 * h);
       });
       return result;
+    }
+
+    /** For every element of an input, whether the loss has a corner there, so that it has no derivative. */
+    corners(name, scale) {
+      const result = new Uint8Array(this.array(name).data.length);
+      const middle = this.loss();
+      this.perturb(name, this.outputs(), NEAR, () => this.loss(), (i, found) => {
+        result[i] = isCorner(middle, found, scale) ? 1 : 0;
+      });
+      return result;
+    }
+
+    /** For every element of `jacobian(a, b)`, whether a has a corner there. */
+    jacobianCorners(a, b) {
+      const key = `corners ${a}/${b}`;
+      if (!this.jacobians.has(key)) {
+        const isLoss = a === "L" && !this.values.has("L");
+        const read = isLoss ? () => [this.loss()] : () => this.array(a).data.slice();
+        const slopes = this.jacobian(a, b);
+        const scale = largest(slopes);
+        const columns = this.array(b).data.length;
+        const middle = read();
+        const result = new Uint8Array(slopes.length);
+        this.perturb(b, isLoss ? this.outputs() : [a], NEAR, read, (i, found) => {
+          middle.forEach((value, j) => {
+            result[j * columns + i] = isCorner(value, found.map((values) => values[j]), scale) ? 1 : 0;
+          });
+        });
+        this.jacobians.set(key, result);
+      }
+      return this.jacobians.get(key);
     }
 
     /** ∂a/∂b for all their elements: row-major, a's position first. */
@@ -323,10 +366,18 @@
       const loose = [...all].filter((letter) => !own.has(letter));
       if (loose.length) throw this.error(`the left side lacks the index ${loose.join(", ")}`);
       this.name = this.target();
-      const computing = (model.computing.get(this.name) || []).includes(this);
+      this.computing = (model.computing.get(this.name) || []).includes(this);
+      this.conditions = this.equation.for || [];
+      this.fits = this.all(this.conditions);
       this.enumerate();
-      if (computing) this.claim();
       this.functions = this.parts.map((part) => this.closure(part));
+    }
+
+    /** Where the equation holds now, and which elements are this line's. */
+    fit() {
+      if (this.isShortName()) return;
+      if (named(this.conditions).length) this.enumerate();
+      if (this.computing) this.claim();
     }
 
     error(message) {
@@ -383,7 +434,6 @@
 
     /** All environments of the equation's letters, and the positions of its numbers in the array that it shows. */
     enumerate() {
-      const fits = this.all(this.equation.for || []);
       const shape = [...this.lead, ...this.letters.map((letter) => this.size(letter))];
       if (this.name === null) this.own = { shape, data: new Float64Array(size(shape)) };
       const position = this.name === null ? null : this.position(this.parts[0]);
@@ -399,7 +449,7 @@
         }
         e[LEAD] = rest;
         const p = position === null ? k : position(e);
-        if (p < 0 || !fits(e)) continue;
+        if (p < 0 || !this.fits(e)) continue;
         this.environments.push(e);
         this.positions.push(p);
       }
@@ -432,14 +482,19 @@
       return this.own;
     }
 
-    /** The largest difference between the parts, relative to the largest number among them and the arrays they are of. */
-    disagreement() {
+    /** The largest difference between the parts, relative to the largest number among them and the arrays they are of.
+        smooth: leave out what has no derivative, since it is at a corner, and count it in `corners`. */
+    disagreement(smooth = false) {
       if (this.isShortName()) return 0;
+      const { model } = this;
+      model.cornersMet = smooth ? 0 : null;
       let worst = 0;
       let scale = this.mentions().reduce((m, name) => Math.max(m, largest((this.model.array(name) || { data: [] }).data)), 0);
       const { relations } = this.equation;
       for (const e of this.environments) {
+        const met = model.cornersMet;
         const values = this.functions.map((f) => f(e));
+        if (model.cornersMet > met) continue;
         relations.forEach((relation, i) => {
           const [a, b] = [values[i], values[i + 1]];
           if (isEquality(relation)) worst = Math.max(worst, a === b ? 0 : Math.abs(a - b));
@@ -447,6 +502,8 @@
           scale = Math.max(scale, Math.abs(a), Math.abs(b));
         });
       }
+      this.corners = model.cornersMet;
+      model.cornersMet = null;
       return scale > 0 ? worst / scale : worst;
     }
 
@@ -605,7 +662,10 @@
       const column = this.position(b);
       return (e) => {
         const [i, j] = [row(e), column(e)];
-        return i < 0 || j < 0 ? NaN : model.jacobian(above, below)[i * model.array(below).data.length + j];
+        if (i < 0 || j < 0) return NaN;
+        const p = i * model.array(below).data.length + j;
+        if (model.cornersMet !== null && model.jacobianCorners(above, below)[p]) model.cornersMet++;
+        return model.jacobian(above, below)[p];
       };
     }
 

@@ -44,6 +44,15 @@
     return minus(String(Number(a < 1 ? x.toPrecision(3) : x.toFixed(3))));
   }
 
+  /** Two numbers that differ, each with as many digits as show that: "0.0149" and "0.0151", not "0.01" twice. */
+  function apart(x, y, write) {
+    const texts = [write(x), write(y)];
+    for (let digits = 2; texts[0] === texts[1] && digits < 18; digits++) {
+      [x, y].forEach((z, i) => { texts[i] = Math.abs(z) < 1e-3 && z !== 0 ? power(z, digits - 1) : minus(String(Number(z.toPrecision(digits)))); });
+    }
+    return texts;
+  }
+
   /** Indices one after another, with commas only if one of them is longer than a letter or a digit. */
   const joined = (indices) => indices.join(indices.some((index) => !/^(\d|[a-z]'*)$/.test(index)) ? "," : "");
 
@@ -223,16 +232,22 @@
       return cell;
     }
 
-    /** Shows the numbers; those that differ from `right` by more than `tolerance` are marked, with the right one. */
-    update(right = null, tolerance = EXACT) {
+    /** Which numbers differ from those of `right` by more than `tolerance`. */
+    differing(right, tolerance) {
+      const allowed = tolerance * Math.max(Live.largest(right), 1e-3);
+      return Array.from(this.array.data, (x, i) => !Object.is(x, right[i]) && !(Math.abs(x - right[i]) <= allowed));
+    }
+
+    /** Shows the numbers; those that differ from `right` are marked, with the right one, but not at `corners`. */
+    update(right = null, tolerance = EXACT, corners = null) {
       const { data } = this.array;
       const scale = Math.max(Live.largest(data), 1e-12);
-      const allowed = right ? tolerance * Math.max(Live.largest(right), 1e-3) : 0;
+      const differing = right && this.differing(right, tolerance);
       let wrong = 0;
       this.cells.forEach((cell, i) => {
         if (!cell) return;
         const x = data[i];
-        const differs = right !== null && !Object.is(x, right[i]) && !(Math.abs(x - right[i]) <= allowed);
+        const differs = right !== null && differing[i] && !(corners && corners[i]);
         if (differs) wrong++;
         const heat = Number.isFinite(x) && data.length > 1 ? Math.round(((this.isSwitch ? 40 : 100) * x) / scale) : 0;
         if (heat !== cell.heat) {
@@ -243,7 +258,7 @@
         const shown = differs ? right[i] : null;
         if (Object.is(x, cell.value) && shown === cell.wrong) return;
         cell.value = x;
-        const text = this.editable ? typed(x) : short(x);
+        const [text, other] = this.editable ? [typed(x)] : differs ? apart(x, right[i], short) : [short(x)];
         cell.face.dataset.value = String(x);
         if (this.editable) {
           cell.face.setAttribute("aria-valuenow", String(x));
@@ -251,8 +266,8 @@
         } else {
           cell.cell.classList.toggle("wrong", differs);
           cell.face.firstChild.textContent = differs ? `≠ ${text}` : text;
-          cell.face.lastChild.textContent = differs ? `${this.versus}: ${short(right[i])}` : "";
-          cell.face.setAttribute("aria-label", `${cell.name} = ${text}${differs ? `, ${this.versus}: ${short(right[i])}` : ""}`);
+          cell.face.lastChild.textContent = differs ? `${this.versus}: ${other}` : "";
+          cell.face.setAttribute("aria-label", `${cell.name} = ${text}${differs ? `, ${this.versus}: ${other}` : ""}`);
         }
         cell.wrong = shown;
       });
@@ -370,6 +385,7 @@
     /** The tables of a line: of what it defines, or of a derivative; a line that only compares has none. */
     fill(card) {
       const line = this.model.lines[card.i];
+      card.holds = line.positions.join();
       const result = line.result();
       const shown = result !== null && (line.defines || line.name === null) && result.data.length <= 64;
       if (!shown) return;
@@ -653,8 +669,23 @@
       for (const card of this.cards) this.refreshBadge(card);
     }
 
+    /** Makes the tables of a line again, if it holds for other elements now. */
+    refill(card) {
+      if (card.holds === this.model.lines[card.i].positions.join()) return;
+      const old = [card.grid, card.numerical];
+      this.grids = this.grids.filter((grid) => !old.includes(grid));
+      if (this.current && old.includes(this.current.grid)) {
+        this.pin(null);
+        this.rest();
+      }
+      card.body.replaceChildren();
+      Object.assign(card, { grid: null, numerical: null });
+      this.fill(card);
+    }
+
     refreshNumbers(card) {
       card.wrong = 0;
+      this.refill(card);
       if (!card.grid) return;
       card.grid.array = this.model.lines[card.i].result() || card.grid.array;
       const right = this.right ? this.right.lines[card.i].result() : null;
@@ -668,14 +699,23 @@
       if (card.numerical) {
         card.difference.data.set(this.model.difference(card.of, this.h));
         const { data } = card.grid.array;
-        const far = card.numerical.update(data, NUMERICAL);
-        const worst = card.difference.data.reduce((m, x, i) => Math.max(m, Math.abs(x - data[i])), 0);
+        const differ = card.numerical.differing(data, NUMERICAL).some(Boolean);
+        const corners = differ ? this.model.corners(card.of, Live.largest(data)) : new Uint8Array(data.length);
+        const far = card.numerical.update(data, NUMERICAL, corners);
+        const worst = card.difference.data.reduce((m, x, i) => (corners[i] ? m : Math.max(m, Math.abs(x - data[i]))), 0);
         messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the difference: ${worst === 0 ? "0" : power(worst, 0)}`);
+        card.numerical.element.classList.toggle("trusted", card.wrong > 0);
+        messages.push(...atCorners(corners.reduce((sum, one) => sum + one, 0)));
         bad = bad || far > 0;
+      } else if (!bad && !line.environments.length) {
+        messages.push("holds for no element now");
       } else if (!bad && (line.parts.length > 2 || !line.defines)) {
-        const off = line.disagreement();
-        bad = !(off <= (line.parts.some(Live.hasPartial) ? NUMERICAL : EXACT));
-        messages.push(`${bad ? "✗ differs" : "✓ agrees"}: ${off === 0 ? "0" : power(off, 0)}`);
+        const derivative = line.parts.some(Live.hasPartial);
+        const allowed = derivative ? NUMERICAL : EXACT;
+        let off = line.disagreement();
+        if (derivative && !(off <= allowed)) off = line.disagreement(true);
+        bad = !(off <= allowed);
+        messages.push(`${bad ? "✗ differs" : "✓ agrees"}: ${off === 0 ? "0" : power(off, 0)}`, ...atCorners(line.corners));
       }
       card.badge.textContent = messages.join("; ");
       card.badge.classList.toggle("bad", bad);
@@ -769,8 +809,9 @@
       const name = new Writer(this.model, line, found.e, false).write(line.parts[0]);
       const letters = new Writer(this.model, line, null, false).write(found.part);
       const right = grid.cells[position].wrong;
-      const wrong = right === null ? "" : ` <span class="live-right">≠ ${long(right)}, which is right</span>`;
-      const total = `<span class="live-total" data-value="${found.value}">${long(found.value)}</span>`;
+      const [text, other] = right === null ? [long(found.value)] : apart(found.value, right, long);
+      const wrong = right === null ? "" : ` <span class="live-right">≠ ${other}, which is right</span>`;
+      const total = `<span class="live-total" data-value="${found.value}">${text}</span>`;
       const parts = [`<p class="live-title">${name} = ${letters} = ${total}${wrong}</p>`, this.list(line, found.terms, true)];
       for (const { node, e, value, terms } of found.inner) {
         const among = node[1] === "sum" || node[1] === "mean" ? "" : " among";
@@ -850,10 +891,13 @@
     }
   }
 
-  /** A normally distributed number with two decimals. */
+  /** What to say of elements at which there is no derivative. */
+  const atCorners = (count) => (count ? [`${count} at a corner, where the two disagree; that is not a mistake`] : []);
+
+  /** A normally distributed number with two decimals, but not 0, where a corner may be. */
   function normal() {
     const x = Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
-    return Math.round(100 * x) / 100;
+    return Math.round(100 * x) / 100 || normal();
   }
 
   function start() {

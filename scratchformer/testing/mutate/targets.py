@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +35,8 @@ def find_targets(text: str, helpers: bool = False) -> list[Target]:
     where, _, name = text.partition("::")
     path = find_module(where)
     try:
-        source = path.read_text(encoding="utf-8")
+        with tokenize.open(path) as file:  # in the encoding that it declares
+            source = file.read()
         tree = ast.parse(source)
     except (SyntaxError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a Python file: {error}") from None
