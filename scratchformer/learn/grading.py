@@ -9,7 +9,7 @@ import time
 import traceback
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +30,7 @@ from ..rng import Key
 from ..testing import GradientError, check_gradients
 from ..testing.diagnosis import without_diagnosis
 from .exercise import LEFT, Exercise, blanks_left
+from .shortcuts import Shortcut, expect_formula, expect_no_shortcut
 
 SECONDS = 2.0  # that the search for the name of a mistake may take
 
@@ -51,18 +52,22 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
     except UnicodeDecodeError as error:
         return Verdict(False, f"{path.name} is not in UTF-8, see its byte {error.start}: save it as UTF-8")
     try:
-        student = load(path, text)
-        expect_functions(exercise, text)
-        expect_kept(exercise, text)
-        if left := blanks_left(text, exercise.kind):
-            return Verdict(False, with_blanks(exercise, student, text, left))
-        with without_diagnosis():
-            return Verdict(True, exercise.check(student) or "")
+        with expect_no_shortcut(exercise, path, text) if exercise.kind == "code" else nullcontext():
+            student = load(path, text)
+            student.__dict__["__exercise__"] = exercise
+            expect_functions(exercise, text)
+            expect_kept(exercise, text)
+            if left := blanks_left(text, exercise.kind):
+                return Verdict(False, with_blanks(exercise, student, text, left))
+            with without_diagnosis():
+                return Verdict(True, exercise.check(student) or "")
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
     except GradientError as error:
         message = in_file(error, text)
         return Verdict(False, recognised(exercise, path, message) or explained(exercise, student, text) or message)
+    except Shortcut as error:
+        return Verdict(False, str(error))
     except (DerivationError, NotationError, Wrong) as error:
         message = in_file(error, text)
         return Verdict(False, recognised(exercise, path, message) or message)
@@ -76,7 +81,7 @@ def load(path: Path, text: str) -> ModuleType:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     module.__dict__["__source__"] = text
-    exec(compile(text, str(path), "exec"), module.__dict__)
+    exec(compile(text, str(path), "exec", optimize=0), module.__dict__)  # -OO would drop derivations
     return module
 
 
@@ -285,7 +290,8 @@ def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) 
     except GradientError as error:
         if "inputs are float32" not in str(error):
             raise
-        raise Wrong(in_file(error, "") + FLOAT32) from error
+        raise Wrong("The values are right in float64. " + in_file(error, "") + FLOAT32) from error
+    expect_formula(op, op_backward, *args)
 
 
 def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:
