@@ -57,10 +57,16 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
             student.__dict__["__exercise__"] = exercise
             expect_functions(exercise, text)
             expect_kept(exercise, text)
-            if left := blanks_left(text, exercise.kind):
-                return Verdict(False, with_blanks(exercise, student, text, left))
-            with without_diagnosis():
-                return Verdict(True, exercise.check(student) or "")
+            if (left := blanks_left(text, exercise.kind)) and exercise.kind == "derivation":
+                exercise.check(student)  # raises an error for a wrong line above the blank
+                return Verdict(False, f"The lines above are right; {first_blank(text, left)}")
+            try:
+                with without_diagnosis():
+                    return Verdict(True, exercise.check(student) or "")
+            except Exception:
+                if left:  # a blank that the answer does without is none
+                    return Verdict(False, first_blank(text, left))
+                raise
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
     except GradientError as error:
@@ -142,14 +148,8 @@ def explained(exercise: Exercise, student: ModuleType, text: str) -> str:
     return ""
 
 
-def with_blanks(exercise: Exercise, student: ModuleType, text: str, left: list[int]) -> str:
-    """What to say of a file with blanks. For a derivation, the lines above the first blank are checked."""
-    lines = text.splitlines()
-    blank = f"line {left[0]} is still blank: {lines[left[0] - 1].strip()}"
-    if exercise.kind == "derivation":
-        exercise.check(student)  # raises an error for a wrong line above the blank
-        return f"The lines above are right; {blank}"
-    return blank
+def first_blank(text: str, left: list[int]) -> str:
+    return f"line {left[0]} is still blank: {text.splitlines()[left[0] - 1].strip()}"
 
 
 def expect_functions(exercise: Exercise, text: str) -> None:
@@ -378,4 +378,6 @@ def expect_close(name: str, found: Any, expected: Any, why: str = "", rtol: floa
         return
     at = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), expected.shape)
     index = f"[{', '.join(map(str, map(int, at)))}]" if at else ""
-    raise Wrong(f"{name}{index}: expected {expected[at] + 0:.6g}, got {found[at]:.6g}{why and '. '}{why}")
+    digits = next((n for n in range(6, 17) if f"{expected[at]:.{n}g}" != f"{found[at]:.{n}g}"), 17)
+    numbers = f"expected {expected[at] + 0:.{digits}g}, got {found[at]:.{digits}g}"
+    raise Wrong(f"{name}{index}: {numbers}{why and '. '}{why}")
