@@ -32,7 +32,7 @@ CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link", "os.s
 
 def grade_apart(name: str, path: Path, show: Callable[[str], Any]) -> Verdict:
     """`grade` in another process. show: is called with what the answer prints."""
-    context = get_context(METHOD)
+    context: Any = get_context(METHOD)
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=report, args=(there, name, path.resolve(), SECONDS), daemon=True)
     process.start()
@@ -73,7 +73,7 @@ def without_verdict(status: int | None) -> str:
     if status >= 0:
         return f"The answer ended the program (exit status {status}) before the check was done: take out os._exit"
     name = next((number.name for number in signal.Signals if number == -status), f"signal {-status}")
-    return f"Python crashed in the answer ({name}). Does a function call itself without end, or is there no memory left?"
+    return f"Python crashed in the answer ({name}). Is memory full, or does a function call itself without end?"
 
 
 def too_long(line: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 import queue
 import shlex
@@ -18,8 +17,6 @@ from .progress import Progress, find, write
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from .exercise import Exercise
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
@@ -187,6 +184,7 @@ def give_hint(progress: Progress, name: str) -> None:
 
 
 def run_solution(args: argparse.Namespace) -> None:
+    from ..notation.run import getdoc
     from .course import exercise
 
     progress = opened(args)
@@ -198,7 +196,7 @@ def run_solution(args: argparse.Namespace) -> None:
     out.print("\n".join(each.answers), markup=False)
     if each.library is not None:
         out.print(f"\n[bold]The derivation of {each.library.__name__} in the library[/]\n")
-        out.print(inspect.getdoc(each.library), markup=False)
+        out.print(getdoc(each.library), markup=False)
 
 
 def run_reset(args: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ class Record:
 
 @dataclass
 class Progress:
-    """The records by exercise, as they were when they were read. written: all of the file, with what is unknown here."""
+    """The records by exercise, as they were when they were read. written: the whole file, for what is unknown here."""
 
     folder: Path
     records: dict[str, Record] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Shortcuts: answers whose values are right, but which are not derived by hand.
 
-They take numerical differences, or call this package or a library that derives by itself. The check is there to help: it
-finds what students try, and not every trick.
+They take numerical differences, or call this package or a library that derives by itself. The check is there to help:
+it finds what students try, and not every trick.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def expect_real(text: str) -> None:
             number = getattr(node, "lineno", 0)
             raise Shortcut(
                 f"line {number}: {text.splitlines()[number - 1].strip()}\n"
-                "    Complex numbers are not needed here, and a step along the imaginary axis is a numerical derivative "
-                "too. Write the gradient as a formula"
+                "    Complex numbers are not needed here, and a step along the imaginary axis is a numerical "
+                f"difference too. {FORMULA}"
             )
 
 
@@ -149,12 +149,12 @@ FORMULA = "Derive a formula, which is exact and takes one pass"
 def expect_formula(op: Callable, op_backward: Callable, *args: Any) -> None:
     """Raise Shortcut if gradients that passed the check come from numerical differences.
 
-    Backward may run forward again, but not on inputs that are moved a little. And a gradient must agree with that of the
-    solution to more digits than a difference has.
+    Backward may run forward again, but not on inputs that are moved a little. And a gradient must agree with that of
+    the solution to more digits than a difference has.
     """
     y, cache = op(*args)
     dy = Key(0).fold("formula").generator().standard_normal(np.shape(y))
-    floats = [arg for arg in args if getattr(arg, "dtype", None) == float]
+    floats = [arg for arg in args if getattr(arg, "dtype", None) == np.float64]
     code, moved = source_of(op).__code__, list[str]()
 
     def seen(frame: FrameType, event: str, _: Any) -> None:
@@ -189,8 +189,8 @@ def expect_digits(name: str, found: np.ndarray, exact: np.ndarray) -> None:
     error = np.abs(found - exact).max(initial=0) / max(np.abs(exact).max(initial=0), 1e-300)
     if error > EXACT:
         raise Shortcut(
-            f"The values are right, but {name} only to {-math.log10(error):.0f} digits, as numerical differences are; a "
-            f"formula is right to 15. {FORMULA}. If yours is one, is a number in it rounded?"
+            f"The values are right, but {name} only to {-math.log10(error):.0f} digits, as numerical differences are: "
+            f"a formula is right to 15. {FORMULA}. If yours is one, is a number in it rounded?"
         )
 
 

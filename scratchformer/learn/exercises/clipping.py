@@ -94,7 +94,7 @@ def check(student):
             raise Wrong("gradients[0] is as it was before: the arrays must be changed in place")
         for i, (g, right, given) in enumerate(zip(own, expected, before, strict=True)):
             if np.allclose(g, given * 2.5 / (norm + 1e-6), rtol=1e-12):
-                raise Wrong("The norm after it is a little less than max_norm: leave out the small number added to norm")
+                raise Wrong("The norm comes out below max_norm: leave out the small number that is added to norm")
             expect_close(f"gradients[{i}]", g, right, why)
     zeros = [np.zeros(3), np.zeros((2, 2))]
     expect_close("norm", student.clip(zeros, 1.0), 0.0)

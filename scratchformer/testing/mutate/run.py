@@ -51,6 +51,8 @@ class Runner:
     ) -> None:
         if not hasattr(os, "fork"):
             raise OSError("mistakes are planted with os.fork, which this system does not have")
+        if not __debug__:
+            raise ValueError("python -O and PYTHONOPTIMIZE remove asserts, without which tests miss every mistake")
         self.temporary = tempfile.TemporaryDirectory()
         self.output = Path(self.temporary.name, "output.txt")
         self.collected = False
