@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from .course import exercise
-from .grading import Verdict, grade
+from .grading import Verdict, grade, where
 
 SECONDS = 30.0  # that an answer may take; the solutions take less than one
+GRACE = 10.0  # seconds after which the process is ended if it cannot do so itself, as in C code that hangs
 MEMORY = 4 << 30  # bytes that an answer may take
 PRINTED = 20_000  # characters that an answer may print
 METHOD = "fork" if sys.platform == "linux" else "spawn"  # a fork is faster; elsewhere it is unsafe, or missing
@@ -37,7 +38,7 @@ def grade_apart(name: str, path: Path, show: Callable[[str], Any]) -> Verdict:
     process = context.Process(target=report, args=(there, name, path.resolve(), SECONDS), daemon=True)
     process.start()
     there.close()
-    end = time.monotonic() + SECONDS + 10  # `report` says it sooner, with the line, unless C code hangs
+    end = time.monotonic() + SECONDS + GRACE
     try:
         while ready := wait([here, process.sentinel], max(0, end - time.monotonic())):
             said = received(here) if here in ready or here.poll() else None
@@ -102,7 +103,10 @@ def report(there: Connection, name: str, path: Path, seconds: float) -> None:
     limit.daemon = True
     limit.start()
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    verdict = grade(exercise(name), path)
+    try:
+        verdict = grade(exercise(name), path)
+    except BaseException as error:  # also KeyboardInterrupt, which cannot come from the terminal here
+        verdict = Verdict(False, where(error, path))
     send("right" if verdict.passed else "wrong", verdict.message)
 
 

@@ -57,7 +57,7 @@ def expect_no_shortcut(exercise: Exercise, path: Path, text: str) -> Iterator[No
             f"{module.__name__}.{name}"
             for module, kept in before.items()
             for name, value in kept.items()
-            if isinstance(value, FunctionType | np.ufunc | type) and vars(module).get(name) is not value
+            if callable(value) and vars(module).get(name) is not value
         ]
         for module, kept in before.items():
             vars(module).update(kept)
@@ -83,7 +83,7 @@ class Calls:
         nodes = list(ast.walk(ast.parse(exercise.solution)))
         self.allowed = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         self.refused = exercise.library if re.search(r"^from scratchformer", exercise.start, re.MULTILINE) else None
-        self.libraries: dict[str, str] = {self.path: ""}
+        self.libraries = {self.path: "", str(Path(__file__).with_name("child.py")): ""}  # what an answer prints goes there
 
     def library(self, file: str) -> str:
         """The library that a file of code belongs to, if it is one that answers must not call."""
