@@ -23,7 +23,7 @@ from ..notation.grammar import canonical, parse
 from ..notation.layout import items
 from ..notation.layout import normal as normal_space
 from ..notation.mistakes import in_words, mistakes
-from ..notation.run import run
+from ..notation.run import run, source_of
 from ..notation.spelling import spelled
 from ..notation.walk import Walk
 from ..rng import Key
@@ -56,6 +56,7 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
             student = load(path, text)
             student.__dict__["__exercise__"] = exercise
             expect_functions(exercise, text)
+            expect_defined(exercise, student)
             expect_kept(exercise, text)
             if (left := blanks_left(text, exercise.kind)) and exercise.kind == "derivation":
                 exercise.check(student)  # raises an error for a wrong line above the blank
@@ -163,6 +164,17 @@ def expect_functions(exercise: Exercise, text: str) -> None:
                 f"line {found[name].lineno}: {name} is given and was changed. Put it back: `scratchformer learn reset` "
                 "writes a new file and keeps yours"
             )
+
+
+def expect_defined(exercise: Exercise, student: ModuleType) -> None:
+    """Raise Wrong if a function or a class of the exercise is another one in the end, such as an imported one."""
+    for name in functions(exercise.start):
+        found = student
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        code = getattr(source_of(found), "__code__", None)
+        if code is None or code.co_filename != student.__file__:
+            raise Wrong(f"{name} is replaced by another function: define it in your file, with def")
 
 
 def functions(text: str) -> dict[str, ast.FunctionDef]:

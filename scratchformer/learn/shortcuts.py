@@ -92,8 +92,10 @@ class Calls:
             self.libraries[file] = PACKAGE.name if PACKAGE in Path(file).parents else match[1] if match else ""
         return self.libraries[file]
 
-    def seen(self, frame: FrameType, event: str, _: Any) -> None:
-        """Called for every call and return."""
+    def seen(self, frame: FrameType, event: str, function: Any) -> None:
+        """Called for every call and return. function: of a call of C code."""
+        if event == "c_call" and function in (exec, eval) and frame.f_code.co_filename == self.path:
+            self.found = f"line {frame.f_lineno}: write the answer without {function.__name__}"
         if event != "call" or self.found or not (library := self.library(frame.f_code.co_filename)):
             return
         caller = frame.f_back
@@ -119,12 +121,9 @@ class Calls:
 
 def name_of(frame: FrameType) -> str:
     """The name of the function that a frame runs, of the one that it wraps, or of the class whose object it makes."""
-    for name in frame.f_code.co_freevars:
-        if isinstance(wrapped := frame.f_locals.get(name), FunctionType):
-            return wrapped.__name__
-    if frame.f_code.co_name == "__init__":
-        return type(frame.f_locals.get("self")).__name__
-    return frame.f_code.co_name
+    values = (frame.f_locals.get(name) for name in frame.f_code.co_freevars)
+    wrapped = next((value.__qualname__ for value in values if isinstance(value, FunctionType)), "")
+    return (wrapped or frame.f_code.co_qualname).removesuffix(".__init__").rpartition(".")[2]
 
 
 def expect_real(text: str) -> None:

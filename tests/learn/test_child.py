@@ -61,7 +61,10 @@ def test_a_right_answer_is_right_whatever_it_does_besides(lines, answer):
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (("import os", "os._exit(0)"), r"ended the program \(exit status 0\) before the check was done: take out os._exit"),
+        (
+            ("import os", "os._exit(0)"),
+            r"ended the program \(exit status 0\) before the check was done: take out os._exit",
+        ),
         (("import os", "os.kill(os.getpid(), 9)"), r"Python crashed in the answer \(SIGKILL\)"),
         (("import os", "os.closerange(0, 1000); os._exit(3)"), r"ended the program \(exit status \d\)"),
         (("import sys", "sys.exit(0)"), r"line 23: sys.exit\(0\)\n    SystemExit: 0"),
@@ -185,7 +188,9 @@ def test_nothing_that_an_answer_starts_goes_on(answer, tmp_path):
     started = tmp_path / "pid"
     code = f"import os, time; open({str(started)!r}, 'a').write(str(os.getpid()) + chr(10)); time.sleep(1000)"
     wait = f"while not os.path.exists({str(started)!r}): pass"
-    assert verdict(answer("import os, subprocess, sys", f"subprocess.Popen([sys.executable, '-c', {code!r}])", wait)).passed
+    assert verdict(
+        answer("import os, subprocess, sys", f"subprocess.Popen([sys.executable, '-c', {code!r}])", wait)
+    ).passed
     for pid in map(int, started.read_text().split()):
         deadline = time.monotonic() + 30
         while alive(pid) and time.monotonic() < deadline:
