@@ -83,13 +83,15 @@ class Calls:
         nodes = list(ast.walk(ast.parse(exercise.solution)))
         self.allowed = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         self.refused = exercise.library if re.search(r"^from scratchformer", exercise.start, re.MULTILINE) else None
-        self.libraries = {self.path: "", str(Path(__file__).with_name("child.py")): ""}  # what an answer prints goes there
+        prints = str(Path(__file__).with_name("child.py"))  # what an answer prints goes there
+        self.libraries = {self.path: "", prints: ""}
 
     def library(self, file: str) -> str:
         """The library that a file of code belongs to, if it is one that answers must not call."""
         if file not in self.libraries:
             match = re.search(rf"[\\/]site-packages[\\/]({LIBRARIES})[\\/]", file)
-            self.libraries[file] = PACKAGE.name if PACKAGE in Path(file).parents else match[1] if match else ""
+            other = re.sub(r"[\\/]", ".", match[1]) if match else ""
+            self.libraries[file] = PACKAGE.name if PACKAGE in Path(file).parents else other
         return self.libraries[file]
 
     def seen(self, frame: FrameType, event: str, function: Any) -> None:

@@ -19,7 +19,7 @@ RIGHT = "    dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))\n"
 
 @pytest.fixture
 def answer(tmp_path):
-    """answer("a line", "another"): writes a right answer to softmax, with these lines before it, and returns its path."""
+    """answer("a line", "another"): writes a right answer to softmax, with these lines before it; returns its path."""
 
     def write(*lines):
         path = tmp_path / "exercises" / "softmax.py"
