@@ -6,6 +6,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "_ext")]
 
+if sys.flags.optimize > 1:
+    sys.exit("the pages are made of docstrings, which python -OO and PYTHONOPTIMIZE=2 remove")
+
 import scratchformer  # noqa: E402
 
 project = "scratchformer"

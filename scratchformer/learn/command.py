@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import inspect
+import os
 import queue
 import shlex
+import shutil
 import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .progress import Progress, find
+from ..data.files import replacing
+from .progress import Progress, find, write
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from .exercise import Exercise
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
@@ -102,12 +102,15 @@ def run_start(args: argparse.Namespace) -> None:
     progress, out = opened(args), console()
     names = NAMES if args.name == "all" else [args.name or next_name(progress) or NAMES[0]]
     exercises = [exercise(name) for name in names]
+    with progress.changing():
+        new = [each for each in exercises if not progress.started(each.name)]
+        for each in new:
+            write(progress.path(each.name), each.start)
     for each in exercises:
         path = progress.path(each.name)
-        if progress.started(each.name):
+        if each not in new:
             out.print(f"{path} exists already; `scratchformer learn reset {each.name}` starts it over", markup=False)
             continue
-        write_new(progress, each)
         if len(exercises) == 1:
             out.print(f"[bold]{each.title}[/]\n")
             out.print(each.task + "\n", markup=False)
@@ -116,12 +119,6 @@ def run_start(args: argparse.Namespace) -> None:
         there = f" --dir {shlex.quote(args.dir)}" if progress.folder != find().folder else ""
         then = f"Open it in your editor, then: scratchformer learn check{there} (or watch{there})"
         out.print(then, markup=False)
-
-
-def write_new(progress: Progress, each: Exercise) -> None:
-    progress.save()
-    with open(progress.path(each.name), "x", encoding="utf-8") as file:  # never overwritten
-        file.write(each.start)
 
 
 def run_check(args: argparse.Namespace) -> None:
@@ -140,20 +137,23 @@ def run_check(args: argparse.Namespace) -> None:
 def check_one(progress: Progress, name: str) -> bool:
     """Check one exercise and print the verdict; remember it if it is passed. Returns whether it is."""
     from ..generation import printable
-    from .course import exercise
-    from .grading import grade
+    from .child import grade_apart
 
     out = console()
-    verdict = grade(exercise(name), progress.path(name))
+    verdict = grade_apart(name, progress.path(name), show)
     if not verdict.passed:
         out.print(f"[red]✗[/] [bold]{name}[/]")
         out.print(printable(indented(verdict.message)), markup=False)  # what an answer raises may have any characters
         return False
     out.print(f"[green]✓[/] [bold]{name}[/]  {verdict.message}".rstrip())
-    progress.reload()
-    progress.of(name).passed = True
-    progress.save()
+    with progress.changing():
+        progress.of(name).passed = True
     return True
+
+
+def show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def print_next(progress: Progress) -> None:
@@ -176,27 +176,28 @@ def give_hint(progress: Progress, name: str) -> None:
     """Print the hints given so far and one more."""
     from .course import exercise
 
-    progress.reload()
-    record, hints = progress.of(name), exercise(name).hints
-    record.hints = min(record.hints + 1, len(hints))
-    progress.save()
+    hints = exercise(name).hints
+    with progress.changing():
+        record = progress.of(name)
+        record.hints = min(record.hints + 1, len(hints))
     for number, hint in enumerate(hints[: record.hints], 1):
         console().print(f"{name}, hint {number} of {len(hints)}: {hint}", markup=False)
 
 
 def run_solution(args: argparse.Namespace) -> None:
+    from ..notation.run import getdoc
     from .course import exercise
 
     progress = opened(args)
     name = chosen(progress, args.name)
     each, out = exercise(name), console()
-    record = progress.of(name)
-    record.solution |= not record.passed
-    progress.save()
+    with progress.changing():
+        record = progress.of(name)
+        record.solution |= not record.passed
     out.print("\n".join(each.answers), markup=False)
     if each.library is not None:
         out.print(f"\n[bold]The derivation of {each.library.__name__} in the library[/]\n")
-        out.print(inspect.getdoc(each.library), markup=False)
+        out.print(getdoc(each.library), markup=False)
 
 
 def run_reset(args: argparse.Namespace) -> None:
@@ -205,11 +206,13 @@ def run_reset(args: argparse.Namespace) -> None:
     progress = opened(args)
     name = chosen(progress, args.name)
     path = progress.path(name)
-    kept = next(kept for i in range(1, 10_000) if not (kept := path.with_suffix(f".old{i}")).exists())
-    path.rename(kept)
-    record = progress.of(name)
-    record.passed, record.hints = False, 0
-    write_new(progress, exercise(name))
+    with progress.changing():
+        kept = next(kept for i in range(1, 10_000) if not os.path.lexists(kept := path.with_suffix(f".old{i}")))
+        with replacing(kept) as copy:  # before it is overwritten, so that a full disk loses nothing
+            shutil.copy2(path, copy)
+        write(path, exercise(name).start)
+        record = progress.of(name)
+        record.passed, record.hints = False, 0
     console().print(f"{path} starts over; what you wrote is in {kept}", markup=False)
 
 
@@ -249,8 +252,9 @@ def typed_lines() -> queue.Queue[str]:
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:
-        for line in sys.stdin:
-            lines.put(line.strip().lower())
+        with open(0, errors="replace", closefd=False) as typed:  # sys.stdin is locked meanwhile, also in a fork
+            for line in typed:
+                lines.put(line.strip().lower())
 
     threading.Thread(target=read, daemon=True).start()
     return lines

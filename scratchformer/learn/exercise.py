@@ -84,7 +84,7 @@ def read_exercise(name: str) -> Exercise:
     solution = BLANK.sub(lambda match: match[1], TODO.sub(lambda match: match[1] + match[2] + match[3], upper))
     return Exercise(
         name,
-        (module.__doc__ or "").partition("\n")[0],
+        (ast.get_docstring(ast.parse(start)) or "").partition("\n")[0],
         "derivation" if BLANK.search(upper) else "code",
         start,
         solution,

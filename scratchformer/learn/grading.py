@@ -9,7 +9,7 @@ import time
 import traceback
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,7 @@ from ..notation.grammar import canonical, parse
 from ..notation.layout import items
 from ..notation.layout import normal as normal_space
 from ..notation.mistakes import in_words, mistakes
-from ..notation.run import run
+from ..notation.run import run, source_of
 from ..notation.spelling import spelled
 from ..notation.walk import Walk
 from ..ops.checks import apart
@@ -32,6 +32,7 @@ from ..rng import Key
 from ..testing import GradientError, check_gradients
 from ..testing.diagnosis import without_diagnosis
 from .exercise import LEFT, Exercise, blanks_left
+from .shortcuts import Shortcut, expect_formula, expect_no_shortcut
 
 SECONDS = 2.0  # that the search for the name of a mistake may take
 
@@ -54,18 +55,29 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
     except UnicodeDecodeError as error:
         return Verdict(False, f"{path.name} is not in UTF-8, see its byte {error.start}: save it as UTF-8")
     try:
-        student = load(path, text)
-        expect_functions(exercise, text)
-        expect_kept(exercise, text)
-        if left := blanks_left(text, exercise.kind):
-            return Verdict(False, with_blanks(exercise, student, text, left))
-        with without_diagnosis():
-            return Verdict(True, exercise.check(student) or "")
+        with expect_no_shortcut(exercise, path, text) if exercise.kind == "code" else nullcontext():
+            student = load(path, text)
+            student.__dict__["__exercise__"] = exercise
+            expect_functions(exercise, text)
+            expect_defined(exercise, student)
+            expect_kept(exercise, text)
+            if (left := blanks_left(text, exercise.kind)) and exercise.kind == "derivation":
+                exercise.check(student)  # raises an error for a wrong line above the blank
+                return Verdict(False, f"The lines above are right; {first_blank(text, left)}")
+            try:
+                with without_diagnosis():
+                    return Verdict(True, exercise.check(student) or "")
+            except Exception:
+                if left:  # a blank that the answer does without is none
+                    return Verdict(False, first_blank(text, left))
+                raise
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
     except GradientError as error:
         message = in_file(error, text)
         return Verdict(False, recognised(exercise, path, message) or explained(exercise, student, text) or message)
+    except Shortcut as error:
+        return Verdict(False, str(error))
     except (DerivationError, NotationError, Wrong) as error:
         message = in_file(error, text)
         return Verdict(False, recognised(exercise, path, message) or message)
@@ -79,7 +91,7 @@ def load(path: Path, text: str) -> ModuleType:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     module.__dict__["__source__"] = text
-    exec(compile(text, str(path), "exec"), module.__dict__)
+    exec(compile(text, str(path), "exec", optimize=0), module.__dict__)  # -OO would drop derivations
     return module
 
 
@@ -140,14 +152,8 @@ def explained(exercise: Exercise, student: ModuleType, text: str) -> str:
     return ""
 
 
-def with_blanks(exercise: Exercise, student: ModuleType, text: str, left: list[int]) -> str:
-    """What to say of a file with blanks. For a derivation, the lines above the first blank are checked."""
-    lines = text.splitlines()
-    blank = f"line {left[0]} is still blank: {lines[left[0] - 1].strip()}"
-    if exercise.kind == "derivation":
-        exercise.check(student)  # raises an error for a wrong line above the blank
-        return f"The lines above are right; {blank}"
-    return blank
+def first_blank(text: str, left: list[int]) -> str:
+    return f"line {left[0]} is still blank: {text.splitlines()[left[0] - 1].strip()}"
 
 
 def expect_functions(exercise: Exercise, text: str) -> None:
@@ -161,6 +167,17 @@ def expect_functions(exercise: Exercise, text: str) -> None:
                 f"line {found[name].lineno}: {name} is given and was changed. Put it back: `scratchformer learn reset` "
                 "writes a new file and keeps yours"
             )
+
+
+def expect_defined(exercise: Exercise, student: ModuleType) -> None:
+    """Raise Wrong if a function or a class of the exercise is another one in the end, such as an imported one."""
+    for name in functions(exercise.start):
+        found = student
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        code = getattr(source_of(found), "__code__", None)
+        if code is None or code.co_filename != student.__file__:
+            raise Wrong(f"{name} is replaced by another function: define it in your file, with def")
 
 
 def functions(text: str) -> dict[str, ast.FunctionDef]:
@@ -288,7 +305,8 @@ def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) 
     except GradientError as error:
         if "inputs are float32" not in str(error):
             raise
-        raise Wrong(in_file(error, "") + FLOAT32) from error
+        raise Wrong("The values are right in float64. " + in_file(error, "") + FLOAT32) from error
+    expect_formula(op, op_backward, *args)
 
 
 def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:

@@ -56,13 +56,33 @@ def without_partial(function: Callable) -> Callable:
 
 
 def source_tree(function: Callable) -> tuple[str, ast.Module, int] | None:
-    """The dedented source of a function, its syntax tree and its first line in the file; None if there is none."""
+    """The dedented source of a function or class, its tree and its first line in the file; None if there is none."""
     try:
-        lines, start = inspect.getsourcelines(source_of(function))
+        lines, start = inspect.getsourcelines(function if isinstance(function, type) else source_of(function))
         source = textwrap.dedent("".join(lines))
         return source, ast.parse(source), start
     except (OSError, TypeError, SyntaxError):  # of a lambda, the source may begin in the middle of a call
         return None
+
+
+def getdoc(thing: Any) -> str:
+    """The docstring of a function or class as `inspect.getdoc` gives it, under `python -OO` from the source."""
+    text = inspect.getdoc(thing) or ""
+    if sys.flags.optimize < 2 or (text and not isinstance(thing, type)):
+        return text
+    sources = thing.__mro__[:-1] if isinstance(thing, type) else (thing,)
+    return next((inspect.cleandoc(value) for value, _ in map(in_source, sources) if value), text)
+
+
+def in_source(thing: Any) -> tuple[str, int]:
+    """The docstring of a function or class as its source has it, and the column of its margin; "" if there is none."""
+    found = source_tree(thing)
+    node = found[1].body[0] if found else None
+    if isinstance(node, ast.FunctionDef | ast.ClassDef) and isinstance(node.body[0], ast.Expr):
+        value = getattr(node.body[0].value, "value", None)
+        if isinstance(value, str):
+            return value, node.body[0].col_offset
+    return "", 0
 
 
 def docstring_of(function: Callable) -> tuple[str, int | None]:
@@ -71,13 +91,8 @@ def docstring_of(function: Callable) -> tuple[str, int | None]:
     `inspect.cleandoc` takes the least indented line for the margin, and that may be an equation.
     """
     function = without_partial(function)
-    text = inspect.getdoc(function) or ""
-    found = source_tree(function)
-    if found and isinstance(node := found[1].body[0], ast.FunctionDef) and isinstance(node.body[0], ast.Expr):
-        value = getattr(node.body[0].value, "value", None)
-        if isinstance(value, str) and inspect.cleandoc(value) == text:
-            return value, node.body[0].col_offset
-    return text, None
+    text, (value, margin) = getdoc(function), in_source(function)
+    return (value, margin) if value and inspect.cleandoc(value) == text else (text, None)
 
 
 def statements(function: Callable) -> list[Statement]:

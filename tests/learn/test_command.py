@@ -204,13 +204,20 @@ def test_watch_checks_at_every_save(learn, tmp_path):
     command = [sys.executable, "-m", "scratchformer", "learn", "watch"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
     with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as process:
-        assert "Watching" in process.stdout.readline()
-        assert "✗ softmax" in process.stdout.readline()
-        assert "still blank" in process.stdout.readline()
-        print("h", file=process.stdin, flush=True)
-        assert "hint 1 of 3" in process.stdout.readline()
-        time.sleep(0.1)
-        solve("softmax")
-        assert "✓ softmax" in process.stdout.readline()
-        print("q", file=process.stdin, flush=True)
-        assert process.wait(timeout=30) == 0
+        try:
+            assert "Watching" in process.stdout.readline()
+            assert "✗ softmax" in process.stdout.readline()
+            assert "still blank" in process.stdout.readline()
+            print("h", file=process.stdin, flush=True)
+            assert "hint 1 of 3" in process.stdout.readline()
+            time.sleep(0.1)
+            path = solve("softmax")
+            assert "✓ softmax" in process.stdout.readline()
+            assert "next:" in process.stdout.readline()
+            path.write_text(path.read_text().replace("    dz = ", "    import os; os._exit(0)\n    dz = "))
+            assert "✗ softmax" in process.stdout.readline()
+            assert "ended the program (exit status 0)" in process.stdout.readline()
+            print("q", file=process.stdin, flush=True)
+            assert process.wait() == 0
+        finally:
+            process.kill()

@@ -39,6 +39,7 @@ HINTS = (
 LIBRARY = optim.clip_by_global_norm
 MISTAKES = (
     Mistake("g *= max_norm / norm", "g *= 1 / norm", "All are multiplied"),
+    Mistake("g *= max_norm / norm", "g *= max_norm / (norm + 1e-6)", "leave out the small number"),
     Mistake(
         "g *= max_norm / norm",
         "g *= max_norm / np.sqrt((g**2).sum())",
@@ -91,7 +92,9 @@ def check(student):
         expect_close("norm", norm, right, "It is the norm of all arrays together, before they are scaled")
         if scale > 1 and all(map(np.array_equal, own, before)):
             raise Wrong("gradients[0] is as it was before: the arrays must be changed in place")
-        for i, (g, right) in enumerate(zip(own, expected, strict=True)):
+        for i, (g, right, given) in enumerate(zip(own, expected, before, strict=True)):
+            if np.allclose(g, given * 2.5 / (norm + 1e-6), rtol=1e-12):
+                raise Wrong("The norm comes out below max_norm: leave out the small number that is added to norm")
             expect_close(f"gradients[{i}]", g, right, why)
     zeros = [np.zeros(3), np.zeros((2, 2))]
     expect_close("norm", student.clip(zeros, 1.0), 0.0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ... import models, nn, ops
 from ...nn import Layer
+from ...notation.run import getdoc
 from ...ops.cross_entropy import IGNORED
 from ...rng import Key
 from .case import DerivationCase, Sizes
@@ -36,7 +37,7 @@ def case(
     d: Sizes, layer: Layer, *inputs: Any, names: dict[str, Any] | None = None, leave: str = "", **options: Any
 ) -> DerivationCase:
     """The case of a layer, whose derivation is the docstring of its class. leave: see `without`."""
-    docstring = without(inspect.getdoc(type(layer)) or "", leave)
+    docstring = without(getdoc(type(layer)), leave)
     names = prepared(d, layer) | (names or {})
     return DerivationCase(layer.forward, layer.backward, inputs, names, options, docstring)
 
@@ -195,7 +196,7 @@ def tied_output(d: Sizes) -> DerivationCase:
         looked_up, normalised, own = cache
         tokens.backward(body.backward(tied.backward(dy, own), normalised), looked_up)
 
-    docstring = inspect.getdoc(nn.TiedOutput)
+    docstring = getdoc(nn.TiedOutput)
     ids = d.integers("B T", d.V)
     return DerivationCase(forward, backward, (ids,), names, {"functions": {"body": body}}, docstring)
 
@@ -205,7 +206,7 @@ def lora(d: Sizes) -> DerivationCase:
     known = prepared(d, layer)
     names = {"a": "lora_a", "b": "lora_b", "c": "b", "da": "dlora_a", "db": "dlora_b"}
     names = {"w": known["w"], "s": layer.scale} | {name: known[full] for name, full in names.items()}
-    docstring = inspect.getdoc(nn.LoRA)
+    docstring = getdoc(nn.LoRA)
     return DerivationCase(layer.forward, layer.backward, (d("B T I"),), names, {}, docstring)
 
 
@@ -234,7 +235,7 @@ def masked_prediction(d: Sizes) -> DerivationCase:
     inputs = d("B T C"), d.integers("B K", d.T), d.integers("B K", d.V)
     names = {name: known[full] for name, full in short.items()}
     functions = {"dense": layer.dense, "norm": layer.norm}
-    docstring = inspect.getdoc(type(layer))
+    docstring = getdoc(type(layer))
     return DerivationCase(forward, backward, inputs, names, {"functions": functions}, docstring)
 
 
@@ -255,7 +256,7 @@ def bert_pretraining(d: Sizes) -> DerivationCase:
         model.loss_backward(dloss, cache)
 
     options = {"functions": functions}
-    docstring = inspect.getdoc(models.BertPretraining)
+    docstring = getdoc(models.BertPretraining)
     return DerivationCase(forward, backward, (targets, unrelated), {"x": model.body(ids)}, options, docstring)
 
 
@@ -283,7 +284,7 @@ def predictor(d: Sizes, smoothing: float = 0.0) -> DerivationCase:
     names = {"logits": model.forward(*inputs)[0], "epsilon": smoothing}
     shared = models.predictor.Predictor
     backward = shared.loss_backward.__get__(model)  # an encoder and decoder has one of its own for R-Drop
-    return DerivationCase(loss, backward, (targets,), names, {}, inspect.getdoc(shared))
+    return DerivationCase(loss, backward, (targets,), names, {}, getdoc(shared))
 
 
 def encoder_decoder(d: Sizes) -> DerivationCase:
@@ -299,7 +300,7 @@ def encoder_decoder(d: Sizes) -> DerivationCase:
         "decoder": lambda w, memory: model.decoder_stack(w + at[: d.T], memory, pattern=pattern),
     }
     names = {"table": known["tokens.table"], "dtable": known["dtokens.table"]}
-    docstring = inspect.getdoc(models.EncoderDecoder)
+    docstring = getdoc(models.EncoderDecoder)
     return DerivationCase(model.forward, model.backward, ids, names, {"functions": functions}, docstring)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import ops
+from ...notation.run import getdoc
 from ...rng import Key, random_uint16
 from .case import DerivationCase, Sizes
 
@@ -125,7 +125,7 @@ def cross_entropy(d: Sizes, ignore_index: int | None = None, ignored: int = 1, *
     case = reference("cross_entropy", d("B T V"), targets, ignore_index, **options)
     if (targets != ignore_index).any():
         return case
-    none_counted = re.sub(r".* for k_n = 1$", "", inspect.getdoc(case.op) or "", flags=re.MULTILINE)
+    none_counted = re.sub(r".* for k_n = 1$", "", getdoc(case.op), flags=re.MULTILINE)
     return case._replace(docstring=none_counted)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ import numpy as np
 
 from ... import ops, optim
 from ...nn import Param
+from ...notation.run import getdoc
 from ...optim.muon import COEFFICIENTS, SMALLEST
 from ...optim.optimizer import Optimizer
 from ...training.precision import LARGEST, LossScale
@@ -58,7 +58,7 @@ def history(d: Sizes, optimizer: type[Optimizer], buffers: dict[str, str], **opt
     axes = flat([np.full(p.data.shape, p.data.ndim) for p in params])
     names = {"θ": np.array(theta), "G": np.array(gradients), "lr": rates, "axes": axes}
     names |= {letter: np.array(values) for letter, values in states.items()}
-    return case(made.update, inspect.getdoc(optimizer), names)
+    return case(made.update, getdoc(optimizer), names)
 
 
 def adam(d: Sizes, optimizer: type[optim.Adam], decay: str) -> DerivationCase:
@@ -90,7 +90,7 @@ def muon(d: Sizes) -> DerivationCase:
     mean = [(1 - momentum) * g + momentum * m for g, m in zip(gradients, means, strict=True)]
     names = {"θ": np.array(theta), "G": np.array(gradients), "m": np.array(means), "lr": rates}
     names |= {"u": np.array(mean), "O": np.array([optim.newton_schulz(u) for u in mean])}
-    return case(made.update, inspect.getdoc(optim.Muon), names | {"μ": momentum, "λ": decay})
+    return case(made.update, getdoc(optim.Muon), names | {"μ": momentum, "λ": decay})
 
 
 def newton_schulz(d: Sizes) -> DerivationCase:
@@ -101,7 +101,7 @@ def newton_schulz(d: Sizes) -> DerivationCase:
     S = np.einsum("ir,kij,rj->kr", U, X, Vt)
     names = {"g": g, "X": X, "U": U, "S": S, "V": Vt.T, "smallest": SMALLEST}
     names |= dict(zip("abc", COEFFICIENTS, strict=True))
-    return case(optim.newton_schulz, inspect.getdoc(optim.newton_schulz), names)
+    return case(optim.newton_schulz, getdoc(optim.newton_schulz), names)
 
 
 def dynamic(d: Sizes) -> DerivationCase:
@@ -123,7 +123,7 @@ def dynamic(d: Sizes) -> DerivationCase:
         theta.append(layout.data.copy())
         gradients.append(layout.grad.copy())
     names = {"θ": np.array(theta), "G": np.array(gradients), "g": observed, "lr": rates, "λ": 0.3, "eps": made.eps}
-    return case(made.update, inspect.getdoc(optim.DynamicRMS), names)
+    return case(made.update, getdoc(optim.DynamicRMS), names)
 
 
 def clipping(d: Sizes) -> DerivationCase:
@@ -133,7 +133,7 @@ def clipping(d: Sizes) -> DerivationCase:
     max_norm = float(np.linalg.norm(flat(before))) * (0.5 if d.seed % 2 else 2.0)
     norm = optim.clip_by_global_norm(after, max_norm)
     names = {"g": flat(before), "c": flat(after), "norm": norm, "max_norm": max_norm}
-    return case(optim.clip_by_global_norm, inspect.getdoc(optim.clip_by_global_norm), names)
+    return case(optim.clip_by_global_norm, getdoc(optim.clip_by_global_norm), names)
 
 
 def schedule(d: Sizes, kind: Callable, **settings: float) -> DerivationCase:
@@ -141,7 +141,7 @@ def schedule(d: Sizes, kind: Callable, **settings: float) -> DerivationCase:
     settings = {"peak": 0.3 * d.scale, "warmup": 0 if d.seed % 4 == 3 else d.W} | settings
     made = kind(**settings)
     rates = np.array([made(step) for step in range(20)])
-    return case(made.__call__, inspect.getdoc(kind), settings | {"lr": rates})
+    return case(made.__call__, getdoc(kind), settings | {"lr": rates})
 
 
 def loss_scale(d: Sizes) -> DerivationCase:
@@ -159,7 +159,7 @@ def loss_scale(d: Sizes) -> DerivationCase:
     mantissa, exponent = np.frexp(dy)
     names = {"J": J, "dy": dy, "dx": dx[0], "S": 2.0**k, "k": k, "m": 2 * mantissa, "e": exponent - 1.0}
     names |= {"scale": np.array(scales), "c": np.array(good, float), "o": overflow, "N": 3.0, "largest": LARGEST}
-    return case(LossScale.skips, inspect.getdoc(LossScale), names)
+    return case(LossScale.skips, getdoc(LossScale), names)
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {

@@ -55,10 +55,11 @@ class Runner:
         self.output = Path(self.temporary.name, "output.txt")
         self.collected = False
         kept = {"OMP_NUM_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": self.temporary.name}
+        asserts = {"PYTHONOPTIMIZE": ""}  # without them, tests miss every mistake
         self.process = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("runner.py"), *imports],
             cwd=folder,
-            env=kept | dict(os.environ if environment is None else environment),
+            env=kept | dict(os.environ if environment is None else environment) | asserts,
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,158 @@
+"""An answer is checked in a process of its own: whatever it does there, the verdict and the progress are safe.
+
+An answer may never end, end the program, take all memory, or change the working directory or NumPy. The verdict counts
+only if the process sends it before it ends.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from .course import exercise
+from .grading import Verdict, grade, where
+
+SECONDS = 30.0  # that an answer may take; the solutions take less than one
+GRACE = 10.0  # seconds after which the process is ended if it cannot do so itself, as in C code that hangs
+MEMORY = 4 << 30  # bytes that an answer may take
+PRINTED = 20_000  # characters that an answer may print
+METHOD = "fork" if sys.platform == "linux" else "spawn"  # a fork is faster; elsewhere it is unsafe, or missing
+CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod", "shutil.rmtree")
+
+
+def grade_apart(name: str, path: Path, show: Callable[[str], Any]) -> Verdict:
+    """`grade` in another process. show: is called with what the answer prints."""
+    context: Any = get_context(METHOD)
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=report, args=(there, name, path.resolve(), SECONDS), daemon=True)
+    process.start()
+    there.close()
+    end = time.monotonic() + SECONDS + GRACE
+    try:
+        while ready := wait([here, process.sentinel], max(0, end - time.monotonic())):
+            said = received(here) if here in ready or here.poll() else None
+            if said is None:
+                process.join(1)
+                break
+            if said[0] != "printed":
+                return Verdict(said[0] == "right", said[1])
+            show(said[1])
+        else:
+            return Verdict(False, too_long(""))
+    finally:
+        ended = process.exitcode
+        with suppress(OSError, AttributeError):  # with the processes that the answer started; Windows has no groups
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()
+        process.join()
+    return Verdict(False, without_verdict(ended))
+
+
+def received(here: Connection) -> list[str] | None:
+    """What the process sent; None if it has ended, or has closed or written to files that it did not open."""
+    try:
+        return json.loads(here.recv_bytes(1 << 24))
+    except (EOFError, OSError, ValueError):
+        return None
+
+
+def without_verdict(status: int | None) -> str:
+    """What to say of a process that ended with this exit code without a verdict, or broke off the connection (None)."""
+    if status is None:
+        return "The answer closed or changed files that it did not open, so that its check could not go on"
+    if status >= 0:
+        return f"The answer ended the program (exit status {status}) before the check was done: take out os._exit"
+    name = next((number.name for number in signal.Signals if number == -status), f"signal {-status}")
+    return f"Python crashed in the answer ({name}). Is memory full, or does a function call itself without end?"
+
+
+def too_long(line: str) -> str:
+    return f"{line}After {SECONDS:.0f} seconds the answer was still running. Does a loop in it never end?"
+
+
+def report(there: Connection, name: str, path: Path, seconds: float) -> None:
+    """Grade an answer, and send what it prints and the verdict. Runs in the process of the answer."""
+    sending = threading.Lock()
+
+    def send(what: str, text: str) -> None:
+        with sending:
+            there.send_bytes(json.dumps([what, text]).encode())
+
+    def stop() -> None:
+        frame, number = sys._current_frames().get(threading.main_thread().ident or 0), 0
+        while frame and not number:
+            number = frame.f_lineno if frame.f_code.co_filename == str(path) else 0
+            frame = frame.f_back
+        send("wrong", too_long(f"line {number}: {lines[number - 1].strip()}\n    " if number else ""))
+        os._exit(1)
+
+    alone(path.parent)
+    sys.stdout = sys.stderr = Printed(send)
+    limit = threading.Timer(seconds, stop)
+    limit.daemon = True
+    limit.start()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        verdict = grade(exercise(name), path)
+    except BaseException as error:  # also KeyboardInterrupt, which cannot come from the terminal here
+        verdict = Verdict(False, where(error, path))
+    send("right" if verdict.passed else "wrong", verdict.message)
+
+
+def alone(folder: Path) -> None:
+    """Cut this process off from the terminal, and limit what an answer can do by mistake."""
+    with suppress(OSError, AttributeError):
+        os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    sys.stdin = open(os.devnull, encoding="utf-8")
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    sys.addaudithook(lambda event, args: expect_harmless(folder, event, args))
+
+
+def expect_harmless(folder: Path, event: str, args: tuple) -> None:
+    """Raise PermissionError if an answer is about to change a file in the folder of the exercises, or to fork."""
+    if event in ("os.fork", "os.forkpty"):  # each of the two would fork again, at the next call
+        raise PermissionError("an answer must not start another process")
+    if event == "open":
+        paths = args[:1] if isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR) else ()
+    else:
+        paths = args[:2] if event in CHANGES else ()
+    for path in paths:
+        if isinstance(path, str | bytes | os.PathLike):
+            found = Path(os.fsdecode(path)).resolve()
+            if folder in (found, *found.parents) or found in folder.parents:
+                raise PermissionError(f"an answer must not change files in the folder of the exercises: {path!r}")
+
+
+class Printed(io.TextIOBase):
+    """Standard output of an answer: sends what is printed, up to a limit."""
+
+    def __init__(self, send: Callable[[str, str], None]) -> None:
+        self.send, self.left = send, PRINTED
+
+    def write(self, text: str) -> int:
+        if self.left > 0:
+            more = "\n... (the answer prints more than is shown here)\n" if len(text) > self.left else ""
+            self.send("printed", text[: self.left] + more)
+            self.left -= len(text)
+        return len(text)
+
+    def close(self) -> None:
+        pass
