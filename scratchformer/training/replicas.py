@@ -116,9 +116,10 @@ class Replicas:
     def __enter__(self) -> Replicas:
         if self.device is CPU:
             keep_freed_memory()
-        self.fast = fast()  # first, so that the threads of the BLAS that it loads are limited too
-        self.fast.__enter__()
-        self.limits = threadpool_limits(1, "blas") if self.device is CPU else None
+        self.block = ExitStack()
+        self.block.enter_context(fast())  # first, so that the threads of the BLAS that it loads are limited too
+        if self.device is CPU:
+            self.block.enter_context(threadpool_limits(1, "blas"))
         self.threads = [ThreadPoolExecutor(1) for _ in self.models] if self.count > 1 else []
         return self
 
@@ -127,13 +128,10 @@ class Replicas:
             for thread in self.threads:
                 thread.shutdown(cancel_futures=True)
             self.threads = []
-        if self.limits is not None:
-            self.limits.restore_original_limits()
-            self.limits = None
         if self.graphs is not None:
             self.graphs.clear()
         self.as_before.close()
-        self.fast.__exit__(None, None, None)
+        self.block.close()
 
     def like(self, model: Any) -> Replicas:
         """As many replicas of another model, with the same settings."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from threadpoolctl import threadpool_info
 
 from scratchformer.backend import CPU, to_cpu
 from scratchformer.data import LabelledBatch, MaskedBatch, SegmentBatch, TextBatch, TranslationBatch
@@ -480,3 +481,21 @@ def test_an_exception_stops_all_replicas_and_closes_the_generator(make_model, co
         assert sorted(started) == sorted(ended)
         assert len(closed) == 1 and closed[0] <= 7 + AHEAD * count
         assert replicas.map_models(lambda model, item: item, range(4)) == [0, 1, 2, 3]
+
+
+def test_each_thread_that_trains_holds_the_blas_to_one_thread():
+    """The bits of a product may depend on the number; since version 3.8 of threadpoolctl one Python thread at a time may
+    set it, until it leaves its block.
+    """
+    model, seen = LanguageModel(29, d_model=8, heads=2, depth=1, context=8), []
+
+    def train():
+        with Replicas(model, 1):
+            seen.append({each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"})
+
+    train()
+    for _ in range(2):
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    assert seen == [{1}] * 3
