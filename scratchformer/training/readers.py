@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -116,7 +117,7 @@ def finished_members(run: Path) -> list[Path]:
 
 def mean_snapshot(run: Path) -> Path:
     """The saved mean of a run's last snapshots, or its best snapshot if there is no mean."""
-    return run / MEAN if (run / MEAN).is_file() else best_snapshot(run)
+    return run / MEAN if os.path.lexists(run / MEAN) else best_snapshot(run)  # what is no file is named on loading
 
 
 def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
