@@ -22,7 +22,7 @@ from ..ops.checks import shown
 from ..processor import instructions
 
 PRODUCTS, HALF = "library for products", "library for products of bfloat16"
-SETTINGS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")  # of MKL, in the environment
+SETTINGS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_L2_SIZE")  # in the environment
 
 
 def numerics(precision: str = "float32") -> dict[str, str]:
@@ -33,6 +33,8 @@ def numerics(precision: str = "float32") -> dict[str, str]:
         "kind of processor": ", ".join([*simd, *instructions()]),
         "setting of the fast twins": "off",
     }
+    if settings := [f"{name}={value}" for name in SETTINGS if (value := os.environ.get(name))]:
+        found["setting of the libraries"] = ", ".join(settings)
     if not (is_fast() and np.ndarray in ops.linear.fast_twins):
         return found
     import llvmlite.binding
@@ -55,8 +57,8 @@ def as_before(record: Mapping[str, str]) -> AbstractContextManager:
         return nullcontext()
     from ..kernels import mkl_products
 
-    half = _name(record[HALF]) if HALF in record else getattr(mkl_products.used(), "bfloat16", "float32")
-    return mkl_products.taking(_name(record[PRODUCTS]), half)
+    half = record[HALF] if HALF in record else getattr(mkl_products.used(), "bfloat16", "float32")
+    return mkl_products.taking(*(library.partition(" ")[0] for library in (record[PRODUCTS], half)))
 
 
 def is_record(value: Any) -> bool:
@@ -72,14 +74,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 def _library(name: str) -> str:
     """The name of a library for products, and for MKL its version. (NumPy's BLAS has an entry of its own.)"""
-    if name != "MKL":
-        return name
-    settings = [f"{name}={value}" for name in SETTINGS if (value := os.environ.get(name))]
-    return ", ".join([f"MKL {metadata.version('mkl')}", *settings])
-
-
-def _name(library: str) -> str:
-    return library.split(" ")[0].rstrip(",")
+    return f"MKL {metadata.version('mkl')}" if name == "MKL" else name
 
 
 def _blas() -> str:

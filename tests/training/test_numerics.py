@@ -148,6 +148,13 @@ def test_all_ranks_use_the_library_of_the_first(tmp_path, make_model, make_batch
     assert len(taken) == 3 and taken[0] == taken[1] == taken[2] == load_snapshot(tmp_path / "run").state["numerics"]
 
 
+@pytest.mark.parametrize("name", numerics_module.SETTINGS)
+def test_settings_that_change_bits_are_in_the_record(monkeypatch, name):
+    before = numerics()
+    monkeypatch.setenv(name, "AVX2")
+    assert changes(before, numerics()).startswith("setting of the libraries: ")
+
+
 def test_what_has_changed_is_named():
     assert changes({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "b: '2' before, '3' now"
     assert changes({"a": "1"}, {"c": "\x1b"}) == r"a: '1' before, None now; c: None before, '\x1b' now"
