@@ -209,8 +209,9 @@ def read_splits(
 
     Raises DataError, naming the file or member, if `path` is missing or damaged; if a split is empty and not in
     `optional`; if a split has reviews of only one class; if the rating in a name is not one of its folder (1 to 4 in
-    neg, 7 to 10 in pos); if a folder has fewer reviews than its tables of word counts have lines; if two reviews with the same class, number and rating have different texts (the same text in two
-    archives counts once); or if a review is not UTF-8, contains no word, or is longer than a megabyte.
+    neg, 7 to 10 in pos); if a folder has fewer reviews than its tables of word counts have lines; if two reviews with
+    the same class, number and rating have different texts (the same text in two archives counts once); or if a review
+    is not UTF-8, contains no word, or is longer than a megabyte.
     """
     for split in splits:
         if split not in SPLITS:

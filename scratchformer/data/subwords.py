@@ -525,7 +525,7 @@ def _expect_settings(folder: Path, expected: Mapping[str, tuple]) -> dict[str, A
             if value is not None and value not in values:
                 right = " or ".join(shown(v) for v in values if v is not None)
                 raise DataError(
-                    f"{path}: {name}: expected {right}, got {shown(value)}, which splits texts in another way"
+                    f"{path}: {name}: expected {right}, got {shown(value)}, which may split texts in another way"
                 )
     return settings
 

@@ -76,7 +76,6 @@ class TransformerXL(LanguageModel):
         The memory for the next segment is `remember(cache)`. Raises TypeError if the memory is not empty and not of the
         model's dtype.
         """
-        expect_shape("ids", ids, "B T")
         if memory is None:
             memory = self.nothing(ids)
         dtype = self.body.tokens.table.data.dtype
@@ -90,6 +89,7 @@ class TransformerXL(LanguageModel):
 
     def nothing(self, ids: Array) -> Array:
         """The empty memory (B, depth, 0, C) before the first segment ids (B, T)."""
+        expect_shape("ids", ids, "B T")
         table = self.body.tokens.table.data
         return array_module(ids, table).zeros((ids.shape[0], len(self.body.blocks), 0, table.shape[1]), table.dtype)
 

@@ -10,8 +10,6 @@ Source: Bloem, "Transformers from scratch", 2019.
 
 from __future__ import annotations
 
-import operator
-from functools import reduce
 from typing import Any, NamedTuple
 
 from .. import ops
@@ -166,5 +164,4 @@ class MultiHeadLoop(Layer):
     def backward(self, dy: Array, cache: MultiHeadLoopCache) -> Array:
         d_heads = self.unify.backward(dy, cache.unify)  # (B, T, C)
         columns = array_module(dy).split(d_heads, len(self.heads), axis=-1)
-        parts = (head.backward(d, c) for head, d, c in zip(self.heads, columns, cache.heads, strict=True))
-        return reduce(operator.add, parts)  # `sum` begins with 0, which makes bfloat16 float32 before NumPy 2.2
+        return sum(head.backward(d, c) for head, d, c in zip(self.heads, columns, cache.heads, strict=True))
