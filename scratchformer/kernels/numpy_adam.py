@@ -25,11 +25,11 @@ def adam_step(
         m̂_i = m_i/(1 − β1^t)                v̂_i = v_i/(1 − β2^t)
         w_i = w0_i − lr m̂_i/(√v̂_i + eps)
 
-    The two bias corrections are scalars, so no arrays m̂ and v̂ are needed. The correction of v moves out of the root and
-    out of the quotient, and both are applied at the end, together with lr:
+    The two bias corrections are scalars, so no arrays m̂ and v̂ are needed. The correction of v moves out of the root,
+    and that of m is applied at the end, together with lr:
 
-        √v̂_i = 1/√(1 − β2^t) √v_i        root := √(1 − β2^t)
-        change_i := lr root/(1 − β1^t) · m_i/(√v_i + eps root)        w_i = w0_i − change_i
+        √v̂_i = 1/√(1 − β2^t) √v_i
+        change_i := lr/(1 − β1^t) · m_i/(1/√(1 − β2^t) √v_i + eps)        w_i = w0_i − change_i
 
     All intermediate results share one array, which in the end holds the change of w:
 
@@ -41,9 +41,10 @@ def adam_step(
         v *= beta2
         v += change
         np.sqrt(v, out=change)
-        change += eps * root
+        change *= 1 / math.sqrt(1 - beta2**steps)
+        change += eps
         np.divide(m, change, out=change)
-        change *= lr * root / (1 - beta1**steps)
+        change *= lr / (1 - beta1**steps)
         w -= change
 
     A step on a piece allocates one array, which stays in the processor's cache with the four others if the piece is
@@ -53,7 +54,6 @@ def adam_step(
     if not one_real_dtype(w, g, m, v):
         return plain(w, g, m, v, lr, betas, eps, steps)
     beta1, beta2 = betas
-    root = math.sqrt(1 - beta2**steps)
     change = np.multiply(g, 1 - beta1)
     m *= beta1
     m += change
@@ -62,10 +62,11 @@ def adam_step(
     v *= beta2
     v += change
     np.sqrt(v, out=change)
-    change += eps * root
+    change *= 1 / math.sqrt(1 - beta2**steps)
+    change += eps
     np.divide(m, change, out=change)
-    change *= lr * root / (1 - beta1**steps)
+    change *= lr / (1 - beta1**steps)
     w -= change
-    if not v.max(initial=0) < np.inf:
+    if not math.isfinite(np.vdot(v, v)):
         w -= 0 * v
     return None
