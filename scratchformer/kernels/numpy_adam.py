@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -57,16 +58,18 @@ def adam_step(
     change = np.multiply(g, 1 - beta1)
     m *= beta1
     m += change
-    np.multiply(g, 1 - beta2, out=change)
-    change *= g
-    v *= beta2
-    v += change
+    overflows: list[Any] = []
+    with np.errstate(over="call", call=lambda *error: overflows.append(error)):
+        np.multiply(g, 1 - beta2, out=change)
+        change *= g
+        v *= beta2
+        v += change
     np.sqrt(v, out=change)
     change *= 1 / math.sqrt(1 - beta2**steps)
     change += eps
     np.divide(m, change, out=change)
     change *= lr / (1 - beta1**steps)
     w -= change
-    if not v.max(initial=0) < np.inf:
+    if overflows:
         w -= 0 * v
     return None

@@ -23,6 +23,7 @@ TILE = 1 << 18  # scores at once, over all heads processed together: a megabyte 
 WIDTH = 1024  # columns at once
 SHORT = 64 * 64  # the most scores of a sequence that is a single tile
 SAFE = 60.0  # for scores up to this size m can be 0: exp(60) is 1e26, and float32 reaches 3e38
+FINE = 1e4  # scores up to this size have digits enough for m to be one of the terms of their sums
 
 plain = in_half(ops.attention, ops.attention_backward)
 
@@ -196,9 +197,9 @@ def largest_norm(x: np.ndarray) -> float:
     return math.sqrt(float(np.vecdot(x, x).max(initial=0)))
 
 
-def largest(x: np.ndarray) -> float:
-    """The largest magnitude of a number of x."""
-    return max(float(x.max(initial=0)), -float(x.min(initial=0)))
+def finite_squares(*arrays: np.ndarray) -> bool:
+    """Whether the squares of the numbers of each array have a finite sum. Then products of their rows are finite."""
+    return all(math.isfinite(np.vdot(x, x)) for x in arrays)
 
 
 def skips(runs: list[Run], T: int, S: int) -> bool:
@@ -263,10 +264,11 @@ def attention(
         p_hts = exp(z_hts − m_ht − log_sum_ht) where allowed_hts = 1, 0 elsewhere
 
     The two are kept apart: in their sum, the log-sum-exp, a large m would round off the digits of log l. (A query that
-    sees no key has l = 0 and y = 0. Its log_sum is the largest finite number, which makes p = 0.) If the bound
-    is small, a further column subtracts log l: the product of [q/√D, −log l] and [k, 1] is z − log l. Otherwise m, and
-    then log l, are subtracted from the finished z, which both passes of the forward, and the backward, round in the
-    same way. A large z has few digits, and a sum that includes −m would have others: exp(z − m) could be anything.
+    sees no key has l = 0 and y = 0. Its log_sum is the largest finite number, which makes p = 0.) A further
+    column subtracts one of them: if the bound is small, the product of [q/√D, −log l] and [k, 1] is z − log l, and if
+    it is not large, that of [q/√D, −m] and [k, 1] is z − m, in the forward too. A large z has few digits, and a sum
+    that includes −m would have others, so that exp(z − m) could be anything. Then m is subtracted from the finished z,
+    which both passes of the forward, and the backward, round in the same way.
 
     Backward. The gradients are those of `attention`:
 
@@ -291,11 +293,11 @@ def attention(
     For the rows and columns of a tile, p is first the scores, with m and log l subtracted, and dz is first dp − δ:
 
         delta = np.vecdot(output, own_y)
-        queries, keys_one = np.ascontiguousarray(own_q * scale), keys
+        within, after = subtrahends(own_shift, own_log_sum, bound)
+        queries, keys_one = with_column(own_q * scale, -within), with_column(keys, 1)
         output_delta = with_column(output, -delta)
         p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
-        p -= own_shift[..., run.rows, None]
-        p -= own_log_sum[..., run.rows, None]
+        p -= x[..., run.rows, None]
         np.exp(p, out=p)
         sum_dv[columns] += product_of_rows(p, output[rows])
         dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
@@ -337,15 +339,18 @@ def attention(
         queries = by_key_head(q[part], heads, shared) * (1 / math.sqrt(D))
         keys, values = (x if shared == 1 else x[:, :, None] for x in (k[own], with_column(v[own], 1)))
         bound = largest_norm(queries) * largest_norm(keys)
-        finite, safe = math.isfinite(bound), bound <= SAFE
+        finite = math.isfinite(bound)
         bounds.append(bound)
-        if not safe:
+        if not bound <= FINE:
             queries, keys = np.ascontiguousarray(queries), np.ascontiguousarray(keys)
+        if not bound <= SAFE:
             row_maxima(partial(products, queries, keys), own_shift, runs, finite)
+        if SAFE < bound <= FINE:
+            queries, keys = with_column(queries, -own_shift), with_column(keys, 1)
         total = np.zeros((*queries.shape[:-1], D + 1), q.dtype)  # [y l, l]
         for run in runs:
             z = products(queries, keys, run)
-            if not safe:
+            if not bound <= FINE:
                 z -= own_shift[..., run.rows, None]
             forbid(z, run, finite)
             np.exp(z, out=z)
@@ -353,10 +358,19 @@ def attention(
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=own_y)
-        if skips(runs, T, S):
+        if skips(runs, T, S) and not finite_squares(values):
             own_y += zero_or_nan(values[..., :-1])
         own_log_sum[...] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
     return y, TiledAttentionCache(q, k, v, y, shift, log_sum, bounds, pattern)
+
+
+def subtrahends(
+    shift: np.ndarray, log_sum: np.ndarray, bound: float
+) -> tuple[np.ndarray | None, tuple[np.ndarray, ...]]:
+    """What to subtract from the scores of each row within the product that computes them, and what afterwards."""
+    if bound <= SAFE:
+        return log_sum, ()
+    return (shift, (log_sum,)) if bound <= FINE else (None, (shift, log_sum))
 
 
 def products(queries: np.ndarray, keys: np.ndarray, run: Run) -> np.ndarray:
@@ -374,7 +388,7 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
     scale = 1 / math.sqrt(D)
     for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True):
-        finite, safe = math.isfinite(bound), bound <= SAFE
+        finite = math.isfinite(bound)
         sequences, heads = part
         own = sequences, key_heads(heads, shared)
         own_q, own_y, own_dq, own_shift, own_log_sum = (
@@ -385,18 +399,19 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
         sum_dq, sum_dk, sum_dv = np.zeros_like(output), np.zeros_like(keys), np.zeros_like(keys)
         keys, values_one = (x if shared == 1 else x[:, :, None] for x in (keys, values_one))
         delta = np.vecdot(output, own_y)
-        queries, keys_one = np.ascontiguousarray(own_q * scale), keys
-        if safe:
-            queries, keys_one = with_column(queries, -own_log_sum), with_column(keys, 1)
+        within, after = subtrahends(own_shift, own_log_sum, bound)
+        if within is None:
+            queries, keys_one = np.ascontiguousarray(own_q * scale), keys
+        else:
+            queries, keys_one = with_column(own_q * scale, -within), with_column(keys, 1)
         output_delta = with_column(output, -delta)
-        bounded = (D + 1) * largest(output_delta) * largest(values_one) < np.finfo(q.dtype).max
+        bounded = finite_squares(output_delta, values_one)
         finite_queries, finite_keys = (x if finite else np.nan_to_num(x) for x in (queries, keys))
         for run in runs:
             rows, columns = (..., run.rows, slice(None)), (..., run.columns, slice(None))
             p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
-            if not safe:
-                p -= own_shift[..., run.rows, None]
-                p -= own_log_sum[..., run.rows, None]
+            for x in after:
+                p -= x[..., run.rows, None]
             forbid(p, run, finite)
             np.exp(p, out=p)
             sum_dv[columns] += product_of_rows(p, output[rows])

@@ -18,17 +18,19 @@ from ..ops.patterns import Full, Pattern
 from ..ops.relative import check_relative_attention
 from .numpy_arrays import one_real_dtype
 from .numpy_attention import (
+    FINE,
     SAFE,
     Run,
     add_product,
+    finite_squares,
     forbid,
     groups,
     heads_inside,
-    largest,
     largest_norm,
     overwrite,
     row_maxima,
     skips,
+    subtrahends,
     with_column,
     zero_or_nan,
 )
@@ -142,8 +144,7 @@ def relative_attention(
     dp − δ:
 
         p = scores(content, keys_one, position, r[heads], T, run)
-        p -= shift[part][..., run.rows, None]
-        p -= log_sum[part][..., run.rows, None]
+        p -= x[..., run.rows, None]
         np.exp(p, out=p)
         sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
         da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
@@ -177,15 +178,18 @@ def relative_attention(
         position = (q[part] + position_bias[heads, None]) * scale
         keys, values = k[part], with_column(v[part], 1)
         bound = largest_norm(content) * largest_norm(keys) + largest_norm(position) * largest_norm(r[heads])
-        finite, safe = math.isfinite(bound), bound <= SAFE
+        finite = math.isfinite(bound)
         bounds.append(bound)
-        if not safe:
+        if not bound <= FINE:
             content, keys = np.ascontiguousarray(content), np.ascontiguousarray(keys)
+        if not bound <= SAFE:
             row_maxima(partial(scores, content, keys, position, r[heads], T), shift[part], runs, finite)
+        if SAFE < bound <= FINE:
+            content, keys = with_column(content, -shift[part]), with_column(keys, 1)
         total = np.zeros((*q[part].shape[:-1], D + 1), q.dtype)  # [y l, l]
         for run in runs:
             z = scores(content, keys, position, r[heads], T, run)
-            if not safe:
+            if not bound <= FINE:
                 z -= shift[part][..., run.rows, None]
             forbid(z, run, finite)
             np.exp(z, out=z)
@@ -193,7 +197,7 @@ def relative_attention(
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
-        if skips(runs, T, S):
+        if skips(runs, T, S) and not finite_squares(values):
             y[part] += zero_or_nan(values[..., :-1])
         log_sum[part] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
     return y, TiledRelativeAttentionCache(*arrays, y, shift, log_sum, bounds, pattern)
@@ -209,15 +213,18 @@ def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCac
     dr, du, dw = np.zeros_like(r), np.zeros_like(content_bias), np.zeros_like(position_bias)
     scale = 1 / math.sqrt(D)
     for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype), bounds, strict=True):
-        heads, finite, safe = part[1], math.isfinite(bound), bound <= SAFE
+        heads, finite = part[1], math.isfinite(bound)
         keys, output = np.ascontiguousarray(k[part]), np.ascontiguousarray(dy[part])
-        content = np.ascontiguousarray((q[part] + content_bias[heads, None]) * scale)
+        within, after = subtrahends(shift[part], log_sum[part], bound)
+        content = (q[part] + content_bias[heads, None]) * scale
         position = (q[part] + position_bias[heads, None]) * scale
         keys_one, values_one = keys, with_column(v[part], 1)
-        if safe:
-            content, keys_one = with_column(content, -log_sum[part]), with_column(keys, 1)
+        if within is None:
+            content = np.ascontiguousarray(content)
+        else:
+            content, keys_one = with_column(content, -within), with_column(keys, 1)
         output_delta = with_column(output, -np.vecdot(output, y[part]))
-        bounded = (D + 1) * largest(output_delta) * largest(values_one) < np.finfo(q.dtype).max
+        bounded = finite_squares(output_delta, values_one)
         finite_content, finite_keys, finite_position, finite_r = (
             x if finite else np.nan_to_num(x) for x in (content, keys, position, r[heads])
         )
@@ -225,9 +232,8 @@ def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCac
         for run in runs:
             rows, columns, near = ((..., s, slice(None)) for s in (run.rows, run.columns, distances(run, T)))
             p = scores(content, keys_one, position, r[heads], T, run)
-            if not safe:
-                p -= shift[part][..., run.rows, None]
-                p -= log_sum[part][..., run.rows, None]
+            for x in after:
+                p -= x[..., run.rows, None]
             forbid(p, run, finite)
             np.exp(p, out=p)
             sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]

@@ -95,8 +95,10 @@ def test_gradients_are_those_of_float64_where_scores_have_digits(name, combinati
 
 
 @pytest.mark.parametrize("name", ATTENTION)
-def test_what_is_not_finite_surfaces_as_in_the_reference(name, combinations):
+def test_what_is_not_finite_surfaces_as_in_the_reference(name, kind, combinations):
     """In q, k and v. y is non-finite in the same places, and so is dq if v is finite; the others at least there."""
+    if kind == "reference":
+        pytest.skip("for the twins")
     wrongs = [np.nan, np.inf, -np.inf, 1e30]
     for values in combinations(8, argument=[0, 1, 2], wrong=wrongs, whole=[False, True], small=[False, True]):
         wrong = values["wrong"]

@@ -520,7 +520,9 @@ MISTAKES = (
         effect="Where scores are large, backward and forward compute different probabilities.",
         operation="attention",
         file="kernels/numpy_attention.py",
-        replacements=(("                p -= own_shift[..., run.rows, None]\n", ""),),
+        replacements=(
+            ("return (shift, (log_sum,)) if bound <= FINE else (None, (shift, log_sum))", "return log_sum, ()"),
+        ),
     ),
     Mistake(
         name="a kernel: an empty tile is taken for a full one",
