@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -28,17 +28,15 @@ def has(feature: str) -> bool:
     return mentions[-1:] == [f"+{feature}"]
 
 
-# Sums may be reordered, so that they run in vectors. NaN and infinity keep their meaning.
-FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
-EXACT = FASTMATH - {"arcp"}  # divisions and roots as they are written
-
-
-def compiled(function: Callable, fastmath: set[str] = FASTMATH, inline: bool = False) -> Any:
+def compiled(function: Callable, fastmath: Collection[str] = ("contract",), inline: bool = False) -> Any:
     """`function`, compiled when it is first called, without the interpreter lock; the code is kept on disk.
 
+    fastmath: what LLVM may do that changes how a result is rounded. By default only a product and a sum may become one
+    instruction, which rounds once. Nothing is reordered: (z − m) − log Z must not become z − (m + log Z), in which a
+    large m rounds off log Z. Sums that may be reordered are written with `plus`.
     inline: whether its code is copied to where it is called, where more is known about its arguments.
     """
-    options: dict[str, Any] = dict(nogil=True, fastmath=fastmath, error_model="numpy", forceinline=inline)
+    options: dict[str, Any] = dict(nogil=True, fastmath=set(fastmath), error_model="numpy", forceinline=inline)
     try:
         found = numba.njit(cache=True, **options)(function)
         on_disk = found._cache._cache_file
@@ -86,6 +84,15 @@ register("numba:compile", Note())
 def as_bits(x: np.ndarray) -> np.ndarray:
     """x as compiled code takes it: bfloat16 as its 16 bits in unsigned integers, a view; any other array itself."""
     return x.view(np.uint16) if x.dtype.kind == "V" else x
+
+
+@partial(compiled, fastmath=("reassoc", "nsz", "contract"), inline=True)
+def plus(total: Any, x: Any) -> Any:
+    """total + x, in an order that LLVM may choose if x is added in a loop: then the loop runs in vectors.
+
+    The permission belongs to this one addition. What x is computed from is not reordered.
+    """
+    return total + x
 
 
 @compiled

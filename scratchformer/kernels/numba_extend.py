@@ -34,7 +34,7 @@ from ..ops import Pattern
 from ..ops.activations import CUBIC
 from .mkl_products import products as blas
 from .numba_activations import normal_cdf, sigmoid
-from .numba_code import as_bits, compiled
+from .numba_code import as_bits, compiled, plus
 from .numba_linear import affine
 from .numba_math import alike, narrow, read
 from .numba_multiply import copy, half, means, multiply, multiply_rows, multiply_transposed
@@ -250,10 +250,10 @@ def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
     C, mean, square = x.size, np.float32(0), np.float32(0)
     if beta.size:
         for c in range(C):
-            mean += x[c]
+            mean = plus(mean, x[c])
         mean /= np.float32(C)
     for c in range(C):
-        square += (x[c] - mean) * (x[c] - mean)
+        square = plus(square, (x[c] - mean) * (x[c] - mean))
     rstd = ONE / np.float32(math.sqrt(square / np.float32(C) + eps))
     for c in range(C):
         y[c] = (x[c] - mean) * rstd * read(gamma[c])

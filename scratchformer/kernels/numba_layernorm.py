@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import ops
 from ..ops.checks import expect_like
-from .numba_code import EXACT, as_bits, compiled
+from .numba_code import as_bits, compiled, plus
 from .numba_math import alike, narrow, numbers_like, read, rows, wide_empty
 
 
@@ -63,7 +62,7 @@ def layernorm_backward(dy: np.ndarray, cache: FastLayerNormCache) -> tuple[np.nd
     return dx.view(x.dtype).reshape(x.shape), dgamma, dbeta
 
 
-@partial(compiled, fastmath=EXACT)  # 1/√ would be estimated, which makes NaN of 1/√∞
+@compiled
 def forward(x: Any, gamma: Any, beta: Any, eps: Any, statistics: Any, y: Any) -> None:
     N, C = x.shape
     zero, one = statistics.dtype.type(0), statistics.dtype.type(1)
@@ -71,18 +70,18 @@ def forward(x: Any, gamma: Any, beta: Any, eps: Any, statistics: Any, y: Any) ->
         row, to = x[n], y[n]
         mean, variance = zero, zero
         for c in range(C):
-            mean += read(row[c])
+            mean = plus(mean, read(row[c]))
         mean = mean / statistics.dtype.type(C)
         for c in range(C):
             centred = read(row[c]) - mean
-            variance += centred * centred
+            variance = plus(variance, centred * centred)
         rstd = one / np.sqrt(variance / statistics.dtype.type(C) + statistics.dtype.type(eps))
         statistics[0, n], statistics[1, n] = mean, rstd
         for c in range(C):
             to[c] = narrow((read(row[c]) - mean) * rstd * read(gamma[c]) + read(beta[c]), to)
 
 
-@partial(compiled, fastmath=EXACT)
+@compiled
 def backward(dy: Any, x: Any, statistics: Any, gamma: Any, dx: Any) -> Any:
     """Write dx, and return dγ and dβ."""
     N, C = x.shape
@@ -98,8 +97,7 @@ def backward(dy: Any, x: Any, statistics: Any, gamma: Any, dx: Any) -> Any:
             dgamma[c] += dyc * xhat
             dbeta[c] += dyc
             g = dyc * read(gamma[c])
-            mean_g += g
-            mean_gx += g * xhat
+            mean_g, mean_gx = plus(mean_g, g), plus(mean_gx, g * xhat)
         mean_g, mean_gx = mean_g / width, mean_gx / width
         for c in range(C):
             xhat = (read(row[c]) - mean) * rstd
