@@ -247,16 +247,20 @@ def arrays_of_layers(norms: Any, attention: Any, feedforward: Any) -> tuple[np.n
 @compiled
 def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
     """A layer norm of the row x (C,), or an RMS norm if there is no beta."""
-    C, mean, square = x.size, np.float32(0), np.float32(0)
+    C, mean, rest, square = x.size, np.float32(0), np.float32(0), np.float32(0)
     if beta.size:
         for c in range(C):
             mean = plus(mean, x[c])
         mean /= np.float32(C)
+        for c in range(C):
+            rest = plus(rest, x[c] - mean)  # not quite 0, since a large mean is rounded
+        rest /= np.float32(C)
     for c in range(C):
-        square = plus(square, (x[c] - mean) * (x[c] - mean))
+        y[c] = (x[c] - mean) - rest
+        square = plus(square, y[c] * y[c])
     rstd = ONE / np.float32(math.sqrt(square / np.float32(C) + eps))
     for c in range(C):
-        y[c] = (x[c] - mean) * rstd * read(gamma[c])
+        y[c] *= rstd * read(gamma[c])
     for c in range(beta.size):
         y[c] += read(beta[c])
 

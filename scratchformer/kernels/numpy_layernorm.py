@@ -64,17 +64,27 @@ def layernorm(
         return plain(x, gamma, beta, eps)
     check_layernorm(x, gamma, beta, eps)
     C = gamma.shape[0]
-    mean = x @ np.ones(C, x.dtype)
+    ones = np.ones(C, x.dtype)
+    mean = x @ ones
     mean /= C  # not a product with 1/C, which is rounded
     xhat = x - mean[..., None]
-    rstd = np.vecdot(xhat, xhat)[..., None]
-    rstd /= C
-    rstd += eps
-    np.divide(1, np.sqrt(rstd, out=rstd), out=rstd)
+    rstd = deviation(xhat, eps)
+    if (np.abs(mean) > rstd).any():  # then the rounding of the mean counts
+        xhat -= (xhat @ ones / C)[..., None]
+        rstd = deviation(xhat, eps)
+    rstd = np.divide(1, rstd, out=rstd)[..., None]
     xhat *= rstd
     y = xhat * gamma
     y += beta
     return y, NumpyLayerNormCache(xhat, rstd, gamma)
+
+
+def deviation(centred: np.ndarray, eps: float) -> np.ndarray:
+    """σ (...) of rows (..., C) whose mean is 0."""
+    variance = np.vecdot(centred, centred)
+    variance /= centred.shape[-1]
+    variance += eps
+    return np.sqrt(variance, out=variance)
 
 
 @ops.layernorm_backward.twin(NumpyLayerNormCache)
