@@ -12,11 +12,12 @@ from typing import Any
 import llvmlite.binding
 import numba
 import numpy as np
-from numba.core.event import Listener, register
+from numba.core.compiler import Compiler
+from numba.core.compiler_machinery import register_pass
+from numba.core.lowering import Lower
+from numba.core.typed_passes import NativeLowering
 
 config: Any = numba.config
-if config.CPU_FEATURES is None and config.CPU_NAME is None:  # LLVM would use half of a vector register of 512 bits
-    config.CPU_FEATURES = f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
 
 
 def has(feature: str) -> bool:
@@ -24,8 +25,44 @@ def has(feature: str) -> bool:
 
     Of several mentions, as in "+avx2,-avx2", the last one counts.
     """
-    mentions = [each for each in (config.CPU_FEATURES or "").split(",") if each[1:] == feature]
+    known = config.CPU_FEATURES
+    if known is None:
+        known = "" if config.CPU_NAME else llvmlite.binding.get_host_cpu_features().flatten()
+    mentions = [each for each in known.split(",") if each[1:] == feature]
     return mentions[-1:] == [f"+{feature}"]
+
+
+class Wide(Lower):
+    """The translation of a function for LLVM, which may then use whole vector registers of 512 bits, and not just half
+    of them, as it prefers on some processors.
+    """
+
+    def setup_function(self, fndesc: Any) -> None:
+        super().setup_function(fndesc)
+        set.add(self.function.attributes, '"prefer-vector-width"="512"')  # llvmlite's own `add` does not know it
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class WideLowering(NativeLowering):
+    lowering_class = Wide
+
+
+class OwnCompiler(Compiler):
+    """How Numba compiles functions of this package. What it compiles for others stays as it was.
+
+    Says once that functions are being compiled, which takes some seconds.
+    """
+
+    said = False
+
+    def define_pipelines(self) -> list:
+        if not OwnCompiler.said:
+            OwnCompiler.said = True
+            print("compiling the fast twins, once on this machine", file=sys.stderr, flush=True)
+        pipelines = super().define_pipelines()
+        for each in pipelines:
+            each.passes = [(WideLowering if kind is NativeLowering else kind, name) for kind, name in each.passes]
+        return pipelines
 
 
 def compiled(function: Callable, fastmath: Collection[str] = ("contract",), inline: bool = False) -> Any:
@@ -37,6 +74,7 @@ def compiled(function: Callable, fastmath: Collection[str] = ("contract",), inli
     inline: whether its code is copied to where it is called, where more is known about its arguments.
     """
     options: dict[str, Any] = dict(nogil=True, fastmath=set(fastmath), error_model="numpy", forceinline=inline)
+    options["pipeline_class"] = OwnCompiler
     try:
         found = numba.njit(cache=True, **options)(function)
         on_disk = found._cache._cache_file
@@ -62,23 +100,6 @@ def sources() -> str:
     """
     files = sorted(Path(__file__).parent.glob("*.py"))
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-class Note(Listener):
-    """Says once that functions of this package are being compiled, which takes some seconds."""
-
-    said = False
-
-    def on_start(self, event: Any) -> None:
-        if not Note.said and event.data["dispatcher"].py_func.__module__.startswith(__package__):
-            Note.said = True
-            print("compiling the fast twins, once on this machine", file=sys.stderr, flush=True)
-
-    def on_end(self, event: Any) -> None:
-        pass
-
-
-register("numba:compile", Note())
 
 
 def as_bits(x: np.ndarray) -> np.ndarray:
