@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from scratchformer import plots
 from scratchformer.data import Vocabulary
 from scratchformer.models import Classifier
-from scratchformer.plots import encode, plot_attention, plot_comparison, plot_curves, pyplot
+from scratchformer.plots import encode, plot_attention, plot_comparison, plot_curves
 from scratchformer.training import SnapshotError
 
 
@@ -24,7 +25,7 @@ def figures(monkeypatch):
     """The figures, which are not written to files."""
     pytest.importorskip("matplotlib")
     saved = []
-    monkeypatch.setattr(pyplot().Figure, "savefig", lambda figure, path, **options: saved.append(figure))
+    monkeypatch.setattr(plots.figure_class(), "savefig", lambda figure, path, **options: saved.append(figure))
     return saved
 
 
