@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 USE = """
-import decimal, gc, importlib, importlib.util, json, locale, logging, multiprocessing, os, random, signal, sys, threading
-import warnings
+import decimal, gc, importlib, importlib.util, json, locale, logging, multiprocessing, os, random, signal, sys
+import threading, warnings
 
 import numpy as np
 import threadpoolctl
@@ -48,6 +48,12 @@ import scratchformer as sf
 from scratchformer import generation, models, ops, optim, plots, process, testing, training
 from scratchformer.data import TextBatches
 
+functions = {}
+exec("def double(x): return 2 * x", functions)
+with sf.fast():
+    pass
+if numba and numba.njit(functions["double"])(4) != 8:
+    raise ValueError("Numba does not compile any more")
 x = np.ones((2, 8), np.float32)
 with sf.fast():
     loss, cache = ops.cross_entropy(x, np.array([0, 1]))
@@ -61,10 +67,6 @@ if matplotlib:
     plots.plot_attention(np.ones((1, 1, 2, 2)) / 2, ["a", "b"], "attention.png")
 
 after = settings()
-functions = {}
-exec("def double(x): return 2 * x", functions)
-if numba and numba.njit(functions["double"])(4) != 8:
-    raise ValueError("Numba does not compile any more")
 print(json.dumps([name for name in before if before[name] != after[name]]))
 """
 
