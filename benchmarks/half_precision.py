@@ -169,9 +169,9 @@ def relative_updates(model: LanguageModel, batch: Any, adam: Adam) -> np.ndarray
 
 
 def two_plots() -> tuple[Any, Any, Any]:
-    from scratchformer.plots import pyplot
+    from scratchformer.plots import subplots
 
-    figure, (left, right) = pyplot().subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, (left, right) = subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     return figure, left, right
 
 

@@ -34,16 +34,19 @@ TEXTS = {  # shown by default, by the kind of model
 }
 
 
-def pyplot() -> Any:
-    """matplotlib.pyplot, drawing to files."""
+def figure_class() -> Any:
+    """matplotlib's Figure, which draws to files: the figures and the backend of pyplot are left to the user's plots."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plotting needs matplotlib: pip install 'scratchformer[plot]'") from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    return Figure
 
-    return plt
+
+def subplots(rows: int, columns: int, squeeze: bool = True, **options: Any) -> tuple[Any, Any]:
+    """As matplotlib.pyplot.subplots."""
+    figure = figure_class()(**options)
+    return figure, figure.subplots(rows, columns, squeeze=squeeze)
 
 
 def plot_run(
@@ -105,7 +108,7 @@ def plot_runs(runs: Sequence[Path], out: Path | None = None) -> Iterator[Path]:
         raise ValueError(f"{', '.join(map(str, runs))}: they have no stage in common, whose curves could be compared")
     short = len({run.resolve().name for run in runs}) == len(runs)
     names = [run.resolve().name if short else str(run) for run in runs]
-    pyplot()
+    figure_class()
     out.mkdir(parents=True, exist_ok=True)
     for stage in stages:
         records = {name: curves[stage] for name, curves in zip(names, found, strict=True)}
@@ -184,8 +187,7 @@ def probabilities(cache: Any) -> Any:
 
 def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> Path:
     """Plot by step: training and validation loss, the first other validation score, and the learning rate."""
-    plt = pyplot()
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    figure, (left, middle, right) = subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     steps, loss = series(records, "loss")
     few = dict(marker="o", markersize=3) if len(steps) < 25 else {}  # a single point makes no line
     width = max(1, len(loss) // 40)
@@ -218,13 +220,12 @@ def plot_comparison(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> Pat
     """Plot by step, a colour for each run: the training loss, a mean over as many steps in all runs, and the validation
     score. This is the first that is not a loss, if all runs that have been scored have it, and else the loss.
     """
-    plt = pyplot()
     of_runs = {score_of(records) for records in runs.values() if validated(records)}
     score = of_runs.pop() if len(of_runs) == 1 else "loss"
     window = min(series(records, "loss")[0][-1] for records in runs.values()) // 12  # of the shortest run
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    figure, (left, right) = subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for number, (name, records) in enumerate(runs.items()):
-        color = plt.get_cmap("tab10")(number % 10)
+        color = f"C{number % 10}"
         steps, loss = series(records, "loss")
         steps, mean = smoothed(steps, loss, max(1, window * len(steps) // steps[-1]))
         name = as_label(name)
@@ -288,10 +289,9 @@ def save(figure: Any, path: Path) -> Path:
 
 
 def written(figure: Any, path: Path, **options: Any) -> Path:
-    """Write a figure to a .png, and close it. Returns the path."""
+    """Write a figure to a .png. Returns the path."""
     with replacing(path) as unfinished:
         figure.savefig(unfinished, format="png", **options)
-    pyplot().close(figure)
     return path
 
 
@@ -300,17 +300,16 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
 
     labels: of the T queries. columns: labels of the S keys; by default the same.
     """
-    plt = pyplot()
-    from matplotlib.colors import PowerNorm
-
     depth, heads, T, S = maps.shape
     every = 1 + max(T, S) // 48  # label only some of many tokens
     columns = [as_label(label) for label in (labels if columns is None else columns)[::every]]
     labels = [as_label(label) for label in labels[::every]]
     size = min(3.6, max(1.8, 0.08 * max(T, S)))  # inches, with room for the labels
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         depth, heads, figsize=(size * heads + 1.4, size * depth + 0.5), squeeze=False, layout="constrained"
     )
+    from matplotlib.colors import PowerNorm
+
     norm = PowerNorm(0.5, 0, 1)  # the same in all plots: uniform attention is pale for any number of tokens
     for layer, row in enumerate(axes):
         for head, cell in enumerate(row):
@@ -331,9 +330,8 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
 
 def plot_images(rows: Mapping[str, np.ndarray], black: float, path: Path) -> Path:
     """Plot a grid with a row of grey images (n, height, width) for each name; pixels go from 0 (white) to `black`."""
-    plt = pyplot()
     columns = max(map(len, rows.values()))
-    figure, axes = plt.subplots(len(rows), columns, figsize=(0.55 * columns + 1.6, 0.6 * len(rows)), squeeze=False)
+    figure, axes = subplots(len(rows), columns, figsize=(0.55 * columns + 1.6, 0.6 * len(rows)), squeeze=False)
     for (name, images), line in zip(rows.items(), axes, strict=True):
         for image, cell in zip(images, line, strict=True):
             cell.imshow(image, cmap="gray_r", vmin=0, vmax=black)
@@ -346,13 +344,12 @@ def plot_positions(model: Any, path: Path) -> Path:
     """Plot the model's position encodings as a heat map, and the cosine similarity of each pair. For relative positions
     these are encodings of distances.
     """
-    plt = pyplot()
     positions = model.body.positions
     length, width = model.body.max_length, model.config["d_model"]
     nothing = to_device(np.zeros((1, length, width), np.float32), model.device)
     table = sinusoidal_positions(length, width) if positions is None else to_cpu(positions(nothing))[0]
     normed = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    figure, (left, right) = subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     limit = float(np.percentile(np.abs(table), 99))
     image = left.imshow(table, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
     kind, place = "No positions in the model; sinusoidal", "position"

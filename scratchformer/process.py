@@ -9,7 +9,10 @@ import signal
 import sys
 import sysconfig
 import threading
+import time
 import traceback
+import weakref
+from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,9 +46,14 @@ def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
     """
     prepare_streams(needs_output)
     try:
-        with signals_caught(_stop):
-            program()
-            sys.stdout.flush()
+        with signals_caught(stop):
+            try:
+                program()
+                sys.stdout.flush()
+            finally:
+                asked = requests_taken()
+            if asked:
+                raise Stopped(asked[0])
     except BrokenPipeError:  # the reader of standard output, such as `head`, has gone
         sys.exit(1)
     except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError, MemoryError) as error:
@@ -99,7 +107,7 @@ def signals_caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
     taken = {
         number: found
         for number, found in before.items()
-        if found in (signal.SIG_DFL, _stop) or (number == signal.SIGINT and found not in (signal.SIG_IGN, None))
+        if found in (signal.SIG_DFL, stop) or (number == signal.SIGINT and found not in (signal.SIG_IGN, None))
     }
     try:
         for number in taken:
@@ -110,8 +118,68 @@ def signals_caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, found)
 
 
-def _stop(number: int, _frame: Any) -> None:
-    raise Stopped(number)
+MOMENT = 0.1  # seconds
+_requests: list[int] = []  # the signals to which nobody has answered yet
+_raised: weakref.ref[Stopped] | None = None  # the last error that a request has raised
+_sending = threading.Lock()  # held while a signal is sent again
+
+
+def stop(number: int, frame: Any, at_once: bool = False) -> None:
+    """Ask the program to end: the handler of a signal outside the training loop.
+
+    A handler may be called while a library in C, in the middle of its work, calls a function in Python, as LLVM does
+    when Numba compiles. An exception would be lost there, and the work of the library too. So the first call raises
+    nothing: it notes the request, which is sent again each MOMENT. Whoever polls takes the note: `requests_taken`.
+    Otherwise the next call raises Stopped, unless LLVM is at work; that call also interrupts a program that waits, for
+    a file or for input. If the exception was lost nevertheless, there is one more call.
+    at_once: raise in the first call too.
+    """
+    again = bool(_requests)
+    if not again:
+        _requests.append(number)
+        try:
+            start_new_thread(_insist, ())
+        except RuntimeError:  # the system has no thread left
+            at_once = True
+    if (again or at_once) and not _in_llvm(frame):
+        raise _noted(Stopped(_requests[0]))
+
+
+def requests_taken() -> list[int]:
+    """The signals that asked the program to end, and that are not sent again from now on; [] as a rule."""
+    with _sending:
+        taken = _requests.copy()
+        _requests.clear()
+    return taken
+
+
+def _insist() -> None:
+    """Send a request again and again, except while the exception that it has raised is alive."""
+    while _requests:
+        time.sleep(MOMENT)
+        with _sending:
+            if not _requests or (_raised is not None and _raised() is not None):
+                continue
+            if hasattr(signal, "pthread_kill"):
+                signal.pthread_kill(threading.main_thread().ident or 0, _requests[0])
+            else:  # Windows
+                interrupt_main(signal.Signals(_requests[0]))
+
+
+def _noted(error: Stopped) -> Stopped:
+    """The error itself. (No variable of a frame that it goes through may hold it, or it would stay alive.)"""
+    global _raised
+    _raised = weakref.ref(error)
+    return error
+
+
+def _in_llvm(frame: Any) -> bool:
+    """Whether a function of llvmlite is being called: it may be waiting for LLVM, or be called by it."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("llvmlite."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 # Standard streams

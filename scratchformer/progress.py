@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
+from functools import cache
+from threading import RLock
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -19,11 +21,21 @@ def progress_bar(what: str | None = None, total: float | None = None, unit: str 
     what: the text before the bar. total: the number at which `update` has counted everything; None if it is not known.
     unit: what is counted, in the plural. options: further options of tqdm, which replace the defaults here.
     """
-    from tqdm import tqdm  # here, since it takes a tenth of the package's import time
-
     defaults: dict[str, Any] = dict(delay=DELAY, leave=False, unit=f" {unit}", dynamic_ncols=True, miniters=1)
     defaults |= dict(mininterval=0.5) if on_terminal() else dict(mininterval=QUIET, position=0)
-    return tqdm(desc=what, total=total, **defaults | {"disable": sys.stderr is None} | options)
+    return _bar_class()(desc=what, total=total, **defaults | {"disable": sys.stderr is None} | options)
+
+
+@cache
+def _bar_class() -> Any:
+    """tqdm with a lock of its own. The lock of tqdm itself would choose how multiprocessing starts processes, which a
+    program can choose only once.
+    """
+    from tqdm import tqdm  # here, since it takes a tenth of the package's import time
+
+    bar: Any = type("Bar", (tqdm,), {})
+    bar.set_lock(RLock())
+    return bar
 
 
 def on_terminal() -> bool:

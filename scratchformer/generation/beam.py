@@ -183,7 +183,7 @@ def mixed(logits: list[np.ndarray]) -> np.ndarray:
     """Logits (B K, V) whose softmax is the mean of the softmax of each of `logits`; for several, at least float32."""
     if len(logits) == 1:
         return logits[0]
-    log_p = [z - log_sum_exp(z).astype(z.dtype) for z in map(widen, logits)]
+    log_p = [(z - log_sum_exp(z)).astype(z.dtype) for z in map(widen, logits)]
     top = functools.reduce(np.maximum, log_p)
     with np.errstate(invalid="ignore"):  # where no model gives a token any probability; see `likeliest`
         return top + np.log(sum(np.exp(each - top) for each in log_p))

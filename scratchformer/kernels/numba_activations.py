@@ -14,6 +14,8 @@ from .numba_code import compiled
 from .numba_math import constant, exp, narrow, read
 from .numpy_dense import ERF_P, ERF_POLYNOMIAL
 
+ROOT = math.sqrt(8 / math.pi)  # 2u = ROOT h (1 + CUBIC h²), see `ops.dense`
+
 
 @compiled
 def sigmoid(x: Any) -> Any:
@@ -30,12 +32,12 @@ def _normal_cdf(h: Any) -> Any:
     if h != numba.float32:
         return lambda h: 0.5 * (1 + math.erf(h * math.sqrt(0.5)))
     p, half, one = np.float32(ERF_P * math.sqrt(0.5)), np.float32(0.5), np.float32(1)
-    c5, c4, c3, c2, c1 = (np.float32(c) for c in ERF_POLYNOMIAL)
+    c5, c4, c3, c2, c1 = (np.float32(c / 2) for c in ERF_POLYNOMIAL)
 
     def cdf(h):  # type: ignore[no-untyped-def]
         t = one / (one + p * abs(h))
-        tail = ((((c5 * t + c4) * t + c3) * t + c2) * t + c1) * t * exp(-half * h * h)  # 1 − erf(|h|/√2)
-        return half * tail if h < 0 else one - half * tail
+        tail = ((((c5 * t + c4) * t + c3) * t + c2) * t + c1) * t * exp(-half * h * h)  # ½ (1 − erf(|h|/√2))
+        return tail if h < 0 else one - tail
 
     return cdf
 
@@ -52,7 +54,7 @@ def relu_backward(dy: Any, y: Any, dh: Any) -> None:
 def silu(h: Any, y: Any) -> None:
     for i in range(h.size):
         z = read(h[i])
-        y[i] = narrow(z * sigmoid(z), y)
+        y[i] = narrow(z / (constant(1, z) + exp(-z)), y)
 
 
 @compiled
@@ -82,17 +84,18 @@ def gelu_backward(dy: Any, h: Any, dh: Any) -> None:
 def gelu_tanh(h: Any, y: Any) -> None:
     for i in range(h.size):
         z = read(h[i])
-        one, root, cubic = constant(1, z), constant(math.sqrt(8 / math.pi), z), constant(CUBIC, z)
-        y[i] = narrow(z * sigmoid(root * z * (one + cubic * z * z)), y)
+        one, root, cubic = constant(1, z), constant(ROOT, z), constant(ROOT * CUBIC, z)
+        y[i] = narrow(z / (one + exp(-(root + cubic * (z * z)) * z)), y)
 
 
 @compiled
 def gelu_tanh_backward(dy: Any, h: Any, dh: Any) -> None:
     for i in range(dy.size):
         z = read(h[i])
-        one, root, cubic = constant(1, z), constant(math.sqrt(8 / math.pi), z), constant(CUBIC, z)
-        s = sigmoid(root * z * (one + cubic * z * z))
-        slope = root * (one + constant(3, z) * cubic * z * z)  # of 2u
+        one, root, cubic = constant(1, z), constant(ROOT, z), constant(ROOT * CUBIC, z)
+        square = z * z
+        s = one / (one + exp(-(root + cubic * square) * z))
+        slope = root + constant(3, z) * cubic * square  # of 2u
         dh[i] = narrow(read(dy[i]) * (s + z * s * (one - s) * slope), dh)
 
 

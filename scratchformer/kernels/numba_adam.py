@@ -45,7 +45,7 @@ def adam_step(
     return None
 
 
-@partial(compiled, fastmath=set())
+@partial(compiled, fastmath=())
 def step(w: Any, g: Any, m: Any, v: Any, rate: Any, beta1: Any, beta2: Any, root: Any, eps: Any) -> None:
     number = w.dtype.type
     kept1, new1, kept2, new2 = number(beta1), number(1 - beta1), number(beta2), number(1 - beta2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Any
 import llvmlite.binding
 import numba
 import numpy as np
-from numba.core.event import Listener, register
+from numba.core.compiler import Compiler
+from numba.core.compiler_machinery import register_pass
+from numba.core.lowering import Lower
+from numba.core.typed_passes import NativeLowering
 
 config: Any = numba.config
-if config.CPU_FEATURES is None and config.CPU_NAME is None:  # LLVM would use half of a vector register of 512 bits
-    config.CPU_FEATURES = f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
 
 
 def has(feature: str) -> bool:
@@ -24,21 +25,56 @@ def has(feature: str) -> bool:
 
     Of several mentions, as in "+avx2,-avx2", the last one counts.
     """
-    mentions = [each for each in (config.CPU_FEATURES or "").split(",") if each[1:] == feature]
+    known = config.CPU_FEATURES
+    if known is None:
+        known = "" if config.CPU_NAME else llvmlite.binding.get_host_cpu_features().flatten()
+    mentions = [each for each in known.split(",") if each[1:] == feature]
     return mentions[-1:] == [f"+{feature}"]
 
 
-# Sums may be reordered, so that they run in vectors. NaN and infinity keep their meaning.
-FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
-EXACT = FASTMATH - {"arcp"}  # divisions and roots as they are written
+class Wide(Lower):
+    """The translation of a function for LLVM, which may then use whole vector registers of 512 bits, and not just half
+    of them, as it prefers on some processors.
+    """
+
+    def setup_function(self, fndesc: Any) -> None:
+        super().setup_function(fndesc)
+        set.add(self.function.attributes, '"prefer-vector-width"="512"')  # llvmlite's own `add` does not know it
 
 
-def compiled(function: Callable, fastmath: set[str] = FASTMATH, inline: bool = False) -> Any:
+@register_pass(mutates_CFG=True, analysis_only=False)
+class WideLowering(NativeLowering):
+    lowering_class = Wide
+
+
+class OwnCompiler(Compiler):
+    """How Numba compiles functions of this package. What it compiles for others stays as it was.
+
+    Says once that functions are being compiled, which takes some seconds.
+    """
+
+    said = False
+
+    def define_pipelines(self) -> list:
+        if not OwnCompiler.said:
+            OwnCompiler.said = True
+            print("compiling the fast twins, once on this machine", file=sys.stderr, flush=True)
+        pipelines = super().define_pipelines()
+        for each in pipelines:
+            each.passes = [(WideLowering if kind is NativeLowering else kind, name) for kind, name in each.passes]
+        return pipelines
+
+
+def compiled(function: Callable, fastmath: Collection[str] = ("contract",), inline: bool = False) -> Any:
     """`function`, compiled when it is first called, without the interpreter lock; the code is kept on disk.
 
+    fastmath: what LLVM may do that changes how a result is rounded. By default only a product and a sum may become one
+    instruction, which rounds once. Nothing is reordered: (z − m) − log Z must not become z − (m + log Z), in which a
+    large m rounds off log Z. Sums that may be reordered are written with `plus`.
     inline: whether its code is copied to where it is called, where more is known about its arguments.
     """
-    options: dict[str, Any] = dict(nogil=True, fastmath=fastmath, error_model="numpy", forceinline=inline)
+    options: dict[str, Any] = dict(nogil=True, fastmath=set(fastmath), error_model="numpy", forceinline=inline)
+    options["pipeline_class"] = OwnCompiler
     try:
         found = numba.njit(cache=True, **options)(function)
         on_disk = found._cache._cache_file
@@ -66,26 +102,18 @@ def sources() -> str:
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-class Note(Listener):
-    """Says once that functions of this package are being compiled, which takes some seconds."""
-
-    said = False
-
-    def on_start(self, event: Any) -> None:
-        if not Note.said and event.data["dispatcher"].py_func.__module__.startswith(__package__):
-            Note.said = True
-            print("compiling the fast twins, once on this machine", file=sys.stderr, flush=True)
-
-    def on_end(self, event: Any) -> None:
-        pass
-
-
-register("numba:compile", Note())
-
-
 def as_bits(x: np.ndarray) -> np.ndarray:
     """x as compiled code takes it: bfloat16 as its 16 bits in unsigned integers, a view; any other array itself."""
     return x.view(np.uint16) if x.dtype.kind == "V" else x
+
+
+@partial(compiled, fastmath=("reassoc", "nsz", "contract"), inline=True)
+def plus(total: Any, x: Any) -> Any:
+    """total + x, in an order that LLVM may choose if x is added in a loop: then the loop runs in vectors.
+
+    The permission belongs to this one addition. What x is computed from is not reordered.
+    """
+    return total + x
 
 
 @compiled

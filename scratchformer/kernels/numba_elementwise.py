@@ -13,7 +13,7 @@ from ..ops.dropout import LEVELS, threshold_of
 from ..rng import GAMMA, MIX_1, MIX_2, Key, expect_key, start_of
 from .numba_activations import sigmoid
 from .numba_code import as_bits, compiled
-from .numba_math import alike, constant, narrow, read
+from .numba_math import alike, constant, exp, narrow, read
 
 WORDS = 256  # random words that are drawn before they are used
 
@@ -176,7 +176,7 @@ def swiglu_backward(dy: np.ndarray, cache: FastSwigluCache) -> tuple[np.ndarray,
 def gated(gate: Any, up: Any, y: Any) -> None:
     for i in range(y.size):
         g = read(gate[i])
-        y[i] = narrow(g * sigmoid(g) * read(up[i]), y)
+        y[i] = narrow(g / (constant(1, g) + exp(-g)) * read(up[i]), y)
 
 
 @compiled

@@ -34,7 +34,7 @@ from ..ops import Pattern
 from ..ops.activations import CUBIC
 from .mkl_products import products as blas
 from .numba_activations import normal_cdf, sigmoid
-from .numba_code import as_bits, compiled
+from .numba_code import as_bits, compiled, plus
 from .numba_linear import affine
 from .numba_math import alike, narrow, read
 from .numba_multiply import copy, half, means, multiply, multiply_rows, multiply_transposed
@@ -247,16 +247,20 @@ def arrays_of_layers(norms: Any, attention: Any, feedforward: Any) -> tuple[np.n
 @compiled
 def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
     """A layer norm of the row x (C,), or an RMS norm if there is no beta."""
-    C, mean, square = x.size, np.float32(0), np.float32(0)
+    C, mean, rest, square = x.size, np.float32(0), np.float32(0), np.float32(0)
     if beta.size:
         for c in range(C):
-            mean += x[c]
+            mean = plus(mean, x[c])
         mean /= np.float32(C)
+        for c in range(C):
+            rest = plus(rest, x[c] - mean)  # not quite 0, since a large mean is rounded
+        rest /= np.float32(C)
     for c in range(C):
-        square += (x[c] - mean) * (x[c] - mean)
+        y[c] = (x[c] - mean) - rest
+        square = plus(square, y[c] * y[c])
     rstd = inverse_root(square, x, mean, np.float32(eps))
     for c in range(C):
-        y[c] = (x[c] - mean) * rstd * read(gamma[c])
+        y[c] *= rstd * read(gamma[c])
     for c in range(beta.size):
         y[c] += read(beta[c])
 

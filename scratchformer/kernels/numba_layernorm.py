@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import ops
 from ..ops.checks import expect_like
-from .numba_code import EXACT, as_bits, compiled
+from .numba_code import as_bits, compiled, plus
 from .numba_math import alike, narrow, numbers_like, read, rows, wide_empty
 from .numba_rows import inverse_root
 
 
 class FastLayerNormCache(NamedTuple):
     x: np.ndarray  # (..., C)
-    statistics: np.ndarray  # (2, N): μ and 1/σ of each row
+    statistics: np.ndarray  # (3, N): of each row μ, 1/σ, and what corrects x̂ for the rounding of μ
     gamma: np.ndarray  # (C,)
 
 
@@ -40,13 +39,15 @@ def layernorm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1
 
         dgamma, dbeta = backward(rows(dy), flat, statistics, as_bits(gamma), dx)
 
-    In place of x̂ the cache keeps x itself, and μ and 1/σ of each row. Sums are
-    float32 for bfloat16 arrays, and so are dγ and dβ, which are added up.
+    μ is rounded in proportion to its size, which may be large beside σ. So x̂ is corrected by the mean of x − μ, which
+    would be 0 without rounding: x̂ = (x − μ) rstd − mean(x − μ) rstd.
+    In place of x̂ the cache keeps x itself, and three numbers of each row. Sums are float32 for bfloat16 arrays, and so
+    are dγ and dβ, which are added up.
     """
     if not (alike(x, gamma, beta) and gamma.shape == beta.shape == x.shape[-1:] and 0 <= eps < math.inf):
         return ops.layernorm.twins[np.ndarray](x, gamma, beta, eps)
     flat = rows(x)
-    y, statistics = np.empty_like(flat), numbers_like(flat, (2, len(flat)))
+    y, statistics = np.empty_like(flat), numbers_like(flat, (3, len(flat)))
     forward(flat, as_bits(gamma), as_bits(beta), eps, statistics, y)
     return y.view(x.dtype).reshape(x.shape), FastLayerNormCache(x, statistics, gamma)
 
@@ -64,26 +65,29 @@ def layernorm_backward(dy: np.ndarray, cache: FastLayerNormCache) -> tuple[np.nd
     return dx.view(x.dtype).reshape(x.shape), dgamma, dbeta
 
 
-@partial(compiled, fastmath=EXACT)  # 1/√ would be estimated, which makes NaN of 1/√∞
+@compiled
 def forward(x: Any, gamma: Any, beta: Any, eps: Any, statistics: Any, y: Any) -> None:
     N, C = x.shape
-    zero = statistics.dtype.type(0)
+    zero, width = statistics.dtype.type(0), statistics.dtype.type(C)
     for n in range(N):
         row, to = x[n], y[n]
-        mean, variance = zero, zero
+        mean, rest, variance = zero, zero, zero
         for c in range(C):
-            mean += read(row[c])
-        mean = mean / statistics.dtype.type(C)
+            mean = plus(mean, read(row[c]))
+        mean = mean / width
         for c in range(C):
             centred = read(row[c]) - mean
-            variance += centred * centred
-        rstd = inverse_root(variance, row, mean, statistics.dtype.type(eps))
-        statistics[0, n], statistics[1, n] = mean, rstd
+            rest, variance = plus(rest, centred), plus(variance, centred * centred)
+        rest = rest / width
+        variance = variance - width * rest * rest
+        rstd = inverse_root(zero if variance < zero else variance, row, mean, statistics.dtype.type(eps))
+        shift = -rest * rstd
+        statistics[0, n], statistics[1, n], statistics[2, n] = mean, rstd, shift
         for c in range(C):
-            to[c] = narrow((read(row[c]) - mean) * rstd * read(gamma[c]) + read(beta[c]), to)
+            to[c] = narrow(((read(row[c]) - mean) * rstd + shift) * read(gamma[c]) + read(beta[c]), to)
 
 
-@partial(compiled, fastmath=EXACT)
+@compiled
 def backward(dy: Any, x: Any, statistics: Any, gamma: Any, dx: Any) -> Any:
     """Write dx, and return dγ and dβ."""
     N, C = x.shape
@@ -92,17 +96,16 @@ def backward(dy: Any, x: Any, statistics: Any, gamma: Any, dx: Any) -> Any:
     zero, width = statistics.dtype.type(0), statistics.dtype.type(C)
     for n in range(N):
         row, d, to = x[n], dy[n], dx[n]
-        mean, rstd = statistics[0, n], statistics[1, n]
+        mean, rstd, shift = statistics[0, n], statistics[1, n], statistics[2, n]
         mean_g, mean_gx = zero, zero
         for c in range(C):
-            dyc, xhat = read(d[c]), (read(row[c]) - mean) * rstd
+            dyc, xhat = read(d[c]), (read(row[c]) - mean) * rstd + shift
             dgamma[c] += dyc * xhat
             dbeta[c] += dyc
             g = dyc * read(gamma[c])
-            mean_g += g
-            mean_gx += g * xhat
+            mean_g, mean_gx = plus(mean_g, g), plus(mean_gx, g * xhat)
         mean_g, mean_gx = mean_g / width, mean_gx / width
         for c in range(C):
-            xhat = (read(row[c]) - mean) * rstd
+            xhat = (read(row[c]) - mean) * rstd + shift
             to[c] = narrow(rstd * (read(d[c]) * read(gamma[c]) - mean_g - xhat * mean_gx), to)
     return dgamma, dbeta

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..generation.neighbours import NeighbourOutput, largest, largest_in, nearest_keys
 from .mkl_products import product, products
-from .numba_code import compiled
+from .numba_code import compiled, plus
 from .numba_elementwise import copy_into
 from .numba_math import read
 
@@ -86,7 +86,7 @@ def round_keys(keys: Any, halves: Any, bits: Any, rounded_halves: Any) -> None:
             row, half = bits[block * keys.shape[2] + k], np.float32(0)
             copy_into(keys[block, :, k], row)
             for c in range(row.size):
-                half += read(row[c]) * read(row[c]) / np.float32(2)
+                half = plus(half, read(row[c]) * read(row[c]) / np.float32(2))
             rounded_halves[block, k] = half if np.isfinite(halves[block, k]) else halves[block, k]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import ops
 from ..ops.checks import expect_like
-from .numba_code import EXACT, as_bits, compiled
+from .numba_code import as_bits, compiled, plus
 from .numba_math import alike, narrow, numbers_like, read, rows, wide_empty
 from .numba_rows import inverse_root
 
@@ -62,20 +61,20 @@ def rmsnorm_backward(dy: np.ndarray, cache: FastRMSNormCache) -> tuple[np.ndarra
     return dx.view(x.dtype).reshape(x.shape), dgamma
 
 
-@partial(compiled, fastmath=EXACT)  # 1/√ would be estimated, which makes NaN of 1/√∞
+@compiled
 def forward(x: Any, gamma: Any, eps: Any, rrms: Any, y: Any) -> None:
     number = rrms.dtype.type
     for n in range(x.shape[0]):
         row, to, total = x[n], y[n], number(0)
         for c in range(row.size):
-            total += read(row[c]) * read(row[c])
+            total = plus(total, read(row[c]) * read(row[c]))
         rrms[n] = inverse_root(total, row, number(0), number(eps))
         scale = rrms[n]
         for c in range(row.size):
             to[c] = narrow(read(row[c]) * scale * read(gamma[c]), to)
 
 
-@partial(compiled, fastmath=EXACT)
+@compiled
 def backward(dy: Any, x: Any, rrms: Any, gamma: Any, dx: Any) -> Any:
     """Write dx, and return dγ."""
     dgamma = wide_empty(gamma.size, x)
@@ -86,7 +85,7 @@ def backward(dy: Any, x: Any, rrms: Any, gamma: Any, dx: Any) -> Any:
         for c in range(row.size):
             u = read(d[c]) * read(row[c]) * scale
             dgamma[c] += u
-            mean_gx += u * read(gamma[c])
+            mean_gx = plus(mean_gx, u * read(gamma[c]))
         mean_gx = mean_gx / number(row.size)
         for c in range(row.size):
             to[c] = narrow(scale * (read(d[c]) * read(gamma[c]) - read(row[c]) * scale * mean_gx), to)

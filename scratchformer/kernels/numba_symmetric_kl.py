@@ -9,7 +9,7 @@ import numpy as np
 from .. import ops
 from ..ops.cross_entropy import check_dloss
 from ..ops.symmetric_kl import as_pairs
-from .numba_code import compiled
+from .numba_code import compiled, plus
 from .numba_math import alike, exp, narrow, numbers_like, read, rows
 from .numba_rows import maximum_of_row
 
@@ -73,31 +73,33 @@ def symmetric_kl_backward(dloss: np.floating | float, cache: FastSymmetricKLCach
 @compiled
 def write_means(z: Any, w: Any, totals: Any, means: Any, row: Any) -> None:
     number = totals.dtype.type
+    powers, inverse = np.empty((2, z.shape[1]), totals.dtype), np.empty(2, totals.dtype)
     for n in range(z.shape[0]):
         for k in range(2):
-            logits = z if k == 0 else w
-            most, total = maximum_of_row(logits, n), number(0)
-            for v in range(z.shape[1]):
-                total += exp(read(logits[n, v]) - most)
-            totals[2 * k, n], totals[2 * k + 1, n] = most, np.log(total)
-        m, x, big_m, y = totals[0, n], totals[1, n], totals[2, n], totals[3, n]
+            both = z if k == 0 else w
+            logits, e, most, total = both[n], powers[k], maximum_of_row(both, n), number(0)
+            for v in range(logits.size):
+                e[v] = exp(read(logits[v]) - most)
+                total = plus(total, e[v])
+            totals[2 * k, n], totals[2 * k + 1, n], inverse[k] = most, np.log(total), number(1) / total
+        left, right, m, x, big_m, y = z[n], w[n], totals[0, n], totals[1, n], totals[2, n], totals[3, n]
+        p_powers, q_powers, p_share, q_share = powers[0], powers[1], inverse[0], inverse[1]
         a, b, j = number(0), number(0), number(0)
-        for v in range(z.shape[1]):
-            s, t = (read(z[n, v]) - m) - x, (read(w[n, v]) - big_m) - y
-            p, q, r = exp(s), exp(t), s - t
-            a += p * r
-            b += q * r
-            j += (p - q) * r
+        for v in range(left.size):
+            p, q = p_powers[v] * p_share, q_powers[v] * q_share
+            r = ((read(left[v]) - m) - x) - ((read(right[v]) - big_m) - y)
+            a, b, j = plus(a, p * r), plus(b, q * r), plus(j, (p - q) * r)
         means[0, n], means[1, n], row[n] = a, b, j / number(2)
 
 
 @compiled
 def write_gradients(z: Any, w: Any, totals: Any, means: Any, share: Any, dz: Any, dw: Any) -> None:
     for n in range(z.shape[0]):
+        left, right, to_left, to_right = z[n], w[n], dz[n], dw[n]
         m, x, big_m, y = totals[0, n], totals[1, n], totals[2, n], totals[3, n]
         a, b, weight = means[0, n], means[1, n], share[n]
-        for v in range(z.shape[1]):
-            s, t = (read(z[n, v]) - m) - x, (read(w[n, v]) - big_m) - y
+        for v in range(left.size):
+            s, t = (read(left[v]) - m) - x, (read(right[v]) - big_m) - y
             p, q, r = exp(s), exp(t), s - t
-            dz[n, v] = narrow(weight * (p * (r - a) + p - q), dz[n])
-            dw[n, v] = narrow(weight * (q * (b - r) + q - p), dw[n])
+            to_left[v] = narrow(weight * (p * (r - a) + p - q), to_left)
+            to_right[v] = narrow(weight * (q * (b - r) + q - p), to_right)

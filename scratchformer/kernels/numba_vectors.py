@@ -44,8 +44,8 @@ NUMBERS[types.intp] = ir.IntType(types.intp.bitwidth)
 
 
 def vectorised(function: Callable) -> Any:
-    """As `numba_code.compiled`, inline, with sums in the order of the code: reordering would undo `exp2`'s rounding."""
-    return compiled(function, {"contract"}, inline=True)
+    """As `numba_code.compiled`, inline."""
+    return compiled(function, inline=True)
 
 
 class Vector(types.Type):

@@ -64,10 +64,15 @@ def layernorm(
         return plain(x, gamma, beta, eps)
     check_layernorm(x, gamma, beta, eps)
     C = gamma.shape[0]
-    mean = x @ np.ones(C, x.dtype)
+    ones = np.ones(C, x.dtype)
+    mean = x @ ones
     mean /= C  # not a product with 1/C, which is rounded
     xhat = x - mean[..., None]
-    rstd = 1 / root_mean_square(xhat, eps)[..., None]
+    sigma = root_mean_square(xhat, eps)
+    if (np.abs(mean) > sigma).any():  # then the rounding of the mean counts
+        xhat -= (xhat @ ones / C)[..., None]
+        sigma = root_mean_square(xhat, eps)
+    rstd = 1 / sigma[..., None]
     xhat *= rstd
     y = xhat * gamma
     y += beta

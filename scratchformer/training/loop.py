@@ -21,7 +21,7 @@ from ..ops.checks import expect_at_least, expect_instance, expect_number, expect
 from ..optim import clip_by_global_norm
 from ..optim.clip import global_norm
 from ..optim.optimizer import Optimizer
-from ..process import Stopped, signals_caught
+from ..process import Stopped, requests_taken, signals_caught, stop
 from ..progress import progress_bar
 from ..rng import Key
 from .diagnose import first_nonfinite
@@ -346,14 +346,21 @@ def read(unread: list[Measured]) -> tuple[Measured | None, Measured]:
 def _interrupts() -> Iterator[list[int]]:
     """A list of the signals received so far: Ctrl-C (SIGINT), SIGTERM, SIGHUP and SIGUSR1.
 
-    A second Ctrl-C stops immediately.
+    The loop looks at it between steps. Only a second Ctrl-C raises an error, as soon as that is safe: see `stop`. A
+    signal that comes too late for the last step is handled by what follows.
     """
-    received: list[int] = []
+    received = requests_taken()
 
-    def receive(number: int, _frame: Any) -> None:
+    def receive(number: int, frame: Any) -> None:
         if number == signal.SIGINT and number in received:
-            raise Stopped(number)
-        received.append(number)
+            stop(number, frame, at_once=True)
+        else:
+            received.append(number)
 
     with signals_caught(receive):
-        yield received
+        try:
+            yield received
+        finally:
+            requests_taken()
+    for number in received[:1]:
+        signal.raise_signal(number)

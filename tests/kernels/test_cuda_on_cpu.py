@@ -40,6 +40,7 @@ MISTAKES = {
     "a mean without x̂": ("layernorm", "layernorm", "xhat[i] * mean_gx", "mean_gx"),
     "a row of another team": ("layernorm", "layernorm", "(team ? of_block[0][c] : 0)", "0"),
     "a maximum that is forgotten": ("cross_entropy", "cross_entropy", "total *= exp(most - shift);", ""),
+    "a sum of large logits": ("cross_entropy", "cross_entropy", "first - first == 0 ? first : 0", "0"),
     "the rows of one id only": ("embedding", "embedding", "while (end < N && sorted[end] == v) ++end;", ""),
     "the softmax without its sum": ("attention", "attention", "* (d[i * V + j] - sum)", "* d[i * V + j]"),
     "a key too many": ("attention", "attention", "place(i) + j < keys.end", "place(i) + j <= keys.end"),

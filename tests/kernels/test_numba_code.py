@@ -1,6 +1,10 @@
-"""Which instructions of the processor compiled code may use."""
+"""How Numba compiles the loops: which instructions it may use, which sums it may reorder, and whom it tells."""
+
+import sys
 
 import pytest
+
+from scratchformer.dispatch import fast
 
 pytest.importorskip("numba")
 numba_code = pytest.importorskip("scratchformer.kernels.numba_code")
@@ -12,3 +16,18 @@ numba_code = pytest.importorskip("scratchformer.kernels.numba_code")
 def test_the_last_mention_of_a_feature_counts(monkeypatch, features, found):
     monkeypatch.setattr(numba_code.config, "CPU_FEATURES", features)
     assert numba_code.has("avx512bf16") is found
+
+
+def test_compiled_code_reorders_nothing_but_the_sums_that_are_written_with_plus():
+    """So a maximum or a mean that is subtracted stays subtracted, in whatever loop it is."""
+    with fast():
+        modules = [m for name, m in sys.modules.items() if name.startswith("scratchformer.kernels.numba_")]
+    flags = {
+        f"{f.__module__}.{f.__name__}": f.targetoptions["fastmath"]
+        for module in modules
+        for f in vars(module).values()
+        if hasattr(f, "targetoptions")
+    }
+    assert len(flags) > 50
+    reordered = {name for name, found in flags.items() if not found <= {"contract"}}
+    assert reordered == {"scratchformer.kernels.numba_code.plus"}

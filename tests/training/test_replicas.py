@@ -484,7 +484,7 @@ def test_an_exception_stops_all_replicas_and_closes_the_generator(make_model, co
 
 
 def test_each_thread_that_trains_holds_the_blas_to_one_thread():
-    """The bits of a product may depend on the number; since version 3.8 of threadpoolctl one Python thread at a time may
+    """The bits of a product may depend on the number; since threadpoolctl 3.8 one Python thread at a time may
     set it, until it leaves its block.
     """
     model, seen = LanguageModel(29, d_model=8, heads=2, depth=1, context=8), []

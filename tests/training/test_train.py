@@ -1,16 +1,19 @@
 """The training loop: it learns, keeps the best model, stops in every way, and resumes exactly."""
 
+import ctypes
 import json
 import math
 import os
 import re
 import signal
+import sys
 import time
 from functools import partial
 
 import numpy as np
 import pytest
 
+from scratchformer import process
 from scratchformer.backend import CPU, to_cpu
 from scratchformer.data import files
 from scratchformer.data.files import InUse
@@ -20,6 +23,7 @@ from scratchformer.training import (
     kept_snapshots,
     load_model,
     load_snapshot,
+    loop,
     metrics,
     read_metrics,
     save_snapshot,
@@ -633,3 +637,32 @@ def test_a_score_that_is_not_finite_may_be_saved_with_the_best_model(tmp_path, m
     best = {"step": 3, "loss": 1.5, "perplexity": math.inf, "f1": math.nan}
     save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel"), step=3, best=best)
     assert str(read_run(tmp_path).state["best"]) == str(best)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_or_after_all_steps_is_not_lost(number):
+    """Just before the loop listens, and just after it has looked for the last time."""
+
+    def program():
+        signal.raise_signal(number)
+        with loop._interrupts() as received:
+            assert received == [number] and not process.requests_taken()
+            received.clear()
+            signal.raise_signal(number)
+        time.sleep(600)
+
+    with pytest.raises(SystemExit) as ended:
+        process.run_program(program)
+    assert ended.value.code == 128 + number
+
+
+def test_a_second_ctrl_c_that_c_loses_is_repeated(tmp_path, train_tiny, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: None)
+
+    def press_twice():
+        ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT) or signal.raise_signal(signal.SIGINT))()
+        time.sleep(600)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny("LanguageModel", tmp_path, 9, batches=crash_at(4, press_twice))
+    assert load_snapshot(tmp_path).state["step"] == 3 and not process.requests_taken()

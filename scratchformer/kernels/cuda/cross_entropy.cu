@@ -5,7 +5,8 @@
 extern "C" __global__ void cross_entropy(const T* logits, Index stride, const int* targets, REAL smoothing, int size,
                                          REAL* z_max, REAL* log_z, REAL* losses) {
     const T* z = logits + blockIdx.x * stride;
-    REAL most = -infinity(), total = 0, sum = 0;
+    REAL most = -infinity(), total = 0, sum = 0, first = wide(z[0]);
+    REAL near = first - first == 0 ? first : 0;  // subtracted before the logits are summed, since they may all be large
     int whole = size / V * V;
     for (int v = threadIdx.x * V; v < whole; v += THREADS * V) {
         Vector<T, V> numbers = *(const Vector<T, V>*)(z + v);
@@ -16,14 +17,14 @@ extern "C" __global__ void cross_entropy(const T* logits, Index stride, const in
         most = greatest;
         for (int j = 0; j < V; ++j) {
             total += exp(wide(numbers.at[j]) - shift);
-            sum += wide(numbers.at[j]);
+            sum += wide(numbers.at[j]) - near;
         }
     }
     for (int v = whole + threadIdx.x; v < size; v += THREADS) {
         REAL number = wide(z[v]), greatest = max(most, number), shift = greatest == -infinity() ? 0 : greatest;
         total = total * exp(most - shift) + exp(number - shift);
         most = greatest;
-        sum += number;
+        sum += number - near;
     }
     REAL greatest = block_max<THREADS>(most);
     total = block_sum<THREADS>(total * exp(most - greatest));
@@ -33,7 +34,7 @@ extern "C" __global__ void cross_entropy(const T* logits, Index stride, const in
         z_max[blockIdx.x] = greatest;
         log_z[blockIdx.x] = log_total;
         REAL loss = log_total - (1 - smoothing) * (wide(z[targets[blockIdx.x]]) - greatest);
-        if (smoothing != 0) loss -= smoothing * (sum / size - greatest);
+        if (smoothing != 0) loss -= smoothing * (sum / size - (greatest - near));
         losses[blockIdx.x] = loss;
     }
 }

@@ -164,6 +164,7 @@ CASES = [
         for V, smoothing in ((2, 0.0), (37, 0.1), (700, 0.2))
         for s in (0, 1)
     ),
+    (ops.cross_entropy, (RNG.integers(10**6, 10**6 + 9, (4, 700)) * 1.0, RNG.integers(0, 700, 4), -1, 0.2), {}),
     (ops.embedding, (RNG.integers(0, 9, (4, 5)), draw(9, 7)), {}),
     (ops.embedding, (RNG.zipf(1.5, (3, 100)) % 1100, draw(1100, 40)), {}),
     *((ops.dense, (draw(3, 2, 6), draw(6, 10), draw(10), name), {}) for name in ("relu", "gelu", "gelu_tanh", "silu")),
