@@ -213,4 +213,4 @@ def test_watch_checks_at_every_save(learn, tmp_path):
         solve("softmax")
         assert "✓ softmax" in process.stdout.readline()
         print("q", file=process.stdin, flush=True)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=600) == 0

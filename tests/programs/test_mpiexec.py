@@ -15,7 +15,7 @@ import pytest
 
 from scratchformer.training import load_snapshot, program
 
-from .conftest import EXAMPLES, TINY
+from .conftest import EXAMPLES, PATIENCE, TINY
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 LAUNCHER = [sys.executable, "-m", "scratchformer", "mpiexec"]
@@ -26,11 +26,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def start(tmp_path, text_file):
+def start(tmp_path, text_file, guard):
     """start(("--seed", 1), ...): a process for mpiexec, with a rank for each list of options."""
     (tmp_path / "poems.py").write_text(POEMS)
-    started = []
-
     def start(*ranks, launcher=(str(MPIEXEC),)):
         command = [*launcher, "--allow-run-as-root", "--oversubscribe"]
         for options in ranks:
@@ -39,19 +37,16 @@ def start(tmp_path, text_file):
         paths = os.pathsep.join([str(Path(program.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
         environment = os.environ | {"PYTHONPATH": paths}
-        started.append(subprocess.Popen(command[:-1], cwd=tmp_path, env=environment, start_new_session=True, **pipes))
-        return started[-1]
+        return subprocess.Popen(command[:-1], cwd=tmp_path, env=environment, start_new_session=True, **pipes)
 
-    yield start
-    for process in started:
-        process.kill()
+    return start
 
 
 def test_two_processes_give_the_bits_of_one(start, tmp_path):
     found = []
     for size, shard in (1, []), (2, []), (2, ["--shard"]):
         out = tmp_path / f"run{len(found)}"
-        told, _ = start(*size * [("--steps", 3, "--out", out, *shard)]).communicate(timeout=100)
+        told, _ = start(*size * [("--steps", 3, "--out", out, *shard)]).communicate(timeout=PATIENCE)
         assert told.count("poems: preset small") == 1  # rank 0 alone prints
         assert (f"{size} ranks, each with" in told) == (size > 1)
         found.append(load_snapshot(out))
@@ -62,7 +57,7 @@ def test_two_processes_give_the_bits_of_one(start, tmp_path):
 
 def test_ranks_with_other_options_are_refused(start, tmp_path):
     process = start(*[("--steps", 3, "--out", tmp_path / "run", "--seed", seed) for seed in (0, 1)])
-    told, _ = process.communicate(timeout=100)
+    told, _ = process.communicate(timeout=PATIENCE)
     (line,) = (line for line in told.splitlines() if line.startswith("error:"))
     assert re.fullmatch(r"error: rank 1 on \S+ has another --seed: '1', rank 0 has '0'", line)
     assert process.returncode != 0 and not (tmp_path / "run").exists()
@@ -73,7 +68,7 @@ def test_a_rank_that_is_killed_ends_the_others(start, tmp_path):
     process = start(*2 * [("--steps", 100_000, "--out", run)])
     wait_for(run / "metrics.jsonl")
     os.kill(rank_1(run), signal.SIGKILL)
-    told, _ = process.communicate(timeout=30)
+    told, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0 and "rank 1" in told
 
 
@@ -84,14 +79,14 @@ def test_lost_ranks_are_started_again(start, tmp_path):
     wait_for(run / "metrics.jsonl")
     killed = rank_1(run)
     os.kill(killed, signal.SIGKILL)
-    told, _ = process.communicate(timeout=100)
+    told, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0 and "a rank was lost: starting again (0 restarts left)" in told
     assert load_snapshot(run).state["step"] == 60
     run = tmp_path / "other"
     process = start(*2 * [("--steps", 100_000, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"])
     wait_for(run / "metrics.jsonl")
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=100)
+    told, _ = process.communicate(timeout=PATIENCE)
     _, stopped, after = told.partition("stopped by SIGUSR1")
     assert process.returncode == 128 + signal.SIGINT and stopped and "starting again" not in after, told
     assert f"step {load_snapshot(run).state['step']} is saved in {run}" in told
@@ -106,7 +101,7 @@ def test_two_processes_score_classifiers_as_one_does(reviews_folder, tmp_path):
     for size in 1, 2:
         options = ["--data", reviews_folder, "--models", 2, "--out", tmp_path / f"run{size}", "--device", "cpu"]
         command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "-n", size, sys.executable, script, *options]
-        done = subprocess.run([*map(str, command)], text=True, capture_output=True, timeout=300)
+        done = subprocess.run([*map(str, command)], text=True, capture_output=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stdout + done.stderr
         found.append(re.findall(r"^(?:all models on validation|test accuracy).*", done.stdout, re.M))
     assert len(found[0]) == 2 and found[0] == found[1]
@@ -114,7 +109,7 @@ def test_two_processes_score_classifiers_as_one_does(reviews_folder, tmp_path):
 
 def wait_for(path):
     """Wait until a file has content: of a run, the metrics of its first steps."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + PATIENCE
     while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.1)
 
