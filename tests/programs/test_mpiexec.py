@@ -19,6 +19,25 @@ from .conftest import EXAMPLES, PATIENCE, TINY
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 LAUNCHER = [sys.executable, "-m", "scratchformer", "mpiexec"]
+# Both ranks wait before their thirteenth step, in the first run, until a file `go` exists.
+WAITING = """
+import time
+from pathlib import Path
+
+from scratchformer.training import Replicas
+
+gradients, calls = Replicas.gradients, []
+
+
+def waiting(*args, **options):
+    calls.append(1)
+    while len(calls) > 12 and not Path("go").exists():
+        time.sleep(0.05)
+    return gradients(*args, **options)
+
+
+Replicas.gradients = waiting
+"""
 POEMS = cleandoc(re.search(r"\n    (\"\"\"Train a small.*?main\(\))\n", program.__doc__, re.DOTALL)[1])
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="mpi4py or mpiexec is not installed"
@@ -28,8 +47,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def start(tmp_path, text_file, guard):
     """start(("--seed", 1), ...): a process for mpiexec, with a rank for each list of options."""
-    (tmp_path / "poems.py").write_text(POEMS)
-    def start(*ranks, launcher=(str(MPIEXEC),)):
+    def start(*ranks, launcher=(str(MPIEXEC),), code=POEMS):
+        (tmp_path / "poems.py").write_text(code)
         command = [*launcher, "--allow-run-as-root", "--oversubscribe"]
         for options in ranks:
             own = ["poems.py", "--data", text_file, "--device", "cpu", *options]
@@ -66,7 +85,7 @@ def test_ranks_with_other_options_are_refused(start, tmp_path):
 def test_a_rank_that_is_killed_ends_the_others(start, tmp_path):
     run = tmp_path / "run"
     process = start(*2 * [("--steps", 100_000, "--out", run)])
-    wait_for(run / "metrics.jsonl")
+    wait_for(run / "metrics.jsonl", process)
     os.kill(rank_1(run), signal.SIGKILL)
     told, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0 and "rank 1" in told
@@ -75,16 +94,16 @@ def test_a_rank_that_is_killed_ends_the_others(start, tmp_path):
 def test_lost_ranks_are_started_again(start, tmp_path):
     """And Ctrl-C saves a snapshot, which mpiexec alone would not give them the time for."""
     run = tmp_path / "run"
-    process = start(*2 * [("--steps", 60, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"])
-    wait_for(run / "metrics.jsonl")
-    killed = rank_1(run)
-    os.kill(killed, signal.SIGKILL)
+    process = start(*2 * [("--steps", 15, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"], code=WAITING + POEMS)
+    wait_for(run / "metrics.jsonl", process)
+    os.kill(rank_1(run), signal.SIGKILL)
+    (tmp_path / "go").touch()
     told, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0 and "a rank was lost: starting again (0 restarts left)" in told
-    assert load_snapshot(run).state["step"] == 60
+    assert load_snapshot(run).state["step"] == 15
     run = tmp_path / "other"
     process = start(*2 * [("--steps", 100_000, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"])
-    wait_for(run / "metrics.jsonl")
+    wait_for(run / "metrics.jsonl", process)
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate(timeout=PATIENCE)
     _, stopped, after = told.partition("stopped by SIGUSR1")
@@ -107,11 +126,12 @@ def test_two_processes_score_classifiers_as_one_does(reviews_folder, tmp_path):
     assert len(found[0]) == 2 and found[0] == found[1]
 
 
-def wait_for(path):
+def wait_for(path, process):
     """Wait until a file has content: of a run, the metrics of its first steps."""
     deadline = time.monotonic() + PATIENCE
-    while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    while not (path.exists() and path.stat().st_size):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def rank_1(run):

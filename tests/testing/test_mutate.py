@@ -188,9 +188,7 @@ def test_ctrl_c_prints_what_was_found_and_leaves_nothing_behind(project):
     write(
         project, test_slow="import my_ops, time\n\ndef test():\n    open('ran', 'a').write('.')\n    time.sleep(0.1)\n"
     )
-    heeds_ctrl_c = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored in a shell's background
-    program = f"import signal, sys, scratchformer.cli; {heeds_ctrl_c}; scratchformer.cli.main(sys.argv[1:])"
-    command = [sys.executable, "-c", program, "mutate", "-j", "1", "my_ops", "--", "test_slow.py"]
+    command = [sys.executable, "-m", "scratchformer", "mutate", "-j", "1", "my_ops", "--", "test_slow.py"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True) as process:
         while process.poll() is None and not (Path("ran").exists() and len(Path("ran").read_text()) > 3):

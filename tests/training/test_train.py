@@ -259,6 +259,7 @@ def test_metrics_after_the_snapshot_are_dropped_and_a_half_written_line_is_toler
 
 
 @both_models
+@pytest.mark.usefixtures("default_signals")
 def test_ctrl_c_saves_after_the_step_in_progress_and_the_run_continues_exactly(tmp_path, train_tiny, kind):
     before = signal.getsignal(signal.SIGINT)
     _, *straight = train_tiny(kind, tmp_path / "straight", 9)
@@ -271,6 +272,7 @@ def test_ctrl_c_saves_after_the_step_in_progress_and_the_run_continues_exactly(t
     assert_same(everything(*resumed), everything(*straight))
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path, train_tiny):
     def press_twice():
         signal.raise_signal(signal.SIGINT)
@@ -281,6 +283,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path, train_tiny):
     assert load_snapshot(tmp_path).state["step"] == 3
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(
     "numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP, signal.SIGTERM, signal.SIGINT]], ids=str
 )
