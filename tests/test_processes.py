@@ -1,9 +1,8 @@
-"""What `conftest.py` promises: no test leaves a process running, and signals reach the tests however pytest was started."""
+"""What `conftest.py` promises: no test leaves a process running, and signals act however pytest was started."""
 
 import ast
 import os
 import re
-import signal
 import subprocess
 import sys
 import time

@@ -47,6 +47,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def start(tmp_path, text_file, guard):
     """start(("--seed", 1), ...): a process for mpiexec, with a rank for each list of options."""
+
     def start(*ranks, launcher=(str(MPIEXEC),), code=POEMS):
         (tmp_path / "poems.py").write_text(code)
         command = [*launcher, "--allow-run-as-root", "--oversubscribe"]

@@ -25,7 +25,7 @@ from scratchformer.training import (
 )
 from scratchformer.training.program import load_file
 
-from .conftest import EXAMPLES, TINY
+from .conftest import EXAMPLES, PATIENCE, TINY
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("scipy")
