@@ -143,33 +143,46 @@ while found:
 """
 
 
-def running() -> dict[int, str]:
+class Children:
     """The children of this process that run, and their commands."""
-    found: dict[int, str] = {}
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return found  # as usual, and known without a look at all processes
-    for number in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            state, parent = Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if int(parent) == os.getpid() and state != "Z":
-                command = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ")
-                found[int(number)] = command.decode(errors="replace")[:300]
-    return found
+
+    def __init__(self) -> None:
+        self.newest, self.known = "", dict[int, str]()
+
+    def running(self, again: bool = False) -> dict[int, str]:
+        """again: look again, even if no process was started since the last look."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return {}  # as usual, and known without a look at all processes
+        newest = Path("/proc/loadavg").read_text().split()[-1]
+        if again or newest != self.newest:
+            self.newest, self.known = newest, dict(self.look())
+        return self.known
+
+    def look(self) -> Iterator[tuple[int, str]]:
+        for number in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                state, parent = Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                if int(parent) == os.getpid() and state != "Z":
+                    command = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ")
+                    yield int(number), command.decode(errors="replace")[:300]
+
+    def end(self, seconds: float, kept: Set[int]) -> list[str]:
+        """Wait this long until only `kept` run, then kill the others. Returns their commands."""
+        deadline, killed, waited = time.monotonic() + seconds, dict[int, str](), False
+        while left := {number: command for number, command in self.running(waited).items() if number not in kept}:
+            if waited and time.monotonic() > deadline:
+                killed |= left
+                for number in left:  # their children become children of this process
+                    with suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
+            time.sleep(0.01)
+            waited = True
+        return [*killed.values()]
 
 
-def end_processes(seconds: float, kept: Set[int]) -> list[str]:
-    """Wait this long until only the children `kept` run, then kill the others. Returns their commands."""
-    deadline, killed = time.monotonic() + seconds, dict[int, str]()
-    while left := {number: command for number, command in running().items() if number not in kept}:
-        if time.monotonic() > deadline:
-            killed |= left
-            for number in left:  # their children become children of this process
-                with suppress(ProcessLookupError):
-                    os.kill(number, signal.SIGKILL)
-        time.sleep(0.01)
-    return [*killed.values()]
+CHILDREN = Children()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -180,7 +193,7 @@ def no_process_stays() -> Iterator[None]:
         return
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     yield
-    if left := end_processes(SECONDS, set()):
+    if left := CHILDREN.end(SECONDS, set()):
         pytest.fail(f"left running by the tests: {left}")
 
 
@@ -190,11 +203,11 @@ def no_process_outlives_the_test(request: pytest.FixtureRequest) -> Iterator[Non
 
     What fixtures of a wider scope have started runs before this one, and goes on.
     """
-    failures, before = request.session.testsfailed, running().keys() if sys.platform == "linux" else set()
+    failures, before = request.session.testsfailed, CHILDREN.running().keys() if sys.platform == "linux" else set()
     yield
     if sys.platform == "linux":
         failed = request.session.testsfailed > failures
-        left = end_processes(0 if failed else SECONDS, before)
+        left = CHILDREN.end(0 if failed else SECONDS, before)
         if left and not failed:
             pytest.fail(f"left running by the test: {left}")
 
