@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.config import default_plugins
 
 from scratchformer.testing import mistakes
 from scratchformer.testing.mutate import Runner
@@ -114,10 +115,12 @@ def environment(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run_tests(environment):
     """run_tests("tests/optim", path, code) gives pytest's exit status, 1 if a test failed, and what it printed."""
-    with Runner(environment, ROOT, imports=["hypothesis", "scipy.special"]) as runner:
+    imports = ["hypothesis.extra.numpy", "safetensors.numpy", "scipy.special", "tarfile", "threadpoolctl"]
+    imports += [f"_pytest.{name}" for name in default_plugins]  # or each fork imports them
+    with Runner(environment, ROOT, imports=imports) as runner:
 
         def run(tests, path="", code=""):
-            answer = runner.run(shlex.split(tests), path, code)
+            answer = runner.run(["-p", "no:unraisableexception", *shlex.split(tests)], path, code)
             return answer.status, answer.output[-3000:]
 
         yield run
