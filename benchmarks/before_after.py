@@ -4,10 +4,11 @@
     python benchmarks/before_after.py ../before enwik8 imdb [--bfloat16]    # a training step of each model
     python benchmarks/before_after.py ../before --data aclImdb_v1.tar.gz    # all, loading included
 
-enwik8, imdb: a step of the models of training_step.py. load-imdb: reading and encoding the reviews. load-gpt2: loading
-random weights of the size of GPT-2 small, which are generated first. Each checkout runs in a process of its own. They
-take turns, on the same weights and data, and must agree on the result. Prints the median time and the peak memory of
-each, and the median and the quartiles of the ratio after/before over the rounds.
+enwik8, imdb: a step of the models of training_step.py. import: a process that imports the package. load-imdb: reading
+and encoding the reviews. load-gpt2: loading random weights of the size of GPT-2 small, which are generated first. Each
+checkout runs in a process of its own. They take turns, on the same weights and data, and must agree on the result.
+Prints the median time and the peak memory of each, and the median and the quartiles of the ratio after/before over the
+rounds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +30,7 @@ from setups import OURS, OURS_BFLOAT16
 from training_step import Worker
 
 HERE = Path(__file__).resolve().parents[1]
-STEPS, LOADS = ("enwik8", "imdb"), ("load-imdb", "load-gpt2")
+STEPS, LOADS = ("enwik8", "imdb"), ("import", "load-imdb", "load-gpt2")
 
 
 def compare(work: str, before: Path, rounds: int, data: Path | None, bfloat16: bool) -> None:
@@ -61,10 +63,14 @@ def compare(work: str, before: Path, rounds: int, data: Path | None, bfloat16: b
 
 
 def serve(work: str, data: str | None) -> None:
-    """What a worker does: load the data once for each line that it reads."""
+    """What a worker does: import or load once for each line that it reads."""
     from scratchformer.data import load_imdb
     from scratchformer.models import GPT2
     from scratchformer.training.memory import resident_bytes
+
+    def imported() -> float:
+        subprocess.run([sys.executable, "-c", "import scratchformer"], check=True)
+        return 1.0
 
     def imdb() -> float:
         return float(sum(int(ids.sum()) for ids in load_imdb(data).train.ids))
@@ -72,7 +78,7 @@ def serve(work: str, data: str | None) -> None:
     def gpt2() -> float:
         return float(np.abs(GPT2.from_pretrained(data).flat.data).mean())
 
-    load: Callable[[], float] = {"load-imdb": imdb, "load-gpt2": gpt2}[work]
+    load: Callable[[], float] = {"import": imported, "load-imdb": imdb, "load-gpt2": gpt2}[work]
     for _ in sys.stdin:
         start = time.perf_counter()
         result = load()

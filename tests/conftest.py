@@ -1,20 +1,27 @@
 """Fixtures and Hypothesis profiles for all tests."""
 
+import ctypes
 import itertools
 import os
 import random
+import signal
+import subprocess
+import sys
+import time
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests run on every core, so BLAS, loaded below, gets one thread
     os.environ["OMP_NUM_THREADS"] = "1"
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 
 from scratchformer.backend import CPU, Device, DeviceError, get_device
+from scratchformer.process import SIGNALS
 from scratchformer.testing.diagnosis import without_diagnosis
 from scratchformer.testing.strict import STRICT
 
@@ -80,3 +87,141 @@ _DEVICES = _devices()
 def device(request: pytest.FixtureRequest) -> Device:
     """Every backend in turn."""
     return _DEVICES[request.param]
+
+
+# Signals
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heed_signals() -> None:
+    """Let processes that tests start heed all signals, also if pytest was started in the background or under nohup.
+
+    A new process inherits which signals are ignored, and not which are handled. So what this process ignores, it
+    handles from now on, by doing nothing.
+    """
+    set_by_python = {getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ")}
+    for number in signal.valid_signals() - set_by_python:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            child_ends = number == getattr(signal, "SIGCHLD", None)  # if that is ignored, no exit status is known
+            signal.signal(number, signal.SIG_DFL if child_ends else lambda *_: None)
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """For tests that send signals to this process: they act as in a terminal, however pytest was started."""
+    usual = dict.fromkeys(SIGNALS, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# Processes
+
+SECONDS = 5  # for a process to end that is about to
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux: a descendant whose parent ends becomes a child of this process
+MARK = "PYTEST_SCRATCHFORMER"  # a variable in the environment of processes that tests start
+
+# The program of `guard`.
+GUARD = """
+import os, sys, time
+parent, mark = int(sys.argv[1]), sys.argv[2].encode()
+while os.getppid() == parent:
+    time.sleep(0.5)
+found = True
+while found:
+    found = False
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{number}/environ", "rb") as file:
+                if mark in file.read() and int(number) != os.getpid():
+                    os.kill(int(number), 9)
+                    found = True
+        except OSError:
+            pass
+    time.sleep(0.1)
+"""
+
+
+class Children:
+    """The children of this process that run, and their commands."""
+
+    def __init__(self) -> None:
+        self.newest, self.known = "", dict[int, str]()
+
+    def running(self, again: bool = False) -> dict[int, str]:
+        """again: look again, even if no process was started since the last look."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return {}  # as usual, and known without a look at all processes
+        newest = Path("/proc/loadavg").read_text().split()[-1]
+        if again or newest != self.newest:
+            self.newest, self.known = newest, dict(self.look())
+        return self.known
+
+    def look(self) -> Iterator[tuple[int, str]]:
+        for number in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                state, parent = Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                if int(parent) == os.getpid() and state != "Z":
+                    command = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ")
+                    yield int(number), command.decode(errors="replace")[:300]
+
+    def end(self, seconds: float, kept: Set[int]) -> list[str]:
+        """Wait this long until only `kept` run, then kill the others. Returns their commands."""
+        deadline, killed, waited = time.monotonic() + seconds, dict[int, str](), False
+        while left := {number: command for number, command in self.running(waited).items() if number not in kept}:
+            if waited and time.monotonic() > deadline:
+                killed |= left
+                for number in left:  # their children become children of this process
+                    with suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
+            time.sleep(0.01)
+            waited = True
+        return [*killed.values()]
+
+
+CHILDREN = Children()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_stays() -> Iterator[None]:
+    """Fail if a process that was started for the tests is still running at their end, and kill it."""
+    if sys.platform != "linux":
+        yield
+        return
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    yield
+    if left := CHILDREN.end(SECONDS, set()):
+        pytest.fail(f"left running by the tests: {left}")
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Kill what is left running, also by a test that fails; a test that passes fails then.
+
+    What fixtures of a wider scope have started runs before this one, and goes on.
+    """
+    failures, before = request.session.testsfailed, CHILDREN.running().keys() if sys.platform == "linux" else set()
+    yield
+    if sys.platform == "linux":
+        failed = request.session.testsfailed > failures
+        left = CHILDREN.end(0 if failed else SECONDS, before)
+        if left and not failed:
+            pytest.fail(f"left running by the test: {left}")
+
+
+@pytest.fixture(scope="session")
+def guard() -> Iterator[None]:
+    """If pytest itself is killed, the processes that it started after this fixture are killed too."""
+    if sys.platform != "linux":
+        yield
+        return
+    mark = f"{os.getpid()} {time.time_ns()}"
+    os.environ[MARK] = f"{os.environ.get(MARK, '')}, {mark}"
+    command = [sys.executable, "-I", "-S", "-c", GUARD, str(os.getpid()), mark]
+    streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen(command, start_new_session=True, **streams) as process:
+        yield
+        process.kill()

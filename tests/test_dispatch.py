@@ -93,7 +93,7 @@ def test_reference_only_holds_in_all_threads(double):
     begin = threading.Event()
 
     def work():
-        begin.wait(10)
+        begin.wait(600)
         op(np.ones(2))
 
     early = threading.Thread(target=work)

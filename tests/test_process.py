@@ -59,6 +59,7 @@ def test_memory_that_numpy_does_not_get():
     assert "Unable to allocate 2.00 PiB" in said and "--replicas" in said
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"])
 def test_a_signal_ends_a_program_with_its_status(name, capsys):
     number = getattr(signal, name)
@@ -72,16 +73,13 @@ def test_a_signal_ends_a_program_with_its_status(name, capsys):
 
 
 @pytest.mark.parametrize("own", [signal.SIG_IGN, lambda *_: None])
-def test_ignored_signals_and_handlers_of_a_user_stay(own):
+def test_ignored_signals_and_handlers_of_a_user_stay(own, default_signals):
     received = []
-    before = signal.signal(signal.SIGHUP, own)
-    try:
-        with signals_caught(lambda number, _: received.append(number)):
-            signal.raise_signal(signal.SIGHUP)
-            signal.raise_signal(signal.SIGTERM)
-        assert received == [signal.SIGTERM] and signal.getsignal(signal.SIGHUP) is own
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, own)
+    with signals_caught(lambda number, _: received.append(number)):
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)
+    assert received == [signal.SIGTERM] and signal.getsignal(signal.SIGHUP) is own
 
 
 def without_reader():

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 
 from scratchformer.training.program import load_file
 
-pytest.importorskip("pyppmd")
-pytest.importorskip("sklearn")
-pytest.importorskip("PIL")
+for name in "pyppmd", "sklearn", "PIL":
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed", allow_module_level=True)
 FILE = Path(__file__).parents[2] / "benchmarks" / "baselines.py"
 
 

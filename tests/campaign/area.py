@@ -56,9 +56,9 @@ class Verdict(NamedTuple):
 class Area:
     """A kind of cases. Case number N of seed S is always the same: `draw` depends on nothing else.
 
-    seconds: a case that takes longer counts as a hang. memory: how many bytes a case may take even if its input is
-    small. only_when_named: leave the area out unless the command names it. slow: its cases take seconds, so --quick
-    leaves it out.
+    seconds: a case that takes more processor time, or twenty times as long by the clock, counts as a hang. memory: how
+    many bytes a case may take even if its input is small. only_when_named: leave the area out unless the command names
+    it. slow: its cases take seconds, so --quick leaves it out.
     """
 
     name: ClassVar[str]

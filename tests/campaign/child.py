@@ -13,12 +13,16 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from area import Area, Verdict, judge
 
+from scratchformer.process import SIGNALS
+
 CEILING = 4 << 30  # bytes of memory at which a case is stopped
+WAITING = 20  # times its seconds of processor time a case may take if it waits, for example for the processor
 
 
 class Task(NamedTuple):
@@ -58,7 +62,10 @@ class Running(NamedTuple):
         return not part or (b'"outcome"' in self.said and self.said.endswith(b"\n"))
 
     def too_late(self) -> bool:
-        return time.monotonic() - self.started > self.task.area.seconds
+        waited = time.monotonic() - self.started
+        return waited > self.task.area.seconds and (
+            _seconds(self.process) > self.task.area.seconds or waited > WAITING * self.task.area.seconds
+        )
 
     def too_large(self) -> bool:
         return _memory("VmRSS", self.process) > CEILING
@@ -102,6 +109,8 @@ def _start(task: Task) -> Running:
 
 def _run(task: Task, folder: Path, pipe: int) -> None:
     os.setsid()
+    for number in SIGNALS:  # some are ignored in a shell's background and under nohup
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     errors = folder.with_name(folder.name + ".errors")
     for number, path, flags in (0, os.devnull, os.O_RDONLY), (1, os.devnull, os.O_WRONLY), (2, errors, os.O_RDWR):
         os.dup2(os.open(path, flags | os.O_CREAT), number)
@@ -125,6 +134,7 @@ def _send(pipe: int, **values: object) -> None:
 
 def _end(running: Running, finished: bool) -> Result:
     """Collect the result of a process, which is stopped if it has not finished."""
+    late = running.too_late()
     if not finished:
         _kill(running.process)
     os.close(running.pipe)
@@ -138,8 +148,8 @@ def _end(running: Running, finished: bool) -> Result:
     seconds = time.monotonic() - running.started
     if "outcome" in said:
         verdict = Verdict(said["outcome"], said["message"], said.get("where", ""))
-    elif not finished and running.too_late():
-        verdict = Verdict("hang", f"not finished after {running.task.area.seconds} s")
+    elif not finished and late:
+        verdict = Verdict("hang", f"not finished after {seconds:.0f} s")
     elif not finished:
         verdict = Verdict("memory", f"stopped at {CEILING >> 30} GB")
     else:
@@ -147,11 +157,21 @@ def _end(running: Running, finished: bool) -> Result:
     return Result(running.task, said["what"], verdict, seconds, said.get("peak", 0))
 
 
-def _kill(group: int) -> None:
+def _kill(session: int) -> None:
+    """Kill the process of a case, and all that it has started: also in process groups of their own, as mpiexec does."""
+    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process) == session:
+                os.kill(process, signal.SIGKILL)
+
+
+def _seconds(process: int) -> float:
+    """The processor time of a process, and of those that it has started and that have ended."""
     try:
-        os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return 0.0
 
 
 def _memory(name: str, process: int | str = "self") -> int:

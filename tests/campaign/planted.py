@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import sys
-import time
 from pathlib import Path
 
 from area import MEGABYTE, Area, Case
@@ -51,7 +50,8 @@ def message() -> None:
 
 
 def hang() -> None:
-    time.sleep(60)
+    while True:
+        pass
 
 
 def memory() -> None:

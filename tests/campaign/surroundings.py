@@ -249,8 +249,6 @@ class Surroundings(Area):
         environment["PYTHONPATH"] = os.pathsep.join(sys.path[1:3])
 
         def run() -> None:
-            for number in numbers:  # a shell's background job ignores SIGINT
-                signal.signal(number, signal.SIG_DFL)
             process = subprocess.Popen(
                 [sys.executable, *argv],
                 stderr=subprocess.PIPE,

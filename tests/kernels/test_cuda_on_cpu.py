@@ -1,5 +1,6 @@
 """The CUDA kernels and their twins on a CPU, slowly: see on_cpu/run.py. test_cupy.py runs them on a GPU."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,21 +16,27 @@ pytestmark = [
 ]
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """run("layernorm", ...) runs the program; kernels and headers are compiled once for all its runs."""
+    environment = os.environ | {"COMPILED": str(tmp_path_factory.mktemp("compiled"))}
+    command = [sys.executable, PROGRAM]
+    return lambda *arguments: subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, check=False, env=environment
+    )
 
 
 @pytest.mark.parametrize(
     "op",
     ["layernorm", "cross_entropy", "embedding", "attention", "dense", "linear", "add", "dropout", "adam_step"],
 )
-def test_the_kernels_give_what_the_references_give(op):
+def test_the_kernels_give_what_the_references_give(op, run):
     found = run(op)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
 @pytest.mark.parametrize("op", ["newton_schulz", "relative_attention"])
-def test_twins_without_kernels_give_what_the_references_give(op):
+def test_twins_without_kernels_give_what_the_references_give(op, run):
     """They compute in bfloat16."""
     pytest.importorskip("ml_dtypes")
     found = run(op)
@@ -55,6 +62,6 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_found(mistake):
+def test_a_mistake_is_found(mistake, run):
     found = run(*mistake)
     assert found.returncode == 3 and "FAILED" in found.stdout, found.stdout + found.stderr

@@ -57,7 +57,7 @@ def test_a_second_process_makes_the_same_choice(measured, forget):
 
 def test_processes_that_start_together_make_the_same_choice(measured, monkeypatch):
     """Threads stand for them."""
-    measure, together = mkl_products.measure, threading.Barrier(3, timeout=60)
+    measure, together = mkl_products.measure, threading.Barrier(3, timeout=600)
 
     def measure_together():
         found = measure()

@@ -106,6 +106,7 @@ def expect_what_the_reference_gives(kind, name, dtype, scale, small, seed):
         np.testing.assert_allclose(f, p, rtol=0, atol=tolerance * max(np.abs(p).max(), 0.1 * largest))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("kind", "name"), TWINS)
 def test_gradients(kind, name, combinations, thorough):
     """Central differences and the contract of a pair, for the twin with several tiles and pieces."""

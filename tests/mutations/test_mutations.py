@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.config import default_plugins
 
 from scratchformer.testing import mistakes
 from scratchformer.testing.mutate import Runner
@@ -114,10 +115,12 @@ def environment(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run_tests(environment):
     """run_tests("tests/optim", path, code) gives pytest's exit status, 1 if a test failed, and what it printed."""
-    with Runner(environment, ROOT, imports=["hypothesis", "scipy.special"]) as runner:
+    imports = ["hypothesis.extra.numpy", "safetensors.numpy", "scipy.special", "tarfile", "threadpoolctl"]
+    imports += [f"_pytest.{name}" for name in default_plugins]  # or each fork imports them
+    with Runner(environment, ROOT, imports=imports) as runner:
 
         def run(tests, path="", code=""):
-            answer = runner.run(shlex.split(tests), path, code)
+            answer = runner.run(["-p", "no:unraisableexception", *shlex.split(tests)], path, code)
             return answer.status, answer.output[-3000:]
 
         yield run
@@ -175,5 +178,5 @@ def test_without_kernels_nothing_but_speed_is_lost(environment, tmp_path):
     left = ["strict", *SLOW_WITHOUT]  # the strict device uses no kernels
     command += ["-k", f"not {' and not '.join(left)}", "--deselect", "tests/generation/test_sampling.py"]
     environment = environment | {"PYTHONPATH": str(tmp_path)}
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]

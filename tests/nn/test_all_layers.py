@@ -43,18 +43,21 @@ def check_gradients(device, combinations, thorough):
     return check
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", SMALL)
 def test_gradients_of_layers(name, check_gradients):
     """Elements of every tensor and random directions against central differences, and the contract of a layer."""
     check_gradients(name, 4, max_elements=5)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", BLOCKS)
 def test_gradients_of_blocks(name, check_gradients):
     """Directions that move several tensors at once."""
     check_gradients(name, 4, max_elements=0, directions=1, together=8)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_models(name, check_gradients):
     """As for blocks."""

@@ -9,12 +9,14 @@ from scratchformer.testing.strategies import SCALES
 
 
 def pytest_generate_tests(metafunc):
-    """Run a test that takes `case` for every case of the operations in the module that its file tests."""
+    """Run a test that takes `case` for every case of the operations in the module that its file tests: the tests of
+    their gradients, which are among the quick ones.
+    """
     if "case" in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition("test_")[2]
         cases = [name for name in OPERATIONS if OPERATIONS[name](Draw()).op.__module__.endswith(f"ops.{module}")]
         assert cases, f"scratchformer.testing.cases has no operation of ops/{module}.py"
-        metafunc.parametrize("case", cases)
+        metafunc.parametrize("case", [pytest.param(name, marks=pytest.mark.quick) for name in cases])
 
 
 @pytest.fixture

@@ -216,14 +216,18 @@ def test_slices_take_about_equally_long_and_cut_no_matrix(count):
 
 
 def test_it_converges_where_gradients_differ_in_size():
-    """Least squares whose inputs differ in size by a factor of 100: W must be right for the small ones too."""
+    """Least squares whose inputs differ in size by a factor of 100: W must be right for the small ones too.
+
+    Near the end its bits are chance, since the noise of small gradients is scaled up too; but the rate falls so slowly
+    that whatever they are, W is an order of magnitude closer than asked.
+    """
     generator = Key(3).generator()
     x = generator.standard_normal((200, 6)) * np.geomspace(0.01, 1, 6)
     target = generator.standard_normal((6, 5))
     w = Param(np.zeros((6, 5)), "w")
     muon = Muon([w], lr=0.1, weight_decay=0.0, hidden="*")
-    for step in range(300):
-        muon.lr = 0.1 * (1 - step / 300)
+    for step in range(1000):
+        muon.lr = 0.1 * (1 - step / 1000)
         w.grad[...] = x.T @ (x @ (w.data - target)) / len(x)
         muon.step()
     assert np.abs(w.data - target).max() < 0.05 * np.abs(target).max()

@@ -22,6 +22,7 @@ from scratchformer.training.program import Program, load_file, program_in
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
+PATIENCE = 600  # seconds after which a test stops waiting; only one that would wait for ever takes so long
 WORDS = "a the film story acting plot was is not very good bad dull bright long short never again it i".split()
 
 
@@ -51,7 +52,7 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(guard: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment with an empty data cache, and proxies that refuse every connection."""
     nowhere = "http://127.0.0.1:9"
     proxies = {name: nowhere for base in ("http_proxy", "https_proxy", "all_proxy") for name in (base, base.upper())}
@@ -124,7 +125,7 @@ def call(start: Callable, forks: Callable, tmp_path_factory: pytest.TempPathFact
             found, out, err = forks(script, args, cwd, TINY.get(program, {}))
         else:
             process = start(program, *args, **options)
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=PATIENCE)
             found = process.returncode
         assert found == status, err
         assert "Traceback" not in err, err

@@ -21,7 +21,7 @@ from typing import Any
 from scratchformer import cli
 from scratchformer.training.program import Program, load_file, program_in
 
-SECONDS = 120
+SECONDS = 600  # after which a program that hangs is ended
 OPTIONAL = ("matplotlib.pyplot", "networkx", "sacrebleu", "sacremoses", "sklearn.linear_model", "tokenizers")
 MODULES = ("generation", "plots", "doctor", "testing.cases", "training.readers")
 

@@ -1,11 +1,9 @@
 """A run that is killed, interrupted, out of disk space or diverged keeps its last snapshot and continues exactly."""
 
+import os
 import random
 import resource
 import signal
-import subprocess
-import time
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,32 +11,14 @@ import pytest
 from scratchformer.training import load_model, load_snapshot, read_metrics
 from scratchformer.training.program import run_program
 
+from .conftest import PATIENCE
+
 STEPS = 80
 
 
 def last_step(run):
-    """The last step in a run's metrics file; 0 if there is none yet."""
-    path = run / "metrics.jsonl"
-    return max((r["step"] for r in read_metrics(path)), default=0) if path.exists() else 0
-
-
-def wait_until(condition, process, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, f"the program ended by itself: {process.communicate()}"
-        assert time.monotonic() < end, "nothing happened"
-
-
-def stopped_while(condition, process):
-    """Pause the process if the condition holds; True if it still holds then, else the process continues."""
-    if not condition():
-        return False
-    process.send_signal(signal.SIGSTOP)
-    time.sleep(0.005)
-    if condition():
-        return True
-    process.send_signal(signal.SIGCONT)
-    return False
+    """The last step in a run's metrics file."""
+    return max(r["step"] for r in read_metrics(run / "metrics.jsonl"))
 
 
 def assert_same(first, second):
@@ -73,44 +53,42 @@ def uninterrupted(call, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_killed_again_and_again_ends_like_an_uninterrupted_one(start, call, tmp_path, uninterrupted, thorough):
+def test_a_run_killed_again_and_again_ends_like_an_uninterrupted_one(
+    start, call, environment, tmp_path, uninterrupted, thorough
+):
     """Bit for bit. Each kill comes a random number of steps after resuming: every third while a snapshot is being
-    written, the others at a random time within a step.
+    written, the others at a random moment within a step.
     """
     run, draw, kills = tmp_path / "run", random.Random(0), 10 if thorough else 3
     unfinished = run / "last.safetensors.unfinished"
-    left_by_kill, hit_while_saving = [], 0
+    left_by_kill = []
     for kill in range(kills):
-        begun = left_by_kill[-1] if left_by_kill else 0
-        process = start("tiny", run, STEPS, stderr=subprocess.DEVNULL)
-        target = begun + draw.randint(3, STEPS // kills - 3)
-        wait_until(lambda: last_step(run) >= target, process)  # noqa: B023
-        if kill % 3 == 2:
-            wait_until(partial(stopped_while, unfinished.exists, process), process)
-            hit_while_saving += 1
-        else:
-            time.sleep(draw.uniform(0, 0.02))
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        target = (left_by_kill[-1] if left_by_kill else 0) + draw.randint(4, STEPS // kills - 4)
+        size = (before := run / "last.safetensors").exists() and before.stat().st_size
+        saving = kill % 3 == 2
+        event = f"{target} write {draw.randrange(size // 10, size)}" if saving else f"{target} kill {draw.random()}"
+        process = start("tiny", run, STEPS, env=environment | {"TINY_EVENT": event})
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == -(signal.SIGXFSZ if saving else signal.SIGPROF), err
+        assert unfinished.exists() or not saving
         for path in run.glob("*.safetensors"):
             model, _ = load_model(path)
             assert all(np.isfinite(a).all() for a in model.state_dict().values())
-        left_by_kill.append(load_snapshot(run).state["step"] if (run / "last.safetensors").exists() else 0)
-    assert left_by_kill == sorted(left_by_kill)
-    assert len({step for step in left_by_kill if 0 < step < STEPS}) >= kills // 2, left_by_kill
-    assert hit_while_saving == kills // 3
+        left_by_kill.append(load_snapshot(run).state["step"])
+    assert left_by_kill == sorted({*left_by_kill}) and 0 < left_by_kill[0] <= left_by_kill[-1] < STEPS
     assert call("tiny", run, STEPS).stdout == "finished\n"
     assert_same_runs(run, uninterrupted)
     assert not unfinished.exists()
 
 
-def test_ctrl_c_saves_and_the_run_continues_exactly(start, call, tmp_path, uninterrupted):
+def test_ctrl_c_saves_and_the_run_continues_exactly(start, call, environment, tmp_path, uninterrupted):
     run = tmp_path / "run"
-    process = start("tiny", run, STEPS, stderr=subprocess.PIPE)
-    wait_until(lambda: last_step(run) >= 10, process)
+    process = start("tiny", run, STEPS, env=environment | {"TINY_EVENT": "10 stop"})
+    ended = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert ended.si_code == os.CLD_STOPPED, process.communicate()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGINT
     assert err.strip().splitlines()[-1] == (
         f"interrupted; step {last_step(run)} is saved in {run / 'last.safetensors'}: continue with --resume"

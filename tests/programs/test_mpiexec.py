@@ -18,10 +18,29 @@ import pytest
 from scratchformer.training import load_snapshot, program
 from scratchformer.training.numerics import PRODUCTS
 
-from .conftest import EXAMPLES, TINY
+from .conftest import EXAMPLES, PATIENCE, TINY
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 LAUNCHER = [sys.executable, "-m", "scratchformer", "mpiexec"]
+# Both ranks wait before their thirteenth step, in the first run, until a file `go` exists.
+WAITING = """
+import time
+from pathlib import Path
+
+from scratchformer.training import Replicas
+
+gradients, calls = Replicas.gradients, []
+
+
+def waiting(*args, **options):
+    calls.append(1)
+    while len(calls) > 12 and not Path("go").exists():
+        time.sleep(0.05)
+    return gradients(*args, **options)
+
+
+Replicas.gradients = waiting
+"""
 POEMS = cleandoc(re.search(r"\n    (\"\"\"Train a small.*?main\(\))\n", program.__doc__, re.DOTALL)[1])
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="mpi4py or mpiexec is not installed"
@@ -29,14 +48,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def start(tmp_path, text_file):
+def start(tmp_path, text_file, guard):
     """start(("--seed", 1), ...): a process for mpiexec, with a rank for each list of options. own: settings in the
     environment of each rank.
     """
-    (tmp_path / "poems.py").write_text(POEMS)
-    started = []
 
-    def start(*ranks, launcher=(str(MPIEXEC),), own=()):
+    def start(*ranks, launcher=(str(MPIEXEC),), code=POEMS, own=()):
+        (tmp_path / "poems.py").write_text(code)
         command = [*launcher, "--allow-run-as-root", "--oversubscribe"]
         for rank, options in enumerate(ranks):
             arguments = ["poems.py", "--data", text_file, "--device", "cpu", *options]
@@ -44,19 +62,16 @@ def start(tmp_path, text_file):
         paths = os.pathsep.join([str(Path(program.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
         environment = os.environ | {"PYTHONPATH": paths}
-        started.append(subprocess.Popen(command[:-1], cwd=tmp_path, env=environment, start_new_session=True, **pipes))
-        return started[-1]
+        return subprocess.Popen(command[:-1], cwd=tmp_path, env=environment, start_new_session=True, **pipes)
 
-    yield start
-    for process in started:
-        process.kill()
+    return start
 
 
 def test_two_processes_give_the_bits_of_one(start, tmp_path):
     found = []
     for size, shard in (1, []), (2, []), (2, ["--shard"]):
         out = tmp_path / f"run{len(found)}"
-        told, _ = start(*size * [("--steps", 3, "--out", out, *shard)]).communicate(timeout=100)
+        told, _ = start(*size * [("--steps", 3, "--out", out, *shard)]).communicate(timeout=PATIENCE)
         assert told.count("poems: preset small") == 1  # rank 0 alone prints
         assert (f"{size} ranks, each with" in told) == (size > 1)
         found.append(load_snapshot(out))
@@ -67,7 +82,7 @@ def test_two_processes_give_the_bits_of_one(start, tmp_path):
 
 def test_ranks_with_other_options_are_refused(start, tmp_path):
     process = start(*[("--steps", 3, "--out", tmp_path / "run", "--seed", seed) for seed in (0, 1)])
-    told, _ = process.communicate(timeout=100)
+    told, _ = process.communicate(timeout=PATIENCE)
     (line,) = (line for line in told.splitlines() if line.startswith("error:"))
     assert re.fullmatch(r"error: rank 1 on \S+ has another --seed: '1', rank 0 has '0'", line)
     assert process.returncode != 0 and not (tmp_path / "run").exists()
@@ -76,7 +91,7 @@ def test_ranks_with_other_options_are_refused(start, tmp_path):
 def test_ranks_with_and_without_fast_twins_are_refused(start, tmp_path):
     """Their bits would differ."""
     ranks = 2 * [("--steps", 3, "--out", tmp_path / "run")]
-    told, _ = start(*ranks, own=["SCRATCHFORMER_FAST=1", "SCRATCHFORMER_FAST=0"]).communicate(timeout=100)
+    told, _ = start(*ranks, own=["SCRATCHFORMER_FAST=1", "SCRATCHFORMER_FAST=0"]).communicate(timeout=PATIENCE)
     (line,) = (line for line in told.splitlines() if line.startswith("error:"))
     setting = "another setting of the fast twins: 'SCRATCHFORMER_FAST=0', rank 0 has 'on'"
     assert re.fullmatch(rf"error: rank 1 on \S+ has {setting}", line)
@@ -99,7 +114,7 @@ def test_ranks_use_one_library_for_products_whatever_they_would_choose(start, tm
     for own in (0, 1), (1, 0):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         process = start(*ranks, own=[f"SCRATCHFORMER_DATA={tmp_path / str(i)}" for i in own])
-        told, _ = process.communicate(timeout=100)
+        told, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, told
         assert load_snapshot(tmp_path / "run").state["numerics"][PRODUCTS].startswith(libraries[own[0]])
 
@@ -107,27 +122,27 @@ def test_ranks_use_one_library_for_products_whatever_they_would_choose(start, tm
 def test_a_rank_that_is_killed_ends_the_others(start, tmp_path):
     run = tmp_path / "run"
     process = start(*2 * [("--steps", 100_000, "--out", run)])
-    wait_for(run / "metrics.jsonl")
+    wait_for(run / "metrics.jsonl", process)
     os.kill(rank_1(run), signal.SIGKILL)
-    told, _ = process.communicate(timeout=30)
+    told, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0 and "rank 1" in told
 
 
 def test_lost_ranks_are_started_again(start, tmp_path):
     """And Ctrl-C saves a snapshot, which mpiexec alone would not give them the time for."""
     run = tmp_path / "run"
-    process = start(*2 * [("--steps", 60, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"])
-    wait_for(run / "metrics.jsonl")
-    killed = rank_1(run)
-    os.kill(killed, signal.SIGKILL)
-    told, _ = process.communicate(timeout=100)
+    process = start(*2 * [("--steps", 15, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"], code=WAITING + POEMS)
+    wait_for(run / "metrics.jsonl", process)
+    os.kill(rank_1(run), signal.SIGKILL)
+    (tmp_path / "go").touch()
+    told, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0 and "a rank was lost: starting again (0 restarts left)" in told
-    assert load_snapshot(run).state["step"] == 60
+    assert load_snapshot(run).state["step"] == 15
     run = tmp_path / "other"
     process = start(*2 * [("--steps", 100_000, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"])
-    wait_for(run / "metrics.jsonl")
+    wait_for(run / "metrics.jsonl", process)
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=100)
+    told, _ = process.communicate(timeout=PATIENCE)
     _, stopped, after = told.partition("stopped by SIGUSR1")
     assert process.returncode == 128 + signal.SIGINT and stopped and "starting again" not in after, told
     assert f"step {load_snapshot(run).state['step']} is saved in {run}" in told
@@ -142,17 +157,18 @@ def test_two_processes_score_classifiers_as_one_does(reviews_folder, tmp_path):
     for size in 1, 2:
         options = ["--data", reviews_folder, "--models", 2, "--out", tmp_path / f"run{size}", "--device", "cpu"]
         command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "-n", size, sys.executable, script, *options]
-        done = subprocess.run([*map(str, command)], text=True, capture_output=True, timeout=300)
+        done = subprocess.run([*map(str, command)], text=True, capture_output=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stdout + done.stderr
         found.append(re.findall(r"^(?:all models on validation|test accuracy).*", done.stdout, re.M))
     assert len(found[0]) == 2 and found[0] == found[1]
 
 
-def wait_for(path):
+def wait_for(path, process):
     """Wait until a file has content: of a run, the metrics of its first steps."""
-    deadline = time.monotonic() + 100
-    while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    deadline = time.monotonic() + PATIENCE
+    while not (path.exists() and path.stat().st_size):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def rank_1(run):

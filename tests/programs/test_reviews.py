@@ -25,7 +25,7 @@ from scratchformer.training import (
 )
 from scratchformer.training.program import load_file
 
-from .conftest import EXAMPLES, TINY
+from .conftest import EXAMPLES, PATIENCE, TINY
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("scipy")
@@ -251,7 +251,7 @@ def test_two_processes_give_the_bits_of_one(finished, with_unlabelled, environme
     for rank in ("first", "second"):
         (tmp_path / rank).mkdir()
         command += ["-n", 1, "-wdir", tmp_path / rank, sys.executable, script, *options, ":"]
-    told = subprocess.run([*map(str, command[:-1])], text=True, capture_output=True, timeout=300, env=environment)
+    told = subprocess.run([*map(str, command[:-1])], text=True, capture_output=True, timeout=PATIENCE, env=environment)
     assert told.returncode == 0, told.stdout + told.stderr
     assert all(same_weights(tmp_path / "first" / "run", finished[0], stage) for stage in STAGES)
     np.testing.assert_array_equal(labels_of(tmp_path / "first" / "run"), labels_of(finished[0]))

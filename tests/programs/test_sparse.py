@@ -1,5 +1,6 @@
 """examples/sparse.py, digits.py and units.py end to end on small data."""
 
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -66,15 +67,19 @@ def test_minutes_set_the_number_of_steps(call, text_file, tmp_path):
     assert type(load_model(tmp_path / "run")[0]) is LanguageModel
 
 
-def test_timed_steps_wait_for_a_gpu_and_leave_the_model_as_it_was(example):
+def test_timed_steps_wait_for_a_gpu_and_leave_the_model_as_it_was(example, monkeypatch):
+    """By a clock that moves on by 8 s with each look."""
     model = LanguageModel(31, 8, 2, 1, 6, key=Key(0)).to(STRICT)
     before = to_cpu(model.flat.data).copy()
     batches = TextBatches(np.arange(100, dtype=np.uint8) % 31, 2, 6, Key(1))
     program = SimpleNamespace(
         model=model, batches=batches, key=Key(2), optimizer=lambda twin: AdamW(twin.parameters(), 0.1)
     )
+    seconds_per_step = example("sparse").seconds_per_step
+    clock = itertools.count(0, 8)
+    monkeypatch.setitem(seconds_per_step.__globals__, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     with traffic() as found:
-        assert 0 < example("sparse").seconds_per_step(program, Replicas(model, 1)) < 60
+        assert seconds_per_step(program, Replicas(model, 1)) == 8 / seconds_per_step.__globals__["MEASURED"]
     assert sum("to the host" in entry and "sparse.py" in entry for entry in found) == 6
     np.testing.assert_array_equal(to_cpu(model.flat.data), before)
 

@@ -1,10 +1,17 @@
 """A training program with a tiny model, for tests that kill it: OUT STEPS [POISON_STEP].
 
-It continues the run in OUT if there is one. At POISON_STEP a weight becomes NaN.
+It continues the run in OUT if there is one. At POISON_STEP a weight becomes NaN. TINY_EVENT, a variable, says what else
+happens to this process, and at the beginning of which step, so that no test has to be in time for it: "10 stop" stops
+it, until it is continued; "10 kill 0.5" kills it after half of the processor time of a step; "10 write 20000" kills it
+as soon as it writes more than 20,000 bytes to a file.
 """
 
 import math
+import os
+import resource
+import signal
 import sys
+import time
 
 import numpy as np
 
@@ -16,11 +23,26 @@ from scratchformer.training import Replicas, evaluate_language_model, train
 from scratchformer.training.program import run_program
 
 
-class PoisonedBatches(TextBatches):
+class EventfulBatches(TextBatches):
+    event_step, event, amount, begun = -1, "", 0.0, 0.0
+
     def batch(self, step):
         if step == self.poison_step:
             self.model.output.w.data[0, 0] = math.nan
+        if step == self.event_step:
+            self.happen()
+        self.begun = time.process_time()
         return super().batch(step)
+
+    def happen(self):
+        if self.event == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif self.event == "kill":
+            signal.setitimer(signal.ITIMER_PROF, max(1e-6, self.amount * (time.process_time() - self.begun)))
+        elif self.event == "write":
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the signal when a file becomes larger than allowed
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(self.amount), int(self.amount)))
 
 
 def main():
@@ -28,8 +50,11 @@ def main():
     text = (np.arange(5000) ** 2 // 7 % 61).astype(np.uint8)
     key = Key(0)
     model = LanguageModel(64, 32, 4, 2, 16, key=key.fold("weights"), norm="pre", dropout=0.1)
-    batches = PoisonedBatches(text[:4500], 8, 16, key.fold("batches"))
+    batches = EventfulBatches(text[:4500], 8, 16, key.fold("batches"))
     batches.model, batches.poison_step = model, poison_step
+    if event := os.environ.get("TINY_EVENT"):
+        step, batches.event, *amount = event.split()
+        batches.event_step, batches.amount = int(step), float(*amount)
     with Replicas(model, 2, micro_batch=3) as replicas:
         train(
             replicas,

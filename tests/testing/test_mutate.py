@@ -185,19 +185,28 @@ def test_a_check_with_uniform_gamma_misses_its_place(project, capsys):
     assert len(missed) < 5
 
 
+WAITING = """
+import my_ops, time
+
+def test():
+    with open("ran", "a+") as file:
+        file.write(".")
+        file.seek(0)
+        runs = len(file.read())
+    time.sleep(600 if runs > 4 else 0)
+"""
+
+
 def test_ctrl_c_prints_what_was_found_and_leaves_nothing_behind(project):
-    write(
-        project, test_slow="import my_ops, time\n\ndef test():\n    open('ran', 'a').write('.')\n    time.sleep(0.1)\n"
-    )
-    heeds_ctrl_c = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored in a shell's background
-    program = f"import signal, sys, scratchformer.cli; {heeds_ctrl_c}; scratchformer.cli.main(sys.argv[1:])"
-    command = [sys.executable, "-c", program, "mutate", "-j", "1", "my_ops", "--", "test_slow.py"]
+    """While the fifth run of the tests waits for ever."""
+    write(project, test_slow=WAITING)
+    command = [sys.executable, "-m", "scratchformer", "mutate", "-j", "1", "my_ops", "--", "test_slow.py"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True) as process:
-        while process.poll() is None and not (Path("ran").exists() and len(Path("ran").read_text()) > 3):
+        while process.poll() is None and not (Path("ran").exists() and len(Path("ran").read_text()) > 4):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        printed, errors = process.communicate(timeout=60)
+        printed, errors = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGINT and errors.strip() == "interrupted"
     assert "\nmy_ops.py:18 in normalise_backward: " in printed and "; stopped after " in printed
     assert (project / "my_ops.py").read_text(encoding="utf-8") == OPS

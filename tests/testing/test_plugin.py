@@ -210,16 +210,16 @@ def test_no_check():
 def test_a_run_that_uses_nothing_imports_nothing(pytester):
     pytester.makepyfile("def test_plain():\n    pass")
     code = """
-import pytest, sys, time
-start = time.process_time()
+import pytest, sys
+before = {*sys.modules}
 import scratchformer_pytest
-print(time.process_time() - start)
+print({*sys.modules} - before)
 assert pytest.main(["-q", "-p", "scratchformer_pytest"]) == 0
 print("imported", {"scratchformer", "numpy", "hypothesis"} & set(sys.modules))
 """
     result = subprocess.run([sys.executable, "-c", code], cwd=pytester.path, capture_output=True, text=True)
     lines = result.stdout.splitlines()
-    assert float(lines[0]) < 0.02 and lines[-1] == "imported set()", result.stdout + result.stderr
+    assert eval(lines[0]) == {"scratchformer_pytest"} and lines[-1] == "imported set()", result.stdout + result.stderr
 
 
 def test_the_plugin_is_installed_with_the_package():

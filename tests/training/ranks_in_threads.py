@@ -52,7 +52,7 @@ class Comm:
         return Request()
 
     def Irecv(self, array, source, tag=0):
-        return Request(lambda: array.__setitem__(..., self.queue(source, self.rank, tag).get(timeout=30)))
+        return Request(lambda: array.__setitem__(..., self.queue(source, self.rank, tag).get(timeout=600)))
 
 
 def run_ranks(size, function):

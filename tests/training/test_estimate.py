@@ -88,13 +88,15 @@ def test_the_estimate_is_within_15_percent(kind, recompute, tmp_path, thorough):
     """It is compared with the peak of another process, which trains, evaluates and saves a snapshot."""
     if recompute == "recompute" and not thorough:
         pytest.skip("only activations differ, see test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps")
-    command = [sys.executable, "-c", RUN, kind, recompute]
-    processes = [
-        subprocess.Popen([*command, part, str(tmp_path / f"{i}.safetensors")], stdout=subprocess.PIPE, text=True)
-        for i, part in enumerate(("estimate", "train", "train"))
-    ]
-    estimated, *measured = (int(process.communicate()[0]) for process in processes)
-    assert min(measured) == pytest.approx(estimated, rel=0.15)  # a thread may find freed memory in another's arena
+
+    def peak(part):
+        command = [sys.executable, "-c", RUN, kind, recompute, part, str(tmp_path / f"{part}.safetensors")]
+        return int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+    estimated, measured = peak("estimate"), peak("train")
+    if measured > 1.15 * estimated:  # a thread may find no freed memory, since that is in another's arena
+        measured = peak("train")
+    assert measured == pytest.approx(estimated, rel=0.15)
 
 
 def test_what_grows_with_what(make_model, make_batches):

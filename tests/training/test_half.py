@@ -224,6 +224,7 @@ def test_batches_that_overflow_are_skipped_and_the_run_ends_as_well(tmp_path, tr
     assert (last["skipped_batches"], last["loss_scale"]) == (len(planted), scale.scale)
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("at", [0, 2, 3])
 def test_a_run_that_is_stopped_at_a_batch_that_overflows_ends_bit_for_bit(tmp_path, text, overflow_at, at):
     """Of a model with a memory, which must belong to the batch; the batches 0, 2 and 3 are skipped."""

@@ -111,6 +111,7 @@ def test_restarts_need_the_folder_of_the_run(monkeypatch):
         launch.launch(["-n", "2", "python", "poems.py"])
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_signal_is_passed_on_and_stops_the_run():
     child = "import os, signal; signal.signal(10, lambda *_: os._exit(7)); os.kill(os.getppid(), 15); signal.pause()"
     assert launch.run([sys.executable, "-c", child]) == (128 + signal.SIGTERM, True)

@@ -261,6 +261,7 @@ def test_a_step_that_diverges_between_two_records_is_named(tmp_path):
         run(tmp_path, 12, prepare, log_every=4)
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_step_that_diverged_is_named_when_the_run_is_stopped(tmp_path):
     """Before the step in which it would have been noticed."""
 

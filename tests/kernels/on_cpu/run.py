@@ -4,10 +4,13 @@ test_cuda_on_cpu.py starts this program, since it must not change the process of
 
     python tests/kernels/on_cpu/run.py                              # all operations
     python tests/kernels/on_cpu/run.py layernorm FILE OLD NEW       # one of them, with a mistake planted in FILE.cu
+
+What it compiles is kept for the next run in the folder COMPILED, a variable, if it is set.
 """
 
 import ctypes
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -21,7 +24,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 TEMPORARY = tempfile.TemporaryDirectory()
-FOLDER = Path(TEMPORARY.name)
+FOLDER = Path(os.environ.get("COMPILED", TEMPORARY.name))
 COMPILER = ["g++", "-std=c++17", "-O0", "-w", "-fPIC", f"-I{FOLDER}", f"-I{HERE}"]
 for header in "cuda_bf16.h", "cuda_fp16.h":
     (FOLDER / header).write_text("")
@@ -37,7 +40,8 @@ class Array(np.ndarray):
 @cache
 def compile_header():
     """Once, since it takes longer than a kernel: the compiler finds cuda.h.gch in place of cuda.h."""
-    subprocess.run([*COMPILER, "-x", "c++-header", HERE / "cuda.h", "-o", FOLDER / "cuda.h.gch"], check=True)
+    if not (FOLDER / "cuda.h.gch").exists():
+        subprocess.run([*COMPILER, "-x", "c++-header", HERE / "cuda.h", "-o", FOLDER / "cuda.h.gch"], check=True)
 
 
 def as_array(x):
@@ -77,9 +81,10 @@ extern "C" bool {launch}(int gx, int gy, int bx, int by, {", ".join(self.paramet
 """
         path = FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
         if path not in self.libraries:
-            path.with_suffix(".cc").write_text(text)
-            compile_header()
-            subprocess.run([*COMPILER, "-shared", path.with_suffix(".cc"), "-o", path], check=True)
+            if not path.exists():
+                path.with_suffix(".cc").write_text(text)
+                compile_header()
+                subprocess.run([*COMPILER, "-shared", path.with_suffix(".cc"), "-o", path], check=True)
             function = getattr(ctypes.CDLL(str(path)), launch)
             function.argtypes, function.restype = [ctypes.c_int] * 4 + self.types, ctypes.c_bool
             self.libraries[path] = function
