@@ -270,6 +270,7 @@ class Differences:
             tuple[Secant, Secant]
         ] = []  # the smallest of `steps` and smaller ones, where even these are too large
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
+        expected = np.inf if analytic is None else analytic
         left = list(steps)
         place = left.index(self.best_step if self.best_step in steps else FIRST_STEP)
         with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
@@ -288,9 +289,9 @@ class Differences:
                 widest, moved = max(widest, whole.h), moved | whole.moved
                 value, doubt = self._extrapolated(half, whole)
                 round_off = self._rounding(whole.h, moved, widest)
-                if doubt <= round_off and whole.moved.any():  # a straight line, or a staircase of which this is a chord
-                    other = self._secant(move, _ODD * whole.h)
-                    off = 3 * float(self.weight @ np.abs(other.slope - value))
+                if doubt <= round_off and abs(self.dy @ value - expected) > round_off:
+                    chord = self._secant(move, _ODD * whole.h).slope  # y is a straight line, or a staircase
+                    off = 3 * float(self.weight @ np.abs(chord - value))
                     doubt += off if off > 10 * round_off else 0.0
                 differs = abs(float(self.dy @ value) - best.value) > doubt + round_off + best.uncertainty
                 if whole.h < best_h if differs else doubt + round_off < best.uncertainty:
