@@ -7,7 +7,7 @@ order h⁴. Σ V dy is the numeric derivative of F = Σ y dy. Its error is estim
     3 Σ |V − D(h/2)| |dy|         the change by extrapolation: the truncation error of D(h/2), larger than that of V
     3 Σ |2 A(h/2) − A(h)| |dy|    with A(h) = (y(h) − 2 y(0) + y(−h))/h: this is h y″ + O(h³) where y is smooth. With a
                                   kink within h of x, it is about the jump of y′, whatever h
-    4 noise/h                     round-off, from the measured noise of F (`Differences.measure_noise`)
+    4 Σ noise/h |dy|              round-off, from the measured noise of each output, for the outputs that change at all
     4 Σ grain/h |dy|              the last digit of the largest input, for the outputs that change at all
                                   (for all that never changed together: of one output, at the largest h tried)
 
@@ -22,13 +22,27 @@ provided the measured round-off is right: see `Differences.estimate`). So with a
 steps, with a kink at x itself it cannot decide, and trying many steps cannot make a wrong gradient pass. Absolute
 values are taken for each output, so that kinks cannot cancel.
 
-With a kink at x itself, y has a derivative on each side: 2 R(h/2) − R(h) and 2 L(h/2) − L(h), where the slope from x to
-x + h is R(h) = D(h) + A(h)/2, and that from x − h to x is L(h) = D(h) − A(h)/2. The numeric value is then the middle of
-the two. Any value between them differs from it by at most half their distance; three times that is accepted, because
-several kinks may meet at x.
+If even the smallest step is too large, as near a pole, smaller ones are tried, until round-off outweighs them. Nothing
+more is gained by that at a kink at x itself. There the derivatives on the two sides are taken from y at ±h/4, ±h/2 and
+±h, without y(0), so that they are right where y jumps too. The numeric value is the middle of the two. Any value between
+them differs from it by at most half their distance; three times that is accepted, because several kinks may meet at x.
+
+A staircase, as rounding makes, looks like a line from afar. Where y seems to be a line and disagrees with the analytic
+value, a third chord, of another length, must have the same slope.
+
+Round-off is the change of y and of the gradients when all inputs change in their last digits. This is measured beside x,
+at a distance of some hundred units in the last place in a random direction: there no elements are equal, and none is at
+a kink or threshold, whose jump is no round-off. So a jump at one element widens no tolerance. Each output and each
+element of a gradient has its own noise. If a derivative may be hidden by outputs in which round-off hides every change,
+the gradient by the others, backward of their dy alone, must agree.
+
+Equal elements (`ties`) are compared twice. Each alone is at a kink of a maximum; together they move along a line on which
+the maximum is smooth, so what each of them gets must add up to the whole. Where three or more are equal, as for a median,
+the gradient may be one that no single element shows. Then the elements are set apart in several orders, and any
+derivative between those found there is accepted.
 
 For most elements two evaluations are enough: if the analytic value is within rtol/10 of D(h/2) at the first step,
-round-off included, no other step is tried. That step was chosen before, so a wrong gradient would have to be wrong by
+round-off included, and y does not bend, no other step is tried. That step was chosen before, so a wrong gradient would have to be wrong by
 just the truncation error of D(h/2) to pass. Every other verdict, and every comparison along a random direction, comes
 from the search.
 

@@ -325,7 +325,9 @@ def test_a_derivative_that_round_off_hides_is_an_error():
     """exp(30) + exp(0): nothing is known of the second derivative."""
     for last in (1, 2):
         factors = np.array([1.0, last])
-        with pytest.raises(ValueError, match=r"x\[1\]: expected values at which its derivative can be compared, got y in"):
+        with pytest.raises(
+            ValueError, match=r"x\[1\]: expected values at which its derivative can be compared, got y in"
+        ):
             check_gradients(
                 lambda x: (np.exp(x).sum(), np.exp(x)),
                 lambda dy, e, factors=factors: (dy * e * factors).astype(e.dtype),
