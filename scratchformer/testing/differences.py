@@ -24,27 +24,28 @@ values are taken for each output, so that kinks cannot cancel.
 
 If even the smallest step is too large, as near a pole, smaller ones are tried, until round-off outweighs them. Nothing
 more is gained by that at a kink at x itself. There the derivatives on the two sides are taken from y at ±h/4, ±h/2 and
-±h, without y(0), so that they are right where y jumps too. The numeric value is the middle of the two. Any value between
-them differs from it by at most half their distance; three times that is accepted, because several kinks may meet at x.
+±h, without y(0), so that they are right where y jumps too. The numeric value is the middle of the two. Any value
+between them differs from it by at most half their distance; three times that is accepted, because several kinks may
+meet at x.
 
 A staircase, as rounding makes, looks like a line from afar. Where y seems to be a line and disagrees with the analytic
 value, a third chord, of another length, must have the same slope.
 
-Round-off is the change of y and of the gradients when all inputs change in their last digits. This is measured beside x,
-at a distance of some hundred units in the last place in a random direction: there no elements are equal, and none is at
-a kink or threshold, whose jump is no round-off. So a jump at one element widens no tolerance. Each output and each
+Round-off is the change of y and of the gradients when all inputs change in their last digits. This is measured beside
+x, at a distance of some hundred units in the last place in a random direction: there no elements are equal, and none is
+at a kink or threshold, whose jump is no round-off. So a jump at one element widens no tolerance. Each output and each
 element of a gradient has its own noise. If a derivative may be hidden by outputs in which round-off hides every change,
 the gradient by the others, backward of their dy alone, must agree.
 
-Equal elements (`ties`) are compared twice. Each alone is at a kink of a maximum; together they move along a line on which
-the maximum is smooth, so what each of them gets must add up to the whole. Where three or more are equal, as for a median,
-the gradient may be one that no single element shows. Then the elements are set apart in several orders, and any
+Equal elements (`ties`) are compared twice. Each alone is at a kink of a maximum; together they move along a line on
+which the maximum is smooth, so what each of them gets must add up to the whole. Where three or more are equal, as for a
+median, the gradient may be one that no single element shows. Then the elements are set apart in several orders, and any
 derivative between those found there is accepted.
 
 For most elements two evaluations are enough: if the analytic value is within rtol/10 of D(h/2) at the first step,
-round-off included, and y does not bend, no other step is tried. That step was chosen before, so a wrong gradient would have to be wrong by
-just the truncation error of D(h/2) to pass. Every other verdict, and every comparison along a random direction, comes
-from the search.
+round-off included, and y does not bend, no other step is tried. That step was chosen before, so a wrong gradient would
+have to be wrong by just the truncation error of D(h/2) to pass. Every other verdict, and every comparison along a
+random direction, comes from the search.
 
 Source: Richardson's extrapolation, and ECNoise's idea of measuring round-off from evaluations at almost the same point
 (Moré, Wild, "Estimating computational noise", 2011).
@@ -327,7 +328,10 @@ class Differences:
             if secants:
                 best = best._replace(uncertainty=best.doubt + self._rounding(best_h, moved, widest))
             if best.doubt > max(rtol * abs(best.value), best.uncertainty / 2):
-                best = self._at_kink(best, move, fine) if fine else best._replace(kink=self._kink(*secants))
+                if fine:
+                    best = self._at_kink(best, move, fine)
+                elif secants:
+                    best = best._replace(kink=self._kink(*secants))
         move(0.0)
         return best._replace(moved=moved, unseen=self.round_off(widest, ~moved) if widest else 0.0)
 
@@ -585,7 +589,7 @@ def _steps_for(x: float, scale: float) -> tuple[float, ...]:
     return (*smaller, *STEPS)
 
 
-def _together(moves: list[Callable[[float], None]]) -> Callable[[float], None]:
+def _together(moves: Sequence[Callable[[float], None]]) -> Callable[[float], None]:
     def move(t: float) -> None:
         for each in moves:
             each(t)
