@@ -145,6 +145,7 @@ class Comparison(NamedTuple):
     tolerance: float  # absolute: rtol of the larger one, plus the uncertainty due to round-off and kinks
     doubt: float = 0.0  # the part of the tolerance that is due to truncation and kinks
     kink: Kink | None = None
+    noise: float = 0.0  # the round-off of the analytic one
     hidden: float = 0.0  # the part of the analytic one by outputs in which round-off hides every change
 
     @property
@@ -171,8 +172,8 @@ class Comparison(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """What round-off may hide."""
-        return max(self.hidden, self.tolerance - self.doubt - self.rtol * self.size)
+        """What round-off in y may hide."""
+        return max(self.hidden, self.tolerance - self.doubt - self.noise - self.rtol * self.size)
 
     @property
     def note(self) -> str:
@@ -262,7 +263,7 @@ class Differences:
         of_y, *of_gradients = map(_changes, zip(*values, strict=True))
         self.noise = 4 * _EPS * np.abs(self.y) + of_y.sum(axis=0)
         for tensor, changes in zip(tensors, of_gradients, strict=True):
-            cancelled = min(float(changes.max(initial=0)), self.floor)
+            cancelled = min(float(changes.max(initial=0)), self.floor * (1 + largest) ** 2)  # a product of four
             tensor.noise = 4 * np.maximum(np.maximum(_EPS * np.abs(tensor.gradient), changes.max(axis=0)), cancelled)
 
     def estimate(
@@ -347,6 +348,11 @@ class Differences:
         found = compare(where, analytic, estimate, noise, rtol)
         if found.agrees:
             return found
+        if not np.any(estimate.moved):  # the gradient may be what is left of terms as large as those of other elements
+            noise = sum(float(t.noise.max() * (1 if isinstance(u, tuple) else np.abs(u).sum())) for t, u in along)
+            found = compare(where, analytic, estimate, noise, rtol)
+            if found.agrees:
+                return found
         if found.error <= found.tolerance + estimate.unseen:
             gradients = self.evaluate(self.dy * estimate.moved)[1]
             by_name = {t.name: gradient for t, gradient in zip(self.tensors, gradients, strict=True)}
@@ -618,4 +624,4 @@ def compare(where: str, analytic: float, estimate: Estimate, noise: float, rtol:
     """Compare two derivatives. They may differ by `rtol` of the larger one plus the uncertainties of both."""
     larger = max(abs(analytic), abs(estimate.value))
     tolerance = rtol * larger + estimate.uncertainty + noise
-    return Comparison(where, analytic, estimate.value, rtol, tolerance, estimate.doubt, estimate.kink)
+    return Comparison(where, analytic, estimate.value, rtol, tolerance, estimate.doubt, estimate.kink, noise)
