@@ -7,7 +7,7 @@ order h⁴. Σ V dy is the numeric derivative of F = Σ y dy. Its error is estim
     3 Σ |V − D(h/2)| |dy|         the change by extrapolation: the truncation error of D(h/2), larger than that of V
     3 Σ |2 A(h/2) − A(h)| |dy|    with A(h) = (y(h) − 2 y(0) + y(−h))/h: this is h y″ + O(h³) where y is smooth. With a
                                   kink within h of x, it is about the jump of y′, whatever h
-    4 noise/h                     round-off, from the measured noise of F (`Differences.measure_noise`)
+    4 Σ noise/h |dy|              round-off, from the measured noise of each output, for the outputs that change at all
     4 Σ grain/h |dy|              the last digit of the largest input, for the outputs that change at all
                                   (for all that never changed together: of one output, at the largest h tried)
 
@@ -22,15 +22,30 @@ provided the measured round-off is right: see `Differences.estimate`). So with a
 steps, with a kink at x itself it cannot decide, and trying many steps cannot make a wrong gradient pass. Absolute
 values are taken for each output, so that kinks cannot cancel.
 
-With a kink at x itself, y has a derivative on each side: 2 R(h/2) − R(h) and 2 L(h/2) − L(h), where the slope from x to
-x + h is R(h) = D(h) + A(h)/2, and that from x − h to x is L(h) = D(h) − A(h)/2. The numeric value is then the middle of
-the two. Any value between them differs from it by at most half their distance; three times that is accepted, because
-several kinks may meet at x.
+If even the smallest step is too large, as near a pole, smaller ones are tried, until round-off outweighs them. Nothing
+more is gained by that at a kink at x itself. There the derivatives on the two sides are taken from y at ±h/4, ±h/2 and
+±h, without y(0), so that they are right where y jumps too. The numeric value is the middle of the two. Any value
+between them differs from it by at most half their distance; three times that is accepted, because several kinks may
+meet at x.
+
+A staircase, as rounding makes, looks like a line from afar. Where y seems to be a line and disagrees with the analytic
+value, a third chord, of another length, must have the same slope.
+
+Round-off is the change of y and of the gradients when all inputs change in their last digits. This is measured beside
+x, at a distance of some hundred units in the last place in a random direction: there no elements are equal, and none is
+at a kink or threshold, whose jump is no round-off. So a jump at one element widens no tolerance. Each output and each
+element of a gradient has its own noise. If a derivative may be hidden by outputs in which round-off hides every change,
+the gradient by the others, backward of their dy alone, must agree.
+
+Equal elements (`ties`) are compared twice. Each alone is at a kink of a maximum; together they move along a line on
+which the maximum is smooth, so what each of them gets must add up to the whole. Where three or more are equal, as for a
+median, the gradient may be one that no single element shows. Then the elements are set apart in several orders, and any
+derivative between those found there is accepted.
 
 For most elements two evaluations are enough: if the analytic value is within rtol/10 of D(h/2) at the first step,
-round-off included, no other step is tried. That step was chosen before, so a wrong gradient would have to be wrong by
-just the truncation error of D(h/2) to pass. Every other verdict, and every comparison along a random direction, comes
-from the search.
+round-off included, and y does not bend, no other step is tried. That step was chosen before, so a wrong gradient would
+have to be wrong by just the truncation error of D(h/2) to pass. Every other verdict, and every comparison along a
+random direction, comes from the search.
 
 Source: Richardson's extrapolation, and ECNoise's idea of measuring round-off from evaluations at almost the same point
 (Moré, Wild, "Estimating computational noise", 2011).
@@ -130,6 +145,7 @@ class Comparison(NamedTuple):
     tolerance: float  # absolute: rtol of the larger one, plus the uncertainty due to round-off and kinks
     doubt: float = 0.0  # the part of the tolerance that is due to truncation and kinks
     kink: Kink | None = None
+    noise: float = 0.0  # the round-off of the analytic one
     hidden: float = 0.0  # the part of the analytic one by outputs in which round-off hides every change
 
     @property
@@ -156,8 +172,8 @@ class Comparison(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """What round-off may hide."""
-        return max(self.hidden, self.tolerance - self.doubt - self.rtol * self.size)
+        """What round-off in y may hide."""
+        return max(self.hidden, self.tolerance - self.doubt - self.noise - self.rtol * self.size)
 
     @property
     def note(self) -> str:
@@ -247,7 +263,7 @@ class Differences:
         of_y, *of_gradients = map(_changes, zip(*values, strict=True))
         self.noise = 4 * _EPS * np.abs(self.y) + of_y.sum(axis=0)
         for tensor, changes in zip(tensors, of_gradients, strict=True):
-            cancelled = min(float(changes.max(initial=0)), self.floor)
+            cancelled = min(float(changes.max(initial=0)), self.floor * (1 + largest) ** 2)  # a product of four
             tensor.noise = 4 * np.maximum(np.maximum(_EPS * np.abs(tensor.gradient), changes.max(axis=0)), cancelled)
 
     def estimate(
@@ -270,6 +286,7 @@ class Differences:
             tuple[Secant, Secant]
         ] = []  # the smallest of `steps` and smaller ones, where even these are too large
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
+        expected = np.inf if analytic is None else analytic
         left = list(steps)
         place = left.index(self.best_step if self.best_step in steps else FIRST_STEP)
         with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
@@ -288,9 +305,9 @@ class Differences:
                 widest, moved = max(widest, whole.h), moved | whole.moved
                 value, doubt = self._extrapolated(half, whole)
                 round_off = self._rounding(whole.h, moved, widest)
-                if doubt <= round_off and whole.moved.any():  # a straight line, or a staircase of which this is a chord
-                    other = self._secant(move, _ODD * whole.h)
-                    off = 3 * float(self.weight @ np.abs(other.slope - value))
+                if doubt <= round_off and abs(self.dy @ value - expected) > round_off:
+                    chord = self._secant(move, _ODD * whole.h).slope  # y is a straight line, or a staircase
+                    off = 3 * float(self.weight @ np.abs(chord - value))
                     doubt += off if off > 10 * round_off else 0.0
                 differs = abs(float(self.dy @ value) - best.value) > doubt + round_off + best.uncertainty
                 if whole.h < best_h if differs else doubt + round_off < best.uncertainty:
@@ -312,7 +329,10 @@ class Differences:
             if secants:
                 best = best._replace(uncertainty=best.doubt + self._rounding(best_h, moved, widest))
             if best.doubt > max(rtol * abs(best.value), best.uncertainty / 2):
-                best = self._at_kink(best, move, fine) if fine else best._replace(kink=self._kink(*secants))
+                if fine:
+                    best = self._at_kink(best, move, fine)
+                elif secants:
+                    best = best._replace(kink=self._kink(*secants))
         move(0.0)
         return best._replace(moved=moved, unseen=self.round_off(widest, ~moved) if widest else 0.0)
 
@@ -328,6 +348,11 @@ class Differences:
         found = compare(where, analytic, estimate, noise, rtol)
         if found.agrees:
             return found
+        if not np.any(estimate.moved):  # the gradient may be what is left of terms as large as those of other elements
+            noise = sum(float(t.noise.max() * (1 if isinstance(u, tuple) else np.abs(u).sum())) for t, u in along)
+            found = compare(where, analytic, estimate, noise, rtol)
+            if found.agrees:
+                return found
         if found.error <= found.tolerance + estimate.unseen:
             gradients = self.evaluate(self.dy * estimate.moved)[1]
             by_name = {t.name: gradient for t, gradient in zip(self.tensors, gradients, strict=True)}
@@ -570,7 +595,7 @@ def _steps_for(x: float, scale: float) -> tuple[float, ...]:
     return (*smaller, *STEPS)
 
 
-def _together(moves: list[Callable[[float], None]]) -> Callable[[float], None]:
+def _together(moves: Sequence[Callable[[float], None]]) -> Callable[[float], None]:
     def move(t: float) -> None:
         for each in moves:
             each(t)
@@ -599,4 +624,4 @@ def compare(where: str, analytic: float, estimate: Estimate, noise: float, rtol:
     """Compare two derivatives. They may differ by `rtol` of the larger one plus the uncertainties of both."""
     larger = max(abs(analytic), abs(estimate.value))
     tolerance = rtol * larger + estimate.uncertainty + noise
-    return Comparison(where, analytic, estimate.value, rtol, tolerance, estimate.doubt, estimate.kink)
+    return Comparison(where, analytic, estimate.value, rtol, tolerance, estimate.doubt, estimate.kink, noise)

@@ -128,8 +128,8 @@ def check_gradients(
     The values: every element of each argument (`max_elements` random ones if there are more), and the derivatives along
     `directions` random directions, are compared with central differences of F = Σ y dy. They may differ by `rtol` of
     the larger value plus the uncertainty due to round-off and kinks. At a kink any value between the one-sided
-    derivatives is accepted, and the Report names it. `complex_step=True` also compares with Im F(x + ih)/h, h = 1e-30,
-    to 1e-10, for an `op` that is analytic and accepts complex arrays.
+    derivatives is accepted, and the Report names it. Equal elements are also moved together. `complex_step=True` also
+    compares with Im F(x + ih)/h, h = 1e-30, to 1e-10, for an `op` that is analytic and accepts complex arrays.
 
     The contract: the same inputs give the same y and gradients, on a CPU bit for bit (unless `same_bits=False`);
     backward is linear in dy; forward and backward do not write to their arguments; y and the gradients share no memory
@@ -144,8 +144,8 @@ def check_gradients(
     Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance and the
     seed. Raises ValueError if a wrong gradient could pass: if no array among `args` is floating-point, or one is empty,
     not finite, or only at kinks (such as zeros before a ReLU); if one is so much larger than another that its last
-    digit hides the other's derivatives; if y has no elements; unless 0 <= rtol < 1; if `max_elements` and `directions`
-    are both 0, or one is negative.
+    digit hides the other's derivatives; if round-off hides the derivative of an element; if y has no elements; unless
+    0 <= rtol < 1; if `max_elements` and `directions` are both 0, or one is negative.
     """
     if not callable(op):
         raise TypeError(f"op: expected a function, got {type(op).__name__}")
