@@ -327,13 +327,22 @@ def test_a_derivative_that_round_off_hides_is_an_error():
     for last in (1, 2):
         factors = np.array([1.0, last])
         with pytest.raises(
-            ValueError, match=r"x\[1\]: expected values at which its derivative can be compared, got y in"
+            ValueError,
+            match=r"x\[1\]: expected values at which its derivative can be compared, got round-off that hides",
         ):
             check_gradients(
                 lambda x: (np.exp(x).sum(), np.exp(x)),
                 lambda dy, e, factors=factors: (dy * e * factors).astype(e.dtype),
                 np.array([30.0, 0.0]),
             )
+
+
+def test_agreement_within_the_round_off_of_much_larger_terms_is_an_error():
+    """x³ at 10⁸ and at 1: 6 in place of 3 lies within the round-off of 3 · 10¹⁶, the gradient of the first element."""
+    with pytest.raises((GradientError, ValueError)):
+        check_gradients(
+            lambda x: (x**3, x), lambda dy, x: 3 * dy * x**2 * np.array([1, 2, 1], x.dtype), np.array([1e8, 1.0, 2.0])
+        )
 
 
 def test_a_gradient_by_outputs_that_did_not_move_is_not_taken_for_round_off():

@@ -128,7 +128,8 @@ def run_plain(runner: Runner, target: Target, tests: Sequence[str]) -> float:
         raise ValueError(f"{command}: found no tests")
     if answer.status != 0:
         what = "take too long" if answer.status is None else "do not pass"
-        raise ValueError(f"even without a mistake, the tests {what}: {command}\n{answer.output.strip()[-4000:]}")
+        print(answer.output.strip()[-4000:])
+        raise ValueError(f"even without a mistake, the tests {what}: {command}")
     if not answer.planted:
         raise ValueError(f"{command}: the tests do not import {target.path}, or not in pytest's own process")
     return time.perf_counter() - start
