@@ -28,8 +28,8 @@ def operations(dtype):
 
 
 def test_products_are_those_of_float32():
-    """Bit for bit in forward, and not NumPy's own of float16, which are a hundred times as slow. The backward gets some of
-    its arrays rounded.
+    """Bit for bit in forward, and not NumPy's own of float16, which take a hundred times as long. Some arrays that the
+    backward gets are rounded.
     """
     for op, op_backward, *args in operations(np.float16):
         y, kept = op(*args)
