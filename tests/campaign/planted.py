@@ -16,7 +16,7 @@ class Planted(Area):
 
     name = "planted"
     only_when_named = True
-    seconds = 2
+    seconds = 1
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         run = draw.choice([refused, accepted, silent, wrong, traceback, message, hang, memory, crash])
