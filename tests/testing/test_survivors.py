@@ -107,7 +107,8 @@ return out
 # The mistakes that the tests miss, as "line -> line with the mistake", each with the reason: it changes no result.
 EQUAL: dict[str, dict[str, str]] = {
     "ops/attention.py::attention_backward": {
-        "xp, shape, G = array_module(q), q.shape, k.shape[1] -> xp, shape, G = array_module(q), q.shape, v.shape[1]": "v has the heads of k",
+        "xp, shape, G = array_module(q), q.shape, k.shape[1] "
+        "-> xp, shape, G = array_module(q), q.shape, v.shape[1]": "v has the heads of k",
         "dz = dz.astype(dy.dtype, copy=False) -> pass": HALF,
         "dz = dz.astype(dy.dtype, copy=False) -> dz = dz": HALF,
     },
