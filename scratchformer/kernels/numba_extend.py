@@ -38,7 +38,7 @@ from .numba_code import as_bits, compiled, plus
 from .numba_linear import affine
 from .numba_math import alike, narrow, read
 from .numba_multiply import copy, half, means, multiply, multiply_rows, multiply_transposed
-from .numba_rows import inverse_root, up
+from .numba_rows import centre, inverse_root, up
 from .numba_vectors import LANES, exp2, filled, larger, largest, load, store, total, vectorised
 from .numpy_extend import CORES, angles_at, pool, visible
 
@@ -247,20 +247,15 @@ def arrays_of_layers(norms: Any, attention: Any, feedforward: Any) -> tuple[np.n
 @compiled
 def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
     """A layer norm of the row x (C,), or an RMS norm if there is no beta."""
-    C, mean, rest, square = x.size, np.float32(0), np.float32(0), np.float32(0)
+    mean, rest, squares = np.float32(0), np.float32(0), np.float32(0)
     if beta.size:
-        for c in range(C):
-            mean = plus(mean, x[c])
-        mean /= np.float32(C)
-        for c in range(C):
-            rest = plus(rest, x[c] - mean)  # not quite 0, since a large mean is rounded
-        rest /= np.float32(C)
-    for c in range(C):
-        y[c] = (x[c] - mean) - rest
-        square = plus(square, y[c] * y[c])
-    rstd = inverse_root(square, x, mean, np.float32(eps))
-    for c in range(C):
-        y[c] *= rstd * read(gamma[c])
+        mean, rest, squares = centre(x)
+    else:
+        for c in range(x.size):
+            squares = plus(squares, x[c] * x[c])
+    rstd = inverse_root(squares, x, mean, np.float32(eps))  # y may be x
+    for c in range(x.size):
+        y[c] = (x[c] - mean - rest) * rstd * read(gamma[c])
     for c in range(beta.size):
         y[c] += read(beta[c])
 

@@ -11,7 +11,7 @@ from .. import ops
 from ..ops.checks import expect_like
 from .numba_code import as_bits, compiled, plus
 from .numba_math import alike, narrow, numbers_like, read, rows, wide_empty
-from .numba_rows import inverse_root
+from .numba_rows import centre, inverse_root
 
 
 class FastLayerNormCache(NamedTuple):
@@ -68,19 +68,10 @@ def layernorm_backward(dy: np.ndarray, cache: FastLayerNormCache) -> tuple[np.nd
 @compiled
 def forward(x: Any, gamma: Any, beta: Any, eps: Any, statistics: Any, y: Any) -> None:
     N, C = x.shape
-    zero, width = statistics.dtype.type(0), statistics.dtype.type(C)
     for n in range(N):
         row, to = x[n], y[n]
-        mean, rest, variance = zero, zero, zero
-        for c in range(C):
-            mean = plus(mean, read(row[c]))
-        mean = mean / width
-        for c in range(C):
-            centred = read(row[c]) - mean
-            rest, variance = plus(rest, centred), plus(variance, centred * centred)
-        rest = rest / width
-        variance = variance - width * rest * rest
-        rstd = inverse_root(zero if variance < zero else variance, row, mean, statistics.dtype.type(eps))
+        mean, rest, squares = centre(row)
+        rstd = inverse_root(squares, row, mean, statistics.dtype.type(eps))
         shift = -rest * rstd
         statistics[0, n], statistics[1, n], statistics[2, n] = mean, rstd, shift
         for c in range(C):

@@ -83,7 +83,7 @@ def backward(dy: Any, x: Any, rrms: Any, gamma: Any, dx: Any) -> Any:
     for n in range(x.shape[0]):
         row, d, to, scale, mean_gx = x[n], dy[n], dx[n], rrms[n], number(0)
         for c in range(row.size):
-            u = read(d[c]) * read(row[c]) * scale
+            u = read(d[c]) * (read(row[c]) * scale)
             dgamma[c] += u
             mean_gx = plus(mean_gx, u * read(gamma[c]))
         mean_gx = mean_gx / number(row.size)

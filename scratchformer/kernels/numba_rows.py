@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .numba_code import plus
 from .numba_math import constant, read
 from .numba_vectors import LANES, filled, larger, largest, load, on_boundary, store, vectorised
 
@@ -45,6 +46,36 @@ def fill(x: Any, i: Any, start: Any, stop: Any, value: Any) -> None:
 def write_row(a: Any, i: Any, factor: Any, x: Any, b: Any, h: Any, t: Any) -> None:
     for d in range(0, x.shape[3], LANES):
         store(x, (b, h, t, d), load(a, (i, d)) * factor)
+
+
+@vectorised
+def centre(x: Any) -> Any:
+    """(mean, rest, squares) of a row x (C,): rest is the mean of x − mean, and squares is Σ_c (x_c − mean − rest)².
+
+    rest would be 0 if the mean were not rounded. Where it is as large as what is left of the numbers, as it may be in a
+    wide row far from 0, the mean is corrected first. The mean is a sum of x_c/C, which does not overflow.
+    """
+    share = constant(1.0, read(x[0])) / constant(x.size, read(x[0]))
+    mean = constant(0.0, share)
+    for c in range(x.size):
+        mean = plus(mean, read(x[c]) * share)
+    rest, squares = spread(x, mean, share)
+    if not rest * rest < squares * share:
+        mean += rest
+        rest, squares = spread(x, mean, share)
+    return mean, rest, squares
+
+
+@vectorised
+def spread(x: Any, mean: Any, share: Any) -> Any:
+    """`rest` and `squares` of `centre`, for share = 1/C."""
+    rest = squares = constant(0.0, share)
+    for c in range(x.size):
+        centred = read(x[c]) - mean
+        rest, squares = plus(rest, centred * share), plus(squares, centred * centred)
+    if squares < np.inf:
+        squares = max(squares - rest * rest / share, constant(0.0, share))
+    return rest, squares
 
 
 @vectorised

@@ -41,6 +41,7 @@ from ..ops import Pattern, sinusoidal_positions
 from ..ops.rotary import rotary_tables, rotate
 from .numpy_arrays import one_real_dtype, root_mean_square
 from .numpy_dense import activate
+from .numpy_layernorm import normalised
 
 CORES = cores()
 PART = 1 << 20  # elements of a matrix that are worth a core of their own: one reads 4 MB in about 0.1 ms
@@ -185,9 +186,7 @@ def affine(x: np.ndarray, layer: Linear) -> np.ndarray:
 
 
 def normalise(x: np.ndarray, norm: LayerNorm) -> np.ndarray:
-    C = x.shape[-1]
-    xhat = x - np.add.reduce(x, axis=-1, keepdims=True) / C
-    xhat /= root_mean_square(xhat, norm.eps)[..., None]
+    xhat, _ = normalised(x, norm.eps)
     xhat *= norm.gamma.data
     xhat += norm.beta.data
     return xhat

@@ -21,6 +21,23 @@ class NumpyLayerNormCache(NamedTuple):
     gamma: np.ndarray  # (C,)
 
 
+def normalised(x: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """x̂ (..., C) and 1/σ (..., 1) of the rows of x (..., C)."""
+    C = x.shape[-1]
+    share = 2.0 ** -C.bit_length()  # as in `ops.layernorm.row_mean`
+    shares = np.full(C, share, x.dtype)
+    mean = x @ shares
+    mean /= C * share
+    xhat = x - mean[..., None]
+    sigma = root_mean_square(xhat, eps)
+    if (np.abs(mean) > sigma).any():  # then the rounding of the mean counts
+        xhat -= (xhat @ shares / (C * share))[..., None]
+        sigma = root_mean_square(xhat, eps)
+    rstd = 1 / sigma[..., None]
+    xhat *= rstd
+    return xhat, rstd
+
+
 @ops.layernorm.twin(np.ndarray)
 def layernorm(
     x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1e-5
@@ -32,7 +49,7 @@ def layernorm(
         μ_n = 1/C Σ_c x_nc        rstd_n = 1/√(1/C Σ_c (x_nc − μ_n)² + eps)
         x̂_nc = (x_nc − μ_n) rstd_n        y_nc = γ_c x̂_nc + β_c
 
-    Σ_c x_nc is a product of x with a vector of ones, and Σ_c (x_nc − μ_n)² a dot product of a row with itself.
+    Σ_c x_nc is a product of x with a vector, and Σ_c (x_nc − μ_n)² a dot product of a row with itself.
 
     Backward. As derived in `layernorm`:
 
@@ -63,17 +80,7 @@ def layernorm(
     if not one_real_dtype(x, gamma, beta):
         return plain(x, gamma, beta, eps)
     check_layernorm(x, gamma, beta, eps)
-    C = gamma.shape[0]
-    ones = np.ones(C, x.dtype)
-    mean = x @ ones
-    mean /= C  # not a product with 1/C, which is rounded
-    xhat = x - mean[..., None]
-    sigma = root_mean_square(xhat, eps)
-    if (np.abs(mean) > sigma).any():  # then the rounding of the mean counts
-        xhat -= (xhat @ ones / C)[..., None]
-        sigma = root_mean_square(xhat, eps)
-    rstd = 1 / sigma[..., None]
-    xhat *= rstd
+    xhat, rstd = normalised(x, eps)
     y = xhat * gamma
     y += beta
     return y, NumpyLayerNormCache(xhat, rstd, gamma)

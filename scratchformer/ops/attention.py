@@ -87,8 +87,9 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         dq = da @ k
         dk = da.swapaxes(-1, -2) @ q
 
-    Where p is 0, dp does not matter, but it may overflow, and a NaN may be in the sum or in the other factor of a
-    product. 0 times these is NaN, so they are replaced before the products, and dz is set to 0.
+    In half precision these run in float32, since dp may overflow where dq and dk do not. Where p is 0, dp does not
+    matter, but it may overflow, and a NaN may be in the sum or in the other factor of a product. 0 times these is NaN,
+    so they are replaced before the products, and dz is set to 0.
 
     The cache keeps q, k, v and the (T, S) probabilities, each a factor of some product above.
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1; Ainslie et al., "GQA: training
@@ -140,8 +141,10 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     dp = widen(dy) @ widen(v).swapaxes(-1, -2)
     dp = xp.where(probabilities == 0, 0, dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
-    dz = xp.where(probabilities == 0, 0, dz).astype(dy.dtype, copy=False)
-    q, k = xp.nan_to_num(q), xp.nan_to_num(k)  # a query or key with NaN has NaN in dz where the pattern connects them
+    dz = xp.where(probabilities == 0, 0, dz)
+    q, k = (
+        xp.nan_to_num(widen(x)) for x in (q, k)
+    )  # a query or key with NaN has NaN in dz where the pattern connects them
     da = dz * scale
     dq = da @ k
     dk = da.swapaxes(-1, -2) @ q

@@ -57,13 +57,23 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     """
     check_layernorm(x, gamma, beta, eps)
     wide = widen(x)
-    centred = wide - wide.mean(axis=-1, keepdims=True)
-    centred -= centred.mean(axis=-1, keepdims=True)  # not quite 0, since a large mean is rounded
+    centred = wide - row_mean(wide)
+    centred -= row_mean(centred)  # not quite 0, since a large mean is rounded
     rstd = 1 / root_mean_square(centred, eps)
     xhat = centred * rstd
     y = gamma * xhat + beta
     y, xhat = (z.astype(x.dtype, copy=False) for z in (y, xhat))
     return y, LayerNormCache(xhat, rstd, gamma)
+
+
+def row_mean(x: Array) -> Array:
+    """1/C Σ_c x_c for each row of x (..., C), as (..., 1).
+
+    The numbers are multiplied by a power of 2 below 1/C, which changes no digits, so that no sum overflows.
+    """
+    C = x.shape[-1]
+    share = 2.0 ** -C.bit_length()
+    return (x * share).sum(axis=-1, keepdims=True) / (C * share)
 
 
 def root_mean_square(x: Array, eps: float) -> Array:

@@ -224,13 +224,12 @@ def relative_attention_backward(
     dp = widen(dy) @ widen(v).swapaxes(-1, -2)
     dp = xp.where(probabilities == 0, 0, dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
-    dz = xp.where(probabilities == 0, 0, dz).astype(dy.dtype, copy=False)
-    q, k, r, content_bias, position_bias = map(xp.nan_to_num, (q, k, r, content_bias, position_bias))
+    dz = xp.where(probabilities == 0, 0, dz)
+    q, k, r, content_bias, position_bias = (xp.nan_to_num(widen(x)) for x in (q, k, r, content_bias, position_bias))
     da = dz * scale
     db = relative_shift_backward(da, shift)
     dqu, dqw = da @ k, db @ r
     dk = da.swapaxes(-1, -2) @ (q + content_bias[:, None])
-    db, dqu, dqw = widen(db), widen(dqu), widen(dqw)
     dr = (db.swapaxes(-1, -2) @ (q + position_bias[:, None])).sum(axis=0)
     dq = dqu + dqw
     du, dw = dqu.sum(axis=(0, 2)), dqw.sum(axis=(0, 2))

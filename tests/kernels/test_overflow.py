@@ -195,6 +195,77 @@ def test_norms_of_large_rows(name, dtype, combinations):
             )
 
 
+@pytest.mark.parametrize("C", [3, 64, 1000])
+def test_sums_of_a_large_row_do_not_overflow(C):
+    """Nor do products of dy and x. A row of equal numbers has σ² = eps, however large they are."""
+    draw = np.random.default_rng(C)
+    x, gamma, beta, dy = draw.uniform(0.5, 1, (2, C)), *draw.standard_normal((2, C)), 4 * draw.standard_normal((2, C))
+    x, gamma, beta, dy = (a.astype(np.float32) for a in (x, gamma, beta, dy))
+    for op, op_backward, parameters in (
+        (ops.layernorm, ops.layernorm_backward, (gamma, beta)),
+        (ops.rmsnorm, ops.rmsnorm_backward, (gamma,)),
+    ):
+        (y, cache), (y2, cache2) = op(x, *parameters, eps=0), op(x * np.float32(2.0**127), *parameters, eps=0)
+        np.testing.assert_allclose(y2, y, rtol=0, atol=2e-5)
+        for one, other in zip(op_backward(dy, cache)[1:], op_backward(dy, cache2)[1:], strict=True):
+            np.testing.assert_allclose(other, one, rtol=0, atol=1e-4)
+    y, cache = ops.layernorm(np.full((2, C), 1e30, np.float32), gamma, beta)
+    np.testing.assert_array_equal(y, np.broadcast_to(beta, y.shape))
+    g = (dy * gamma).astype(np.float64)
+    expected = (g - g.mean(axis=1, keepdims=True)) / np.sqrt(1e-5)
+    np.testing.assert_allclose(ops.layernorm_backward(dy, cache)[0], expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("spread", [0, 1])
+def test_a_wide_row_far_from_0(spread):
+    """Its mean is rounded by more than σ."""
+    draw = np.random.default_rng(3)
+    x = (1e7 + spread * draw.standard_normal((1, 50_257))).astype(np.float32)
+    ones = np.ones(x.shape[1], np.float32)
+    y, _ = ops.layernorm(x, ones, 0 * ones)
+    centred = x.astype(np.float64) - x.mean(dtype=np.float64)
+    np.testing.assert_allclose(y, centred / np.sqrt((centred**2).mean() + 1e-5), rtol=0, atol=1e-4)
+
+
+def test_a_large_row_is_normalised_in_place(kind):
+    """As after a block with post-norm."""
+    if kind != "numba":
+        pytest.skip("of compiled code")
+    from scratchformer.kernels.numba_extend import normalise
+
+    x = np.random.default_rng(0).standard_normal(32).astype(np.float32) + np.float32(5)
+    ones = np.ones(32, np.float32)
+    with reference_only():
+        expected, _ = ops.layernorm(x[None], ones, ones, eps=0)
+    x *= np.float32(2.0**100)
+    normalise(x, ones, ones, 1e-5, x)
+    np.testing.assert_allclose(x, expected[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_hidden_nan_in_half_precision(dtype, wrong):
+    """In a query or key that a pattern hides."""
+    dtype = np.dtype(getattr(pytest.importorskip("ml_dtypes"), dtype, dtype))
+    args = np.random.default_rng(0).standard_normal((4, 1, 1, 3, 4)).astype(dtype)
+    args[wrong, :, :, 2] = np.nan
+    q, k, v, dy = args
+    r, bias = np.zeros((1, 5, 4), dtype), np.zeros((1, 4), dtype)
+    pattern = ops.Local(0) if wrong == 0 else ops.Padding(np.array([2]))
+    _, cache = ops.attention(q, k, v, pattern)
+    _, relative = ops.relative_attention(q, k, v, r, bias, bias, pattern)
+    for dq, dk, *_ in ops.attention_backward(dy, cache), ops.relative_attention_backward(dy, relative):
+        assert np.isfinite(dq[:, :, :2].astype(np.float32)).all()
+        assert np.isfinite(dk[:, :, :2].astype(np.float32)).all() or wrong == 0
+
+
+def test_dp_may_overflow_float16_where_dq_does_not():
+    q, k = np.ones((1, 1, 2, 64), np.float16), np.full((1, 1, 2, 64), 1e-3, np.float16)
+    k[:, :, 1] *= 2
+    v = np.broadcast_to(np.array([[6e4], [-6e4]], np.float16), q.shape)
+    assert np.isfinite(ops.attention_backward(q, ops.attention(q, k, v)[1])[0]).all()
+
+
 @pytest.mark.parametrize("g", [1.9e19, 1e20, 5e20])
 def test_adam_moves_after_a_gradient_whose_square_overflows(g):
     """As PyTorch's does: by the learning rate, and then on."""
