@@ -170,7 +170,7 @@ def test_numerical_differences_are_no_answer(order, forward, verdict):
         ("x = np.log(y)", "f = lambda z: np.exp(z) / np.exp(z).sum(axis=-1, keepdims=True)", "dz = np.zeros_like(y)",
          "for i in np.ndindex(x.shape):", "    e = np.zeros(x.shape, 'complex128')", "    e[i] = (-1e-60) ** 0.5",
          "    dz[i] = np.imag((dy * f(x + e)).sum()) / 1e-30"),
-        ("x, h = np.log(y.astype(np.longdouble)), 2.0**-14", "f = lambda z: np.exp(z) / np.exp(z).sum(-1, keepdims=True)",
+        ("x, h = np.log(y.astype(np.longdouble)), 2**-14", "f = lambda z: np.exp(z) / np.exp(z).sum(-1, keepdims=True)",
          "dz = np.zeros_like(y)", "for i in np.ndindex(x.shape):", "    e = np.zeros_like(x)", "    e[i] = h",
          "    d = [(dy * (f(x + k * e) - f(x - k * e))).sum() / (2 * k * h) for k in (1, 2)]",
          "    dz[i] = (4 * d[0] - d[1]) / 3"),
