@@ -21,6 +21,7 @@ TEXT_MOST = 64  # characters that a part inserts
 GROWTH_MOST = 1000  # characters that a chain of parts can make of one
 TOKEN_MOST = 10_000  # characters of a token; published ones have up to 512
 ADDED_MOST = 300_000  # characters of all added tokens
+NORMALIZED_MOST = 3_000_000  # and of what the normalizer makes of them, each of which takes 100 bytes of memory
 WORD_MOST = 200  # characters of a word that WordPiece splits, which takes their square; BERT has 100
 UNIGRAM_TOKEN_MOST, UNIGRAM_MOST = 64, 1_000_000  # characters of a token of a Unigram model, and of all
 PIECES_MOST = 16  # tokens of a template, and of each entry in it
@@ -54,19 +55,21 @@ MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")
 
 # Regular expressions, as Oniguruma reads them. An atom is one character; in a group there are only atoms.
 _ESCAPE = r"\\(?:[pP]\{\^?\w+\}|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|x\{[0-9A-Fa-f]{1,6}\}|[sSdDwWrntfv]|[^\w\s])"
-_CLASS = rf"\[\^?(?:{_ESCAPE}|[^\[\]\\])+\]"
+_LISTED = rf"{_ESCAPE}|[^\[\]\\]"
+_CLASS = rf"\[\^?+(?:{_LISTED}|\[\^?+(?:{_LISTED})++\])++\]"
 _ATOM = rf"(?:{_ESCAPE}|{_CLASS}|\.|[^\\\[\](){{}}|?*+.^$])"
 _GROUP = rf"\((?:\?i?:)?{_ATOM}*(?:\|{_ATOM}*)*\)"
 _SURE = rf"(?:{_ATOM}(?:\{{\d\}})?|{_GROUP})"
 _MAYBE = rf"(?:{_ATOM}(?:\?\+?|\{{\d?,\d\}})|{_GROUP}\?)"
-_RUN = rf"{_ATOM}(?:[*+]\+?|\{{\d,\}})"
+_RUN = rf"{_ATOM}(?:[*+]\+?|\{{\d,\}}|\{{\d,\d\}}\+)"  # "{1,3}+" repeats what "{1,3}" reads
 # Those of published patterns that may give back a part of a run: white space, or capital letters before small ones.
 _GIVES_BACK = (
-    r"\\s[*+](?:\[\\r\\n\]\+?|\(\?!\\S\)|\$)"
+    r"\\s[*+](?:\[\\r\\n\]\+?|\(\?!\\S\)|\+?\$)"
     r"|\[\\p\{Lu\}\\p\{Lt\}\\p\{Lm\}\\p\{Lo\}\\p\{M\}\]\*\[\\p\{Ll\}\\p\{Lm\}\\p\{Lo\}\\p\{M\}\]\+"
 )
 _ALTERNATIVE = rf"{_SURE}*(?:{_MAYBE}{_SURE}*)?(?:{_GIVES_BACK}|{_RUN})?(?:{_ATOM}\*\+?|{_MAYBE})*"
-_LINEAR = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
+_WHOLE = rf"(?>{_ALTERNATIVE}(?=\||\Z))"  # in one of the ways, since trying them all for each would take 2ⁿ steps
+_LINEAR = re.compile(rf"{_WHOLE}(?:\|{_WHOLE})*+")
 
 
 def expect_bounded(settings: Mapping[str, Any], path: Path) -> None:
@@ -84,7 +87,7 @@ def expect_bounded(settings: Mapping[str, Any], path: Path) -> None:
             if growth > GROWTH_MOST:
                 raise ValueError(f"{kind}: it could make a text more than {GROWTH_MOST:,} times as long")
         _check_model(settings.get("model"))
-        _check_added(settings.get("added_tokens"))
+        _check_added(settings.get("added_tokens"), normalized)
     except RecursionError as error:
         raise DataError(f"{path} is damaged: nested too deeply") from error
     except ValueError as error:
@@ -191,8 +194,11 @@ def _check_model(model: Any) -> None:
             raise ValueError(f"model: vocab: expected tokens of at most {limits}")
 
 
-def _check_added(added: Any) -> None:
-    tokens = added if isinstance(added, list) else []
-    contents = [token.get("content") for token in tokens if isinstance(token, dict)]
-    if sum(len(content) for content in contents if isinstance(content, str)) > ADDED_MOST:
+def _check_added(added: Any, growth: int) -> None:
+    """growth: the most characters that the normalizer makes of one, as it does of the names of some added tokens."""
+    tokens = [token for token in (added if isinstance(added, list) else ()) if isinstance(token, dict)]
+    named = [token for token in tokens if isinstance(token.get("content"), str)]
+    if sum(len(token["content"]) for token in named) > ADDED_MOST:
         raise ValueError(f"added_tokens: expected at most {ADDED_MOST:,} characters in all")
+    if growth * sum(len(token["content"]) for token in named if token.get("normalized")) > NORMALIZED_MOST:
+        raise ValueError(f"added_tokens: normalized, they could have more than {NORMALIZED_MOST:,} characters in all")

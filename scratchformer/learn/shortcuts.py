@@ -31,7 +31,10 @@ PACKAGE = Path(__file__).parent.parent
 LIBRARIES = (  # that can take derivatives
     r"autograd|casadi|jax|mlx|mxnet|numdifftools|paddle|scipy[\\/](?:optimize|differentiate)|sympy|tensorflow|tinygrad|torch"
 )
-COMPLEX = re.compile(r"cmath|complex\d*|c(single|double|longdouble)|imag|emath|scimath")
+NUMBERS = {  # kinds of numbers with which differences have as many digits as a formula
+    "complex numbers": re.compile(r"cmath|complex\d*|c(single|double|longdouble)|imag|emath|scimath"),
+    "numbers of more digits": re.compile(r"longdouble|longfloat|float(96|128)|Decimal|Fraction|mpmath|gmpy2"),
+}
 PAIRS = ("rotary",)  # the exercise in which two real numbers may be taken for a complex one
 NEAR = 0.05  # a numerical difference moves a number by less than this part of the largest
 EXACT = 1e-13  # relative; rounding moves formulas by up to 6e-15 here, and differences of fourth order by 2e-13 at best
@@ -44,8 +47,7 @@ class Shortcut(AssertionError):
 @contextmanager
 def expect_no_shortcut(exercise: Exercise, path: Path, text: str) -> Iterator[None]:
     """Raise Shortcut if the student's file, which runs in this block, takes one, or replaces functions of others."""
-    if exercise.name not in PAIRS:
-        expect_real(text)
+    expect_doubles(text, pairs=exercise.name in PAIRS)
     before = {module: dict(vars(module)) for module in (np, np.linalg, math, builtins, *modules_of_package())}
     previous, calls = sys.getprofile(), Calls(exercise, path)
     if "\nfrom scratchformer" in exercise.start:  # it may call the package, but not the class that it writes again
@@ -134,19 +136,21 @@ def name_of(frame: FrameType) -> str:
     return (wrapped or frame.f_code.co_qualname).removesuffix(".__init__").rpartition(".")[2]
 
 
-def expect_real(text: str) -> None:
-    """Raise Shortcut if a student's file uses complex numbers."""
+def expect_doubles(text: str, pairs: bool = False) -> None:
+    """Raise Shortcut if a student's file uses other numbers than doubles, or complex ones where they are no `pairs`."""
     for node in ast.walk(ast.parse(text)):
-        names = (getattr(node, field, None) for field in ("id", "attr", "name", "module", "value"))
-        if isinstance(getattr(node, "value", None), complex) or any(
-            isinstance(name, str) and COMPLEX.fullmatch(name) for name in names
-        ):
-            number = getattr(node, "lineno", 0)
-            raise Shortcut(
-                f"line {number}: {text.splitlines()[number - 1].strip()}\n"
-                "    Complex numbers are not needed here, and a step along the imaginary axis is a numerical "
-                f"difference too. {FORMULA}"
-            )
+        names = [getattr(node, field, None) for field in ("id", "attr", "name", "module", "value")]
+        names += ["complex"] if isinstance(names[-1], complex) else []
+        for kind, pattern in NUMBERS.items():
+            if any(isinstance(name, str) and pattern.fullmatch(name) for name in names) and not (
+                pairs and kind == "complex numbers"
+            ):
+                number = getattr(node, "lineno", 0)
+                raise Shortcut(
+                    f"line {number}: {text.splitlines()[number - 1].strip()}\n"
+                    f"    The answer needs no {kind}, with which a numerical difference can be as exact as a formula. "
+                    f"{FORMULA}"
+                )
 
 
 NUMERICAL = "The values are right, but they come from numerical differences: "

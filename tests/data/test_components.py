@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratchformer.data import DataError, Subwords, components
-from scratchformer.data.components import CHAINS, GROWTH_MOST, WITH_CLASSES, expect_bounded, linear
+from scratchformer.data.components import CHAINS, GROWTH_MOST, PATTERN_MOST, WITH_CLASSES, expect_bounded, linear
 from scratchformer.data.subwords import PublishedTokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -26,7 +26,9 @@ PUBLISHED = {
     "GPT-2": GPT2,
     "Llama 3": rf"{SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{REST}",
     "Qwen2": rf"{SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{REST}",
-    "cl100k": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+",
+    "cl100k": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
+    r"|\s*[\r\n]|\s+(?!\S)|\s",
+    "BLOOM": r" ?[^(\s|[.,!?…。，、।۔،])]+",
     "Mistral Nemo": rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|{REST}",
     "o200k": rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{SHORT}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{SHORT}?|{REST}",
     "DeepSeek 3": r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
@@ -95,6 +97,13 @@ GREEDY = {  # what a few kilobytes of settings can ask for
                  special=True) for i in range(400)
         ]
     },
+    "added tokens that grow": chain("normalizer", [replace("a", "a" * 60), replace("a", "a" * 15)])
+    | {
+        "added_tokens": [
+            dict(id=i, content=f"{i:04}" + "a" * 9000, single_word=False, lstrip=False, rstrip=False, normalized=True,
+                 special=False) for i in range(30)
+        ]
+    },
     "nested": {"normalizer": json.loads('{"type": "Sequence", "normalizers": [' * 200 + "]}" * 200)},
     **{f"Split by {pattern[:20]}": {"pre_tokenizer": split(pattern)} for pattern in ENDLESS[:6]},
 }  # fmt: skip
@@ -128,6 +137,13 @@ def test_patterns_of_published_tokenizers(tmp_path, name):
 @pytest.mark.parametrize("pattern", ENDLESS, ids=lambda pattern: pattern[:30])
 def test_patterns_whose_time_has_no_bound(pattern):
     assert not linear(pattern)
+
+
+@pytest.mark.parametrize(
+    "part", ["a?|", "a*|", "[^a]", "[[^a][^b]]", "(?:a)?|", r"\s*\s*|", r"\s+$", "a{1,2}+|", "(|)?", "[^"]
+)
+def test_the_look_at_a_pattern_takes_no_time_either(part):
+    assert not linear(part * (PATTERN_MOST // len(part)) + "(a+)+")  # not after 2 to the power of hundreds of steps
 
 
 @pytest.mark.parametrize("pattern", [*PUBLISHED.values(), "a", "ab?c+", "(?:ab|c)?d*"])
