@@ -118,7 +118,7 @@ def default_signals() -> Iterator[None]:
 
 # Processes
 
-SECONDS = 5  # for a process to end that is about to
+SECONDS = 30  # for a process to end that is about to
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux: a descendant whose parent ends becomes a child of this process
 MARK = "PYTEST_SCRATCHFORMER"  # a variable in the environment of processes that tests start
 

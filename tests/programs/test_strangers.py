@@ -285,8 +285,8 @@ def test_progress_with_exercises_is_not_written_or_read_through_links(tmp_path, 
         (folder / name).symlink_to(victim)
     (folder / f"{FILE}").symlink_to(tmp_path / "nowhere")
     progress = find(str(folder))
-    progress.of("linear").passed = True
-    progress.save()
+    with progress.changing():
+        progress.of("linear").passed = True
     assert victim.read_text() == "precious" and not (tmp_path / "nowhere").exists()
     assert find(str(folder)).of("linear").passed
     (folder / FILE).unlink()
