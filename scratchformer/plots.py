@@ -290,7 +290,7 @@ def save(figure: Any, path: Path) -> Path:
 
 def written(figure: Any, path: Path, **options: Any) -> Path:
     """Write a figure to a .png. Returns the path."""
-    with replacing(path) as unfinished:
+    with replacing(Path(path)) as unfinished:
         figure.savefig(unfinished, format="png", **options)
     return path
 

@@ -67,7 +67,7 @@ def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
 
 
 def one_line(text: str) -> str:
-    """`text`, of which a part may come from a file, for a terminal: control characters are written as "\\x1b"."""
+    """`text`, part of which may come from a file, for a terminal: its control characters are written as "\\x1b"."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
@@ -119,7 +119,7 @@ def signals_caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 MOMENT = 0.1  # seconds
-_requests: list[int] = []  # the signals to which nobody has answered yet
+_requests: list[int] = []  # signals on which nothing has acted yet
 _raised: weakref.ref[Stopped] | None = None  # the last error that a request has raised
 _sending = threading.Lock()  # held while a signal is sent again
 
@@ -127,11 +127,11 @@ _sending = threading.Lock()  # held while a signal is sent again
 def stop(number: int, frame: Any, at_once: bool = False) -> None:
     """Ask the program to end: the handler of a signal outside the training loop.
 
-    A handler may be called while a library in C, in the middle of its work, calls a function in Python, as LLVM does
-    when Numba compiles. An exception would be lost there, and the work of the library too. So the first call raises
-    nothing: it notes the request, which is sent again each MOMENT. Whoever polls takes the note: `requests_taken`.
-    Otherwise the next call raises Stopped, unless LLVM is at work; that call also interrupts a program that waits, for
-    a file or for input. If the exception was lost nevertheless, there is one more call.
+    A handler may run while a library in C, in the middle of its work, calls a function in Python, as LLVM does when
+    Numba compiles. An exception would be lost there, and so would the work of the library. So the first call raises
+    nothing: it notes the request, which is sent again each MOMENT until `requests_taken` is called. The next call
+    raises Stopped, unless LLVM is at work; it also interrupts a program that waits for a file or for input. If the
+    exception is lost all the same, there is one more call.
     at_once: raise in the first call too.
     """
     again = bool(_requests)
@@ -146,7 +146,7 @@ def stop(number: int, frame: Any, at_once: bool = False) -> None:
 
 
 def requests_taken() -> list[int]:
-    """The signals that asked the program to end, and that are not sent again from now on; [] as a rule."""
+    """The signals that have asked the program to end, usually none. They are not sent again."""
     with _sending:
         taken = _requests.copy()
         _requests.clear()

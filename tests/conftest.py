@@ -118,7 +118,7 @@ def default_signals() -> Iterator[None]:
 
 # Processes
 
-SECONDS = 5  # for a process to end that is about to
+SECONDS = 30  # for a process to end that is about to
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux: a descendant whose parent ends becomes a child of this process
 MARK = "PYTEST_SCRATCHFORMER"  # a variable in the environment of processes that tests start
 
@@ -165,8 +165,9 @@ class Children:
             with suppress(OSError):
                 state, parent = Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
                 if int(parent) == os.getpid() and state != "Z":
-                    command = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ")
-                    yield int(number), command.decode(errors="replace")[:300]
+                    command = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if "multiprocessing.resource_tracker" not in command:  # which Python ends when this process ends
+                        yield int(number), command[:300]
 
     def end(self, seconds: float, kept: Set[int]) -> list[str]:
         """Wait this long until only `kept` run, then kill the others. Returns their commands."""

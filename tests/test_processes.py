@@ -26,7 +26,9 @@ os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
 LEAVING = """
 import subprocess, sys, time
 from pathlib import Path
+import conftest
 
+conftest.SECONDS = 1
 ENDLESS = "import os, time\\nif os.fork() == 0:\\n os.setsid()\\n print(os.getpid(), flush=True)\\n time.sleep(600)"
 
 def leave(name):

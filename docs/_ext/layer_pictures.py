@@ -261,7 +261,7 @@ NO_GRADIENT = "no gradient"
 
 
 def runs_again(root: Call) -> bool:
-    """Whether backward runs every operation of forward again, on the same arrays; to add gradients is none of them."""
+    """Whether backward runs every operation of forward again, on the same arrays. Adding gradients does not count."""
     made = [call for call in root.walk() if call.layer is None]
     again = [call for call in root.backward.walk() if call.phase == "forward"] if root.backward else []
     return bool(made) and all(any(_repeats(call, first) for call in again) for first in made)

@@ -109,10 +109,10 @@ def opened_in_place(path: Path, flags: int, error: Error = DataError) -> int:
         expect_no_link(path, error)
         expect_file(path, error)
     descriptor = os.open(path, flags | os.O_CREAT | _UNFOLLOWED, 0o666)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
-        raise error(f"{path}: expected a file with one name, got one that is also elsewhere: remove it")
+        raise error(f"{path}: expected a file with one name, got one with several (hard links): remove it")
     return descriptor
 
 

@@ -37,7 +37,7 @@ _PAGE = re.compile(  # of a server: HTML, or the XML in which file stores report
     rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*(<!doctype\s+html|<html|<head>|<error>\s*<code>)",
     re.I | re.S,
 )
-# How files that are no text begin; any other is known by its control characters.
+# How files other than text begin. Any other binary file is recognised by its control characters.
 _BEGINNINGS = {
     rb"PK(\x03\x04|\x05\x06|\x07\x08)": "a zip archive",
     rb"\x1f\x8b": "a gzip",
@@ -127,13 +127,11 @@ def expect_itself(start: bytes | bytearray, where: PathLike, error: Error = Data
     if start.startswith(_LFS):
         raise error(f"{where}: a Git LFS pointer, not the file itself; to fetch that, run: git lfs pull")
     if _PAGE.match(start) and not str(where).lower().endswith((".html", ".htm", ".xhtml", ".xml")):
-        raise error(
-            f"{where}: a web page, as of a server that asks for a login or reports an error, not the file itself"
-        )
+        raise error(f"{where}: a web page, perhaps a login form or an error report of the server, not the file itself")
 
 
 def what_else(start: bytes | bytearray) -> str | None:
-    """What a file is that begins with `start`, if that is not a text in UTF-8, Latin-1 or a similar encoding."""
+    """The kind of a file that begins with `start`; None if it is text in UTF-8, Latin-1 or a similar encoding."""
     for beginning, kind in _BEGINNINGS.items():
         if re.match(beginning, start, re.S):
             return kind

@@ -424,24 +424,24 @@ def _special_tokens(folder: Path, tokenizer: Any) -> list[str]:
     that are put around a text, and those that tokenizer_config.json, special_tokens_map.json or config.json name.
     """
     described = json.loads(tokenizer.to_str())
-    found: list[Any] = [described["model"].get("unk_token")]
+    special: list[Any] = [described["model"].get("unk_token")]
     around = described["post_processor"] or {}
     for part in around, *around.get("processors", ()):
-        found += [*part.get("special_tokens", ()), *(part[name][0] for name in ("sep", "cls") if name in part)]
+        special += [*part.get("special_tokens", ()), *(part[name][0] for name in ("sep", "cls") if name in part)]
     for name in SETTINGS, "special_tokens_map.json":
         settings = _settings(folder / name)
-        found += [value for key, value in settings.items() if key.endswith("_token")]
+        special += [value for key, value in settings.items() if key.endswith("_token")]
         for more in settings.get("additional_special_tokens"), settings.get("extra_special_tokens"):
-            found += more.values() if isinstance(more, dict) else more if isinstance(more, list) else ()
+            special += more.values() if isinstance(more, dict) else more if isinstance(more, list) else ()
         added = settings.get("added_tokens_decoder")
-        found += (
+        special += (
             [t for t in added.values() if isinstance(t, dict) and t.get("special")] if isinstance(added, dict) else []
         )
     model = _settings(folder / "config.json")
     numbers = [model.get(name, default) for name, default in LLAMA_SPECIALS.items()]
     named = [tokenizer.id_to_token(number) for number in numbers if type(number) is int and 0 <= number < 2**32]
-    found += [token for token in named if token and _SPECIAL.fullmatch(token)]
-    names = [token.get("content") if isinstance(token, dict) else token for token in found]
+    special += [token for token in named if token and _SPECIAL.fullmatch(token)]
+    names = [token.get("content") if isinstance(token, dict) else token for token in special]
     return [name for name in names if isinstance(name, str) and name and tokenizer.token_to_id(name) is not None]
 
 
@@ -518,9 +518,9 @@ def _expect_settings(folder: Path, expected: Mapping[str, tuple]) -> dict[str, A
     """
     settings = _settings(folder / SETTINGS)
     kind = _of_model(folder / "config.json", "tokenizer_class")
-    for path, found in (folder / SETTINGS, settings), (folder / "config.json", {"tokenizer_class": kind}):
+    for path, present in (folder / SETTINGS, settings), (folder / "config.json", {"tokenizer_class": kind}):
         for name, values in expected.items():
-            value = found.get(name)
+            value = present.get(name)
             value = value.get("content") if isinstance(value, dict) else value  # a token with its options
             if value is not None and value not in values:
                 right = " or ".join(shown(v) for v in values if v is not None)

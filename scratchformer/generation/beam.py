@@ -49,8 +49,8 @@ def beam_search(
     longer: int = LONGER,
 ) -> list[Hypothesis]:
     """For each source, the translation with the highest score that the search can reach: the first one of `n_best`."""
-    found = _search(model, source, lengths, begin, end, beam, length_penalty, longer, wanted=1)
-    return [hypotheses[0] for hypotheses in found]
+    translations = _search(model, source, lengths, begin, end, beam, length_penalty, longer, wanted=1)
+    return [hypotheses[0] for hypotheses in translations]
 
 
 @fast()

@@ -1,7 +1,7 @@
-"""An answer is checked in a process of its own: whatever it does there, the verdict and the progress are safe.
+"""Checking an answer in a separate process, so that nothing it does can harm the verdict or the progress.
 
-An answer may never end, end the program, take all memory, or change the working directory or NumPy. The verdict counts
-only if the process sends it before it ends.
+An answer may loop forever, end the program, use up all memory, or change the working directory or NumPy. The verdict
+counts only if the process sends it before it ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .course import exercise
 from .grading import Verdict, grade, where
 
 SECONDS = 30.0  # that an answer may take; the solutions take less than one
-GRACE = 10.0  # seconds after which the process is ended if it cannot do so itself, as in C code that hangs
+GRACE = 10.0  # more seconds, after which a process that cannot end itself is killed, as when C code hangs
 MEMORY = 4 << 30  # bytes that an answer may take
 PRINTED = 20_000  # characters that an answer may print
 METHOD = "fork" if sys.platform == "linux" else "spawn"  # a fork is faster; elsewhere it is unsafe, or missing
@@ -111,7 +111,7 @@ def report(there: Connection, name: str, path: Path, seconds: float) -> None:
 
 
 def alone(folder: Path) -> None:
-    """Cut this process off from the terminal, and limit what an answer can do by mistake."""
+    """Cut this process off from the terminal, and limit the harm that an answer can do by mistake."""
     with suppress(OSError, AttributeError):
         os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
@@ -136,8 +136,8 @@ def expect_harmless(folder: Path, event: str, args: tuple) -> None:
         paths = args[:2] if event in CHANGES else ()
     for path in paths:
         if isinstance(path, str | bytes | os.PathLike):
-            found = Path(os.fsdecode(path)).resolve()
-            if folder in (found, *found.parents) or found in folder.parents:
+            changed = Path(os.fsdecode(path)).resolve()
+            if folder in (changed, *changed.parents) or changed in folder.parents:
                 raise PermissionError(f"an answer must not change files in the folder of the exercises: {path!r}")
 
 

@@ -31,7 +31,10 @@ class Record:
 
 @dataclass
 class Progress:
-    """The records by exercise, as they were when they were read. written: the whole file, for what is unknown here."""
+    """The records by exercise, as they were when they were read.
+
+    written: the whole file, so that what is unknown here is kept.
+    """
 
     folder: Path
     records: dict[str, Record] = field(default_factory=dict)
@@ -62,8 +65,8 @@ class Progress:
                     if time.monotonic() > give_up:
                         raise
                     time.sleep(0.01)
-            found = find(str(self.folder))
-            self.records, self.written = found.records, found.written
+            current = find(str(self.folder))
+            self.records, self.written = current.records, current.written
             yield
             for name, each in self.records.items():
                 if name in self.written or each != Record():
@@ -87,9 +90,9 @@ def find(folder: str | None = None) -> Progress:
     path = Path(folder) / FILE
     if not path.exists():
         return Progress(Path(folder))
-    found = read_json(path, unreadable)
-    records = {name: record(value, f"{path}: {name}") for name, value in found.items() if name in NAMES}
-    return Progress(Path(folder), records, found)
+    contents = read_json(path, unreadable)
+    records = {name: record(value, f"{path}: {name}") for name, value in contents.items() if name in NAMES}
+    return Progress(Path(folder), records, contents)
 
 
 def unreadable(what: str) -> ValueError:
@@ -100,10 +103,10 @@ def record(value: Any, where: str) -> Record:
     """The record of an exercise, from its part of the file."""
     if not isinstance(value, dict):
         raise unreadable(f"{where}: expected an object {{...}}, got {shown(value)}")
-    found = {each.name: value[each.name] for each in fields(Record) if each.name in value}
-    for name, each in found.items():
+    values = {each.name: value[each.name] for each in fields(Record) if each.name in value}
+    for name, each in values.items():
         if name == "hints" and not (type(each) is int and 0 <= each <= 3):
             raise unreadable(f"{where}: hints: expected a number from 0 to 3, got {shown(each)}")
         if name != "hints" and type(each) is not bool:
             raise unreadable(f"{where}: {name}: expected true or false, got {shown(each)}")
-    return Record(**found)
+    return Record(**values)

@@ -1,7 +1,7 @@
-"""Shortcuts: answers whose values are right, but which are not derived by hand.
+"""Shortcuts: answers whose values are right although nothing was derived.
 
-They take numerical differences, or call this package or a library that derives by itself. The check is there to help:
-it finds what students try, and not every trick.
+They take numerical differences, or call this package or a library for automatic differentiation. The checks catch what
+students try, not every trick.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from .exercise import Exercise
 
 PACKAGE = Path(__file__).parent.parent
-LIBRARIES = (  # that can take derivatives
+LIBRARIES = (  # that can differentiate
     r"autograd|casadi|jax|mlx|mxnet|numdifftools|paddle|scipy[\\/](?:optimize|differentiate)|sympy|tensorflow|tinygrad|torch"
 )
 NUMBERS = {  # kinds of numbers with which differences have as many digits as a formula
     "complex numbers": re.compile(r"cmath|complex\d*|c(single|double|longdouble)|imag|emath|scimath"),
     "numbers of more digits": re.compile(r"longdouble|longfloat|float(96|128)|Decimal|Fraction|mpmath|gmpy2"),
 }
-PAIRS = ("rotary",)  # the exercise in which two real numbers may be taken for a complex one
-NEAR = 0.05  # a numerical difference moves a number by less than this part of the largest
-EXACT = 1e-13  # relative; rounding moves formulas by up to 6e-15 here, and differences of fourth order by 2e-13 at best
+PAIRS = ("rotary",)  # the exercise in which a pair of real numbers may be written as a complex number
+NEAR = 0.05  # a numerical difference moves an element by less than this fraction of the largest
+EXACT = 1e-13  # relative; here formulas have rounding errors up to 6e-15, fourth-order differences at least 2e-13
 
 
 class Shortcut(AssertionError):
-    """The values of an answer may be right, but it takes a shortcut; the message says which."""
+    """An answer takes a shortcut, although its values may be right; the message says which one."""
 
 
 @contextmanager
 def expect_no_shortcut(exercise: Exercise, path: Path, text: str) -> Iterator[None]:
-    """Raise Shortcut if the student's file, which runs in this block, takes one, or replaces functions of others."""
+    """Raise Shortcut if the student's file, which runs in this block, takes one, or replaces functions of a library."""
     expect_doubles(text, pairs=exercise.name in PAIRS)
     before = {module: dict(vars(module)) for module in (np, np.linalg, math, builtins, *modules_of_package())}
     previous, calls = sys.getprofile(), Calls(exercise, path)
-    if "\nfrom scratchformer" in exercise.start:  # it may call the package, but not the class that it writes again
+    if "\nfrom scratchformer" in exercise.start:  # it may call the package, but not the class that it has to write
         expect_not_named(exercise.library.__name__, text)
     else:
         sys.setprofile(calls.seen)
@@ -68,8 +68,8 @@ def expect_no_shortcut(exercise: Exercise, path: Path, text: str) -> Iterator[No
             vars(module).update(kept)
         if replaced:
             raise Shortcut(f"The answer replaces {replaced[0]}, which the check uses too: give yours another name")
-        if calls.found:
-            raise Shortcut(calls.found)
+        if calls.message:
+            raise Shortcut(calls.message)
 
 
 def modules_of_package() -> list[ModuleType]:
@@ -77,13 +77,13 @@ def modules_of_package() -> list[ModuleType]:
 
 
 class Calls:
-    """Watches for the first call from the student's file into this package, or into a library that has derivatives.
+    """Watches for the first call from the student's file into this package, or into a library for differentiation.
 
-    What the solution calls is allowed, by name, and so are functions that the check has put in.
+    What the solution calls is allowed, by name, and so are functions that the check itself provides.
     """
 
     def __init__(self, exercise: Exercise, path: Path) -> None:
-        self.path, self.found = str(path), ""
+        self.path, self.message = str(path), ""
         nodes = list(ast.walk(ast.parse(exercise.solution)))
         self.allowed = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         prints = str(Path(__file__).with_name("child.py"))  # what an answer prints goes there
@@ -100,8 +100,8 @@ class Calls:
     def seen(self, frame: FrameType, event: str, function: Any) -> None:
         """Called for every call and return. function: of a call of C code."""
         if event == "c_call" and function in (exec, eval) and frame.f_code.co_filename == self.path:
-            self.found = f"line {frame.f_lineno}: write the answer without {function.__name__}"
-        if event != "call" or self.found or not (library := self.library(frame.f_code.co_filename)):
+            self.message = f"line {frame.f_lineno}: write the answer without {function.__name__}"
+        if event != "call" or self.message or not (library := self.library(frame.f_code.co_filename)):
             return
         caller = frame.f_back
         while caller and caller.f_code.co_filename != self.path and not self.library(caller.f_code.co_filename):
@@ -111,7 +111,7 @@ class Calls:
         line = linecache.getline(self.path, caller.f_lineno).strip()
         name = name_of(frame)
         what = f"runs {name} of {library}" if name.isidentifier() else f"imports a part of {library}"
-        self.found = f"line {caller.f_lineno}: {line}\n    This {what}. Write the answer yourself"
+        self.message = f"line {caller.f_lineno}: {line}\n    This {what}. Write the answer yourself"
 
     def may(self, library: str, frame: FrameType) -> bool:
         """Whether the student's file may make this call."""
@@ -161,7 +161,7 @@ def expect_formula(op: Callable, op_backward: Callable, *args: Any) -> None:
     """Raise Shortcut if gradients that passed the check come from numerical differences.
 
     Backward may run forward again, but not on inputs that are moved a little. And a gradient must agree with that of
-    the solution to more digits than a difference has.
+    the solution to more digits than a numerical difference could.
     """
     y, cache = op(*args)
     dy = Key(0).fold("formula").generator().standard_normal(np.shape(y))
@@ -177,7 +177,7 @@ def expect_formula(op: Callable, op_backward: Callable, *args: Any) -> None:
     previous = sys.getprofile()
     sys.setprofile(seen)
     try:
-        found = op_backward(dy, cache)
+        gradients = op_backward(dy, cache)
     finally:
         sys.setprofile(previous)
     if moved:
@@ -190,17 +190,17 @@ def expect_formula(op: Callable, op_backward: Callable, *args: Any) -> None:
     name = next(name for name, function in student.items() if function is op_backward and name in solved)
     right = solved[name](dy, cache)
     of = [f"d{name}" for name, arg in zip(inspect.signature(op).parameters, args, strict=False) if arg is not None]
-    pairs = zip(*((each if isinstance(each, tuple) else (each,)) for each in (found, right)), strict=True)
+    pairs = zip(*((each if isinstance(each, tuple) else (each,)) for each in (gradients, right)), strict=True)
     for gradient, (mine, exact) in zip(of, pairs, strict=False):
         expect_digits(gradient, mine, exact)
 
 
-def expect_digits(name: str, found: np.ndarray, exact: np.ndarray) -> None:
+def expect_digits(name: str, gradient: np.ndarray, exact: np.ndarray) -> None:
     """Raise Shortcut if a gradient, which is right, has fewer digits than a formula gives."""
-    error = np.abs(found - exact).max(initial=0) / max(np.abs(exact).max(initial=0), 1e-300)
+    error = np.abs(gradient - exact).max(initial=0) / max(np.abs(exact).max(initial=0), 1e-300)
     if error > EXACT:
         raise Shortcut(
-            f"The values are right, but {name} only to {-math.log10(error):.0f} digits, as numerical differences are: "
+            f"The values are right, but {name} only to {-math.log10(error):.0f} digits, like numerical differences; "
             f"a formula is right to 15. {FORMULA}. If yours is one, is a number in it rounded?"
         )
 

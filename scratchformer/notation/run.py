@@ -76,8 +76,8 @@ def getdoc(thing: Any) -> str:
 
 def in_source(thing: Any) -> tuple[str, int]:
     """The docstring of a function or class as its source has it, and the column of its margin; "" if there is none."""
-    found = source_tree(thing)
-    node = found[1].body[0] if found else None
+    parsed = source_tree(thing)
+    node = parsed[1].body[0] if parsed else None
     if isinstance(node, ast.FunctionDef | ast.ClassDef) and isinstance(node.body[0], ast.Expr):
         value = getattr(node.body[0].value, "value", None)
         if isinstance(value, str):

@@ -40,7 +40,7 @@ the gradient by the others, backward of their dy alone, must agree.
 Equal elements (`ties`) are compared twice. Each alone is at a kink of a maximum; together they move along a line on
 which the maximum is smooth, so what each of them gets must add up to the whole. Where three or more are equal, as for a
 median, the gradient may be one that no single element shows. Then the elements are set apart in several orders, and any
-derivative between those found there is accepted.
+derivative between those of these orders is accepted.
 
 For most elements two evaluations are enough: if the analytic value is within rtol/10 of D(h/2) at the first step,
 round-off included, and y does not bend, no other step is tried. That step was chosen before, so a wrong gradient would
@@ -480,8 +480,8 @@ class Differences:
         """y' of each output along a direction, for each order of the equal elements, and the step: 0 if none are equal.
         Their distance is the usual one times `gap`.
         """
-        orders, least = set_apart([t.base for t in self.tensors], [gap * t.size for t in self.tensors])
-        h = least / (8 * max((float(np.abs(u).max()) for _, u in along), default=1.0))
+        orders, distance = set_apart([t.base for t in self.tensors], [gap * t.size for t in self.tensors])
+        h = distance / (8 * max((float(np.abs(u).max()) for _, u in along), default=1.0))
         slopes = []
         for arrays in orders:
             apart = dict(zip((t.name for t in self.tensors), arrays, strict=True))

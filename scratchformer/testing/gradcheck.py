@@ -397,7 +397,7 @@ def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]])
             if c.size > _RESOLUTION and lost > c.size / 2:
                 raise ValueError(
                     f"{c.where}: expected values at which its derivative can be compared, got round-off that hides "
-                    f"whatever is smaller than {lost:.2g}"
+                    f"anything smaller than {lost:.2g}"
                 )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 _CLOSE = 8 * float(np.finfo(np.float64).eps)  # numbers that differ by less, relative to their size, are equal
-_GAP = 1e-6  # by which they are set apart, relative to their size
-_ORDERS = 8  # in which they are set apart, at most
+_GAP = 1e-6  # how far they are set apart, relative to their size
+_ORDERS = 8  # the most orders in which they are set apart
 
 
 def equals(x: np.ndarray, value: float) -> np.ndarray:
@@ -25,9 +25,9 @@ def repeated(x: np.ndarray) -> bool:
 def set_apart(arrays: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> tuple[list[list[np.ndarray]], float]:
     """The arrays with all their equal elements set a little apart, in several orders, and the smallest distance.
 
-    `sizes` are those of the elements, above 0. Every element is the smallest of its equals in one of the orders, the
-    largest in another, and in the middle in others, if there are as many orders as equals. No orders if no elements are
-    equal.
+    `sizes` has the size of each element, above 0. Every element is the smallest of its equals in one of the orders, the
+    largest in another, and in the middle in others, if there are as many orders as equals. There are no orders if no
+    elements are equal.
     """
     if not arrays:
         return [], 0.0
@@ -38,13 +38,13 @@ def set_apart(arrays: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> tupl
     start = np.flatnonzero(first)[np.cumsum(first) - 1]
     counts = np.diff(np.append(np.flatnonzero(first), x.size))[np.cumsum(first) - 1]
     rank = np.arange(x.size) - start
-    many = int(counts.max())
-    if many < 2:
+    orders = min(int(counts.max()), _ORDERS)
+    if orders < 2:
         return [], 0.0
-    found = []
-    for i in range(min(many, _ORDERS)):
+    results = []
+    for i in range(orders):
         apart = x.copy()
-        apart[place] += _GAP * gap[place] * (1 + (rank + -(-i * counts // min(many, _ORDERS))) % counts)
+        apart[place] += _GAP * gap[place] * (1 + (rank + -(-i * counts // orders)) % counts)
         parts = np.split(apart, np.cumsum([part.size for part in arrays])[:-1])
-        found.append([part.reshape(old.shape) for part, old in zip(parts, arrays, strict=True)])
-    return found, _GAP * float(gap[place][counts > 1].min())
+        results.append([part.reshape(old.shape) for part, old in zip(parts, arrays, strict=True)])
+    return results, _GAP * float(gap[place][counts > 1].min())

@@ -2,7 +2,7 @@
 
 Two libraries for matrix products add in different orders, and so do the loops of one library for different processors.
 So the record of `numerics` is in each snapshot. All ranks must have the same one, and a run that is resumed says so if
-its own has changed. A library for products is chosen by its speed, so the choice may change; a resumed run keeps it.
+it has changed. A library for products is chosen by its speed, so the choice may change; a resumed run keeps it.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ SETTINGS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_L2_SIZE")  # in the
 
 
 def numerics(precision: str = "float32") -> dict[str, str]:
-    """What the bits of a computation on the CPU depend on at present, each by the name that messages give it."""
+    """What the bits of a computation on the CPU depend on at present, each by the name that is used in messages."""
     simd = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
-    found = {
+    record = {
         "NumPy": f"{np.__version__} with {_blas()}",
         "kind of processor": ", ".join([*simd, *instructions()]),
         "setting of the fast twins": "off",
     }
     if settings := [f"{name}={value}" for name in SETTINGS if (value := os.environ.get(name))]:
-        found["setting of the libraries"] = ", ".join(settings)
+        record["setting of the libraries"] = ", ".join(settings)
     if not (is_fast() and np.ndarray in ops.linear.fast_twins):
-        return found
+        return record
     import llvmlite.binding
     import numba
 
     from ..kernels import mkl_products
 
     processor = numba.config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
-    found["setting of the fast twins"] = f"on, by Numba {numba.__version__} for {processor}"
+    record["setting of the fast twins"] = f"on, by Numba {numba.__version__} for {processor}"
     if (used := mkl_products.used()) is not None:
-        found[PRODUCTS] = _library(used.float32)
+        record[PRODUCTS] = _library(used.float32)
         if precision == "bfloat16":
-            found[HALF] = _library(used.bfloat16)
-    return found
+            record[HALF] = _library(used.bfloat16)
+    return record
 
 
 def as_before(record: Mapping[str, str]) -> AbstractContextManager:
-    """Inside this block, products are by the libraries of this record, as far as they are here."""
+    """Inside this block, matrix products are by the libraries of this record, if these are installed."""
     if PRODUCTS not in record or not (is_fast() and np.ndarray in ops.linear.fast_twins):
         return nullcontext()
     from ..kernels import mkl_products
@@ -73,14 +73,14 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _library(name: str) -> str:
-    """The name of a library for products, and for MKL its version. (NumPy's BLAS has an entry of its own.)"""
+    """The name of a library for products, and for MKL its version. (NumPy's BLAS is part of another entry.)"""
     return f"MKL {metadata.version('mkl')}" if name == "MKL" else name
 
 
 def _blas() -> str:
     """The library for products of NumPy itself, which is loaded with it, and the processor for which it computes."""
-    found = [each for each in threadpool_info() if each["user_api"] == "blas"]
-    own = [each for each in found if "numpy" in each["filepath"]] or found
+    libraries = [each for each in threadpool_info() if each["user_api"] == "blas"]
+    of_numpy = [each for each in libraries if "numpy" in each["filepath"]] or libraries
     return ", ".join(
-        f"{each['internal_api']} {each['version']} {each.get('architecture', '')}".strip() for each in own[:1]
+        f"{each['internal_api']} {each['version']} {each.get('architecture', '')}".strip() for each in of_numpy[:1]
     )

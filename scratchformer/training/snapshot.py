@@ -56,7 +56,7 @@ class SnapshotError(ValueError):
 
 
 class NotImported(SnapshotError):
-    """Code is needed that is not imported, and that a file must not choose: the user has to name the program."""
+    """Code is needed that is not imported, and no file may choose code to import: the user has to name the program."""
 
 
 class NotFinite(SnapshotError):
@@ -188,7 +188,7 @@ def find(name: str, program: ModuleType | None = None) -> Any:
 
 
 def load_file(path: Path | str) -> ModuleType:
-    """Execute a Python file as a module. As with `python FILE`, it can import from its folder. Raises ValueError."""
+    """Execute a Python file as a module. Like `python FILE`, it can import from its folder. Raises ValueError."""
     path = Path(path)
     spec = importlib.util.spec_from_file_location(f"_program_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -391,9 +391,9 @@ def load_model(
     this module. Its key is the default, or Key(0): what such a class draws from its key is saved only if it is a Param
     (which may be `frozen`). A snapshot of an earlier version, which has no checksum, is read with a warning.
     expected: the class that the model must have. program: a Python file that defines or imports the class; it is
-    executed. (Or the module that it became.) Raises SnapshotError if the snapshot is damaged, or if its model is of
-    another class or cannot be created here; its subclass NotImported if `program` is needed; ValueError if that file
-    cannot be executed.
+    executed. (Or the module that was loaded from it.) Raises SnapshotError if the snapshot is damaged, or if its model
+    is of another class or cannot be created here; its subclass NotImported if `program` is needed; ValueError if that
+    file cannot be executed.
     """
     snapshot = load_snapshot(path, earlier=True)
     source = program if program is None or isinstance(program, ModuleType) else load_file(program)

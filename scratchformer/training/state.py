@@ -122,7 +122,7 @@ class RunState:
         self.ranks.expect_same(now)
         if before is not None and before != now and self.ranks.first:
             what = f"{self.out}: from here on, the bits differ from those of an uninterrupted run"
-            print(f"{what} ({changes(before, now)})", file=sys.stderr)
+            print(one_line(f"{what} ({changes(before, now)})"), file=sys.stderr)
 
     def read(self, steps: int, resume: bool, fixed: Iterable[str]) -> Sequence[int] | None:
         """Check everything that can make a run be refused, and load the last snapshot of one that is resumed."""

@@ -169,7 +169,7 @@
       this.array(name).data[position] = value;
     }
 
-    /** Computes every line. Where a line holds ("for k_n = 1") may depend on the numbers, so that is found again first. */
+    /** Computes every line, after working out where each holds now: "for k_n = 1" depends on the numbers. */
     run() {
       this.jacobians.clear();
       this.defined = new Map(); // name -> which of its elements a line computes
