@@ -68,9 +68,20 @@ def layernorm_backward(dy: np.ndarray, cache: FastLayerNormCache) -> tuple[np.nd
 @compiled
 def forward(x: Any, gamma: Any, beta: Any, eps: Any, statistics: Any, y: Any) -> None:
     N, C = x.shape
+    zero, width = statistics.dtype.type(0), statistics.dtype.type(C)
     for n in range(N):
         row, to = x[n], y[n]
-        mean, rest, squares = centre(row)
+        mean, rest, squares = zero, zero, zero
+        for c in range(C):
+            mean = plus(mean, read(row[c]))
+        mean = mean / width
+        for c in range(C):
+            centred = read(row[c]) - mean
+            rest, squares = plus(rest, centred), plus(squares, centred * centred)
+        rest = rest / width
+        squares = squares - width * rest * rest
+        if not (width * rest * rest < squares < np.inf):  # as a rule, rest is nearly 0
+            mean, rest, squares = centre(row)
         rstd = inverse_root(squares, row, mean, statistics.dtype.type(eps))
         shift = -rest * rstd
         statistics[0, n], statistics[1, n], statistics[2, n] = mean, rstd, shift

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .numba_code import plus
+from .numba_code import compiled, plus
 from .numba_math import constant, read
 from .numba_vectors import LANES, filled, larger, largest, load, on_boundary, store, vectorised
 
@@ -48,7 +48,7 @@ def write_row(a: Any, i: Any, factor: Any, x: Any, b: Any, h: Any, t: Any) -> No
         store(x, (b, h, t, d), load(a, (i, d)) * factor)
 
 
-@vectorised
+@compiled
 def centre(x: Any) -> Any:
     """(mean, rest, squares) of a row x (C,): rest is the mean of x − mean, and squares is Σ_c (x_c − mean − rest)².
 
@@ -74,7 +74,7 @@ def spread(x: Any, mean: Any, share: Any) -> Any:
         centred = read(x[c]) - mean
         rest, squares = plus(rest, centred * share), plus(squares, centred * centred)
     if squares < np.inf:
-        squares = max(squares - rest * rest / share, constant(0.0, share))
+        squares = max(squares - constant(x.size, share) * rest * rest, constant(0.0, share))
     return rest, squares
 
 

@@ -142,9 +142,8 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     dp = xp.where(probabilities == 0, 0, dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
     dz = xp.where(probabilities == 0, 0, dz)
-    q, k = (
-        xp.nan_to_num(widen(x)) for x in (q, k)
-    )  # a query or key with NaN has NaN in dz where the pattern connects them
+    # A query or key with NaN has NaN in dz where the pattern connects them.
+    q, k = (xp.nan_to_num(widen(x)) for x in (q, k))
     da = dz * scale
     dq = da @ k
     dk = da.swapaxes(-1, -2) @ q
