@@ -247,15 +247,15 @@ def arrays_of_layers(norms: Any, attention: Any, feedforward: Any) -> tuple[np.n
 @compiled
 def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
     """A layer norm of the row x (C,), or an RMS norm if there is no beta."""
-    mean, rest, squares = np.float32(0), np.float32(0), np.float32(0)
+    first, mean, squares = np.float32(0), np.float32(0), np.float32(0)
     if beta.size:
-        mean, rest, squares = centre(x)
+        first, mean, squares = centre(x)
     else:
         for c in range(x.size):
             squares = plus(squares, x[c] * x[c])
-    rstd = inverse_root(squares, x, mean, np.float32(eps))  # y may be x
+    rstd = inverse_root(squares, x, first, mean, np.float32(eps))  # y may be x
     for c in range(x.size):
-        y[c] = (x[c] - mean - rest) * rstd * read(gamma[c])
+        y[c] = ((x[c] - first) - mean) * rstd * read(gamma[c])
     for c in range(beta.size):
         y[c] += read(beta[c])
 

@@ -16,7 +16,7 @@ from .numba_rows import centre, inverse_root
 
 class FastLayerNormCache(NamedTuple):
     x: np.ndarray  # (..., C)
-    statistics: np.ndarray  # (3, N): of each row μ, 1/σ, and what corrects x̂ for the rounding of μ
+    statistics: np.ndarray  # (2, N): of each row μ − x_0 and 1/σ
     gamma: np.ndarray  # (C,)
 
 
@@ -39,15 +39,15 @@ def layernorm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1
 
         dgamma, dbeta = backward(rows(dy), flat, statistics, as_bits(gamma), dx)
 
-    μ is rounded in proportion to its size, which may be large beside σ. So x̂ is corrected by the mean of x − μ, which
-    would be 0 without rounding: x̂ = (x − μ) rstd − mean(x − μ) rstd.
-    In place of x̂ the cache keeps x itself, and three numbers of each row. Sums are float32 for bfloat16 arrays, and so
+    μ would be rounded in proportion to its size, which may be large beside σ. So the loops subtract the row's first
+    number before they sum, and again its mean: x − μ is (x − x₀) − mean(x − x₀).
+    In place of x̂ the cache keeps x itself, and two numbers of each row. Sums are float32 for bfloat16 arrays, and so
     are dγ and dβ, which are added up.
     """
     if not (alike(x, gamma, beta) and gamma.shape == beta.shape == x.shape[-1:] and 0 <= eps < math.inf):
         return ops.layernorm.twins[np.ndarray](x, gamma, beta, eps)
     flat = rows(x)
-    y, statistics = np.empty_like(flat), numbers_like(flat, (3, len(flat)))
+    y, statistics = np.empty_like(flat), numbers_like(flat, (2, len(flat)))
     forward(flat, as_bits(gamma), as_bits(beta), eps, statistics, y)
     return y.view(x.dtype).reshape(x.shape), FastLayerNormCache(x, statistics, gamma)
 
@@ -67,26 +67,13 @@ def layernorm_backward(dy: np.ndarray, cache: FastLayerNormCache) -> tuple[np.nd
 
 @compiled
 def forward(x: Any, gamma: Any, beta: Any, eps: Any, statistics: Any, y: Any) -> None:
-    N, C = x.shape
-    zero, width = statistics.dtype.type(0), statistics.dtype.type(C)
-    for n in range(N):
+    for n in range(x.shape[0]):
         row, to = x[n], y[n]
-        mean, rest, squares = zero, zero, zero
-        for c in range(C):
-            mean = plus(mean, read(row[c]))
-        mean = mean / width
-        for c in range(C):
-            centred = read(row[c]) - mean
-            rest, squares = plus(rest, centred), plus(squares, centred * centred)
-        rest = rest / width
-        squares = squares - width * rest * rest
-        if not (width * rest * rest < squares < np.inf):  # as a rule, rest is nearly 0
-            mean, rest, squares = centre(row)
-        rstd = inverse_root(squares, row, mean, statistics.dtype.type(eps))
-        shift = -rest * rstd
-        statistics[0, n], statistics[1, n], statistics[2, n] = mean, rstd, shift
-        for c in range(C):
-            to[c] = narrow(((read(row[c]) - mean) * rstd + shift) * read(gamma[c]) + read(beta[c]), to)
+        first, mean, squares = centre(row)
+        rstd = inverse_root(squares, row, first, mean, statistics.dtype.type(eps))
+        statistics[0, n], statistics[1, n] = mean, rstd
+        for c in range(row.size):
+            to[c] = narrow(((read(row[c]) - first) - mean) * rstd * read(gamma[c]) + read(beta[c]), to)
 
 
 @compiled
@@ -98,16 +85,16 @@ def backward(dy: Any, x: Any, statistics: Any, gamma: Any, dx: Any) -> Any:
     zero, width = statistics.dtype.type(0), statistics.dtype.type(C)
     for n in range(N):
         row, d, to = x[n], dy[n], dx[n]
-        mean, rstd, shift = statistics[0, n], statistics[1, n], statistics[2, n]
+        first, mean, rstd = read(row[0]), statistics[0, n], statistics[1, n]
         mean_g, mean_gx = zero, zero
         for c in range(C):
-            dyc, xhat = read(d[c]), (read(row[c]) - mean) * rstd + shift
+            dyc, xhat = read(d[c]), ((read(row[c]) - first) - mean) * rstd
             dgamma[c] += dyc * xhat
             dbeta[c] += dyc
             g = dyc * read(gamma[c])
             mean_g, mean_gx = plus(mean_g, g), plus(mean_gx, g * xhat)
         mean_g, mean_gx = mean_g / width, mean_gx / width
         for c in range(C):
-            xhat = (read(row[c]) - mean) * rstd + shift
+            xhat = ((read(row[c]) - first) - mean) * rstd
             to[c] = narrow(rstd * (read(d[c]) * read(gamma[c]) - mean_g - xhat * mean_gx), to)
     return dgamma, dbeta

@@ -68,7 +68,7 @@ def forward(x: Any, gamma: Any, eps: Any, rrms: Any, y: Any) -> None:
         row, to, total = x[n], y[n], number(0)
         for c in range(row.size):
             total = plus(total, read(row[c]) * read(row[c]))
-        rrms[n] = inverse_root(total, row, number(0), number(eps))
+        rrms[n] = inverse_root(total, row, number(0), number(0), number(eps))
         scale = rrms[n]
         for c in range(row.size):
             to[c] = narrow(read(row[c]) * scale * read(gamma[c]), to)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .numba_code import compiled, plus
+from .numba_code import plus
 from .numba_math import constant, read
 from .numba_vectors import LANES, filled, larger, largest, load, on_boundary, store, vectorised
 
@@ -48,39 +48,32 @@ def write_row(a: Any, i: Any, factor: Any, x: Any, b: Any, h: Any, t: Any) -> No
         store(x, (b, h, t, d), load(a, (i, d)) * factor)
 
 
-@compiled
+@vectorised
 def centre(x: Any) -> Any:
-    """(mean, rest, squares) of a row x (C,): rest is the mean of x − mean, and squares is Σ_c (x_c − mean − rest)².
+    """(first, mean, squares) of a row x (C,): (x_c − first) − mean is x_c less the mean of the row, and squares is the sum
+    of its squares.
 
-    rest would be 0 if the mean were not rounded. Where it is as large as what is left of the numbers, as it may be in a
-    wide row far from 0, the mean is corrected first. The mean is a sum of x_c/C, which does not overflow.
+    The mean itself would be rounded in proportion to its size, which may be large beside the spread of the row. The
+    differences from the row's first number are no larger than the spread, and so is their mean.
     """
-    share = constant(1.0, read(x[0])) / constant(x.size, read(x[0]))
-    mean = constant(0.0, share)
+    first = read(x[0])
+    mean, squares, width = constant(0.0, first), constant(0.0, first), constant(x.size, first)
     for c in range(x.size):
-        mean = plus(mean, read(x[c]) * share)
-    rest, squares = spread(x, mean, share)
-    if not rest * rest < squares * share:
-        mean += rest
-        rest, squares = spread(x, mean, share)
-    return mean, rest, squares
+        mean = plus(mean, read(x[c]) - first)
+    mean = mean / width
+    if abs(mean) == np.inf:  # the sum has overflowed, but the mean need not
+        mean = constant(0.0, first)
+        for c in range(x.size):
+            mean += (read(x[c]) - first) / width
+    for c in range(x.size):
+        centred = (read(x[c]) - first) - mean
+        squares = plus(squares, centred * centred)
+    return first, mean, squares
 
 
 @vectorised
-def spread(x: Any, mean: Any, share: Any) -> Any:
-    """`rest` and `squares` of `centre`, for share = 1/C."""
-    rest = squares = constant(0.0, share)
-    for c in range(x.size):
-        centred = read(x[c]) - mean
-        rest, squares = plus(rest, centred * share), plus(squares, centred * centred)
-    if squares < np.inf:
-        squares = max(squares - constant(x.size, share) * rest * rest, constant(0.0, share))
-    return rest, squares
-
-
-@vectorised
-def inverse_root(squares: Any, x: Any, mean: Any, eps: Any) -> Any:
-    """1/√(1/C Σ_c (x_c − mean)² + eps) for a row x (C,), where `squares` is the sum.
+def inverse_root(squares: Any, x: Any, first: Any, mean: Any, eps: Any) -> Any:
+    """1/√(1/C Σ_c ((x_c − first) − mean)² + eps) for a row x (C,), where `squares` is the sum.
 
     If it overflowed, it is computed again from numbers divided by the largest: 1/∞ would be 0.
     """
@@ -88,10 +81,10 @@ def inverse_root(squares: Any, x: Any, mean: Any, eps: Any) -> Any:
     if squares == np.inf:
         top = squares = constant(0.0, squares)
         for c in range(x.size):
-            top = max(top, abs(read(x[c]) - mean))
+            top = max(top, abs((read(x[c]) - first) - mean))
         scale = scale / top if top < np.inf else scale
         for c in range(x.size):
-            centred = (read(x[c]) - mean) * scale
+            centred = ((read(x[c]) - first) - mean) * scale
             squares += centred * centred
     return scale / np.sqrt(squares / width + eps * scale * scale)
 
