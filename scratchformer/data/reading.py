@@ -51,7 +51,7 @@ _BEGINNINGS = {
     rb"!<arch>\n": "an ar archive",
     rb".{257}ustar": "a tar archive",
     rb"\x93NUMPY": "a NumPy array",
-    rb"\x80[\x02-\x05][\x80-\xff(\]})cKX]": "a pickle",
+    rb"\x80[\x02-\x05][\x80-\xff(\]})cKX]|\([dlt]p\d\n|c(copy_reg|numpy|pandas)[\w.]*\n\w+\n": "a pickle",
     rb".{6}\x00\x00\{": "a safetensors file",
     rb"GGUF.\x00": "a GGUF file",
     rb"\x89HDF\r\n": "an HDF5 file",

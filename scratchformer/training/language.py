@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
@@ -28,9 +29,10 @@ from ..process import one_line
 from ..rng import Key
 from .dynamic import evaluate_dynamic, expect_adaptable, observe_gradients
 from .evaluate import evaluate_language_model, evaluate_transformer_xl
-from .program import Program
+from .program import Program, file_of
 from .replicas import Replicas
 from .settings import Run
+from .snapshot import class_name
 from .stage import as_text as scores_as_text
 from .state import Diverged
 
@@ -206,7 +208,8 @@ class LanguageProgram(Program):
         options = {"before": self.read_before()} if self.orders else {}
         for text in stream_text(self.model, prompt, count, vocabulary, temperature=0.7, key=key, **options):
             print(printable(text), end="", flush=True)
-        print(f"\n---\nfor more: scratchformer generate {one_line(str(self.run.out))}")
+        own = ["--program", file_of(self.run.out)] if ":" in class_name(self.model) else []  # of a class of the program
+        print(f"\n---\nfor more: {one_line(shlex.join(['scratchformer', 'generate', str(self.run.out), *own]))}")
 
 
 def load_corpus(run: Run) -> Corpus:

@@ -31,7 +31,6 @@ data). See examples/digits.py.
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -248,7 +247,7 @@ def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None)
     if is_example(path):
         return load_file(path)
     came = ", which came with it" if run.resolve() in path.resolve().parents else ""
-    raise NotImported(f"{run} was made by {source}{came}; to execute that file, add --program {shlex.quote(source)}")
+    raise NotImported(f"{run} was made by {source}{came}; to execute that file, name it with --program")
 
 
 def is_example(path: Path) -> bool:

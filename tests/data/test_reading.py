@@ -190,6 +190,7 @@ def packed(kind):
         (b"SQLite format 3\0", "an SQLite database"),
         (pickle.dumps({"weight": [1.0, 2.0]}), "a pickle"),
         (pickle.dumps([1], 2), "a pickle"),
+        (pickle.dumps({"a": 1}, 0), "a pickle"),
         (save({"a": np.ones(3)}), "a safetensors file"),
         ("text".encode("utf-16"), "text in UTF-16"),
         ("text".encode("utf-16-le"), "binary data"),

@@ -81,6 +81,15 @@ def test_the_commands_work_on_its_runs(command, runs, tmp_path, name):
     assert command("plot", name, "--out", tmp_path).split() == paths
 
 
+@pytest.mark.parametrize("name", ["poems", "own"])
+def test_the_command_at_the_end_of_training_works_as_it_is(call, runs, name):
+    """That of a model whose class is in the program names the program."""
+    output = call(runs[0] / f"{name}.py", "--resume", runs[0] / name, "--device", "cpu").stdout
+    line = output.partition("for more: ")[2].splitlines()[0]
+    assert ("--program" in line) is (name == "own")
+    assert call(*shlex.split(line), "--tokens", 2, "--device", "cpu").stdout
+
+
 def test_a_run_and_its_program_can_be_moved(call, runs, text_file, tmp_path):
     for name in "poems", "poems.py":
         (shutil.copytree if name == "poems" else shutil.copy)(runs[0] / name, tmp_path / name)
@@ -102,7 +111,7 @@ def test_a_file_elsewhere_is_executed_only_if_named(call, fail, runs, tmp_path):
         assert not (tmp_path / "executed").exists()
         return line
 
-    told = f"error: {run} was made by {script}, which came with it; to execute that file, add --program {script}"
+    told = f"error: {run} was made by {script}, which came with it; to execute that file, name it with --program"
     for cwd in tmp_path, run:
         line = refused(str(script), "evaluate", cwd=cwd)
         assert line == f"{told}; if you trust it: scratchformer evaluate {run} --program {script}"
