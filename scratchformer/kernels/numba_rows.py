@@ -50,8 +50,8 @@ def write_row(a: Any, i: Any, factor: Any, x: Any, b: Any, h: Any, t: Any) -> No
 
 @vectorised
 def centre(x: Any) -> Any:
-    """(first, mean, squares) of a row x (C,): (x_c − first) − mean is x_c less the mean of the row, and squares is the sum
-    of its squares.
+    """(first, mean, squares) of a row x (C,): (x_c − first) − mean is x_c less the mean of the row, and squares is the
+    sum of its squares.
 
     The mean itself would be rounded in proportion to its size, which may be large beside the spread of the row. The
     differences from the row's first number are no larger than the spread, and so is their mean.
