@@ -549,8 +549,9 @@ def compare_equal(
 
     Where x_i and x_j are equal, their maximum has a kink in each of them. It is smooth if both move together, and so is
     sorting, or any other choice by size. `elements` are indices with their comparisons: the elements equal to one of
-    them move together, unless there is no kink, in them or along the random `directions`. At a kink, the equal elements of other tensors move with them too, and those of opposite value
-    move the other way: it may be the absolute values that are equal.
+    them move together, unless there is no kink, in them or along the random `directions`. At a kink, the equal elements
+    of other tensors move with them too, and those of opposite value move the other way: it may be the absolute values
+    that are equal.
     """
     found: dict[str, list[Comparison]] = {t.name: [] for t in tensors}
     tried = set()
