@@ -62,7 +62,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
-from .ties import equals, repeated, set_apart
+from .ties import equals, in_ties, repeated, set_apart
 
 _EPS = float(np.finfo(np.float64).eps)
 STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # relative to the tensor's scale
@@ -451,9 +451,12 @@ class Differences:
 
     def _between_orders(self, along: Sequence[tuple[Tensor, Any]]) -> Estimate | None:
         """The derivative where x has equal elements: any between the derivatives after these have been set apart, in
-        several orders. None if the order makes no difference.
+        several orders. None if none of them moves, or the order makes no difference.
         """
-        slopes, h = self._in_orders([(t, _direction(t, u)) for t, u in along]) if self._order_matters else ([], 0.0)
+        moved = np.concatenate([t.base[_direction(t, u) != 0] for t, u in along])
+        if not (np.isin(moved, in_ties([t.base for t in self.tensors])).any() and self._order_matters):
+            return None
+        slopes, h = self._in_orders([(t, _direction(t, u)) for t, u in along])
         if not h or not np.ptp(slopes @ self.dy) > 0.01 * np.abs(slopes @ self.dy).max() + self.round_off(h):
             return None
         low, high = float((slopes @ self.dy).min()), float((slopes @ self.dy).max())

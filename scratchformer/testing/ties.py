@@ -18,8 +18,14 @@ def equals(x: np.ndarray, value: float) -> np.ndarray:
 
 def repeated(x: np.ndarray) -> bool:
     """Whether some elements are equal."""
-    ordered = np.sort(x, axis=None)
-    return bool(np.any(np.diff(ordered) <= _CLOSE * np.abs(ordered[1:])))
+    return in_ties([x]).size > 0
+
+
+def in_ties(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The elements of all arrays that are equal to another one."""
+    ordered = np.sort(np.concatenate([x.ravel() for x in arrays]))
+    near = np.diff(ordered) <= _CLOSE * np.abs(ordered[1:])
+    return np.concatenate([ordered[1:][near], ordered[:-1][near]])
 
 
 def set_apart(arrays: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> tuple[list[list[np.ndarray]], float]:
