@@ -62,7 +62,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
-from .ties import equals, repeated, set_apart
+from .ties import equals, in_ties, repeated, set_apart
 
 _EPS = float(np.finfo(np.float64).eps)
 STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # relative to the tensor's scale
@@ -261,7 +261,7 @@ class Differences:
         for tensor in tensors:
             tensor.write(tensor.base)
         of_y, *of_gradients = map(_changes, zip(*values, strict=True))
-        self.noise = 4 * _EPS * np.abs(self.y) + of_y.sum(axis=0)
+        self.noise = 4 * _EPS * np.abs(self.y) + 0.75 * of_y.sum(axis=0)  # two nudges differ by 4/3 of one, on average
         for tensor, changes in zip(tensors, of_gradients, strict=True):
             cancelled = min(float(changes.max(initial=0)), self.floor * (1 + largest) ** 2)  # a product of four
             tensor.noise = 4 * np.maximum(np.maximum(_EPS * np.abs(tensor.gradient), changes.max(axis=0)), cancelled)
@@ -271,31 +271,29 @@ class Differences:
         move: Callable[[float], None],
         scale: float,
         rtol: float,
-        analytic: float | None = None,
+        analytic: float = np.nan,
         steps: tuple[float, ...] = STEPS,
+        search: bool = False,
     ) -> Estimate:
         """Σ y′(0) dy along the line of `move`, from the step with the smallest estimated error; see the module's text.
 
         The search stops at the first step that is good to `rtol`. Where truncation and kinks outweigh round-off, all
         larger steps are worse; where round-off outweighs them, all smaller ones are. So each step rules out those on
-        one side. There is no search if the first slope is within rtol/10 of the `analytic` value. The value is NaN if y
-        was not finite at any step.
+        one side. Unless `search`, there is none if the first slope is within rtol/10 of the `analytic` value. The value
+        is NaN if y was not finite at any step.
         """
         best, best_h, secants = Estimate(np.nan, np.inf), np.inf, None
-        fine: list[
-            tuple[Secant, Secant]
-        ] = []  # the smallest of `steps` and smaller ones, where even these are too large
+        fine: list[tuple[Secant, Secant]] = []  # those of the smallest of `steps`, and of smaller ones
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
-        expected = np.inf if analytic is None else analytic
         left = list(steps)
         place = left.index(self.best_step if self.best_step in steps else FIRST_STEP)
         with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
             while left:
                 step = left[place]
                 half = self._secant(move, step * scale / 2)
-                if analytic is not None:
-                    near, analytic = self._near(half, analytic, rtol), None
-                    if near:
+                if not search:
+                    search = True
+                    if near := self._near(half, analytic, rtol):
                         best = near
                         break
                     if not half.moved.any() and place < len(left) - 1:
@@ -305,7 +303,7 @@ class Differences:
                 widest, moved = max(widest, whole.h), moved | whole.moved
                 value, doubt = self._extrapolated(half, whole)
                 round_off = self._rounding(whole.h, moved, widest)
-                if doubt <= round_off and abs(self.dy @ value - expected) > round_off:
+                if doubt <= round_off and abs(self.dy @ value - analytic) > round_off:
                     chord = self._secant(move, _ODD * whole.h).slope  # y is a straight line, or a staircase
                     off = 3 * float(self.weight @ np.abs(chord - value))
                     doubt += off if off > 10 * round_off else 0.0
@@ -321,7 +319,7 @@ class Differences:
                     place = 0 if doubt else len(left) - 1  # if nothing changes or bends, the largest step shows most
                 else:  # also for NaN and infinity
                     left = left[:place]
-                    if not left:
+                    if not left and step <= steps[0]:
                         fine.append((half, whole))
                         if step > _FINEST * steps[0] and not self._bends_at_x(half, whole):
                             left = [step / 10]
@@ -437,9 +435,7 @@ class Differences:
         jump = self._jump(half, whole)
         jumps = jump > 0.1 * float(np.sum(np.abs(whole.rise) @ self.weight)) + self.round_off(1.0, whole.moved)
         if jumps and smaller and not self._jump(*smaller[-1]) > 0.5 * jump:
-            steep = (
-                (*self._extrapolated(*pair), self.round_off(pair[0].h)) for pair in smaller
-            )  # not a jump after all
+            steep = ((*self._extrapolated(*pair), self.round_off(pair[0].h)) for pair in smaller)  # no jump after all
             each = (Estimate(float(self.dy @ value), doubt + round_off, doubt) for value, doubt, round_off in steep)
             return min(each, key=lambda estimate: estimate.uncertainty)
         kink = self._kink(half, whole)
@@ -455,9 +451,12 @@ class Differences:
 
     def _between_orders(self, along: Sequence[tuple[Tensor, Any]]) -> Estimate | None:
         """The derivative where x has equal elements: any between the derivatives after these have been set apart, in
-        several orders. None if the order makes no difference.
+        several orders. None if none of them moves, or the order makes no difference.
         """
-        slopes, h = self._in_orders([(t, _direction(t, u)) for t, u in along]) if self._order_matters else ([], 0.0)
+        moved = np.concatenate([t.base[_direction(t, u) != 0] for t, u in along])
+        if not (np.isin(moved, in_ties([t.base for t in self.tensors])).any() and self._order_matters):
+            return None
+        slopes, h = self._in_orders([(t, _direction(t, u)) for t, u in along])
         if not h or not np.ptp(slopes @ self.dy) > 0.01 * np.abs(slopes @ self.dy).max() + self.round_off(h):
             return None
         low, high = float((slopes @ self.dy).min()), float((slopes @ self.dy).max())
@@ -546,19 +545,23 @@ def compare_equal(
     tensors: list[Tensor],
     differences: Differences,
     elements: Mapping[str, Sequence[tuple[tuple[int, ...], Comparison]]],
+    directions: Mapping[str, Sequence[Comparison]],
     rtol: float,
 ) -> dict[str, list[Comparison]]:
     """Compare the gradients along directions that keep equal elements equal, by the name of a tensor that moves.
 
     Where x_i and x_j are equal, their maximum has a kink in each of them. It is smooth if both move together, and so is
     sorting, or any other choice by size. `elements` are indices with their comparisons: the elements equal to one of
-    them move together. At a kink, the equal elements of other tensors move with them too, and those of opposite value
-    move the other way: it may be the absolute values that are equal.
+    them move together, unless there is no kink, in them or along the random `directions`. At a kink, the equal elements
+    of other tensors move with them too, and those of opposite value move the other way: it may be the absolute values
+    that are equal.
     """
     found: dict[str, list[Comparison]] = {t.name: [] for t in tensors}
     tried = set()
     for tensor in tensors:
-        ties = repeated(tensor.base)
+        along_random = directions[tensor.name]
+        smooth = along_random and all(not c.kink and c.tolerance < c.size / 1000 for c in along_random)
+        ties = not smooth and repeated(tensor.base)
         for index, comparison in elements[tensor.name]:
             if not (ties or comparison.kink):
                 continue
@@ -615,7 +618,9 @@ def compare_directions(
     found = []
     for _ in range(count):
         along = [(t, t.reach / scale * rng.standard_normal(t.base.shape)) for t in tensors]
-        estimate = differences.estimate(_together([t.along(direction) for t, direction in along]), scale, rtol)
+        move = _together([t.along(direction) for t, direction in along])
+        analytic = sum(_along(t.gradient, direction) for t, direction in along)
+        estimate = differences.estimate(move, scale, rtol, analytic, search=True)
         found.append(differences.compare(where, along, estimate, rtol))
     return found
 

@@ -272,7 +272,7 @@ def _compare_all(
     indices = {t.name: elements(t, max_elements, rng) for t in tensors}
     of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
     pairs = {name: [*zip(indices[name], of_elements[name], strict=True)] for name in indices}
-    of_equal = compare_equal(tensors, differences, pairs, rtol)
+    of_equal = compare_equal(tensors, differences, pairs, along_directions, rtol)
     for t in tensors:
         by_element, by_direction = of_elements[t.name], along_directions[t.name] + of_equal[t.name]
         by_element += extra(t, indices[t.name], differences.round_off(FIRST_STEP * t.scale)) if extra else []

@@ -18,8 +18,14 @@ def equals(x: np.ndarray, value: float) -> np.ndarray:
 
 def repeated(x: np.ndarray) -> bool:
     """Whether some elements are equal."""
-    ordered = np.sort(x, axis=None)
-    return bool(np.any(np.diff(ordered) <= _CLOSE * np.abs(ordered[1:])))
+    return in_ties([x]).size > 0
+
+
+def in_ties(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The elements of all arrays that are equal to another one."""
+    ordered = np.sort(np.concatenate([x.ravel() for x in arrays]))
+    near = np.diff(ordered) <= _CLOSE * np.abs(ordered[1:])
+    return np.concatenate([ordered[1:][near], ordered[:-1][near]])
 
 
 def set_apart(arrays: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> tuple[list[list[np.ndarray]], float]:
@@ -32,19 +38,24 @@ def set_apart(arrays: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> tupl
     if not arrays:
         return [], 0.0
     x, gap = (np.concatenate([part.ravel() for part in parts]) for parts in (arrays, sizes))
-    place = np.random.default_rng(0).permutation(x.size)
+    rng = np.random.default_rng(0)
+    place = rng.permutation(x.size)
     place = place[np.argsort(x[place], kind="stable")]
     first = np.concatenate([[True], np.diff(x[place]) > _CLOSE * np.abs(x[place][1:])])
-    start = np.flatnonzero(first)[np.cumsum(first) - 1]
-    counts = np.diff(np.append(np.flatnonzero(first), x.size))[np.cumsum(first) - 1]
+    group = np.cumsum(first) - 1
+    start = np.flatnonzero(first)[group]
+    counts = np.diff(np.append(np.flatnonzero(first), x.size))[group]
     rank = np.arange(x.size) - start
     orders = min(int(counts.max()), _ORDERS)
     if orders < 2:
         return [], 0.0
+    # Several groups of equals take their orders independently of each other.
+    orders = orders if np.count_nonzero(first & (counts > 1)) == 1 else _ORDERS
+    turns = rng.permuted(np.tile(np.arange(orders), (group[-1] + 1, 1)), axis=1)
     results = []
     for i in range(orders):
         apart = x.copy()
-        apart[place] += _GAP * gap[place] * (1 + (rank + -(-i * counts // orders)) % counts)
+        apart[place] += _GAP * gap[place] * (1 + (rank - (-turns[group, i] * counts // orders)) % counts)
         parts = np.split(apart, np.cumsum([part.size for part in arrays])[:-1])
         results.append([part.reshape(old.shape) for part, old in zip(parts, arrays, strict=True)])
     return results, _GAP * float(gap[place][counts > 1].min())

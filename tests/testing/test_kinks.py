@@ -282,6 +282,45 @@ def test_a_median_of_three_equal_elements_may_go_to_any_but_must_go_somewhere():
             check_gradients(median, partial(backward, shares=wrong), x)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_several_groups_of_equal_elements_may_each_have_any_order(seed):
+    x, w = np.array([-2.0, -1, 2, 2, 1, -3, 1]), np.random.default_rng(seed).normal(size=7)
+
+    def sorted_times(x, w):
+        order = np.argsort(x, kind="stable")
+        return (x[order] * w).sum(), (order, x, w)
+
+    def backward(dy, cache):
+        order, x, w = cache
+        dx = np.empty_like(x)
+        dx[order] = w * dy
+        return dx, x[order] * dy
+
+    check_gradients(sorted_times, backward, x, w, seed=seed)
+    with pytest.raises(GradientError, match="wrong gradient"):
+        check_gradients(sorted_times, lambda dy, c: times(backward, -1)(dy, c), x, w, seed=seed)
+
+
+@pytest.mark.parametrize("keys", [[1.0, 1, 0, 2, 3], [1.0, 1, 0, 2, 2]])
+def test_what_equal_keys_put_in_order_has_one_gradient(keys):
+    keys, values = np.array(keys), np.array([0.3, -1.2, 0.7, 2.1, -0.4])
+    places = np.arange(1, 6)
+
+    def ordered(keys, values):
+        order = np.argsort(keys, kind="stable")
+        return (values[order] * places.astype(values.dtype)).sum(), order
+
+    def backward(dy, order, factor=1):
+        dvalues = np.empty(5, dy.dtype)
+        dvalues[order] = places * dy
+        dvalues[0] *= factor
+        return np.zeros(5, dy.dtype), dvalues
+
+    check_gradients(ordered, backward, keys, values)
+    with pytest.raises(GradientError, match="wrong gradient"):
+        check_gradients(ordered, partial(backward, factor=2), keys, values)
+
+
 def test_equal_elements_of_opposite_sign():
     """The largest absolute value of each row."""
 
