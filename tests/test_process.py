@@ -20,6 +20,8 @@ from scratchformer.process import (
     signals_caught,
 )
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 
 def ended(program, **options):
     """The exit status of a program, or the message that it ends with; None if it ends as usual."""
@@ -59,7 +61,6 @@ def test_memory_that_numpy_does_not_get():
     assert "Unable to allocate 2.00 PiB" in said and "--replicas" in said
 
 
-@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"])
 def test_a_signal_ends_a_program_with_its_status(name, capsys):
     number = getattr(signal, name)
@@ -73,7 +74,7 @@ def test_a_signal_ends_a_program_with_its_status(name, capsys):
 
 
 @pytest.mark.parametrize("own", [signal.SIG_IGN, lambda *_: None])
-def test_ignored_signals_and_handlers_of_a_user_stay(own, default_signals):
+def test_ignored_signals_and_handlers_of_a_user_stay(own):
     received = []
     signal.signal(signal.SIGHUP, own)
     with signals_caught(lambda number, _: received.append(number)):

@@ -646,6 +646,7 @@ def test_a_score_that_is_not_finite_may_be_saved_with_the_best_model(tmp_path, m
     assert str(read_run(tmp_path).state["best"]) == str(best)
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_or_after_all_steps_is_not_lost(number):
     """Just before the loop listens, and just after it has looked for the last time."""
@@ -663,6 +664,7 @@ def test_a_signal_before_or_after_all_steps_is_not_lost(number):
     assert ended.value.code == 128 + number
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_second_ctrl_c_that_c_loses_is_repeated(tmp_path, train_tiny, monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", lambda found: None)
 
