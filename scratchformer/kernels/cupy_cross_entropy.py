@@ -45,7 +45,7 @@ def cross_entropy(
     Forward, for each row n. The target of a row that does not count is 0, and its counted_n is 0:
 
         z := logits        ε := label_smoothing        count := n
-        m_n = max_v(z_nv)        log_z_n = log(Σ_v exp(z_nv − m_n))
+        m_n = max_v(z_nv)        log_z_n := log(Σ_v exp(z_nv − m_n))
         ℓ_n = log_z_n − (1 − ε) (z_{n,targets_n} − m_n) − ε mean_v(z_nv − m_n)
         loss = (Σ_n counted_n ℓ_n)/count
 

@@ -23,6 +23,8 @@ def repeated(x: np.ndarray) -> bool:
 
 def in_ties(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """The elements of all arrays that are equal to another one."""
+    if not arrays:
+        return np.empty(0)
     ordered = np.sort(np.concatenate([x.ravel() for x in arrays]))
     near = np.diff(ordered) <= _CLOSE * np.abs(ordered[1:])
     return np.concatenate([ordered[1:][near], ordered[:-1][near]])

@@ -76,19 +76,22 @@ def plain_beam_search(model, b, beam, alpha, longest):
         ended = [(p / ((5 + n) / 6) ** alpha, ids) for p, ids in grown[:beam] if ids[-1] == END or n == longest]
         finished += ended
         hypotheses = [h for h in grown if h[1][-1] != END][:beam]
-    return max(finished, key=lambda h: h[0])
+    return sorted(finished, key=lambda h: -h[0])
 
 
-@pytest.mark.parametrize("beam", [2, 3])
-def test_it_is_the_plain_search(beam, device):
+@pytest.mark.parametrize(("beam", "alpha"), [(2, 0.6), (5, 2)])
+def test_it_is_the_plain_search(beam, alpha, device):
     """What the plain search finds after the early stop is no better."""
     for seed in range(8 if device is CPU else 2):
         model = make(device, seed)
-        found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam, 0.6, longer=3)
+        options = (SOURCE, LENGTHS, BEGIN, END, beam, alpha, 6)
+        best, lists = beam_search(model, *options), n_best(model, *options)
         for b in range(2):
-            score, ids = plain_beam_search(model, b, beam, 0.6, LENGTHS[b] + 3)
-            assert found[b].score == pytest.approx(score, rel=1e-9)
-            assert found[b].ids.tolist() == [i for i in ids if i != END]
+            expected = plain_beam_search(model, b, beam, alpha, LENGTHS[b] + 6)[:beam]
+            for hypotheses in [best[b]], lists[b]:
+                for found, (score, ids) in zip(hypotheses, expected, strict=len(hypotheses) > 1):
+                    assert found.score == pytest.approx(score, rel=1e-9)
+                    assert found.ids.tolist() == [i for i in ids if i != END]
 
 
 @pytest.mark.parametrize("alpha", [0, 0.6, 2])
@@ -127,7 +130,7 @@ def test_an_ensemble_predicts_the_mean_of_the_probabilities(device):
         found = beam_search(models, SOURCE, LENGTHS, BEGIN, END, 3, 0.6, longer=3)
         alone = beam_search(models[1], SOURCE, LENGTHS, BEGIN, END, 3, 0.6, longer=3)
         for b in range(2):
-            score, ids = plain_beam_search(models, b, 3, 0.6, LENGTHS[b] + 3)
+            score, ids = plain_beam_search(models, b, 3, 0.6, LENGTHS[b] + 3)[0]
             assert found[b].score == pytest.approx(score, rel=1e-9)
             assert found[b].ids.tolist() == [i for i in ids if i != END]
             found_alone += found[b].ids.tolist() == alone[b].ids.tolist()

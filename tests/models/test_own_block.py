@@ -243,7 +243,7 @@ def test_no_code_comes_from_a_snapshot(tmp_path):
         save_snapshot(tmp_path / "last.safetensors", model)
     model.config["block"] = {"import": "os:system"}
     save_snapshot(tmp_path / "last.safetensors", model)
-    with pytest.raises(SnapshotError, match="os:system is neither a class of layers nor an operation"):
+    with pytest.raises(SnapshotError, match="'os:system' is neither a class of layers nor an operation"):
         load_model(tmp_path)
 
 

@@ -599,7 +599,7 @@ MISTAKES = (
         equation="dk_hsd = Σ_t da_hts qu_htd",
         wrong="dk_hsd = Σ_t da_hts qw_htd",
         file="ops/relative.py",
-        replacements=(("@ (q + content_bias[:, None])\n    db, dqu", "@ (q + position_bias[:, None])\n    db, dqu"),),
+        replacements=(("@ (q + content_bias[:, None])\n    dr", "@ (q + position_bias[:, None])\n    dr"),),
     ),
     Mistake(
         name="a kernel: the vectors of distances are shared, and the last tile's gradient is all they get",
