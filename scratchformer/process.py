@@ -134,8 +134,10 @@ def stop(number: int, frame: Any, at_once: bool = False) -> None:
     exception is lost all the same, there is one more call.
     at_once: raise in the first call too.
     """
+    global _raised
     again = bool(_requests)
     if not again:
+        _raised = None  # whoever keeps the error of an earlier request
         _requests.append(number)
         try:
             start_new_thread(_insist, ())

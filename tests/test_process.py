@@ -231,6 +231,20 @@ def test_a_program_that_waits_is_interrupted():
     assert ended(program) == 128 + signal.SIGTERM
 
 
+def test_a_kept_error_of_an_earlier_program_hides_no_signal():
+    kept = []
+
+    def program():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(600)
+        except Stopped as error:
+            kept.append(error)
+            raise
+
+    assert ended(program) == ended(program) == 128 + signal.SIGTERM and len(kept) == 2
+
+
 def test_a_signal_just_before_the_end_is_not_lost():
     assert ended(lambda: os.kill(os.getpid(), signal.SIGTERM)) == 128 + signal.SIGTERM
 
