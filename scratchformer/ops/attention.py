@@ -140,7 +140,8 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     dp = widen(dy) @ widen(v).swapaxes(-1, -2)
     dp = xp.where(probabilities == 0, 0, dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
-    dz = xp.where(probabilities == 0, 0, dz).astype(dy.dtype, copy=False)
+    dz = xp.where(probabilities == 0, 0, dz)
+    dz = dz.astype(dy.dtype, copy=False)
     q, k = xp.nan_to_num(q), xp.nan_to_num(k)  # a query or key with NaN has NaN in dz where the pattern connects them
     da = dz * scale
     dq = da @ k

@@ -224,7 +224,8 @@ def relative_attention_backward(
     dp = widen(dy) @ widen(v).swapaxes(-1, -2)
     dp = xp.where(probabilities == 0, 0, dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
-    dz = xp.where(probabilities == 0, 0, dz).astype(dy.dtype, copy=False)
+    dz = xp.where(probabilities == 0, 0, dz)
+    dz = dz.astype(dy.dtype, copy=False)
     q, k, r, content_bias, position_bias = map(xp.nan_to_num, (q, k, r, content_bias, position_bias))
     da = dz * scale
     db = relative_shift_backward(da, shift)
