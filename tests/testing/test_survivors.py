@@ -121,8 +121,7 @@ EQUAL: dict[str, dict[str, str]] = {
     "ops/relative.py::relative_shift_backward": {
         "dx[..., rows, columns] = dy -> dx[..., rows, columns] += dy": "dx is 0 before, and no place occurs twice",
     },
-    "ops/relative.py::relative_attention_backward": {
-    },
+    "ops/relative.py::relative_attention_backward": {},
     "ops/swiglu.py::swiglu_backward": {
         'expect_like("dy", dy, cache.gate.shape) -> expect_like("dy", dy, cache.up.shape)': SHAPE,
     },
