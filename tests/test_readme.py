@@ -16,6 +16,11 @@ BLOCKS = {
 BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(GradientError: .*?)```)?", re.DOTALL)
 
 
+def rounded(text):
+    """The text with two digits of each number that is not whole: the last ones depend on the processor."""
+    return re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.2g}", text)
+
+
 @pytest.mark.diagnosis
 @pytest.mark.parametrize("page", BLOCKS)
 def test_the_code_of_a_page_runs(page, capsys):
@@ -32,7 +37,7 @@ def test_the_code_of_a_page_runs(page, capsys):
             continue
         with pytest.raises(GradientError) as caught:
             exec(code, session)
-        assert f"GradientError: {caught.value}\n" == error
+        assert rounded(f"GradientError: {caught.value}\n") == rounded(error)
     if page == "README.md":
         losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines() if re.match(r"\d+ \d", line)]
         assert len(losses) == 20

@@ -11,6 +11,8 @@ from ..dispatch import backward, operation
 from .checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
 from .precision import widen
 
+LARGE = 1e15  # the squares of a row of smaller numbers can be added in float32
+
 
 class LayerNormCache(NamedTuple):
     xhat: Array  # (..., C), the normalised x
@@ -79,12 +81,14 @@ def row_mean(x: Array) -> Array:
 def root_mean_square(x: Array, eps: float) -> Array:
     """√(1/C Σ_c x_c² + eps) for each row of x (..., C), as (..., 1).
 
-    A row with numbers above 1 is first divided by the largest, and eps by its square; it is multiplied back in the end.
-    So no square overflows: 1/∞ would be 0, and the normalised row too.
+    A row with numbers above LARGE is first divided by the largest, and eps by its square; it is multiplied back in the
+    end. So no square overflows: 1/∞ would be 0, and the normalised row too.
     """
+    xp = array_module(x)
     size = abs(x).max(axis=-1, keepdims=True).clip(1, np.finfo(x.dtype).max)
+    size = xp.where(size > LARGE, size, xp.ones_like(size))
     x = x / size
-    return size * array_module(x).sqrt((x * x).mean(axis=-1, keepdims=True) + eps / size / size)
+    return size * xp.sqrt((x * x).mean(axis=-1, keepdims=True) + eps / size / size)
 
 
 def check_layernorm(x: Array, gamma: Array, beta: Array, eps: float) -> None:

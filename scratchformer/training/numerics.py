@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -74,6 +73,8 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 def _library(name: str) -> str:
     """The name of a library for products, and for MKL its version. (NumPy's BLAS is part of another entry.)"""
+    from importlib import metadata  # here, since it takes as long to import as half of the package
+
     return f"MKL {metadata.version('mkl')}" if name == "MKL" else name
 
 
