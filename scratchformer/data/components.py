@@ -69,7 +69,7 @@ _GIVES_BACK = (
 )
 _ALTERNATIVE = rf"{_SURE}*(?:{_MAYBE}{_SURE}*)?(?:{_GIVES_BACK}|{_RUN})?(?:{_ATOM}\*\+?|{_MAYBE})*"
 _WHOLE = rf"(?>{_ALTERNATIVE}(?=\||\Z))"  # in one of the ways, since trying them all for each would take 2ⁿ steps
-_LINEAR = re.compile(rf"{_WHOLE}(?:\|{_WHOLE})*+")
+_LINEAR = rf"{_WHOLE}(?:\|{_WHOLE})*+"  # compiled when it is needed, which takes ten milliseconds
 
 
 def expect_bounded(settings: Mapping[str, Any], path: Path) -> None:
@@ -110,7 +110,7 @@ def linear(pattern: str) -> bool:
     """
     if len(pattern) > WITH_CLASSES or len(re.sub(_CLASS, ".", pattern)) > PATTERN_MOST:
         return False
-    return _LINEAR.fullmatch(pattern) is not None
+    return re.fullmatch(_LINEAR, pattern) is not None
 
 
 def _parts(part: Any, kind: str) -> Iterator[Mapping[str, Any]]:
