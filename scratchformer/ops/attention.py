@@ -52,8 +52,8 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     overflows, reaches only what the pattern connects: the y and dq of queries that may see the key, and from them the
     dk and dv of keys that they may see. (Twins may pass it on to the dk and dv of other keys.) A query all of whose
     scores are −∞ gets NaN. Values must be finite even where no query may see them (padding), since they are multiplied
-    by 0: NaN in a value reaches all queries of its heads. Raises ValueError if shapes do not fit, TypeError if
-    `pattern` is not a Pattern.
+    by 0: NaN in a value reaches y, and may reach dq, of all queries of its heads. Raises ValueError if shapes do not
+    fit, TypeError if `pattern` is not a Pattern.
 
     Forward, for each sequence and query head h, with g its key head and m_hts = 1 if query t may see key s, else 0:
 
