@@ -14,7 +14,8 @@ from scratchformer.testing.derivations import Sizes, check
 from scratchformer.testing.derivations.operations import CASES
 
 # Beyond these scales an exponential of the text overflows, or the gradient is a difference of equal numbers.
-LARGEST_SCALES = {"tanh": 10, "softmax": 10, "cross_entropy": 10, "dense": 3, "attention": 3, "relative_attention": 3}
+# With larger logits, the loss of the only row that counts may be as small as the rounding errors of its terms.
+LARGEST_SCALES = {"tanh": 10, "softmax": 10, "cross_entropy": 2, "dense": 3, "attention": 3, "relative_attention": 3}
 BACKWARDS = [name for name in ops.__all__ if name.endswith("_backward")]
 
 
