@@ -137,7 +137,7 @@ def stop(number: int, frame: Any, at_once: bool = False) -> None:
     global _raised
     again = bool(_requests)
     if not again:
-        _raised = None  # whoever keeps the error of an earlier request
+        _raised = None  # the error of an earlier request, which something may have kept alive
         _requests.append(number)
         try:
             start_new_thread(_insist, ())

@@ -6,25 +6,12 @@ import pytest
 
 from scratchformer.learn.course import NAMES, exercise
 from scratchformer.learn.exercise import blanks_left
-from scratchformer.learn.grading import grade
 
 MISTAKES = [
     pytest.param(name, mistake, id=f"{name}-{number}")
     for name in NAMES
     for number, mistake in enumerate(exercise(name).mistakes)
 ]
-
-
-@pytest.fixture
-def verdict(tmp_path):
-    """verdict(name, text): what the check says of a student's file."""
-
-    def of(name, text):
-        path = tmp_path / f"{name}.py"
-        path.write_text(text, encoding="utf-8")
-        return grade(exercise(name), path)
-
-    return of
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scratchformer.learn.course import NAMES, exercise
-from scratchformer.learn.grading import grade, normal
+from scratchformer.learn.grading import normal
 from scratchformer.learn.shortcuts import EXACT
 
 CODE = [name for name in NAMES if exercise(name).kind == "code"]
@@ -15,18 +15,6 @@ DIFFERENCES = {  # by order: steps and weights, and a good step
     2: ([(1, 1 / 2)], 2**-17),
     4: ([(1, 2 / 3), (2, -1 / 12)], 2**-11),
 }
-
-
-@pytest.fixture
-def verdict(tmp_path):
-    """verdict(name, text): what the check says of a student's file."""
-
-    def of(name, text):
-        path = tmp_path / f"{name}.py"
-        path.write_text(text, encoding="utf-8")
-        return grade(exercise(name), path)
-
-    return of
 
 
 def softmax(*lines, above=""):
