@@ -8,19 +8,17 @@ An operation is a pair of functions. Decorated, their names dispatch:
     @backward
     def relu_backward(dy, cache): ...
 
-    @ops.relu.twin(np.ndarray)            # in kernels/: for NumPy arrays; returns a FastCache
-    def relu(x): ...
+    ops.relu.add_twin(np.ndarray, fits, forward, relu_backward)             # in kernels/: for NumPy arrays
+    ops.relu.add_twin(np.ndarray, fits, forward, relu_backward, fast=True)  # one that runs inside `fast()`
 
-    @ops.relu_backward.twin(FastCache)
-    def relu_backward(dy, cache): ...
+`fits` and `forward` take the arguments of the operation. The twin runs if `fits` returns true; otherwise the next one
+is asked, and in the end the reference runs. What `forward` returns as the cache is wrapped in a `TwinCache`, which
+remembers the backward. So the cache of a fused forward never reaches a reference backward, and the backward of a twin
+gets a dy of the shape and type of y.
 
-    @ops.relu.twin(np.ndarray, fast=True)  # a second twin, which runs inside `fast()`
-    def relu(x): ...
-
-The forward is chosen by the type of the first array, the backward by the type of the cache. So the cache of a fused
-forward never reaches a reference backward. Inside `reference_only()` every forward call runs the reference. Fast twins
-need libraries that take time to import, and compile themselves when they are first called. So they run only inside
-`fast()`, which training and generation enter.
+The twin is chosen by the type of the first array. Inside `reference_only()` every forward call runs the reference. Fast
+twins need libraries that take time to import, and compile themselves when they are first called. So they run only
+inside `fast()`, which training and generation enter.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -39,6 +37,25 @@ __all__ = ["Operation", "backward", "fast", "operation", "reference_only"]
 
 Arguments = ParamSpec("Arguments")
 Function = TypeVar("Function", bound=Callable)
+
+
+class Twin(NamedTuple):
+    """A fast implementation of an operation, see the heading of this module."""
+
+    operation: str  # the name of the reference
+    fits: Callable[..., bool]
+    forward: Callable
+    backward: Callable | None  # None if the operation has no backward: then `forward` returns just the result
+
+
+class TwinCache(NamedTuple):
+    """The cache of a twin, and what its backward needs to know of y."""
+
+    twin: Twin
+    kept: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
 
 NUMBERS = ("f", "b", "i", "u", "c", "V")  # values of NumPy's `dtype.kind`; "V" is bfloat16
 _reference_depth = 0  # the number of open `reference_only()` blocks in the whole process
@@ -123,17 +140,30 @@ def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
     """Make `reference` an operation, for which twins can be registered with `.twin(array_type)`."""
     twins: dict[type, Callable] = {}
     fast_twins: dict[type, Callable] = {}
+    chosen: tuple[dict[type, list[Twin]], ...] = {}, {}  # outside `fast()`, and inside: those that are asked, in order
     first, *_ = inspect.signature(reference).parameters
+
+    def add_twin(
+        kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
+    ) -> None:
+        twin = Twin(reference.__name__, fits, forward, backward)
+        chosen[True].setdefault(kind, []).insert(0 if fast else len(chosen[True].get(kind, ())), twin)
+        if not fast:
+            chosen[False].setdefault(kind, []).append(twin)
 
     @functools.wraps(reference)
     def forward(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs.get(first)
+        if not _reference_depth:
+            for each in chosen[bool(_fast_depth)].get(type(x), ()):
+                if each.fits(*args, **kwargs):
+                    return results_of(each, *args, **kwargs)
         twin = None
         if (twins or fast_twins) and not _reference_depth:
             twin = (fast_twins.get(type(x)) if _fast_depth else None) or twins.get(type(x))
         return (twin or reference)(*args, **kwargs)
 
-    return _with_twins(forward, reference, twins, fast_twins)
+    return _with_twins(forward, reference, twins, fast_twins, add_twin=add_twin, chosen=chosen)
 
 
 def backward(reference: Callable) -> Operation[...]:
@@ -142,12 +172,17 @@ def backward(reference: Callable) -> Operation[...]:
     If the cache is annotated as a NamedTuple or an Array, a cache of another type raises TypeError.
     """
     twins: dict[type, Callable] = {}
-    _, second, *_ = inspect.signature(reference).parameters
+    signature = inspect.signature(reference)
+    names = tuple(signature.parameters)
+    second = names[1]
     expected = cache_type(reference, second)
 
     @functools.wraps(reference)
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         cache = args[1] if len(args) > 1 else kwargs.get(second)
+        if type(cache) is TwinCache and f"{cache.twin.operation}_backward" == reference.__name__:
+            given = signature.bind(*args, **kwargs).arguments if kwargs else dict(zip(names, args, strict=True))
+            return gradients_of(names[0], given.pop(names[0]), given.pop(second), **given)
         twin = twins.get(type(cache))
         if twin is None:
             expect_cache(second, cache, expected)
@@ -155,6 +190,33 @@ def backward(reference: Callable) -> Operation[...]:
         return twin(*args, **kwargs)
 
     return _with_twins(dispatched, reference, twins, twins)
+
+
+def results_of(twin: Twin, *args: Any, **kwargs: Any) -> Any:
+    """What a twin gives: (y, cache), or the result of an operation without backward."""
+    if twin.backward is None:
+        return twin.forward(*args, **kwargs)
+    y, kept = twin.forward(*args, **kwargs)
+    return y, TwinCache(twin, kept, y.shape, y.dtype)
+
+
+def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
+    """What the backward of a twin gives for dy, which is called `name`. A dy of another type than y is converted first,
+    and the gradients are then converted to the type of dy.
+    """
+    twin, kept, shape, dtype = cache
+    given = getattr(dy, "dtype", None)
+    if given == dtype and dy.shape == shape and not isinstance(dy, np.ma.MaskedArray):
+        return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
+    from .ops.checks import expect_gradient  # not above: the modules of operations import this one
+
+    expect_gradient(name, dy, shape)
+    if not shape:
+        return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
+    gradients = twin.backward(dy.astype(dtype), kept, **kwargs)  # type: ignore[misc]
+    if isinstance(gradients, tuple):
+        return tuple(each.astype(given, copy=False) for each in gradients)
+    return gradients.astype(given, copy=False)
 
 
 def cache_type(backward: Callable, argument: str) -> type | None:
@@ -188,11 +250,11 @@ def expect_cache(name: str, cache: Any, expected: type | None) -> None:
     raise TypeError(f"{name}: expected the {kind} that forward returned, got {found}")
 
 
-def _with_twins(dispatched: Callable, reference: Callable, twins: dict, fast_twins: dict) -> Any:
+def _with_twins(dispatched: Callable, reference: Callable, twins: dict, fast_twins: dict, **others: Any) -> Any:
     def twin(kind: type, fast: bool = False) -> Callable[[Function], Function]:
         return functools.partial(_register, fast_twins if fast else twins, kind)
 
-    vars(dispatched).update(reference=reference, twins=twins, fast_twins=fast_twins, twin=twin)
+    vars(dispatched).update(reference=reference, twins=twins, fast_twins=fast_twins, twin=twin, **others)
     return dispatched
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
-from ..ops.cross_entropy import as_rows, check_dloss
+from ..ops.checks import expect_gradient
+from ..ops.cross_entropy import as_rows
 from .cupy_code import alike, contiguous, kernel, real, vector
 from .cupy_products import padded_empty
 
@@ -80,7 +81,7 @@ def cross_entropy(
 @ops.cross_entropy_backward.twin(CudaCrossEntropyCache)
 def cross_entropy_backward(dloss: Array | float, cache: CudaCrossEntropyCache) -> Array:
     """dlogits, as `ops.cross_entropy_backward`."""
-    check_dloss(dloss)
+    expect_gradient("dloss", dloss, ())
     z, z_max, log_z, targets, counted, n, label_smoothing, shape = cache
     N, V = z.shape
     dz, wide = padded_empty(N, V, z.dtype), z_max.dtype

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
-from ..ops.cross_entropy import as_rows, check_dloss
+from ..ops.checks import expect_gradient
+from ..ops.cross_entropy import as_rows
 from .numba_code import compiled, plus
 from .numba_math import alike, constant, exp, narrow, numbers_like, read, rows
 from .numba_rows import maximum_of_row
@@ -61,7 +62,7 @@ def cross_entropy(
 @ops.cross_entropy_backward.twin(FastCrossEntropyCache)
 def cross_entropy_backward(dloss: np.floating | float, cache: FastCrossEntropyCache) -> np.ndarray:
     """dlogits, as `ops.cross_entropy_backward`."""
-    check_dloss(dloss)
+    expect_gradient("dloss", dloss, ())
     logits, z_max, inverse, targets, counted, n, label_smoothing = cache
     dlogits = np.empty(logits.shape, logits.dtype)
     share = (counted * (dloss / max(1, n))).astype(inverse.dtype)  # (N,)

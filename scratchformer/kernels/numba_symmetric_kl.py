@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
-from ..ops.cross_entropy import check_dloss
+from ..ops.checks import expect_gradient
 from ..ops.symmetric_kl import as_pairs
 from .numba_code import compiled, plus
 from .numba_math import alike, exp, narrow, numbers_like, read, rows
@@ -62,7 +62,7 @@ def symmetric_kl(z: np.ndarray, w: np.ndarray, targets: np.ndarray, ignore_index
 @ops.symmetric_kl_backward.twin(FastSymmetricKLCache)
 def symmetric_kl_backward(dloss: np.floating | float, cache: FastSymmetricKLCache) -> tuple[np.ndarray, np.ndarray]:
     """(dz, dw), as `ops.symmetric_kl_backward`."""
-    check_dloss(dloss)
+    expect_gradient("dloss", dloss, ())
     z, w, totals, means, counted, n = cache
     dz, dw = np.empty(z.shape, z.dtype), np.empty(w.shape, w.dtype)
     share = (counted * (dloss / (2 * max(1, n)))).astype(totals.dtype)  # (N,)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import ops
-from ..ops.cross_entropy import as_rows, check_dloss
+from ..ops.checks import expect_gradient
+from ..ops.cross_entropy import as_rows
 from .numpy_arrays import one_real_dtype, row_pieces
 from .numpy_half import in_half
 
@@ -86,7 +87,7 @@ def cross_entropy(
 @ops.cross_entropy_backward.twin(NumpyCrossEntropyCache)
 def cross_entropy_backward(dloss: np.floating | float, cache: NumpyCrossEntropyCache) -> np.ndarray:
     """dlogits, as `ops.cross_entropy_backward`."""
-    check_dloss(dloss)
+    expect_gradient("dloss", dloss, ())
     z, z_max, log_z, targets, counted, n, label_smoothing, shape = cache
     dlogits = np.empty_like(z)
     share = (counted * (dloss / max(1, n))).astype(z.dtype)  # (N, 1)

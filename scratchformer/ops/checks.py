@@ -142,6 +142,18 @@ def expect_like(name: str, x: Array, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name}: expected {tuple(shape)}, got {tuple(x.shape)}")
 
 
+def expect_gradient(name: str, dy: Array | float, shape: tuple[int, ...]) -> None:
+    """Raise TypeError or ValueError unless `dy` is a gradient of an array of this shape. That of a scalar may also be a
+    number, which must be finite. (The value of an array is not looked at, since it may be on a GPU.)
+    """
+    if not shape and type(dy) is int:
+        expect_at_least(-LARGEST, **{name: dy})
+    elif shape or type(dy) is not float:
+        expect_like(name, dy, shape)
+    if not shape and isinstance(dy, float) and not math.isfinite(dy):
+        raise ValueError(f"{name}: expected a finite number, got {dy}")
+
+
 def expect_floating_type(name: str, dtype: Any) -> None:
     """Raise TypeError unless `dtype` is a floating-point type, or anything that NumPy takes for one."""
     try:

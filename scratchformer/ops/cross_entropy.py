@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from ..backend import Array, array_module
@@ -13,9 +12,9 @@ from .checks import (
     expect_columns,
     expect_floating,
     expect_fraction,
+    expect_gradient,
     expect_ids,
     expect_integers,
-    expect_like,
 )
 from .precision import widen
 
@@ -133,22 +132,10 @@ def counted_targets(targets: Array, V: int, ignore_index: int | None) -> tuple[A
     return targets, counted
 
 
-def check_dloss(dloss: Array | float) -> None:
-    """Raise TypeError unless `dloss` is a number or a floating-point array, ValueError if the array has axes or the
-    number is not finite. (The value of an array is not looked at, since it may be on a GPU.)
-    """
-    if type(dloss) is int:
-        expect_at_least(-LARGEST, dloss=dloss)
-    elif type(dloss) is not float:
-        expect_like("dloss", dloss, ())
-    if isinstance(dloss, float) and not math.isfinite(dloss):
-        raise ValueError(f"dloss: expected a finite number, got {dloss}")
-
-
 @backward
 def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Array:
     """dlogits: see `cross_entropy`. dloss: a number, or a zero-dimensional array."""
-    check_dloss(dloss)
+    expect_gradient("dloss", dloss, ())
     z, z_max, log_z, targets, counted, n, label_smoothing, shape = cache
     xp = array_module(z)
     dlogits = xp.exp(z - z_max - log_z)  # the softmax

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_columns, expect_floating, expect_like
-from .cross_entropy import check_dloss
+from .checks import expect_columns, expect_floating, expect_gradient, expect_like
 from .precision import widen
 from .softmax import log_softmax
 
@@ -70,7 +69,7 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
 @backward
 def soft_cross_entropy_backward(dloss: Array | float, cache: SoftCrossEntropyCache) -> tuple[Array, Array]:
     """(dlogits, dtargets): see `soft_cross_entropy`. dloss: a number, or a zero-dimensional array."""
-    check_dloss(dloss)
+    expect_gradient("dloss", dloss, ())
     log_p, targets, shape, dtypes = cache
     xp, share = array_module(log_p), dloss / len(log_p)
     dlogits = share * (xp.exp(log_p) * targets.sum(axis=-1, keepdims=True) - targets)

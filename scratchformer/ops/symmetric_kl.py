@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_columns, expect_floating
-from .cross_entropy import as_rows, check_dloss
+from .checks import expect_columns, expect_floating, expect_gradient
+from .cross_entropy import as_rows
 from .precision import widen
 from .softmax import log_softmax
 
@@ -94,7 +94,7 @@ def as_pairs(z: Array, w: Array, targets: Array, ignore_index: int | None) -> tu
 @backward
 def symmetric_kl_backward(dloss: Array | float, cache: SymmetricKLCache) -> tuple[Array, Array]:
     """(dz, dw): see `symmetric_kl`. dloss: a number, or a zero-dimensional array."""
-    check_dloss(dloss)
+    expect_gradient("dloss", dloss, ())
     p, q, r, counted, n, shape, dtypes = cache
     share = counted * (dloss / (2 * n))
     a, b = ((x * r).sum(axis=-1, keepdims=True) for x in (p, q))
