@@ -136,8 +136,14 @@ class Operation(Protocol[Arguments]):
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
 
 
-def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
-    """Make `reference` an operation, for which twins can be registered with `.twin(array_type)`."""
+def operation(reference: Any = None, given: Callable | None = None) -> Any:
+    """Make `reference` an operation, which can have twins.
+
+    given: a function of the same arguments that checks them, and may return a dict: what the equations of the operation
+    take as given besides the arguments, by name. The reference calls it too. `@operation(given=check)` is a decorator.
+    """
+    if reference is None:
+        return functools.partial(operation, given=given)
     twins: dict[type, Callable] = {}
     fast_twins: dict[type, Callable] = {}
     chosen: tuple[dict[type, list[Twin]], ...] = {}, {}  # outside `fast()`, and inside: those that are asked, in order
@@ -163,7 +169,7 @@ def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
             twin = (fast_twins.get(type(x)) if _fast_depth else None) or twins.get(type(x))
         return (twin or reference)(*args, **kwargs)
 
-    return _with_twins(forward, reference, twins, fast_twins, add_twin=add_twin, chosen=chosen)
+    return _with_twins(forward, reference, twins, fast_twins, add_twin=add_twin, chosen=chosen, given=given)
 
 
 def backward(reference: Callable) -> Operation[...]:

@@ -73,9 +73,9 @@ def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
     Backward. The derivative φ of Φ is the normal density, since erf'(z) = 2/√π exp(−z²). The derivative of the
     approximation follows from tanh' = 1 − tanh² (see `tanh`) and the chain rule:
 
-        ∂u_i/∂x_i = √(2/π) (1 + 3·0.044715 x_i²)
+        w_i := ∂u_i/∂x_i = √(2/π) (1 + 3·0.044715 x_i²)
         φ_i := ∂Φ_i/∂x_i
-        = exp(−x_i²/2)/√(2π) where approximate = none, ½ (1 − tanh(u_i)²) ∂u_i/∂x_i elsewhere
+        = exp(−x_i²/2)/√(2π) where approximate = none, ½ (1 − tanh(u_i)²) w_i elsewhere
 
     By the product rule,
 

@@ -15,12 +15,25 @@ LARGE = 1e15  # the squares of a row of smaller numbers can be added in float32
 
 
 class LayerNormCache(NamedTuple):
-    xhat: Array  # (..., C), the normalised x
+    x: Array  # (..., C)
+    shift: Array  # (..., 1), μ − x_0
     rstd: Array  # (..., 1), 1/σ
     gamma: Array  # (C,)
 
 
-@operation
+def check_layernorm(x: Array, gamma: Array, beta: Array, eps: float) -> None:
+    """Raise TypeError or ValueError unless these are valid arguments of `layernorm`."""
+    expect_floating(x=x, gamma=gamma, beta=beta)
+    expect_number("eps", eps)
+    array_module(x, gamma, beta)
+    expect_shape("gamma", gamma, "C")
+    expect_shape("beta", beta, "C", C=gamma.shape[0])
+    if x.shape[-1:] != gamma.shape:
+        raise ValueError(f"x: expected (..., {gamma.shape[0]}), got {tuple(x.shape)}")
+    expect_columns("x", x)
+
+
+@operation(given=check_layernorm)
 def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[Array, LayerNormCache]:
     """y = γ x̂ + β with x̂ = (x − μ)/σ: each row is normalised to mean 0 and variance 1, then scaled and shifted.
 
@@ -31,6 +44,12 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
 
         μ = 1/C Σ_c x_c        σ = √(1/C Σ_c (x_c − μ)² + eps)        x̂_c = (x_c − μ)/σ        y_c = γ_c x̂_c + β_c
         Σ_c x̂_c = 0            mean_c(x̂_c²) = 1 − eps/σ²
+
+    μ would be rounded in proportion to its size, which may be large beside σ. So what is computed subtracts the row's
+    first number before the sum. The difference from the mean is the same:
+
+        u_c = x_c − x_{0}        shift = μ − x_{0} = mean_c(u_c)
+        rstd = 1/σ = 1/√(mean_c((u_c − shift)²) + eps)        x̂_c = (u_c − shift) rstd
 
     Backward. γ and β act elementwise, and every row n uses them:
 
@@ -45,27 +64,26 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     Collecting terms,
 
         dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ
+            = rstd (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))
         Σ_k dx_k = 0
 
     This removes from g its components along the vectors 1 and x̂, the directions that normalising removes. (The
     component along x̂ vanishes exactly only if eps = 0.) γ is *inside* both means, as a factor of g.
 
-    In NumPy, with rstd = 1/σ:
+    In NumPy:
 
         dx = rstd * (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True))
 
-    The cache keeps x̂, 1/σ and γ; x, μ and β are not needed again.
+    The cache keeps x and γ, and two numbers of each row: μ − x₀ and 1/σ. x̂ is computed again.
     Source: Ba, Kiros, Hinton, "Layer normalization", 2016, equations 3 and 4.
     """
     check_layernorm(x, gamma, beta, eps)
-    wide = widen(x)
-    centred = wide - row_mean(wide)
-    centred -= row_mean(centred)  # not quite 0, since a large mean is rounded
+    u = widen(x) - widen(x[..., :1])
+    shift = row_mean(u)
+    centred = u - shift
     rstd = 1 / root_mean_square(centred, eps)
-    xhat = centred * rstd
-    y = gamma * xhat + beta
-    y, xhat = (z.astype(x.dtype, copy=False) for z in (y, xhat))
-    return y, LayerNormCache(xhat, rstd, gamma)
+    y = gamma * (centred * rstd) + beta
+    return y.astype(x.dtype, copy=False), LayerNormCache(x, shift, rstd, gamma)
 
 
 def row_mean(x: Array) -> Array:
@@ -91,24 +109,13 @@ def root_mean_square(x: Array, eps: float) -> Array:
     return size * xp.sqrt((x * x).mean(axis=-1, keepdims=True) + eps / size / size)
 
 
-def check_layernorm(x: Array, gamma: Array, beta: Array, eps: float) -> None:
-    """Raise TypeError or ValueError unless these are valid arguments of `layernorm`."""
-    expect_floating(x=x, gamma=gamma, beta=beta)
-    expect_number("eps", eps)
-    array_module(x, gamma, beta)
-    expect_shape("gamma", gamma, "C")
-    expect_shape("beta", beta, "C", C=gamma.shape[0])
-    if x.shape[-1:] != gamma.shape:
-        raise ValueError(f"x: expected (..., {gamma.shape[0]}), got {tuple(x.shape)}")
-    expect_columns("x", x)
-
-
 @backward
 def layernorm_backward(dy: Array, cache: LayerNormCache) -> tuple[Array, Array, Array]:
     """(dx, dgamma, dbeta): see `layernorm`."""
-    expect_like("dy", dy, cache.xhat.shape)
+    x, shift, rstd, _ = cache
+    expect_like("dy", dy, x.shape)
     dtype, rows = dy.dtype, tuple(range(dy.ndim - 1))
-    dy, xhat, rstd = widen(dy), cache.xhat, cache.rstd
+    dy, xhat = widen(dy), (widen(x) - widen(x[..., :1]) - shift) * rstd
     dgamma = (dy * xhat).sum(axis=rows)
     dbeta = dy.sum(axis=rows)
     g = dy * cache.gamma

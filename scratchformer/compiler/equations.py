@@ -1,0 +1,106 @@
+"""What the equations of a docstring define: for each name, the form in which it is computed.
+
+A derivation gives a quantity in several forms, which are equal. The rules that say which of them is computed:
+
+- The last one. A chain `a = b = c` ends on its last form, and a later equation for the same name replaces an earlier one.
+- A form with a partial derivative is not computed, nor is one that holds only under a condition ("for").
+- `z := logits` makes z another name of the argument `logits`, and dz one of its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ..notation.grammar import Node, NotationError, canonical, walk
+from ..notation.layout import normal, read
+from ..notation.run import docstring_of, source_of, statements
+from ..notation.spelling import spelled
+
+__all__ = ["CompileError", "Definition", "Definitions", "definitions_of"]
+
+
+class CompileError(ValueError):
+    """A derivation that cannot be made into loops."""
+
+
+class Definition(NamedTuple):
+    """name_letters = node, an equation on a line of a docstring. The letters are those after n, the rows."""
+
+    name: str
+    letters: tuple[str, ...]
+    node: Node
+    bindings: tuple[tuple[str, Node], ...]  # of its "with" clause
+    line: int
+    text: str  # of the equation
+
+    def spelled(self) -> str:
+        """The equation with the form that is computed."""
+        left = spelled(("name", self.name, tuple(("idx", letter) for letter in self.letters)))
+        with_ = "".join(f", {letter} = {spelled(node)}" for letter, node in self.bindings)
+        return f"{left} = {spelled(self.node)}{with_ and ' with ' + with_[2:]}"
+
+
+class Definitions(NamedTuple):
+    """What the docstring of an operation defines."""
+
+    operation: str
+    known: dict[str, Definition]
+    aliases: dict[str, str]
+    sides: tuple[tuple[tuple[str, ...], Node], ...]  # of every equation: its "with" letters, and each of its sides
+
+    def resolve(self, name: str) -> str:
+        """The name that an alias stands for; the gradient du of an alias u is the gradient of what u stands for."""
+        if name[:1] == "d" and name[1:] in self.aliases:
+            return f"d{self.aliases[name[1:]]}"
+        return self.aliases.get(name, name)
+
+    def error(self, message: str, definition: Definition | None = None) -> CompileError:
+        """An error, with the line of the docstring that it is about."""
+        place = f"line {definition.line}: {definition.text}\n    " if definition else ""
+        return CompileError(f"{self.operation}: {place}{message}")
+
+
+def definitions_of(op: Callable, op_backward: Callable | None, names: Iterable[str]) -> Definitions:
+    """What the docstring of `op` defines. names: arguments, and fields of the cache.
+
+    Raises CompileError, with the line, for a docstring that is missing or cannot be read.
+    """
+    called = getattr(source_of(op), "__name__", "operation")
+    docstring, margin = docstring_of(op)
+    code = frozenset(statement.text for f in (op, op_backward) if f for statement in statements(f))
+    try:
+        items = read(docstring, names, code, called, margin).equations
+    except NotationError as error:
+        raise CompileError(f"{called}: {error}") from error
+    if not items:
+        raise CompileError(f"{called}: its docstring has no equations")
+    arguments = {canonical(name) for name in names}
+    known: dict[str, Definition] = {}
+    aliases: dict[str, str] = {}
+    trees = []
+    for item in items:
+        equation = item.equation
+        assert equation is not None
+        trees += [(tuple(letter for letter, _ in equation.bindings), part) for part in equation.parts]
+        left = equation.parts[0]
+        if left[0] != "name":
+            continue
+        name, indices = left[1], left[2]
+        right = [
+            part
+            for part, relation in zip(equation.parts[1:], equation.relations, strict=True)
+            if relation in ("=", ":=") and not any(node[0] == "partial" for node in walk(part))
+        ]
+        if not right or equation.conditions or any(index[0] != "idx" for index in indices):
+            continue
+        node = right[-1]
+        if equation.relations[0] == ":=" and node[0] == "name" and not node[2] and canonical(node[1]) in arguments:
+            aliases[name] = canonical(node[1])
+            continue
+        letters = tuple(index[1] for i, index in enumerate(indices) if i or index[1].rstrip("'") != "n")
+        known[name] = Definition(name, letters, node, equation.bindings, item.line, normal(item.text))
+    found = Definitions(called, {}, aliases, tuple(trees))
+    for name, definition in known.items():
+        found.known[found.resolve(name)] = definition._replace(name=found.resolve(name))
+    return found

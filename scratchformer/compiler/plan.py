@@ -1,0 +1,211 @@
+"""From values to loops: which sums of a row need which pass, what is kept, and what is computed again.
+
+Each row is computed on its own, apart from sums over rows. A sum or maximum over the column needs a pass over the row
+before the passes that use it; those that depend on the same sums are taken in one pass. What has a column is computed
+again in each pass that uses it, since that is faster than memory. Only what contains an exponential, or another function
+that takes long, is kept in a row of memory for the later passes.
+
+What depends on no array with a column is computed before the loops by the array library: the *head*. What depends on a
+sum over all rows is computed after them: the *tail*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..notation.grammar import Node, walk
+from .equations import Definitions
+from .trees import COLUMN, HEAD, LOOPS, ROW, SLOW, TAIL, Array, Lowering, Sum, Value
+
+
+class Pass(NamedTuple):
+    """One loop over the columns of a row; the values in it are names of the plan's `values` and `sums`."""
+
+    before: tuple[str, ...]  # what the row needs once
+    steps: tuple[str, ...]  # what each column needs, in order
+    sums: tuple[str, ...]  # over the column
+    totals: tuple[str, ...]  # over rows
+    stores: tuple[str, ...]  # the steps that are results
+    keep: tuple[str, ...]  # the steps that later passes read from a row of memory
+    kept: tuple[str, ...]  # the steps that this pass reads from there
+
+
+class Plan(NamedTuple):
+    """The loops for some results of an operation.
+
+    axes: of the loops, the column last. Only ("column",) if every number is computed on its own: then all axes of the
+    arrays are one. reads: the arrays that the loops read. numbers: what they need besides: numbers of the call and of
+    the head. writes: the arrays that they write; sums over rows must be 0 before.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    reads: tuple[Array, ...]
+    numbers: tuple[str, ...]
+    head: tuple[str, ...]
+    passes: tuple[Pass, ...]
+    last: tuple[str, ...]  # values of the row after its last pass
+    writes: tuple[Array, ...]
+    tail: tuple[str, ...]
+    results: tuple[str, ...]
+    values: Mapping[str, Value]
+    sums: Mapping[str, Sum]
+
+
+def make_plan(
+    definitions: Definitions,
+    given: Iterable[Array],
+    numbers: Iterable[str],
+    options: Mapping[str, Any],
+    results: Sequence[str],
+    name: str,
+) -> Plan:
+    """The plan for the names in `results`; for the other arguments see `Lowering`.
+
+    Raises CompileError for what cannot be compiled.
+    """
+    lowering = Lowering(definitions, given, numbers, options)
+    for result in results:
+        lowering.value(result)
+    values, sums = lowering.values, lowering.sums
+    needed = reach([("value", result) for result in results], values, sums)
+    values = {key: value for key, value in values.items() if key in needed}
+    loops = [key for key, value in values.items() if value.stage == LOOPS]
+    head = [key for key, value in values.items() if value.stage == HEAD]
+    tail = [key for key, value in values.items() if value.stage == TAIL]
+    columns = {key for key in loops if COLUMN in values[key].axes}
+    in_tail = names(values[key].tree for key in tail)
+    written = [key for key in loops if key in results or key in in_tail]
+    sums = {key: each for key, each in sums.items() if key in needed}
+
+    levels = sorted({each.level for each in sums.values()} | {values[key].level for key in columns & {*written}})
+    bodies = []
+    for level in levels:
+        here = [key for key, each in sums.items() if each.level == level]
+        stores = [key for key in written if key in columns and values[key].level == level]
+        trees = [part for key in here for part in (sums[key].tree, *(sums[key].at or ()))]
+        trees += [("value", key) for key in stores]
+        bodies.append((here, stores, trees))
+    uses = [reach(trees, values, {}, columns) for _, _, trees in bodies]
+    kept = {key for key in columns if sum(key in use for use in uses) > 1 and is_slow(values[key].tree)}
+    passes, done = [], set()
+    for level, (here, stores, trees) in zip(levels, bodies, strict=True):
+        steps = reach(trees, values, {}, columns, stop=kept & done)
+        passes.append(
+            Pass(
+                tuple(key for key in loops if key not in columns | done and values[key].level <= level),
+                tuple(key for key in loops if key in steps - (kept & done)),
+                tuple(key for key in here if sums[key].at is None),
+                tuple(key for key in here if sums[key].at is not None),
+                tuple(stores),
+                tuple(key for key in loops if key in (steps & kept) - done),
+                tuple(key for key in loops if key in steps & kept & done),
+            )
+        )
+        done |= {*passes[-1].before, *passes[-1].keep}
+    last = tuple(key for key in loops if key not in columns | done)
+
+    trees = [values[key].tree for key in loops] + [each.tree for each in sums.values()]
+    trees += [place for each in sums.values() for place in each.at or ()]
+    used = names(trees)
+    arrays = [array for array in lowering.given.values() if array.name in used]
+    of_head = {key: ordered(values[key].axes, ()) for key in head if key in used}
+    in_arrays = {key for key in of_head if of_head[key] or names_of_arrays(values[key].tree, values)}
+    reads = [*arrays, *(Array(key, of_head[key]) for key in of_head if key in in_arrays)]
+    of_call = [key for key in lowering.numbers if key in used]
+    axes = loop_axes(reads, [values[key].axes for key in loops])
+    writes = [Array(key, ordered(values[key].axes, axes), kind(values[key].tree)) for key in written]
+    writes += [Array(key, each.axes) for key, each in sums.items() if each.at is not None]
+    plan = Plan(
+        name,
+        axes,
+        tuple(reads),
+        (*sorted(of_call), *(key for key in of_head if key not in in_arrays)),
+        tuple(head),
+        tuple(passes),
+        last,
+        tuple(writes),
+        tuple(tail),
+        tuple(results),
+        values,
+        sums,
+    )
+    return flattened(plan) if is_flat(plan, trees) else plan
+
+
+def names(trees: Iterable[Node]) -> set[str]:
+    """What trees refer to: values, sums, arrays and numbers."""
+    return {leaf[1] for tree in trees for leaf in walk(tree) if leaf[0] in ("value", "sum", "load", "number")}
+
+
+def reach(
+    trees: Iterable[Node],
+    values: Mapping[str, Value],
+    sums: Mapping[str, Sum],
+    among: Collection[str] | None = None,
+    stop: Collection[str] = (),
+) -> set[str]:
+    """The names of values and sums that trees need, also by way of others; only those in `among`, if given. What the
+    values in `stop` need is not looked for.
+    """
+    reached: set[str] = set()
+    open_ones = [*trees]
+    while open_ones:
+        for name in names([open_ones.pop()]):
+            if name in reached or (among is not None and name not in among):
+                continue
+            if name in values or name in sums:
+                reached.add(name)
+                if name not in stop:
+                    open_ones.append(values[name].tree if name in values else sums[name].tree)
+                    open_ones += sums[name].at or () if name in sums else ()
+    return reached
+
+
+def names_of_arrays(tree: Node, values: Mapping[str, Value]) -> set[str]:
+    """The arrays that a tree of the head depends on."""
+    trees = [tree, *(values[name].tree for name in reach([tree], values, {}))]
+    return {leaf[1] for each in trees for leaf in walk(each) if leaf[0] == "load"}
+
+
+def is_slow(tree: Node) -> bool:
+    return any(node[0] == "call" and node[1] in SLOW for node in walk(tree))
+
+
+def kind(tree: Node) -> str:
+    """The kind of an array of values of a tree: those of a bracket are booleans."""
+    return "bool" if tree[0] == "if" and tree[2:] == (("num", 1.0), ("num", 0.0)) else "real"
+
+
+def ordered(axes: Collection[str], order: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted(axes, key=lambda axis: (order.index(axis) if axis in order else -1, axis)))
+
+
+def loop_axes(reads: Sequence[Array], others: Iterable[Collection[str]]) -> tuple[str, ...]:
+    """The axes of the loops, in the order in which the arrays have them, the column last."""
+    looped = set().union(*others)
+    order = dict.fromkeys(axis for array in reads for axis in array.axes if axis in looped and axis != COLUMN)
+    return (*sorted(order, key=lambda axis: axis != ROW), *((COLUMN,) if COLUMN in looped else ()))
+
+
+def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
+    """Whether every number is computed on its own, from numbers at the same place."""
+    whole = all(array.axes == (ROW, COLUMN) for array in (*plan.reads, *plan.writes))
+    here = (("at", ROW), ("at", COLUMN))
+    return (
+        whole and not plan.sums and all(node[2] == here for tree in trees for node in walk(tree) if node[0] == "load")
+    )
+
+
+def flattened(plan: Plan) -> Plan:
+    """The plan with one axis in place of rows and column."""
+
+    def flat(tree: Any) -> Any:
+        if not isinstance(tree, tuple):
+            return tree
+        return ("load", tree[1], (("at", COLUMN),)) if tree[:1] == ("load",) else tuple(map(flat, tree))
+
+    axes, reads, writes = ((COLUMN,), *([a._replace(axes=(COLUMN,)) for a in x] for x in (plan.reads, plan.writes)))
+    values = {key: value._replace(tree=flat(value.tree)) for key, value in plan.values.items()}
+    return plan._replace(axes=axes, reads=tuple(reads), writes=tuple(writes), values=values)

@@ -1,0 +1,346 @@
+"""From the trees of equations to trees that a loop can compute, element by element.
+
+The last axis of the arrays of an operation is the column; all axes before it are rows. An index letter that is followed
+by another somewhere is an axis of rows, and so is n, which stands for all leading axes together; every other letter is
+the column, whatever it is called.
+
+The trees are tuples as in `notation.grammar`, with these nodes in place of names, sums and conditions:
+
+- `("number", name)`: a number of the call; `("size", axis)`: the size of an axis
+- `("at", axis)`: the place on an axis; `("load", array, places)`: an element of an array
+- `("value", name)`: what was computed under that name; `("sum", name)`: a sum or maximum, see `Sum`
+- `("over", function, tree)`: a sum over all rows
+- `("if", conditions, a, b)`: a where all conditions `(relation, left, right)` hold, else b
+- `("random", place)`: the integer of `rng.random_uint16` at this place, from 0 to 65535
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..notation.grammar import Node, walk
+from ..notation.spelling import spelled
+from .equations import CompileError, Definition, Definitions
+
+COLUMN, ROW = "column", "n"
+SLOW = ("exp", "log", "tanh", "erf", "sin", "cos")
+HEAD, LOOPS, TAIL = range(3)  # computed before the loops by the array library, in the loops, after them
+
+
+class Array(NamedTuple):
+    """An array that the loops read or write. kind: "real", "integer" or "bool"."""
+
+    name: str
+    axes: tuple[str, ...]
+    kind: str = "real"
+
+
+class Value(NamedTuple):
+    """A tree, and what it depends on."""
+
+    tree: Node
+    stage: int = HEAD
+    level: int = 0  # how many passes over a row come before it
+    axes: frozenset[str] = frozenset()
+    letters: frozenset[str] = frozenset()  # those of the column, except where a sum has taken them away
+    text: str = ""  # the equation
+
+
+class Sum(NamedTuple):
+    """A sum or maximum over the column; or, with `at`, over rows: it is added to an array at these places."""
+
+    function: str
+    tree: Node
+    level: int
+    at: tuple[Node, ...] | None
+    axes: tuple[str, ...]  # of the array
+    text: str
+
+
+def union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*sets)
+
+
+def row_letters(definitions: Definitions) -> frozenset[str]:
+    """The index letters of rows: n, and those that are followed by another."""
+    found = {ROW}
+    for _, tree in definitions.sides:
+        for node in walk(tree):
+            if node[0] == "name":
+                found.update(index[1].rstrip("'") for index in node[2][:-1] if index[0] == "idx")
+    return frozenset(found)
+
+
+class Lowering:
+    """Everything that a set of names needs.
+
+    given: the arrays that are there. numbers: names of numbers that are there. options: the values of those arguments
+    that are neither, on which cases depend.
+    """
+
+    def __init__(
+        self, definitions: Definitions, given: Iterable[Array], numbers: Iterable[str], options: Mapping[str, Any]
+    ) -> None:
+        self.definitions, self.options = definitions, options
+        self.given, self.numbers = {array.name: array for array in given}, frozenset(numbers)
+        self.rows = row_letters(definitions)
+        self.values: dict[str, Value] = {}  # each after those that it depends on
+        self.sums: dict[str, Sum] = {}
+        self.open: list[str] = []  # names that are being lowered
+        self.definition: Definition | None = None
+
+    def fail(self, message: str) -> CompileError:
+        return self.definitions.error(message, self.definition)
+
+    def axis(self, letter: str) -> str:
+        base = letter.rstrip("'")
+        return base if base in self.rows else COLUMN
+
+    def value(self, name: str) -> Value:
+        """The value of a name that an equation defines."""
+        if name in self.values:
+            return self.values[name]
+        definition = self.definitions.known.get(name)
+        if definition is None:
+            raise self.fail(f"{name} is not an argument, and no equation says how it is computed")
+        if name in self.open:
+            raise self.fail(f"{name} depends on itself: {' → '.join([*self.open, name])}")
+        outer, self.definition = self.definition, definition
+        self.open.append(name)
+        places: dict[str, Node] = {letter: ("at", self.axis(letter)) for letter in definition.letters}
+        value = self.sum_over_rows(definition, self.bound(definition, places))
+        value = value or self.lower(definition.node, self.bound(definition, places))
+        if extra := value.letters - set(definition.letters):
+            raise self.fail(f"the index {', '.join(sorted(extra))} is on the right only")
+        self.open.pop()
+        self.definition = outer
+        self.values[name] = value = value._replace(text=definition.spelled())
+        return value
+
+    def bound(self, definition: Definition, places: dict[str, Node]) -> dict[str, Node]:
+        """The place that each letter stands for, also those of the "with" clause."""
+        for letter, node in definition.bindings:
+            places = {**places, letter: self.lower(node, places).tree}
+        return places
+
+    def lower(self, node: Node, places: dict[str, Node]) -> Value:
+        """The value of a node of an equation."""
+        kind = node[0]
+        if kind == "num":
+            return Value(("num", float(node[1])))
+        if kind == "group":
+            return self.lower(node[1], places)
+        if kind == "idx":
+            return self.place(node[1], places)
+        if kind == "name":
+            return self.named(self.definitions.resolve(node[1]), node[2], places)
+        if kind == "over":
+            return self.over(node, places)
+        if kind == "cases":
+            return self.choose(node[1], node[2], places)
+        if kind in ("bracket", "delta"):
+            conditions = node[1] if kind == "bracket" else (("=", node[1], node[2]),)
+            return self.choose(((("num", 1.0, "1"), conditions),), ("num", 0.0, "0"), places)
+        if kind == "call" and node[1] == "random":
+            return self.lower(node[2][0], places)._replace(tree=("random", self.lower(node[2][0], places).tree))
+        if kind == "call":
+            value = self.join([self.lower(part, places) for part in node[2]], lambda *trees: ("call", node[1], trees))
+            return self.under_a_name(value, node[1]) if node[1] in SLOW and COLUMN in value.axes else value
+        if kind in ("floor", "abs"):
+            return self.join([self.lower(node[1], places)], lambda *trees: ("call", kind, trees))
+        if kind == "/":
+            return self.quotient(*(self.lower(part, places) for part in node[1:]))
+        if kind in ("+", "-", "*", "^", "mod", "neg"):
+            return self.join([self.lower(part, places) for part in node[1:]], lambda *trees: (kind, *trees))
+        raise self.fail(f"{spelled(node)} has no value that a loop can compute")
+
+    def place(self, letter: str, places: dict[str, Node]) -> Value:
+        if letter not in places and self.axis(letter) != ROW:
+            raise self.fail(f"the index {letter} stands for nothing here")
+        at = places.get(letter, ("at", ROW))
+        axes = frozenset(leaf[1] for leaf in walk(at) if leaf[0] == "at")
+        return Value(at, LOOPS, 0, axes, frozenset({letter}) if at == ("at", COLUMN) else frozenset())
+
+    def named(self, name: str, indices: Sequence[Node], places: dict[str, Node]) -> Value:
+        if name in self.numbers:
+            return Value(("number", name))
+        at = [self.lower(index, places) for index in indices]
+        if name in self.given:
+            return self.load(self.given[name], at)
+        if not indices and name not in self.definitions.known and len(name) == 1 and name.isupper():
+            return Value(("size", self.axis(name.lower())))
+        value = self.value(name)
+        definition = self.definitions.known[name]
+        if at and at[0].tree == ("at", ROW):
+            at = at[1:]
+        if len(definition.letters) != len(at):
+            raise self.fail(f"{name} has {len(definition.letters)} indices elsewhere, and {len(at)} here")
+        letters = union(part.letters for part in at)
+        inside = dict(zip(definition.letters, (part.tree for part in at), strict=True))
+        if all(inside[letter] == ("at", self.axis(letter)) for letter in inside):
+            return value._replace(tree=value.tree if value.tree[0] == "sum" else ("value", name), letters=letters)
+        value = self.lower(definition.node, self.bound(definition, inside))  # the equation at another place
+        return value._replace(axes=value.axes | union(part.axes for part in at), letters=letters)
+
+    def load(self, array: Array, at: Sequence[Value]) -> Value:
+        lead = array.axes[: len(array.axes) - len(at)]
+        if len(at) > len(array.axes):
+            raise self.fail(f"{array.name} has {len(array.axes)} axes, and {len(at)} indices here")
+        places = (*(("at", axis) for axis in lead), *(part.tree for part in at))
+        whole = COLUMN not in array.axes and places == tuple(("at", axis) for axis in array.axes)
+        axes, letters = union(part.axes for part in at) | set(lead), union(part.letters for part in at)
+        level = max((part.level for part in at), default=0)
+        return Value(("load", array.name, places), HEAD if whole else LOOPS, level, axes, letters)
+
+    def join(self, parts: Sequence[Value], build: Callable[..., Node]) -> Value:
+        """A value that is made of others."""
+        stage = max(part.stage for part in parts)
+        if stage == LOOPS:
+            parts = [self.under_a_name(part, "k") for part in parts]
+        if stage == TAIL and any(part.stage == LOOPS for part in parts):
+            raise self.fail("a sum over all rows is known only after the loop over the rows: this takes two operations")
+        if stage == LOOPS and any(COLUMN in part.axes for part in parts):
+            parts = [part if COLUMN in part.axes else self.under_a_name(part, "r") for part in parts]
+        tree = build(*(part.tree for part in parts))
+        axes, letters = union(part.axes for part in parts), union(part.letters for part in parts)
+        return Value(folded(tree), stage, max(part.level for part in parts), axes, letters)
+
+    def quotient(self, a: Value, b: Value) -> Value:
+        """a/b. What has no column is inverted once, and each column multiplied by it."""
+        if COLUMN in a.axes and COLUMN not in b.axes:
+            inverse = self.join([Value(("num", 1.0)), b], lambda *trees: ("/", *trees))
+            return self.join([a, inverse], lambda *trees: ("*", *trees))
+        return self.join([a, b], lambda *trees: ("/", *trees))
+
+    def under_a_name(self, value: Value, prefix: str) -> Value:
+        """The value with a name in place of its tree. prefix: of the name; "k" is for values of the head only."""
+        if prefix == "k" and value.stage != HEAD:
+            return value
+        if value.tree[0] == "value" or (prefix != "row" and value.tree[0] in ("num", "number", "load", "sum", "at")):
+            return value
+        same = (name for name, known in self.values.items() if known.tree == value.tree)
+        name = next(same, f"{prefix}{len(self.values)}")
+        self.values.setdefault(name, value)
+        if value.stage == HEAD and value.axes:
+            return value._replace(tree=("load", name, tuple(("at", axis) for axis in sorted(value.axes))))
+        return value._replace(tree=("value", name))
+
+    def choose(self, cases: Sequence, otherwise: Node, places: dict[str, Node]) -> Value:
+        """a where condition, b elsewhere. A condition on an option is decided now."""
+        if not cases:
+            return self.lower(otherwise, places)
+        (node, conditions), *others = cases
+        open_ones = [condition for condition in conditions if not self.on_option(condition)]
+        if not all(self.holds(condition) for condition in conditions if self.on_option(condition)):
+            return self.choose(others, otherwise, places)
+        if not open_ones:
+            return self.lower(node, places)
+        sides = [self.lower(side, places) for _, left, right in open_ones for side in (left, right)]
+
+        def build(*trees: Node) -> Node:
+            relations = [relation for relation, _, _ in open_ones]
+            return ("if", tuple(zip(relations, trees[:-2:2], trees[1:-2:2], strict=True)), *trees[-2:])
+
+        return self.join([*sides, self.lower(node, places), self.choose(others, otherwise, places)], build)
+
+    def on_option(self, condition: tuple) -> bool:
+        return condition[1][0] == "name" and condition[1][1] in self.options
+
+    def holds(self, condition: tuple) -> bool:
+        relation, left, right = condition
+        return (str(self.options[left[1]]).lower() == spelled(right).lower()) == (relation == "=")
+
+    def over(self, node: Node, places: dict[str, Node]) -> Value:
+        """A sum, a mean or a maximum, unless it is over rows and has a column."""
+        _, function, letters, body, conditions = node
+        axes = {self.axis(letter) for letter in letters}
+        if conditions or function not in ("sum", "mean", "max") or len(axes) > 1:
+            raise self.fail(f"{spelled(node)}: only a sum, mean or maximum over one whole axis can be compiled")
+        value = self.lower(body, {**places, **{letter: ("at", self.axis(letter)) for letter in letters}})
+        if COLUMN not in axes:
+            return self.of_rows(node, value)
+        if others := value.letters - set(letters):
+            one, all_ = ", ".join(sorted(others)), ", ".join(letters)
+            raise self.fail(f"{spelled(node)}: for each {one} a sum over every {all_} is a product of matrices")
+        value = self.under_a_name(value, "k")
+        entry = Sum("max" if function == "max" else "sum", value.tree, value.level, None, (), spelled(node))
+        total = Value(("sum", self.register(entry)), LOOPS, value.level + 1, value.axes - axes)
+        size = Value(("size", COLUMN))
+        return self.quotient(total, size) if function == "mean" else total
+
+    def of_rows(self, node: Node, value: Value) -> Value:
+        """A sum over rows of what has no column."""
+        if COLUMN in value.axes or node[1] == "max":
+            raise self.fail(f"{spelled(node)}: a sum over rows stands alone on the right, without a factor")
+        stage = TAIL if value.stage else HEAD
+        if value.stage == LOOPS:
+            value = self.under_a_name(value, "row")
+        tree: Node = ("over", node[1], value.tree)
+        return Value(tree, stage)
+
+    def sum_over_rows(self, definition: Definition, places: dict[str, Node]) -> Value | None:
+        """The value of `a_c = Σ_n ...`, or of `a_vc = Σ_n [ids_n = v] ...`; None for another definition."""
+        node = definition.node
+        if node[0] != "over" or node[1] != "sum" or COLUMN in map(self.axis, node[2]):
+            return None
+        places = {**places, **{letter: ("at", self.axis(letter)) for letter in node[2]}}
+        body: list[Node] = []
+        for factor in factors(node[3]):
+            relation, left, right = factor[1][0] if factor[0] == "bracket" else ("", (), ())
+            if relation == "=" and right[:1] == ("idx",) and right[1] in definition.letters:
+                places[right[1]] = self.lower(left, places).tree
+            else:
+                body.append(factor)
+        value = self.join([self.lower(factor, places) for factor in body], product)
+        if COLUMN not in value.axes:
+            return None
+        at = tuple(places[letter] for letter in definition.letters)
+        axes = tuple(map(self.axis, definition.letters))
+        entry = Sum("sum", value.tree, value.level, at, axes, spelled(node))
+        return Value(("sum", self.register(entry)), TAIL, 0, frozenset(axes), frozenset(definition.letters))
+
+    def register(self, entry: Sum) -> str:
+        """The name of a sum; the same for the same sum, however its index is spelled."""
+        same = (name for name, known in self.sums.items() if known._replace(text=entry.text) == entry)
+        name = next(same, f"{entry.function}{len(self.sums)}")
+        self.sums.setdefault(name, entry)
+        return name
+
+
+def factors(node: Node) -> list[Node]:
+    """The factors of a product."""
+    if node[0] == "group":
+        return factors(node[1])
+    return [*factors(node[1]), *factors(node[2])] if node[0] == "*" else [node]
+
+
+def product(*trees: Node) -> Node:
+    first, *others = trees
+    for tree in others:
+        first = ("*", first, tree)
+    return first
+
+
+CONSTANT: Mapping[str, Callable[..., float]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "^": lambda a, b: a**b,
+    "neg": lambda a: -a,
+    "mod": lambda a, b: a % b,
+    "sqrt": math.sqrt,
+    "exp": math.exp,
+    "log": math.log,
+}
+
+
+def folded(tree: Node) -> Node:
+    """A tree of constants as one constant; 1 a as a."""
+    parts = tree[2] if tree[0] == "call" else tree[1:]
+    function = CONSTANT.get(tree[1] if tree[0] == "call" else tree[0])
+    if function and all(part[:1] == ("num",) for part in parts):
+        return ("num", float(function(*(part[1] for part in parts))))
+    return tree

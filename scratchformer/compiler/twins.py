@@ -1,0 +1,245 @@
+"""Twins of an operation, made from its derivation: how the loops of its plans are called."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..dispatch import Operation
+from ..notation.grammar import Node
+from .derivation import Derivation, Pair
+from .equations import CompileError
+from .plan import Plan
+from .trees import COLUMN, ROW, Array
+
+__all__ = ["Target", "add_twins"]
+
+SIGNS: Mapping[str, Callable] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "^": operator.pow,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "=": operator.eq,
+    "≠": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "≤": operator.le,
+    "≥": operator.ge,
+}
+FUNCTIONS = {"max": "maximum", "min": "minimum"}  # what the array library calls those of the notation
+
+
+class Target(Protocol):
+    """An array library, and how loops run on its arrays."""
+
+    xp: Any
+    kind: type  # of the arrays
+
+    def takes(self, dtype: np.dtype) -> bool:
+        """Whether the loops can compute with arrays of this type."""
+
+    def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
+        """A function that runs the loops of a plan on arrays of this type: those that it reads, its numbers, and those
+        that it writes. It returns False if a sum was not finite, and may leave that unnoticed.
+        """
+
+
+class Shape(NamedTuple):
+    """The sizes of the axes, those of the leading axes, which the loops take as one, and the type of the numbers."""
+
+    sizes: dict[str, int]
+    lead: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def wide(self) -> np.dtype:
+        """The type in which the loops compute."""
+        return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+
+    def of(self, array: Array) -> tuple[int, ...]:
+        """The shape of an array as callers see it."""
+        return (*(self.lead if ROW in array.axes else ()), *(self.sizes[axis] for axis in array.axes if axis != ROW))
+
+
+class Kept(NamedTuple):
+    """What a forward leaves to its backward."""
+
+    pair: Pair
+    values: dict[str, Any]  # by name
+    shape: Shape
+
+
+def add_twins(op: Operation, op_backward: Operation | None, target: Target, fast: bool = True) -> Twin:
+    """Register the twins of an operation for the arrays of a target. If its derivation cannot be compiled, which shows
+    when it is first called, the twin fits no arguments.
+    """
+    twin = Twin(op, op_backward, target)
+    op.add_twin(target.kind, twin.fits, twin.forward, twin.backward if op_backward else None, fast=fast)
+    return twin
+
+
+class Twin:
+    """An operation as loops on the arrays of a target."""
+
+    def __init__(self, op: Operation, op_backward: Operation | None, target: Target) -> None:
+        self.op, self.op_backward, self.target = op, op_backward, target
+        self.loops: dict[tuple[int, np.dtype], Callable] = {}
+
+    @cached_property
+    def derivation(self) -> Derivation:
+        """Raises CompileError if it cannot be compiled."""
+        return Derivation(self.op.reference, self.op_backward and self.op_backward.reference)
+
+    @cached_property
+    def arrays(self) -> dict[str, Array]:
+        """The arguments that are arrays."""
+        try:
+            self.derivation.compile()
+        except CompileError:
+            return {}
+        return {name: array for name, array in self.derivation.arrays.items() if name in self.derivation.arguments}
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        parameters = self.derivation.signature.parameters.values()
+        return {name: p.default for name, p in zip(self.derivation.arguments, parameters, strict=True)}
+
+    @cached_property
+    def canonical(self) -> dict[str, str]:
+        return {original: name for name, original in self.derivation.arguments.items()}
+
+    def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by the names that equations have for them."""
+        by_name = {self.canonical[name]: value for name, value in kwargs.items()}
+        return {**self.defaults, **dict(zip(self.defaults, args, strict=False)), **by_name}
+
+    def fits(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether the loops can compute with these arguments: arrays of one type, whose sizes go together."""
+        shape = self.shape(self.named(args, kwargs)) if self.arrays else None
+        return shape is not None and self.target.takes(shape.dtype)
+
+    def shape(self, values: Mapping[str, Any]) -> Shape | None:
+        """The sizes of the axes; None if the arrays do not go together, or one is empty."""
+        sizes: dict[str, int] = {}
+        lead: tuple[int, ...] | None = None
+        dtype = None
+        for name, array in self.arrays.items():
+            x = values[name]
+            if type(x) is not self.target.kind or not x.size:
+                return None
+            if array.kind == "integer":
+                if x.dtype.kind not in "iu":
+                    return None
+            elif dtype not in (None, x.dtype):
+                return None
+            else:
+                dtype = x.dtype
+            axes = [axis for axis in array.axes if axis != ROW]
+            before = x.ndim - len(axes)
+            if before < 0 or (before and ROW not in array.axes):
+                return None
+            if ROW in array.axes:
+                if lead not in (None, x.shape[:before]):
+                    return None
+                lead = x.shape[:before]
+            for axis, size in zip(axes, x.shape[before:], strict=True):
+                if sizes.setdefault(axis, size) != size:
+                    return None
+        return None if dtype is None else Shape({**sizes, ROW: math.prod(lead or ())}, lead or (), dtype)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        values = self.named(args, kwargs)
+        shape = self.shape(values)
+        assert shape is not None  # the arguments fit
+        given = getattr(self.op, "given", None)
+        if given is not None:
+            values |= given(*args, **kwargs) or {}
+        others = [name for name in self.defaults if name not in self.arrays]
+        numbers = {name: values[name] for name in others if is_number(values[name])}
+        options = {name: values[name] for name in others if name not in numbers and name in self.derivation.deciding}
+        pair = self.derivation.pair(tuple(numbers), tuple(options.items()))
+        results = self.run(pair.forward, values, shape)
+        if results is None:
+            return self.op.reference(*args, **kwargs)
+        if pair.backward is None:
+            return None
+        values |= dict(zip(pair.forward.results, results, strict=True))
+        kept = {name: values[name] for name in pair.kept} | numbers
+        return results[0], Kept(pair, kept, shape)
+
+    def backward(self, dy: Any, kept: Kept) -> Any:
+        pair, values, shape = kept
+        results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, plan: Plan, values: Mapping[str, Any], shape: Shape) -> list | None:
+        """The results of a plan; None if a sum was not finite."""
+        xp, wide, flat = self.target.xp, shape.wide, plan.axes == (COLUMN,)
+        env = dict(values)
+        for name in plan.head:
+            env[name] = evaluate(plan.values[name].tree, env, shape, xp)
+        reads = [arranged(env[array.name], array, flat, wide, xp) for array in plan.reads]
+        writes = []
+        for array in plan.writes:
+            whole = array._replace(axes=(ROW, COLUMN)) if flat else array
+            stored = shape.dtype if {ROW, COLUMN} <= {*whole.axes} and array.name not in plan.sums else wide
+            make = xp.zeros if array.name in plan.sums else xp.empty
+            env[array.name] = make(shape.of(whole), bool if array.kind == "bool" else stored)
+            writes.append(arranged(env[array.name], array, flat, wide, xp))
+        key = id(plan), shape.dtype  # the derivation keeps the plan
+        if key not in self.loops:
+            self.loops[key] = self.target.loops(plan, shape.dtype)
+        if not self.loops[key](reads, [float(env[name]) for name in plan.numbers], writes):
+            return None
+        for name in plan.tail:
+            env[name] = evaluate(plan.values[name].tree, env, shape, xp)
+        return [env[name] for name in plan.results]
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, int | float | np.floating | np.integer) and not isinstance(x, bool)
+
+
+def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, xp: Any) -> Any:
+    """An array as the loops take it, contiguous, with its leading axes as one; all axes as one if `flat`."""
+    if not array.axes:
+        return x
+    if array.kind == "integer":
+        x = x.astype(np.intp, copy=False)
+    elif array.kind == "real" and x.dtype.kind in "biu":
+        x = x.astype(wide)
+    x = xp.ascontiguousarray(x)
+    if flat:
+        return x.reshape(-1)
+    return x.reshape(-1, *x.shape[x.ndim - len(array.axes) + 1 :]) if array.axes[0] == ROW else x
+
+
+def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
+    """The value of a tree of the head or the tail, which has whole arrays in place of elements."""
+    kind, *parts = tree
+    if kind == "num":
+        return parts[0]
+    if kind in ("number", "value", "sum", "load"):
+        x = env[parts[0]]
+        return x.astype(shape.wide) if getattr(x, "dtype", None) == bool else x
+    if kind == "size":
+        return shape.sizes[parts[0]]
+    if kind == "over":
+        return evaluate(parts[1], env, shape, xp).sum()
+    if kind == "call":
+        inside = [evaluate(part, env, shape, xp) for part in parts[1]]
+        return getattr(xp, FUNCTIONS.get(parts[0], parts[0]))(*inside)
+    if kind == "if":
+        holds: Any = True
+        for relation, left, right in parts[0]:
+            holds = holds & SIGNS[relation](evaluate(left, env, shape, xp), evaluate(right, env, shape, xp))
+        return xp.where(holds, *(evaluate(part, env, shape, xp) for part in parts[1:]))
+    return SIGNS[kind](*(evaluate(part, env, shape, xp) for part in parts))
