@@ -83,6 +83,10 @@ def load_fast() -> None:
         import_module(f"{__name__}.mkl_products").products()  # first: if it fails, no twin that needs it is registered
         for name in FAST:
             import_module(f"{__name__}.{name}")
+        from ..compiler import add_all
+        from ..compiler.numba_target import NumbaTarget
+
+        add_all(NumbaTarget())
     except ImportError as error:  # such as a Numba that is too old for this NumPy
         warnings.warn(f"the fast twins do not run: {error}", stacklevel=2)
 
