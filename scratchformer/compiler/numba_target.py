@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
@@ -42,12 +41,7 @@ def loops(source: str, name: str, wide: Any) -> Any:
     """
     unique = f"{name}_{sha256(source.encode()).hexdigest()[:12]}_{np.dtype(wide).name}"
     space = {"__name__": __name__, "np": np, "R": wide, "plus": plus, "maximum_of_row": numba_rows.maximum_of_row}
-    space |= {key: getattr(numba_math, key) for key in ("read", "narrow", "exp")} | {
-        "log": np.log,
-        "tanh": np.tanh,
-        "sin": np.sin,
-        "cos": np.cos,
-        "erf": math.erf,
-    }
+    space |= {name: getattr(numba_math, name) for name in ("read", "narrow", "column_of", "exp", "log", "tanh", "erf")}
+    space |= {"sin": np.sin, "cos": np.cos}
     exec(compile(source.replace(f"def {name}(", f"def {unique}(", 1), __file__, "exec"), space)
     return compiled(space[unique])
