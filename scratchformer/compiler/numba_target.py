@@ -27,8 +27,14 @@ class NumbaTarget:
         wide = np.float64 if dtype == np.float64 else np.float32
         function = loops(numba_source(plan), plan.name, wide)
 
+        half, scalars = dtype.kind == "V", [i for i, array in enumerate(plan.reads) if not array.axes]
+
         def run(reads: list, numbers: list, writes: list) -> bool:
-            return function(*(as_bits(x) if np.ndim(x) else wide(x) for x in (*reads, *numbers, *writes))) == 0
+            for i in scalars:
+                reads[i] = wide(reads[i])
+            if half:
+                reads, writes = [as_bits(x) for x in reads], [as_bits(x) for x in writes]
+            return function(*reads, *map(wide, numbers), *writes) == 0
 
         return run
 

@@ -193,9 +193,13 @@ def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
     """Whether every number is computed on its own, from numbers at the same place."""
     whole = all(array.axes == (ROW, COLUMN) for array in (*plan.reads, *plan.writes))
     here = (("at", ROW), ("at", COLUMN))
-    return (
-        whole and not plan.sums and all(node[2] == here for tree in trees for node in walk(tree) if node[0] == "load")
-    )
+
+    def is_here(tree: Any) -> bool:
+        if not isinstance(tree, tuple) or tree[:1] == ("load",):
+            return not isinstance(tree, tuple) or tree[2] == here
+        return tree[:1] not in (("at",), ("size",)) and all(map(is_here, tree))
+
+    return whole and not plan.sums and all(map(is_here, trees))
 
 
 def flattened(plan: Plan) -> Plan:

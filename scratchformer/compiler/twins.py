@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..dispatch import Operation
 from ..notation.grammar import Node
 from .derivation import Derivation, Pair
 from .equations import CompileError
-from .plan import Plan
+from .plan import Plan, names
 from .trees import COLUMN, ROW, Array
 
 __all__ = ["Target", "add_twins"]
@@ -34,6 +34,7 @@ SIGNS: Mapping[str, Callable] = {
     "≤": operator.le,
     "≥": operator.ge,
 }
+CALLS = 256  # the most shapes that a twin remembers
 FUNCTIONS = {"max": "maximum", "min": "minimum"}  # what the array library calls those of the notation
 
 
@@ -72,9 +73,8 @@ class Shape(NamedTuple):
 class Kept(NamedTuple):
     """What a forward leaves to its backward."""
 
-    pair: Pair
+    call: Call
     values: dict[str, Any]  # by name
-    shape: Shape
 
 
 def add_twins(op: Operation, op_backward: Operation | None, target: Target, fast: bool = True) -> Twin:
@@ -91,7 +91,9 @@ class Twin:
 
     def __init__(self, op: Operation, op_backward: Operation | None, target: Target) -> None:
         self.op, self.op_backward, self.target = op, op_backward, target
+        self.given = getattr(op, "given", None)
         self.loops: dict[tuple[int, np.dtype], Callable] = {}
+        self.call = lru_cache(CALLS)(self.make_call)
 
     @cached_property
     def derivation(self) -> Derivation:
@@ -108,121 +110,199 @@ class Twin:
         return {name: array for name, array in self.derivation.arrays.items() if name in self.derivation.arguments}
 
     @cached_property
-    def defaults(self) -> dict[str, Any]:
-        parameters = self.derivation.signature.parameters.values()
-        return {name: p.default for name, p in zip(self.derivation.arguments, parameters, strict=True)}
+    def names(self) -> tuple[str, ...]:
+        """What equations call the arguments."""
+        return tuple(self.derivation.arguments)
 
     @cached_property
-    def canonical(self) -> dict[str, str]:
-        return {original: name for name, original in self.derivation.arguments.items()}
+    def parameters(self) -> list[tuple[str, Any]]:
+        """The names and defaults of the arguments."""
+        return [(name, each.default) for name, each in self.derivation.signature.parameters.items()]
 
-    def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by the names that equations have for them."""
-        by_name = {self.canonical[name]: value for name, value in kwargs.items()}
-        return {**self.defaults, **dict(zip(self.defaults, args, strict=False)), **by_name}
+    def in_order(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple:
+        """All arguments, in the order of the operation's."""
+        if len(args) == len(self.parameters):
+            return args
+        return (*args, *[kwargs.get(name, default) for name, default in self.parameters[len(args) :]])
+
+    def signature(self, args: tuple) -> tuple:
+        """What of the arguments decides which loops run: of an array its shape and type, an option, of others the type."""
+        kind = self.target.kind
+        return tuple(
+            [
+                (x.shape, x.dtype) if type(x) is kind else x if x is None or isinstance(x, (str, bool)) else type(x)
+                for x in args
+            ]
+        )
 
     def fits(self, *args: Any, **kwargs: Any) -> bool:
         """Whether the loops can compute with these arguments: arrays of one type, whose sizes go together."""
-        shape = self.shape(self.named(args, kwargs)) if self.arrays else None
-        return shape is not None and self.target.takes(shape.dtype)
+        return bool(self.arrays) and self.call(self.signature(self.in_order(args, kwargs))) is not None
 
-    def shape(self, values: Mapping[str, Any]) -> Shape | None:
+    def make_call(self, signatures: tuple) -> Call | None:
+        """The plans for arguments of these shapes and types, see `signature`; None if the loops cannot compute with them."""
+        arguments = dict(zip(self.names, signatures, strict=True))
+        shape = self.shape(arguments)
+        if shape is None or not self.target.takes(shape.dtype):
+            return None
+        others = {name: arguments[name] for name in self.names if name not in self.arrays}
+        numbers = tuple(name for name, kind in others.items() if isinstance(kind, type) and is_number(kind))
+        options = {name: value for name, value in others.items() if name not in numbers}
+        deciding = tuple((name, value) for name, value in options.items() if name in self.derivation.deciding)
+        try:
+            return Call(self, self.derivation.pair(numbers, deciding), shape, numbers)
+        except CompileError:  # with other options than by default
+            return None
+
+    def shape(self, arguments: Mapping[str, Any]) -> Shape | None:
         """The sizes of the axes; None if the arrays do not go together, or one is empty."""
         sizes: dict[str, int] = {}
         lead: tuple[int, ...] | None = None
         dtype = None
         for name, array in self.arrays.items():
-            x = values[name]
-            if type(x) is not self.target.kind or not x.size:
+            if type(arguments[name]) is not tuple:  # no array of this library
+                return None
+            shape, given = arguments[name]
+            if 0 in shape:
                 return None
             if array.kind == "integer":
-                if x.dtype.kind not in "iu":
+                if given.kind not in "iu":
                     return None
-            elif dtype not in (None, x.dtype):
+            elif dtype not in (None, given):
                 return None
             else:
-                dtype = x.dtype
+                dtype = given
             axes = [axis for axis in array.axes if axis != ROW]
-            before = x.ndim - len(axes)
+            before = len(shape) - len(axes)
             if before < 0 or (before and ROW not in array.axes):
                 return None
             if ROW in array.axes:
-                if lead not in (None, x.shape[:before]):
+                if lead not in (None, shape[:before]):
                     return None
-                lead = x.shape[:before]
-            for axis, size in zip(axes, x.shape[before:], strict=True):
+                lead = shape[:before]
+            for axis, size in zip(axes, shape[before:], strict=True):
                 if sizes.setdefault(axis, size) != size:
                     return None
         return None if dtype is None else Shape({**sizes, ROW: math.prod(lead or ())}, lead or (), dtype)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        values = self.named(args, kwargs)
-        shape = self.shape(values)
-        assert shape is not None  # the arguments fit
-        given = getattr(self.op, "given", None)
-        if given is not None:
-            values |= given(*(values[name] for name in self.defaults)) or {}
-        others = [name for name in self.defaults if name not in self.arrays]
-        numbers = {name: values[name] for name in others if is_number(values[name])}
-        options = {name: values[name] for name in others if name not in numbers and name in self.derivation.deciding}
-        pair = self.derivation.pair(tuple(numbers), tuple(options.items()))
-        results = self.run(pair.forward, values, shape)
-        if results is None:
-            return self.op.reference(*args, **kwargs)
-        if pair.backward is None:
+        args = self.in_order(args, kwargs)
+        call = self.call(self.signature(args))
+        assert call is not None  # the arguments fit
+        values = dict(zip(self.names, args, strict=True))
+        if self.given is not None and not call.is_checked(values):
+            known = self.given(*args)
+            if known is not None:
+                values |= known
+            elif not call.has_integers:
+                call.checked = call.numbers_of(values)
+        results, finite = call.forward(values)
+        if not finite:
+            return self.op.reference(*args)
+        if call.pair.backward is None:
             return None
-        values |= dict(zip(pair.forward.results, results, strict=True))
-        kept = {name: values[name] for name in pair.kept} | numbers
-        return results[0], Kept(pair, kept, shape)
+        return results[0], Kept(call, {name: values[name] for name in call.kept})
 
     def backward(self, dy: Any, kept: Any) -> Any:
-        if not isinstance(kept, Kept):  # forward left the reference's cache
+        if type(kept) is not Kept:  # but the reference's cache, since a sum of the forward was not finite
             assert self.op_backward is not None
             return self.op_backward.reference(dy, kept)
-        pair, values, shape = kept
-        results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape)
+        call, values = kept
+        results, _ = call.backward({**values, self.derivation.gradient: dy})
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, plan: Plan, values: Mapping[str, Any], shape: Shape) -> list | None:
-        """The results of a plan; None if a sum was not finite."""
-        xp, wide, flat = self.target.xp, shape.wide, plan.axes == (COLUMN,)
-        env = dict(values)
+
+class Call:
+    """The plans of an operation for arguments of certain shapes and types."""
+
+    def __init__(self, twin: Twin, pair: Pair, shape: Shape, numbers: tuple[str, ...]) -> None:
+        self.twin, self.pair, self.shape, self.numbers = twin, pair, shape, numbers
+        self.kept = (*pair.kept, *numbers)
+        self.has_integers = any(array.kind == "integer" for array in twin.arrays.values())
+        self.checked: tuple | None = None  # the numbers for which `given` has accepted these shapes and types
+
+    def numbers_of(self, values: Mapping[str, Any]) -> tuple:
+        return tuple([values[name] for name in self.numbers])
+
+    def is_checked(self, values: Mapping[str, Any]) -> bool:
+        return self.checked is not None and self.checked == self.numbers_of(values)
+
+    @cached_property
+    def forward(self) -> Run:
+        return Run(self.twin, self.pair.forward, self.shape)
+
+    @cached_property
+    def backward(self) -> Run:
+        assert self.pair.backward is not None
+        return Run(self.twin, self.pair.backward, self.shape)
+
+
+class Run:
+    """A plan for arrays of certain shapes: called with values by name, it gives its results, and whether all sums were
+    finite. It adds to the values what the loops wrote.
+    """
+
+    def __init__(self, twin: Twin, plan: Plan, shape: Shape) -> None:
+        key = id(plan), shape.dtype  # the derivation keeps the plan
+        if key not in twin.loops:
+            twin.loops[key] = twin.target.loops(plan, shape.dtype)
+        self.loops, self.plan, self.shape, self.xp = twin.loops[key], plan, shape, twin.target.xp
+        flat, wide = plan.axes == (COLUMN,), shape.wide  # if flat, all axes of an array are one
+
+        def looped(array: Array) -> tuple[int, ...]:
+            """The shape in which the loops take an array: its leading axes as one, or all of them."""
+            sizes = tuple(shape.sizes[axis] for axis in array.axes)
+            return (shape.sizes[ROW] * shape.sizes[COLUMN],) if flat else sizes
+
+        self.known: dict[str, Any] = {}  # what depends on sizes only
+        self.head = []
         for name in plan.head:
-            env[name] = evaluate(plan.values[name].tree, env, shape, xp)
-        reads = [arranged(env[array.name], array, flat, wide, xp) for array in plan.reads]
-        writes = []
+            tree = plan.values[name].tree
+            if names([tree]) <= self.known.keys():
+                self.known[name] = evaluate(tree, self.known, shape, self.xp)
+            else:
+                self.head.append((name, tree))
+        self.tail = [(name, plan.values[name].tree) for name in plan.tail]
+        self.reads = [(array.name, array, looped(array), wide) for array in plan.reads]
+        self.writes = []
         for array in plan.writes:
             whole = array._replace(axes=(ROW, COLUMN)) if flat else array
             stored = shape.dtype if {ROW, COLUMN} <= {*whole.axes} and array.name not in plan.sums else wide
-            make = xp.zeros if array.name in plan.sums else xp.empty
-            env[array.name] = make(shape.of(whole), bool if array.kind == "bool" else stored)
-            writes.append(arranged(env[array.name], array, flat, wide, xp))
-        key = id(plan), shape.dtype  # the derivation keeps the plan
-        if key not in self.loops:
-            self.loops[key] = self.target.loops(plan, shape.dtype)
-        if not self.loops[key](reads, [float(env[name]) for name in plan.numbers], writes):
-            return None
-        for name in plan.tail:
-            env[name] = evaluate(plan.values[name].tree, env, shape, xp)
-        return [env[name] for name in plan.results]
+            make = self.xp.zeros if array.name in plan.sums else self.xp.empty
+            dtype = np.dtype(bool) if array.kind == "bool" else stored
+            self.writes.append((array.name, make, shape.of(whole), dtype, looped(array)))
+
+    def __call__(self, values: dict[str, Any]) -> tuple[list, bool]:
+        xp = self.xp
+        values |= self.known
+        for name, tree in self.head:
+            values[name] = evaluate(tree, values, self.shape, xp)
+        reads = [arranged(values[name], array, shape, wide, xp) for name, array, shape, wide in self.reads]
+        writes = []
+        for name, make, shape, dtype, looped in self.writes:
+            values[name] = x = make(shape, dtype)
+            writes.append(x if shape == looped else x.reshape(looped))
+        finite = self.loops(reads, [values[name] for name in self.plan.numbers], writes)
+        for name, tree in self.tail:
+            values[name] = values[tree[1]] if tree[0] == "sum" else evaluate(tree, values, self.shape, xp)
+        return [values[name] for name in self.plan.results], finite
 
 
-def is_number(x: Any) -> bool:
-    return isinstance(x, int | float | np.floating | np.integer) and not isinstance(x, bool)
+def is_number(kind: type) -> bool:
+    return issubclass(kind, int | float | np.floating | np.integer) and kind is not bool
 
 
-def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, xp: Any) -> Any:
-    """An array as the loops take it, contiguous, with its leading axes as one; all axes as one if `flat`."""
+def arranged(x: Any, array: Array, shape: tuple[int, ...], wide: np.dtype, xp: Any) -> Any:
+    """An array as the loops take it: contiguous, in this shape."""
     if not array.axes:
         return x
     if array.kind == "integer":
         x = x.astype(np.intp, copy=False)
     elif array.kind == "real" and x.dtype.kind in "biu":
         x = x.astype(wide)
-    x = xp.ascontiguousarray(x)
-    if flat:
-        return x.reshape(-1)
-    return x.reshape(-1, *x.shape[x.ndim - len(array.axes) + 1 :]) if array.axes[0] == ROW else x
+    if not x.flags.c_contiguous:
+        x = xp.ascontiguousarray(x)
+    return x if x.shape == shape else x.reshape(shape)
 
 
 def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
