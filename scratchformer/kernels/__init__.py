@@ -15,7 +15,6 @@ from ..dispatch import turned_off, when_fast
 from . import (
     numpy_adam,
     numpy_attention,
-    numpy_cross_entropy,
     numpy_decoder,
     numpy_dense,
     numpy_dropout,
@@ -31,7 +30,6 @@ from . import (
 __all__ = [
     "numpy_adam",
     "numpy_attention",
-    "numpy_cross_entropy",
     "numpy_decoder",
     "numpy_dense",
     "numpy_dropout",
@@ -47,7 +45,6 @@ __all__ = [
 FAST = (  # the modules of the extra `fast`
     "numba_adam",
     "numba_attention",
-    "numba_cross_entropy",
     "numba_decoder",
     "numba_dense",
     "numba_elementwise",
@@ -59,7 +56,6 @@ FAST = (  # the modules of the extra `fast`
     "numba_neighbours",
     "numba_rmsnorm",
     "numba_rotary",
-    "numba_symmetric_kl",
 )
 
 CUDA = (  # the modules for a GPU
