@@ -50,11 +50,9 @@ FAST = (  # the modules of the extra `fast`
     "numba_elementwise",
     "numba_embedding",
     "numba_extend",
-    "numba_layernorm",
     "numba_linear",
     "mkl_muon",
     "numba_neighbours",
-    "numba_rmsnorm",
     "numba_rotary",
 )
 
