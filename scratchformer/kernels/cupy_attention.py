@@ -1,4 +1,4 @@
-"""Attention on a GPU: in half precision by cuDNN's fused kernels, otherwise by products and the softmax of attention.cu.
+"""Attention on a GPU: in half precision by cuDNN's fused kernels, otherwise by products and a softmax.
 
 These twins handle patterns in which each query sees one range of keys (`Pattern.intervals`); the reference handles the
 others, in half precision on float32 copies.
@@ -41,7 +41,7 @@ def _table(pattern: Pattern, T: int, S: int) -> tuple[Array, Array]:
 
 
 def table_of(pattern: Pattern, T: int, S: int) -> tuple[Array, Array]:
-    """The keys begin ... end − 1 of each query, two arrays (B, T) or (1, T). A pattern that is a value gets them once."""
+    """The keys begin ... end − 1 of each query, (B, T) or (1, T). A pattern that is a value gets its table once."""
     key = pattern.key()
     return _table(pattern, T, S) if key is None else _kept_table(key, T, S, cupy.cuda.runtime.getDevice())
 
@@ -174,6 +174,4 @@ def softmax(name: str, arrays: tuple[Array, ...], table: tuple[Array, Array], pa
 
 add_twin_in_half(ops.attention, ops.attention_backward)
 ops.attention.add_twin(cupy.ndarray, accepts, attention, attention_backward, fast=True)
-ops.attention.add_twin(
-    cupy.ndarray, cupy_cudnn.fits, cupy_cudnn.attention, cupy_cudnn.attention_backward, fast=True
-)
+ops.attention.add_twin(cupy.ndarray, cupy_cudnn.fits, cupy_cudnn.attention, cupy_cudnn.attention_backward, fast=True)

@@ -32,12 +32,12 @@ def rows(x: Array) -> Array:
 
 
 def affine(x: Array, w: Array, b: Array | None, out: Array, activation: str = "") -> bool:
-    """out = the rows of x w + b, or ReLU of them. False if there is no product with this activation; then without it."""
+    """out = the rows of x w + b, or ReLU of them. False if cuBLASLt has no such product; then without ReLU."""
     flat = rows(x)
     if attempt(flat, readable(w), out, bias=aligned(b), activation=activation):
         return True
     out[...] = ops.linear.reference(flat, w, b)[0]
-    return not activation
+    return False
 
 
 def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, tuple]:

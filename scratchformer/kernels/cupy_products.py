@@ -270,9 +270,7 @@ def attempt(x: Array, y: Array, out: Array, add: bool = False, bias: Array | Non
             for part in _cut(M, step)
         )
     if N > LONG and N % step and x.strides[-1] != x.itemsize:
-        return all(
-            attempt(x[..., part, :], y, out[..., part, :], add, bias, activation) for part in _cut(N, step)
-        )
+        return all(attempt(x[..., part, :], y, out[..., part, :], add, bias, activation) for part in _cut(N, step))
     if K > LONG and K % step and bias is None:
         return all(attempt(x[..., part], y[..., part, :], out, add or part.start > 0) for part in _cut(K, step))
     return _products(cupy.cuda.runtime.getDevice()).run(x, y, out, add, bias, activation)

@@ -48,8 +48,8 @@ def code(dtype):
 class Kernel:
     """As cupy.RawKernel, for NumPy arrays: a kernel of a CUDA program, which declares it `extern "C"`.
 
-    Raises TypeError for arguments of other types than those of the kernel; AssertionError if the threads of a block wait
-    for each other for ever. Shared memory is of a fixed size; of the shuffles there is __shfl_xor_sync.
+    Raises TypeError for arguments of other types than the kernel's, AssertionError if the threads of a block wait for
+    each other for ever. Arrays in shared memory need a fixed size. The only shuffle is __shfl_xor_sync.
     """
 
     def __init__(self, source, name, options=()):
@@ -61,16 +61,17 @@ class Kernel:
 {self.source}
 static std::string all = codes({self.name});
 extern "C" const char* parameters() {{ return all.c_str(); }}
-extern "C" bool start(const int* sizes, void** arguments) {{ return launch({self.name}, sizes, arguments); }}
+extern "C" bool call(const int* sizes, void** arguments) {{ return launch({self.name}, sizes, arguments); }}
 """)
-        found.parameters.restype, found.start.restype = ctypes.c_char_p, ctypes.c_bool
+        found.parameters.restype, found.call.restype = ctypes.c_char_p, ctypes.c_bool
         return found
 
     def __call__(self, grid, block, arguments):
         given = "".join(f"{'*' * isinstance(a, np.ndarray)}{code(np.asarray(a).dtype)} " for a in arguments)
-        if given != self.library.parameters().decode():
-            raise TypeError(f"{self.name}: expected {self.library.parameters().decode()}, got {given}")
+        parameters = self.library.parameters().decode()
+        if given != parameters:
+            raise TypeError(f"{self.name}: expected {parameters}, got {given}")
         sizes = (ctypes.c_int * 4)(*(*grid, 1)[:2], *(*block, 1)[:2])
         values = [np.array(a.ctypes.data if isinstance(a, np.ndarray) else a) for a in arguments]
         at = (ctypes.c_void_p * len(values))(*(a.ctypes.data for a in values))
-        assert self.library.start(sizes, at), f"the threads of {self.name} wait for each other"
+        assert self.library.call(sizes, at), f"the threads of {self.name} wait for each other"
