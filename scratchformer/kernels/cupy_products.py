@@ -32,29 +32,6 @@ BIAS, RELU_BIAS = 4, 6  # cublasLtEpilogue
 LONG = 512  # an axis that is longer, and no multiple of 16 bytes, is cut: the library's fast kernels do not take it
 
 
-class Matrix(NamedTuple):
-    """What cuBLASLt knows of a matrix, or of a batch of them: row-major, `stride` numbers from one row to the next."""
-
-    kind: int
-    rows: int
-    columns: int
-    stride: int
-    transposed: bool
-    batch: int
-    apart: int  # numbers from one matrix of the batch to the next
-    aligned: int  # bytes: the largest power of two, up to 16, of which the address is a multiple
-
-    @staticmethod
-    def of(x: Array) -> Matrix:
-        *_, rows, columns = x.shape
-        size = x.itemsize
-        transposed = x.strides[-1] != size and columns > 1
-        stride = (x.strides[-1] if transposed else x.strides[-2]) // size
-        stride = max(stride, rows if transposed else columns)  # an axis of length 1 may have any stride
-        batch, apart = (x.shape[0], x.strides[0] // size) if x.ndim == 3 else (1, 0)
-        return Matrix(KINDS[x.dtype.name], rows, columns, stride, transposed, batch, apart, math.gcd(16, x.data.ptr))
-
-
 class Plan(NamedTuple):
     """A product that is ready to run."""
 
@@ -104,14 +81,18 @@ class Products:
 
     def run(self, x: Array, y: Array, out: Array, add: bool, bias: Array | None, activation: str) -> bool:
         """As `attempt`, in one piece."""
-        matrices = Matrix.of(x), Matrix.of(y), Matrix.of(out)
+        arrays = x, y, out
+        layouts = ((a.dtype, a.shape, a.strides, math.gcd(16, a.data.ptr)) for a in arrays)
         tf32 = x.dtype == np.float32 and _tf32()
-        known = matrices, tf32, add, bias is None, activation
+        known = *layouts, tf32, add, bias is None, activation
         with self.lock:  # a descriptor has one bias
             if known not in self.plans:
                 if len(self.plans) >= MOST:
-                    self.forget()
-                self.plans[known] = self._plan(matrices, tf32, bias, activation)
+                    for each in self.plans.values():
+                        self._destroy(each)
+                    self.plans.clear()
+                    self.uses.clear()
+                self.plans[known] = self._plan(arrays, tf32, bias, activation)
             plan = self.plans[known]
             if plan is None:
                 return False
@@ -123,22 +104,16 @@ class Products:
             try:
                 self._call(plan, 0, x, y, out, add)
             except self.library.cuBLASLtError:
-                self._destroy(plan.descriptor, plan.layouts)
+                self._destroy(plan)
                 self.plans[known] = None
                 return False
         return True
 
-    def forget(self) -> None:
-        """Destroy all plans."""
-        for plan in filter(None, self.plans.values()):
-            self._destroy(plan.descriptor, plan.layouts)
-        self.plans.clear()
-        self.uses.clear()
-
-    def _destroy(self, descriptor: int, layouts: tuple[int, ...]) -> None:
-        self.library.matmul_desc_destroy(descriptor)
-        for layout in layouts:
-            self.library.matrix_layout_destroy(layout)
+    def _destroy(self, plan: Plan | None) -> None:
+        if plan is not None:
+            self.library.matmul_desc_destroy(plan.descriptor)
+            for layout in plan.layouts:
+                self.library.matrix_layout_destroy(layout)
 
     def _call(self, plan: Plan, choice: int, x: Array, y: Array, out: Array, add: bool) -> None:
         one, zero = plan.scales.ctypes.data, plan.scales.ctypes.data + plan.scales.itemsize
@@ -177,41 +152,47 @@ class Products:
         best = best if seconds[best] < FASTER * seconds[0] else 0
         return plan._replace(algorithms=plan.algorithms[best : best + 1])
 
-    def _plan(self, matrices: tuple[Matrix, ...], tf32: bool, bias: Any, activation: str) -> Plan | None:
-        lt, (x, y, out) = self.library, matrices
-        double = out.kind == KINDS["float64"]
+    def _plan(self, arrays: tuple[Array, Array, Array], tf32: bool, bias: Any, activation: str) -> Plan | None:
+        lt, (x, y, out) = self.library, arrays
+        double = out.dtype == np.float64
         descriptor = lt.matmul_desc_create(FLOAT64 if double else TF32 if tf32 else FLOAT32, 1 if double else 0)
-        self._set("matmul_desc", descriptor, 3, y.transposed)  # TRANSA
-        self._set("matmul_desc", descriptor, 4, x.transposed)  # TRANSB
+        self._set("matmul_desc", descriptor, 3, _is_transposed(y))  # TRANSA
+        self._set("matmul_desc", descriptor, 4, _is_transposed(x))  # TRANSB
         if bias is not None:
             self._set("matmul_desc", descriptor, 7, RELU_BIAS if activation else BIAS)  # EPILOGUE
             self._set("matmul_desc", descriptor, 8, bias.data.ptr, np.uint64)  # BIAS_POINTER
-        layouts = tuple(self._layout(matrix) for matrix in matrices)
-        found = np.zeros(PROPOSALS, lt.matmul_heuristic_result_dtype)
-        count = np.zeros(1, np.int32)
-        for attribute, matrix in (5, y), (6, x), (7, out), (8, out):  # MIN_ALIGNMENT_..._BYTES
-            self._set("matmul_preference", self.preference, attribute, matrix.aligned)
+        proposals, count = np.zeros(PROPOSALS, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+        scales = np.array([1, 0], np.float64 if double else np.float32)
+        plan = Plan(descriptor, tuple(map(self._layout, arrays)), proposals["algo"], scales)
+        of_x, of_y, of_out = plan.layouts
+        for attribute, a in (5, y), (6, x), (7, out), (8, out):  # MIN_ALIGNMENT_..._BYTES
+            self._set("matmul_preference", self.preference, attribute, math.gcd(16, a.data.ptr))
         try:
             lt.matmul_algo_get_heuristic(
-                self.handle, descriptor, layouts[1], layouts[0], layouts[2], layouts[2], self.preference, PROPOSALS,
-                found.ctypes.data, count.ctypes.data,
+                self.handle, descriptor, of_y, of_x, of_out, of_out, self.preference, PROPOSALS,
+                proposals.ctypes.data, count.ctypes.data,
             )  # fmt: skip
         except lt.cuBLASLtError:
             count[0] = 0
         if not count[0]:
-            self._destroy(descriptor, layouts)
+            self._destroy(plan)
             return None
-        scales = np.array([1, 0], np.float64 if double else np.float32)
-        return Plan(descriptor, layouts, np.ascontiguousarray(found["algo"][: count[0]]), scales)
+        return plan._replace(algorithms=np.ascontiguousarray(plan.algorithms[: count[0]]))
 
-    def _layout(self, matrix: Matrix) -> int:
-        """By columns, so the rows of the layout are the columns in memory."""
-        rows, columns = (matrix.rows, matrix.columns) if matrix.transposed else (matrix.columns, matrix.rows)
-        layout = self.library.matrix_layout_create(matrix.kind, rows, columns, matrix.stride)
-        if matrix.batch > 1:
-            self._set("matrix_layout", layout, 5, matrix.batch)
-            self._set("matrix_layout", layout, 6, matrix.apart, np.int64)
+    def _layout(self, x: Array) -> int:
+        """Row-major, so by columns, as cuBLASLt counts, the rows of the layout are the columns in memory."""
+        rows, columns = x.shape[-2:] if _is_transposed(x) else x.shape[:-3:-1]
+        stride = x.strides[-1 if _is_transposed(x) else -2] // x.itemsize
+        # An axis of length 1 may have any stride.
+        layout = self.library.matrix_layout_create(KINDS[x.dtype.name], rows, columns, max(stride, rows))
+        if x.ndim == 3 and len(x) > 1:
+            self._set("matrix_layout", layout, 5, len(x))
+            self._set("matrix_layout", layout, 6, x.strides[0] // x.itemsize, np.int64)
         return layout
+
+
+def _is_transposed(x: Array) -> bool:
+    return x.strides[-1] != x.itemsize and x.shape[-1] > 1
 
 
 def fits(x: Array) -> bool:
