@@ -53,28 +53,22 @@ def joined(pattern: Pattern | None) -> list[Pattern]:
     return [] if pattern is None else [pattern]
 
 
-def kind(pattern: Pattern | None) -> tuple[bool, Array | None]:
-    """Whether the pattern is causal, and its lengths."""
-    every = joined(pattern)
-    return Causal in map(type, every), next((p.lengths for p in every if type(p) is Padding), None)
-
-
 def fits(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> bool:
     """Whether cuDNN is to compute attention of these arrays: it knows `Full`, `Causal` and one `Padding`, joined."""
     if not (alike(q, k, v) and q.itemsize == 2 and q.size and k.size and library()):
         return False
     check_attention(q, k, v, pattern)
-    kinds = [*map(type, joined(pattern))]
+    kinds, (T, D) = [type(p) for p in joined(pattern)], q.shape[2:]
     return (
-        q.shape[2] > 1  # in generation each length would need kernels of its own
-        and q.shape[3] % 8 == 0
-        and q.shape[3] <= WIDEST
+        T > 1  # in generation each length would need kernels of its own
+        and D % 8 == 0
+        and D <= WIDEST
         and {*kinds} <= {Full, Causal, Padding}
         and kinds.count(Padding) <= 1
-        and (Causal not in kinds or q.shape[2] == k.shape[2])  # with T ≠ S it would align the beginnings
+        and (Causal not in kinds or T == k.shape[2])  # otherwise it would align the beginnings
         and all(readable(x) for x in (q, k, v))
         and is_worthwhile(q, k)
-        and graphs_for(q, k, v, *kind(pattern)) is not None
+        and graphs_for(q, k, v, pattern) is not None
     )
 
 
@@ -101,23 +95,24 @@ def like_heads(x: Array) -> Array:
 
 def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> tuple[Array, tuple]:
     """As `ops.attention`. The cache has the returned y, so a caller must not change it before backward."""
-    causal, lengths = kind(pattern)
     y, log_total = like_heads(q), cupy.empty((*q.shape[:3], 1), np.float32)
+    lengths = next((p.lengths for p in joined(pattern) if isinstance(p, Padding)), None)
     if lengths is not None:
         lengths = lengths.clip(0, k.shape[2]).astype(np.int32)
-    run(graphs_for(q, k, v, causal, lengths)[0], (q, k, v, y, log_total), lengths)
+    forward, backward = graphs_for(q, k, v, pattern)
+    run(forward, (q, k, v, y, log_total), lengths)
     clear_empty(lengths, y)
-    return y, (q, k, v, y, log_total, lengths, causal)
+    return y, (q, k, v, y, log_total, lengths, backward)
 
 
 def attention_backward(dy: Array, cache: tuple) -> tuple[Array, Array, Array]:
     """(dq, dk, dv), as `ops.attention_backward`."""
-    q, k, v, y, log_total, lengths, causal = cache
+    q, k, v, y, log_total, lengths, backward = cache
     if not readable(dy) or dy.strides != y.strides:
         dy, given = like_heads(q), dy
         dy[...] = given
     dq, dk, dv = (like_heads(x) for x in (q, k, v))
-    run(graphs_for(q, k, v, causal, lengths)[1], (q, k, v, y, dy, log_total, dq, dk, dv), lengths)
+    run(backward, (q, k, v, y, dy, log_total, dq, dk, dv), lengths)
     clear_empty(lengths, dq, dk, dv)
     return dq, dk, dv
 
@@ -131,12 +126,10 @@ def clear_empty(lengths: Array | None, *arrays: Array) -> None:
 
 def run(graph: tuple[Any, int], arrays: tuple, lengths: Array | None) -> None:
     """Write the outputs of a graph; arrays: its inputs and outputs."""
-    device = cupy.cuda.runtime.getDevice()
+    (made, size), device = graph, cupy.cuda.runtime.getDevice()
     passed = dict(enumerate((x.data.ptr for x in arrays), start=1))
     if lengths is not None:
-        B, _, T, _ = arrays[0].shape
-        passed |= {100: all_of(B, T, device).data.ptr, 101: lengths.data.ptr}
-    made, size = graph
+        passed |= {100: all_of(len(lengths), arrays[0].shape[2], device).data.ptr, 101: lengths.data.ptr}
     workspace, handle = cupy.cuda.alloc(max(1, size)), _handle(device)
     with _lock:
         library().set_stream(handle=handle, stream=cupy.cuda.get_current_stream().ptr)
@@ -149,10 +142,11 @@ def all_of(B: int, T: int, device: int) -> Array:
     return cupy.full((B, 1, 1, 1), T, np.int32)
 
 
-def graphs_for(q: Array, k: Array, v: Array, causal: bool, lengths: Array | None) -> Any:
+def graphs_for(q: Array, k: Array, v: Array, pattern: Pattern | None) -> Any:
     """The graphs of both directions for arrays with these shapes and strides; None if cuDNN has none."""
+    kinds = {type(p) for p in joined(pattern)}
     layouts = ((x.shape, tuple(n // x.itemsize for n in x.strides)) for x in (q, k, v))
-    return graphs(*layouts, q.dtype.name, causal, lengths is not None, cupy.cuda.runtime.getDevice())
+    return graphs(*layouts, q.dtype.name, Causal in kinds, Padding in kinds, cupy.cuda.runtime.getDevice())
 
 
 @kept(128)
@@ -161,16 +155,14 @@ def graphs(q: Layout, k: Layout, v: Layout, *options: Any) -> Any:
     this GPU, or is too old.
     """
 
-    def by_positions(shape: tuple[int, ...]) -> Layout:
-        """The layout of `like_heads`."""
-        _, H, T, D = shape
-        return shape, (T * H * D, D, H * D, 1)
+    def by_positions(x: Layout) -> Layout:  # that of `like_heads`
+        _, H, T, D = x[0]
+        return x[0], (T * H * D, D, H * D, 1)
 
-    (B, H, T, _), y = q[0], by_positions(q[0])
-    log_total = (B, H, T, 1), (H * T, T, 1, 1)
-    outputs = tuple(by_positions(shape) for shape, _ in (q, k, v))
+    (B, H, T, _), gradients = q[0], tuple(map(by_positions, (q, k, v)))
+    y, log_total = gradients[0], ((B, H, T, 1), (H * T, T, 1, 1))
     try:
-        return graph((q, k, v), (y, log_total), *options), graph((q, k, v, y, y, log_total), outputs, *options)
+        return graph((q, k, v), (y, log_total), *options), graph((q, k, v, y, y, log_total), gradients, *options)
     except MemoryError:
         raise
     except Exception as error:  # cudnn has its own kinds
@@ -200,19 +192,16 @@ def graph(inputs: tuple, outputs: tuple, dtype: str, causal: bool, padded: bool,
         return made.tensor(name=f"x{number}", dim=[*shape], stride=[*strides], data_type=kind).set_uid(number)
 
     tensors = [tensor(i, layout, single if i == 6 else half) for i, layout in enumerate(inputs, start=1)]
-    B, _, _, D = inputs[0][0]
+    (B, _, _, D), is_forward = inputs[0][0], len(inputs) == 3
     options: dict[str, Any] = dict(attn_scale=1 / math.sqrt(D), use_causal_mask=causal)
     if padded:
         of_q, of_kv = (tensor(number, ((B, 1, 1, 1), (1, 1, 1, 1)), whole) for number in (100, 101))
         options |= dict(use_padding_mask=True, seq_len_q=of_q, seq_len_kv=of_kv)
-    if len(inputs) == 3:
-        results = made.sdpa(**dict(zip("qkv", tensors, strict=True)), generate_stats=True, **options)
-    else:
-        names = "q", "k", "v", "o", "dO", "stats"
-        results = made.sdpa_backward(**dict(zip(names, tensors, strict=True)), **options)
+    options |= dict(zip(("q", "k", "v", "o", "dO", "stats"), tensors, strict=False))
+    results = made.sdpa(generate_stats=True, **options) if is_forward else made.sdpa_backward(**options)
     for number, (result, (shape, strides)) in enumerate(zip(results, outputs, strict=True), start=len(inputs) + 1):
         result.set_output(True).set_uid(number).set_dim([*shape]).set_stride([*strides])
-    if len(inputs) == 3:
+    if is_forward:
         results[1].set_data_type(single)
     made.validate()
     made.build_operation_graph()
