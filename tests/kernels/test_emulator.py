@@ -32,7 +32,7 @@ template <class T> __device__ void row_sums_of(const T* x, float* y, long N, int
     }
 }
 
-extern "C" __global__ void row_sums(const TYPE* x, float* y, TYPE* rounded, long N, int C) {
+extern "C" __global__ void __launch_bounds__(64) row_sums(const TYPE* x, float* y, TYPE* rounded, long N, int C) {
     row_sums_of(x, y, N, C);
     for (long n = blockIdx.x; n < N; n += gridDim.x)
         if (threadIdx.x == 0) rounded[n] = (TYPE)y[n];

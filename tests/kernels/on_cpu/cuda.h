@@ -2,10 +2,10 @@
 // for a shuffle within its warp. Slow, and blind to races between such points.
 
 #pragma once
+#include <math.h>  // its functions take float, too
 #include <ucontext.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -17,8 +17,11 @@
 #define __global__
 #define __device__
 #define __shared__ static  // there is one block at a time
+#define __launch_bounds__(...)
 using std::max;
 using std::min;
+
+template <class Real> Real rsqrt(Real x) { return 1 / sqrt(x); }
 
 struct __half {
     _Float16 number;
