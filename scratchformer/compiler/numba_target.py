@@ -20,7 +20,8 @@ __all__ = ["NumbaTarget"]
 
 
 class NumbaTarget:
-    xp, kind = np, np.ndarray
+    xp, kind, source = np, np.ndarray, staticmethod(numba_source)
+    contiguous, empty = staticmethod(np.ascontiguousarray), staticmethod(np.empty)
 
     def takes(self, dtype: np.dtype) -> bool:
         return dtype in (np.float32, np.float64) or dtype.name == "bfloat16"

@@ -43,6 +43,15 @@ class Target(Protocol):
     xp: Any
     kind: type  # of the arrays
 
+    def source(self, plan: Plan) -> str:
+        """The loops as text. Raises CompileError if they cannot run on these arrays."""
+
+    def contiguous(self, x: Any) -> Any:
+        """The array, or a copy of it without gaps in its rows. (Between the rows there may be gaps that the loops know.)"""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """Room for an array of rows, which may be apart."""
+
     def takes(self, dtype: np.dtype) -> bool:
         """Whether the loops can compute with arrays of this type."""
 
@@ -102,7 +111,9 @@ class Twin:
     def arrays(self) -> dict[str, Array]:
         """The arguments that are arrays."""
         try:
-            self.derivation.compile()
+            for plan in self.derivation.compile()[:2]:
+                if plan is not None:
+                    self.target.source(plan)
         except CompileError:
             return {}
         return {name: array for name, array in self.derivation.arrays.items() if name in self.derivation.arguments}
@@ -161,7 +172,7 @@ class Twin:
         assert shape is not None  # the arguments fit
         given = getattr(self.op, "given", None)
         if given is not None:
-            values |= given(*args, **kwargs) or {}
+            values |= given(*(values[name] for name in self.defaults)) or {}
         others = [name for name in self.defaults if name not in self.arrays]
         numbers = {name: values[name] for name in others if is_number(values[name])}
         options = {name: values[name] for name in others if name not in numbers and name in self.derivation.deciding}
@@ -186,14 +197,14 @@ class Twin:
         env = dict(values)
         for name in plan.head:
             env[name] = evaluate(plan.values[name].tree, env, shape, xp)
-        reads = [arranged(env[array.name], array, flat, wide, xp) for array in plan.reads]
+        reads = [arranged(env[array.name], array, flat, wide, self.target) for array in plan.reads]
         writes = []
         for array in plan.writes:
             whole = array._replace(axes=(ROW, COLUMN)) if flat else array
             stored = shape.dtype if {ROW, COLUMN} <= {*whole.axes} and array.name not in plan.sums else wide
-            make = xp.zeros if array.name in plan.sums else xp.empty
+            make = xp.zeros if array.name in plan.sums else xp.empty if flat else self.target.empty
             env[array.name] = make(shape.of(whole), bool if array.kind == "bool" else stored)
-            writes.append(arranged(env[array.name], array, flat, wide, xp))
+            writes.append(arranged(env[array.name], array, flat, wide, self.target))
         key = id(plan), shape.dtype  # the derivation keeps the plan
         if key not in self.loops:
             self.loops[key] = self.target.loops(plan, shape.dtype)
@@ -208,7 +219,7 @@ def is_number(x: Any) -> bool:
     return isinstance(x, int | float | np.floating | np.integer) and not isinstance(x, bool)
 
 
-def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, xp: Any) -> Any:
+def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, target: Target) -> Any:
     """An array as the loops take it, contiguous, with its leading axes as one; all axes as one if `flat`."""
     if not array.axes or array.kind == "bits":
         return x
@@ -216,7 +227,7 @@ def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, xp: Any) -> Any:
         x = x.astype(np.intp, copy=False)
     elif array.kind == "real" and x.dtype.kind in "biu":
         x = x.astype(wide)
-    x = xp.ascontiguousarray(x)
+    x = target.contiguous(x)
     if flat:
         return x.reshape(-1)
     return x.reshape(-1, *x.shape[x.ndim - len(array.axes) + 1 :]) if array.axes[0] == ROW else x
