@@ -62,6 +62,7 @@ class Printer:
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
         types = {"real": "T", "integer": "Index", "bool": "bool", "bits": ""}
         self.types = {a.name: "REAL" if a.kind == "real" and a.name in wide else types[a.kind] for a in self.arrays.values()}
+        self.given = {array.name for array in plan.reads}
         self.totals = [name for name, each in plan.sums.items() if each.at is not None]
         self.flat = is_flat(plan)
         self.again = any(each.sums for each in plan.passes) and not self.totals
@@ -80,7 +81,7 @@ class Printer:
             parameters += [f"Index {to}{name}_step"] * has_step(array, plan)
         parameters += [f"REAL {self.variable(name)}" for name in plan.numbers]
         parameters += [f"Index {size(axis)}" for axis in axes_of(plan)]
-        yield f'extern "C" __global__ void {plan.name}({", ".join(parameters)}) {{'
+        yield f'extern "C" __global__ void {plan.name}_loops({", ".join(parameters)}) {{'
         for name in self.totals:
             yield f"{INDENT}REAL {name}[PER * V] = {{0}};"
         body = [*self.body()]
@@ -221,10 +222,10 @@ class Printer:
             return f"R({parts[0]!r})"
         if kind == "number":
             return f"R({self.variable(parts[0])})"
-        if kind == "value":
+        if kind == "value" and parts[0] in self.given:
+            return self.text(("load", parts[0], tuple(("at", axis) for axis in self.arrays[parts[0]].axes)))
+        if kind in ("value", "sum"):
             return self.variable(parts[0]) if parts[0] not in self.plan.numbers else f"R({self.variable(parts[0])})"
-        if kind == "sum":
-            return parts[0]
         if kind == "load":
             element = self.load(tree)
             if tree in self.vectors and self.types[parts[0]] != "Index":

@@ -57,7 +57,7 @@ class CudaTarget:
                 arguments += [x, np.int64(x.strides[-2] // x.itemsize)] if has_step(array, plan) else [x]
             arguments += [*map(wide.type, numbers), *(np.int64(sizes[axis]) for axis in axes_of(plan))]
             source = text(frozenset(a.name for x, a in arrays if a.kind == "real" and x.dtype != dtype))
-            run_kernel = kernel(source, plan.name, dtype.name, tuple(constants.items()))
+            run_kernel = kernel(source, f"{plan.name}_loops", dtype.name, tuple(constants.items()))
             run_kernel((blocks,), (constants["THREADS"], constants["ROWS"]), tuple(arguments))
             for x, sums in of_blocks:
                 x[...] = column_sums(sums)
