@@ -81,24 +81,30 @@ class Printer:
             parameters += [f"Index {to}{name}_step"] * has_step(array, plan)
         parameters += [f"REAL {self.variable(name)}" for name in plan.numbers]
         parameters += [f"Index {size(axis)}" for axis in axes_of(plan)]
-        yield f'extern "C" __global__ void {plan.name}_loops({", ".join(parameters)}) {{'
-        for name in self.totals:
-            yield f"{INDENT}REAL {name}[PER * V] = {{0}};"
-        body = [*self.body()]
+        head, call = ", ".join(parameters), ", ".join(each.split()[-1].lstrip("*") for each in parameters)
         if self.again:
-            body = ["auto compute = [&](auto zero) {", f"{INDENT}typedef decltype(zero) R;", f"{INDENT}bool finite = true;"]
-            body += [INDENT + line for line in self.body()]
-            body += [f"{INDENT}return finite;", "};"]
-            body += ["if (!compute((REAL)0) && sizeof(REAL) < 8) compute(0.0);  // a sum overflowed"]
-        else:
-            body = ["typedef REAL R;", *self.body()]
+            places = "".join(f", Index {axis}" for axis in self.outer)
+            yield f"template <class R> __device__ bool row_of_{plan.name}({head}{places}) {{"
+            yield f"{INDENT}bool finite = true;"
+            yield from (INDENT + line for line in self.body())
+            yield f"{INDENT}return finite;"
+            yield "}\n"
+        yield f'extern "C" __global__ void {plan.name}_loops({head}) {{'
+        yield from (f"{INDENT}REAL {name}[PER * V] = {{0}};" for name in self.totals)
+        depth = INDENT if self.flat else INDENT * 2
         if not self.flat:
             rows = " * ".join(map(size, self.outer)) or "1"
             yield f"{INDENT}for (Index row = {TEAM}; row < {rows}; row += (Index)gridDim.x * ROWS) {{"
             for i, axis in enumerate(self.outer):
                 inner = " * ".join(map(size, self.outer[i + 1 :]))
-                yield f"{INDENT * 2}Index {axis} = row{f' / ({inner})' * bool(inner)}{f' % {size(axis)}' * bool(i)};"
-        yield from (INDENT * (1 if self.flat else 2) + line for line in body)
+                yield f"{depth}Index {axis} = row{f' / ({inner})' * bool(inner)}{f' % {size(axis)}' * bool(i)};"
+        if self.again:
+            call = ", ".join([call, *self.outer])
+            yield f"{depth}if (!row_of_{plan.name}<REAL>({call}) && sizeof(REAL) < 8)  // a sum overflowed"
+            yield f"{depth}{INDENT}row_of_{plan.name}<double>({call});"
+        else:
+            yield f"{depth}typedef REAL R;"
+            yield from (depth + line for line in self.body())
         if not self.flat:
             yield f"{INDENT}}}"
         if self.totals:
@@ -149,8 +155,8 @@ class Printer:
         for name in each.stores:
             yield f"{INDENT}Vector<{self.types[name]}, V> {self.variable(name)}_to;"
             inside.append(f"{self.variable(name)}_to.at[j] = {self.narrow(name)};")
-        yield f"{INDENT}for (int j = 0; j < V && first + j < columns; ++j) {{"
-        yield f"{INDENT * 2}{'Index' if self.flat else 'int'} c = first + j;"
+        column = "Index c = first, j = 0" if self.flat else "int c = first, j = 0"
+        yield f"{INDENT}for ({column}; j < V && c < columns; ++c, ++j) {{"
         yield from (INDENT * 2 + line for line in inside)
         yield f"{INDENT}}}"
         self.vectors = {}
