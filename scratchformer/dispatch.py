@@ -190,7 +190,7 @@ def backward(reference: Callable) -> Operation[...]:
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         cache = args[1] if len(args) > 1 else kwargs.get(second)
         if type(cache) is TwinCache and f"{cache.twin.operation}_backward" == reference.__name__:
-            given = signature.bind(*args, **kwargs).arguments if kwargs else dict(zip(names, args, strict=True))
+            given = signature.bind(*args, **kwargs).arguments if kwargs else dict(zip(names, args, strict=False))
             return gradients_of(names[0], given.pop(names[0]), given.pop(second), **given)
         twin = twins.get(type(cache))
         if twin is None:

@@ -11,7 +11,7 @@ from ..dispatch import cache_type
 from ..notation.grammar import canonical, walk
 from .axes import arranged
 from .equations import Definitions, definitions_of
-from .plan import Plan, kind, make_plan
+from .plan import Plan, kind, make_plan, names
 from .trees import COLUMN, ROW, Array, Lowering, row_letters
 
 __all__ = ["Derivation", "Pair"]
@@ -74,8 +74,8 @@ class Derivation:
         arrays = [array for array in kept.values() if array is not None]
         gradients = [f"d{argument}" for argument in self.arguments if f"d{argument}" in known]
         backward = make_plan(self.definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
-        trees = [value.tree for value in backward.values.values()] + [each.tree for each in backward.sums.values()]
-        used = {leaf[1] for tree in trees for leaf in walk(tree) if leaf[0] == "load"}
+        trees = [value.tree for value in backward.values.values()]
+        used = names([*trees, *(part for each in backward.sums.values() for part in (each.tree, *(each.at or ())))])
         needed = [field for field in fields if field in used]
         computed = [field for field in needed if field in known and field not in (*self.arguments, *self.gives)]
         results = list(dict.fromkeys([self.output, *computed]))
@@ -92,8 +92,8 @@ def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]
     return Array(name, lowering.axes_of(name), kind(lowering.value(name).tree))
 
 
-def arrays_of(definitions: Definitions, names: Sequence[str]) -> list[Array]:
-    """Those of the names that equations use as arrays, with their axes.
+def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
+    """Those of the wanted names that equations use as arrays, with their axes.
 
     Equations may leave out n, the rows. An array without it has rows all the same, unless the gradient of the array is a
     sum over rows: then all rows share it. (Where rows have other letters, none is left out.)
@@ -106,7 +106,7 @@ def arrays_of(definitions: Definitions, names: Sequence[str]) -> list[Array]:
                 if node[0] != "name" or not node[2] or node is side:  # the left side of an equation
                     continue
                 name, indices = definitions.resolve(node[1]), [i[1] if i[0] == "idx" else "" for i in node[2]]
-                if name not in names or name in found or "" in indices or (clear and {*indices} & {*bound}):
+                if name not in wanted or name in found or "" in indices or (clear and {*indices} & {*bound}):
                     continue
                 axes = [axis_of(letter, bound, rows) for letter in indices]
                 gradient = definitions.known.get(f"d{name}")

@@ -181,9 +181,10 @@ class Twin:
         kept = {name: values[name] for name in pair.kept} | numbers
         return results[0], Kept(pair, kept, shape)
 
-    def backward(self, dy: Any, kept: Kept) -> Any:
+    def backward(self, dy: Any, kept: Kept, out: Any = None) -> Any:
+        """The gradients. out: an array to which the only gradient, a sum over rows, is added."""
         pair, values, shape = kept
-        results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape)
+        results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape, out)
         return results[0] if len(results) == 1 else tuple(results)
 
     def in_order_of_memory(self, plan: Plan, values: Mapping[str, Any]) -> Plan:
@@ -200,8 +201,8 @@ class Twin:
             self.plans[id(plan), order] = reordered(plan, order)
         return self.plans[id(plan), order]
 
-    def run(self, plan: Plan, values: Mapping[str, Any], shape: Shape) -> list | None:
-        """The results of a plan; None if a sum was not finite."""
+    def run(self, plan: Plan, values: Mapping[str, Any], shape: Shape, out: Any = None) -> list | None:
+        """The results of a plan; None if a sum was not finite. out: see `backward`."""
         xp, wide, flat = self.target.xp, shape.wide, plan.axes == (COLUMN,)
         env = dict(values)
         for name in plan.head:
@@ -218,6 +219,10 @@ class Twin:
             )
             env[new.name] = transposed(x, new, old)
             writes.append(arranged(x, new, flat, wide, xp))
+        for name, axis in plan.places if xp is np else ():
+            size = shape.sizes[axis]
+            if env[name].min() < 0 or env[name].max() >= size:  # compiled code would read and write anywhere
+                raise IndexError(f"{name}: expected integers from 0 to {size - 1}")
         key = id(plan), shape.dtype
         if key not in self.loops:
             self.loops[key] = self.target.loops(plan, shape.dtype)
@@ -225,6 +230,9 @@ class Twin:
             return None
         for name in plan.tail:
             env[name] = evaluate(plan.values[name].tree, env, shape, xp)
+        if out is not None and (result := env[plan.results[0]]) is not out:
+            out += result
+            return [out]
         return [env[name] for name in plan.results]
 
 
