@@ -118,7 +118,7 @@ def reordered(plan: Plan, order: tuple[str, ...]) -> Plan:
     """The plan with its loops, and the axes of its arrays, in this order."""
 
     def sorted_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(sorted(axes, key=lambda axis: order.index(axis) if axis in order else len(order)))
+        return tuple(sorted(axes, key=order.index)) if {*axes} <= {*order} else axes
 
     axes_of = {array.name: array.axes for array in (*plan.reads, *plan.writes)}
 
