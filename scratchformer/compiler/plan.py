@@ -115,7 +115,7 @@ def make_plan(
     in_arrays = {key for key in of_head if of_head[key] or names_of_arrays(values[key].tree, values)}
     reads = [*arrays, *(Array(key, of_head[key]) for key in of_head if key in in_arrays)]
     of_call = [key for key in lowering.numbers if key in used]
-    axes = loop_axes(reads, trees)
+    axes = loop_axes([*(lowering.axes_of(result) for result in results), *(array.axes for array in reads)], trees)
     writes = [Array(key, ordered(values[key].axes, axes), kind(values[key].tree)) for key in written]
     writes += [Array(key, each.axes) for key, each in sums.items() if each.at is not None]
     return Plan(
@@ -190,8 +190,8 @@ def ordered(axes: Collection[str], order: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(axes, key=lambda axis: (order.index(axis) if axis in order else -1, axis)))
 
 
-def loop_axes(reads: Sequence[Array], trees: Iterable[Node]) -> tuple[str, ...]:
-    """The axes of the loops, in the order in which the arrays have them, the column last."""
+def loop_axes(arrays: Iterable[tuple[str, ...]], trees: Iterable[Node]) -> tuple[str, ...]:
+    """The axes of the loops, in the order in which these arrays have them, the column last."""
     looped = {leaf[1] for tree in trees for leaf in walk(tree) if leaf[0] == "at"}
-    order = dict.fromkeys(axis for array in reads for axis in array.axes if axis in looped and axis != COLUMN)
+    order = dict.fromkeys(axis for axes in arrays for axis in axes if axis in looped and axis != COLUMN)
     return (*sorted(order, key=lambda axis: axis != ROW), *((COLUMN,) if COLUMN in looped else ()))

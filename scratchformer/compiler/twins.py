@@ -106,12 +106,13 @@ class Twin:
 
     @cached_property
     def arrays(self) -> dict[str, Array]:
-        """The arguments that are arrays."""
+        """The arguments that the loops read."""
         try:
-            self.derivation.compile()
+            reads = {array.name for array in self.derivation.compile().forward.reads}
         except CompileError:
             return {}
-        return {name: array for name, array in self.derivation.arrays.items() if name in self.derivation.arguments}
+        arguments = self.derivation.arguments
+        return {name: array for name, array in self.derivation.arrays.items() if name in arguments and name in reads}
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
@@ -144,9 +145,9 @@ class Twin:
             if array.kind == "integer":
                 if x.dtype.kind not in "iu":
                     return None
-            elif dtype not in (None, x.dtype):
-                return None
-            else:
+            elif x.dtype.kind not in "biu":
+                if dtype not in (None, x.dtype):
+                    return None
                 dtype = x.dtype
             axes = [axis for axis in array.axes if axis != ROW]
             before = x.ndim - len(axes)
@@ -179,7 +180,8 @@ class Twin:
             return None
         values |= dict(zip(pair.forward.results, results, strict=True))
         kept = {name: values[name] for name in pair.kept} | numbers
-        return results[0], Kept(pair, kept, shape)
+        y = results[0]
+        return y.astype(shape.dtype, copy=False) if y.ndim else y, Kept(pair, kept, shape)
 
     def backward(self, dy: Any, kept: Kept, out: Any = None) -> Any:
         """The gradients. out: an array to which the only gradient, a sum over rows, is added."""
@@ -261,6 +263,8 @@ def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, xp: Any) -> Any:
         x = x.astype(np.intp, copy=False)
     elif array.kind == "real" and x.dtype.kind in "biu":
         x = x.astype(wide)
+    if x.ndim > len(array.axes) and x.shape[-1] == 1 and COLUMN not in array.axes:
+        x = x[..., 0]  # an axis that a reduction kept
     x = xp.ascontiguousarray(x)
     if flat:
         return x.reshape(-1)
