@@ -126,12 +126,18 @@ class Operation(Protocol[Arguments]):
     reference: Callable[Arguments, Any]
     twins: dict[type, Callable]  # by the type of the array, or of the cache
     fast_twins: dict[type, Callable]  # those that run inside `fast()`
+    chosen: tuple[dict[type, list[Twin]], dict[type, list[Twin]]]  # outside `fast()`, and inside: see `add_twin`
 
     def twin(self, kind: type, fast: bool = False) -> Callable[[Function], Function]:
         """Register the decorated function for calls whose first argument (a backward: whose cache) is a `kind`.
 
         fast: only inside `fast()`, where it goes before a twin without. (The cache already tells a backward.)
         """
+
+    def add_twin(
+        self, kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
+    ) -> None:
+        """Register a twin for calls whose first argument is a `kind`, see the heading of this module."""
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
 
