@@ -117,7 +117,7 @@ def make_plan(
     axes = loop_axes(reads, [values[key].axes for key in loops])
     writes = [Array(key, ordered(values[key].axes, axes), kind(values[key].tree)) for key in written]
     writes += [Array(key, each.axes) for key, each in sums.items() if each.at is not None]
-    plan = Plan(
+    return Plan(
         name,
         axes,
         tuple(reads),
@@ -131,7 +131,6 @@ def make_plan(
         values,
         sums,
     )
-    return flattened(plan) if is_flat(plan, trees) else plan
 
 
 def names(trees: Iterable[Node]) -> set[str]:
@@ -187,25 +186,3 @@ def loop_axes(reads: Sequence[Array], others: Iterable[Collection[str]]) -> tupl
     looped = set().union(*others)
     order = dict.fromkeys(axis for array in reads for axis in array.axes if axis in looped and axis != COLUMN)
     return (*sorted(order, key=lambda axis: axis != ROW), *((COLUMN,) if COLUMN in looped else ()))
-
-
-def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
-    """Whether every number is computed on its own, from numbers at the same place."""
-    whole = all(array.axes == (ROW, COLUMN) for array in (*plan.reads, *plan.writes))
-    here = (("at", ROW), ("at", COLUMN))
-    return (
-        whole and not plan.sums and all(node[2] == here for tree in trees for node in walk(tree) if node[0] == "load")
-    )
-
-
-def flattened(plan: Plan) -> Plan:
-    """The plan with one axis in place of rows and column."""
-
-    def flat(tree: Any) -> Any:
-        if not isinstance(tree, tuple):
-            return tree
-        return ("load", tree[1], (("at", COLUMN),)) if tree[:1] == ("load",) else tuple(map(flat, tree))
-
-    axes, reads, writes = ((COLUMN,), *([a._replace(axes=(COLUMN,)) for a in x] for x in (plan.reads, plan.writes)))
-    values = {key: value._replace(tree=flat(value.tree)) for key, value in plan.values.items()}
-    return plan._replace(axes=axes, reads=tuple(reads), writes=tuple(writes), values=values)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..dispatch import Operation
 from ..notation.grammar import Node
+from .axes import HALF, reordered
 from .derivation import Derivation, Pair
 from .equations import CompileError
 from .plan import Plan
@@ -66,7 +67,10 @@ class Shape(NamedTuple):
 
     def of(self, array: Array) -> tuple[int, ...]:
         """The shape of an array as callers see it."""
-        return (*(self.lead if ROW in array.axes else ()), *(self.sizes[axis] for axis in array.axes if axis != ROW))
+        return (
+            *(self.lead if ROW in array.axes else ()),
+            *(self.sizes[a] for a in without_half(array.axes) if a != ROW),
+        )
 
 
 class Kept(NamedTuple):
@@ -91,12 +95,14 @@ class Twin:
 
     def __init__(self, op: Operation, op_backward: Operation | None, target: Target) -> None:
         self.op, self.op_backward, self.target = op, op_backward, target
-        self.loops: dict[tuple[int, np.dtype], Callable] = {}
+        self.loops: dict[tuple[int, np.dtype], Callable] = {}  # by plan; the derivation keeps the plans
+        self.plans: dict[tuple[int, tuple[str, ...]], Plan] = {}  # in another order
 
     @cached_property
     def derivation(self) -> Derivation:
         """Raises CompileError if it cannot be compiled."""
-        return Derivation(self.op.reference, self.op_backward and self.op_backward.reference)
+        backward = self.op_backward and self.op_backward.reference
+        return Derivation(self.op.reference, backward, getattr(self.op, "gives", ()))
 
     @cached_property
     def arrays(self) -> dict[str, Array]:
@@ -161,7 +167,7 @@ class Twin:
         assert shape is not None  # the arguments fit
         given = getattr(self.op, "given", None)
         if given is not None:
-            values |= given(*args, **kwargs) or {}
+            values |= given(*(values[name] for name in self.defaults)) or {}
         others = [name for name in self.defaults if name not in self.arrays]
         numbers = {name: values[name] for name in others if is_number(values[name])}
         options = {name: values[name] for name in others if name not in numbers and name in self.derivation.deciding}
@@ -180,21 +186,39 @@ class Twin:
         results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape)
         return results[0] if len(results) == 1 else tuple(results)
 
+    def in_order_of_memory(self, plan: Plan, values: Mapping[str, Any]) -> Plan:
+        """The plan with its loops over rows in the order in which the first array with all rows lies in memory."""
+        rows = [axis for axis in plan.axes if axis not in (COLUMN, HALF)]
+        if len(rows) < 2:
+            return plan
+        array = next((array for array in plan.reads if {*rows} <= {*array.axes}), None)
+        if array is None:
+            return plan
+        strides = dict(zip(without_half(array.axes), values[array.name].strides, strict=True))
+        order = (*sorted(rows, key=lambda axis: -strides[axis]), *plan.axes[len(rows) :])
+        if (id(plan), order) not in self.plans:
+            self.plans[id(plan), order] = reordered(plan, order)
+        return self.plans[id(plan), order]
+
     def run(self, plan: Plan, values: Mapping[str, Any], shape: Shape) -> list | None:
         """The results of a plan; None if a sum was not finite."""
         xp, wide, flat = self.target.xp, shape.wide, plan.axes == (COLUMN,)
         env = dict(values)
         for name in plan.head:
             env[name] = evaluate(plan.values[name].tree, env, shape, xp)
-        reads = [arranged(env[array.name], array, flat, wide, xp) for array in plan.reads]
+        given, plan = plan, self.in_order_of_memory(plan, env)
+        pairs = zip(given.reads, plan.reads, strict=True)
+        reads = [arranged(transposed(env[old.name], old, new), new, flat, wide, xp) for old, new in pairs]
         writes = []
-        for array in plan.writes:
-            whole = array._replace(axes=(ROW, COLUMN)) if flat else array
-            stored = shape.dtype if {ROW, COLUMN} <= {*whole.axes} and array.name not in plan.sums else wide
-            make = xp.zeros if array.name in plan.sums else xp.empty
-            env[array.name] = make(shape.of(whole), bool if array.kind == "bool" else stored)
-            writes.append(arranged(env[array.name], array, flat, wide, xp))
-        key = id(plan), shape.dtype  # the derivation keeps the plan
+        for old, new in zip(given.writes, plan.writes, strict=True):
+            stored = shape.dtype if COLUMN in new.axes and new.name not in plan.sums else wide
+            make = xp.zeros if new.name in plan.sums else xp.empty
+            x = make(
+                shape.of(new._replace(axes=(ROW, COLUMN)) if flat else new), bool if new.kind == "bool" else stored
+            )
+            env[new.name] = transposed(x, new, old)
+            writes.append(arranged(x, new, flat, wide, xp))
+        key = id(plan), shape.dtype
         if key not in self.loops:
             self.loops[key] = self.target.loops(plan, shape.dtype)
         if not self.loops[key](reads, [float(env[name]) for name in plan.numbers], writes):
@@ -208,6 +232,17 @@ def is_number(x: Any) -> bool:
     return isinstance(x, int | float | np.floating | np.integer) and not isinstance(x, bool)
 
 
+def without_half(axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis != HALF)
+
+
+def transposed(x: Any, old: Array, new: Array) -> Any:
+    """An array with the axes of `old` in the order of `new`."""
+    if old.axes == new.axes:
+        return x
+    return x.transpose([without_half(old.axes).index(axis) for axis in without_half(new.axes)])
+
+
 def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, xp: Any) -> Any:
     """An array as the loops take it, contiguous, with its leading axes as one; all axes as one if `flat`."""
     if not array.axes or array.kind == "bits":
@@ -219,6 +254,8 @@ def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, xp: Any) -> Any:
     x = xp.ascontiguousarray(x)
     if flat:
         return x.reshape(-1)
+    if HALF in array.axes:
+        return x.reshape(*x.shape[:-1], 2, -1)
     return x.reshape(-1, *x.shape[x.ndim - len(array.axes) + 1 :]) if array.axes[0] == ROW else x
 
 
