@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..dispatch import cache_type
 from ..notation.grammar import canonical, walk
+from ..notation.run import source_tree
 from .equations import Definitions, definitions_of
 from .plan import Plan, kind, make_plan
 from .trees import COLUMN, ROW, Array, Lowering, row_letters
@@ -33,8 +35,7 @@ class Derivation:
         self.fields: tuple[str, ...] = ()
         if op_backward is not None:
             gradient, parameter, *_ = inspect.signature(op_backward).parameters
-            annotated = cache_type(op_backward, parameter)
-            self.fields = tuple(map(canonical, getattr(annotated, "_fields", (parameter,))))
+            self.fields = tuple(map(canonical, fields_of(op_backward, parameter)))
             self.gradient, self.output = canonical(gradient), canonical(gradient.removeprefix("d"))
         self.has_backward = op_backward is not None
         self.definitions = definitions_of(op, op_backward, [*self.arguments, *self.fields])
@@ -65,8 +66,13 @@ class Derivation:
         fields = [self.definitions.resolve(field) for field in self.fields]
         kept = {field: there_or_computed(field, lowering, self.arrays) for field in fields}
         arrays = [array for array in kept.values() if array is not None]
-        gradients = [f"d{argument}" for argument in self.arguments if f"d{argument}" in known]
-        backward = make_plan(self.definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
+        named = [f"d{argument}" for argument in self.arguments]
+        gradients = [gradient for gradient in named if gradient in known or gradient in self.definitions.partial]
+        if not gradients:
+            raise self.definitions.error(f"no equation computes a gradient: {' or '.join(named)}")
+        lost = frozenset(self.arguments) - {array.name for array in arrays}
+        definitions = self.definitions._replace(lost=lost)
+        backward = make_plan(definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
         trees = [value.tree for value in backward.values.values()] + [each.tree for each in backward.sums.values()]
         used = {leaf[1] for tree in trees for leaf in walk(tree) if leaf[0] == "load"}
         needed = [field for field in fields if field in used]
@@ -74,6 +80,19 @@ class Derivation:
         results = list(dict.fromkeys([self.output, *computed]))
         forward = make_plan(self.definitions, there, numbers, chosen, results, name)
         return Pair(forward, backward, tuple(dict.fromkeys(needed)))
+
+
+def fields_of(op_backward: Callable, parameter: str) -> tuple[str, ...]:
+    """The names of what the cache keeps: the fields of its NamedTuple; or those that the backward unpacks it into, as
+    in `x, s = cache`; or the name of the parameter, if the cache is one array.
+    """
+    found = getattr(cache_type(op_backward, parameter), "_fields", ())
+    parsed = source_tree(op_backward)
+    for node in ast.walk(parsed[1]) if parsed and not found else ():
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == parameter:
+            names = [name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)]
+            found = tuple(names) if isinstance(node.targets[0], ast.Tuple) else found
+    return found or (parameter,)
 
 
 def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]) -> Array | None:
