@@ -33,13 +33,17 @@ class Derivation:
         self.op, self.signature = op, inspect.signature(op)
         self.arguments = {canonical(name): name for name in self.signature.parameters}
         self.fields: tuple[str, ...] = ()
+        bits: set[str] = set()  # names of fields that are not drawn yet
         if op_backward is not None:
             gradient, parameter, *_ = inspect.signature(op_backward).parameters
             self.fields = tuple(map(canonical, fields_of(op_backward, parameter)))
+            kinds = getattr(cache_type(op_backward, parameter), "__annotations__", {}).items()
+            bits = {canonical(name) for name, kind in kinds if getattr(kind, "__forward_arg__", kind) == "Bits"}
             self.gradient, self.output = canonical(gradient), canonical(gradient.removeprefix("d"))
         self.has_backward = op_backward is not None
         self.definitions = definitions_of(op, op_backward, [*self.arguments, *self.fields])
-        self.arrays = {array.name: array for array in arrays_of(self.definitions, [*self.arguments, *self.fields])}
+        found = arrays_of(self.definitions, [*self.arguments, *self.fields])
+        self.arrays = {a.name: a._replace(kind="bits") if a.name in bits else a for a in found}
         sides = [node for _, side in self.definitions.sides for node in walk(side) if node[0] in ("cases", "bracket")]
         self.deciding = {leaf[1] for node in sides for leaf in walk(node) if leaf[0] == "name" and not leaf[2]}
         self.pair = cache(self.make_pair)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..kernels import numba_math, numba_rows
 from ..kernels.numba_code import as_bits, compiled, plus
+from ..rng import Bits
 from .numba_code import numba_source
 from .plan import Plan
 
@@ -29,7 +30,8 @@ class NumbaTarget:
         function = loops(numba_source(plan), plan.name, wide)
 
         def run(reads: list, numbers: list, writes: list) -> bool:
-            return function(*(as_bits(x) if np.ndim(x) else wide(x) for x in (*reads, *numbers, *writes))) == 0
+            arrays = (x.start if isinstance(x, Bits) else as_bits(x) if np.ndim(x) else wide(x) for x in reads)
+            return function(*arrays, *map(wide, numbers), *map(as_bits, writes)) == 0
 
         return run
 
@@ -42,7 +44,7 @@ def loops(source: str, name: str, wide: Any) -> Any:
     """
     unique = f"{name}_{sha256(source.encode()).hexdigest()[:12]}_{np.dtype(wide).name}"
     space = {"__name__": __name__, "np": np, "R": wide, "plus": plus, "maximum_of_row": numba_rows.maximum_of_row}
-    space |= {key: getattr(numba_math, key) for key in ("read", "narrow", "exp")} | {
+    space |= {key: getattr(numba_math, key) for key in ("read", "narrow", "exp", "draw")} | {
         "log": np.log,
         "tanh": np.tanh,
         "sin": np.sin,

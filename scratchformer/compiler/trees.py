@@ -11,7 +11,6 @@ The trees are tuples as in `notation.grammar`, with these nodes in place of name
 - `("value", name)`: what was computed under that name; `("sum", name)`: a sum or maximum, see `Sum`
 - `("over", function, tree)`: a sum over all rows
 - `("if", conditions, a, b)`: a where all conditions `(relation, left, right)` hold, else b
-- `("random", place)`: the integer of `rng.random_uint16` at this place, from 0 to 65535
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ HEAD, LOOPS, TAIL = range(3)  # computed before the loops by the array library, 
 
 
 class Array(NamedTuple):
-    """An array that the loops read or write. kind: "real", "integer" or "bool"."""
+    """An array that the loops read or write. kind: "real", "integer", "bool", or "bits" for one that is drawn."""
 
     name: str
     axes: tuple[str, ...]
@@ -143,8 +142,6 @@ class Lowering:
         if kind in ("bracket", "delta"):
             conditions = node[1] if kind == "bracket" else (("=", node[1], node[2]),)
             return self.choose(((("num", 1.0, "1"), conditions),), ("num", 0.0, "0"), places)
-        if kind == "call" and node[1] == "random":
-            return self.lower(node[2][0], places)._replace(tree=("random", self.lower(node[2][0], places).tree))
         if kind == "call":
             value = self.join([self.lower(part, places) for part in node[2]], lambda *trees: ("call", node[1], trees))
             return self.under_a_name(value, node[1]) if node[1] in SLOW and COLUMN in value.axes else value

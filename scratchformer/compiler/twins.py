@@ -210,7 +210,7 @@ def is_number(x: Any) -> bool:
 
 def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, xp: Any) -> Any:
     """An array as the loops take it, contiguous, with its leading axes as one; all axes as one if `flat`."""
-    if not array.axes:
+    if not array.axes or array.kind == "bits":
         return x
     if array.kind == "integer":
         x = x.astype(np.intp, copy=False)
