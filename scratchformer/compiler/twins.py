@@ -161,7 +161,7 @@ class Twin:
         assert shape is not None  # the arguments fit
         given = getattr(self.op, "given", None)
         if given is not None:
-            values |= given(*args, **kwargs) or {}
+            values |= given(**{original: values[name] for original, name in self.canonical.items()}) or {}
         others = [name for name in self.defaults if name not in self.arrays]
         numbers = {name: values[name] for name in others if is_number(values[name])}
         options = {name: values[name] for name in others if name not in numbers and name in self.derivation.deciding}
@@ -175,7 +175,9 @@ class Twin:
         kept = {name: values[name] for name in pair.kept} | numbers
         return results[0], Kept(pair, kept, shape)
 
-    def backward(self, dy: Any, kept: Kept) -> Any:
+    def backward(self, dy: Any, kept: Any) -> Any:
+        if type(kept) is not Kept:  # the cache of the reference, which took over after an overflow
+            return self.op_backward.reference(dy, kept)
         pair, values, shape = kept
         results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape)
         return results[0] if len(results) == 1 else tuple(results)
