@@ -63,6 +63,8 @@ class Derivation:
         there = [array for array in given if array.name not in numbers]
         if not self.has_backward:
             results = [argument for argument in self.arguments if argument in known]
+            if not results:
+                raise self.definitions.error("it has no backward, and no equation computes one of its arguments")
             return Pair(make_plan(self.definitions, there, numbers, chosen, results, name), None, ())
         lowering = Lowering(self.definitions, there, numbers, chosen)
         output = lowering.value(self.output)

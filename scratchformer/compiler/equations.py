@@ -16,12 +16,9 @@ from ..notation.grammar import Node, NotationError, canonical, walk
 from ..notation.layout import normal, read
 from ..notation.run import docstring_of, source_of, statements
 from ..notation.spelling import spelled
+from . import CompileError
 
-__all__ = ["CompileError", "Definition", "Definitions", "definitions_of"]
-
-
-class CompileError(ValueError):
-    """A derivation that cannot be made into loops."""
+__all__ = ["Definition", "Definitions", "definitions_of"]
 
 
 class Definition(NamedTuple):

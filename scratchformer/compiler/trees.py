@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from ..notation.grammar import Node, walk
 from ..notation.spelling import spelled
-from .equations import CompileError, Definition, Definitions, is_product
+from . import CompileError
+from .equations import Definition, Definitions, is_product
 
 COLUMN, ROW = "column", "n"
 SLOW = ("exp", "log", "tanh", "erf", "sin", "cos")

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..dispatch import Operation
 from ..notation.grammar import Node
+from . import CompileError
 from .derivation import Derivation, Pair
-from .equations import CompileError
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
 
