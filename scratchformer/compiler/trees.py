@@ -291,6 +291,8 @@ class Lowering:
         node = definition.node
         if node[0] != "over" or node[1] != "sum" or COLUMN in map(self.axis, node[2]):
             return None
+        if is_product(node):
+            raise self.definitions.product(node, definition)
         places = {**places, **{letter: ("at", self.axis(letter)) for letter in node[2]}}
         body: list[Node] = []
         for factor in factors(node[3]):
