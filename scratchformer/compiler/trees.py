@@ -119,6 +119,11 @@ class Lowering:
         self.values[name] = value = value._replace(text=definition.spelled())
         return value
 
+    def axes_of(self, name: str) -> tuple[str, ...]:
+        """The axes of a name that an equation defines, in the order of its indices."""
+        value, letters = self.value(name), self.definitions.known[name].letters
+        return (*((ROW,) if ROW in value.axes else ()), *map(self.axis, letters))
+
     def bound(self, definition: Definition, places: dict[str, Node]) -> dict[str, Node]:
         """The place that each letter stands for, also those of the "with" clause."""
         for letter, node in definition.bindings:
@@ -186,11 +191,17 @@ class Lowering:
         lead = array.axes[: len(array.axes) - len(at)]
         if len(at) > len(array.axes):
             raise self.fail(f"{array.name} has {len(array.axes)} axes, and {len(at)} indices here")
-        places = (*(("at", axis) for axis in lead), *(part.tree for part in at))
+        places = (*(("at", axis) for axis in lead), *(self.spread(part.tree) for part in at))
         whole = COLUMN not in array.axes and places == tuple(("at", axis) for axis in array.axes)
         axes, letters = union(part.axes for part in at) | set(lead), union(part.letters for part in at)
         level = max((part.level for part in at), default=0)
         return Value(("load", array.name, places), HEAD if whole else LOOPS, level, axes, letters)
+
+    def spread(self, place: Node) -> Node:
+        """A place without names of other places."""
+        if place[0] == "value":
+            return self.spread(self.values[place[1]].tree)
+        return tuple(self.spread(part) if isinstance(part, tuple) and part else part for part in place)
 
     def join(self, parts: Sequence[Value], build: Callable[..., Node]) -> Value:
         """A value that is made of others."""
