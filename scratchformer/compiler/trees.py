@@ -190,7 +190,10 @@ class Lowering:
     def load(self, array: Array, at: Sequence[Value]) -> Value:
         lead = array.axes[: len(array.axes) - len(at)]
         if len(at) > len(array.axes):
-            raise self.fail(f"{array.name} has {len(array.axes)} axes, and {len(at)} indices here")
+            raise self.fail(
+                f"{array.name} has {len(array.axes)} axes, and {len(at)} indices here: if some of the axes before the last "
+                "have letters, write all of them in every equation, n too"
+            )
         places = (*(("at", axis) for axis in lead), *(self.spread(part.tree) for part in at))
         whole = COLUMN not in array.axes and places == tuple(("at", axis) for axis in array.axes)
         axes, letters = union(part.axes for part in at) | set(lead), union(part.letters for part in at)

@@ -197,7 +197,7 @@ class Twin:
         if len(rows) < 2:
             return plan
         array = next((array for array in plan.reads if {*rows} <= {*array.axes}), None)
-        if array is None:
+        if array is None or values[array.name].ndim != len(without_half(array.axes)):
             return plan
         strides = dict(zip(without_half(array.axes), values[array.name].strides, strict=True))
         order = (*sorted(rows, key=lambda axis: -strides[axis]), *plan.axes[len(rows) :])

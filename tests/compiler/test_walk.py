@@ -39,15 +39,15 @@ class GroupNormCache(NamedTuple):
 def groupnorm(x, gamma, beta, eps=1e-5):
     """Each group of channels is normalised to mean 0 and variance 1, then scaled and shifted.
 
-    x: (..., G, C). gamma, beta: (G, C). A row is a group g:
+    x: (N, G, C). gamma, beta: (G, C). A row is a group g of an example n:
 
-        μ_g = mean_c(x_gc)        rstd_g = 1/√(mean_c((x_gc − μ_g)²) + eps)
-        x̂_gc = (x_gc − μ_g) rstd_g        y_gc = γ_gc x̂_gc + β_gc
+        μ_ng = mean_c(x_ngc)        rstd_ng = 1/√(mean_c((x_ngc − μ_ng)²) + eps)
+        x̂_ngc = (x_ngc − μ_ng) rstd_ng        y_ngc = γ_gc x̂_ngc + β_gc
 
     Backward, as for layer norm, where every example n uses the same γ and β:
 
         dγ_gc = Σ_n dy_ngc x̂_ngc        dβ_gc = Σ_n dy_ngc
-        w_gc := dy_gc γ_gc        dx_gk = rstd_g (w_gk − mean_c(w_gc) − x̂_gk mean_c(w_gc x̂_gc))
+        w_ngc := dy_ngc γ_gc        dx_ngk = rstd_ng (w_ngk − mean_c(w_ngc) − x̂_ngk mean_c(w_ngc x̂_ngc))
     """
     mu = x.mean(axis=-1, keepdims=True)
     rstd = 1 / np.sqrt(((x - mu) ** 2).mean(axis=-1, keepdims=True) + eps)
@@ -102,7 +102,7 @@ def test_one_call_gives_the_source(name, target):
     op, op_backward, _ = WALK[name]
     source = shown(op, op_backward, target)
     assert source.index(f"{name}_backward") > source.index(name) >= 0
-    assert {"swish": "y_i = x_i s_i", "groupnorm": "μ_g = mean_c(x_gc)", "gain": "y_c = γ_c x_c"}[name] in source
+    assert {"swish": "y_i = x_i s_i", "groupnorm": "mean_c(x_ngc)", "gain": "y_c = γ_c x_c"}[name] in source
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
