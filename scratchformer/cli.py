@@ -279,8 +279,7 @@ def find_pair(name: str) -> tuple[Any, Any]:
     if not callable(op) or isinstance(op, type):
         where = f"{file} has no function {function}" if separator else f"expected FILE.py::FUNCTION or {', '.join(known)}"
         raise ValueError(f"{name}: {where}")
-    pair = op, getattr(module, f"{function}_backward", None)
-    return tuple(getattr(each, "reference", each) for each in pair)
+    return op, getattr(module, f"{function}_backward", None)
 
 
 def generate(args: argparse.Namespace) -> None:

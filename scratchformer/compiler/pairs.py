@@ -30,7 +30,7 @@ def compiled(op: Any, op_backward: Any) -> tuple[Any, Any]:
         )
     op = op if hasattr(op, "add_twin") else operation(op)
     op_backward = op_backward if hasattr(op_backward, "reference") else backward(op_backward)
-    derivation = Derivation(op.reference, op_backward.reference)
+    derivation = Derivation(op.reference, op_backward.reference, op.gives)
     derivation.compile()
     if (first := next(iter(derivation.arguments))) not in derivation.arrays:
         raise CompileError(

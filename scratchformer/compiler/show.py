@@ -18,11 +18,12 @@ PRINTERS = {"numba": ("numba_code", "#"), "cuda": ("cuda_code", "//"), "js": ("j
 def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterator[tuple[Plan, str]]:
     """The plan of a forward with its source for a target, which is a key of `PRINTERS`; then those of the backward.
 
-    Raises CompileError for what cannot be compiled.
+    op, op_backward: functions, decorated or not. Raises CompileError for what cannot be compiled.
     """
     module = PRINTERS[target][0]
     print_plan = getattr(import_module(f".{module}", __package__), module.replace("_code", "_source"))
-    pair = Derivation(op, op_backward).compile()
+    references = (getattr(function, "reference", function) for function in (op, op_backward))
+    pair = Derivation(*references, getattr(op, "gives", ())).compile()
     for plan in (pair.forward, pair.backward):
         if plan is not None:
             yield plan, print_plan(plan)
