@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..dispatch import cache_type
 from ..notation.grammar import canonical, walk
+from ..notation.run import source_tree
 from .axes import arranged
 from .equations import Definitions, definitions_of
 from .plan import Plan, kind, make_plan, names
@@ -38,9 +40,8 @@ class Derivation:
         bits: set[str] = set()  # names of fields that are not drawn yet
         if op_backward is not None:
             gradient, parameter, *_ = inspect.signature(op_backward).parameters
-            annotated = cache_type(op_backward, parameter)
-            self.fields = tuple(map(canonical, getattr(annotated, "_fields", (parameter,))))
-            kinds = getattr(annotated, "__annotations__", {}).items()
+            self.fields = tuple(map(canonical, fields_of(op_backward, parameter)))
+            kinds = getattr(cache_type(op_backward, parameter), "__annotations__", {}).items()
             bits = {canonical(name) for name, kind in kinds if getattr(kind, "__forward_arg__", kind) == "Bits"}
             self.gradient, self.output = canonical(gradient), canonical(gradient.removeprefix("d"))
         self.has_backward = op_backward is not None
@@ -66,14 +67,21 @@ class Derivation:
         there = [array for array in given if array.name not in numbers]
         if not self.has_backward:
             results = [argument for argument in self.arguments if argument in known]
+            if not results:
+                raise self.definitions.error("it has no backward, and no equation computes one of its arguments")
             return Pair(arranged(make_plan(self.definitions, there, numbers, chosen, results, name)), None, ())
         lowering = Lowering(self.definitions, there, numbers, chosen)
         dy = Array(self.gradient, lowering.axes_of(self.output))
         fields = [self.definitions.resolve(field) for field in self.fields]
         kept = {field: there_or_computed(field, lowering, self.arrays) for field in fields}
         arrays = [array for array in kept.values() if array is not None]
-        gradients = [f"d{argument}" for argument in self.arguments if f"d{argument}" in known]
-        backward = make_plan(self.definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
+        named = [f"d{argument}" for argument in self.arguments]
+        gradients = [gradient for gradient in named if gradient in known or gradient in self.definitions.partial]
+        if not gradients:
+            raise self.definitions.error(f"no equation computes a gradient: {' or '.join(named)}")
+        lost = frozenset(self.arguments) - {array.name for array in arrays}
+        definitions = self.definitions._replace(lost=lost)
+        backward = make_plan(definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
         trees = [value.tree for value in backward.values.values()]
         used = names([*trees, *(part for each in backward.sums.values() for part in (each.tree, *(each.at or ())))])
         needed = [field for field in fields if field in used]
@@ -81,6 +89,19 @@ class Derivation:
         results = list(dict.fromkeys([self.output, *computed]))
         forward = make_plan(self.definitions, there, numbers, chosen, results, name)
         return Pair(arranged(forward), arranged(backward), tuple(dict.fromkeys(needed)))
+
+
+def fields_of(op_backward: Callable, parameter: str) -> tuple[str, ...]:
+    """The names of what the cache keeps: the fields of its NamedTuple; or those that the backward unpacks it into, as
+    in `x, s = cache`; or the name of the parameter, if the cache is one array.
+    """
+    found = getattr(cache_type(op_backward, parameter), "_fields", ())
+    parsed = source_tree(op_backward)
+    for node in ast.walk(parsed[1]) if parsed and not found else ():
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == parameter:
+            into = tuple(name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name))
+            found = into if isinstance(node.targets[0], ast.Tuple) else found
+    return found or (parameter,)
 
 
 def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]) -> Array | None:

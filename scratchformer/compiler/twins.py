@@ -12,9 +12,9 @@ import numpy as np
 
 from ..dispatch import Operation
 from ..notation.grammar import Node
+from . import CompileError
 from .axes import HALF, reordered
 from .derivation import Derivation, Pair
-from .equations import CompileError
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
 
@@ -183,8 +183,10 @@ class Twin:
         y = results[0]
         return y.astype(shape.dtype, copy=False) if y.ndim else y, Kept(pair, kept, shape)
 
-    def backward(self, dy: Any, kept: Kept, out: Any = None) -> Any:
+    def backward(self, dy: Any, kept: Any, out: Any = None) -> Any:
         """The gradients. out: an array to which the only gradient, a sum over rows, is added."""
+        if type(kept) is not Kept:  # the cache of the reference, which took over after an overflow
+            return self.op_backward.reference(dy, kept) if out is None else self.op_backward.reference(dy, kept, out)
         pair, values, shape = kept
         results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape, out)
         return results[0] if len(results) == 1 else tuple(results)
@@ -195,7 +197,7 @@ class Twin:
         if len(rows) < 2:
             return plan
         array = next((array for array in plan.reads if {*rows} <= {*array.axes}), None)
-        if array is None:
+        if array is None or values[array.name].ndim != len(without_half(array.axes)):
             return plan
         strides = dict(zip(without_half(array.axes), values[array.name].strides, strict=True))
         order = (*sorted(rows, key=lambda axis: -strides[axis]), *plan.axes[len(rows) :])
