@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import cupy
 import numpy as np
@@ -34,9 +35,9 @@ def _kept_table(key: tuple, T: int, S: int, device: int) -> tuple[Array, Array]:
 
 
 def _table(pattern: Pattern, T: int, S: int) -> tuple[Array, Array]:
-    found = pattern.intervals(T, S, cupy)
-    size = max(len(a) for a in found)  # type: ignore[union-attr]  # for a pattern that fits
-    begin, end = (contiguous(cupy.broadcast_to(a, (size, T)).astype(np.int32)) for a in found)  # type: ignore[union-attr]
+    ends: Any = pattern.intervals(T, S, cupy)
+    size = max(map(len, ends))
+    begin, end = (contiguous(cupy.broadcast_to(a, (size, T)).astype(np.int32)) for a in ends)
     return begin, end
 
 
