@@ -19,7 +19,24 @@ from .trees import COLUMN, ROW, Array
 __all__ = ["cuda_source"]
 
 CALLS = {"abs": "fabs"}
-RESERVED = ("T", "V", "R", "REAL", "PER", "THREADS", "ROWS", "c", "i", "j", "first", "row", "int", "double", "float", "new")
+RESERVED = (
+    "T",
+    "V",
+    "R",
+    "REAL",
+    "PER",
+    "THREADS",
+    "ROWS",
+    "c",
+    "i",
+    "j",
+    "first",
+    "row",
+    "int",
+    "double",
+    "float",
+    "new",
+)
 HERE = ("at", COLUMN)
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"
 
@@ -61,7 +78,9 @@ class Printer:
         self.plan, self.outer = plan, [axis for axis in plan.axes if axis != COLUMN]
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
         types = {"real": "T", "integer": "Index", "bool": "bool", "bits": ""}
-        self.types = {a.name: "REAL" if a.kind == "real" and a.name in wide else types[a.kind] for a in self.arrays.values()}
+        self.types = {
+            a.name: "REAL" if a.kind == "real" and a.name in wide else types[a.kind] for a in self.arrays.values()
+        }
         self.given = {array.name for array in plan.reads}
         self.totals = [name for name, each in plan.sums.items() if each.at is not None]
         self.flat = is_flat(plan)
