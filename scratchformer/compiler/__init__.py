@@ -10,16 +10,23 @@ from __future__ import annotations
 from typing import Any
 
 from .. import ops
+from ..ops.precision import round_into
+from ..optim.adam import adam_step
+from ..optim.clip import scale
 from .equations import CompileError
 from .twins import Target, add_twins
 
 __all__ = ["CompileError", "add_all"]
 
+IN_PLACE: tuple[Any, ...] = (adam_step, round_into, scale)  # they have no backward
+
 
 def add_all(target: Target) -> None:
-    """Register the twins of all operations of `ops` for a target."""
+    """Register the twins of all operations of `ops`, and of those that step weights, for a target."""
     for name in ops.__all__:
         op: Any = getattr(ops, name)
         op_backward = getattr(ops, f"{name}_backward", None)
         if hasattr(op, "reference") and op_backward is not None:
             add_twins(op, op_backward, target)
+    for op in IN_PLACE:
+        add_twins(op, None, target)

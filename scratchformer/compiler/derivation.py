@@ -37,8 +37,9 @@ class Derivation:
             self.fields = tuple(map(canonical, getattr(annotated, "_fields", (parameter,))))
             self.gradient, self.output = canonical(gradient), canonical(gradient.removeprefix("d"))
         self.has_backward = op_backward is not None
-        self.definitions = definitions_of(op, op_backward, [*self.arguments, *self.fields])
-        self.arrays = {array.name: array for array in arrays_of(self.definitions, [*self.arguments, *self.fields])}
+        names = [*self.arguments, *(self.fields if self.has_backward else map(before, self.arguments))]
+        self.definitions = definitions_of(op, op_backward, names)
+        self.arrays = {array.name: array for array in arrays_of(self.definitions, names)}
         sides = [node for _, side in self.definitions.sides for node in walk(side) if node[0] in ("cases", "bracket")]
         self.deciding = {leaf[1] for node in sides for leaf in walk(node) if leaf[0] == "name" and not leaf[2]}
         self.pair = cache(self.make_pair)
@@ -58,7 +59,8 @@ class Derivation:
         there = [array for array in given if array.name not in numbers]
         if not self.has_backward:
             results = [argument for argument in self.arguments if argument in known]
-            return Pair(make_plan(self.definitions, there, numbers, chosen, results, name), None, ())
+            plan = make_plan(self.definitions, there, numbers, chosen, results, name)
+            return Pair(in_place(plan, self.definitions), None, ())
         lowering = Lowering(self.definitions, there, numbers, chosen)
         output = lowering.value(self.output)
         dy = Array(self.gradient, tuple(sorted(output.axes, key=lambda axis: (axis == COLUMN, axis != ROW))))
@@ -74,6 +76,28 @@ class Derivation:
         results = list(dict.fromkeys([self.output, *computed]))
         forward = make_plan(self.definitions, there, numbers, chosen, results, name)
         return Pair(forward, backward, tuple(dict.fromkeys(needed)))
+
+
+def before(name: str) -> str:
+    """What equations call an argument before an operation that changes it in place: m0 is m before."""
+    return f"{name}0"
+
+
+def in_place(plan: Plan, definitions: Definitions) -> Plan:
+    """The plan that reads what is there before from the array that it writes. That is safe only if every number depends
+    on others at the same place alone.
+    """
+    if plan.axes != (COLUMN,):
+        raise definitions.error("in place only what is at the same place can be read: not sums, nor other indices")
+    old = {before(name): name for name in plan.results}
+
+    def renamed(tree: Any) -> Any:
+        if not isinstance(tree, tuple):
+            return tree
+        return ("load", old.get(tree[1], tree[1]), tree[2]) if tree[:1] == ("load",) else tuple(map(renamed, tree))
+
+    values = {key: value._replace(tree=renamed(value.tree)) for key, value in plan.values.items()}
+    return plan._replace(reads=tuple(array for array in plan.reads if array.name not in old), values=values, in_place=True)
 
 
 def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]) -> Array | None:

@@ -148,7 +148,8 @@ class Printer:
         return f"{show(left)} {RELATIONS[relation]} {show(right)}"
 
     def load(self, array: Array, places: tuple[Node, ...]) -> str:
-        element = f"{variable(array.name)}[{', '.join(map(self.place, places))}]" if places else variable(array.name)
+        name = f"to_{variable(array.name)}" if array in self.plan.writes else variable(array.name)
+        element = f"{name}[{', '.join(map(self.place, places))}]" if places else name
         return f"read({element})" if array.kind == "real" else f"R({element})"
 
     def is_place(self, tree: Node) -> bool:

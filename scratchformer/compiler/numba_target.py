@@ -26,7 +26,7 @@ class NumbaTarget:
 
     def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
         wide = np.float64 if dtype == np.float64 else np.float32
-        function = loops(numba_source(plan), plan.name, wide)
+        function = loops(numba_source(plan), plan.name, wide, plan.in_place)
 
         def run(reads: list, numbers: list, writes: list) -> bool:
             return function(*(as_bits(x) if np.ndim(x) else wide(x) for x in (*reads, *numbers, *writes))) == 0
@@ -35,8 +35,9 @@ class NumbaTarget:
 
 
 @cache
-def loops(source: str, name: str, wide: Any) -> Any:
-    """The compiled function of a source that computes in the type `wide`.
+def loops(source: str, name: str, wide: Any, exact: bool) -> Any:
+    """The compiled function of a source that computes in the type `wide`. exact: whether each operation is rounded as
+    NumPy rounds it; then steps of an optimizer give the same weights whether they are compiled or not.
 
     Numba keeps compiled code on disk by file, name and line. The file is this one, and the name has a checksum of the source.
     """
@@ -50,4 +51,4 @@ def loops(source: str, name: str, wide: Any) -> Any:
         "erf": math.erf,
     }
     exec(compile(source.replace(f"def {name}(", f"def {unique}(", 1), __file__, "exec"), space)
-    return compiled(space[unique])
+    return compiled(space[unique], () if exact else ("contract",))

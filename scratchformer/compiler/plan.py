@@ -51,6 +51,7 @@ class Plan(NamedTuple):
     results: tuple[str, ...]
     values: Mapping[str, Value]
     sums: Mapping[str, Sum]
+    in_place: bool = False  # whether a load from an array in `writes` gives what is there before the loops
 
 
 def make_plan(

@@ -15,7 +15,7 @@ from .numpy_arrays import one_real_dtype
 
 @adam.adam_step.twin(np.ndarray, fast=True)
 def adam_step(
-    w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, lr: float, betas: tuple, eps: float, steps: int
+    w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, lr: float, beta1: float, beta2: float, eps: float, steps: int
 ) -> None:
     """As `optim.adam.adam_step`, in one pass and without temporary arrays.
 
@@ -32,16 +32,15 @@ def adam_step(
 
     (There is no backward: nothing is differentiated.)
 
-        step(w, g, m, v, rate, *betas, root, eps)
+        step(w, g, m, v, rate, beta1, beta2, root, eps)
 
     Every operation is rounded as in the reference, so the results are the same, bit for bit; 0 v_i is added to the
     change, too, which is NaN where v overflows.
     """
     if not (one_real_dtype(w, g, m, v) and all(x.ndim == 1 and x.flags.c_contiguous for x in (w, g, m, v))):
-        return adam.adam_step.twins[np.ndarray](w, g, m, v, lr, betas, eps, steps)
-    beta1, beta2 = betas
+        return adam.adam_step.twins[np.ndarray](w, g, m, v, lr, beta1, beta2, eps, steps)
     rate, root = lr / (1 - beta1**steps), math.sqrt(1 - beta2**steps)
-    step(w, g, m, v, rate, *betas, root, eps)
+    step(w, g, m, v, rate, beta1, beta2, root, eps)
     return None
 
 

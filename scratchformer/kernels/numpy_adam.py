@@ -15,7 +15,7 @@ plain = adam.adam_step.reference
 
 @adam.adam_step.twin(np.ndarray)
 def adam_step(
-    w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, lr: float, betas: tuple, eps: float, steps: int
+    w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, lr: float, beta1: float, beta2: float, eps: float, steps: int
 ) -> None:
     """As `optim.adam.adam_step`, with one temporary array.
 
@@ -53,8 +53,7 @@ def adam_step(
     differentiated.)
     """
     if not one_real_dtype(w, g, m, v):
-        return plain(w, g, m, v, lr, betas, eps, steps)
-    beta1, beta2 = betas
+        return plain(w, g, m, v, lr, beta1, beta2, eps, steps)
     change = np.multiply(g, 1 - beta1)
     m *= beta1
     m += change
