@@ -14,6 +14,7 @@ from ..ops.precision import round_into
 from ..optim.adam import adam_step
 from ..optim.clip import scale
 from .equations import CompileError
+from .in_place import InPlace
 from .twins import Target, add_twins
 
 __all__ = ["CompileError", "add_all"]
@@ -29,4 +30,5 @@ def add_all(target: Target) -> None:
         if hasattr(op, "reference") and op_backward is not None:
             add_twins(op, op_backward, target)
     for op in IN_PLACE:
-        add_twins(op, None, target)
+        twin = InPlace(op, target)
+        op.add_twin(target.kind, twin.fits, twin.forward, fast=True)

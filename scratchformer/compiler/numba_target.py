@@ -29,7 +29,11 @@ class NumbaTarget:
         function = loops(numba_source(plan), plan.name, wide, plan.in_place)
 
         def run(reads: list, numbers: list, writes: list) -> bool:
-            return function(*(as_bits(x) if np.ndim(x) else wide(x) for x in (*reads, *numbers, *writes))) == 0
+            numbers = [wide(x) for x in numbers]
+            return function(*map(as_taken, reads), *numbers, *map(as_bits, writes)) == 0
+
+        def as_taken(x: Any) -> Any:
+            return as_bits(x) if getattr(x, "ndim", 0) else wide(x)
 
         return run
 

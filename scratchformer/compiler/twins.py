@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dispatch import Operation
 from ..notation.grammar import Node
-from .derivation import Derivation, Pair, before
+from .derivation import Derivation, Pair
 from .equations import CompileError
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
@@ -108,14 +108,6 @@ class Twin:
         return {name: array for name, array in self.derivation.arrays.items() if name in self.derivation.arguments}
 
     @cached_property
-    def only_written(self) -> frozenset[str]:
-        """The arguments that an operation without a backward writes, but does not read: they may be of another type."""
-        if self.op_backward is not None:
-            return frozenset()
-        known, arrays = self.derivation.definitions.known, self.derivation.arrays
-        return frozenset(name for name in self.arrays if name in known and before(name) not in arrays)
-
-    @cached_property
     def defaults(self) -> dict[str, Any]:
         parameters = self.derivation.signature.parameters.values()
         return {name: p.default for name, p in zip(self.derivation.arguments, parameters, strict=True)}
@@ -143,13 +135,8 @@ class Twin:
             x = values[name]
             if type(x) is not self.target.kind or not x.size:
                 return None
-            if self.op_backward is None and not x.flags.c_contiguous:
-                return None
             if array.kind == "integer":
                 if x.dtype.kind not in "iu":
-                    return None
-            elif name in self.only_written:
-                if not self.target.takes(x.dtype):
                     return None
             elif dtype not in (None, x.dtype):
                 return None
@@ -166,8 +153,6 @@ class Twin:
             for axis, size in zip(axes, x.shape[before:], strict=True):
                 if sizes.setdefault(axis, size) != size:
                     return None
-        if dtype == np.float64 and any(values[name].dtype.itemsize == 2 for name in self.only_written):
-            return None  # by way of float32 it would be rounded twice
         return None if dtype is None else Shape({**sizes, ROW: math.prod(lead or ())}, lead or (), dtype)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -204,9 +189,6 @@ class Twin:
         reads = [arranged(env[array.name], array, flat, wide, xp) for array in plan.reads]
         writes = []
         for array in plan.writes:
-            if array.name in values:  # an argument that changes in place
-                writes.append(values[array.name].reshape(-1))
-                continue
             whole = array._replace(axes=(ROW, COLUMN)) if flat else array
             stored = shape.dtype if {ROW, COLUMN} <= {*whole.axes} and array.name not in plan.sums else wide
             make = xp.zeros if array.name in plan.sums else xp.empty
