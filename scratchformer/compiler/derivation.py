@@ -97,7 +97,8 @@ def in_place(plan: Plan, definitions: Definitions) -> Plan:
         return ("load", old.get(tree[1], tree[1]), tree[2]) if tree[:1] == ("load",) else tuple(map(renamed, tree))
 
     values = {key: value._replace(tree=renamed(value.tree)) for key, value in plan.values.items()}
-    return plan._replace(reads=tuple(array for array in plan.reads if array.name not in old), values=values, in_place=True)
+    reads = tuple(array for array in plan.reads if array.name not in old)
+    return plan._replace(reads=reads, values=values, in_place=True)
 
 
 def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]) -> Array | None:

@@ -1,4 +1,4 @@
-"""Operations that change arrays in place, such as the step of an optimizer, as loops over the numbers of flat arrays."""
+"""Operations that change arrays in place, such as the step of an optimizer, as one loop over their numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class InPlace:
             found[2 if name not in arrays else 1 if written else 0].append(i)
         return tuple(found[0]), tuple(found[1]), tuple(found[2])
 
-    def bound(self, args: tuple, kwargs: dict) -> tuple:
+    def bound(self, args: tuple, kwargs: dict) -> tuple[Any, ...]:
         """The arguments in order, all of them."""
         if len(args) == len(self.derivation.arguments):
             return args
@@ -55,14 +55,13 @@ class InPlace:
         return bound.args
 
     def fits(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether the loops can compute with these arguments: contiguous arrays of one shape, those that are read of one
-        type.
-        """
+        """Whether the loops can compute with these: contiguous arrays of one shape, those that are read of one type."""
         read, written, _ = self.places
         if not read:
             return False
         args = self.bound(args, kwargs)
-        kind, takes = self.target.kind, self.target.takes
+        kind: Any = self.target.kind
+        takes = self.target.takes
         first = args[read[0]]
         if type(first) is not kind or not first.size or not takes(first.dtype):
             return False

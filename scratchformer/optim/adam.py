@@ -25,14 +25,14 @@ def adam_step(
         m_i = β1 m0_i + (1 − β1) g_i        v_i = β2 v0_i + (1 − β2) g_i g_i
         w_i = w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)
 
-    The two corrections are the same for all i, so they are taken out of the loop, and out of the root. What is computed:
+    The two corrections are the same for all i. So they are computed once, in float64, outside the root:
 
         rate := lr/(1 − β1^t)        root := 1/√(1 − β2^t)
         w_i = w0_i − (rate m_i/(root √v_i + eps) + 0 v_i)
 
     (1 − β2) g² is (1 − β2) g times g, since in float32 g² overflows from 1.8e19 on. Where v overflows all the same, for
-    the default β2 from 5.8e20 on, the quotient would be 0 ever after. So 0 v, which is then NaN, is added to the change:
-    the weight becomes NaN, which the next loss shows, instead of standing still.
+    the default β2 from 5.8e20 on, the quotient would be 0 ever after. So 0 v, which is then NaN, is added to the
+    change: the weight becomes NaN, which the next loss shows, instead of standing still.
     """
     xp = array_module(w)
     m *= beta1

@@ -94,7 +94,7 @@ def test_every_kernel_is_called():
 # The docstrings of the twins, read from their files, since they cannot be imported without CuPy; and the cases of
 # `testing.derivations` that have the names in them.
 DERIVED = {
-    "adam_step": "adam_step.numba",
+    "adam_step": "adam_step",
     "add": "add.numba",
     "attention": "attention",
     "cross_entropy": "cross_entropy.numba",
@@ -103,7 +103,7 @@ DERIVED = {
     "embedding": "embedding.numba",
     "layernorm": "layernorm.numba",
     "linear": "linear.numba",
-    "round_into": "round_into.numba",
+    "round_into": "round_into",
 }
 OTHERS = {"newton_schulz", "scale", "sum_of_squares"}  # without equations of their own
 
