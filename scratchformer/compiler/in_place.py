@@ -9,11 +9,17 @@ from typing import Any
 import numpy as np
 
 from ..dispatch import Operation
+from . import CompileError
 from .derivation import Derivation, before
-from .equations import CompileError
 from .twins import Shape, Target, evaluate, is_number
 
-__all__ = ["InPlace"]
+__all__ = ["add_in_place"]
+
+
+def add_in_place(op: Any, target: Target) -> None:
+    """Register the twin of an operation that changes arrays in place for the arrays of a target."""
+    twin = InPlace(op, target)
+    op.add_twin(target.kind, twin.fits, twin.forward, fast=True)
 
 
 class InPlace:
@@ -42,8 +48,8 @@ class InPlace:
         known, arrays = self.derivation.definitions.known, self.derivation.arrays
         found: tuple[list[int], list[int], list[int]] = [], [], []
         for i, name in enumerate(self.derivation.arguments):
-            written = name in known and before(name) not in arrays
-            found[2 if name not in arrays else 1 if written else 0].append(i)
+            read = before(name) in arrays if name in known else name in arrays
+            found[0 if read else 1 if name in known else 2].append(i)
         return tuple(found[0]), tuple(found[1]), tuple(found[2])
 
     def bound(self, args: tuple, kwargs: dict) -> tuple[Any, ...]:

@@ -6,12 +6,13 @@ import keyword
 from collections.abc import Iterator
 
 from ..notation.grammar import Node
-from .plan import Pass, Plan
+from .plan import Pass, Plan, names
 from .trees import COLUMN, ROW, Array
 
 __all__ = ["numba_source"]
 
 INDENT = "    "
+BLOCK = 1024  # random integers that are drawn before they are used
 RELATIONS = {"=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "<": "<", ">": ">"}
 CALLS = {"sqrt": "np.sqrt", "floor": "np.floor", "abs": "abs", "max": "max", "min": "min"}
 
@@ -39,19 +40,24 @@ class Printer:
         self.plan = plan
         self.outer, self.inner = [axis for axis in plan.axes if axis != COLUMN], COLUMN in plan.axes
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
+        self.bits = next((array.name for array in plan.reads if array.kind == "bits"), "")
+        self.block = False  # whether the loop is over a block of columns
 
     def lines(self) -> Iterator[str]:
         plan = self.plan
         arguments = [*(variable(a.name) for a in plan.reads), *map(variable, plan.numbers)]
         arguments += [f"to_{variable(array.name)}" for array in plan.writes]
         yield f"def {plan.name}({', '.join(arguments)}):"
-        for axis in dict.fromkeys(axis for array in self.arrays.values() for axis in array.axes):
-            array = next(a for a in self.arrays.values() if axis in a.axes)
+        stored = [array for array in self.arrays.values() if array.kind != "bits"]
+        for axis in dict.fromkeys(axis for array in stored for axis in array.axes):
+            array = next(a for a in stored if axis in a.axes)
             prefix = "" if array in plan.reads else "to_"
             yield f"{INDENT}{size(axis)} = {prefix}{variable(array.name)}.shape[{array.axes.index(axis)}]"
         yield f"{INDENT}finite = R(0)"
         for name in dict.fromkeys(name for each in plan.passes for name in each.keep):
             yield f"{INDENT}row_{variable(name)} = np.empty(columns, R)"
+        if self.bits:
+            yield f"{INDENT}words = np.empty({BLOCK // 4 + 1}, np.uint64)"
         depth = 1
         for axis in self.outer:
             yield f"{INDENT * depth}for {axis} in range({size(axis)}):"
@@ -77,23 +83,59 @@ class Printer:
                 yield f"{name} = R(0)"
         sums = [name for name in each.sums if not self.whole_row(name)]
         if sums or each.totals or each.stores:
-            yield "for c in range(columns):"
-            for name in each.kept:
-                yield f"{INDENT}{variable(name)} = row_{variable(name)}[c]"
-            for name in each.steps:
-                yield from (INDENT + line for line in self.step(name))
-                if name in each.keep:
-                    yield f"{INDENT}row_{variable(name)}[c] = {variable(name)}"
-            for name in sums:
-                function = "plus" if self.plan.sums[name].function == "sum" else "max"
-                yield f"{INDENT}{name} = {function}({name}, {self.text(self.plan.sums[name].tree)})  # {self.plan.sums[name].text}"
-            for name in each.totals:
-                total = self.plan.sums[name]
-                places = ", ".join(self.place(place) for place in total.at or ())
-                yield f"{INDENT}to_{name}[{places}] += {self.text(total.tree)}  # {total.text}"
+            if self.draws(each):
+                yield from self.blocks(each, sums)
+            else:
+                yield "for c in range(columns):"
+                yield from (INDENT + line for line in self.column(each, sums))
         for name in each.sums:
             if self.plan.sums[name].function == "sum":
                 yield f"finite += R(0) * {name}"
+
+    def draws(self, each: Pass) -> bool:
+        """Whether a pass uses random integers."""
+        return any(self.bits and self.bits in names([self.plan.values[name].tree]) for name in each.steps)
+
+    def blocks(self, each: Pass, sums: list[str]) -> Iterator[str]:
+        """A pass in blocks of columns, for each of which random integers are drawn first. It takes slices of the arrays,
+        since LLVM does not make vectors of a loop over first + i.
+        """
+        self.block = True
+        lines = [*self.column(each, sums)]
+        self.block = False
+        yield f"for first in range(0, columns, {BLOCK}):"
+        yield f"{INDENT}place = {self.row_start()}first"
+        yield f"{INDENT}draw(words, {variable(self.bits)}, place // 4)"
+        yield f"{INDENT}drawn = words.view(np.uint16)[place % 4 :]"
+        for array, prefix in ((array, "to_" * (array in self.plan.writes)) for array in self.arrays.values()):
+            if array.axes[-1:] == (COLUMN,) and array.kind != "bits":
+                places = ", ".join([*array.axes[:-1], f"first : first + {BLOCK}"])
+                yield f"{INDENT}{prefix}{variable(array.name)}_part = {prefix}{variable(array.name)}[{places}]"
+        yield f"{INDENT}for i in range(min({BLOCK}, columns - first)):"
+        yield from (INDENT * 2 + line for line in ("c = first + i", *lines))
+
+    def column(self, each: Pass, sums: list[str]) -> Iterator[str]:
+        """What a pass does in each column."""
+        for name in each.kept:
+            yield f"{variable(name)} = row_{variable(name)}[c]"
+        for name in each.steps:
+            yield from self.step(name)
+            if name in each.keep:
+                yield f"row_{variable(name)}[c] = {variable(name)}"
+        for name in sums:
+            function = "plus" if self.plan.sums[name].function == "sum" else "max"
+            yield f"{name} = {function}({name}, {self.text(self.plan.sums[name].tree)})  # {self.plan.sums[name].text}"
+        for name in each.totals:
+            total = self.plan.sums[name]
+            places = ", ".join(self.place(place) for place in total.at or ())
+            yield f"to_{name}[{places}] += {self.text(total.tree)}  # {total.text}"
+
+    def row_start(self) -> str:
+        """What is added to a column for its place among all numbers."""
+        start = "0"
+        for axis in self.outer:
+            start = f"({start} * {size(axis)} + {axis})" if start != "0" else axis
+        return f"{start} * columns + " if self.outer else ""
 
     def whole_row(self, name: str) -> str:
         """The array whose rows a sum takes the maximum of, or ""."""
@@ -109,10 +151,10 @@ class Printer:
         yield f"{variable(name)} = {self.text(value.tree)}{comment}"
         for array in self.plan.writes:
             if array.name == name:
-                places = ", ".join("c" if axis == COLUMN else axis for axis in array.axes)
-                to = f"to_{variable(name)}"
+                to = f"to_{variable(name)}" + "_part" * (self.block and array.axes[-1] == COLUMN)
+                places = self.places(to, tuple(("at", axis) for axis in array.axes))
                 stored = {"real": f"narrow({variable(name)}, {to})", "bool": f"{variable(name)} > R(0)"}[array.kind]
-                yield f"{to}[{places}] = {stored}"
+                yield f"{places} = {stored}"
 
     def text(self, tree: Node) -> str:
         """The expression of a tree, of type R."""
@@ -147,9 +189,18 @@ class Printer:
         show = self.place if self.is_place(left) and self.is_place(right) else self.text
         return f"{show(left)} {RELATIONS[relation]} {show(right)}"
 
+    def places(self, array: str, places: tuple[Node, ...]) -> str:
+        """An element of an array, or of the part of it that a block has."""
+        if array.endswith("_part"):
+            return f"{array}[i]"
+        return f"{array}[{', '.join(map(self.place, places))}]" if places else array
+
     def load(self, array: Array, places: tuple[Node, ...]) -> str:
-        name = f"to_{variable(array.name)}" if array in self.plan.writes else variable(array.name)
-        element = f"{name}[{', '.join(map(self.place, places))}]" if places else name
+        part = self.block and array.kind != "bits" and places[-1:] == (("at", COLUMN),)
+        before = "to_" * (array in self.plan.writes)
+        element = self.places(f"{before}{variable(array.name)}" + "_part" * part, places)
+        if array.kind == "bits":
+            return "R(drawn[i])"
         return f"read({element})" if array.kind == "real" else f"R({element})"
 
     def is_place(self, tree: Node) -> bool:

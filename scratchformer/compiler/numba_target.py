@@ -12,6 +12,7 @@ import numpy as np
 
 from ..kernels import numba_math, numba_rows
 from ..kernels.numba_code import as_bits, compiled, plus
+from ..rng import Bits
 from .numba_code import numba_source
 from .plan import Plan
 
@@ -29,11 +30,10 @@ class NumbaTarget:
         function = loops(numba_source(plan), plan.name, wide, plan.in_place)
 
         def run(reads: list, numbers: list, writes: list) -> bool:
-            numbers = [wide(x) for x in numbers]
-            return function(*map(as_taken, reads), *numbers, *map(as_bits, writes)) == 0
+            return function(*map(as_taken, reads), *map(wide, numbers), *map(as_bits, writes)) == 0
 
         def as_taken(x: Any) -> Any:
-            return as_bits(x) if getattr(x, "ndim", 0) else wide(x)
+            return x.start if isinstance(x, Bits) else as_bits(x) if getattr(x, "ndim", 0) else wide(x)
 
         return run
 
@@ -47,7 +47,7 @@ def loops(source: str, name: str, wide: Any, exact: bool) -> Any:
     """
     unique = f"{name}_{sha256(source.encode()).hexdigest()[:12]}_{np.dtype(wide).name}"
     space = {"__name__": __name__, "np": np, "R": wide, "plus": plus, "maximum_of_row": numba_rows.maximum_of_row}
-    space |= {key: getattr(numba_math, key) for key in ("read", "narrow", "exp")} | {
+    space |= {key: getattr(numba_math, key) for key in ("read", "narrow", "exp", "draw")} | {
         "log": np.log,
         "tanh": np.tanh,
         "sin": np.sin,

@@ -12,8 +12,9 @@ import numpy as np
 
 from ..dispatch import Operation
 from ..notation.grammar import Node
+from . import CompileError
+from .axes import HALF, reordered
 from .derivation import Derivation, Pair
-from .equations import CompileError
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
 
@@ -66,7 +67,10 @@ class Shape(NamedTuple):
 
     def of(self, array: Array) -> tuple[int, ...]:
         """The shape of an array as callers see it."""
-        return (*(self.lead if ROW in array.axes else ()), *(self.sizes[axis] for axis in array.axes if axis != ROW))
+        return (
+            *(self.lead if ROW in array.axes else ()),
+            *(self.sizes[a] for a in without_half(array.axes) if a != ROW),
+        )
 
 
 class Kept(NamedTuple):
@@ -91,21 +95,24 @@ class Twin:
 
     def __init__(self, op: Operation, op_backward: Operation | None, target: Target) -> None:
         self.op, self.op_backward, self.target = op, op_backward, target
-        self.loops: dict[tuple[int, np.dtype], Callable] = {}
+        self.loops: dict[tuple[int, np.dtype], Callable] = {}  # by plan; the derivation keeps the plans
+        self.plans: dict[tuple[int, tuple[str, ...]], Plan] = {}  # in another order
 
     @cached_property
     def derivation(self) -> Derivation:
         """Raises CompileError if it cannot be compiled."""
-        return Derivation(self.op.reference, self.op_backward and self.op_backward.reference)
+        backward = self.op_backward and self.op_backward.reference
+        return Derivation(self.op.reference, backward, getattr(self.op, "gives", ()))
 
     @cached_property
     def arrays(self) -> dict[str, Array]:
-        """The arguments that are arrays."""
+        """The arguments that the loops read."""
         try:
-            self.derivation.compile()
+            reads = {array.name for array in self.derivation.compile().forward.reads}
         except CompileError:
             return {}
-        return {name: array for name, array in self.derivation.arrays.items() if name in self.derivation.arguments}
+        arguments = self.derivation.arguments
+        return {name: array for name, array in self.derivation.arrays.items() if name in arguments and name in reads}
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
@@ -138,9 +145,9 @@ class Twin:
             if array.kind == "integer":
                 if x.dtype.kind not in "iu":
                     return None
-            elif dtype not in (None, x.dtype):
-                return None
-            else:
+            elif x.dtype.kind not in "biu":
+                if dtype not in (None, x.dtype):
+                    return None
                 dtype = x.dtype
             axes = [axis for axis in array.axes if axis != ROW]
             before = x.ndim - len(axes)
@@ -161,7 +168,7 @@ class Twin:
         assert shape is not None  # the arguments fit
         given = getattr(self.op, "given", None)
         if given is not None:
-            values |= given(*args, **kwargs) or {}
+            values |= given(*(values[name] for name in self.defaults)) or {}
         others = [name for name in self.defaults if name not in self.arrays]
         numbers = {name: values[name] for name in others if is_number(values[name])}
         options = {name: values[name] for name in others if name not in numbers and name in self.derivation.deciding}
@@ -173,34 +180,65 @@ class Twin:
             return None
         values |= dict(zip(pair.forward.results, results, strict=True))
         kept = {name: values[name] for name in pair.kept} | numbers
-        return results[0], Kept(pair, kept, shape)
+        y = results[0]
+        return y.astype(shape.dtype, copy=False) if y.ndim else y, Kept(pair, kept, shape)
 
-    def backward(self, dy: Any, kept: Kept) -> Any:
+    def backward(self, dy: Any, kept: Any, out: Any = None) -> Any:
+        """The gradients. out: an array to which the only gradient, a sum over rows, is added."""
+        if type(kept) is not Kept:  # the cache of the reference, which took over after an overflow
+            return self.op_backward.reference(dy, kept) if out is None else self.op_backward.reference(dy, kept, out)
         pair, values, shape = kept
-        results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape)
+        results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape, out)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, plan: Plan, values: Mapping[str, Any], shape: Shape) -> list | None:
-        """The results of a plan; None if a sum was not finite."""
+    def in_order_of_memory(self, plan: Plan, values: Mapping[str, Any]) -> Plan:
+        """The plan with its loops over rows in the order in which the first array with all rows lies in memory."""
+        rows = [axis for axis in plan.axes if axis not in (COLUMN, HALF)]
+        if len(rows) < 2:
+            return plan
+        array = next((array for array in plan.reads if {*rows} <= {*array.axes}), None)
+        if array is None or values[array.name].ndim != len(without_half(array.axes)):
+            return plan
+        strides = dict(zip(without_half(array.axes), values[array.name].strides, strict=True))
+        order = (*sorted(rows, key=lambda axis: -strides[axis]), *plan.axes[len(rows) :])
+        if order == plan.axes:
+            return plan
+        if (id(plan), order) not in self.plans:
+            self.plans[id(plan), order] = reordered(plan, order)
+        return self.plans[id(plan), order]
+
+    def run(self, plan: Plan, values: Mapping[str, Any], shape: Shape, out: Any = None) -> list | None:
+        """The results of a plan; None if a sum was not finite. out: see `backward`."""
         xp, wide, flat = self.target.xp, shape.wide, plan.axes == (COLUMN,)
         env = dict(values)
         for name in plan.head:
             env[name] = evaluate(plan.values[name].tree, env, shape, xp)
-        reads = [arranged(env[array.name], array, flat, wide, xp) for array in plan.reads]
+        given, plan = plan, self.in_order_of_memory(plan, env)
+        pairs = zip(given.reads, plan.reads, strict=True)
+        reads = [arranged(transposed(env[old.name], old, new), new, flat, wide, xp) for old, new in pairs]
         writes = []
-        for array in plan.writes:
-            whole = array._replace(axes=(ROW, COLUMN)) if flat else array
-            stored = shape.dtype if {ROW, COLUMN} <= {*whole.axes} and array.name not in plan.sums else wide
-            make = xp.zeros if array.name in plan.sums else xp.empty
-            env[array.name] = make(shape.of(whole), bool if array.kind == "bool" else stored)
-            writes.append(arranged(env[array.name], array, flat, wide, xp))
-        key = id(plan), shape.dtype  # the derivation keeps the plan
+        for old, new in zip(given.writes, plan.writes, strict=True):
+            stored = shape.dtype if COLUMN in new.axes and new.name not in plan.sums else wide
+            make = xp.zeros if new.name in plan.sums else xp.empty
+            x = make(
+                shape.of(new._replace(axes=(ROW, COLUMN)) if flat else new), bool if new.kind == "bool" else stored
+            )
+            env[new.name] = transposed(x, new, old)
+            writes.append(arranged(x, new, flat, wide, xp))
+        for name, axis in plan.places if xp is np else ():
+            size = shape.sizes[axis]
+            if env[name].min() < 0 or env[name].max() >= size:  # compiled code would read and write anywhere
+                raise IndexError(f"{name}: expected integers from 0 to {size - 1}")
+        key = id(plan), shape.dtype
         if key not in self.loops:
             self.loops[key] = self.target.loops(plan, shape.dtype)
         if not self.loops[key](reads, [float(env[name]) for name in plan.numbers], writes):
             return None
         for name in plan.tail:
             env[name] = evaluate(plan.values[name].tree, env, shape, xp)
+        if out is not None and (result := env[plan.results[0]]) is not out:
+            out += result
+            return [out]
         return [env[name] for name in plan.results]
 
 
@@ -208,17 +246,32 @@ def is_number(x: Any) -> bool:
     return isinstance(x, int | float | np.floating | np.integer) and not isinstance(x, bool)
 
 
+def without_half(axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis != HALF)
+
+
+def transposed(x: Any, old: Array, new: Array) -> Any:
+    """An array with the axes of `old` in the order of `new`."""
+    if old.axes == new.axes:
+        return x
+    return x.transpose([without_half(old.axes).index(axis) for axis in without_half(new.axes)])
+
+
 def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, xp: Any) -> Any:
     """An array as the loops take it, contiguous, with its leading axes as one; all axes as one if `flat`."""
-    if not array.axes:
+    if not array.axes or array.kind == "bits":
         return x
     if array.kind == "integer":
         x = x.astype(np.intp, copy=False)
     elif array.kind == "real" and x.dtype.kind in "biu":
         x = x.astype(wide)
+    if x.ndim > len(array.axes) and x.shape[-1] == 1 and COLUMN not in array.axes:
+        x = x[..., 0]  # an axis that a reduction kept
     x = xp.ascontiguousarray(x)
     if flat:
         return x.reshape(-1)
+    if HALF in array.axes:
+        return x.reshape(*x.shape[:-1], 2, -1)
     return x.reshape(-1, *x.shape[x.ndim - len(array.axes) + 1 :]) if array.axes[0] == ROW else x
 
 

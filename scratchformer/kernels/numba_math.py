@@ -13,7 +13,8 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-from .numba_code import as_bits, rounded, widened
+from ..rng import GAMMA, MIX_1, MIX_2
+from .numba_code import as_bits, compiled, rounded, widened
 
 BITS = numba.uint16
 DTYPES = {np.dtype(np.float32), np.dtype(np.float64)}  # and bfloat16, which `alike` adds when it meets it
@@ -121,3 +122,13 @@ def _exp(x: Any) -> Any:
         return x if x != x else y
 
     return exp32
+
+
+@compiled
+def draw(words: Any, start: Any, first: Any) -> None:
+    """The words of `rng.Bits` from the one numbered `first` on."""
+    for i in range(words.size):
+        word = start + np.uint64(first + i) * GAMMA
+        word = (word ^ (word >> np.uint64(30))) * MIX_1
+        word = (word ^ (word >> np.uint64(27))) * MIX_2
+        words[i] = word ^ (word >> np.uint64(31))
