@@ -76,7 +76,9 @@ class Printer(Expressions):
             left = [axis for axis in self.plan.axes if ("at", axis) in at]
             if list(at) == [("at", axis) for axis in left]:
                 over = ", ".join(str(i) for i, axis in enumerate(self.plan.axes) if axis not in left)
-                self.put(f"{self.view(f'to_{name}', left)} += np.sum({self.text(total.tree)}, axis=({over},))", total.text)
+                self.put(
+                    f"{self.view(f'to_{name}', left)} += np.sum({self.text(total.tree)}, axis=({over},))", total.text
+                )
             else:
                 self.put(f"np.add.at(to_{name}, ({self.whole(*at)}), {self.text(total.tree)})", total.text)
 
@@ -130,7 +132,9 @@ class Printer(Expressions):
             return f"{name}[{self.whole(*places)}]"
         if parts.get(self.plan.axes[0]) == ":":
             parts[self.plan.axes[0]] = self.place(self.plan.axes[0])
-        indices = [parts.get(axis, "None") for axis in self.plan.axes[self.plan.axes.index(order[0]) :]] if order else []
+        indices = (
+            [parts.get(axis, "None") for axis in self.plan.axes[self.plan.axes.index(order[0]) :]] if order else []
+        )
         while indices and indices[-1] == ":":
             indices.pop()
         return f"{name}[{', '.join(indices)}]" if indices else name
@@ -160,7 +164,9 @@ class Printer(Expressions):
             holds = " & ".join(self.test(*condition) for condition in parts[0])
             if parts[1:] == [("num", 1.0), ("num", 0.0)]:
                 return f"({holds}).astype(R)", ATOM
-            branches = [f"R({self.text(part)})" if part[0] in ("num", "number") else self.text(part) for part in parts[1:]]
+            branches = [
+                f"R({self.text(part)})" if part[0] in ("num", "number") else self.text(part) for part in parts[1:]
+            ]
             return f"np.where({holds}, {', '.join(branches)})", ATOM
         array = self.arrays[parts[0]]
         if array.kind == "bits":
