@@ -126,12 +126,18 @@ class Operation(Protocol[Arguments]):
     reference: Callable[Arguments, Any]
     twins: dict[type, Callable]  # by the type of the array, or of the cache
     fast_twins: dict[type, Callable]  # those that run inside `fast()`
+    chosen: tuple[dict[type, list[Twin]], dict[type, list[Twin]]]  # outside `fast()`, and inside: see `add_twin`
 
     def twin(self, kind: type, fast: bool = False) -> Callable[[Function], Function]:
         """Register the decorated function for calls whose first argument (a backward: whose cache) is a `kind`.
 
         fast: only inside `fast()`, where it goes before a twin without. (The cache already tells a backward.)
         """
+
+    def add_twin(
+        self, kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
+    ) -> None:
+        """Register a twin for calls whose first argument is a `kind`, see the heading of this module."""
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
 
@@ -190,7 +196,7 @@ def backward(reference: Callable) -> Operation[...]:
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         cache = args[1] if len(args) > 1 else kwargs.get(second)
         if type(cache) is TwinCache and f"{cache.twin.operation}_backward" == reference.__name__:
-            given = signature.bind(*args, **kwargs).arguments if kwargs else dict(zip(names, args, strict=True))
+            given = signature.bind(*args, **kwargs).arguments if kwargs else dict(zip(names, args, strict=False))
             return gradients_of(names[0], given.pop(names[0]), given.pop(second), **given)
         twin = twins.get(type(cache))
         if twin is None:

@@ -118,7 +118,7 @@ def reordered(plan: Plan, order: tuple[str, ...]) -> Plan:
     """The plan with its loops, and the axes of its arrays, in this order."""
 
     def sorted_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(sorted(axes, key=lambda axis: order.index(axis) if axis in order else len(order)))
+        return tuple(sorted(axes, key=order.index)) if {*axes} <= {*order} else axes
 
     axes_of = {array.name: array.axes for array in (*plan.reads, *plan.writes)}
 
@@ -128,4 +128,9 @@ def reordered(plan: Plan, order: tuple[str, ...]) -> Plan:
         places = dict(zip(axes_of[part[1]], part[2], strict=True))
         return ("load", part[1], tuple(places[axis] for axis in sorted_axes(axes_of[part[1]])))
 
-    return replaced(plan, node, sorted_axes)
+    plan = replaced(plan, node, sorted_axes)
+    sums = {}
+    for name, each in plan.sums.items():
+        places, axes = dict(zip(each.axes, each.at or (), strict=False)), sorted_axes(each.axes)
+        sums[name] = each._replace(axes=axes, at=each.at and tuple(places[axis] for axis in axes))
+    return plan._replace(sums=sums)

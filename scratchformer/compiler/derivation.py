@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -9,9 +10,10 @@ from typing import Any, NamedTuple
 
 from ..dispatch import cache_type
 from ..notation.grammar import canonical, walk
+from ..notation.run import source_tree
 from .axes import arranged
 from .equations import Definitions, definitions_of
-from .plan import Plan, kind, make_plan
+from .plan import Plan, kind, make_plan, names
 from .trees import COLUMN, ROW, Array, Lowering, row_letters
 
 __all__ = ["Derivation", "Pair"]
@@ -38,9 +40,8 @@ class Derivation:
         bits: set[str] = set()  # names of fields that are not drawn yet
         if op_backward is not None:
             gradient, parameter, *_ = inspect.signature(op_backward).parameters
-            annotated = cache_type(op_backward, parameter)
-            self.fields = tuple(map(canonical, getattr(annotated, "_fields", (parameter,))))
-            kinds = getattr(annotated, "__annotations__", {}).items()
+            self.fields = tuple(map(canonical, fields_of(op_backward, parameter)))
+            kinds = getattr(cache_type(op_backward, parameter), "__annotations__", {}).items()
             bits = {canonical(name) for name, kind in kinds if getattr(kind, "__forward_arg__", kind) == "Bits"}
             self.gradient, self.output = canonical(gradient), canonical(gradient.removeprefix("d"))
         self.has_backward = op_backward is not None
@@ -66,21 +67,41 @@ class Derivation:
         there = [array for array in given if array.name not in numbers]
         if not self.has_backward:
             results = [argument for argument in self.arguments if argument in known]
+            if not results:
+                raise self.definitions.error("it has no backward, and no equation computes one of its arguments")
             return Pair(arranged(make_plan(self.definitions, there, numbers, chosen, results, name)), None, ())
         lowering = Lowering(self.definitions, there, numbers, chosen)
         dy = Array(self.gradient, lowering.axes_of(self.output))
         fields = [self.definitions.resolve(field) for field in self.fields]
         kept = {field: there_or_computed(field, lowering, self.arrays) for field in fields}
         arrays = [array for array in kept.values() if array is not None]
-        gradients = [f"d{argument}" for argument in self.arguments if f"d{argument}" in known]
-        backward = make_plan(self.definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
-        trees = [value.tree for value in backward.values.values()] + [each.tree for each in backward.sums.values()]
-        used = {leaf[1] for tree in trees for leaf in walk(tree) if leaf[0] == "load"}
+        named = [f"d{argument}" for argument in self.arguments]
+        gradients = [gradient for gradient in named if gradient in known or gradient in self.definitions.partial]
+        if not gradients:
+            raise self.definitions.error(f"no equation computes a gradient: {' or '.join(named)}")
+        lost = frozenset(self.arguments) - {array.name for array in arrays}
+        definitions = self.definitions._replace(lost=lost)
+        backward = make_plan(definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
+        trees = [value.tree for value in backward.values.values()]
+        used = names([*trees, *(part for each in backward.sums.values() for part in (each.tree, *(each.at or ())))])
         needed = [field for field in fields if field in used]
         computed = [field for field in needed if field in known and field not in (*self.arguments, *self.gives)]
         results = list(dict.fromkeys([self.output, *computed]))
         forward = make_plan(self.definitions, there, numbers, chosen, results, name)
         return Pair(arranged(forward), arranged(backward), tuple(dict.fromkeys(needed)))
+
+
+def fields_of(op_backward: Callable, parameter: str) -> tuple[str, ...]:
+    """The names of what the cache keeps: the fields of its NamedTuple; or those that the backward unpacks it into, as
+    in `x, s = cache`; or the name of the parameter, if the cache is one array.
+    """
+    found = getattr(cache_type(op_backward, parameter), "_fields", ())
+    parsed = source_tree(op_backward)
+    for node in ast.walk(parsed[1]) if parsed and not found else ():
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == parameter:
+            into = tuple(name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name))
+            found = into if isinstance(node.targets[0], ast.Tuple) else found
+    return found or (parameter,)
 
 
 def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]) -> Array | None:
@@ -92,8 +113,8 @@ def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]
     return Array(name, lowering.axes_of(name), kind(lowering.value(name).tree))
 
 
-def arrays_of(definitions: Definitions, names: Sequence[str]) -> list[Array]:
-    """Those of the names that equations use as arrays, with their axes.
+def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
+    """Those of the wanted names that equations use as arrays, with their axes.
 
     Equations may leave out n, the rows. An array without it has rows all the same, unless the gradient of the array is a
     sum over rows: then all rows share it. (Where rows have other letters, none is left out.)
@@ -106,7 +127,7 @@ def arrays_of(definitions: Definitions, names: Sequence[str]) -> list[Array]:
                 if node[0] != "name" or not node[2] or node is side:  # the left side of an equation
                     continue
                 name, indices = definitions.resolve(node[1]), [i[1] if i[0] == "idx" else "" for i in node[2]]
-                if name not in names or name in found or "" in indices or (clear and {*indices} & {*bound}):
+                if name not in wanted or name in found or "" in indices or (clear and {*indices} & {*bound}):
                     continue
                 axes = [axis_of(letter, bound, rows) for letter in indices]
                 gradient = definitions.known.get(f"d{name}")

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from ..notation.grammar import Node, walk
 from ..notation.spelling import spelled
-from .equations import CompileError, Definition, Definitions
+from . import CompileError
+from .equations import Definition, Definitions, is_product
 
 COLUMN, ROW = "column", "n"
 SLOW = ("exp", "log", "tanh", "erf", "sin", "cos")
@@ -103,7 +104,7 @@ class Lowering:
             return self.values[name]
         definition = self.definitions.known.get(name)
         if definition is None:
-            raise self.fail(f"{name} is not an argument, and no equation says how it is computed")
+            raise self.definitions.undefined(name, self.definition)
         if name in self.open:
             raise self.fail(f"{name} depends on itself: {' → '.join([*self.open, name])}")
         outer, self.definition = self.definition, definition
@@ -189,7 +190,10 @@ class Lowering:
     def load(self, array: Array, at: Sequence[Value]) -> Value:
         lead = array.axes[: len(array.axes) - len(at)]
         if len(at) > len(array.axes):
-            raise self.fail(f"{array.name} has {len(array.axes)} axes, and {len(at)} indices here")
+            raise self.fail(
+                f"{array.name} has {len(array.axes)} axes, and {len(at)} indices here: if some of the axes before the last "
+                "have letters, write all of them in every equation, n too"
+            )
         places = (*(("at", axis) for axis in lead), *(self.spread(part.tree) for part in at))
         whole = COLUMN not in array.axes and places == tuple(("at", axis) for axis in array.axes)
         axes, letters = union(part.axes for part in at) | set(lead), union(part.letters for part in at)
@@ -208,7 +212,10 @@ class Lowering:
         if stage == LOOPS:
             parts = [self.under_a_name(part, "k") for part in parts]
         if stage == TAIL and any(part.stage == LOOPS for part in parts):
-            raise self.fail("a sum over all rows is known only after the loop over the rows: this takes two operations")
+            raise self.fail(
+                "a sum over all rows is known only after the loop over the rows, so no row can use it: make what uses it "
+                "a second operation, with the sum as an argument"
+            )
         if stage == LOOPS and any(COLUMN in part.axes for part in parts):
             parts = [part if COLUMN in part.axes else self.under_a_name(part, "r") for part in parts]
         tree = build(*(part.tree for part in parts))
@@ -263,6 +270,8 @@ class Lowering:
     def over(self, node: Node, places: dict[str, Node]) -> Value:
         """A sum, a mean or a maximum, unless it is over rows and has a column."""
         _, function, letters, body, conditions = node
+        if is_product(node):
+            raise self.definitions.product(node, self.definition)
         axes = {self.axis(letter) for letter in letters}
         if conditions or function not in ("sum", "mean", "max") or len(axes) > 1:
             raise self.fail(f"{spelled(node)}: only a sum, mean or maximum over one whole axis can be compiled")
@@ -271,7 +280,7 @@ class Lowering:
             return self.of_rows(node, value)
         if others := value.letters - set(letters):
             one, all_ = ", ".join(sorted(others)), ", ".join(letters)
-            raise self.fail(f"{spelled(node)}: for each {one} a sum over every {all_} is a product of matrices")
+            raise self.fail(f"{spelled(node)}: for each {one} a sum over every {all_} cannot be compiled")
         value = self.under_a_name(value, "k")
         entry = Sum("max" if function == "max" else "sum", value.tree, value.level, None, (), spelled(node))
         total = Value(("sum", self.register(entry)), LOOPS, value.level + 1, value.axes - axes)
@@ -281,7 +290,10 @@ class Lowering:
     def of_rows(self, node: Node, value: Value) -> Value:
         """A sum over rows of what has no column."""
         if COLUMN in value.axes or node[1] == "max":
-            raise self.fail(f"{spelled(node)}: a sum over rows stands alone on the right, without a factor")
+            raise self.fail(
+                f"{spelled(node)}: a sum over rows must stand alone on the right, as in a_c = Σ_n ..., and only the "
+                "results of the operation may use it, since it is known after the loop over the rows"
+            )
         stage = TAIL if value.stage else HEAD
         if value.stage == LOOPS:
             value = self.under_a_name(value, "row")
@@ -293,6 +305,8 @@ class Lowering:
         node = definition.node
         if node[0] != "over" or node[1] != "sum" or COLUMN in map(self.axis, node[2]):
             return None
+        if is_product(node):
+            raise self.definitions.product(node, definition)
         places = {**places, **{letter: ("at", self.axis(letter)) for letter in node[2]}}
         body: list[Node] = []
         for factor in factors(node[3]):

@@ -12,9 +12,9 @@ import numpy as np
 
 from ..dispatch import Operation
 from ..notation.grammar import Node
+from . import CompileError
 from .axes import HALF, reordered
 from .derivation import Derivation, Pair
-from .equations import CompileError
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
 
@@ -106,12 +106,13 @@ class Twin:
 
     @cached_property
     def arrays(self) -> dict[str, Array]:
-        """The arguments that are arrays."""
+        """The arguments that the loops read."""
         try:
-            self.derivation.compile()
+            reads = {array.name for array in self.derivation.compile().forward.reads}
         except CompileError:
             return {}
-        return {name: array for name, array in self.derivation.arrays.items() if name in self.derivation.arguments}
+        arguments = self.derivation.arguments
+        return {name: array for name, array in self.derivation.arrays.items() if name in arguments and name in reads}
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
@@ -144,9 +145,9 @@ class Twin:
             if array.kind == "integer":
                 if x.dtype.kind not in "iu":
                     return None
-            elif dtype not in (None, x.dtype):
-                return None
-            else:
+            elif x.dtype.kind not in "biu":
+                if dtype not in (None, x.dtype):
+                    return None
                 dtype = x.dtype
             axes = [axis for axis in array.axes if axis != ROW]
             before = x.ndim - len(axes)
@@ -179,11 +180,15 @@ class Twin:
             return None
         values |= dict(zip(pair.forward.results, results, strict=True))
         kept = {name: values[name] for name in pair.kept} | numbers
-        return results[0], Kept(pair, kept, shape)
+        y = results[0]
+        return y.astype(shape.dtype, copy=False) if y.ndim else y, Kept(pair, kept, shape)
 
-    def backward(self, dy: Any, kept: Kept) -> Any:
+    def backward(self, dy: Any, kept: Any, out: Any = None) -> Any:
+        """The gradients. out: an array to which the only gradient, a sum over rows, is added."""
+        if type(kept) is not Kept:  # the cache of the reference, which took over after an overflow
+            return self.op_backward.reference(dy, kept) if out is None else self.op_backward.reference(dy, kept, out)
         pair, values, shape = kept
-        results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape)
+        results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape, out)
         return results[0] if len(results) == 1 else tuple(results)
 
     def in_order_of_memory(self, plan: Plan, values: Mapping[str, Any]) -> Plan:
@@ -192,16 +197,18 @@ class Twin:
         if len(rows) < 2:
             return plan
         array = next((array for array in plan.reads if {*rows} <= {*array.axes}), None)
-        if array is None:
+        if array is None or values[array.name].ndim != len(without_half(array.axes)):
             return plan
         strides = dict(zip(without_half(array.axes), values[array.name].strides, strict=True))
         order = (*sorted(rows, key=lambda axis: -strides[axis]), *plan.axes[len(rows) :])
+        if order == plan.axes:
+            return plan
         if (id(plan), order) not in self.plans:
             self.plans[id(plan), order] = reordered(plan, order)
         return self.plans[id(plan), order]
 
-    def run(self, plan: Plan, values: Mapping[str, Any], shape: Shape) -> list | None:
-        """The results of a plan; None if a sum was not finite."""
+    def run(self, plan: Plan, values: Mapping[str, Any], shape: Shape, out: Any = None) -> list | None:
+        """The results of a plan; None if a sum was not finite. out: see `backward`."""
         xp, wide, flat = self.target.xp, shape.wide, plan.axes == (COLUMN,)
         env = dict(values)
         for name in plan.head:
@@ -218,6 +225,10 @@ class Twin:
             )
             env[new.name] = transposed(x, new, old)
             writes.append(arranged(x, new, flat, wide, xp))
+        for name, axis in plan.places if xp is np else ():
+            size = shape.sizes[axis]
+            if env[name].min() < 0 or env[name].max() >= size:  # compiled code would read and write anywhere
+                raise IndexError(f"{name}: expected integers from 0 to {size - 1}")
         key = id(plan), shape.dtype
         if key not in self.loops:
             self.loops[key] = self.target.loops(plan, shape.dtype)
@@ -225,6 +236,9 @@ class Twin:
             return None
         for name in plan.tail:
             env[name] = evaluate(plan.values[name].tree, env, shape, xp)
+        if out is not None and (result := env[plan.results[0]]) is not out:
+            out += result
+            return [out]
         return [env[name] for name in plan.results]
 
 
@@ -251,6 +265,8 @@ def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, xp: Any) -> Any:
         x = x.astype(np.intp, copy=False)
     elif array.kind == "real" and x.dtype.kind in "biu":
         x = x.astype(wide)
+    if x.ndim > len(array.axes) and x.shape[-1] == 1 and COLUMN not in array.axes:
+        x = x[..., 0]  # an axis that a reduction kept
     x = xp.ascontiguousarray(x)
     if flat:
         return x.reshape(-1)
