@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from ..notation.grammar import Node, walk
+from .axes import HALF
 from .plan import Pass, Plan
 from .text import ATOM, LOWEST, Expressions
 from .trees import COLUMN, Array
@@ -63,6 +65,7 @@ class Printer(Expressions):
         plan = self.plan
         for name in plan.head:
             self.whole(name)
+        self.columns = "columns / 2" if HALF in plan.axes else "columns"
         for array in plan.writes:
             self.put(f"const to_{array.name} = {self.new(array)};")
         for name in dict.fromkeys(name for each in plan.passes for name in each.keep):
@@ -72,6 +75,7 @@ class Printer(Expressions):
                 self.row(each)
             for name in plan.last:
                 self.step(name)
+        self.columns = "columns"
         self.stored |= {array.name: (f"to_{array.name}", array.axes) for array in plan.writes}
         for name in plan.tail:
             self.whole(name)
@@ -86,6 +90,9 @@ class Printer(Expressions):
                 yield from (f"  {line}" for line in HELPERS[name].splitlines())
         yield from (f"  const {sizes[axis]} = {self.variable(whole[axis])}.length;" for axis in sizes if axis in whole)
         yield from (*self.body, "}")
+
+    def size(self, axis: str) -> str:
+        return "2" if axis == HALF else super().size(axis)
 
     @contextmanager
     def loops(self, axes: Iterable[str]) -> Iterator[None]:
@@ -148,13 +155,13 @@ class Printer(Expressions):
             self.put(f"const {variable} = {self.text(value.tree)};", value.text)
         self.stored[name] = variable, axes
 
-    def axes_in(self, tree: Node) -> tuple[str, ...]:
+    def axes_in(self, tree: Any) -> tuple[str, ...]:
         """The axes of a tree of the head or the tail: those of the array in it that has most."""
-        if tree[0] in ("value", "sum", "load"):
+        if not isinstance(tree, tuple) or tree[:1] == ("over",):
+            return ()
+        if tree and tree[0] in ("value", "sum", "load"):
             return self.stored[tree[1]][1]
-        parts = tree[1:] if tree[0] != "over" else ()
-        inside = [part for part in walk(parts) if part[0] in ("value", "sum", "load", "over")]
-        return max((self.axes_in(part) for part in inside), key=len, default=())
+        return max(map(self.axes_in, tree), key=len, default=())
 
     def total(self, function: str, tree: Node) -> str:
         """The variable of a sum over all rows, which is computed by lines that are put here."""
