@@ -14,7 +14,7 @@ from .trees import COLUMN
 
 __all__ = ["numpy_source"]
 
-BLOCK = 1 << 15  # numbers of a block: a few arrays of this size fit in the second-level cache
+BLOCK = 1 << 16  # numbers of a block: a few arrays of this size fit in the second-level cache
 CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "floor")
 OTHER_HALF = ("-", ("num", 1.0), ("at", HALF))
 PLAIN = (OTHER_HALF, ("num", 0.0))  # places that are slices
@@ -62,7 +62,7 @@ class Printer(Expressions):
         width = " * ".join(map(self.size, others))
         yield f"    step = {f'max(1, {BLOCK} // ({width}))' if others else BLOCK}"
         if "ones[" in source:
-            yield f"    ones = np.ones(max(step, columns), R)  # a sum is a product with them"
+            yield "    ones = np.ones(max(step, columns), R)  # a sum is a product with them"
         yield "    finite = True"
         yield f"    for first in range(0, {self.size(outer)}, step):"
         yield f"        {self.place(outer)} = slice(first, min(first + step, {self.size(outer)}))"

@@ -29,6 +29,7 @@ class Expressions:
     def __init__(self, plan: Plan, depth: int) -> None:
         self.plan, self.depth = plan, depth
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
+        self.drawn = {self.variable(array.name) for array in plan.reads if array.kind == "bits"}
         self.body: list[str] = []
         self.sized: list[str] = []  # the axes whose sizes occur
 
