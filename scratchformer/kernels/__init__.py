@@ -15,10 +15,10 @@ from ..dispatch import turned_off, when_fast
 from . import (
     numpy_adam,
     numpy_attention,
+    numpy_blocks,
     numpy_cross_entropy,
     numpy_decoder,
     numpy_dense,
-    numpy_embedding,
     numpy_extend,
     numpy_half,
     numpy_layernorm,
@@ -30,10 +30,10 @@ from . import (
 __all__ = [
     "numpy_adam",
     "numpy_attention",
+    "numpy_blocks",
     "numpy_cross_entropy",
     "numpy_decoder",
     "numpy_dense",
-    "numpy_embedding",
     "numpy_extend",
     "numpy_half",
     "numpy_layernorm",

@@ -14,7 +14,7 @@ from scratchformer.compiler.derivation import Derivation
 def project(x, w):
     """Rows times a matrix.
 
-        y_no = Σ_i x_ni w_io        dx_ni = Σ_o dy_no w_io        dw_io = Σ_n x_ni dy_no
+    y_no = Σ_i x_ni w_io        dx_ni = Σ_o dy_no w_io        dw_io = Σ_n x_ni dy_no
     """
     return x @ w, (x, w)
 
@@ -27,8 +27,8 @@ def project_backward(dy, cache):
 def softplus(x):
     """y = log(1 + exp(x)), whose derivative is left to the reader.
 
-        y_i = log(1 + exp(x_i))
-        dx_i = dy_i ∂y_i/∂x_i
+    y_i = log(1 + exp(x_i))
+    dx_i = dy_i ∂y_i/∂x_i
     """
     return np.log1p(np.exp(x)), x
 
@@ -40,8 +40,8 @@ def softplus_backward(dy, x):
 def batchnorm(x):
     """Each column has mean 0.
 
-        μ_c = mean_n(x_nc)
-        y_nc = x_nc − μ_c        dx_nc = dy_nc − mean_n(dy_nc)
+    μ_c = mean_n(x_nc)
+    y_nc = x_nc − μ_c        dx_nc = dy_nc − mean_n(dy_nc)
     """
     return x - x.mean(axis=0), None
 
@@ -53,8 +53,8 @@ def batchnorm_backward(dy, cache):
 def centred(x):
     """Each column without its sum.
 
-        s_c = Σ_n x_nc
-        y_nc = x_nc − s_c        dx_nc = dy_nc − Σ_n dy_nc
+    s_c = Σ_n x_nc
+    y_nc = x_nc − s_c        dx_nc = dy_nc − Σ_n dy_nc
     """
     return x - x.sum(axis=0), None
 
@@ -66,8 +66,8 @@ def centred_backward(dy, cache):
 def leaky(x):
     """A slope that no equation gives.
 
-        y_i = x_i where x_i > 0, slope x_i elsewhere
-        dx_i = dy_i
+    y_i = x_i where x_i > 0, slope x_i elsewhere
+    dx_i = dy_i
     """
     return np.where(x > 0, x, 0.1 * x), x
 
@@ -83,7 +83,7 @@ class SquareCache(NamedTuple):
 def square(x):
     """y = x².
 
-        y_i = x_i²        dx_i = 2 dy_i x_i
+    y_i = x_i²        dx_i = 2 dy_i x_i
     """
     return x * x, SquareCache(x * x)
 
@@ -95,9 +95,9 @@ def square_backward(dy, cache: SquareCache):
 def circle(x):
     """Two names that need each other.
 
-        a_i = b_i x_i        b_i = a_i + 1
-        y_i = a_i
-        dx_i = dy_i
+    a_i = b_i x_i        b_i = a_i + 1
+    y_i = a_i
+    dx_i = dy_i
     """
     return x, x
 
@@ -109,8 +109,8 @@ def circle_backward(dy, x):
 def broken(x):
     """An equation that cannot be read.
 
-        y_i = 2 x_i
-        dx_i = 2 dy_i) + 1
+    y_i = 2 x_i
+    dx_i = 2 dy_i) + 1
     """
     return 2 * x, None
 
@@ -122,7 +122,7 @@ def broken_backward(dy, cache):
 def half(x):
     """No gradient.
 
-        y_i = x_i/2
+    y_i = x_i/2
     """
     return x / 2, None
 
@@ -143,7 +143,7 @@ def bare_backward(dy, cache):
 def scaled(factor, x):
     """The number comes first.
 
-        y_i = factor x_i        dx_i = dy_i factor
+    y_i = factor x_i        dx_i = dy_i factor
     """
     return factor * x, factor
 

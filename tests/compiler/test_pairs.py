@@ -15,7 +15,7 @@ from scratchformer.notation import DerivationError
 def cube(x):
     """The third power.
 
-        y_i = x_i³        dx_i = 3 dy_i x_i²
+    y_i = x_i³        dx_i = 3 dy_i x_i²
     """
     return x**3, x
 
@@ -32,7 +32,7 @@ class Kept(NamedTuple):
 def raised(x, power=3.0):
     """A power of each number.
 
-        y_i = x_i^power        dx_i = dy_i power x_i^(power − 1)
+    y_i = x_i^power        dx_i = dy_i power x_i^(power − 1)
     """
     return x**power, Kept(x, power)
 
@@ -44,9 +44,9 @@ def raised_backward(dy, cache: Kept):
 def thrice(x, twice=False):
     """Three times each number, or twice; one of the equations is wrong.
 
-        y_i = 2 x_i where twice = True, 3 x_i elsewhere
-        a := 2 where twice = True, 4 elsewhere
-        dx_i = a dy_i
+    y_i = 2 x_i where twice = True, 3 x_i elsewhere
+    a := 2 where twice = True, 4 elsewhere
+    dx_i = a dy_i
     """
     return (2 if twice else 3) * x, twice
 
@@ -58,7 +58,7 @@ def thrice_backward(dy, twice):
 def nearly(x):
     """The sum of a row, which the code forgets to take.
 
-        y = Σ_c x_c        dx_c = dy
+    y = Σ_c x_c        dx_c = dy
     """
     return x, None
 
@@ -70,7 +70,7 @@ def nearly_backward(dy, cache):
 def of_two(x, w):
     """A product, whose backward returns one gradient of two.
 
-        y_i = w_i x_i        dx_i = dy_i w_i        dw_i = dy_i x_i
+    y_i = w_i x_i        dx_i = dy_i w_i        dw_i = dy_i x_i
     """
     return w * x, (x, w)
 
@@ -128,7 +128,9 @@ def test_the_first_call_notices_a_wrong_equation_in_each_set_of_options():
     with sf.fast():
         np.testing.assert_array_equal(compiled(x, twice=True)[0], 2 * x)
         for _ in range(2):
-            with pytest.raises(DerivationError, match=r"dx is another by 3\.3e-01 .*check_derivation\(thrice, thrice_b"):
+            with pytest.raises(
+                DerivationError, match=r"dx is another by 3\.3e-01 .*check_derivation\(thrice, thrice_b"
+            ):
                 compiled(x)
 
 
@@ -151,7 +153,7 @@ def test_a_result_that_is_zero_is_no_difference():
     def centred(x):
         """Each row without its mean.
 
-            y_c = 3 (x_c − mean_c(x_c))/3        dx_k = dy_k − mean_c(dy_c)
+        y_c = 3 (x_c − mean_c(x_c))/3        dx_k = dy_k − mean_c(dy_c)
         """
         return x - x.mean(axis=-1, keepdims=True), None
 
@@ -168,7 +170,9 @@ def test_only_functions_with_fitting_names_are_taken():
         sf.compile(partial(cube), cube_backward)
     with pytest.raises(TypeError, match="op_backward: expected a function with a name, got int"):
         sf.compile(cube, 3)
-    with pytest.raises(sf.CompileError, match="cube: expected a backward with the name cube_backward, got raised_backward"):
+    with pytest.raises(
+        sf.CompileError, match="cube: expected a backward with the name cube_backward, got raised_backward"
+    ):
         sf.compile(cube, raised_backward)
 
 
