@@ -14,10 +14,10 @@ from ..backend import when_gpu
 from ..dispatch import turned_off, when_fast
 from . import (
     numpy_attention,
+    numpy_blocks,
     numpy_cross_entropy,
     numpy_decoder,
     numpy_dense,
-    numpy_embedding,
     numpy_extend,
     numpy_half,
     numpy_layernorm,
@@ -28,10 +28,10 @@ from . import (
 
 __all__ = [
     "numpy_attention",
+    "numpy_blocks",
     "numpy_cross_entropy",
     "numpy_decoder",
     "numpy_dense",
-    "numpy_embedding",
     "numpy_extend",
     "numpy_half",
     "numpy_layernorm",
