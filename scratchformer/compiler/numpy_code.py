@@ -29,7 +29,7 @@ def numpy_source(plan: Plan) -> str:
 
 class Printer(Expressions):
     calls = {**{name: f"np.{name}" for name in CALLS}, "max": "np.maximum", "min": "np.minimum"}  # noqa: RUF012
-    reserved = (*keyword.kwlist, "R", "np", "first", "step", "finite", "erf", "drawn")
+    reserved = (*keyword.kwlist, "R", "np", "first", "step", "finite", "ones", "erf", "drawn")
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, 2)
@@ -53,10 +53,13 @@ class Printer(Expressions):
             array = next(a for a in self.arrays.values() if axis in a.axes and a.kind != "bits")
             name = self.variable(array.name) if array in plan.reads else f"to_{array.name}"
             yield f"    {self.size(axis)} = {name}.shape[{array.axes.index(axis)}]"
-        if any("R(" in line or "R)" in line for line in self.body):
+        source = "\n".join(self.body)
+        if "R(" in source or "R)" in source or "ones[" in source:
             yield f"    R = to_{plan.writes[0].name}.dtype.type"
         width = " * ".join(map(self.size, others))
         yield f"    step = {f'max(1, {BLOCK} // ({width}))' if others else BLOCK}"
+        if "ones[" in source:
+            yield f"    ones = np.ones(max(step, columns), R)  # a sum is a product with them"
         yield "    finite = True"
         yield f"    for first in range(0, {self.size(outer)}, step):"
         yield f"        {self.place(outer)} = slice(first, min(first + step, {self.size(outer)}))"
@@ -76,7 +79,9 @@ class Printer(Expressions):
             left = [axis for axis in self.plan.axes if ("at", axis) in at]
             if list(at) == [("at", axis) for axis in left]:
                 over = ", ".join(str(i) for i, axis in enumerate(self.plan.axes) if axis not in left)
-                self.put(f"{self.view(f'to_{name}', left)} += np.sum({self.text(total.tree)}, axis=({over},))", total.text)
+                rows = f"ones[: {self.place(self.plan.axes[0])}.stop - first] @ {self.text(total.tree, ATOM)}"
+                summed = rows if over == "0" and len(left) == 1 else f"np.sum({self.text(total.tree)}, axis=({over},))"
+                self.put(f"{self.view(f'to_{name}', left)} += {summed}", total.text)
             else:
                 self.put(f"np.add.at(to_{name}, ({self.whole(*at)}), {self.text(total.tree)})", total.text)
 
@@ -89,7 +94,9 @@ class Printer(Expressions):
             self.counts[tree[1]] += tree[1][0] in LEVELS
         if function == "sum" and tree[0] == "*" and all(map(self.has_column, tree[1:])):
             return f"np.vecdot({self.text(tree[1])}, {self.text(tree[2])})[..., None]"
-        return f"np.{function}({self.text(tree)}, axis=-1, keepdims=True)"
+        if function == "sum":
+            return f"({self.text(tree, PRODUCT)} @ ones[:columns])[..., None]"
+        return f"np.max({self.text(tree)}, axis=-1, keepdims=True)"
 
     def has_column(self, tree: Node) -> bool:
         values = self.plan.values
