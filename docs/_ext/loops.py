@@ -1,4 +1,4 @@
-"""The loops that are made from the derivation of an operation, to fold out below it. A comment leads to its equation."""
+"""The loops that are made from the derivation of an operation, to fold out below it, with links to its equations."""
 
 from __future__ import annotations
 
@@ -27,21 +27,25 @@ COMMENT = re.compile(r'<span class="c1">(# |// )(.*?)</span>')
 def loops(name: str) -> str:
     """The loops of an operation for each target, as reStructuredText; "" if its derivation cannot be compiled."""
     op, op_backward = getattr(ops, name), getattr(ops, f"{name}_backward")
-    try:
-        equations = places(name, op, op_backward)
-        sources = {target: shown(op, op_backward, target) for target in TARGETS}
-    except CompileError:
-        return ""
-    tabs = []
+    tabs = list[str]()
     for target, (title, language) in TARGETS.items():
-        chosen = " checked" if not tabs else ""
-        code = linked(highlight(sources[target], get_lexer_by_name(language), HtmlFormatter(nowrap=True)), equations)
+        try:
+            source = shown(op, op_backward, target)
+        except CompileError:
+            continue
+        chosen = "" if tabs else " checked"
+        code = highlight(source, get_lexer_by_name(language), HtmlFormatter(nowrap=True))
+        code = linked(code, places(name, op, op_backward))
         tabs.append(
-            f'<input type="radio" name="loops" id="loops-{target}"{chosen}><label for="loops-{target}">{title}</label>\n'
+            f'<input type="radio" name="loops" id="loops-{target}"{chosen}>\n'
+            f'<label for="loops-{target}">{title}</label>\n'
             f'<div class="highlight notranslate"><pre>{code}</pre></div>'
         )
+    if not tabs:
+        return ""
     summary = "<summary>The loops that are made from these equations</summary>"
-    return directive("raw", "html", "\n".join(['<details class="loops">', summary, *tabs, "</details>"]))
+    parts = ['<details class="loops">', summary, '<div class="tabs">', *tabs, "</div>", "</details>"]
+    return directive("raw", "html", "\n".join(parts))
 
 
 def places(name: str, op: Any, op_backward: Any) -> dict[str, str]:

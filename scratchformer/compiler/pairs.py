@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,8 +33,8 @@ def compiled(op: Any, op_backward: Any) -> tuple[Any, Any]:
     derivation.compile()
     if (first := next(iter(derivation.arguments))) not in derivation.arrays:
         raise CompileError(
-            f"{op.__name__}: the first argument, {first}, must be an array with an index in the equations: the loops are "
-            "chosen by its type"
+            f"{op.__name__}: the first argument, {first}, must be an array with an index in the equations: its type "
+            "says which loops run"
         )
     for target in [] if turned_off() else targets():
         twin = Compared(op, op_backward, target)
@@ -116,8 +115,8 @@ class Compared(Twin):
     def wrong(self, what: str) -> DerivationError:
         name = self.op.__name__
         return DerivationError(
-            f"{name}: the derivation and the code differ: {what}. `check_derivation({name}, {name}_backward, ...)` on small "
-            "arrays says which equation is wrong"
+            f"{name}: the derivation and the code differ: {what}. `check_derivation({name}, {name}_backward, ...)` on "
+            "small arrays says which equation is wrong"
         )
 
 
