@@ -87,7 +87,7 @@ def of_two(x, w):
 
 def of_two_backward(dy, cache):
     x, w = cache
-    return dy * w
+    return dy * w * np.ones_like(x)
 
 
 class AffineCache(NamedTuple):
@@ -100,17 +100,15 @@ class AffineCache(NamedTuple):
 def affine(x, gamma, beta, eps=1e-5):
     """Each group of channels is normalised to mean 0 and variance 1, then scaled and shifted.
 
-    Forward and backward:
+    x: (N, G, C). gamma, beta: (G, C). A row is a group g of an example n:
 
-        x: (N, G, C). gamma, beta: (G, C). A row is a group g of an example n:
+        μ_ng = mean_c(x_ngc)        rstd_ng = 1/√(mean_c((x_ngc − μ_ng)²) + eps)
+        x̂_ngc = (x_ngc − μ_ng) rstd_ng        y_ngc = γ_gc x̂_ngc + β_gc
 
-            μ_ng = mean_c(x_ngc)        rstd_ng = 1/√(mean_c((x_ngc − μ_ng)²) + eps)
-            x̂_ngc = (x_ngc − μ_ng) rstd_ng        y_ngc = γ_gc x̂_ngc + β_gc
+    Backward, as for layer norm, where every example n uses the same γ and β:
 
-        Backward, as for layer norm, where every example n uses the same γ and β:
-
-            dγ_gc = Σ_n dy_ngc x̂_ngc        dβ_gc = Σ_n dy_ngc
-            w_ngc := dy_ngc γ_gc        dx_ngk = rstd_ng (w_ngk − mean_c(w_ngc) − x̂_ngk mean_c(w_ngc x̂_ngc))
+        dγ_gc = Σ_n dy_ngc x̂_ngc        dβ_gc = Σ_n dy_ngc
+        w_ngc := dy_ngc γ_gc        dx_ngk = rstd_ng (w_ngk − mean_c(w_ngc) − x̂_ngk mean_c(w_ngc x̂_ngc))
     """
     mu = x.mean(axis=-1, keepdims=True)
     rstd = 1 / np.sqrt(((x - mu) ** 2).mean(axis=-1, keepdims=True) + eps)
