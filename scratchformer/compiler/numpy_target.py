@@ -17,7 +17,8 @@ __all__ = ["NumpyTarget"]
 
 
 class NumpyTarget:
-    xp, kind = np, np.ndarray
+    xp, kind, source = np, np.ndarray, staticmethod(numpy_source)
+    contiguous, empty = staticmethod(np.ascontiguousarray), staticmethod(np.empty)
 
     def takes(self, dtype: np.dtype) -> bool:
         return dtype in (np.float32, np.float64)
