@@ -13,8 +13,9 @@ The public names are those in `__all__` here, and in the `__all__` of each of th
     sf.generation   sampling, beam search and the key-value caches
     sf.testing      gradient checks for your own operations and layers
 
-There are also keys for random numbers, devices, `reference_only` and `fast`. One import is enough for all of these.
-`scratchformer.dispatch` has the decorators that make an operation of two functions of your own.
+There are also keys for random numbers, devices, `reference_only` and `fast`, and `compile`, which makes fast loops of a
+derivation. One import is enough for all of these. `scratchformer.dispatch` has the decorators that make an operation of
+two functions of your own.
 """
 
 from . import starting  # first  # isort: skip  # noqa: F401
@@ -23,6 +24,7 @@ from importlib.util import find_spec
 
 from . import data, generation, models, nn, ops, optim, testing, training
 from .backend import CPU, Device, DeviceError, get_device, to_cpu, to_device
+from .compiler import CompileError, compile
 from .dispatch import fast, reference_only
 from .rng import Key
 
@@ -33,9 +35,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CPU",
+    "CompileError",
     "Device",
     "DeviceError",
     "Key",
+    "compile",
     "data",
     "fast",
     "generation",

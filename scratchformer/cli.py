@@ -1,4 +1,4 @@
-"""The command `scratchformer`: doctor, check, mutate, generate, translate, evaluate, plot, mpiexec, learn."""
+"""The command `scratchformer`: doctor, check, mutate, show, generate, translate, evaluate, plot, mpiexec, learn."""
 
 from __future__ import annotations
 
@@ -91,6 +91,17 @@ def make_parser() -> Parser:
     command.add_argument("--list", action="store_true", help="list the mistakes and run nothing")
     command.add_argument("--json", metavar="FILE", help="write every outcome to this file")
     command.set_defaults(run=mutate)
+
+    command = commands.add_parser("show", help="print the loops that are made from the derivation of an operation")
+    command.add_argument(
+        "name", metavar="NAME", help="an operation of the package, or FILE.py::FUNCTION, whose file is executed"
+    )
+    target = command.add_mutually_exclusive_group(required=True)
+    for option, what in (("numba", "Numba"), ("cuda", "CUDA"), ("js", "JavaScript"), ("numpy", "NumPy")):
+        target.add_argument(
+            f"--{option}", dest="target", action="store_const", const=option, help=f"the loops in {what}"
+        )
+    command.set_defaults(run=show)
 
     command = commands.add_parser("generate", help="generate text with a trained language model")
     add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
@@ -240,6 +251,37 @@ def mutate(args: argparse.Namespace) -> None:
     options = {"helpers": args.helpers, "processes": args.jobs, "limit": args.limit, "seed": args.seed}
     if not mutate(args.names, args.others[1:], only_list=args.list, output=output, **options):
         sys.exit(1)
+
+
+def show(args: argparse.Namespace) -> None:
+    """Print the loops; exit status 2 means that the derivation cannot be compiled, for the reason that is printed."""
+    from .compiler import CompileError
+    from .compiler.show import shown
+    from .generation import printable
+
+    op, op_backward = find_pair(args.name)
+    try:
+        print(printable(shown(op, op_backward, args.target)))
+    except CompileError as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        sys.exit(2)
+
+
+def find_pair(name: str) -> tuple[Any, Any]:
+    """The operation that a name or FILE.py::FUNCTION stands for, and its backward, or None."""
+    from . import ops
+    from .training.snapshot import load_file
+
+    file, separator, function = name.rpartition("::")
+    module: Any = load_file(file) if separator else ops
+    op = getattr(module, function, None)
+    known = [each for each in ops.__all__ if f"{each}_backward" in ops.__all__]
+    if not callable(op) or isinstance(op, type):
+        where = (
+            f"{file} has no function {function}" if separator else f"expected FILE.py::FUNCTION or {', '.join(known)}"
+        )
+        raise ValueError(f"{name}: {where}")
+    return op, getattr(module, f"{function}_backward", None)
 
 
 def generate(args: argparse.Namespace) -> None:

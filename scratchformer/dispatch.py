@@ -126,6 +126,7 @@ class Operation(Protocol[Arguments]):
     reference: Callable[Arguments, Any]
     twins: dict[type, Callable]  # by the type of the array, or of the cache
     fast_twins: dict[type, Callable]  # those that run inside `fast()`
+    chosen: tuple[dict[type, list[Twin]], dict[type, list[Twin]]]  # outside `fast()`, and inside: see `add_twin`
 
     def twin(self, kind: type, fast: bool = False) -> Callable[[Function], Function]:
         """Register the decorated function for calls whose first argument (a backward: whose cache) is a `kind`.
@@ -133,17 +134,23 @@ class Operation(Protocol[Arguments]):
         fast: only inside `fast()`, where it goes before a twin without. (The cache already tells a backward.)
         """
 
+    def add_twin(
+        self, kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
+    ) -> None:
+        """Register a twin for calls whose first argument is a `kind`, see the heading of this module."""
+
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
 
 
-def operation(reference: Any = None, given: Callable | None = None) -> Any:
+def operation(reference: Any = None, given: Callable | None = None, gives: tuple[str, ...] = ()) -> Any:
     """Make `reference` an operation, which can have twins.
 
     given: a function of the same arguments that checks them, and may return a dict: what the equations of the operation
-    take as given besides the arguments, by name. The reference calls it too. `@operation(given=check)` is a decorator.
+    take as given besides the arguments, by name. The reference calls it too. gives: those of these names that are not
+    in the cache, or that the equations also define. `@operation(given=check)` is a decorator.
     """
     if reference is None:
-        return functools.partial(operation, given=given)
+        return functools.partial(operation, given=given, gives=gives)
     twins: dict[type, Callable] = {}
     fast_twins: dict[type, Callable] = {}
     chosen: tuple[dict[type, list[Twin]], ...] = {}, {}  # outside `fast()`, and inside: those that are asked, in order
@@ -169,7 +176,9 @@ def operation(reference: Any = None, given: Callable | None = None) -> Any:
             twin = (fast_twins.get(type(x)) if _fast_depth else None) or twins.get(type(x))
         return (twin or reference)(*args, **kwargs)
 
-    return _with_twins(forward, reference, twins, fast_twins, add_twin=add_twin, chosen=chosen, given=given)
+    return _with_twins(
+        forward, reference, twins, fast_twins, add_twin=add_twin, chosen=chosen, given=given, gives=gives
+    )
 
 
 def backward(reference: Callable) -> Operation[...]:
@@ -187,7 +196,7 @@ def backward(reference: Callable) -> Operation[...]:
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         cache = args[1] if len(args) > 1 else kwargs.get(second)
         if type(cache) is TwinCache and f"{cache.twin.operation}_backward" == reference.__name__:
-            given = signature.bind(*args, **kwargs).arguments if kwargs else dict(zip(names, args, strict=True))
+            given = signature.bind(*args, **kwargs).arguments if kwargs else dict(zip(names, args, strict=False))
             return gradients_of(names[0], given.pop(names[0]), given.pop(second), **given)
         twin = twins.get(type(cache))
         if twin is None:

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -149,19 +149,28 @@ def start_of(key: Key) -> np.uint64:
     return key.seed_sequence().generate_state(1, np.uint64)[0]
 
 
-def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
-    """`size` independent uniform 16-bit integers, in an array of the library `xp`.
+class Bits(NamedTuple):
+    """Independent uniform 16-bit integers that are not drawn yet; each is a function of its place.
 
-    Word i is the SplitMix64 mix of start(key) + i·γ and gives four 16-bit integers. Only addition, multiplication,
-    shift and exclusive-or are needed, so every array library gives the same bits.
+    Word i is the SplitMix64 mix of start + i·γ and gives four 16-bit integers. Only addition, multiplication, shift and
+    exclusive-or are needed, so every array library gives the same bits, and a loop can draw them where it uses them.
     """
-    start = start_of(key)
-    words = xp.arange(math.ceil(size / 4), dtype=np.uint64)
-    words *= GAMMA
-    words += start
-    words ^= words >> np.uint64(30)
-    words *= MIX_1
-    words ^= words >> np.uint64(27)
-    words *= MIX_2
-    words ^= words >> np.uint64(31)
-    return words.view(np.uint16)[:size]
+
+    start: np.uint64
+
+    def draw(self, size: int, xp: Any = np) -> Any:
+        """The first `size` integers, in an array of the library `xp`."""
+        words = xp.arange(math.ceil(size / 4), dtype=np.uint64)
+        words *= GAMMA
+        words += self.start
+        words ^= words >> np.uint64(30)
+        words *= MIX_1
+        words ^= words >> np.uint64(27)
+        words *= MIX_2
+        words ^= words >> np.uint64(31)
+        return words.view(np.uint16)[:size]
+
+
+def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
+    """`size` independent uniform 16-bit integers, in an array of the library `xp`, see `Bits`."""
+    return Bits(start_of(key)).draw(size, xp)

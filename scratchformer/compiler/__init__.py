@@ -2,24 +2,64 @@
 
 `equations` reads which form of each name is computed, `trees` makes of it what a loop can compute for one element,
 `plan` puts that into passes over a row, and `derivation` says what forward and backward need. `numba_code` and its
-neighbours print a plan for one target each, and `twins` calls what was printed.
+neighbours print a plan for one target each, and `twins` calls what was printed. `pairs` does this for a user's
+functions, and `show` prints the loops for a reader.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from .. import ops
-from .equations import CompileError
-from .twins import Target, add_twins
+if TYPE_CHECKING:
+    from .twins import Target
 
-__all__ = ["CompileError", "add_all"]
+__all__ = ["CompileError", "add_all", "compile"]
+
+
+class CompileError(ValueError):
+    """A derivation that cannot be made into loops."""
+
+
+def compile(op: Callable, op_backward: Callable) -> tuple[Any, Any]:
+    """An operation and its backward as a pair that runs compiled loops, made from the derivation in op's docstring.
+
+    op, op_backward: functions as in `check_derivation`, or already decorated with `@operation` and `@backward`, which
+    then get the loops themselves. The backward has the name of op and "_backward". Returns the pair. Inside `fast()`,
+    calls with NumPy arrays run loops that Numba compiles, and calls with CuPy arrays run loops for the GPU, if there is
+    one. Arguments that the loops do not take, such as empty arrays or arrays of several types, go to the functions as
+    before, and so do all calls outside `fast()`.
+
+        swish, swish_backward = scratchformer.compile(swish, swish_backward)
+        with scratchformer.fast():
+            y, cache = swish(x)
+            dx = swish_backward(dy, cache)
+
+    The loops compute what the equations say, not what the functions do. So the first call also runs the functions, in
+    float64, and raises DerivationError if a result or a gradient differs; `check_derivation` then says which equation
+    is wrong. The loops do not check arguments as the functions may: `@operation(given=check)` names a function that
+    does.
+
+    Raises CompileError, with the line of the docstring, for what cannot be compiled; ImportError without the extra
+    `fast`, unless there is a GPU; TypeError for anything but functions.
+    """
+    from .pairs import compiled
+
+    return compiled(op, op_backward)
 
 
 def add_all(target: Target) -> None:
-    """Register the twins of all operations of `ops` for a target."""
+    """Register the twins of all operations of `ops`, and of those that step weights, for a target."""
+    from .. import ops
+    from ..optim.adam import adam_step
+    from ..optim.clip import scale
+    from .in_place import add_in_place
+    from .twins import add_twins
+
     for name in ops.__all__:
         op: Any = getattr(ops, name)
         op_backward = getattr(ops, f"{name}_backward", None)
         if hasattr(op, "reference") and op_backward is not None:
             add_twins(op, op_backward, target)
+    for op in (adam_step, ops.precision.round_into, scale):
+        add_in_place(op, target)

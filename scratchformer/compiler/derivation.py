@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -9,8 +10,10 @@ from typing import Any, NamedTuple
 
 from ..dispatch import cache_type
 from ..notation.grammar import canonical, walk
+from ..notation.run import source_tree
+from .axes import arranged
 from .equations import Definitions, definitions_of
-from .plan import Plan, kind, make_plan
+from .plan import Plan, kind, make_plan, names
 from .trees import COLUMN, ROW, Array, Lowering, row_letters
 
 __all__ = ["Derivation", "Pair"]
@@ -25,20 +28,27 @@ class Pair(NamedTuple):
 
 
 class Derivation:
-    """The equations of an operation, and its plans for each set of options."""
+    """The equations of an operation, and its plans for each set of options.
 
-    def __init__(self, op: Callable, op_backward: Callable | None) -> None:
-        self.op, self.signature = op, inspect.signature(op)
+    gives: names that the equations take as given besides the arguments, see `dispatch.operation`.
+    """
+
+    def __init__(self, op: Callable, op_backward: Callable | None, gives: Sequence[str] = ()) -> None:
+        self.op, self.signature, self.gives = op, inspect.signature(op), gives
         self.arguments = {canonical(name): name for name in self.signature.parameters}
         self.fields: tuple[str, ...] = ()
+        bits: set[str] = set()  # names of fields that are not drawn yet
         if op_backward is not None:
             gradient, parameter, *_ = inspect.signature(op_backward).parameters
-            annotated = cache_type(op_backward, parameter)
-            self.fields = tuple(map(canonical, getattr(annotated, "_fields", (parameter,))))
+            self.fields = tuple(map(canonical, fields_of(op_backward, parameter)))
+            kinds = getattr(cache_type(op_backward, parameter), "__annotations__", {}).items()
+            bits = {canonical(name) for name, kind in kinds if getattr(kind, "__forward_arg__", kind) == "Bits"}
             self.gradient, self.output = canonical(gradient), canonical(gradient.removeprefix("d"))
         self.has_backward = op_backward is not None
-        self.definitions = definitions_of(op, op_backward, [*self.arguments, *self.fields])
-        self.arrays = {array.name: array for array in arrays_of(self.definitions, [*self.arguments, *self.fields])}
+        wanted = [*self.arguments, *(self.fields if self.has_backward else map(before, self.arguments))]
+        self.definitions = definitions_of(op, op_backward, wanted)
+        found = arrays_of(self.definitions, wanted)
+        self.arrays = {a.name: a._replace(kind="bits") if a.name in bits else a for a in found}
         sides = [node for _, side in self.definitions.sides for node in walk(side) if node[0] in ("cases", "bracket")]
         self.deciding = {leaf[1] for node in sides for leaf in walk(node) if leaf[0] == "name" and not leaf[2]}
         self.pair = cache(self.make_pair)
@@ -54,26 +64,69 @@ class Derivation:
     def make_pair(self, numbers: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Pair:
         """The plans, if these arguments are numbers, and those have these values."""
         name, chosen, known = self.definitions.operation, dict(options), self.definitions.known
-        given = [array for array in self.arrays.values() if array.name not in known]
+        given = [array for array in self.arrays.values() if array.name in self.gives or array.name not in known]
         there = [array for array in given if array.name not in numbers]
         if not self.has_backward:
             results = [argument for argument in self.arguments if argument in known]
-            return Pair(make_plan(self.definitions, there, numbers, chosen, results, name), None, ())
+            if not results:
+                raise self.definitions.error("it has no backward, and no equation computes one of its arguments")
+            plan = arranged(make_plan(self.definitions, there, numbers, chosen, results, name))
+            return Pair(in_place(plan, self.definitions), None, ())
         lowering = Lowering(self.definitions, there, numbers, chosen)
-        output = lowering.value(self.output)
-        dy = Array(self.gradient, tuple(sorted(output.axes, key=lambda axis: (axis == COLUMN, axis != ROW))))
+        dy = Array(self.gradient, lowering.axes_of(self.output))
         fields = [self.definitions.resolve(field) for field in self.fields]
         kept = {field: there_or_computed(field, lowering, self.arrays) for field in fields}
         arrays = [array for array in kept.values() if array is not None]
-        gradients = [f"d{argument}" for argument in self.arguments if f"d{argument}" in known]
-        backward = make_plan(self.definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
-        trees = [value.tree for value in backward.values.values()] + [each.tree for each in backward.sums.values()]
-        used = {leaf[1] for tree in trees for leaf in walk(tree) if leaf[0] == "load"}
+        named = [f"d{argument}" for argument in self.arguments]
+        gradients = [gradient for gradient in named if gradient in known or gradient in self.definitions.partial]
+        if not gradients:
+            raise self.definitions.error(f"no equation computes a gradient: {' or '.join(named)}")
+        lost = frozenset(self.arguments) - {array.name for array in arrays}
+        definitions = self.definitions._replace(lost=lost)
+        backward = make_plan(definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
+        trees = [value.tree for value in backward.values.values()]
+        used = names([*trees, *(part for each in backward.sums.values() for part in (each.tree, *(each.at or ())))])
         needed = [field for field in fields if field in used]
-        computed = [field for field in needed if field in known and field not in self.arguments]
+        computed = [field for field in needed if field in known and field not in (*self.arguments, *self.gives)]
         results = list(dict.fromkeys([self.output, *computed]))
         forward = make_plan(self.definitions, there, numbers, chosen, results, name)
-        return Pair(forward, backward, tuple(dict.fromkeys(needed)))
+        return Pair(arranged(forward), arranged(backward), tuple(dict.fromkeys(needed)))
+
+
+def fields_of(op_backward: Callable, parameter: str) -> tuple[str, ...]:
+    """The names of what the cache keeps: the fields of its NamedTuple; or those that the backward unpacks it into, as
+    in `x, s = cache`; or the name of the parameter, if the cache is one array.
+    """
+    found = getattr(cache_type(op_backward, parameter), "_fields", ())
+    parsed = source_tree(op_backward)
+    for node in ast.walk(parsed[1]) if parsed and not found else ():
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == parameter:
+            into = tuple(name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name))
+            found = into if isinstance(node.targets[0], ast.Tuple) else found
+    return found or (parameter,)
+
+
+def before(name: str) -> str:
+    """What equations call an argument before an operation that changes it in place: m0 is m before."""
+    return f"{name}0"
+
+
+def in_place(plan: Plan, definitions: Definitions) -> Plan:
+    """The plan that reads what is there before from the array that it writes. That is safe only if every number depends
+    on others at the same place alone.
+    """
+    if plan.axes != (COLUMN,):
+        raise definitions.error("in place only what is at the same place can be read: not sums, nor other indices")
+    old = {before(name): name for name in plan.results}
+
+    def renamed(tree: Any) -> Any:
+        if not isinstance(tree, tuple):
+            return tree
+        return ("load", old.get(tree[1], tree[1]), tree[2]) if tree[:1] == ("load",) else tuple(map(renamed, tree))
+
+    values = {key: value._replace(tree=renamed(value.tree)) for key, value in plan.values.items()}
+    reads = tuple(array for array in plan.reads if array.name not in old)
+    return plan._replace(reads=reads, values=values, in_place=True)
 
 
 def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]) -> Array | None:
@@ -82,15 +135,14 @@ def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]
         return lowering.given[name]
     if name not in lowering.definitions.known:
         return None
-    value = lowering.value(name)
-    return Array(name, tuple(sorted(value.axes, key=lambda axis: (axis == COLUMN, axis != ROW))), kind(value.tree))
+    return Array(name, lowering.axes_of(name), kind(lowering.value(name).tree))
 
 
-def arrays_of(definitions: Definitions, names: Sequence[str]) -> list[Array]:
-    """Those of the names that equations use as arrays, with their axes.
+def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
+    """Those of the wanted names that equations use as arrays, with their axes.
 
     Equations may leave out n, the rows. An array without it has rows all the same, unless the gradient of the array is a
-    sum over rows: then all rows share it.
+    sum over rows: then all rows share it. (Where rows have other letters, none is left out.)
     """
     rows = row_letters(definitions)
     found: dict[str, Array] = {}
@@ -100,12 +152,18 @@ def arrays_of(definitions: Definitions, names: Sequence[str]) -> list[Array]:
                 if node[0] != "name" or not node[2]:
                     continue
                 name, indices = definitions.resolve(node[1]), [i[1] if i[0] == "idx" else "" for i in node[2]]
-                if name not in names or name in found or "" in indices or (clear and {*indices} & {*bound}):
+                if node is side and name in definitions.known:  # the left side of an equation
+                    continue
+                if name not in wanted or name in found or "" in indices or (clear and {*indices} & {*bound}):
                     continue
                 axes = [axis_of(letter, bound, rows) for letter in indices]
                 gradient = definitions.known.get(f"d{name}")
                 shared = gradient is not None and gradient.node[0] == "over" and "n" not in gradient.letters
-                if ROW not in axes and not (shared and COLUMN not in [axis_of(i, (), rows) for i in gradient.node[2]]):
+                if (
+                    rows == {ROW}
+                    and ROW not in axes
+                    and not (shared and COLUMN not in [axis_of(i, (), rows) for i in gradient.node[2]])
+                ):
                     axes = [ROW, *axes]
                 found[name] = Array(name, tuple(axes), "integer" if name in places_in(definitions) else "real")
     return list(found.values())

@@ -14,6 +14,7 @@ from .trees import COLUMN, ROW, Array
 __all__ = ["numba_source"]
 
 INDENT, WIDTH = "    ", 120
+BLOCK = 1024  # random integers that are drawn before they are used
 RELATIONS = {"=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "<": "<", ">": ">"}
 CALLS = {"sqrt": "np.sqrt", "floor": "np.floor", "abs": "abs", "max": "max", "min": "min"}
 RESERVED = {"R", "np", "c", "rows", "columns", "finite", "read", "narrow", "plus", "column_of", "maximum_of_row"}
@@ -58,6 +59,10 @@ class Printer:
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
         self.of_row: dict[str, str] = {}  # variables that are the same for all columns of a row, and what they hold
         self.shared: dict[Node, str] = {}  # elements that a loop uses more than once, and their variables
+        self.bits = next((array.name for array in plan.reads if array.kind == "bits"), "")
+        self.parts: dict[str, str] | None = (
+            None  # of a loop over a block of columns, the parts of arrays that it is over
+        )
 
     def lines(self) -> Iterator[str]:
         plan, depth = self.plan, 1 + len(self.outer)
@@ -66,13 +71,16 @@ class Printer:
         body = [line for each in plan.passes for line in self.row(each, depth)]
         body += [line for name in plan.last for line in self.step(name, depth)]
         yield f"def {plan.name}({', '.join(arguments)}):"
-        for axis in dict.fromkeys(axis for array in self.arrays.values() for axis in array.axes):
-            array = next(a for a in self.arrays.values() if axis in a.axes)
+        stored = [array for array in self.arrays.values() if array.kind != "bits"]
+        for axis in dict.fromkeys(axis for array in stored for axis in array.axes):
+            array = next(a for a in stored if axis in a.axes)
             prefix = "" if array in plan.reads else "to_"
             yield f"{INDENT}{size(axis)} = {prefix}{variable(array.name)}.shape[{array.axes.index(axis)}]"
         yield f"{INDENT}finite = R(0)"
         for name in dict.fromkeys(name for each in plan.passes for name in each.keep):
             yield f"{INDENT}row_{variable(name)} = np.empty(columns, R)"
+        if self.bits:
+            yield f"{INDENT}words = np.empty({BLOCK // 4 + 1}, np.uint64)"
         for i, axis in enumerate(self.outer):
             yield f"{INDENT * (i + 1)}for {axis} in range({size(axis)}):"
         yield from (f"{INDENT * depth}{name} = {held}" for name, held in self.of_row.items())
@@ -105,15 +113,42 @@ class Printer:
         what = [sums[name].text for name in (*looped, *each.totals)] or [values[name].text for name in each.stores]
         title = textwrap.shorten("   ".join(what), WIDTH - 10 - len(INDENT * depth), placeholder=" ...")
         yield f"{INDENT * depth}# {title}"
+        if any(node[1] == self.bits for node in uses):
+            yield from self.in_blocks(each, looped, uses, depth)
+            return
         yield f"{INDENT * depth}for c in range(columns):"
-        depth += 1
+        yield from self.columns(each, looped, uses, depth + 1)
+
+    def in_blocks(self, each: Pass, looped: list[str], uses: Counter, depth: int) -> Iterator[str]:
+        """A loop in blocks of columns, for each of which random integers are drawn first. It goes over parts of the arrays,
+        since LLVM does not make vectors of a loop over first + i.
+        """
+        self.parts = {}
+        lines = [*self.columns(each, looped, uses, depth + 2)]
+        indent, place = INDENT * (depth + 1), "0"
+        for axis in self.outer:
+            place = f"({place} * {size(axis)} + {axis})" if place != "0" else axis
+        yield f"{INDENT * depth}for first in range(0, columns, {BLOCK}):"
+        yield f"{indent}place = {f'{place} * columns + first' if self.outer else 'first'}"
+        yield f"{indent}draw(words, {variable(self.bits)}, place // 4)"
+        yield f"{indent}drawn = words.view(np.uint16)[place % 4 :]"
+        yield from (f"{indent}{part} = {array}[first : first + {BLOCK}]" for array, part in self.parts.items())
+        yield f"{indent}for i in range(min({BLOCK}, columns - first)):"
+        if any("[c]" in line or "(c)" in line for line in lines):
+            yield f"{indent}{INDENT}c = first + i"
+        yield from lines
+        self.parts = None
+
+    def columns(self, each: Pass, looped: list[str], uses: Counter, depth: int) -> Iterator[str]:
+        """What a loop does for each column."""
+        sums = self.plan.sums
         for name in each.kept:
             yield f"{INDENT * depth}{variable(name)} = row_{variable(name)}[c]"
         for node in uses:
             array = self.arrays[node[1]]
             if uses[node] > 1 and node[2][-1:] == (("at", COLUMN),):
                 element = self.load(array, node[2])
-                self.shared[node] = f"{variable(array.name)}_c"
+                self.shared[node] = f"{variable(array.name)}_c" + "_" * sum(n[1] == node[1] for n in self.shared)
                 yield f"{INDENT * depth}{self.shared[node]} = {element}"
         for name in each.steps:
             yield from self.step(name, depth, store=False)
@@ -217,16 +252,21 @@ class Printer:
     def element(self, array: str, places: Iterable[Node]) -> str:
         """An element of an array. A loop over columns goes over a view of the row."""
         *lead, last = places
-        if last == ("at", COLUMN) and lead and not self.has_column(lead):
+        if last == ("at", COLUMN) and not self.has_column(lead):
             where = ", ".join(map(self.place, lead))
-            return f"{self.keep(f'{array}_{axes(lead)}', f'{array}[{where}]')}[c]"
+            row = self.keep(f"{array}_{axes(lead)}", f"{array}[{where}]") if lead else array
+            if self.parts is None:
+                return f"{row}[c]"
+            return f"{self.parts.setdefault(row, f'{row}_part')}[i]"
         return f"{array}[{', '.join(map(self.place, (*lead, last)))}]"
 
     def load(self, array: Array, places: tuple[Node, ...]) -> str:
         """An element as a number of type R. What has no column is read once for each row."""
         if not places:
             return variable(array.name)
-        element = self.element(variable(array.name), places)
+        if array.kind == "bits":
+            return "R(drawn[i])"
+        element = self.element("to_" * (array in self.plan.writes) + variable(array.name), places)
         number = f"read({element})" if array.kind == "real" else f"R({element})"
         return number if self.has_column(places) else self.keep(f"{variable(array.name)}_{axes(places)}", number)
 

@@ -49,8 +49,10 @@ class Plan(NamedTuple):
     writes: tuple[Array, ...]
     tail: tuple[str, ...]
     results: tuple[str, ...]
+    places: tuple[tuple[str, str], ...]  # arrays of places, each with the axis that it has places on
     values: Mapping[str, Value]
     sums: Mapping[str, Sum]
+    in_place: bool = False  # whether a load from an array in `writes` gives what is there before the loops
 
 
 def make_plan(
@@ -114,10 +116,10 @@ def make_plan(
     in_arrays = {key for key in of_head if of_head[key] or names_of_arrays(values[key].tree, values)}
     reads = [*arrays, *(Array(key, of_head[key]) for key in of_head if key in in_arrays)]
     of_call = [key for key in lowering.numbers if key in used]
-    axes = loop_axes(reads, [values[key].axes for key in loops])
+    axes = loop_axes([*(lowering.axes_of(result) for result in results), *(array.axes for array in reads)], trees)
     writes = [Array(key, ordered(values[key].axes, axes), kind(values[key].tree)) for key in written]
     writes += [Array(key, each.axes) for key, each in sums.items() if each.at is not None]
-    plan = Plan(
+    return Plan(
         name,
         axes,
         tuple(reads),
@@ -128,10 +130,10 @@ def make_plan(
         tuple(writes),
         tuple(tail),
         tuple(results),
+        tuple(sorted(places(trees, sums.values(), lowering.given))),
         values,
         sums,
     )
-    return flattened(plan) if is_flat(plan, trees) else plan
 
 
 def names(trees: Iterable[Node]) -> set[str]:
@@ -163,6 +165,13 @@ def reach(
     return reached
 
 
+def places(trees: Iterable[Node], sums: Iterable[Sum], arrays: Mapping[str, Array]) -> set[tuple[str, str]]:
+    """The arrays of integers that are indices of others, or of sums, and the axes that they have places on."""
+    pairs = [(arrays[n[1]].axes, n[2]) for tree in trees for n in walk(tree) if n[0] == "load" and n[1] in arrays]
+    pairs += [(each.axes, each.at) for each in sums if each.at]
+    return {(p[1], axis) for axes, at in pairs for axis, p in zip(axes, at, strict=True) if p[0] == "load"}
+
+
 def names_of_arrays(tree: Node, values: Mapping[str, Value]) -> set[str]:
     """The arrays that a tree of the head depends on."""
     trees = [tree, *(values[name].tree for name in reach([tree], values, {}))]
@@ -182,34 +191,8 @@ def ordered(axes: Collection[str], order: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(axes, key=lambda axis: (order.index(axis) if axis in order else -1, axis)))
 
 
-def loop_axes(reads: Sequence[Array], others: Iterable[Collection[str]]) -> tuple[str, ...]:
-    """The axes of the loops, in the order in which the arrays have them, the column last."""
-    looped = set().union(*others)
-    order = dict.fromkeys(axis for array in reads for axis in array.axes if axis in looped and axis != COLUMN)
+def loop_axes(arrays: Iterable[tuple[str, ...]], trees: Iterable[Node]) -> tuple[str, ...]:
+    """The axes of the loops, in the order in which these arrays have them, the column last."""
+    looped = {leaf[1] for tree in trees for leaf in walk(tree) if leaf[0] == "at"}
+    order = dict.fromkeys(axis for axes in arrays for axis in axes if axis in looped and axis != COLUMN)
     return (*sorted(order, key=lambda axis: axis != ROW), *((COLUMN,) if COLUMN in looped else ()))
-
-
-def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
-    """Whether every number is computed on its own, from numbers at the same place."""
-    whole = all(array.axes == (ROW, COLUMN) for array in (*plan.reads, *plan.writes))
-    here = (("at", ROW), ("at", COLUMN))
-
-    def is_here(tree: Any) -> bool:
-        if not isinstance(tree, tuple) or tree[:1] == ("load",):
-            return not isinstance(tree, tuple) or tree[2] == here
-        return tree[:1] not in (("at",), ("size",)) and all(map(is_here, tree))
-
-    return whole and not plan.sums and all(map(is_here, trees))
-
-
-def flattened(plan: Plan) -> Plan:
-    """The plan with one axis in place of rows and column."""
-
-    def flat(tree: Any) -> Any:
-        if not isinstance(tree, tuple):
-            return tree
-        return ("load", tree[1], (("at", COLUMN),)) if tree[:1] == ("load",) else tuple(map(flat, tree))
-
-    axes, reads, writes = ((COLUMN,), *([a._replace(axes=(COLUMN,)) for a in x] for x in (plan.reads, plan.writes)))
-    values = {key: value._replace(tree=flat(value.tree)) for key, value in plan.values.items()}
-    return plan._replace(axes=axes, reads=tuple(reads), writes=tuple(writes), values=values)

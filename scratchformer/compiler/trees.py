@@ -11,7 +11,6 @@ The trees are tuples as in `notation.grammar`, with these nodes in place of name
 - `("value", name)`: what was computed under that name; `("sum", name)`: a sum or maximum, see `Sum`
 - `("over", function, tree)`: a sum over all rows
 - `("if", conditions, a, b)`: a where all conditions `(relation, left, right)` hold, else b
-- `("random", place)`: the integer of `rng.random_uint16` at this place, from 0 to 65535
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from typing import Any, NamedTuple
 
 from ..notation.grammar import Node, walk
 from ..notation.spelling import spelled
-from .equations import CompileError, Definition, Definitions
+from . import CompileError
+from .equations import Definition, Definitions, is_product
 
 COLUMN, ROW = "column", "n"
 SLOW = ("exp", "log", "tanh", "erf", "sin", "cos")
@@ -30,7 +30,7 @@ HEAD, LOOPS, TAIL = range(3)  # computed before the loops by the array library, 
 
 
 class Array(NamedTuple):
-    """An array that the loops read or write. kind: "real", "integer" or "bool"."""
+    """An array that the loops read or write. kind: "real", "integer", "bool", or "bits" for one that is drawn."""
 
     name: str
     axes: tuple[str, ...]
@@ -104,7 +104,7 @@ class Lowering:
             return self.values[name]
         definition = self.definitions.known.get(name)
         if definition is None:
-            raise self.fail(f"{name} is not an argument, and no equation says how it is computed")
+            raise self.definitions.undefined(name, self.definition)
         if name in self.open:
             raise self.fail(f"{name} depends on itself: {' → '.join([*self.open, name])}")
         outer, self.definition = self.definition, definition
@@ -118,6 +118,11 @@ class Lowering:
         self.definition = outer
         self.values[name] = value = value._replace(text=definition.spelled())
         return value
+
+    def axes_of(self, name: str) -> tuple[str, ...]:
+        """The axes of a name that an equation defines, in the order of its indices."""
+        value, letters = self.value(name), self.definitions.known[name].letters
+        return (*((ROW,) if ROW in value.axes else ()), *map(self.axis, letters))
 
     def bound(self, definition: Definition, places: dict[str, Node]) -> dict[str, Node]:
         """The place that each letter stands for, also those of the "with" clause."""
@@ -146,8 +151,6 @@ class Lowering:
         if kind in ("bracket", "delta"):
             conditions = node[1] if kind == "bracket" else (("=", node[1], node[2]),)
             return self.choose(((("num", 1.0, "1"), conditions),), ("num", 0.0, "0"), places)
-        if kind == "call" and node[1] == "random":
-            return self.lower(node[2][0], places)._replace(tree=("random", self.lower(node[2][0], places).tree))
         if kind == "call":
             value = self.join([self.lower(part, places) for part in node[2]], lambda *trees: ("call", node[1], trees))
             value = value._replace(text=spelled(node))
@@ -191,12 +194,21 @@ class Lowering:
     def load(self, array: Array, at: Sequence[Value]) -> Value:
         lead = array.axes[: len(array.axes) - len(at)]
         if len(at) > len(array.axes):
-            raise self.fail(f"{array.name} has {len(array.axes)} axes, and {len(at)} indices here")
-        places = (*(("at", axis) for axis in lead), *(part.tree for part in at))
+            raise self.fail(
+                f"{array.name} has {len(array.axes)} axes, and {len(at)} indices here: if some of the axes before the last "
+                "have letters, write all of them in every equation, n too"
+            )
+        places = (*(("at", axis) for axis in lead), *(self.spread(part.tree) for part in at))
         whole = COLUMN not in array.axes and places == tuple(("at", axis) for axis in array.axes)
         axes, letters = union(part.axes for part in at) | set(lead), union(part.letters for part in at)
         level = max((part.level for part in at), default=0)
         return Value(("load", array.name, places), HEAD if whole else LOOPS, level, axes, letters)
+
+    def spread(self, place: Node) -> Node:
+        """A place without names of other places."""
+        if place[0] == "value":
+            return self.spread(self.values[place[1]].tree)
+        return tuple(self.spread(part) if isinstance(part, tuple) and part else part for part in place)
 
     def join(self, parts: Sequence[Value], build: Callable[..., Node]) -> Value:
         """A value that is made of others."""
@@ -204,7 +216,10 @@ class Lowering:
         if stage == LOOPS:
             parts = [self.under_a_name(part, "k") for part in parts]
         if stage == TAIL and any(part.stage == LOOPS for part in parts):
-            raise self.fail("a sum over all rows is known only after the loop over the rows: this takes two operations")
+            raise self.fail(
+                "a sum over all rows is known only after the loop over the rows, so no row can use it: make what uses it "
+                "a second operation, with the sum as an argument"
+            )
         if stage == LOOPS and any(COLUMN in part.axes for part in parts):
             parts = [part if COLUMN in part.axes else self.under_a_name(part, "r") for part in parts]
         tree = build(*(part.tree for part in parts))
@@ -264,6 +279,8 @@ class Lowering:
     def over(self, node: Node, places: dict[str, Node]) -> Value:
         """A sum, a mean or a maximum, unless it is over rows and has a column."""
         _, function, letters, body, conditions = node
+        if is_product(node):
+            raise self.definitions.product(node, self.definition)
         axes = {self.axis(letter) for letter in letters}
         if conditions or function not in ("sum", "mean", "max") or len(axes) > 1:
             raise self.fail(f"{spelled(node)}: only a sum, mean or maximum over one whole axis can be compiled")
@@ -272,7 +289,7 @@ class Lowering:
             return self.of_rows(node, value)
         if others := value.letters - set(letters):
             one, all_ = ", ".join(sorted(others)), ", ".join(letters)
-            raise self.fail(f"{spelled(node)}: for each {one} a sum over every {all_} is a product of matrices")
+            raise self.fail(f"{spelled(node)}: for each {one} a sum over every {all_} cannot be compiled")
         value = self.under_a_name(value, "k")
         entry = Sum("max" if function == "max" else "sum", value.tree, value.level, None, (), spelled(node))
         total = Value(("sum", self.register(entry)), LOOPS, value.level + 1, value.axes - axes)
@@ -282,7 +299,10 @@ class Lowering:
     def of_rows(self, node: Node, value: Value) -> Value:
         """A sum over rows of what has no column."""
         if COLUMN in value.axes or node[1] == "max":
-            raise self.fail(f"{spelled(node)}: a sum over rows stands alone on the right, without a factor")
+            raise self.fail(
+                f"{spelled(node)}: a sum over rows must stand alone on the right, as in a_c = Σ_n ..., and only the "
+                "results of the operation may use it, since it is known after the loop over the rows"
+            )
         stage = TAIL if value.stage else HEAD
         if value.stage == LOOPS:
             value = self.under_a_name(value, "row")
@@ -294,6 +314,8 @@ class Lowering:
         node = definition.node
         if node[0] != "over" or node[1] != "sum" or COLUMN in map(self.axis, node[2]):
             return None
+        if is_product(node):
+            raise self.definitions.product(node, definition)
         places = {**places, **{letter: ("at", self.axis(letter)) for letter in node[2]}}
         body: list[Node] = []
         for factor in factors(node[3]):

@@ -12,8 +12,9 @@ import numpy as np
 
 from ..dispatch import Operation
 from ..notation.grammar import Node
+from . import CompileError
+from .axes import HALF, reordered
 from .derivation import Derivation, Pair
-from .equations import CompileError
 from .plan import Plan, names
 from .trees import COLUMN, ROW, Array
 
@@ -44,6 +45,15 @@ class Target(Protocol):
     xp: Any
     kind: type  # of the arrays
 
+    def source(self, plan: Plan) -> str:
+        """The loops as text. Raises CompileError if they cannot run on these arrays."""
+
+    def contiguous(self, x: Any) -> Any:
+        """The array, or a copy of it without gaps in its rows. (Between the rows there may be gaps that the loops know.)"""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """Room for an array of rows, which may be apart."""
+
     def takes(self, dtype: np.dtype) -> bool:
         """Whether the loops can compute with arrays of this type."""
 
@@ -67,7 +77,10 @@ class Shape(NamedTuple):
 
     def of(self, array: Array) -> tuple[int, ...]:
         """The shape of an array as callers see it."""
-        return (*(self.lead if ROW in array.axes else ()), *(self.sizes[axis] for axis in array.axes if axis != ROW))
+        return (
+            *(self.lead if ROW in array.axes else ()),
+            *(self.sizes[a] for a in without_half(array.axes) if a != ROW),
+        )
 
 
 class Kept(NamedTuple):
@@ -98,16 +111,22 @@ class Twin:
     @cached_property
     def derivation(self) -> Derivation:
         """Raises CompileError if it cannot be compiled."""
-        return Derivation(self.op.reference, self.op_backward and self.op_backward.reference)
+        backward = self.op_backward and self.op_backward.reference
+        return Derivation(self.op.reference, backward, getattr(self.op, "gives", ()))
 
     @cached_property
     def arrays(self) -> dict[str, Array]:
-        """The arguments that are arrays."""
+        """The arguments that the loops read."""
         try:
-            self.derivation.compile()
+            pair = self.derivation.compile()
+            for plan in pair[:2]:
+                if plan is not None:
+                    self.target.source(plan)
+            reads = {array.name for array in pair.forward.reads}
         except CompileError:
             return {}
-        return {name: array for name, array in self.derivation.arrays.items() if name in self.derivation.arguments}
+        arguments = self.derivation.arguments
+        return {name: array for name, array in self.derivation.arrays.items() if name in arguments and name in reads}
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -150,9 +169,11 @@ class Twin:
         options = {name: value for name, value in others.items() if name not in numbers}
         deciding = tuple((name, value) for name, value in options.items() if name in self.derivation.deciding)
         try:
-            return Call(self, self.derivation.pair(numbers, deciding), shape, numbers)
+            pair = self.derivation.pair(numbers, deciding)
         except CompileError:  # with other options than by default
             return None
+        odd = HALF in pair.forward.axes and shape.sizes[COLUMN] % 2
+        return None if odd else Call(self, pair, shape, numbers)
 
     def shape(self, arguments: Mapping[str, Any]) -> Shape | None:
         """The sizes of the axes; None if the arrays do not go together, or one is empty."""
@@ -168,9 +189,9 @@ class Twin:
             if array.kind == "integer":
                 if given.kind not in "iu":
                     return None
-            elif dtype not in (None, given):
-                return None
-            else:
+            elif given.kind not in "biu":
+                if dtype not in (None, given):
+                    return None
                 dtype = given
             axes = [axis for axis in array.axes if axis != ROW]
             before = len(shape) - len(axes)
@@ -201,14 +222,17 @@ class Twin:
             return self.op.reference(*args)
         if call.pair.backward is None:
             return None
-        return results[0], Kept(call, {name: values[name] for name in call.kept})
+        y = results[0]
+        y = y.astype(call.shape.dtype) if y.ndim and y.dtype != call.shape.dtype else y
+        return y, Kept(call, {name: values[name] for name in call.kept})
 
-    def backward(self, dy: Any, kept: Any) -> Any:
+    def backward(self, dy: Any, kept: Any, out: Any = None) -> Any:
+        """The gradients. out: an array to which the only gradient, a sum over rows, is added."""
         if type(kept) is not Kept:  # but the reference's cache, since a sum of the forward was not finite
             assert self.op_backward is not None
-            return self.op_backward.reference(dy, kept)
+            return self.op_backward.reference(*((dy, kept) if out is None else (dy, kept, out)))
         call, values = kept
-        results, _ = call.backward({**values, self.derivation.gradient: dy})
+        results, _ = call.backward({**values, self.derivation.gradient: dy}, out)
         return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -240,19 +264,19 @@ class Call:
 class Run:
     """A plan for arrays of certain shapes: called with values by name, it gives its results, and whether all sums were
     finite. It adds to the values what the loops wrote.
+
+    given: the plan whose axes are those of the values, if this one has them in another order.
     """
 
-    def __init__(self, twin: Twin, plan: Plan, shape: Shape) -> None:
-        key = id(plan), shape.dtype  # the derivation keeps the plan
+    def __init__(self, twin: Twin, plan: Plan, shape: Shape, given: Plan | None = None) -> None:
+        key = id(plan), shape.dtype  # the derivation, or the dictionary of orders, keeps the plan
         if key not in twin.loops:
             twin.loops[key] = twin.target.loops(plan, shape.dtype)
-        self.loops, self.plan, self.shape, self.xp = twin.loops[key], plan, shape, twin.target.xp
-        flat, wide = plan.axes == (COLUMN,), shape.wide  # if flat, all axes of an array are one
-
-        def looped(array: Array) -> tuple[int, ...]:
-            """The shape in which the loops take an array: its leading axes as one, or all of them."""
-            sizes = tuple(shape.sizes[axis] for axis in array.axes)
-            return (shape.sizes[ROW] * shape.sizes[COLUMN],) if flat else sizes
+        self.loops, self.plan, self.shape, self.twin = twin.loops[key], plan, shape, twin
+        self.xp, self.orders = twin.target.xp, {plan.axes: self}
+        wide, flat = shape.wide, plan.axes == (COLUMN,)  # if flat, all axes of an array are one
+        before = given or plan
+        self.rows = [axis for axis in plan.axes if axis not in (COLUMN, HALF)]
 
         self.known: dict[str, Any] = {}  # what depends on sizes only
         self.head = []
@@ -263,46 +287,103 @@ class Run:
             else:
                 self.head.append((name, tree))
         self.tail = [(name, plan.values[name].tree) for name in plan.tail]
-        self.reads = [(array.name, array, looped(array), wide) for array in plan.reads]
+        self.reads = [
+            (new.name, new, order_of(old, new), looped(new, shape, flat), wide)
+            for old, new in zip(before.reads, plan.reads, strict=True)
+        ]
         self.writes = []
-        for array in plan.writes:
-            whole = array._replace(axes=(ROW, COLUMN)) if flat else array
-            stored = shape.dtype if {ROW, COLUMN} <= {*whole.axes} and array.name not in plan.sums else wide
-            make = self.xp.zeros if array.name in plan.sums else self.xp.empty
-            dtype = np.dtype(bool) if array.kind == "bool" else stored
-            self.writes.append((array.name, make, shape.of(whole), dtype, looped(array)))
+        for old, array in zip(before.writes, plan.writes, strict=True):
+            stored = shape.dtype if COLUMN in array.axes and array.name not in plan.sums else wide
+            apart = not flat and HALF not in array.axes
+            make = self.xp.zeros if array.name in plan.sums else twin.target.empty if apart else self.xp.empty
+            size, dtype = shape.of(array._replace(axes=(ROW, COLUMN)) if flat else array), np.dtype(bool)
+            dtype = dtype if array.kind == "bool" else stored
+            self.writes.append((array.name, make, size, dtype, looped(array, shape, flat), order_of(array, old)))
 
-    def __call__(self, values: dict[str, Any]) -> tuple[list, bool]:
-        xp = self.xp
+    def in_order_of_memory(self, values: Mapping[str, Any]) -> Run:
+        """This run, or one whose loops over rows have the order in which the first array with all rows lies in memory."""
+        axes = next((array.axes for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
+        if axes is None:
+            return self
+        x = values[next(array.name for array in self.plan.reads if array.axes == axes)]
+        if x.ndim != len(without_half(axes)):
+            return self
+        strides = dict(zip(without_half(axes), x.strides, strict=True))
+        order = (*sorted(self.rows, key=lambda axis: -strides[axis]), *self.plan.axes[len(self.rows) :])
+        if order not in self.orders:
+            self.orders[order] = Run(self.twin, reordered(self.plan, order), self.shape, self.plan)
+            self.orders[order].rows = []  # it is in order
+        return self.orders[order]
+
+    def __call__(self, values: dict[str, Any], out: Any = None) -> tuple[list, bool]:
+        """out: an array to which the first result is added, instead of a new one."""
+        if len(self.rows) > 1 and (run := self.in_order_of_memory(values)) is not self:
+            return run(values, out)
+        plan, xp = self.plan, self.xp
         values |= self.known
         for name, tree in self.head:
             values[name] = evaluate(tree, values, self.shape, xp)
-        reads = [arranged(values[name], array, shape, wide, xp) for name, array, shape, wide in self.reads]
+        for name, axis in plan.places if xp is np else ():
+            size = self.shape.sizes[axis]
+            if values[name].min() < 0 or values[name].max() >= size:  # compiled code would read and write anywhere
+                raise IndexError(f"{name}: expected integers from 0 to {size - 1}")
+        reads = [
+            arranged(
+                values[name] if order is None else values[name].transpose(order), array, shape, wide, self.twin.target
+            )
+            for name, array, order, shape, wide in self.reads
+        ]
         writes = []
-        for name, make, shape, dtype, looped in self.writes:
-            values[name] = x = make(shape, dtype)
-            writes.append(x if shape == looped else x.reshape(looped))
-        finite = self.loops(reads, [values[name] for name in self.plan.numbers], writes)
+        for name, make, shape, dtype, size, order in self.writes:
+            there = out is not None and out.dtype == dtype and out.flags.c_contiguous and name in plan.sums
+            x = out if there else make(shape, dtype)
+            values[name] = x if order is None else x.transpose(order)
+            writes.append(x if size is None or x.shape == size else x.reshape(size))
+        finite = self.loops(reads, [values[name] for name in plan.numbers], writes)
         for name, tree in self.tail:
             values[name] = values[tree[1]] if tree[0] == "sum" else evaluate(tree, values, self.shape, xp)
-        return [values[name] for name in self.plan.results], finite
+        results = [values[name] for name in plan.results]
+        if out is not None and results[0] is not out:
+            out += results[0]
+            results = [out]
+        return results, finite
+
+
+def without_half(axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis != HALF)
+
+
+def order_of(old: Array, new: Array) -> list[int] | None:
+    """How an array with the axes of `old` is transposed to have those of `new`; None if they are the same."""
+    return None if old.axes == new.axes else [without_half(old.axes).index(axis) for axis in without_half(new.axes)]
+
+
+def looped(array: Array, shape: Shape, flat: bool) -> tuple[int, ...] | None:
+    """The shape in which the loops take an array: its leading axes as one, or all of them, and a column in halves. None if
+    it is the array's.
+    """
+    if flat:
+        return (shape.sizes[ROW] * shape.sizes[COLUMN],)
+    if not {*without_half(array.axes)} <= shape.sizes.keys():
+        return None
+    sizes = [shape.sizes[axis] for axis in without_half(array.axes)]
+    return (*sizes[:-1], 2, sizes[-1] // 2) if HALF in array.axes else tuple(sizes)
 
 
 def is_number(kind: type) -> bool:
     return issubclass(kind, int | float | np.floating | np.integer) and kind is not bool
 
 
-def arranged(x: Any, array: Array, shape: tuple[int, ...], wide: np.dtype, xp: Any) -> Any:
-    """An array as the loops take it: contiguous, in this shape."""
-    if not array.axes:
+def arranged(x: Any, array: Array, shape: tuple[int, ...] | None, wide: np.dtype, target: Target) -> Any:
+    """An array as the loops take it: without gaps in its rows, in this shape."""
+    if not array.axes or array.kind == "bits":
         return x
     if array.kind == "integer":
         x = x.astype(np.intp, copy=False)
     elif array.kind == "real" and x.dtype.kind in "biu":
         x = x.astype(wide)
-    if not x.flags.c_contiguous:
-        x = xp.ascontiguousarray(x)
-    return x if x.shape == shape else x.reshape(shape)
+    x = target.contiguous(x)
+    return x if shape is None or x.shape == shape else x.reshape(shape)
 
 
 def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:

@@ -13,12 +13,10 @@ from importlib.util import find_spec
 from ..backend import when_gpu
 from ..dispatch import turned_off, when_fast
 from . import (
-    numpy_adam,
     numpy_attention,
+    numpy_blocks,
     numpy_decoder,
     numpy_dense,
-    numpy_dropout,
-    numpy_embedding,
     numpy_extend,
     numpy_half,
     numpy_layernorm,
@@ -28,12 +26,10 @@ from . import (
 )
 
 __all__ = [
-    "numpy_adam",
     "numpy_attention",
+    "numpy_blocks",
     "numpy_decoder",
     "numpy_dense",
-    "numpy_dropout",
-    "numpy_embedding",
     "numpy_extend",
     "numpy_half",
     "numpy_layernorm",
@@ -43,7 +39,6 @@ __all__ = [
 ]
 
 FAST = (  # the modules of the extra `fast`
-    "numba_adam",
     "numba_attention",
     "numba_decoder",
     "numba_dense",

@@ -5,8 +5,7 @@ CuPy has no products of batches of bfloat16 matrices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import cupy
 import numpy as np
@@ -14,11 +13,6 @@ import numpy as np
 from .. import ops
 from ..backend import Array, is_floating_type
 from ..dispatch import Operation
-
-
-class CudaHalfCache(NamedTuple):
-    cache: Any  # of the float32 forward
-    dtype: np.dtype  # of the arguments
 
 
 def is_real(x: Any) -> bool:
@@ -30,26 +24,24 @@ def widened(x: Any) -> Any:
     return x.astype(np.float32) if is_real(x) else x
 
 
-def in_half(op: Operation, op_backward: Operation) -> Callable:
-    """A function that is `op` on float32 copies if all its arrays of real numbers are in one half precision, and
-    otherwise the reference. Registers the backward for its cache.
-    """
+def add_twin_in_half(op: Operation, op_backward: Operation) -> None:
+    """Register `op` on float32 copies for arrays of real numbers that are all in one half precision."""
 
-    def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        dtypes = {x.dtype for x in (*args, *kwargs.values()) if is_real(x)}
-        dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
-        if dtype.itemsize > 2:
-            return op.reference(*args, **kwargs)
+    def dtypes(*args: Any, **kwargs: Any) -> set[np.dtype]:
+        return {x.dtype for x in (*args, *kwargs.values()) if is_real(x)}
+
+    def fits(*args: Any, **kwargs: Any) -> bool:
+        return [x.itemsize for x in dtypes(*args, **kwargs)] == [2]
+
+    def forward(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
+        (dtype,) = dtypes(*args, **kwargs)
         y, cache = op.reference(*map(widened, args), **{name: widened(x) for name, x in kwargs.items()})
-        return y.astype(dtype), CudaHalfCache(cache, dtype)
+        return y.astype(dtype), cache
 
-    @op_backward.twin(CudaHalfCache)
-    def backward(dy: Array, cache: CudaHalfCache) -> tuple[Array, ...]:
-        gradients = op_backward.reference(dy.astype(np.float32), cache.cache)
-        return tuple(x.astype(cache.dtype) for x in gradients)
+    def backward(dy: Array, cache: Any) -> tuple[Array, ...]:
+        return tuple(x.astype(dy.dtype) for x in op_backward.reference(widened(dy), cache))
 
-    return forward
+    op.add_twin(cupy.ndarray, fits, forward, backward, fast=True)
 
 
-relative_attention = in_half(ops.relative_attention, ops.relative_attention_backward)
-ops.relative_attention.twin(cupy.ndarray, fast=True)(relative_attention)
+add_twin_in_half(ops.relative_attention, ops.relative_attention_backward)

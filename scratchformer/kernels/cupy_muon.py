@@ -10,16 +10,17 @@ from ..optim import muon
 from .cupy_products import available, product
 
 
-@muon.newton_schulz.twin(cupy.ndarray, fast=True)
-def newton_schulz(g: Array, steps: int = muon.STEPS, precision: str = "float32") -> Array:
-    """As `optim.newton_schulz`, for bfloat16.
-
-    The equations are those of the reference. It rounds float32 factors to bfloat16 and multiplies them in float32; here
-    bfloat16 arrays are multiplied, and summed in float32.
-    """
-    muon.expect_matrix(g, steps, precision)
+def fits(g: Array, steps: int = muon.STEPS, precision: str = "float32") -> bool:
     if precision != "bfloat16" or g.dtype != np.float32 or not g.size or not available():
-        return muon.newton_schulz.reference(g, steps, precision)
+        return False
+    muon.expect_matrix(g, steps, precision)
+    return True
+
+
+def newton_schulz(g: Array, steps: int = muon.STEPS, precision: str = "bfloat16") -> Array:
+    """As `optim.newton_schulz`, which rounds float32 factors to bfloat16 and multiplies them in float32; here bfloat16
+    arrays are multiplied, and summed in float32.
+    """
     import ml_dtypes
 
     a, b, c = muon.COEFFICIENTS
@@ -32,3 +33,6 @@ def newton_schulz(g: Array, steps: int = muon.STEPS, precision: str = "float32")
         polynomial = (b * gram + c * product(square, square, cupy.empty_like(gram))).astype(ml_dtypes.bfloat16)
         x = a * x + product(polynomial, left, change)
     return x if x.shape == g.shape else x.T
+
+
+muon.newton_schulz.add_twin(cupy.ndarray, fits, newton_schulz, fast=True)

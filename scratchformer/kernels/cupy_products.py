@@ -2,17 +2,19 @@
 
 CuPy's own products have no bias or activation, no batches in bfloat16, no float32 result of half-precision factors, and
 cannot be part of a CUDA graph. A product has a plan, made once for its shapes, types and strides: cuBLASLt proposes
-some of its kernels, in the order of its own estimates, and the fastest is found by trying.
+some of its kernels, in the order of its own estimates, and the fastest is chosen by trying.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
 from collections import Counter
 from typing import Any, NamedTuple
 
+import cupy
 import numpy as np
 
 from ..backend import Array, is_recording
@@ -30,24 +32,11 @@ BIAS, RELU_BIAS = 4, 6  # cublasLtEpilogue
 LONG = 512  # an axis that is longer, and no multiple of 16 bytes, is cut: the library's fast kernels do not take it
 
 
-class Matrix(NamedTuple):
-    """What cuBLASLt knows of a matrix, or of a batch of them: row-major, `stride` numbers from one row to the next."""
-
-    kind: int
-    rows: int
-    columns: int
-    stride: int
-    transposed: bool
-    batch: int
-    apart: int  # numbers from one matrix of the batch to the next
-    aligned: int  # bytes
-
-
 class Plan(NamedTuple):
     """A product that is ready to run."""
 
     descriptor: int
-    layouts: tuple[int, int, int]
+    layouts: tuple[int, ...]
     algorithms: np.ndarray  # proposals, or the one that was chosen
     scales: np.ndarray  # 1, 0
 
@@ -60,10 +49,9 @@ def available() -> bool:
 
         cublasLt.get_version()
     except Exception as error:  # not only ImportError: a library may be missing or too old
-        why = f"{type(error).__name__}: {error}"
         print(
-            f"nvmath-python cannot be used ({why}), so matrix products are CuPy's, which are slower; to install it: "
-            "pip install 'scratchformer[cuda13]' (or [cuda12])",
+            f"nvmath-python cannot be used ({type(error).__name__}: {error}), so matrix products are CuPy's, which are "
+            "slower; to install it: pip install 'scratchformer[cuda13]' (or [cuda12])",
             file=sys.stderr,
         )
         return False
@@ -76,7 +64,6 @@ class Products:
     """
 
     def __init__(self) -> None:
-        import cupy
         from nvmath.bindings import cublasLt
 
         self.library: Any = cublasLt
@@ -86,66 +73,49 @@ class Products:
         self.uses: Counter[tuple] = Counter()
         self.lock = threading.Lock()
         self.preference = cublasLt.matmul_preference_create()
-        self._set(cublasLt.matmul_preference_set_attribute, self.preference, 1, np.array(WORKSPACE, np.uint64))
+        self._set("matmul_preference", self.preference, 1, WORKSPACE, np.uint64)
 
-    @staticmethod
-    def _set(function: Any, descriptor: int, attribute: int, value: np.ndarray) -> None:
-        function(descriptor, attribute, value.ctypes.data, value.nbytes)
+    def _set(self, kind: str, which: int, attribute: int, value: int, dtype: Any = np.int32) -> None:
+        number = np.array(value, dtype)
+        getattr(self.library, f"{kind}_set_attribute")(which, attribute, number.ctypes.data, number.nbytes)
 
-    def run(
-        self,
-        x: Array,
-        y: Array,
-        out: Array,
-        add: bool = False,
-        bias: Array | None = None,
-        activation: str = "",
-    ) -> bool:
-        """out = x y + bias, or ReLU of it, or out += x y if `add`. False, without doing it, if cuBLASLt has no kernel
-        for it.
-
-        x: (..., N, K), y: (..., K, M), out: (..., N, M), each with at most one leading axis, and with neighbours in
-        memory along one of the last two axes; out along its last. bias: (M,), from `aligned`. activation: "relu" or "".
-        """
-        matrices = tuple(_matrix(a) for a in (x, y, out))
+    def run(self, x: Array, y: Array, out: Array, add: bool, bias: Array | None, activation: str) -> bool:
+        """As `attempt`, in one piece."""
+        arrays = x, y, out
+        layouts = ((a.dtype, a.shape, a.strides, math.gcd(16, a.data.ptr)) for a in arrays)
         tf32 = x.dtype == np.float32 and _tf32()
-        known = matrices, tf32, add, bias is None, activation
+        known = *layouts, tf32, add, bias is None, activation
         with self.lock:  # a descriptor has one bias
             if known not in self.plans:
                 if len(self.plans) >= MOST:
-                    self.forget()
-                self.plans[known] = self._plan(matrices, tf32, bias, activation)
+                    for each in self.plans.values():
+                        self._destroy(each)
+                    self.plans.clear()
+                    self.uses.clear()
+                self.plans[known] = self._plan(arrays, tf32, bias, activation)
             plan = self.plans[known]
             if plan is None:
                 return False
             if bias is not None:
-                self._describe(plan.descriptor, 8, np.array(bias.data.ptr, np.uint64))
+                self._set("matmul_desc", plan.descriptor, 8, bias.data.ptr, np.uint64)
             self.uses[known] += 1
             if len(plan.algorithms) > 1 and (is_recording() or self.uses[known] > OFTEN):
                 plan = self.plans[known] = self._fastest(plan, x, y, out, add)
             try:
                 self._call(plan, 0, x, y, out, add)
             except self.library.cuBLASLtError:
-                self._destroy(plan.descriptor, plan.layouts)
+                self._destroy(plan)
                 self.plans[known] = None
                 return False
         return True
 
-    def forget(self) -> None:
-        """Destroy all plans."""
-        for plan in filter(None, self.plans.values()):
-            self._destroy(plan.descriptor, plan.layouts)
-        self.plans.clear()
-        self.uses.clear()
-
-    def _destroy(self, descriptor: int, layouts: tuple[int, ...]) -> None:
-        self.library.matmul_desc_destroy(descriptor)
-        for layout in layouts:
-            self.library.matrix_layout_destroy(layout)
+    def _destroy(self, plan: Plan | None) -> None:
+        if plan is not None:
+            self.library.matmul_desc_destroy(plan.descriptor)
+            for layout in plan.layouts:
+                self.library.matrix_layout_destroy(layout)
 
     def _call(self, plan: Plan, choice: int, x: Array, y: Array, out: Array, add: bool) -> None:
-        import cupy
-
         one, zero = plan.scales.ctypes.data, plan.scales.ctypes.data + plan.scales.itemsize
         # cuBLASLt counts by columns, for which a row-major matrix is its transpose: outᵀ = yᵀ xᵀ.
         (of_x, of_y, of_out), result = plan.layouts, out.data.ptr
@@ -158,8 +128,6 @@ class Products:
 
     def _fastest(self, plan: Plan, x: Array, y: Array, out: Array, add: bool) -> Plan:
         """The plan with the fastest of the kernels that were proposed."""
-        import cupy
-
         stream = cupy.cuda.get_current_stream()
         if stream.is_capturing():
             return plan
@@ -184,83 +152,65 @@ class Products:
         best = best if seconds[best] < FASTER * seconds[0] else 0
         return plan._replace(algorithms=plan.algorithms[best : best + 1])
 
-    def _describe(self, descriptor: int, attribute: int, value: np.ndarray) -> None:
-        self._set(self.library.matmul_desc_set_attribute, descriptor, attribute, value)
-
-    def _plan(self, matrices: tuple[Matrix, ...], tf32: bool, bias: Any, activation: str) -> Plan | None:
-        lt, (x, y, out) = self.library, matrices
-        double = out.kind == KINDS["float64"]
+    def _plan(self, arrays: tuple[Array, Array, Array], tf32: bool, bias: Any, activation: str) -> Plan | None:
+        lt, (x, y, out) = self.library, arrays
+        double = out.dtype == np.float64
         descriptor = lt.matmul_desc_create(FLOAT64 if double else TF32 if tf32 else FLOAT32, 1 if double else 0)
-        for attribute, matrix in (3, y), (4, x):  # TRANSA, TRANSB
-            self._describe(descriptor, attribute, np.array(int(matrix.transposed), np.int32))
+        self._set("matmul_desc", descriptor, 3, _is_transposed(y))  # TRANSA
+        self._set("matmul_desc", descriptor, 4, _is_transposed(x))  # TRANSB
         if bias is not None:
-            self._describe(descriptor, 7, np.array(RELU_BIAS if activation else BIAS, np.uint32))  # EPILOGUE
-            self._describe(descriptor, 8, np.array(bias.data.ptr, np.uint64))  # BIAS_POINTER
-        layouts = self._layout(x), self._layout(y), self._layout(out)
-        found = np.zeros(PROPOSALS, lt.matmul_heuristic_result_dtype)
-        count = np.zeros(1, np.int32)
-        for attribute, matrix in (5, y), (6, x), (7, out), (8, out):  # MIN_ALIGNMENT_..._BYTES
-            self._set(
-                lt.matmul_preference_set_attribute, self.preference, attribute, np.array(matrix.aligned, np.uint32)
-            )
+            self._set("matmul_desc", descriptor, 7, RELU_BIAS if activation else BIAS)  # EPILOGUE
+            self._set("matmul_desc", descriptor, 8, bias.data.ptr, np.uint64)  # BIAS_POINTER
+        proposals, count = np.zeros(PROPOSALS, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+        scales = np.array([1, 0], np.float64 if double else np.float32)
+        plan = Plan(descriptor, tuple(map(self._layout, arrays)), proposals["algo"], scales)
+        of_x, of_y, of_out = plan.layouts
+        for attribute, a in (5, y), (6, x), (7, out), (8, out):  # MIN_ALIGNMENT_..._BYTES
+            self._set("matmul_preference", self.preference, attribute, math.gcd(16, a.data.ptr))
         try:
             lt.matmul_algo_get_heuristic(
-                self.handle, descriptor, layouts[1], layouts[0], layouts[2], layouts[2], self.preference, PROPOSALS,
-                found.ctypes.data, count.ctypes.data,
+                self.handle, descriptor, of_y, of_x, of_out, of_out, self.preference, PROPOSALS,
+                proposals.ctypes.data, count.ctypes.data,
             )  # fmt: skip
         except lt.cuBLASLtError:
             count[0] = 0
         if not count[0]:
-            self._destroy(descriptor, layouts)
+            self._destroy(plan)
             return None
-        scales = np.array([1, 0], np.float64 if double else np.float32)
-        return Plan(descriptor, layouts, np.ascontiguousarray(found["algo"][: count[0]]), scales)
+        return plan._replace(algorithms=np.ascontiguousarray(plan.algorithms[: count[0]]))
 
-    def _layout(self, matrix: Matrix) -> int:
-        """By columns, so the rows of the layout are the columns in memory."""
-        rows, columns = (matrix.rows, matrix.columns) if matrix.transposed else (matrix.columns, matrix.rows)
-        layout = self.library.matrix_layout_create(matrix.kind, rows, columns, matrix.stride)
-        if matrix.batch > 1:
-            for attribute, value in (5, np.array(matrix.batch, np.int32)), (6, np.array(matrix.apart, np.int64)):
-                self._set(self.library.matrix_layout_set_attribute, layout, attribute, value)
+    def _layout(self, x: Array) -> int:
+        """Row-major, so by columns, as cuBLASLt counts, the rows of the layout are the columns in memory."""
+        rows, columns = x.shape[-2:] if _is_transposed(x) else x.shape[:-3:-1]
+        stride = x.strides[-1 if _is_transposed(x) else -2] // x.itemsize
+        # An axis of length 1 may have any stride.
+        layout = self.library.matrix_layout_create(KINDS[x.dtype.name], rows, columns, max(stride, rows))
+        if x.ndim == 3 and len(x) > 1:
+            self._set("matrix_layout", layout, 5, len(x))
+            self._set("matrix_layout", layout, 6, x.strides[0] // x.itemsize, np.int64)
         return layout
 
 
-def _matrix(x: Array) -> Matrix:
-    *_, rows, columns = x.shape
-    size = x.itemsize
-    transposed = x.strides[-1] != size and columns > 1
-    stride = (x.strides[-1] if transposed else x.strides[-2]) // size
-    stride = max(stride, rows if transposed else columns)  # an axis of length 1 may have any stride
-    batch, apart = (x.shape[0], x.strides[0] // size) if x.ndim == 3 else (1, 0)
-    return Matrix(KINDS[x.dtype.name], rows, columns, stride, transposed, batch, apart, _aligned(x))
-
-
-def _aligned(x: Array) -> int:
-    """The largest power of two, up to 16, of which the address of x is a multiple."""
-    return next(n for n in (16, 8, 4, 2, 1) if x.data.ptr % n == 0)
+def _is_transposed(x: Array) -> bool:
+    return x.strides[-1] != x.itemsize and x.shape[-1] > 1
 
 
 def fits(x: Array) -> bool:
-    """Whether `Products` can read the matrices of x without a copy: neighbours along one of the last two axes."""
-    size, (rows, columns) = x.itemsize, x.shape[-2:]
-    along_rows = columns == 1 or x.strides[-1] == size
-    along_columns = rows == 1 or x.strides[-2] == size
-    other = x.strides[-2] if along_rows else x.strides[-1]
-    return (along_rows or along_columns) and other >= 0 and other % size == 0 and _spread(x, along_rows)
-
-
-def _spread(x: Array, along_rows: bool) -> bool:
-    """Whether rows do not overlap, as they do in a broadcast array."""
-    rows, columns = x.shape[-2:]
-    wide, other, count = (columns, x.strides[-2], rows) if along_rows else (rows, x.strides[-1], columns)
-    return count == 1 or other >= wide * x.itemsize
+    """Whether `Products` can read the matrices of x without a copy: neighbours along one of the last two axes, and rows
+    along it that do not overlap, as they do in a broadcast array.
+    """
+    size, (rows, columns), (down, right) = x.itemsize, x.shape[-2:], x.strides[-2:]
+    if columns == 1 or right == size:
+        apart, width, count = down, columns, rows
+    elif rows == 1 or down == size:
+        apart, width, count = right, rows, columns
+    else:
+        return False
+    return apart % size == 0 and apart >= (width * size if count > 1 else 0)
 
 
 def readable(x: Array) -> Array:
     """x itself if `fits(x)`, otherwise a copy."""
-    import cupy
-
     return x if fits(x) else cupy.ascontiguousarray(x)
 
 
@@ -276,9 +226,9 @@ def _products(device: int) -> Products:
     return Products()
 
 
-def product(x: Array, y: Array, out: Array, **options: Any) -> Array:
-    """out = x y, see `Products.run`. Raises RuntimeError if cuBLASLt has no kernel for it."""
-    if not attempt(x, y, out, **options):
+def product(x: Array, y: Array, out: Array, add: bool = False) -> Array:
+    """out = x y, or out += x y if `add`. Raises RuntimeError if cuBLASLt has no kernel for it."""
+    if not attempt(x, y, out, add):
         raise RuntimeError(
             f"cuBLASLt has no product of {x.dtype} {x.shape} and {y.shape}: SCRATCHFORMER_FAST=0 in the environment "
             "leaves all products to CuPy, which has none of batches in bfloat16"
@@ -287,26 +237,28 @@ def product(x: Array, y: Array, out: Array, **options: Any) -> Array:
 
 
 def attempt(x: Array, y: Array, out: Array, add: bool = False, bias: Array | None = None, activation: str = "") -> bool:
-    """Run `Products.run`, and return whether cuBLASLt could do it; if not, `out` may be partly written. A long axis
-    whose size is no multiple of 16 bytes, such as a vocabulary, is cut into a multiple and the rest.
-    """
-    import cupy
+    """out = x y + bias, or ReLU of it, or out += x y if `add`. False if cuBLASLt has no kernel for it; `out` may then
+    be partly written.
 
+    x: (..., N, K), y: (..., K, M), out: (..., N, M), each with at most one leading axis, and with neighbours in memory
+    along one of the last two axes; out along its last. bias: (M,), from `aligned`. activation: "relu" or "". A long
+    axis whose size is no multiple of 16 bytes, such as a vocabulary, is cut into a multiple and the rest.
+    """
     step, (N, K), M = 16 // x.itemsize, x.shape[-2:], y.shape[-1]
     if M > LONG and M % step:
-        parts = slice(0, M // step * step), slice(M // step * step, M)
-        of_bias = [None if bias is None else bias[part] for part in parts]
         return all(
-            attempt(x, y[..., part], out[..., part], add, b, activation) for part, b in zip(parts, of_bias, strict=True)
+            attempt(x, y[..., part], out[..., part], add, bias if bias is None else bias[part], activation)
+            for part in _cut(M, step)
         )
     if N > LONG and N % step and x.strides[-1] != x.itemsize:
-        parts = slice(0, N // step * step), slice(N // step * step, N)
-        return all(attempt(x[..., part, :], y, out[..., part, :], add, bias, activation) for part in parts)
+        return all(attempt(x[..., part, :], y, out[..., part, :], add, bias, activation) for part in _cut(N, step))
     if K > LONG and K % step and bias is None:
-        k = K // step * step
-        first = attempt(x[..., :k], y[..., :k, :], out, add)
-        return first and attempt(x[..., k:], y[..., k:, :], out, True)
+        return all(attempt(x[..., part], y[..., part, :], out, add or part.start > 0) for part in _cut(K, step))
     return _products(cupy.cuda.runtime.getDevice()).run(x, y, out, add, bias, activation)
+
+
+def _cut(size: int, step: int) -> tuple[slice, slice]:
+    return slice(0, size // step * step), slice(size // step * step, size)
 
 
 def aligned(bias: Array | None) -> Array | None:
@@ -320,7 +272,5 @@ def aligned(bias: Array | None) -> Array | None:
 
 def padded_empty(rows: int, columns: int, dtype: np.dtype) -> Array:
     """Room for a matrix (rows, columns), whose rows start at multiples of 16 bytes; without that, products are slow."""
-    import cupy
-
     step = 16 // dtype.itemsize
     return cupy.empty((rows, -(-columns // step) * step), dtype)[:, :columns]

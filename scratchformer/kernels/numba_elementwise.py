@@ -1,4 +1,4 @@
-"""What is done number by number, each in one pass of compiled code: dropout and rounding."""
+"""Dropout in one pass of compiled code, which draws its random bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
-from ..ops import precision
 from ..ops.checks import expect_fraction, expect_like
 from ..ops.dropout import LEVELS, threshold_of
 from ..rng import GAMMA, MIX_1, MIX_2, Key, expect_key, start_of
@@ -84,27 +83,3 @@ def keep_some(x: Any, start: Any, threshold: Any, y: Any) -> None:
             z = read(part[i])
             factor = constant(LEVELS, z) / constant(LEVELS - threshold, z)
             to[i] = narrow(z * (factor if bits[i] >= least else constant(0, z)), to)
-
-
-@precision.round_into.twin(np.ndarray, fast=True)
-def round_into(x: np.ndarray, out: np.ndarray) -> None:
-    """As `ops.precision.round_into`, in one pass.
-
-    For each weight i,
-
-        out_i = x_i
-
-    to the nearest bfloat16. Other types are left to NumPy:
-
-        out[...] = x
-    """
-    if x.dtype == np.float32 and out.dtype.kind == "V" and x.flags.c_contiguous and out.flags.c_contiguous:
-        copy_into(flat(x), flat(out))
-    else:
-        out[...] = x
-
-
-@compiled
-def copy_into(x: Any, out: Any) -> None:
-    for i in range(out.size):
-        out[i] = narrow(x[i], out)

@@ -13,6 +13,7 @@ import numba
 import numpy as np
 from numba.extending import overload
 
+from ..rng import GAMMA, MIX_1, MIX_2
 from .numba_code import as_bits, compiled, rounded, widened
 
 BITS = numba.uint16
@@ -149,6 +150,16 @@ def exp64(x: Any) -> Any:
     p = ((((p * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
     power = np.int64(np.float64(shifted).view(np.int64) << np.int64(52)).view(np.float64)
     return (p * r * r + r + 1.0) * power
+
+
+@compiled
+def draw(words: Any, start: Any, first: Any) -> None:
+    """The words of `rng.Bits` from the one numbered `first` on."""
+    for i in range(words.size):
+        word = start + np.uint64(first + i) * GAMMA
+        word = (word ^ (word >> np.uint64(30))) * MIX_1
+        word = (word ^ (word >> np.uint64(27))) * MIX_2
+        words[i] = word ^ (word >> np.uint64(31))
 
 
 @compiled

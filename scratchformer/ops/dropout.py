@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from ..rng import Key, expect_key, random_uint16
+from ..rng import Bits, Key, expect_key, start_of
 from .checks import expect_floating, expect_fraction, expect_like
 from .precision import widen
 
@@ -15,11 +15,20 @@ LEVELS = 2**16  # uniform 16-bit integers decide, so p is rounded to a multiple 
 
 
 class DropoutCache(NamedTuple):
-    keep: Array  # of the shape of x, boolean
-    scale: float
+    u: Bits  # uniform integers, which decide
+    p: float
+    shape: tuple[int, ...]  # of x
 
 
-@operation
+def drawn(x: Array, p: float, key: Key) -> dict[str, Bits]:
+    """The u_i of `dropout`. Raises TypeError or ValueError unless its arguments are valid."""
+    expect_floating(x=x)
+    expect_fraction("p", p)
+    expect_key(key)
+    return {"u": Bits(start_of(key))}
+
+
+@operation(given=drawn)
 def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
     """y_i = k_i x_i / (1 − p), where k_i is 0 with probability p and 1 otherwise.
 
@@ -30,32 +39,29 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
     Forward, for each element i. A uniform integer u_i from 0 to 65535 decides, so p is rounded to r, a multiple of
     1/65536:
 
-        k := keep
         r = min(⌊65536 p + ½⌋, 65535)/65536        scale = 1/(1 − r)
-        k_i = [u_i ≥ 65536 r]        y_i = k_i x_i/(1 − r)
+        k_i = [u_i ≥ 65536 r]        y_i = k_i x_i/(1 − r) = k_i scale x_i
 
     Backward. Given the key, the k_i are constants:
 
-        ∂y_i/∂x_i = k_i/(1 − r)        dx_i = dy_i ∂y_i/∂x_i = dy_i k_i/(1 − r)
+        ∂y_i/∂x_i = k_i/(1 − r)        dx_i = dy_i ∂y_i/∂x_i = dy_i k_i scale
 
-    In NumPy:
+    In NumPy, where `keep` is k:
 
-        dx = dy * cache.keep * cache.scale
+        dx = dy * keep * scale
 
-    The cache keeps k as booleans, one byte per element. (The key alone would do, at the cost of drawing k again.)
+    The cache keeps where the u_i start, and no array: they are drawn again.
     Source: Srivastava et al., "Dropout", JMLR 2014, with the scaling moved from test to training.
     """
-    expect_floating(x=x)
-    keep, scale = decide(p, key, x.shape, array_module(x))
-    return (widen(x) * keep * scale).astype(x.dtype, copy=False), DropoutCache(keep, scale)
+    bits = drawn(x, p, key)["u"]
+    keep, scale = decide(p, bits, x.shape, array_module(x))
+    return (widen(x) * keep * scale).astype(x.dtype, copy=False), DropoutCache(bits, p, x.shape)
 
 
-def decide(p: float, key: Key, shape: tuple[int, ...], xp: Any) -> tuple[Array, float]:
+def decide(p: float, bits: Bits, shape: tuple[int, ...], xp: Any) -> tuple[Array, float]:
     """Which elements of `shape` are kept, boolean, and 1/(1 − p)."""
-    expect_fraction("p", p)
-    expect_key(key)
     threshold = threshold_of(p)
-    keep = random_uint16(key, math.prod(shape), xp) >= threshold
+    keep = bits.draw(math.prod(shape), xp) >= threshold
     return keep.reshape(shape), LEVELS / (LEVELS - threshold)
 
 
@@ -67,7 +73,8 @@ def threshold_of(p: float) -> int:
 @backward
 def dropout_backward(dy: Array, cache: DropoutCache) -> Array:
     """dx: see `dropout`."""
-    expect_like("dy", dy, cache.keep.shape)
+    expect_like("dy", dy, cache.shape)
     dtype, dy = dy.dtype, widen(dy)
-    dx = dy * cache.keep * cache.scale
+    keep, scale = decide(cache.p, cache.u, cache.shape, array_module(dy))
+    dx = dy * keep * scale
     return dx.astype(dtype, copy=False)

@@ -15,7 +15,16 @@ class EmbeddingCache(NamedTuple):
     shape: tuple[int, int]  # of the table, (V, C)
 
 
-@operation
+def check_embedding(ids: Array, table: Array) -> None:
+    """Raise TypeError, ValueError or IndexError unless these are valid arguments of `embedding`."""
+    expect_floating(table=table)
+    array_module(ids, table)
+    expect_shape("table", table, "V C")
+    expect_columns("table", table)
+    expect_ids("ids", ids, table.shape[0])
+
+
+@operation(given=check_embedding)
 def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
     """y_n = table[ids_n]: a row of the table for each id.
 
@@ -25,8 +34,8 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
 
     Forward, with all leading axes folded into n. A lookup is a product with a one-hot matrix:
 
-        y_nc = table_vc with v = ids_n
         y_nc = Σ_v [ids_n = v] table_vc
+        y_nc = table_vc with v = ids_n
 
     Backward. The product is linear in the table, and the ids have no gradient:
 
@@ -41,11 +50,8 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
     The cache keeps the ids and the shape of the table. For tables much larger than a batch,
     `embedding_backward(dy, cache, out=grad)` adds into `grad` instead of a new table of zeros.
     """
-    expect_floating(table=table)
+    check_embedding(ids, table)
     xp = array_module(ids, table)
-    expect_shape("table", table, "V C")
-    expect_columns("table", table)
-    expect_ids("ids", ids, table.shape[0])
     return xp.take(table, ids, axis=0), EmbeddingCache(ids, table.shape)
 
 

@@ -8,16 +8,27 @@ import numpy as np
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_integers, expect_range, expect_shape
-from .embedding import EmbeddingCache, embedding, embedding_backward
+from .checks import expect_floating, expect_integers, expect_like, expect_range, expect_shape
+from .embedding import EmbeddingCache, embedding_backward
 
 
 class GatherCache(NamedTuple):
-    rows: EmbeddingCache
+    places: Array  # (B, K)
     shape: tuple[int, int, int]  # of x, (B, T, C)
 
 
-@operation
+def check_gather(x: Array, places: Array) -> None:
+    """Raise TypeError, ValueError or IndexError unless these are valid arguments of `gather`."""
+    expect_floating(x=x)
+    array_module(x, places)
+    expect_integers("places", places)
+    expect_shape("x", x, "B T C")
+    B, T, _ = x.shape
+    expect_shape("places", places, "B K", B=B)
+    expect_range("places", places, 0, T - 1, IndexError)
+
+
+@operation(given=check_gather)
 def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
     """y_bkc = x_btc with t = places_bk: the vectors at the given positions of each sequence.
 
@@ -26,8 +37,8 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
 
     Forward. Gathering is a product with a one-hot matrix:
 
-        y_bkc = x_btc with t = places_bk
         y_bkc = Σ_t [places_bk = t] x_btc
+        y_bkc = x_btc with t = places_bk
 
     Backward. The product is linear in x:
 
@@ -42,25 +53,23 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
 
     So the gradient is that of `embedding`:
 
-        dx = embedding_backward(dy, cache.rows).reshape(cache.shape)
+        dx = embedding_backward(dy, EmbeddingCache(rows, (B * T, C))).reshape(cache.shape)
 
-    The cache keeps the rows and the shape of x; x is not needed.
+    The cache keeps the places and the shape of x; x is not needed.
     """
-    expect_floating(x=x)
-    xp = array_module(x, places)
-    expect_integers("places", places)
-    expect_shape("x", x, "B T C")
-    B, T, C = x.shape
-    expect_shape("places", places, "B K", B=B)
-    expect_range("places", places, 0, T - 1, IndexError)
-    places = places.astype(np.int64, copy=False)  # int64 + uint64 would be float64
-    rows = xp.arange(B)[:, None] * T + places  # (B, K)
-    y, rows = embedding(rows, x.reshape(B * T, C))
-    return y, GatherCache(rows, x.shape)
+    check_gather(x, places)
+    batch = array_module(x).arange(x.shape[0])[:, None]
+    y = x[batch, places]
+    return y, GatherCache(places, x.shape)
 
 
 @backward
 def gather_backward(dy: Array, cache: GatherCache) -> Array:
     """dx: see `gather`."""
-    dx = embedding_backward(dy, cache.rows).reshape(cache.shape)
+    B, T, C = cache.shape
+    expect_like("dy", dy, (*cache.places.shape, C))
+    xp = array_module(dy, cache.places)
+    places = cache.places.astype(np.int64, copy=False)  # int64 + uint64 would be float64
+    rows = xp.arange(B)[:, None] * T + places
+    dx = embedding_backward(dy, EmbeddingCache(rows, (B * T, C))).reshape(cache.shape)
     return dx.astype(dy.dtype, copy=False)  # of a table, a twin gives the gradient in float32

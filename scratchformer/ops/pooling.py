@@ -27,7 +27,14 @@ def within(x: Array, lengths: Array | None) -> Array:
     return xp.arange(x.shape[1])[None, :] < lengths[:, None]
 
 
-@operation
+def mean_weights(x: Array, lengths: Array | None = None) -> dict[str, Array]:
+    """The weights a of `mean_pool`. Raises TypeError or ValueError unless its arguments are valid."""
+    inside = within(x, lengths)
+    count = array_module(x).maximum(inside.sum(axis=1, keepdims=True), 1)  # (B, 1)
+    return {"weights": inside / count.astype(widen(x).dtype)}  # (B, T)
+
+
+@operation(given=mean_weights, gives=("weights",))
 def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCache]:
     """y_b = 1/n_b Σ_{t < n_b} x_bt: the mean of a sequence over its true length n_b.
 
@@ -39,7 +46,7 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
 
         n := lengths        a := weights
         a_bt = [t < n_b]/max(n_b, 1)
-        y_bc = Σ_t a_bt x_btc = 1/max(n_b, 1) Σ_{t < n_b} x_btc
+        y_bc = 1/max(n_b, 1) Σ_{t < n_b} x_btc = Σ_t a_bt x_btc
 
     Backward. The mean is linear in x. Each step of the sequence gets its share of dy, and the padding gets none:
 
@@ -51,11 +58,8 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
 
     The cache keeps the a_bt and C; x is not needed.
     """
-    inside = within(x, lengths)
-    wide = widen(x)
-    count = array_module(x).maximum(inside.sum(axis=1, keepdims=True), 1)  # (B, 1)
-    weights = inside / count.astype(wide.dtype)  # (B, T)
-    y = (wide * weights[:, :, None]).sum(axis=1)
+    weights = mean_weights(x, lengths)["weights"]
+    y = (widen(x) * weights[:, :, None]).sum(axis=1)
     return y.astype(x.dtype, copy=False), MeanPoolCache(weights, x.shape[2])
 
 
@@ -74,7 +78,17 @@ class MaxPoolCache(NamedTuple):
     length: int  # T
 
 
-@operation
+def winners(x: Array, lengths: Array | None = None) -> dict[str, Array]:
+    """The winners and live sequences of `max_pool`. Raises TypeError or ValueError unless its arguments are valid."""
+    inside = within(x, lengths)
+    if not x.shape[1]:
+        raise ValueError(f"x: expected (B, T, C) with at least one position, got {tuple(x.shape)}")
+    xp = array_module(x)
+    winner = xp.where(inside[:, :, None], x, -xp.inf).argmax(axis=1)  # (B, C)
+    return {"winner": winner, "live": inside.any(axis=1, keepdims=True)}
+
+
+@operation(given=winners, gives=("winner", "live"))
 def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCache]:
     """y_bc = max_{t < n_b} x_btc: the maximum of each column over the true length n_b.
 
@@ -88,13 +102,14 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
 
         n := lengths        w := winner
         w_bc = argmax_{t < n_b}(x_btc)        live_b = [n_b > 0]
-        y_bc = live_b x_btc with t = w_bc
         y_bc = max_{t < n_b}(x_btc) for n_b > 0
+        y_bc = x_btc where live_b = 1, 0 elsewhere with t = w_bc
 
     Backward. For small changes of x the winner stays the same, so all of dy goes to it. (In a tie this is one of the
     subgradients.)
 
-        ∂y_bc/∂x_btc = live_b [t = w_bc]        dx_btc = dy_bc ∂y_bc/∂x_btc = live_b [t = w_bc] dy_bc
+        ∂y_bc/∂x_btc = live_b [t = w_bc]
+        dx_btc = dy_bc ∂y_bc/∂x_btc = live_b dy_bc where t = w_bc, 0 elsewhere
 
     In NumPy:
 
@@ -102,12 +117,8 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
 
     The cache keeps the winners, (B, C), rather than x, (B, T, C).
     """
-    inside = within(x, lengths)
-    if not x.shape[1]:
-        raise ValueError(f"x: expected (B, T, C) with at least one position, got {tuple(x.shape)}")
-    xp = array_module(x)
-    live = inside.any(axis=1, keepdims=True)  # (B, 1)
-    winner = xp.where(inside[:, :, None], x, -xp.inf).argmax(axis=1)  # (B, C)
+    found = winners(x, lengths)
+    winner, live, xp = found["winner"], found["live"], array_module(x)
     y = xp.take_along_axis(x, winner[:, None, :], axis=1)[:, 0, :]
     return xp.where(live, y, 0).astype(x.dtype, copy=False), MaxPoolCache(winner, live, x.shape[1])
 

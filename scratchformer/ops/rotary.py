@@ -95,7 +95,15 @@ def rotary_frequencies(
     return theta
 
 
-@operation
+def tables(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None) -> dict[str, Array]:
+    """The cosines and sines of `rotary`, (T, D/2), on the device of x. Raises TypeError or ValueError unless its
+    arguments are valid.
+    """
+    cos, sin = check_rotary(x, start, base, scaling)
+    return {"cos": cos, "sin": sin}
+
+
+@operation(given=tables, gives=("cos", "sin"))
 def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None) -> tuple[Array, RotaryCache]:
     """y_t = R_t x_t: the vector at each position is rotated, pair (x_i, x_{i+D/2}) by the angle φ_ti = (start + t) θ_i.
 
@@ -104,24 +112,24 @@ def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     not an integer. A pair is one number from each half of the vector, as in the published Llama weights.
     Angles are computed in the precision of x, as published models do.
 
-    Forward, for each sequence and head. Column d is in pair i_d, its partner is column j_d, in the other half, and σ_d
-    is the sign of the sine:
+    Forward, for each sequence b and head h. Column d is in pair i_d, its partner is column j_d, in the other half, and
+    σ_d is the sign of the sine:
 
         φ_ti = (start + t) θ_i        cos_ti = cos(φ_ti)        sin_ti = sin(φ_ti)
         i_d = d mod (D/2)        j_d = (d + D/2) mod D        σ_d = −1 where d < D/2, 1 elsewhere
-        y_td = x_td cos_ti + σ_d x_tj sin_ti with i = i_d, j = j_d
+        y_bhtd = x_bhtd cos_ti + σ_d x_bhtj sin_ti with i = i_d, j = j_d
 
     A rotation keeps lengths, and the score of a query at t and a key at s depends only on the distance s − t: it is
     enough to rotate one of them, by the difference of the angles. If x is both queries and keys,
 
-        Σ_d y_td² = Σ_d x_td²
-        Σ_d y_td y_sd = Σ_d x_td (x_sd cos((s − t) θ_i) + σ_d x_sj sin((s − t) θ_i)) with i = i_d, j = j_d
+        Σ_d y_bhtd² = Σ_d x_bhtd²
+        Σ_d y_bhtd y_bhsd = Σ_d x_bhtd (x_bhsd cos((s − t) θ_i) + σ_d x_bhsj sin((s − t) θ_i)) with i = i_d, j = j_d
 
     Backward. x_td contributes to two outputs: to column d, and to column j, where the sine has the opposite sign. The
     angles are constants:
 
-        ∂y_td/∂x_tk = δ_dk cos_ti + [k = j] σ_d sin_ti with i = i_d, j = j_d
-        dx_td = Σ_k dy_tk ∂y_tk/∂x_td = dy_td cos_ti − σ_d dy_tj sin_ti with i = i_d, j = j_d
+        ∂y_bhtd/∂x_bhtk = δ_dk cos_ti + [k = j] σ_d sin_ti with i = i_d, j = j_d
+        dx_bhtd = Σ_k dy_bhtk ∂y_bhtk/∂x_bhtd = dy_bhtd cos_ti − σ_d dy_bhtj sin_ti with i = i_d, j = j_d
 
     This is the rotation by −φ, the transpose and the inverse of the rotation by φ:
 

@@ -49,8 +49,8 @@ MISTAKES = {
     "a maximum that is forgotten": ("cross_entropy", "cross_entropy", "total *= exp(most - shift);", ""),
     "a sum of large logits": ("cross_entropy", "cross_entropy", "first - first == 0 ? first : 0", "0"),
     "the rows of one id only": ("embedding", "embedding", "while (end < N && sorted[end] == v) ++end;", ""),
-    "the softmax without its sum": ("attention", "attention", "* (d[i * V + j] - sum)", "* d[i * V + j]"),
-    "a key too many": ("attention", "attention", "place(i) + j < keys.end", "place(i) + j <= keys.end"),
+    "the softmax without its sum": ("attention", "attention", "* (d[i] - sum)", "* d[i]"),
+    "a key too many": ("attention", "attention", "(s) < stop", "(s) <= stop"),
     "the bits of another element": ("dropout", "elementwise", "(16 * ((i + j) % 4))", "(16 * (j % 4))"),
     "threads that do not wait for each other": (
         "linear",

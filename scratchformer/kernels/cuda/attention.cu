@@ -1,19 +1,19 @@
 // The softmax of attention over rows of scores (heads, T, S), a warp for each row; p may be the same array as z. Row t of
 // sequence b may see the keys begin ... end - 1; the tables (sequences, all_T) of begin and end have one row for all
-// sequences if `shared`.
-// The scores are those of the queries t0 ... t0 + T - 1 and the keys s0 ... s0 + S - 1.
+// sequences if `shared`. The scores are those of the queries t0 ... t0 + T - 1 and the keys s0 ... s0 + S - 1.
+// A thread has PER vectors of V neighbours of its row in registers; PER is 0 for rows that do not fit in them.
 
-struct Seen {
-    int begin, end;
-};
+#define TABLE                                                                                                         \
+    const int *begin, const int *end, Index rows, int shared, int H, int T_, int all_T, int t0, int s0, int S, REAL scale
+#define ROW                                                                                                            \
+    Index row = (Index)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;                                              \
+    if (row >= rows) return;                                                                                           \
+    Index head = row / T_, at = (shared ? 0 : head / H) * all_T + t0 + row % T_;                                       \
+    int lane = threadIdx.x % 32, first = max(begin[at] - s0, 0), stop = min(end[at] - s0, S);
+#define SEES(s) ((s) >= first && (s) < stop)
+#define EACH for (int i = 0; i < PER * V; ++i)
+#define SEEN EACH if (SEES(place(i / V) + i % V))
 
-__device__ inline Seen seen(const int* begin, const int* end, int shared, int H, Index row, int T_, int all_T, int t0,
-                            int s0, int S) {
-    Index head = row / T_, at = (shared ? 0 : head / H) * all_T + t0 + row % T_;
-    return {max(begin[at] - s0, 0), min(end[at] - s0, S)};
-}
-
-// The numbers of a row that a thread has: PER vectors of V neighbours.
 __device__ inline int place(int i) { return (i * 32 + threadIdx.x % 32) * V; }
 
 template <class Number> __device__ inline void load(const Number* row, int S, REAL* to) {
@@ -33,77 +33,46 @@ __device__ inline void store(const REAL* from, int S, T* row) {
     }
 }
 
-#define ROW                                                                  \
-    Index row = (Index)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;    \
-    if (row >= rows) return;                                                 \
-    Seen keys = seen(begin, end, shared, H, row, T_, all_T, t0, s0, S);
-#define SEES(i, j) (place(i) + j >= keys.begin && place(i) + j < keys.end)
-
-extern "C" __global__ void softmax(const REAL* z, T* p, const int* begin, const int* end, int shared, int H, Index rows,
-                                   int T_, int all_T, int t0, int s0, int S, REAL scale) {
+extern "C" __global__ void softmax(const REAL* z, T* p, TABLE) {
     ROW
-    REAL own[PER * V] = {0}, most = -infinity(), total = 0;
-    load(z + row * S, S, own);
-    for (int i = 0; i < PER; ++i)
-        for (int j = 0; j < V; ++j)
-            if (SEES(i, j)) most = max(most, own[i * V + j] *= scale);
+    z += row * S, p += row * S;
+    REAL most = -infinity(), total = 0;
+#if PER
+    REAL own[PER * V] = {0};
+    load(z, S, own);
+    SEEN most = max(most, own[i] *= scale);
     most = warp_max(most);
-    for (int i = 0; i < PER; ++i)
-        for (int j = 0; j < V; ++j) {
-            own[i * V + j] = SEES(i, j) ? exp(own[i * V + j] - most) : 0;
-            total += own[i * V + j];
-        }
+    EACH total += own[i] = SEES(place(i / V) + i % V) ? exp(own[i] - most) : 0;
     total = warp_sum(total);
-    for (int i = 0; i < PER; ++i)
-        for (int j = 0; j < V; ++j)
-            if (SEES(i, j)) own[i * V + j] /= total;
-    store(own, S, p + row * S);
+    SEEN own[i] /= total;
+    store(own, S, p);
+#else
+    for (int s = first + lane; s < stop; s += 32) most = max(most, z[s] * scale);
+    most = warp_max(most);
+    for (int s = first + lane; s < stop; s += 32) total += exp(z[s] * scale - most);
+    total = warp_sum(total);
+    for (int s = lane; s < S; s += 32) p[s] = SEES(s) ? narrow(exp(z[s] * scale - most) / total) : T(0.0f);
+#endif
 }
 
 // da = p (dp - sum of p dp) scale; da may be the same array as dp. Outside of what a row may see, p is 0.
-extern "C" __global__ void softmax_backward(const REAL* dp, const T* p, T* da, const int* begin, const int* end,
-                                            int shared, int H, Index rows, int T_, int all_T, int t0, int s0, int S,
-                                            REAL scale) {
+extern "C" __global__ void softmax_backward(const REAL* dp, const T* p, T* da, TABLE) {
     ROW
-    REAL own[PER * V] = {0}, d[PER * V] = {0}, sum = 0;
-    load(p + row * S, S, own);
-    load(dp + row * S, S, d);
-    for (int i = 0; i < PER; ++i)
-        for (int j = 0; j < V; ++j)
-            if (SEES(i, j)) sum += own[i * V + j] * d[i * V + j];
-    sum = warp_sum(sum);
-    for (int i = 0; i < PER; ++i)
-        for (int j = 0; j < V; ++j)
-            d[i * V + j] = SEES(i, j) ? own[i * V + j] * (d[i * V + j] - sum) * scale : 0;
-    store(d, S, da + row * S);
-}
-
-// The same for rows that do not fit in the registers of a warp.
-extern "C" __global__ void softmax_of_long_rows(const REAL* z, T* p, const int* begin, const int* end, int shared, int H,
-                                                Index rows, int T_, int all_T, int t0, int s0, int S, REAL scale) {
-    ROW
-    int lane = threadIdx.x % 32;
-    z += row * S, p += row * S;
-    REAL most = -infinity(), total = 0;
-    for (int s = keys.begin + lane; s < keys.end; s += 32) most = max(most, z[s] * scale);
-    most = warp_max(most);
-    for (int s = keys.begin + lane; s < keys.end; s += 32) total += exp(z[s] * scale - most);
-    total = warp_sum(total);
-    for (int s = lane; s < S; s += 32)
-        p[s] = s >= keys.begin && s < keys.end ? narrow(exp(z[s] * scale - most) / total) : T(0.0f);
-}
-
-extern "C" __global__ void softmax_backward_of_long_rows(const REAL* dp, const T* p, T* da, const int* begin,
-                                                         const int* end, int shared, int H, Index rows, int T_,
-                                                         int all_T, int t0, int s0, int S, REAL scale) {
-    ROW
-    int lane = threadIdx.x % 32;
     dp += row * S, p += row * S, da += row * S;
     REAL sum = 0;
-    for (int s = keys.begin + lane; s < keys.end; s += 32) sum += wide(p[s]) * dp[s];
+#if PER
+    REAL own[PER * V] = {0}, d[PER * V] = {0};
+    load(p, S, own);
+    load(dp, S, d);
+    SEEN sum += own[i] * d[i];
     sum = warp_sum(sum);
-    for (int s = lane; s < S; s += 32)
-        da[s] = s >= keys.begin && s < keys.end ? narrow(wide(p[s]) * (dp[s] - sum) * scale) : T(0.0f);
+    EACH d[i] = SEES(place(i / V) + i % V) ? own[i] * (d[i] - sum) * scale : 0;
+    store(d, S, da);
+#else
+    for (int s = first + lane; s < stop; s += 32) sum += wide(p[s]) * dp[s];
+    sum = warp_sum(sum);
+    for (int s = lane; s < S; s += 32) da[s] = SEES(s) ? narrow(wide(p[s]) * (dp[s] - sum) * scale) : T(0.0f);
+#endif
 }
 
 // x = 0 for the sequences (size numbers each) of length 0. A block has a part of a sequence.

@@ -1,21 +1,50 @@
 // CUDA on a CPU, for tests: the threads of a block take turns. Each runs until it needs the others: at __syncthreads, or
-// for a shuffle within its warp. Slow, for float and double only, and blind to races between such points.
+// for a shuffle within its warp. Slow, and blind to races between such points.
 
 #pragma once
+#include <math.h>  // its functions take float, too
 #include <ucontext.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #define __global__
 #define __device__
 #define __shared__ static  // there is one block at a time
+#define __launch_bounds__(...)
 using std::max;
 using std::min;
+
+template <class Real> Real rsqrt(Real x) { return 1 / sqrt(x); }
+
+struct __half {
+    _Float16 number;
+    __half() = default;
+    __half(double x) : number(x) {}
+    operator float() const { return number; }
+};
+
+struct __nv_bfloat16 {
+    unsigned short bits;
+    __nv_bfloat16() = default;
+    __nv_bfloat16(float x) {  // to the nearest, or to the even one of two
+        unsigned all;
+        std::memcpy(&all, &x, sizeof all);
+        bits = x == x ? (all + 0x7fff + (all >> 16 & 1)) >> 16 : 0x7fff;
+    }
+    operator float() const {
+        float x;
+        unsigned all = bits << 16;
+        std::memcpy(&x, &all, sizeof x);
+        return x;
+    }
+};
 
 struct Place {
     unsigned x, y;
@@ -112,4 +141,22 @@ static bool run(unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned blo
             if (t.state != DONE) return false;
     }
     return true;
+}
+
+// A type as `emulator.py` writes it: the kind and the bytes of a number, after a * for each pointer.
+template <class Type> std::string code() {
+    if constexpr (std::is_pointer_v<Type>) return "*" + code<std::remove_cv_t<std::remove_pointer_t<Type>>>();
+    return (!std::is_integral_v<Type> ? "f" : std::is_signed_v<Type> ? "i" : "u") + std::to_string(sizeof(Type));
+}
+
+template <class... Types> std::string codes(void (*)(Types...)) { return ((code<Types>() + " ") + ...); }
+
+// Run a kernel with arguments that are at these addresses.
+template <class... Types, size_t... I>
+bool launch(void (*kernel)(Types...), const int* sizes, void** at, std::index_sequence<I...>) {
+    return run(sizes[0], sizes[1], sizes[2], sizes[3], [=] { kernel(*(Types*)at[I]...); });
+}
+
+template <class... Types> bool launch(void (*kernel)(Types...), const int* sizes, void** at) {
+    return launch(kernel, sizes, at, std::index_sequence_for<Types...>());
 }

@@ -1,0 +1,136 @@
+"""Plans with other axes: all axes as one, the column in two halves, rows in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..notation.grammar import Node, walk
+from .plan import Plan, names
+from .trees import COLUMN, LOOPS, ROW, Array
+
+__all__ = ["HALF", "arranged", "halved", "reordered"]
+
+HALF = "half"  # the axis of the two halves of a column
+HERE = ("at", COLUMN)
+
+
+def arranged(plan: Plan) -> Plan:
+    """The plan with one axis where every number is computed on its own; with halves where the column is taken modulo
+    its half, so that no loop has to divide.
+    """
+    trees = [value.tree for value in plan.values.values()] + [each.tree for each in plan.sums.values()]
+    if is_flat(plan, trees):
+        return replaced(
+            plan, lambda node: ("load", node[1], (HERE,)) if node[0] == "load" else node, lambda _: (COLUMN,)
+        )
+    if any(node[0] == "mod" for tree in trees for node in walk(tree)):
+        return halved(plan)
+    return plan
+
+
+def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
+    """Whether every number is computed on its own, from numbers at the same place."""
+    whole = all(array.axes in ((ROW, COLUMN), ()) for array in (*plan.reads, *plan.writes))
+    places = {node[2] for tree in trees for node in walk(tree) if node[0] == "load"}
+    at = any(node[0] == "at" and node[1] == COLUMN for value in plan.values.values() for node in leaves(value.tree))
+    return whole and not plan.sums and not at and places <= {(("at", ROW), HERE), ()}
+
+
+def leaves(tree: Node) -> Iterable[Node]:
+    """The nodes of a tree that are not in an index."""
+    if tree[0] != "load":
+        yield tree
+        for part in tree[1:]:
+            for each in part if isinstance(part, tuple) and part and isinstance(part[0], tuple) else (part,):
+                if isinstance(each, tuple):
+                    yield from leaves(each)
+
+
+def replaced(plan: Plan, node: Callable[[Node], Node], axes: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Plan:
+    """The plan with other nodes in its trees, and other axes of its loops and arrays."""
+
+    def tree(part: Any) -> Any:
+        if not isinstance(part, tuple):
+            return part
+        return node(tuple(map(tree, part))) if part and isinstance(part[0], str) else tuple(map(tree, part))
+
+    def arrays(given: Sequence[Array]) -> tuple[Array, ...]:
+        return tuple(array._replace(axes=axes(array.axes) if array.axes else ()) for array in given)
+
+    values = {name: value._replace(tree=tree(value.tree)) for name, value in plan.values.items()}
+    sums = {name: each._replace(tree=tree(each.tree), at=each.at and tree(each.at)) for name, each in plan.sums.items()}
+    return plan._replace(
+        axes=axes(plan.axes), reads=arrays(plan.reads), writes=arrays(plan.writes), values=values, sums=sums
+    )
+
+
+def halved(plan: Plan) -> Plan:
+    """The plan with the column as two halves, an axis of rows and a column of half the size.
+
+    In half h the column is c + h C/2 for 0 ≤ c < C/2. So a place is c + m C/2, or m C/2, with an m for each half.
+    """
+    columns = {array.name for array in (*plan.reads, *plan.writes) if array.axes[-1:] == (COLUMN,)}
+
+    def halves(tree: Node) -> tuple[int, int, int] | None:
+        """1 if c is part of a place, else 0, and m for both halves; None for anything else."""
+        kind, *parts = tree
+        if tree == HERE:
+            return 1, 0, 1
+        if tree == ("size", COLUMN):
+            return 0, 2, 2
+        if kind == "value":
+            return halves(plan.values[parts[0]].tree)
+        if kind == "/" and parts == [("size", COLUMN), ("num", 2.0)]:
+            return 0, 1, 1
+        if kind not in ("+", "-", "mod"):
+            return None
+        a, b = map(halves, parts)
+        if a is None or b is None or (kind != "+" and b[0]) or a[0] + b[0] > 1:
+            return None
+        combine: Mapping[str, Callable] = {"+": int.__add__, "-": int.__sub__, "mod": int.__mod__}
+        return (a[0] + b[0], *(combine[kind](m, n) for m, n in zip(a[1:], b[1:], strict=True)))
+
+    def which(m: tuple[int, int]) -> Node:
+        """A number that is m[0] in the first half and m[1] in the second, 0 or 1."""
+        return {(0, 1): ("at", HALF), (1, 0): ("-", ("num", 1.0), ("at", HALF))}.get(m, ("num", float(m[0])))
+
+    def node(part: Node) -> Node:
+        if part[0] == "load" and part[2] and (found := halves(part[2][-1])):
+            _, *m = found
+            return ("load", part[1], (*part[2][:-1], *((which(tuple(m)),) if part[1] in columns else ()), HERE))
+        if part[0] == "if" and len(part[1]) == 1:
+            (relation, left, right) = part[1][0]
+            a, b = halves(left), halves(right)
+            if relation == "<" and a and b and a[0] and not b[0]:
+                below = tuple(int(m < n) for m, n in zip(a[1:], b[1:], strict=True))
+                if below[0] == below[1]:
+                    return part[3 - below[0]]
+                return ("if", (("=", ("at", HALF), ("num", float(below[1]))),), *part[2:])
+        return part
+
+    plan = replaced(plan, node, lambda axes: (*axes[:-1], HALF, COLUMN) if axes[-1] == COLUMN else axes)
+    used = names(value.tree for value in plan.values.values() if value.stage == LOOPS)
+    return plan._replace(numbers=tuple(name for name in plan.numbers if name in used))
+
+
+def reordered(plan: Plan, order: tuple[str, ...]) -> Plan:
+    """The plan with its loops, and the axes of its arrays, in this order."""
+
+    def sorted_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(axes, key=order.index)) if {*axes} <= {*order} else axes
+
+    axes_of = {array.name: array.axes for array in (*plan.reads, *plan.writes)}
+
+    def node(part: Node) -> Node:
+        if part[0] != "load" or len(part[2]) < 2:
+            return part
+        places = dict(zip(axes_of[part[1]], part[2], strict=True))
+        return ("load", part[1], tuple(places[axis] for axis in sorted_axes(axes_of[part[1]])))
+
+    plan = replaced(plan, node, sorted_axes)
+    sums = {}
+    for name, each in plan.sums.items():
+        places, axes = dict(zip(each.axes, each.at or (), strict=False)), sorted_axes(each.axes)
+        sums[name] = each._replace(axes=axes, at=each.at and tuple(places[axis] for axis in axes))
+    return plan._replace(sums=sums)

@@ -1,0 +1,182 @@
+"""A plan as source for NumPy: each step is computed for a block of rows, which stays in the processor's cache."""
+
+from __future__ import annotations
+
+import keyword
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ..notation.grammar import Node, walk
+from .axes import HALF
+from .plan import Pass, Plan
+from .text import ATOM, LEVELS, PRODUCT, SUM, Expressions
+from .trees import COLUMN
+
+__all__ = ["numpy_source"]
+
+BLOCK = 1 << 16  # numbers of a block: a few arrays of this size fit in the second-level cache
+CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "floor")
+OTHER_HALF = ("-", ("num", 1.0), ("at", HALF))
+PLAIN = (OTHER_HALF, ("num", 0.0))  # places that are slices
+UFUNCS = {"+": "np.add", "-": "np.subtract", "*": "np.multiply", "/": "np.divide", "neg": "np.negative"}
+
+
+def numpy_source(plan: Plan) -> str:
+    """The source of a function of the arrays that the plan reads, its numbers and the arrays that it writes.
+
+    Every value is an array with the axes of the loops; those on which it does not depend have size 1. The function
+    returns False if a sum was not finite.
+    """
+    return "\n".join(Printer(plan).lines()) + "\n"
+
+
+class Printer(Expressions):
+    calls = {**{name: f"np.{name}" for name in CALLS}, "max": "np.maximum", "min": "np.minimum"}  # noqa: RUF012
+    reserved = (*keyword.kwlist, "R", "np", "first", "step", "finite", "ones", "erf", "drawn")
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan, 2)
+        self.integers = False  # whether integers are being printed
+        self.done: set[str] = set()
+        self.named: dict[Node, str] = {}  # the variables of trees that occur more than once
+        trees = [value.tree for name, value in plan.values.items() if name not in (*plan.head, *plan.tail)]
+        trees += [each.tree for each in plan.sums.values()]
+        self.counts = Counter(node for tree in trees for node in walk(tree) if node[0] in LEVELS)
+
+    def lines(self) -> Iterator[str]:
+        plan, (outer, *others) = self.plan, self.plan.axes
+        for each in plan.passes:
+            self.row(each)
+        for name in plan.last:
+            self.step(name)
+        arguments = [*(array.name for array in plan.reads), *plan.numbers]
+        variables = [*map(self.variable, arguments), *(f"to_{array.name}" for array in plan.writes)]
+        yield f"def {plan.name}({', '.join(variables)}):"
+        for axis in dict.fromkeys([*plan.axes, *self.sized]):
+            array = next(a for a in self.arrays.values() if axis in a.axes and a.kind != "bits")
+            name = self.variable(array.name) if array in plan.reads else f"to_{array.name}"
+            yield f"    {self.size(axis)} = {name}.shape[{array.axes.index(axis)}]"
+        source = "\n".join(self.body)
+        if "R(" in source or "R)" in source or "ones[" in source:
+            yield f"    R = to_{plan.writes[0].name}.dtype.type"
+        width = " * ".join(map(self.size, others))
+        yield f"    step = {f'max(1, {BLOCK} // ({width}))' if others else BLOCK}"
+        if "ones[" in source:
+            yield "    ones = np.ones(max(step, columns), R)  # a sum is a product with them"
+        yield "    finite = True"
+        yield f"    for first in range(0, {self.size(outer)}, step):"
+        yield f"        {self.place(outer)} = slice(first, min(first + step, {self.size(outer)}))"
+        yield from (*self.body, "    return finite")
+
+    def row(self, each: Pass) -> None:
+        """The lines of a pass. The values of the passes before it are still there."""
+        for name in (*each.before, *each.steps):
+            self.step(name)
+        for name in each.sums:
+            total = self.plan.sums[name]
+            self.put(f"{name} = {self.over_columns(total.function, total.tree)}", total.text)
+            if total.function == "sum":
+                self.put(f"finite &= np.isfinite({name}).all()")
+        for name in each.totals:
+            total, at = self.plan.sums[name], self.plan.sums[name].at or ()
+            left = [axis for axis in self.plan.axes if ("at", axis) in at]
+            if list(at) == [("at", axis) for axis in left]:
+                over = ", ".join(str(i) for i, axis in enumerate(self.plan.axes) if axis not in left)
+                rows = f"ones[: {self.place(self.plan.axes[0])}.stop - first] @ {self.text(total.tree, ATOM)}"
+                summed = rows if over == "0" and len(left) == 1 else f"np.sum({self.text(total.tree)}, axis=({over},))"
+                to = f"to_{name}[{self.place(left[0])}]" if left[0] == self.plan.axes[0] else f"to_{name}"
+                self.put(f"{to} += {summed}", total.text)
+            else:
+                self.put(f"np.add.at(to_{name}, ({self.whole(*at)}), {self.text(total.tree)})", total.text)
+
+    def over_columns(self, function: str, tree: Node) -> str:
+        """The expression of a sum or maximum over the columns. That of a product is one of vectors."""
+        if not self.has_column(tree):
+            return self.text(("*", ("size", COLUMN), tree) if function == "sum" else tree)
+        if function == "sum" and tree[0] == "^" and tree[2] == ("num", 2.0):
+            tree = ("*", tree[1], tree[1])
+            self.counts[tree[1]] += tree[1][0] in LEVELS
+        if function == "sum" and tree[0] == "*" and all(map(self.has_column, tree[1:])):
+            return f"np.vecdot({self.text(tree[1])}, {self.text(tree[2])})[..., None]"
+        if function == "sum":
+            return f"({self.text(tree, PRODUCT)} @ ones[:columns])[..., None]"
+        return f"np.max({self.text(tree)}, axis=-1, keepdims=True)"
+
+    def has_column(self, tree: Node) -> bool:
+        values = self.plan.values
+        return any(x == ("at", COLUMN) or (x[0] == "value" and COLUMN in values[x[1]].axes) for x in walk(tree))
+
+    def step(self, name: str) -> None:
+        """The lines that compute a value, unless it is there."""
+        if name in self.done:
+            return
+        self.done.add(name)
+        value, variable = self.plan.values[name], self.variable(name)
+        to = "".join(self.view(f"to_{name}", array.axes) for array in self.plan.writes if array.name == name)
+        kind, *parts = value.tree
+        if to and kind in UFUNCS and self.counts[value.tree] < 2:
+            self.put(f"{variable} = {UFUNCS[kind]}({', '.join(map(self.text, parts))}, out={to})", value.text)
+            return
+        self.put(f"{variable} = {self.text(value.tree)}", value.text)
+        if to:
+            self.put(f"{to} = {variable}")
+
+    def expression(self, tree: Node) -> tuple[str, int]:
+        if tree[0] == "/" and self.integers:
+            return f"{self.text(tree[1], PRODUCT)} // {self.text(tree[2], PRODUCT + 1)}", PRODUCT
+        if self.counts[tree] < 2 or self.integers:
+            return super().expression(tree)
+        if tree not in self.named:
+            text = super().expression(tree)[0]
+            self.named[tree] = f"t{len(self.named)}"
+            self.put(f"{self.named[tree]} = {text}")
+        return self.named[tree], ATOM
+
+    def view(self, name: str, axes: Sequence[str], places: Sequence[Node] | None = None) -> str:
+        """The part of an array that belongs to the block, with axes of size 1 where it lacks some."""
+        loops = [*self.plan.axes]
+        parts = {}
+        for axis, place in zip(axes, places or [("at", axis) for axis in axes], strict=True):
+            axis = place[1] if place[0] == "at" else HALF if place == OTHER_HALF else axis
+            part = {"at": ":", "-": "::-1"}.get(place[0], "0:1") if place in (*PLAIN, ("at", axis)) else ""
+            parts[axis] = self.place(axis) if part == ":" and axis == loops[0] else part
+        if "" in parts.values() or [*parts] != [axis for axis in loops if axis in parts] or len(parts) < len(axes):
+            return f"{name}[{self.whole(*(places or ()))}]"
+        indices = [parts.get(axis, "None") for axis in loops[loops.index([*parts][0]) :]] if parts else []
+        while indices and indices[-1] == ":":
+            indices.pop()
+        return f"{name}[{', '.join(indices)}]" if indices else name
+
+    def whole(self, *trees: Node) -> str:
+        """The expressions of integers."""
+        before, self.integers = self.integers, True
+        text = ", ".join(map(self.text, trees))
+        self.integers = before
+        return text
+
+    def test(self, relation: str, left: Node, right: Node) -> str:
+        show = self.whole if self.is_place(left) and self.is_place(right) else lambda tree: self.text(tree, SUM)
+        return f"({show(left)} {self.relations[relation]} {show(right)})"
+
+    def leaf(self, kind: str, parts: list) -> tuple[str, int]:
+        if kind in ("value", "sum"):
+            return self.variable(parts[0]), ATOM
+        if kind == "at":
+            index = self.plan.axes.index(parts[0])
+            block = [self.place(parts[0]) if index == 0 else ":", *["None"] * (len(self.plan.axes) - index - 1)]
+            places = f"np.arange({self.size(parts[0])}{'' if self.integers else ', dtype=R'})"
+            return places + (f"[{', '.join(block)}]" if block != [":"] else ""), ATOM
+        if kind == "mod":
+            return f"{self.text(parts[0], PRODUCT)} % {self.text(parts[1], PRODUCT + 1)}", PRODUCT
+        if kind == "if":
+            holds = " & ".join(self.test(*condition) for condition in parts[0])
+            if parts[1:] == [("num", 1.0), ("num", 0.0)]:
+                return f"({holds}).astype(R)", ATOM
+            branches = [f"R({self.text(part)})" if part[0] in ("num", "number") else self.text(part) for part in parts[1:]]
+            return f"np.where({holds}, {', '.join(branches)})", ATOM
+        array = self.arrays[parts[0]]
+        if array.kind == "bits":
+            sizes = ", ".join(map(self.size, self.plan.axes))
+            return f"drawn({self.variable(array.name)}, {self.place(self.plan.axes[0])}, ({sizes},))", ATOM
+        view = self.view(self.variable(array.name), array.axes, parts[1])
+        return view if array.kind == "real" or self.integers else f"{view}.astype(R)", ATOM
