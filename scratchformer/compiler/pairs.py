@@ -70,9 +70,9 @@ class Compared(Twin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         y, kept = super().forward(*args, **kwargs)
-        if type(kept) is Kept and id(kept.pair) not in self.compared:
+        if type(kept) is Kept and id(kept.call.pair) not in self.compared:
             self.compare([in_float64(x) for x in args], {name: in_float64(x) for name, x in kwargs.items()})
-            self.compared.add(id(kept.pair))
+            self.compared.add(id(kept.call.pair))
         return y, kept
 
     def compare(self, args: list, kwargs: dict[str, Any]) -> None:
@@ -83,13 +83,13 @@ class Compared(Twin):
         expected, cache = self.op.reference(*args, **kwargs)
         dy = self.target.xp.asarray(np.random.default_rng(0).standard_normal(y.shape))[()]
         gradients, returned = self.backward(dy, kept), self.op_backward.reference(dy, cache)
-        names = [name for name in kept.pair.backward.results]
+        names = kept.call.pair.backward.results
         if (several := len(names)) > 1 and not (isinstance(returned, tuple) and len(returned) == several):
             raise self.wrong(f"the equations give the gradients {', '.join(names)}, and the backward returns others")
         if several == 1:
             gradients, returned = (gradients,), (returned,)
         scale = max(self.largest(x) for x in (dy, *args, *kwargs.values()))
-        self.expect_close(kept.pair.forward.results[0], y, expected, scale)
+        self.expect_close(kept.call.pair.forward.results[0], y, expected, scale)
         for name, gradient, other in zip(names, gradients, returned, strict=True):
             self.expect_close(name, gradient, other, scale)
 
