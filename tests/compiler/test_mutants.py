@@ -113,7 +113,7 @@ def agrees(name: str, change: Callable[[Plan], Plan | str]) -> bool:
             try:
                 found, kept = twin.forward(*args)
                 given = twin.backward(dy, kept)
-            except (ArithmeticError, LookupError, NameError, TypeError, ValueError):
+            except (ArithmeticError, LookupError, NameError, SyntaxError, TypeError, ValueError):
                 return False
         given = given if isinstance(given, tuple) else (given,)
         for a, b in zip((found, *given), (y, *gradients), strict=True):
