@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from ..backend import when_gpu
 from ..dispatch import turned_off, when_fast
 from . import (
-    numpy_adam,
     numpy_attention,
     numpy_blocks,
     numpy_cross_entropy,
@@ -28,7 +27,6 @@ from . import (
 )
 
 __all__ = [
-    "numpy_adam",
     "numpy_attention",
     "numpy_blocks",
     "numpy_cross_entropy",
@@ -43,7 +41,6 @@ __all__ = [
 ]
 
 FAST = (  # the modules of the extra `fast`
-    "numba_adam",
     "numba_attention",
     "numba_cross_entropy",
     "numba_decoder",
