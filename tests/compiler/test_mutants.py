@@ -275,7 +275,7 @@ def other_sums(plan: Plan) -> Iterator[Plan]:
 
 
 def sources(plan: Plan) -> Iterator[str]:
-    """Loops in which a sum is not reset for a row, a loop leaves out its first or its last turn, or nothing is added."""
+    """Loops in which a sum is not reset for a row, nothing is added, or the first or last turn is left out."""
     lines = numba_source(plan).splitlines()
     loop = next((i for i, line in enumerate(lines) if line.strip().startswith("for ")), None)
     for i, line in enumerate(lines):
