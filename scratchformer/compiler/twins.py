@@ -143,8 +143,8 @@ class Twin:
         if len(args) == len(self.parameters) and not kwargs:
             return args
         others = self.parameters[len(args) :]
-        if len(args) > len(self.parameters) or sum(name in kwargs for name, _ in others) != len(kwargs):
-            self.derivation.signature.bind(*args, **kwargs)  # raises
+        if kwargs.keys() - dict(others).keys() or len(args) > len(self.parameters):
+            self.derivation.signature.bind(*args, **kwargs)  # raises TypeError
         return (*args, *[kwargs.get(name, default) for name, default in others])
 
     def signature(self, args: tuple) -> tuple:

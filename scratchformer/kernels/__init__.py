@@ -49,10 +49,8 @@ CUDA = (  # the modules for a GPU
     "cupy_adam",
     "cupy_attention",
     "cupy_cross_entropy",
-    "cupy_elementwise",
     "cupy_embedding",
     "cupy_half",
-    "cupy_layernorm",
     "cupy_linear",
     "cupy_muon",
 )
@@ -78,6 +76,10 @@ def load_cuda() -> None:
     """Import the modules that register twins for CuPy, unless the environment turns them off."""
     if turned_off().startswith("SCRATCHFORMER_FAST"):
         return
+    from ..compiler import add_all
+    from ..compiler.cuda_target import CudaTarget
+
+    add_all(CudaTarget())  # first: the twins by hand are asked before them
     for name in CUDA:
         import_module(f"{__name__}.{name}")
 
