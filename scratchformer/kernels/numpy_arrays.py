@@ -27,6 +27,23 @@ def root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
     return size * np.sqrt(np.vecdot(x, x) / x.shape[-1] + eps / size / size)
 
 
+def normalised(x: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """x̂ (..., C) and 1/σ (..., 1) of the rows of x (..., C)."""
+    C = x.shape[-1]
+    share = 2.0 ** -C.bit_length()  # as in `ops.layernorm.row_mean`
+    shares = np.full(C, share, x.dtype)
+    mean = x @ shares
+    mean /= C * share
+    xhat = x - mean[..., None]
+    sigma = root_mean_square(xhat, eps)
+    if (np.abs(mean) > sigma).any():  # then the rounding of the mean counts
+        xhat -= (xhat @ shares / (C * share))[..., None]
+        sigma = root_mean_square(xhat, eps)
+    rstd = 1 / sigma[..., None]
+    xhat *= rstd
+    return xhat, rstd
+
+
 def row_pieces(x: np.ndarray) -> list[slice]:
     """The rows of x (N, ...), in slices of about PIECE elements."""
     rows = max(1, PIECE // max(1, x[:1].size))

@@ -64,10 +64,7 @@ TESTS = {
     "kernels/numpy_attention.py": f"{TWINS} tests/ops/test_attention.py {EVERY_OPERATION} "
     "-k 'not_finite or without_heads or attention and (agrees or refused)'",
     "kernels/numpy_dense.py": f"{TWINS} tests/ops/test_dense.py {EVERY_OPERATION} -k dense",
-    "kernels/numpy_layernorm.py": f"{TWINS} tests/ops/test_layernorm.py {EVERY_OPERATION} -k layernorm",
     "kernels/numpy_relative.py": f"{TWINS} {EVERY_OPERATION} -k 'not_finite or relative and (agrees or refused)'",
-    "kernels/numpy_rmsnorm.py": f"{TWINS} tests/ops/test_rmsnorm.py {EVERY_OPERATION} -k rmsnorm",
-    "kernels/numpy_swiglu.py": f"{TWINS} tests/ops/test_swiglu.py {EVERY_OPERATION} -k swiglu",
     "nn/attention.py": f"{EVERY_LAYER} tests/nn/test_attention.py -k 'test_attention.py or Attention'",
     "nn/linear.py": f"{EVERY_LAYER} tests/nn/test_linear.py -k 'Linear or FeedForward'",
     "nn/lora.py": f"{EVERY_LAYER} tests/nn/test_lora.py -k LoRA",

@@ -40,14 +40,6 @@ def compiled(case: Callable[[Sizes], DerivationCase]) -> Callable[[Sizes], Deriv
     return of_fast_twin
 
 
-def cross_entropy(d: Sizes) -> DerivationCase:
-    """The last rows of two sequences do not count."""
-    logits, targets = d("B T V"), d.integers("B T", d.V)
-    targets[:2, -1] = ops.IGNORED
-    rows = {"targets": np.maximum(targets, 0).ravel()}
-    return twin("cross_entropy", logits, targets, ops.IGNORED, label_smoothing=0.1, names=rows)
-
-
 def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
     names = {name: number for number, name in enumerate(ops.ACTIVATIONS)}
     x, w, b = d("B T I"), d("I O") / d.scale**2, d("O") / d.scale  # h of order 1: far out, φ is lost in 1 − Φ
@@ -59,12 +51,6 @@ def dropout(d: Sizes) -> DerivationCase:
     x = d("B T C")
     keep, scale = decide(0.25, d.key, x.shape, np)
     return twin("dropout", x, 0.25, d.key, names={"keep": keep, "scale": scale})
-
-
-def layernorm(d: Sizes) -> DerivationCase:
-    """Rows of at least three numbers: with two, x̂ is 1 and −1, and dx is nearly 0."""
-    d.left.remove(2)
-    return twin("layernorm", d("B T C"), d("C"), d("C"))
 
 
 def allowed(d: Sizes) -> tuple[ops.Pattern | None, np.ndarray]:
@@ -184,27 +170,19 @@ def extend_output(d: Sizes) -> DerivationCase:
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "attention.numpy": attention,
-    "cross_entropy.numpy": cross_entropy,
     "dense.numpy": dense,
     "dense.numpy, gelu": partial(dense, activation="gelu"),
     "dense.numpy, gelu_tanh": partial(dense, activation="gelu_tanh"),
     "dense.numpy, silu": partial(dense, activation="silu"),
-    "dropout.numpy": lambda d: twin("dropout", d("B T C"), 0.25, d.key),
-    "embedding.numpy": lambda d: twin("embedding", d.integers("B T", d.V), d("V C")),
     "extend_block.numpy": extend_block,
     "extend_decoder_block.numpy": extend_decoder_block,
     "extend_output.numpy": extend_output,
-    "layernorm.numpy": layernorm,
     "relative_attention.numpy": relative_attention,
-    "rmsnorm.numpy": lambda d: twin("rmsnorm", d("B T C"), d("C")),
-    "swiglu.numpy": lambda d: twin("swiglu", d("B T F"), d("B T F")),
 }
 
 COMPILED = {
-    **{name: CASES[f"{name}.numpy"] for name in ("cross_entropy", "embedding", "layernorm")},
-    **{name: CASES[f"{name}.numpy"] for name in ("rmsnorm", "swiglu")},
     "dropout": dropout,
-    **{name: operations.CASES[name] for name in ("add", "linear", "rotary", "symmetric_kl")},
+    **{name: operations.CASES[name] for name in ("embedding", "linear", "rotary")},
 }
 
 if find_spec("numba"):
