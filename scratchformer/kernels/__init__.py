@@ -15,7 +15,6 @@ from ..dispatch import turned_off, when_fast
 from . import (
     numpy_attention,
     numpy_blocks,
-    numpy_cross_entropy,
     numpy_decoder,
     numpy_dense,
     numpy_extend,
@@ -29,7 +28,6 @@ from . import (
 __all__ = [
     "numpy_attention",
     "numpy_blocks",
-    "numpy_cross_entropy",
     "numpy_decoder",
     "numpy_dense",
     "numpy_extend",
@@ -42,19 +40,15 @@ __all__ = [
 
 FAST = (  # the modules of the extra `fast`
     "numba_attention",
-    "numba_cross_entropy",
     "numba_decoder",
     "numba_dense",
     "numba_elementwise",
     "numba_embedding",
     "numba_extend",
-    "numba_layernorm",
     "numba_linear",
     "mkl_muon",
     "numba_neighbours",
-    "numba_rmsnorm",
     "numba_rotary",
-    "numba_symmetric_kl",
 )
 
 CUDA = (  # the modules for a GPU
