@@ -177,7 +177,7 @@ def loss_scale(d: Sizes) -> DerivationCase:
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "Adam": partial(adam, optimizer=optim.Adam, decay="λ"),
     "AdamW": partial(adam, optimizer=optim.AdamW, decay="weight_decay"),
-    "adam_step": lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3),
+    "adam_step": lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3, 0.1),
     "SGD": sgd,
     "Muon": muon,
     "newton_schulz": newton_schulz,
