@@ -106,7 +106,7 @@ class InPlace:
         """A function of the arguments that runs the loops. others: those arguments that are not arrays."""
         names = [*self.derivation.arguments]
         values = {names[i]: value for i, value in zip(self.places[2], others, strict=True)}
-        numbers = tuple(name for name in values if is_number(values[name]))
+        numbers = tuple(name for name in values if is_number(type(values[name])))
         options = tuple((name, values[name]) for name in values if name not in numbers)
         plan = self.derivation.pair(numbers, options).forward
         for name in plan.head:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
@@ -20,7 +19,8 @@ __all__ = ["NumbaTarget"]
 
 
 class NumbaTarget:
-    xp, kind = np, np.ndarray
+    xp, kind, source = np, np.ndarray, staticmethod(numba_source)
+    contiguous, empty = staticmethod(np.ascontiguousarray), staticmethod(np.empty)
 
     def takes(self, dtype: np.dtype) -> bool:
         return dtype in (np.float32, np.float64) or dtype.name == "bfloat16"
@@ -29,11 +29,20 @@ class NumbaTarget:
         wide = np.float64 if dtype == np.float64 else np.float32
         function = loops(numba_source(plan), plan.name, wide, plan.in_place)
 
-        def run(reads: list, numbers: list, writes: list) -> bool:
-            return function(*map(as_taken, reads), *map(wide, numbers), *map(as_bits, writes)) == 0
+        drawn = [i for i, array in enumerate(plan.reads) if array.kind == "bits"]
+        half, scalars = dtype.kind == "V", [i for i, array in enumerate(plan.reads) if not array.axes]
 
-        def as_taken(x: Any) -> Any:
-            return x.start if isinstance(x, Bits) else as_bits(x) if getattr(x, "ndim", 0) else wide(x)
+        def run(reads: list, numbers: list, writes: list) -> bool:
+            for i in drawn:
+                reads[i] = reads[i].start
+            for i in scalars:
+                reads[i] = wide(reads[i])
+            if half:
+                reads, writes = (
+                    [as_bits(x) if type(x) is np.ndarray else x for x in reads],
+                    [as_bits(x) for x in writes],
+                )
+            return function(*reads, *map(wide, numbers), *writes) == 0
 
         return run
 
@@ -47,12 +56,9 @@ def loops(source: str, name: str, wide: Any, exact: bool) -> Any:
     """
     unique = f"{name}_{sha256(source.encode()).hexdigest()[:12]}_{np.dtype(wide).name}"
     space = {"__name__": __name__, "np": np, "R": wide, "plus": plus, "maximum_of_row": numba_rows.maximum_of_row}
-    space |= {key: getattr(numba_math, key) for key in ("read", "narrow", "exp", "draw")} | {
-        "log": np.log,
-        "tanh": np.tanh,
-        "sin": np.sin,
-        "cos": np.cos,
-        "erf": math.erf,
+    space |= {
+        name: getattr(numba_math, name) for name in ("read", "narrow", "column_of", "draw", "exp", "log", "tanh", "erf")
     }
+    space |= {"sin": np.sin, "cos": np.cos}
     exec(compile(source.replace(f"def {name}(", f"def {unique}(", 1), __file__, "exec"), space)
     return compiled(space[unique], () if exact else ("contract",))

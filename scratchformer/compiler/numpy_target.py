@@ -10,14 +10,21 @@ import numpy as np
 
 from ..backend import erf
 from ..rng import GAMMA, Bits
+from .axes import leaves
+from .derivation import Pair
 from .numpy_code import numpy_source
 from .plan import Plan
+from .trees import COLUMN, LOOPS
 
-__all__ = ["NumpyTarget"]
+__all__ = ["NumpyTarget", "saves_time"]
+
+CHAIN = 10  # operations on whole arrays in forward and backward, from which blocks are faster
+ON_ARRAYS = ("+", "-", "*", "/", "^", "neg", "mod", "call", "if")
 
 
 class NumpyTarget:
-    xp, kind = np, np.ndarray
+    xp, kind, source = np, np.ndarray, staticmethod(numpy_source)
+    contiguous, empty = staticmethod(np.ascontiguousarray), staticmethod(np.empty)
 
     def takes(self, dtype: np.dtype) -> bool:
         return dtype in (np.float32, np.float64)
@@ -33,6 +40,20 @@ class NumpyTarget:
                 return bool(function(*arrays, *numbers, *writes))
 
         return run
+
+
+def saves_time(pair: Pair) -> bool:
+    """Whether blocks are faster than whole arrays: for a long chain without a condition on the place in a row."""
+    steps = 0
+    for plan in filter(None, pair[:2]):
+        trees = [value.tree for value in plan.values.values() if value.stage == LOOPS and COLUMN in value.axes]
+        trees += [each.tree for each in plan.sums.values()]
+        nodes = [node for tree in trees for node in leaves(tree)]
+        sides = [side for node in nodes if node[0] == "if" for condition in node[1] for side in condition[1:]]
+        if any(("at", COLUMN) in leaves(side) for side in sides):
+            return False
+        steps += len(plan.sums) + sum(node[0] in ON_ARRAYS for node in nodes)
+    return steps >= CHAIN
 
 
 def drawn(bits: Bits, block: slice, shape: tuple[int, ...]) -> np.ndarray:

@@ -3,31 +3,52 @@
 
 typedef long long Index;
 
-// Numbers that are read or written at once.
-template <class Number, int COUNT> struct alignas(sizeof(Number) * COUNT) Vector {
+// Numbers that are read or written at once, in steps of at most 16 bytes.
+template <class Number, int COUNT>
+struct alignas(sizeof(Number) * COUNT < 16 ? sizeof(Number) * COUNT : 16) Vector {
     Number at[COUNT];
 };
+
+// The first COUNT of the `left` numbers from x on; those that are missing are 0.
+template <int COUNT, class Number> __device__ inline Vector<Number, COUNT> load(const Number* x, Index left) {
+    Vector<Number, COUNT> numbers;
+    if (left >= COUNT && (unsigned long long)x % alignof(Vector<Number, COUNT>) == 0)
+        return *(const Vector<Number, COUNT>*)x;
+    for (int j = 0; j < COUNT; ++j) numbers.at[j] = j < left ? x[j] : Number(0.0f);
+    return numbers;
+}
+
+template <int COUNT, class Number>
+__device__ inline void store(const Vector<Number, COUNT>& numbers, Number* x, Index left) {
+    if (left >= COUNT && (unsigned long long)x % alignof(Vector<Number, COUNT>) == 0)
+        *(Vector<Number, COUNT>*)x = numbers;
+    else
+        for (int j = 0; j < COUNT && j < left; ++j) x[j] = numbers.at[j];
+}
 
 __device__ inline REAL infinity() { return (REAL)__longlong_as_double(0x7ff0000000000000ll); }
 __device__ inline REAL wide(T x) { return (REAL)x; }
 __device__ inline T narrow(REAL x) { return T(x); }
 
 // The sum, or the greatest, of one number of each thread of a warp; every thread gets it.
-__device__ inline REAL warp_sum(REAL x) {
+template <class Number> __device__ inline Number warp_sum(Number x) {
     for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(0xffffffff, x, apart);
     return x;
 }
 
-__device__ inline REAL warp_max(REAL x) {
+template <class Number> __device__ inline Number warp_max(Number x) {
     for (int apart = 16; apart; apart /= 2) x = max(x, __shfl_xor_sync(0xffffffff, x, apart));
     return x;
 }
 
-// The same for a block of SIZE threads, a multiple of 32. All of them must call it.
-template <int SIZE> __device__ inline REAL block_sum(REAL x) {
+// The threads of a warp for which something is true, as bits.
+__device__ inline unsigned which(bool is) { return warp_sum(is ? 1u << threadIdx.x % 32 : 0u); }
+
+// The sum or the greatest of a block of SIZE threads, a multiple of 32. All of them must call it.
+template <int SIZE, class Number> __device__ inline Number block_sum(Number x) {
     x = warp_sum(x);
     if (SIZE == 32) return x;
-    __shared__ REAL sums[SIZE / 32];
+    __shared__ Number sums[SIZE / 32];
     __syncthreads();  // the sums of an earlier call have been read
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
     __syncthreads();
@@ -36,14 +57,23 @@ template <int SIZE> __device__ inline REAL block_sum(REAL x) {
     return x;
 }
 
-template <int SIZE> __device__ inline REAL block_max(REAL x) {
+template <int SIZE, class Number> __device__ inline Number block_max(Number x) {
     x = warp_max(x);
     if (SIZE == 32) return x;
-    __shared__ REAL greatest[SIZE / 32];
+    __shared__ Number greatest[SIZE / 32];
     __syncthreads();
     if (threadIdx.x % 32 == 0) greatest[threadIdx.x / 32] = x;
     __syncthreads();
     x = greatest[0];
     for (int warp = 1; warp < SIZE / 32; ++warp) x = max(x, greatest[warp]);
     return x;
+}
+
+// The integer of `rng.random_uint16` at a place: word k, of SplitMix64, has those at 4 k ... 4 k + 3.
+__device__ inline int random_16(Index place, unsigned long long start) {
+    unsigned long long word = ((unsigned long long)place >> 2) * 0x9E3779B97F4A7C15ull + start;
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9ull;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBull;
+    word ^= word >> 31;
+    return word >> (16 * (place & 3)) & 0xffff;
 }
