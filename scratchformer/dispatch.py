@@ -126,12 +126,18 @@ class Operation(Protocol[Arguments]):
     reference: Callable[Arguments, Any]
     twins: dict[type, Callable]  # by the type of the array, or of the cache
     fast_twins: dict[type, Callable]  # those that run inside `fast()`
+    chosen: tuple[dict[type, list[Twin]], dict[type, list[Twin]]]  # outside `fast()`, and inside: see `add_twin`
 
     def twin(self, kind: type, fast: bool = False) -> Callable[[Function], Function]:
         """Register the decorated function for calls whose first argument (a backward: whose cache) is a `kind`.
 
         fast: only inside `fast()`, where it goes before a twin without. (The cache already tells a backward.)
         """
+
+    def add_twin(
+        self, kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
+    ) -> None:
+        """Register a twin for calls whose first argument is a `kind`, see the heading of this module."""
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
 
@@ -140,8 +146,9 @@ def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
     """Make `reference` an operation, for which twins can be registered with `.twin(array_type)`."""
     twins: dict[type, Callable] = {}
     fast_twins: dict[type, Callable] = {}
-    chosen: tuple[dict[type, list[Twin]], ...] = {}, {}  # outside `fast()`, and inside: those that are asked, in order
-    first, *_ = inspect.signature(reference).parameters
+    chosen: tuple[dict[type, list[Twin]], dict[type, list[Twin]]] = {}, {}
+    signature = inspect.signature(reference)
+    first, *_ = signature.parameters
 
     def add_twin(
         kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
@@ -155,8 +162,13 @@ def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs.get(first)
         if not _reference_depth:
-            for each in chosen[bool(_fast_depth)].get(type(x), ()):
-                if each.fits(*args, **kwargs):
+            for each in chosen[_fast_depth > 0].get(type(x), ()):
+                try:
+                    fits = each.fits(*args, **kwargs)
+                except TypeError:
+                    signature.bind(*args, **kwargs)  # raises if these are not the arguments of the operation
+                    raise
+                if fits:
                     return results_of(each, *args, **kwargs)
         twin = None
         if (twins or fast_twins) and not _reference_depth:
@@ -173,16 +185,20 @@ def backward(reference: Callable) -> Operation[...]:
     """
     twins: dict[type, Callable] = {}
     signature = inspect.signature(reference)
-    names = tuple(signature.parameters)
-    second = names[1]
+    first, second, *_ = signature.parameters
+    operation = reference.__name__.removesuffix("_backward")
     expected = cache_type(reference, second)
 
     @functools.wraps(reference)
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         cache = args[1] if len(args) > 1 else kwargs.get(second)
-        if type(cache) is TwinCache and f"{cache.twin.operation}_backward" == reference.__name__:
-            given = signature.bind(*args, **kwargs).arguments if kwargs else dict(zip(names, args, strict=True))
-            return gradients_of(names[0], given.pop(names[0]), given.pop(second), **given)
+        if type(cache) is TwinCache:
+            if cache.twin.operation != operation:
+                raise TypeError(f"{second}: expected the cache of {operation}, got that of {cache.twin.operation}")
+            if len(args) == 2 and not kwargs:
+                return gradients_of(first, *args)
+            given = signature.bind(*args, **kwargs).arguments
+            return gradients_of(first, given.pop(first), given.pop(second), **given)
         twin = twins.get(type(cache))
         if twin is None:
             expect_cache(second, cache, expected)
@@ -192,11 +208,23 @@ def backward(reference: Callable) -> Operation[...]:
     return _with_twins(dispatched, reference, twins, twins)
 
 
+def twins_of(op: Any, kind: type = np.ndarray, fast: bool = False) -> list[Twin]:
+    """The twins of an operation for a `kind` of array, in the order in which they are asked: those that run everywhere,
+    or with `fast` the others.
+    """
+    plain = op.chosen[False].get(kind, [])
+    found = [twin for twin in op.chosen[True].get(kind, []) if twin not in plain] if fast else list(plain)
+    if kind in (registered := op.fast_twins if fast else op.twins):  # by the decorator
+        found.append(Twin(op.__name__, lambda *args, **kwargs: True, registered[kind], None))
+    return found
+
+
 def results_of(twin: Twin, *args: Any, **kwargs: Any) -> Any:
     """What a twin gives: (y, cache), or the result of an operation without backward."""
+    results = twin.forward(*args, **kwargs)
     if twin.backward is None:
-        return twin.forward(*args, **kwargs)
-    y, kept = twin.forward(*args, **kwargs)
+        return results
+    y, kept = results
     return y, TwinCache(twin, kept, y.shape, y.dtype)
 
 
@@ -206,7 +234,7 @@ def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
     """
     twin, kept, shape, dtype = cache
     given = getattr(dy, "dtype", None)
-    if given == dtype and dy.shape == shape and not isinstance(dy, np.ma.MaskedArray):
+    if given == dtype and dy.shape == shape and not isinstance(dy, np.ma.MaskedArray | np.matrix):
         return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
     from .ops.checks import expect_gradient  # not above: the modules of operations import this one
 

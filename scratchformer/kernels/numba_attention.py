@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -17,6 +17,7 @@ from .. import ops
 from ..ops.attention import check_attention
 from ..ops.patterns import Full, Pattern
 from . import numba_amx
+from .numba_amx import dot, zero_or_nan
 from .numba_rows import aligned, fill, span, up, write_row
 from .numba_vectors import (
     LANES,
@@ -28,11 +29,11 @@ from .numba_vectors import (
     load,
     product,
     store,
-    total,
     transpose_tile,
     vectorised,
     where_inside,
 )
+from .numpy_arrays import accepted
 from .numpy_attention import heads_inside
 
 QUERIES, KEYS = 64, 64  # of a tile: multiples of ROWS
@@ -45,20 +46,18 @@ DTYPES: dict[str, Any] = {  # by the dtype of the arrays, that of what compiled 
 }
 
 
-class CompiledAttentionCache(NamedTuple):
-    """What backward needs; y is the returned array, so a caller must not change it before backward."""
-
-    q: np.ndarray  # (B, H, T, D)
-    k: np.ndarray  # (B, G, S, D)
-    v: np.ndarray  # (B, G, S, D)
-    y: np.ndarray  # (B, H, T, D)
-    shift: np.ndarray  # (B, H, T): m
-    inverse: np.ndarray  # (B, H, T): 1/l, or 0 if a query sees nothing
-    begin: np.ndarray  # (B or 1, T): the first key that a query sees
-    end: np.ndarray  # (B or 1, T): the first key after those
+def fits(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None) -> bool:
+    """The pattern must give each query an interval of keys."""
+    alike = {(type(x), getattr(x, "dtype", None)) for x in (q, k, v)} == {(np.ndarray, q.dtype)}
+    if not alike or not q.dtype.isnative or q.dtype.name not in DTYPES or q.shape[2:3] == (1,):
+        return False
+    return accepted(check_attention, q, k, v, pattern) and intervals(q, k, pattern) is not None
 
 
-@ops.attention.twin(np.ndarray, fast=True)
+def intervals(q: np.ndarray, k: np.ndarray, pattern: Pattern | None) -> Any:
+    return (pattern or Full()).intervals(q.shape[2], k.shape[2], np)
+
+
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None) -> tuple[np.ndarray, Any]:
     """As `ops.attention`, in memory linear in T + S, for patterns by which each query sees an interval of keys.
 
@@ -129,57 +128,58 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Milakov, Gimelshein, "Online normalizer
     calculation for softmax", 2018.
     """
-    alike = {(type(x), getattr(x, "dtype", None)) for x in (q, k, v)} == {(np.ndarray, q.dtype)}
-    if not alike or not q.dtype.isnative or q.dtype.name not in DTYPES or q.ndim != 4 or q.shape[2] == 1:
-        return ops.attention.twins[np.ndarray](q, k, v, pattern)
-    check_attention(q, k, v, pattern)
-    (B, H, T, D), S = q.shape, k.shape[2]
-    found = (pattern or Full()).intervals(T, S, np)
-    if found is None or not D:
-        return ops.attention.twins[np.ndarray](q, k, v, pattern)
-    begin, end = (np.array(np.broadcast_to(x, (len(x), T)), np.intp, order="C").clip(0, S) for x in found)
-    begin, end = np.broadcast_arrays(begin, end)
-    if numba_amx.fits(q, k):
-        return numba_amx.attention(q, k, v, begin, end)
-    shift, inverse = np.empty((2, B, H, T), np.float64 if q.dtype == np.float64 else np.float32)
-    (y,) = run(forward, (q, k, v), (*filled_up(begin, end), 1 / (math.sqrt(D) * LN2), shift, inverse), (q,))
-    return y, CompiledAttentionCache(q, k, v, y, shift, inverse, begin, end)
+    (B, H, T, _), S = q.shape, k.shape[2]
+    both = np.broadcast_arrays(*(np.broadcast_to(x, (len(x), T)) for x in intervals(q, k, pattern)))
+    begin, end = (np.array(x, np.intp, order="C").clip(0, S) for x in both)
+    amx = numba_amx.fits(q, k)
+    rows = T + -T % numba_amx.BLOCK if amx else T
+    shift, inverse = np.empty((2, B, H, rows), np.float64 if q.dtype == np.float64 else np.float32)
+    (y,) = run(numba_amx.forward if amx else forward, amx, (q, k, v), (begin, end), (shift, inverse), (q,))
+    return y, (q, k, v, y, shift, inverse, begin, end, amx)
 
 
-@ops.attention_backward.twin(CompiledAttentionCache)
-def attention_backward(dy: np.ndarray, cache: CompiledAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def attention_backward(dy: np.ndarray, cache: tuple) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq, dk, dv), as `ops.attention_backward`."""
-    q, k, v, y, shift, inverse, begin, end = cache
-    ops.checks.expect_like("dy", dy, q.shape)
-    dy, D = dy.astype(q.dtype, copy=False), q.shape[-1]
-    rows = *filled_up(begin, end), 1 / (math.sqrt(D) * LN2), shift, inverse
-    dq, dk, dv = run(backward, (dy, q, k, v, y), rows, (q, k, v))
+    q, k, v, y, shift, inverse, begin, end, amx = cache
+    loops = numba_amx.backward if amx else backward
+    dq, dk, dv = run(loops, amx, (dy, q, k, v, y), (begin, end), (shift, inverse), (q, k, v))
     return dq, dk, dv
 
 
-def run(loops: Any, arrays: tuple[np.ndarray, ...], rows: tuple[Any, ...], like: tuple[np.ndarray, ...]) -> list:
-    """Call the compiled `forward` or `backward`. Returns its results, which have the shapes and the dtype of `like`."""
+ops.attention.add_twin(np.ndarray, fits, attention, attention_backward, fast=True)
+
+
+def run(loops: Any, amx: bool, arrays: tuple, seen: tuple, statistics: tuple, like: tuple) -> list[np.ndarray]:
+    """Call the loops, of this module or of `numba_amx`. Returns results with the shapes and the dtype of `like`."""
     D, dtype = like[0].shape[-1], like[0].dtype
-    taken = DTYPES[dtype.name]
-    results = [heads_inside((*x.shape[:-1], -(-D // LANES) * LANES), np.dtype(taken)) for x in like]
+    taken, height = DTYPES[dtype.name], numba_amx.BLOCK if amx else 1
+    more = (0, 0), (0, -seen[0].shape[1] % numba_amx.BLOCK)  # queries that see nothing
+    results = [heads_inside(whole_shape(x, height), np.dtype(taken)) for x in like]
     code = compiled_for(loops, taken, len(arrays), len(results))
-    code(*map(whole_vectors, arrays), *rows, *results)
-    return [(x.view(dtype) if x.itemsize == dtype.itemsize else x.astype(dtype))[..., :D] for x in results]
+    code(
+        *(whole(x, height) for x in arrays),
+        *(np.pad(x, more) for x in seen),
+        1 / (math.sqrt(D) * LN2),
+        *statistics,
+        *results,
+    )
+    results = [x.view(dtype) if x.itemsize == dtype.itemsize else x.astype(dtype) for x in results]
+    return [x[:, :, : of.shape[2], :D] for x, of in zip(results, like, strict=True)]
 
 
-def filled_up(begin: np.ndarray, end: np.ndarray) -> list[np.ndarray]:
-    """Both, filled up to a multiple of ROWS queries; those that are added see nothing."""
-    more = -begin.shape[1] % ROWS
-    return [np.pad(x, ((0, 0), (0, more))) if more else x for x in (begin, end)]
+def whole_shape(x: np.ndarray, height: int) -> tuple[int, ...]:
+    """The shape of x with whole vectors and a multiple of `height` rows."""
+    *heads, rows, D = x.shape
+    return *heads, -(-rows // height) * height, -(-D // LANES) * LANES
 
 
-def whole_vectors(x: np.ndarray) -> np.ndarray:
-    """x itself, or a copy whose rows are contiguous and filled up to whole vectors with zeros; float16 as float32."""
-    D, taken = x.shape[-1], DTYPES[x.dtype.name]
-    if D % LANES == 0 and x.strides[-1] == x.itemsize == np.dtype(taken).itemsize:
+def whole(x: np.ndarray, height: int) -> np.ndarray:
+    """x itself, or a copy of this shape with contiguous rows, filled up with zeros; float16 as float32."""
+    taken, shape = DTYPES[x.dtype.name], whole_shape(x, height)
+    if x.shape == shape and x.strides[-1] == x.itemsize == np.dtype(taken).itemsize:
         return x.view(taken)
-    wider = np.zeros((*x.shape[:-1], -(-D // LANES) * LANES), taken if taken != np.uint16 else x.dtype)
-    wider[..., :D] = x
+    wider = np.zeros(shape, taken if taken != np.uint16 else x.dtype)
+    wider[:, :, : x.shape[2], : x.shape[3]] = x
     return wider.view(taken)
 
 
@@ -207,9 +207,9 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
         for h in range(H):
             g = h * G // H
             if h * G % H == 0:  # the first head that uses these keys
-                read_rows(k, b, g, 0, S, values)
+                read_rows(k[b, g], values)
                 transpose(values, keys)
-                read_rows(v, b, g, 0, S, values)
+                read_rows(v[b, g], values)
                 zero_or_nan(values, begins)
             for t in range(0, T, ROWS):
                 height = min(ROWS, T - t)
@@ -282,9 +282,9 @@ def backward(
         for h in range(H):
             g = h * G // H
             if h * G % H == 0:
-                read_rows(v, b, g, 0, S, key_rows)
+                read_rows(v[b, g], key_rows)
                 transpose(key_rows, values)
-                read_rows(k, b, g, 0, S, key_rows)
+                read_rows(k[b, g], key_rows)
                 transpose(key_rows, keys)
                 make_finite(key_rows)
                 clear(sum_dk)
@@ -301,7 +301,7 @@ def backward(
                     # w_htd = dy_htd r_ht
                     read_row(dy, b, h, t + i, output_rows, i, inverse[b, h, t + i])
                     # δ_ht := Σ_d w_htd y_htd
-                    minus_delta[i] = -dot(output_rows, i, y, b, h, t + i)
+                    minus_delta[i] = -dot(output_rows[i], y[b, h, t + i])
                     m[i] = shift[b, h, t + i]
                 transpose(query_rows, queries)
                 transpose(output_rows, outputs)
@@ -366,18 +366,10 @@ def read_row(x: Any, b: Any, h: Any, t: Any, to: Any, i: Any, factor: Any) -> No
 
 
 @vectorised
-def read_rows(x: Any, b: Any, h: Any, t: Any, count: Any, to: Any) -> None:
-    for i in range(count):
-        for d in range(0, x.shape[3], LANES):
-            store(to, (i, d), load(x, (b, h, t + i, d)))
-
-
-@vectorised
-def dot(a: Any, i: Any, x: Any, b: Any, h: Any, t: Any) -> Any:
-    terms = filled(a, 0.0)
-    for d in range(0, x.shape[3], LANES):
-        terms = terms + load(a, (i, d)) * load(x, (b, h, t, d))
-    return total(terms)
+def read_rows(x: Any, to: Any) -> None:
+    for i in range(x.shape[0]):
+        for d in range(0, x.shape[1], LANES):
+            store(to, (i, d), load(x, (i, d)))
 
 
 @vectorised
@@ -393,16 +385,6 @@ def make_finite(x: Any) -> None:
         for d in range(x.shape[1]):
             if x[i, d] - x[i, d] != 0:  # NaN − NaN and ∞ − ∞ are NaN
                 x[i, d] = 0
-
-
-@vectorised
-def zero_or_nan(x: Any, to: Any) -> None:
-    """Σ_s (x_sd − x_sd): 0, or NaN for a column that has NaN or infinity."""
-    for d in range(0, x.shape[1], LANES):
-        terms = filled(x, 0.0)
-        for s in range(x.shape[0]):
-            terms = terms + (load(x, (s, d)) - load(x, (s, d)))
-        store(to, (0, d), terms)
 
 
 @vectorised

@@ -31,7 +31,6 @@ ROUNDED: WeakKeyDictionary[NeighbourOutput, Rounded] = WeakKeyDictionary()
 _rounding = threading.Lock()
 
 
-@nearest_keys.twin(np.ndarray, fast=True)
 def nearest(x: np.ndarray, layer: Any) -> tuple[np.ndarray, np.ndarray]:
     """As `generation.neighbours.nearest_keys`, for float32.
 
@@ -39,9 +38,8 @@ def nearest(x: np.ndarray, layer: Any) -> tuple[np.ndarray, np.ndarray]:
     rounded keys. Rounding may change their order, so max(8, K/2) more blocks are searched. The scores in these blocks
     are computed from the keys in float32. So a key is missed only if its block was not chosen.
     """
-    library, keys, halves = products(), layer.keys, layer.halves
-    if library is None or not fits(x, keys):
-        return nearest_keys.reference(x, layer)
+    library: Any = products()
+    keys, halves = layer.keys, layer.halves
     x, K = np.ascontiguousarray(x), layer.neighbours
     maxima = np.empty((len(keys), len(x)), np.float32)
     if library.bfloat16:
@@ -55,9 +53,12 @@ def nearest(x: np.ndarray, layer: Any) -> tuple[np.ndarray, np.ndarray]:
     return largest_in(scores, blocks, layer.neighbours)
 
 
-def fits(x: np.ndarray, keys: np.ndarray) -> bool:
-    """Whether compiled code can compare x (n, C) with these keys."""
-    return x.dtype == keys.dtype == np.float32 and x.ndim == 2 and x.shape[1] == keys.shape[1]
+def fits(x: np.ndarray, layer: Any) -> bool:
+    same = x.dtype == layer.keys.dtype == np.float32 and x.ndim == 2 and x.shape[1] == layer.keys.shape[1]
+    return same and products() is not None
+
+
+nearest_keys.add_twin(np.ndarray, fits, nearest, fast=True)
 
 
 def rounded(layer: NeighbourOutput) -> Rounded:
