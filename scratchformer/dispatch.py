@@ -233,8 +233,8 @@ def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
     and the gradients are then converted to the type of dy.
     """
     twin, kept, shape, dtype = cache
-    given = getattr(dy, "dtype", None)
-    if given == dtype and dy.shape == shape and not isinstance(dy, np.ma.MaskedArray | np.matrix):
+    same = getattr(dy, "shape", None) == shape and dy.dtype == dtype
+    if same and not isinstance(dy, np.ma.MaskedArray | np.matrix):
         return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
     from .ops.checks import expect_gradient  # not above: the modules of operations import this one
 
@@ -243,8 +243,8 @@ def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
         return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
     gradients = twin.backward(dy.astype(dtype), kept, **kwargs)  # type: ignore[misc]
     if isinstance(gradients, tuple):
-        return tuple(each.astype(given, copy=False) for each in gradients)
-    return gradients.astype(given, copy=False)
+        return tuple(each.astype(dy.dtype, copy=False) for each in gradients)
+    return gradients.astype(dy.dtype, copy=False)
 
 
 def cache_type(backward: Callable, argument: str) -> type | None:

@@ -58,11 +58,14 @@ def one_step(pattern: Pattern, B: int, H: int, T: int, S: int) -> bool:
     return all((p.rows.step or 1) == (p.columns.step or 1) for p in pieces)
 
 
-def fits(*arrays: np.ndarray, pattern: Pattern | None = None) -> bool:
-    arrays, pattern = (arrays[:6], arrays[6]) if len(arrays) == 7 else (arrays, pattern)  # type: ignore[assignment]
+def fits(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, r: np.ndarray, content_bias: np.ndarray, position_bias: np.ndarray,
+    pattern: Pattern | None = None,
+) -> bool:  # fmt: skip
+    arrays = q, k, v, r, content_bias, position_bias
     if not (one_real_dtype(*arrays) and accepted(check_relative_attention, *arrays, pattern)):
         return False
-    (B, H, T, _), S = arrays[0].shape, arrays[1].shape[2]
+    (B, H, T, _), S = q.shape, k.shape[2]
     return B > 0 and T > 0 and S > 0 and one_step(pattern or Full(), B, H, T, S)
 
 
