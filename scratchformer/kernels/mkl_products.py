@@ -29,7 +29,7 @@ from numba.extending import intrinsic, overload
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from ..processor import described, instructions
-from . import mkl, numba_bfloat16, numba_tiles
+from . import mkl, numba_bfloat16
 from .numba_code import compiled
 from .numba_math import BITS, read
 
@@ -56,7 +56,6 @@ class Products(NamedTuple):
     float32: int
     float64: int
     bfloat16: int  # arrays of bfloat16, with a float32 result
-    tiles: bool = False  # whether affine maps in bfloat16 may use `numba_tiles`
 
 
 class Choice(NamedTuple):
@@ -106,7 +105,7 @@ def products() -> Products | None:
     found = available() if chosen.bfloat16 == "Numba" else libraries()
     library = found[chosen.float32]
     half = found[chosen.bfloat16].bfloat16 if chosen.bfloat16 in found else 0
-    return Products(library.float32, library.float64, half, numba_tiles.available())
+    return Products(library.float32, library.float64, half)
 
 
 @cache

@@ -150,6 +150,31 @@ def moved(name: str) -> Any:
 load_tile, store_tile = moved("tileloadd64"), moved("tilestored64")
 
 
+@vectorised
+def clear_sums() -> None:
+    clear_tile(0)
+    clear_tile(1)
+    clear_tile(2)
+    clear_tile(3)
+
+
+@vectorised
+def load_sums(c: Any, i: Any, j: Any) -> None:
+    """Registers 0 to 3 get the BLOCK x BLOCK numbers of c from row i and column j on."""
+    load_tile(0, c, (i, j))
+    load_tile(1, c, (i, j + SIDE))
+    load_tile(2, c, (i + SIDE, j))
+    load_tile(3, c, (i + SIDE, j + SIDE))
+
+
+@vectorised
+def store_sums(c: Any, i: Any, j: Any) -> None:
+    store_tile(0, c, (i, j))
+    store_tile(1, c, (i, j + SIDE))
+    store_tile(2, c, (i + SIDE, j))
+    store_tile(3, c, (i + SIDE, j + SIDE))
+
+
 @intrinsic
 def store_near(typing: Any, x: Any, index: Any, a: Any) -> Any:
     """As `store` for bfloat16, but of two equally near numbers the one farther from zero: in two instructions, not
@@ -387,10 +412,7 @@ def backward(
 @vectorised
 def tiles(x: Any, b: Any, h: Any, t: Any, columns: Any, s: Any, depth: Any, to: Any) -> None:
     """The BLOCK x BLOCK products of rows of x and of columns by pairs."""
-    clear_tile(0)
-    clear_tile(1)
-    clear_tile(2)
-    clear_tile(3)
+    clear_sums()
     for d in range(0, x.shape[3], depth):
         load_tile(4, x, (b, h, t, d))
         load_tile(5, columns, (d // 2, s))
@@ -401,10 +423,7 @@ def tiles(x: Any, b: Any, h: Any, t: Any, columns: Any, s: Any, depth: Any, to: 
         add_tiles(3, 4, 5)
         load_tile(5, columns, (d // 2, s))
         add_tiles(2, 4, 5)
-    store_tile(0, to, (0, 0))
-    store_tile(1, to, (0, SIDE))
-    store_tile(2, to, (SIDE, 0))
-    store_tile(3, to, (SIDE, SIDE))
+    store_sums(to, 0, 0)
 
 
 @vectorised

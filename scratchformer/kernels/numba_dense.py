@@ -9,9 +9,8 @@ import numpy as np
 from .. import ops
 from ..ops.activations import Activation
 from . import numba_linear
-from .mkl_products import products
 from .numba_activations import BACKWARD, FORWARD
-from .numba_linear import affine, affine_backward, as_row, matrix
+from .numba_linear import affine_map, as_row, gradients, matrix
 from .numba_math import rows
 
 
@@ -46,13 +45,13 @@ def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: str = "relu")
     dh is rounded to the type of dy in the pass that multiplies it with the slope. Then it is the dy of `linear`:
 
         BACKWARD[activation](dy.reshape(-1), kept.reshape(-1), dh.reshape(-1))
-        dw, db = affine_backward(products(), dh, flat, table, across, True, dx)
+        dw, db = gradients(dh, flat, table, across, True, dx)
 
     The cache keeps x, w, and one array of the size of y.
     """
     flat, (table, across), relu = rows(x), matrix(w), activation == "relu"
     h = y = np.empty((len(flat), w.shape[1]), flat.dtype)
-    affine(products(), flat, table, across, as_row(b, flat), 0.0 if relu else -np.inf, h)
+    affine_map(flat, table, across, as_row(b, flat), 0.0 if relu else -np.inf, h)
     if not relu:
         y = np.empty_like(h)
         FORWARD[activation](h.reshape(-1), y.reshape(-1))
@@ -65,7 +64,7 @@ def dense_backward(dy: np.ndarray, cache: tuple[tuple, np.ndarray, str]) -> tupl
     flat, (table, across) = rows(x), matrix(w)
     dy, dh, dx = rows(dy), np.empty_like(kept), np.empty_like(flat)
     BACKWARD[activation](dy.reshape(-1), kept.reshape(-1), dh.reshape(-1))
-    dw, db = affine_backward(products(), dh, flat, table, across, True, dx)
+    dw, db = gradients(dh, flat, table, across, True, dx)
     return dx.view(x.dtype).reshape(x.shape), dw, db
 
 
