@@ -213,7 +213,7 @@ def fits(q: np.ndarray, k: np.ndarray) -> bool:
     """Whether `attention` takes such arrays, on this processor, and pays."""
     D = q.shape[3]
     whole_or_many = all(x.shape[2] % BLOCK == 0 or x.shape[2] >= FEW for x in (q, k))
-    return q.dtype.name == "bfloat16" and D > 0 and (D == SIDE or D % BLOCK == 0) and whole_or_many and available()
+    return q.dtype.char == "E" and D > 0 and (D == SIDE or D % BLOCK == 0) and whole_or_many and available()
 
 
 @vectorised

@@ -38,18 +38,18 @@ from .numpy_attention import heads_inside
 
 QUERIES, KEYS = 64, 64  # of a tile: multiples of ROWS
 LN2 = math.log(2)
-DTYPES: dict[str, Any] = {  # by the dtype of the arrays, that of what compiled code takes
-    "float32": np.float32,
-    "float64": np.float64,
-    "bfloat16": np.uint16,  # its bits
-    "float16": np.float32,  # a copy
+DTYPES: dict[str, Any] = {  # by the letter of a dtype, what compiled code takes
+    "f": np.float32,
+    "d": np.float64,
+    "E": np.uint16,  # the bits of bfloat16
+    "e": np.float32,  # a copy of float16
 }
 
 
 def fits(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None) -> bool:
     """The pattern must give each query an interval of keys."""
     alike = {(type(x), getattr(x, "dtype", None)) for x in (q, k, v)} == {(np.ndarray, q.dtype)}
-    if not alike or not q.dtype.isnative or q.dtype.name not in DTYPES or q.shape[2:3] == (1,):
+    if not alike or not q.dtype.isnative or q.dtype.char not in DTYPES or q.shape[2:3] == (1,):
         return False
     return accepted(check_attention, q, k, v, pattern) and intervals(q, k, pattern) is not None
 
@@ -129,11 +129,13 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     calculation for softmax", 2018.
     """
     (B, H, T, _), S = q.shape, k.shape[2]
-    both = np.broadcast_arrays(*(np.broadcast_to(x, (len(x), T)) for x in intervals(q, k, pattern)))
-    begin, end = (np.array(x, np.intp, order="C").clip(0, S) for x in both)
+    begin, end = (np.array(x, np.intp) for x in intervals(q, k, pattern))
+    rows = max(len(begin), len(end)), T
+    begin, end = (np.ascontiguousarray(np.broadcast_to(x, rows)).clip(0, S) for x in (begin, end))
     amx = numba_amx.fits(q, k)
-    rows = T + -T % numba_amx.BLOCK if amx else T
-    shift, inverse = np.empty((2, B, H, rows), np.float64 if q.dtype == np.float64 else np.float32)
+    shift, inverse = np.empty(
+        (2, B, H, T + -T % numba_amx.BLOCK if amx else T), np.float64 if q.dtype == np.float64 else np.float32
+    )
     (y,) = run(numba_amx.forward if amx else forward, amx, (q, k, v), (begin, end), (shift, inverse), (q,))
     return y, (q, k, v, y, shift, inverse, begin, end, amx)
 
@@ -151,43 +153,45 @@ ops.attention.add_twin(np.ndarray, fits, attention, attention_backward, fast=Tru
 
 def run(loops: Any, amx: bool, arrays: tuple, seen: tuple, statistics: tuple, like: tuple) -> list[np.ndarray]:
     """Call the loops, of this module or of `numba_amx`. Returns results with the shapes and the dtype of `like`."""
-    D, dtype = like[0].shape[-1], like[0].dtype
-    taken, height = DTYPES[dtype.name], numba_amx.BLOCK if amx else 1
-    more = (0, 0), (0, -seen[0].shape[1] % numba_amx.BLOCK)  # queries that see nothing
-    results = [heads_inside(whole_shape(x, height), np.dtype(taken)) for x in like]
+    dtype, D = like[0].dtype, like[0].shape[3]
+    taken, height = np.dtype(DTYPES[dtype.char]), numba_amx.BLOCK if amx else 1
+    results = [heads_inside(whole_shape(x, height), taken) for x in like]
     code = compiled_for(loops, taken, len(arrays), len(results))
-    code(
-        *(whole(x, height) for x in arrays),
-        *(np.pad(x, more) for x in seen),
-        1 / (math.sqrt(D) * LN2),
-        *statistics,
-        *results,
-    )
-    results = [x.view(dtype) if x.itemsize == dtype.itemsize else x.astype(dtype) for x in results]
+    rows = *map(filled_up, seen), 1 / (math.sqrt(D) * LN2)
+    code(*(whole(x, height, taken) for x in arrays), *rows, *statistics, *results)
+    if taken != dtype:
+        results = [x.view(dtype) if taken == np.uint16 else x.astype(dtype) for x in results]
     return [x[:, :, : of.shape[2], :D] for x, of in zip(results, like, strict=True)]
+
+
+def filled_up(x: np.ndarray) -> np.ndarray:
+    """begin or end (..., T), filled up to whole blocks with queries that see nothing."""
+    more = -x.shape[1] % numba_amx.BLOCK
+    return np.pad(x, ((0, 0), (0, more))) if more else x
 
 
 def whole_shape(x: np.ndarray, height: int) -> tuple[int, ...]:
     """The shape of x with whole vectors and a multiple of `height` rows."""
-    *heads, rows, D = x.shape
-    return *heads, -(-rows // height) * height, -(-D // LANES) * LANES
+    B, H, T, D = x.shape
+    return B, H, T + -T % height, D + -D % LANES
 
 
-def whole(x: np.ndarray, height: int) -> np.ndarray:
+def whole(x: np.ndarray, height: int, taken: np.dtype) -> np.ndarray:
     """x itself, or a copy of this shape with contiguous rows, filled up with zeros; float16 as float32."""
-    taken, shape = DTYPES[x.dtype.name], whole_shape(x, height)
-    if x.shape == shape and x.strides[-1] == x.itemsize == np.dtype(taken).itemsize:
+    _, _, T, D = x.shape
+    size = taken.itemsize
+    if not (T % height or D % LANES) and x.strides[3] == x.itemsize == size:
         return x.view(taken)
-    wider = np.zeros(shape, taken if taken != np.uint16 else x.dtype)
-    wider[:, :, : x.shape[2], : x.shape[3]] = x
+    wider = np.zeros(whole_shape(x, height), x.dtype if x.itemsize == size else taken)
+    wider[:, :, :T, :D] = x
     return wider.view(taken)
 
 
 @functools.cache
 def compiled_for(loops: Any, taken: Any, arrays: int, results: int) -> Any:
     """The code for arrays of one type with any strides. (Numba itself would compile again for contiguous arrays.)"""
-    number = types.float64 if taken is np.float64 else types.float32
-    x, keys = types.Array(numba.from_dtype(np.dtype(taken)), 4, "A"), types.Array(types.intp, 2, "A")
+    number = types.float64 if taken == np.float64 else types.float32
+    x, keys = types.Array(numba.from_dtype(taken), 4, "A"), types.Array(types.intp, 2, "A")
     row = types.Array(number, 3, "A")
     return loops.compile(types.void(*[x] * arrays, keys, keys, number, row, row, *[x] * results))
 
