@@ -133,9 +133,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     rows = max(len(begin), len(end)), T
     begin, end = (np.ascontiguousarray(np.broadcast_to(x, rows)).clip(0, S) for x in (begin, end))
     amx = numba_amx.fits(q, k)
-    shift, inverse = np.empty(
-        (2, B, H, T + -T % numba_amx.BLOCK if amx else T), np.float64 if q.dtype == np.float64 else np.float32
-    )
+    more, dtype = -T % numba_amx.BLOCK if amx else 0, np.float64 if q.dtype == np.float64 else np.float32
+    shift, inverse = np.empty((2, B, H, T + more), dtype)
     (y,) = run(numba_amx.forward if amx else forward, amx, (q, k, v), (begin, end), (shift, inverse), (q,))
     return y, (q, k, v, y, shift, inverse, begin, end, amx)
 
