@@ -34,13 +34,16 @@ from .numba_vectors import (
     element,
     exp2,
     filled,
+    index_of,
     intrinsic,
     load,
     place,
+    pointer,
     store,
     total,
     transpose_tile,
     vectorised,
+    written,
 )
 
 SIDE = 16  # of a tile
@@ -85,7 +88,7 @@ def instruction(builder: Any, name: str, *args: Any) -> None:
     builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), args)
 
 
-BYTE = ir.IntType(8)
+BYTE, BITS = ir.IntType(8), ir.VectorType(INTEGER, LANES)
 
 
 def number(register: Any) -> Any:
@@ -94,41 +97,28 @@ def number(register: Any) -> Any:
 
 @intrinsic
 def configure(typing: Any, shapes: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address, _ = place(context, builder, shapes, args[0], [ir.IntType(64)(0)])
-        instruction(builder, "ldtilecfg", builder.inttoptr(address, BYTE.as_pointer()))
-        return context.get_dummy_value()
+    def write(context: Any, builder: Any, array: Any) -> None:
+        address, _ = place(context, builder, shapes, array, [ir.IntType(64)(0)])
+        instruction(builder, "ldtilecfg", pointer(builder, address, BYTE))
 
-    return types.void(shapes), code
+    return written(types.void(shapes), write)
 
 
 @intrinsic
 def release(typing: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        instruction(builder, "tilerelease")
-        return context.get_dummy_value()
-
-    return types.void(), code
+    return written(types.void(), lambda context, builder: instruction(builder, "tilerelease"))
 
 
 @intrinsic(prefer_literal=True)
-def clear_tile(typing: Any, register: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        instruction(builder, "tilezero", number(register))
-        return context.get_dummy_value()
-
-    return types.void(register), code
+def clear_tile(typing: Any, c: Any) -> Any:
+    return written(types.void(c), lambda context, builder, *_: instruction(builder, "tilezero", number(c)))
 
 
 @intrinsic(prefer_literal=True)
 def add_tiles(typing: Any, c: Any, a: Any, b: Any) -> Any:
     """Add the product of two registers to a third."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        instruction(builder, "tdpbf16ps", number(c), number(a), number(b))
-        return context.get_dummy_value()
-
-    return types.void(c, a, b), code
+    registers = [number(x) for x in (c, a, b)]
+    return written(types.void(c, a, b), lambda context, builder, *_: instruction(builder, "tdpbf16ps", *registers))
 
 
 def moved(name: str) -> Any:
@@ -136,13 +126,11 @@ def moved(name: str) -> Any:
 
     @intrinsic(prefer_literal=True)
     def function(typing: Any, register: Any, x: Any, index: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            address, strides = place(context, builder, x, args[1], cgutils.unpack_tuple(builder, args[2], x.ndim))
-            memory = builder.inttoptr(address, BYTE.as_pointer())
-            instruction(builder, name, number(register), memory, strides[x.ndim - 2])
-            return context.get_dummy_value()
+        def write(context: Any, builder: Any, _: Any, array: Any, index: Any) -> None:
+            address, strides = place(context, builder, x, array, cgutils.unpack_tuple(builder, index, x.ndim))
+            instruction(builder, name, number(register), pointer(builder, address, BYTE), strides[x.ndim - 2])
 
-        return types.void(register, x, types.UniTuple(types.intp, x.ndim)), code
+        return written(types.void(register, x, index_of(x)), write)
 
     return function
 
@@ -181,32 +169,28 @@ def store_near(typing: Any, x: Any, index: Any, a: Any) -> Any:
     seven.
     """
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        upper = builder.lshr(half_added(builder, args[2]), constant(ir.VectorType(INTEGER, LANES), 16))
+    def write(context: Any, builder: Any, array: Any, index: Any, a: Any) -> None:
+        upper = builder.lshr(half_added(builder, a), constant(BITS, 16))
         narrow = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
-        builder.store(narrow, element(context, builder, x, args), align=2)
-        return context.get_dummy_value()
+        builder.store(narrow, element(context, builder, x, array, index), align=2)
 
-    return types.void(x, types.UniTuple(types.intp, x.ndim), a), code
+    return written(types.void(x, index_of(x), a), write)
 
 
 @intrinsic
 def store_pairs(typing: Any, x: Any, index: Any, a: Any, b: Any) -> Any:
     """The numbers of a and b in pairs, rounded to bfloat16 as by `store_near`, to an array of 32-bit integers."""
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.VectorType(INTEGER, LANES)
-        lower = builder.lshr(half_added(builder, args[2]), constant(kind, 16))
-        upper = builder.and_(half_added(builder, args[3]), constant(kind, 0xFFFF0000))
-        builder.store(builder.or_(lower, upper), element(context, builder, x, args), align=4)
-        return context.get_dummy_value()
+    def write(context: Any, builder: Any, array: Any, index: Any, a: Any, b: Any) -> None:
+        lower = builder.lshr(half_added(builder, a), constant(BITS, 16))
+        upper = builder.and_(half_added(builder, b), constant(BITS, 0xFFFF0000))
+        builder.store(builder.or_(lower, upper), element(context, builder, x, array, index), align=4)
 
-    return types.void(x, types.UniTuple(types.intp, x.ndim), a, b), code
+    return written(types.void(x, index_of(x), a, b), write)
 
 
 def half_added(builder: Any, a: Any) -> Any:
-    kind = ir.VectorType(INTEGER, LANES)
-    return builder.add(builder.bitcast(a, kind), constant(kind, 0x8000))
+    return builder.add(builder.bitcast(a, BITS), constant(BITS, 0x8000))
 
 
 def fits(q: np.ndarray, k: np.ndarray) -> bool:

@@ -68,13 +68,10 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
     A power of 2 is cheap, since half of it is an exponent's bits. So the scores are computed in units of log 2. The
-    factor goes into the queries, together with 1/√D:
+    factor goes into the queries, together with 1/√D. Any number m_ht may be subtracted from the scores of a row:
 
         u_htd = q_htd/(√D log(2))
         a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
-
-    Any number m_ht may be subtracted from the scores of a row, since it cancels in the quotient:
-
         m := shift
         e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
         r_ht := 1/Σ_s e_hts        inverse_ht = r_ht
@@ -84,22 +81,15 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     larger one, m′, the sums so far are multiplied by 2^(m − m′), since 2^(a − m) 2^(m − m′) = 2^(a − m′).
 
     A block of ROWS queries and a tile of keys are done at a time. A vector holds the scores of LANES queries with one
-    key, so that the sums over s add vectors, and never the numbers within one.
+    key, so that the sums over s add vectors, and never the numbers within one. The backward computes a again, with the
+    same rounding, and only then subtracts m: large scores have few digits, and sums that begin at −m have others.
 
-    The backward computes a again, with the same rounding, and only then subtracts m. Large scores have few digits: if
-    their sums began at −m, e would differ from that of the forward, and could exceed 1.
-
-    Backward. The gradients are those of `attention`:
+    Backward. p = e r, and the factor r can go into dy, once for each row. The last sum of dz is known before the first
+    tile, as in the NumPy twin:
 
         dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
         dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')
-
-    Since p = e r, the factor r can go into dy, once for each row instead of once for each score:
-
         p_hts = e_hts r_ht        w_htd = dy_htd r_ht
-
-    The last sum of dz is known before the first tile, as in the NumPy twin. With r in it,
-
         δ_ht := Σ_d w_htd y_htd = r_ht Σ_s p_hts dp_hts
         dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
 
@@ -113,18 +103,17 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
         return dq, dk, dv
 
-    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped, and the
-    products run from the first block of ROWS keys that a query of the block sees to the last. What a query does not see
-    is overwritten, with −∞ among the scores and with 0 in dz; so NaN in q or k cannot reach what does not see it,
-    except the dk and dv of keys in the same tile. NaN in v can, as in the reference: 0 times NaN is NaN. Since tiles
-    are skipped, the sums for y begin at Σ_s (v_gsd − v_gsd), which is 0 or NaN. In dq, NaN and infinity in k are
-    replaced by 0: where a query sees such a key, its dz is NaN anyway. A score overflows from 2.3e38 on, since a is
-    1.44 times as large. Other patterns are left to the NumPy twin.
+    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped. What a query
+    does not see is overwritten, with −∞ among the scores and with 0 in dz; so NaN in q or k cannot reach what does not
+    see it, except the dk and dv of keys in the same tile. NaN in v can, as in the reference: since tiles are skipped,
+    the sums for y begin at Σ_s (v_gsd − v_gsd), which is 0 or NaN. In dq, NaN and infinity in k are replaced by 0:
+    where a query sees such a key, its dz is NaN anyway. A score overflows from 2.3e38 on, since a is 1.44 times as
+    large.
 
     Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
     processors with AMX, `numba_amx` takes bfloat16 arrays if T and S are multiples of 32, or at least 128. It also
     rounds p and dz to bfloat16.
-    The cache keeps q, k, v and y, and two numbers for each row, where the reference keeps T S probabilities a head.
+    The cache keeps q, k, v and y (which a caller must not change before backward), and two numbers for each row.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Milakov, Gimelshein, "Online normalizer
     calculation for softmax", 2018.
     """

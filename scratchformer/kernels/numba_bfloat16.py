@@ -27,7 +27,7 @@ from numba import carray, types
 from numba.core import cgutils
 
 from .numba_code import compiled, has
-from .numba_vectors import INTEGER, LANES, intrinsic, place, pointer, splat, vector_of, vectorised
+from .numba_vectors import INTEGER, LANES, intrinsic, place, pointer, splat, vector_of, vectorised, written
 
 VECTORS = 2  # in a row of a panel of b
 ROWS, COLUMNS = 14, VECTORS * LANES  # their sums take 28 of the 32 registers
@@ -145,8 +145,10 @@ def tile(typing: Any, a: Any, b: Any, pairs: Any, alpha: Any, add: Any, c: Any, 
     """
     sums_of, pairs_of = vector_of(types.float32), ir.VectorType(INTEGER, LANES)
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        left, right, stop, factor, more, to, row, column = args
+    def write(
+        context: Any, builder: Any, left: Any, right: Any, stop: Any, factor: Any, more: Any, to: Any, row: Any,
+        column: Any,
+    ) -> None:  # fmt: skip
         zero = stop.type(0)
         corner, (down, _) = place(context, builder, c, to, (row, column))
         a_start, _ = place(context, builder, a, left, (zero, zero))
@@ -175,7 +177,6 @@ def tile(typing: Any, a: Any, b: Any, pairs: Any, alpha: Any, add: Any, c: Any, 
                 goal = at(start, zero.type(4 * LANES * v), sums_of)
                 old = builder.select(more, builder.load(goal, align=4), sums_of(None))
                 builder.store(builder.fadd(old, builder.fmul(builder.load(sums[r][v]), factors)), goal, align=4)
-        return context.get_dummy_value()
 
     n = types.intp
-    return types.void(a, b, n, types.float32, types.boolean, c, n, n), code
+    return written(types.void(a, b, n, types.float32, types.boolean, c, n, n), write)

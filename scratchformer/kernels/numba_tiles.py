@@ -39,6 +39,7 @@ from .numba_vectors import (
     LANES,
     element,
     filled,
+    index_of,
     intrinsic,
     larger,
     load,
@@ -47,6 +48,7 @@ from .numba_vectors import (
     transpose_tile,
     vector_of,
     vectorised,
+    written,
 )
 
 DEPTH, HEIGHT, WIDTH = 32, 8, 16  # blocks along the sum, of rows and of columns at once, for the sake of the caches
@@ -174,14 +176,13 @@ def _put(x: Any, index: Any, a: Any) -> Any:
 def round_to(typing: Any, x: Any, index: Any, a: Any) -> Any:
     """As `store` for bfloat16, in one instruction, which takes numbers below 2⁻¹²⁶ in magnitude for 0."""
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(vector_of(x.dtype), [args[2].type])
+    def write(context: Any, builder: Any, array: Any, index: Any, a: Any) -> None:
+        kind = ir.FunctionType(vector_of(x.dtype), [a.type])
         name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
-        narrow = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [args[2]])
-        builder.store(narrow, element(context, builder, x, args), align=2)
-        return context.get_dummy_value()
+        narrow = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a])
+        builder.store(narrow, element(context, builder, x, array, index), align=2)
 
-    return types.void(x, types.UniTuple(types.intp, x.ndim), a), code
+    return written(types.void(x, index_of(x), a), write)
 
 
 @vectorised

@@ -82,11 +82,7 @@ def overwrite(x: np.ndarray, run: Run, value: float) -> None:
         np.copyto(x[..., within], value, where=minus_infinity < 0)
 
 
-class Group(NamedTuple):
-    """Sequences and heads that are processed together, and their runs."""
-
-    part: tuple[slice, slice]  # of (B, H)
-    runs: list[Run]
+Group = tuple[tuple[slice, slice], list[Run]]  # what is processed together, of (B, H), and its runs
 
 
 def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int = 1) -> Iterator[Group]:
@@ -105,7 +101,7 @@ def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, sh
         for b in range(0, B, sequences):
             visited = plan(own, b, T, S, dtype) if own.differs else runs
             for part in cut_heads(heads, together, shared):
-                yield Group((slice(b, b + sequences), part), visited)
+                yield (slice(b, b + sequences), part), visited
 
 
 def cut_heads(heads: slice, together: int, shared: int) -> Iterator[slice]:
@@ -151,7 +147,7 @@ def short_groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dty
     sequences = max(1, TILE // (H * T * S))
     for b in range(0, B, sequences):
         own = table[b : b + sequences] if table.shape[0] > 1 else table
-        yield Group((slice(b, b + sequences), slice(0, H)), [Run(slice(0, T), slice(0, S), [(slice(0, S), own)], True)])
+        yield (slice(b, b + sequences), slice(0, H)), [Run(slice(0, T), slice(0, S), [(slice(0, S), own)], True)]
 
 
 def with_column(x: np.ndarray, column: np.ndarray | float) -> np.ndarray:
@@ -220,23 +216,18 @@ def fits(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None) -> tuple[np.ndarray, tuple]:
     """As `ops.attention`, in memory linear in T + S.
 
-    Forward, for each sequence and query head h, as in `attention`. g is the key head of h, and allowed_hts = 1 if query
-    t may see key s:
+    Forward, for each sequence and query head h, as in `attention`. allowed_hts = 1 if query t may see key s:
 
         z_hts = 1/√D Σ_d q_htd k_gsd with g = ⌊h G/H⌋
         p_hts = softmax_{s, allowed_hts = 1}(z_hts) where allowed_hts = 1, 0 elsewhere
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
-    Any number m_ht may be subtracted from the scores of a row, since it cancels in the quotient:
+    Any number m_ht may be subtracted from the scores of a row, since it cancels in the quotient. So the output can be
+    divided by l instead of the probabilities, and its two sums run over J tiles of W keys each, in any order:
 
         m := shift
-        e_hts = exp(z_hts − m_ht) where allowed_hts = 1, 0 elsewhere        l_ht = Σ_s e_hts
-        p_hts = e_hts/l_ht        y_htd = 1/l_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
-
-    So the output can be divided by l instead of the probabilities. Its two sums run over J tiles of W keys each, in any
-    order:
-
-        l_ht = Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts
+        e_hts = exp(z_hts − m_ht) where allowed_hts = 1, 0 elsewhere
+        l_ht = Σ_s e_hts = Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts        p_hts = e_hts/l_ht
         y_htd = 1/l_ht Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts v_gsd with g = ⌊h G/H⌋
 
     One product gives both sums, since e times [v, 1], with a further column of ones, is [y l, l].
@@ -253,24 +244,18 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     sees no key has l = 0 and y = 0. Its log_sum is the largest finite number, which makes p = 0.) A further
     column subtracts one of them: if the bound is small, the product of [q/√D, −log l] and [k, 1] is z − log l, and if
     it is not large, that of [q/√D, −m] and [k, 1] is z − m, in the forward too. A large z has few digits, and a sum
-    that includes −m would have others, so that exp(z − m) could be anything. Then m is subtracted from the finished z,
-    which both passes of the forward, and the backward, round in the same way.
+    that includes −m would have others. Then m is subtracted from the finished z, which all passes round alike.
 
-    Backward. The gradients are those of `attention`:
+    Backward. The last sum of dz runs over a whole row, which is never in memory at once. But it equals a dot product of
+    two rows of D numbers, which are known before the first tile:
 
         dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
         dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')
-
-    The last sum runs over a whole row, which is never in memory at once. But it equals a dot product of two rows of D
-    numbers, which are known before the first tile:
-
-        δ_ht := Σ_s p_hts dp_hts = Σ_s p_hts Σ_d dy_htd v_gsd
-            = Σ_d dy_htd Σ_s p_hts v_gsd = Σ_d dy_htd y_htd with g = ⌊h G/H⌋
+        δ_ht := Σ_s p_hts dp_hts = Σ_d dy_htd Σ_s p_hts v_gsd = Σ_d dy_htd y_htd with g = ⌊h G/H⌋
 
     A further column subtracts δ too, in the product of [dy, −δ] and [v, 1]. Then the tiles are independent, and what
     each adds to dq, dk and dv is a product:
 
-        dp_hts − δ_ht = Σ_d dy_htd v_gsd + (−δ_ht) · 1 with g = ⌊h G/H⌋
         dz_hts = p_hts (dp_hts − δ_ht)
         dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
         dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t dz_hts q_htd/√D
@@ -291,18 +276,18 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
         return dq, dk, dv
 
     Shared keys. A tile holds whole groups of H/G heads, or part of one where a pattern splits the group. The queries
-    then have one more axis, (B, G, H/G, T, D), and products broadcast the keys over it. For dk and dv the rows of a
-    group are stacked, one head after another, and one product sums over all of them.
+    then have one more axis, (B, G, H/G, T, D). For dk and dv the rows of a group are stacked, one head after another.
 
-    Keys that are not finite. NaN or infinity in a key may affect the queries that see it, but not the other queries in
-    the same tile. If a key has one, the bound on the scores is not finite. Forbidden scores are then overwritten with
-    −∞, since adding −∞ to NaN gives NaN. For dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but
-    0·NaN is NaN. A query that sees the key has NaN in its dz anyway. The same holds for q and dk. If dp − δ is not
-    known to be finite, forbidden dz are overwritten with 0, for the same reason. NaN or infinity in a value reaches all
-    queries, since it is multiplied by 0; where tiles are skipped, Σ_s 0 v_gsd is added to y, which is 0 or NaN. If m is
-    0, e may be as large as exp(60), so e v overflows for values from 1e12 on.
+    What is not finite. NaN or infinity in a key may affect the queries that see it, but not the others in the same
+    tile. Then the bound on the scores is not finite, and forbidden scores are overwritten with −∞, since adding −∞ to
+    NaN gives NaN. For dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but 0·NaN is NaN, and a query
+    that sees the key has NaN in its dz anyway. The same holds for q and dk. If dp − δ is not known to be finite,
+    forbidden dz are overwritten with 0. NaN or infinity in a value reaches all queries, since it is multiplied by 0;
+    where tiles are skipped, Σ_s 0 v_gsd is added to y, which is 0 or NaN. If m is 0, e may be as large as exp(60), so
+    e v overflows for values from 1e12 on.
 
-    The cache keeps q, k, v, y, m and log l, where the reference keeps T S probabilities for each head.
+    The cache keeps q, k, v, y (which a caller must not change before backward), m and log l for each row, and the
+    bounds, where the reference keeps T S probabilities for each head.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not
     need O(n²) memory", 2021.
     """
@@ -384,10 +369,11 @@ def attention_backward(dy: np.ndarray, cache: tuple[Any, ...]) -> tuple[np.ndarr
     shared = H // max(1, G)
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
     scale = 1 / math.sqrt(D)
-    for ((sequences, heads), runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True):
-        part, own = (sequences, heads), (sequences, key_heads(heads, shared))
-        queries, own_y, own_dq, *statistics = (by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum))
-        queries = queries * scale
+    for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True):
+        sequences, heads = part
+        own = sequences, key_heads(heads, shared)
+        own_q, own_y, own_dq, *statistics = (by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum))
+        queries = own_q * scale
         output = by_key_head(np.ascontiguousarray(dy[part]), heads, shared)
         keys, values_one = np.ascontiguousarray(k[own]), with_column(v[own], 1)
         sum_dq, sum_dk, sum_dv = np.zeros_like(output), np.zeros_like(keys), np.zeros_like(keys)

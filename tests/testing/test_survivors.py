@@ -105,6 +105,7 @@ return out
 """.strip()
 
 # The mistakes that the tests miss, as "line -> line with the mistake", each with the reason: it changes no result.
+BOTH = "both are subtracted, in any order"
 EQUAL: dict[str, dict[str, str]] = {
     "ops/attention.py::attention_backward": {
         "xp, shape, G = array_module(q), q.shape, k.shape[1] "
@@ -137,14 +138,13 @@ EQUAL: dict[str, dict[str, str]] = {
         "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, v, v))": SHAPE,
         "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
         "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (y, k, v))": SHAPE,
-        "for ((sequences, heads), runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True): -> "
-        "for ((sequences, heads), runs), bound in zip(groups(pattern, dq.shape, S, q.dtype, shared), bounds, strict=True):": SHAPE,
-        "for ((sequences, heads), runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True): -> "
-        "for ((sequences, heads), runs), bound in zip(groups(pattern, y.shape, S, q.dtype, shared), bounds, strict=True):": SHAPE,
-        "queries, own_y, own_dq, *statistics = "
-        "(by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum)) -> "
-        "queries, own_y, own_dq, *statistics = "
-        "(by_key_head(x[part], heads, shared) for x in (q, y, dq, log_sum, shift))": "both are subtracted, in any order",
+        "for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True): -> "
+        "for (part, runs), bound in zip(groups(pattern, dq.shape, S, q.dtype, shared), bounds, strict=True):": SHAPE,
+        "for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True): -> "
+        "for (part, runs), bound in zip(groups(pattern, y.shape, S, q.dtype, shared), bounds, strict=True):": SHAPE,
+        "own_q, own_y, own_dq, *statistics = (by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum)) "
+        "-> own_q, own_y, own_dq, *statistics = "
+        "(by_key_head(x[part], heads, shared) for x in (q, y, dq, log_sum, shift))": BOTH,
     },
     "kernels/numpy_cross_entropy.py::cross_entropy_backward": {
         "share = (counted * (dloss / max(1, n))).astype(z.dtype)  # (N, 1) -> "
