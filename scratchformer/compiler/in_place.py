@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -66,10 +67,14 @@ class InPlace:
             found[0 if read else 1 if name in known else 2].append(i)
         return tuple(found[0]), tuple(found[1]), tuple(found[2])
 
+    @cached_property
+    def defaults(self) -> tuple[Any, ...]:
+        return tuple(parameter.default for parameter in self.derivation.signature.parameters.values())
+
     def bound(self, args: tuple, kwargs: dict) -> tuple[Any, ...]:
         """The arguments in order, all of them."""
-        if len(args) == len(self.derivation.arguments):
-            return args
+        if not kwargs and inspect.Parameter.empty not in (rest := self.defaults[len(args) :]):
+            return args + rest
         bound = self.derivation.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.args
