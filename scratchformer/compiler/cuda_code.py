@@ -245,7 +245,9 @@ class Printer(Expressions):
 
     def start(self, node: Node, to: str = "") -> str:
         """Where the columns of a load start."""
-        array, name = self.arrays[node[1]], to + self.variable(node[1])
+        array = self.arrays[node[1]]
+        to = to or "to_" * (array in self.plan.writes)  # what changes in place
+        name = to + self.variable(node[1])
         if len(array.axes) == 1:
             return name
         step = f"{name}_step" if has_step(array, self.plan) else self.size(array.axes[-1])
