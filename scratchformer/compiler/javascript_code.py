@@ -33,7 +33,7 @@ HELPERS = {
     return Number((word ^ (word >> 31n)) >> BigInt(16 * (i % 4)) & 0xffffn);
   }""",
 }
-RESERVED = "case catch class const default delete do enum export function in let new of super switch this throw typeof var void"
+RESERVED = "case catch class const default do enum export for function if in let new of this try var void"
 
 
 def javascript_source(plan: Plan) -> str:
@@ -47,7 +47,7 @@ def javascript_source(plan: Plan) -> str:
 
 class Printer(Expressions):
     calls = {name: f"Math.{name}" for name in MATH}  # noqa: RUF012
-    relations = Expressions.relations | {"=": "===", "≠": "!=="}
+    relations = {**Expressions.relations, "=": "===", "≠": "!=="}  # noqa: RUF012
     reserved = (*RESERVED.split(), *HELPERS, "Math", "BigInt", "Number")
     comment, indent = "//", "  "
 

@@ -142,7 +142,8 @@ class Printer(Expressions):
             parts[axis] = self.place(axis) if part == ":" and axis == loops[0] else part
         if "" in parts.values() or [*parts] != [axis for axis in loops if axis in parts] or len(parts) < len(axes):
             return f"{name}[{self.whole(*(places or ()))}]"
-        indices = [parts.get(axis, "None") for axis in loops[loops.index([*parts][0]) :]] if parts else []
+        skipped = loops.index(next(iter(parts))) if parts else len(loops)
+        indices = [parts.get(axis, "None") for axis in loops[skipped:]]
         while indices and indices[-1] == ":":
             indices.pop()
         return f"{name}[{', '.join(indices)}]" if indices else name
@@ -172,8 +173,8 @@ class Printer(Expressions):
             holds = " & ".join(self.test(*condition) for condition in parts[0])
             if parts[1:] == [("num", 1.0), ("num", 0.0)]:
                 return f"({holds}).astype(R)", ATOM
-            branches = [f"R({self.text(part)})" if part[0] in ("num", "number") else self.text(part) for part in parts[1:]]
-            return f"np.where({holds}, {', '.join(branches)})", ATOM
+            a, b = (f"R({self.text(x)})" if x[0] in ("num", "number") else self.text(x) for x in parts[1:])
+            return f"np.where({holds}, {a}, {b})", ATOM
         array = self.arrays[parts[0]]
         if array.kind == "bits":
             sizes = ", ".join(map(self.size, self.plan.axes))

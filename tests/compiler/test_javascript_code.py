@@ -78,8 +78,8 @@ def sizes_of(twin: Twin, values: dict) -> dict[str, int]:
     """The sizes of the last axes of arrays."""
     shapes = {key: value.shape[::-1] for key, value in values.items() if isinstance(value, np.ndarray)}
     axes = {key: array.axes[::-1] for key, array in twin.derivation.arrays.items() if key in shapes}
-    pairs = [pair for key in axes for pair in zip(axes[key], shapes[key], strict=False) if pair[0] not in ("n", "column")]
-    return {axis_name(axis): size for axis, size in pairs}
+    pairs = [pair for key in axes for pair in zip(axes[key], shapes[key], strict=False)]
+    return {axis_name(axis): size for axis, size in pairs if axis not in ("n", "column")}
 
 
 def answer_of(program: str, folder: Path) -> Any:
@@ -99,7 +99,8 @@ def answer_of(program: str, folder: Path) -> Any:
 
 
 def test_every_operation_gives_what_the_reference_gives(tmp_path):
-    drawn = [(name, seed, sizes) for name in OPERATIONS if not name.startswith(("cross", "symm")) for seed, sizes in enumerate([{}, COLUMN])]
+    names = [name for name in OPERATIONS if not name.startswith(("cross", "symm"))]
+    drawn = [(name, seed, sizes) for name in names for seed, sizes in enumerate([{}, COLUMN])]
     calls = [call for each in drawn for call in calls_of(*each)]
     assert {"layernorm", "dropout", "rotary", "gather, backward", "gelu, tanh"} <= {call.name for call in calls}
     cases = json.dumps([{"source": call.source, "inputs": call.inputs} for call in calls]).replace("</", "<\\/")

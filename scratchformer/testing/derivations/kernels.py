@@ -190,7 +190,6 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "dense.numpy, gelu_tanh": partial(dense, activation="gelu_tanh"),
     "dense.numpy, silu": partial(dense, activation="silu"),
     "dropout.numpy": lambda d: twin("dropout", d("B T C"), 0.25, d.key),
-    "embedding.numpy": lambda d: twin("embedding", d.integers("B T", d.V), d("V C")),
     "extend_block.numpy": extend_block,
     "extend_decoder_block.numpy": extend_decoder_block,
     "extend_output.numpy": extend_output,
@@ -201,10 +200,10 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
 }
 
 COMPILED = {
-    **{name: CASES[f"{name}.numpy"] for name in ("cross_entropy", "embedding", "layernorm")},
+    **{name: CASES[f"{name}.numpy"] for name in ("cross_entropy", "layernorm")},
     **{name: CASES[f"{name}.numpy"] for name in ("rmsnorm", "swiglu")},
     "dropout": dropout,
-    **{name: operations.CASES[name] for name in ("add", "linear", "rotary", "symmetric_kl")},
+    **{name: operations.CASES[name] for name in ("add", "embedding", "linear", "rotary", "symmetric_kl")},
 }
 
 if find_spec("numba"):
