@@ -5,9 +5,11 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.compiler import numpy_code
+from scratchformer.compiler.in_place import InPlace
 from scratchformer.compiler.numpy_target import NumpyTarget
 from scratchformer.compiler.twins import Twin
 from scratchformer.dispatch import TwinCache
+from scratchformer.optim.adam import adam_step
 from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple
 
@@ -58,3 +60,15 @@ def test_blocks_run_where_they_save_time():
     assert not isinstance(ops.layernorm(x[:-1], gamma, gamma)[1], TwinCache)
     assert not isinstance(ops.relu(x)[1], TwinCache)
     assert not isinstance(ops.cross_entropy(x, np.zeros(1024, int))[1], TwinCache)
+
+
+def test_a_step_of_adam_in_place(monkeypatch):
+    monkeypatch.setattr(numpy_code, "BLOCK", 5)
+    w, g, m, v = np.random.default_rng(0).standard_normal((4, 12))
+    given = w, g, m, v * v
+    found, expected = ([x.copy() for x in given] for _ in range(2))
+    twin, numbers = InPlace(adam_step, NumpyTarget()), (0.1, 0.9, 0.99, 1e-8, 3, 0.01)
+    assert twin.fits(*found, *numbers)
+    twin.forward(*found, *numbers)
+    adam_step.reference(*expected, *numbers)
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
