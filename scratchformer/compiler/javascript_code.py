@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from ..notation.grammar import Node, walk
+from .axes import HALF
 from .plan import Pass, Plan
 from .text import ATOM, LOWEST, Expressions
-from .trees import COLUMN, Array
+from .trees import COLUMN
 
 __all__ = ["javascript_source"]
 
 MATH = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "floor", "max", "min")
 HELPERS = {
     "erf": """\
-function erf(x) { // 2/√π exp(−x²) Σ_k 2^k x^(2k+1)/(1 · 3 · ... · (2k+1)): no term is subtracted from another
-  if (Math.abs(x) > 6) return Math.sign(x);
-  let sum = x;
-  for (let k = 1, term = x; Math.abs(term) > 1e-17 * Math.abs(sum); k++) sum += term *= 2 * x * x / (2 * k + 1);
-  return 2 / Math.sqrt(Math.PI) * Math.exp(-x * x) * sum;
-}""",
-    "mod": "const mod = (a, b) => a - b * Math.floor(a / b);",
+  function erf(x) {  // 2/√π exp(−x²) Σ_k 2^k x^(2k+1)/(1 · 3 · ... · (2k+1)): no term is subtracted from another
+    if (Math.abs(x) > 6) return Math.sign(x);
+    let sum = x;
+    for (let k = 1, term = x; Math.abs(term) > 1e-17 * Math.abs(sum); k++) sum += term *= 2 * x * x / (2 * k + 1);
+    return 2 / Math.sqrt(Math.PI) * Math.exp(-x * x) * sum;
+  }""",
+    "mod": "  const mod = (a, b) => a - b * Math.floor(a / b);",
     "drawn": """\
-function drawn(start, i) { // the random integer number i, from 0 to 65535: a quarter of a word of SplitMix64
-  const bits = (x) => BigInt.asUintN(64, x);
-  let word = bits(start + BigInt(Math.floor(i / 4)) * 0x9e3779b97f4a7c15n);
-  word = bits((word ^ (word >> 30n)) * 0xbf58476d1ce4e5b9n);
-  word = bits((word ^ (word >> 27n)) * 0x94d049bb133111ebn);
-  return Number((word ^ (word >> 31n)) >> BigInt(16 * (i % 4)) & 0xffffn);
-}""",
+  function drawn(start, i) {  // the random integer number i, from 0 to 65535: a quarter of a word of SplitMix64
+    const bits = (x) => BigInt.asUintN(64, x);
+    let word = bits(start + BigInt(Math.floor(i / 4)) * 0x9e3779b97f4a7c15n);
+    word = bits((word ^ (word >> 30n)) * 0xbf58476d1ce4e5b9n);
+    word = bits((word ^ (word >> 27n)) * 0x94d049bb133111ebn);
+    return Number((word ^ (word >> 31n)) >> BigInt(16 * (i % 4)) & 0xffffn);
+  }""",
 }
 RESERVED = "case catch class const default delete do enum export function in let new of super switch this throw typeof var void"
 
@@ -51,41 +53,46 @@ class Printer(Expressions):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, 1)
-        trees = [value.tree for value in plan.values.values()]
-        trees += [part for each in plan.sums.values() for part in (each.tree, *(each.at or ()))]
-        self.inputs = {array.name: array.axes for array in plan.reads if array.name not in plan.values}
-        for node in (node for tree in trees for node in walk(tree) if node[0] in ("load", "number")):
-            if node[1] not in plan.values:  # an argument of the head or the tail alone is read at its places
-                self.inputs.setdefault(node[1], tuple(place[1] for place in node[2:] and node[2]))
-        self.stored = {name: (self.variable(name), axes) for name, axes in self.inputs.items()}
+        trees = [part for each in plan.sums.values() for part in (each.tree, *(each.at or ()))]
+        nodes = [node for tree in (*trees, *(value.tree for value in plan.values.values())) for node in walk(tree)]
+        axes = {
+            node[1]: tuple(place[1] for place in node[2])
+            for node in nodes
+            if node[0] == "load" and node[1] not in self.arrays
+        }
+        axes |= {node[1]: () for node in nodes if node[0] == "number"} | {a.name: a.axes for a in plan.reads}
+        self.stored = {name: (self.variable(name), axes[name]) for name in sorted(axes) if name not in plan.values}
 
     def lines(self) -> Iterator[str]:
-        plan = self.plan
+        plan, inputs = self.plan, dict(self.stored)
         for name in plan.head:
             self.whole(name)
+        self.columns = "columns / 2" if HALF in plan.axes else "columns"
         for array in plan.writes:
-            self.put(f"const to_{array.name} = {self.new(array)};")
+            self.put(f"const to_{array.name} = {self.new(array.axes)};")
         for name in dict.fromkeys(name for each in plan.passes for name in each.keep):
-            self.put(f"const row_{name} = {self.new(Array(name, (COLUMN,)))};")
+            self.put(f"const row_{name} = {self.new([COLUMN])};")
         with self.loops(axis for axis in plan.axes if axis != COLUMN):
             for each in plan.passes:
                 self.row(each)
             for name in plan.last:
                 self.step(name)
+        self.columns = "columns"
         self.stored |= {array.name: (f"to_{array.name}", array.axes) for array in plan.writes}
         for name in plan.tail:
             self.whole(name)
         self.put(f"return {{ {', '.join(f'{name}: {self.stored[name][0]}' for name in plan.results)} }};")
-        whole = {axes[0]: name for name, axes in self.inputs.items() if len(axes) == 1 and not self.is_drawn(name)}
+        lengths = {axes: variable for name, (variable, axes) in inputs.items() if name not in self.drawn}
         sizes = {axis: self.size(axis) for axis in dict.fromkeys(self.sized)}
-        names = [name if name == self.variable(name) else f"{name}: {self.variable(name)}" for name in self.inputs]
-        names += [size for axis, size in sizes.items() if axis not in whole]
+        names = [name if name == variable else f"{name}: {variable}" for name, (variable, _) in inputs.items()]
+        names += [size for axis, size in sizes.items() if (axis,) not in lengths]
         yield f"function {plan.name}({{ {', '.join(names)} }}) {{"
-        for name in HELPERS:
-            if any(f"{name}(" in line for line in self.body):
-                yield from (f"  {line}" for line in HELPERS[name].splitlines())
-        yield from (f"  const {sizes[axis]} = {self.variable(whole[axis])}.length;" for axis in sizes if axis in whole)
+        yield from (text for name, text in HELPERS.items() if any(f"{name}(" in line for line in self.body))
+        yield from (f"  const {sizes[axis]} = {lengths[axis,]}.length;" for axis in sizes if (axis,) in lengths)
         yield from (*self.body, "}")
+
+    def size(self, axis: str) -> str:
+        return "2" if axis == HALF else super().size(axis)
 
     @contextmanager
     def loops(self, axes: Iterable[str]) -> Iterator[None]:
@@ -100,9 +107,8 @@ class Printer(Expressions):
             self.depth -= 1
             self.put("}")
 
-    def new(self, array: Array) -> str:
-        kind = "Uint8Array" if array.kind == "bool" else "Float64Array"
-        return f"new {kind}({' * '.join(map(self.size, array.axes))})"
+    def new(self, axes: Sequence[str]) -> str:
+        return f"new Float64Array({' * '.join(map(self.size, axes))})"
 
     def row(self, each: Pass) -> None:
         """The lines of a pass over a row."""
@@ -118,13 +124,11 @@ class Printer(Expressions):
                 self.step(name)
                 if name in each.keep:
                     self.put(f"row_{name}[c] = {self.variable(name)};")
-            for name in each.sums:
+            for name in (*each.sums, *each.totals):
+                to = self.element(f"to_{name}", sums[name].axes, sums[name].at) if sums[name].at else name
                 term = self.text(sums[name].tree)
                 more = f"= Math.max({name}, {term})" if sums[name].function == "max" else f"+= {term}"
-                self.put(f"{name} {more};", sums[name].text)
-            for name in each.totals:
-                to = self.element(f"to_{name}", sums[name].axes, sums[name].at)
-                self.put(f"{to} += {self.text(sums[name].tree)};", sums[name].text)
+                self.put(f"{to} {more};", sums[name].text)
 
     def step(self, name: str) -> None:
         """The lines that compute a value of the loops."""
@@ -140,21 +144,20 @@ class Printer(Expressions):
         axes = self.arrays[name].axes if name in self.arrays else self.axes_in(value.tree)
         if value.tree[0] == "sum":
             variable = f"to_{value.tree[1]}"
-        elif axes:
-            self.put(f"const {variable} = {self.new(Array(name, axes))};", value.text)
+        else:
+            self.put(f"const {variable} = {self.new(axes) if axes else self.text(value.tree)};", value.text)
+        if value.tree[0] != "sum" and axes:
             with self.loops(axes):
                 self.put(f"{self.element(variable, axes)} = {self.text(value.tree)};")
-        else:
-            self.put(f"const {variable} = {self.text(value.tree)};", value.text)
         self.stored[name] = variable, axes
 
-    def axes_in(self, tree: Node) -> tuple[str, ...]:
+    def axes_in(self, tree: Any) -> tuple[str, ...]:
         """The axes of a tree of the head or the tail: those of the array in it that has most."""
-        if tree[0] in ("value", "sum", "load"):
+        if not isinstance(tree, tuple) or tree[:1] == ("over",):
+            return ()
+        if tree and tree[0] in ("value", "sum", "load"):
             return self.stored[tree[1]][1]
-        parts = tree[1:] if tree[0] != "over" else ()
-        inside = [part for part in walk(parts) if part[0] in ("value", "sum", "load", "over")]
-        return max((self.axes_in(part) for part in inside), key=len, default=())
+        return max(map(self.axes_in, tree), key=len, default=())
 
     def total(self, function: str, tree: Node) -> str:
         """The variable of a sum over all rows, which is computed by lines that are put here."""
@@ -166,10 +169,13 @@ class Printer(Expressions):
 
     def element(self, variable: str, axes: Sequence[str], places: Sequence[Node] | None = None) -> str:
         """The element of an array at these places, by default at those of the loops."""
-        return f"{variable}[{self.text(index(axes, places))}]" if axes else variable
-
-    def is_drawn(self, name: str) -> bool:
-        return name in self.arrays and self.arrays[name].kind == "bits"
+        index: Node = ("num", 0.0)
+        for axis, place in zip(axes, places or [("at", axis) for axis in axes], strict=True):
+            before = ("*", index, ("size", axis))
+            index = place if index == ("num", 0.0) else before if place == ("num", 0.0) else ("+", before, place)
+        if variable in self.drawn:
+            return f"drawn({variable}, {self.text(index)})"
+        return f"{variable}[{self.text(index)}]" if axes else variable
 
     def leaf(self, kind: str, parts: list) -> tuple[str, int]:
         if kind == "at":
@@ -181,17 +187,5 @@ class Printer(Expressions):
         if kind == "if":
             tests = " && ".join(self.test(*condition) for condition in parts[0])
             return f"{tests} ? {self.text(parts[1])} : {self.text(parts[2])}", LOWEST
-        name, places = parts[0], parts[1] if kind == "load" else None
-        variable, axes = self.stored.get(name, (self.variable(name), ()))
-        if self.is_drawn(name):
-            return f"drawn({variable}, {self.text(index(axes, places))})", ATOM
-        return self.element(variable, axes, places), ATOM
-
-
-def index(axes: Sequence[str], places: Sequence[Node] | None) -> Node:
-    """The place in a typed array of the element at these places."""
-    tree: Node = ("num", 0.0)
-    for axis, place in zip(axes, places or [("at", axis) for axis in axes], strict=True):
-        before = ("*", tree, ("size", axis))
-        tree = place if tree == ("num", 0.0) else before if place == ("num", 0.0) else ("+", before, place)
-    return tree
+        variable, axes = self.stored.get(parts[0], (self.variable(parts[0]), ()))
+        return self.element(variable, axes, parts[1] if kind == "load" else None), ATOM

@@ -266,7 +266,7 @@ class Printer:
             return variable(array.name)
         if array.kind == "bits":
             return "R(drawn[i])"
-        element = self.element(variable(array.name), places)
+        element = self.element("to_" * (array in self.plan.writes) + variable(array.name), places)
         number = f"read({element})" if array.kind == "real" else f"R({element})"
         return number if self.has_column(places) else self.keep(f"{variable(array.name)}_{axes(places)}", number)
 

@@ -27,7 +27,7 @@ class NumbaTarget:
 
     def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
         wide = np.float64 if dtype == np.float64 else np.float32
-        function = loops(numba_source(plan), plan.name, wide)
+        function = loops(numba_source(plan), plan.name, wide, plan.in_place)
 
         drawn = [i for i, array in enumerate(plan.reads) if array.kind == "bits"]
         half, scalars = dtype.kind == "V", [i for i, array in enumerate(plan.reads) if not array.axes]
@@ -48,8 +48,9 @@ class NumbaTarget:
 
 
 @cache
-def loops(source: str, name: str, wide: Any) -> Any:
-    """The compiled function of a source that computes in the type `wide`.
+def loops(source: str, name: str, wide: Any, exact: bool) -> Any:
+    """The compiled function of a source that computes in the type `wide`. exact: whether each operation is rounded as
+    NumPy rounds it; then steps of an optimizer give the same weights whether they are compiled or not.
 
     Numba keeps compiled code on disk by file, name and line. The file is this one, and the name has a checksum of the source.
     """
@@ -60,4 +61,4 @@ def loops(source: str, name: str, wide: Any) -> Any:
     }
     space |= {"sin": np.sin, "cos": np.cos}
     exec(compile(source.replace(f"def {name}(", f"def {unique}(", 1), __file__, "exec"), space)
-    return compiled(space[unique])
+    return compiled(space[unique], () if exact else ("contract",))

@@ -7,14 +7,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..notation.grammar import Node, walk
+from .axes import HALF
 from .plan import Pass, Plan
 from .text import ATOM, LEVELS, PRODUCT, SUM, Expressions
 from .trees import COLUMN
 
 __all__ = ["numpy_source"]
 
-BLOCK = 1 << 15  # numbers of a block: a few arrays of this size fit in the second-level cache
+BLOCK = 1 << 16  # numbers of a block: a few arrays of this size fit in the second-level cache
 CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "floor")
+OTHER_HALF = ("-", ("num", 1.0), ("at", HALF))
+PLAIN = (OTHER_HALF, ("num", 0.0))  # places that are slices
 UFUNCS = {"+": "np.add", "-": "np.subtract", "*": "np.multiply", "/": "np.divide", "neg": "np.negative"}
 
 
@@ -59,7 +62,7 @@ class Printer(Expressions):
         width = " * ".join(map(self.size, others))
         yield f"    step = {f'max(1, {BLOCK} // ({width}))' if others else BLOCK}"
         if "ones[" in source:
-            yield f"    ones = np.ones(max(step, columns), R)  # a sum is a product with them"
+            yield "    ones = np.ones(max(step, columns), R)  # a sum is a product with them"
         yield "    finite = True"
         yield f"    for first in range(0, {self.size(outer)}, step):"
         yield f"        {self.place(outer)} = slice(first, min(first + step, {self.size(outer)}))"
@@ -81,7 +84,8 @@ class Printer(Expressions):
                 over = ", ".join(str(i) for i, axis in enumerate(self.plan.axes) if axis not in left)
                 rows = f"ones[: {self.place(self.plan.axes[0])}.stop - first] @ {self.text(total.tree, ATOM)}"
                 summed = rows if over == "0" and len(left) == 1 else f"np.sum({self.text(total.tree)}, axis=({over},))"
-                self.put(f"{self.view(f'to_{name}', left)} += {summed}", total.text)
+                to = f"to_{name}[{self.place(left[0])}]" if left[0] == self.plan.axes[0] else f"to_{name}"
+                self.put(f"{to} += {summed}", total.text)
             else:
                 self.put(f"np.add.at(to_{name}, ({self.whole(*at)}), {self.text(total.tree)})", total.text)
 
@@ -130,14 +134,15 @@ class Printer(Expressions):
 
     def view(self, name: str, axes: Sequence[str], places: Sequence[Node] | None = None) -> str:
         """The part of an array that belongs to the block, with axes of size 1 where it lacks some."""
-        places = places or [("at", axis) for axis in axes]
-        order = [axis for axis in self.plan.axes if axis in axes]
-        parts = {axis: ":" if place[0] == "at" else "0:1" for axis, place in zip(axes, places, strict=True)}
-        if list(axes) != order or any(p not in (("at", a), ("num", 0.0)) for a, p in zip(axes, places, strict=True)):
-            return f"{name}[{self.whole(*places)}]"
-        if parts.get(self.plan.axes[0]) == ":":
-            parts[self.plan.axes[0]] = self.place(self.plan.axes[0])
-        indices = [parts.get(axis, "None") for axis in self.plan.axes[self.plan.axes.index(order[0]) :]] if order else []
+        loops = [*self.plan.axes]
+        parts = {}
+        for axis, place in zip(axes, places or [("at", axis) for axis in axes], strict=True):
+            axis = place[1] if place[0] == "at" else HALF if place == OTHER_HALF else axis
+            part = {"at": ":", "-": "::-1"}.get(place[0], "0:1") if place in (*PLAIN, ("at", axis)) else ""
+            parts[axis] = self.place(axis) if part == ":" and axis == loops[0] else part
+        if "" in parts.values() or [*parts] != [axis for axis in loops if axis in parts] or len(parts) < len(axes):
+            return f"{name}[{self.whole(*(places or ()))}]"
+        indices = [parts.get(axis, "None") for axis in loops[loops.index([*parts][0]) :]] if parts else []
         while indices and indices[-1] == ":":
             indices.pop()
         return f"{name}[{', '.join(indices)}]" if indices else name
