@@ -87,10 +87,11 @@ class Printer(Expressions):
     def lines(self) -> list[str]:
         plan, given, self.depth = self.plan, [], 0
         for array in self.arrays.values():
-            to = "" if array in plan.reads else "to_"
-            name, kind = to + self.variable(array.name), self.types[array.name]
+            name, kind = self.pointer(array), self.types[array.name]
             alone = "" if self.flat else "__restrict__ "  # what is changed in place is written where it is read
-            given.append(f"{kind} {name}" if array.kind == "bits" else f"{'' if to else 'const '}{kind}* {alone}{name}")
+            given.append(
+                f"{kind} {name}" if array.kind == "bits" else f"{'const ' * (array in plan.reads)}{kind}* {alone}{name}"
+            )
             given += [f"Index {name}_step"] * has_step(array, plan)
         given += [f"REAL {self.variable(name)}" for name in plan.numbers] + [
             f"Index {self.size(axis)}" for axis in axes_of(plan)
@@ -214,7 +215,7 @@ class Printer(Expressions):
             self.vectors = {}
             for name in each.stores:
                 node = ("load", name, tuple(("at", axis) for axis in self.arrays[name].axes))
-                self.put(f"store<V>({self.variable(name)}_to, {self.start(node, 'to_')} + first, columns - first);")
+                self.put(f"store<V>({self.variable(name)}_to, {self.start(node)} + first, columns - first);")
         for name in each.sums:
             self.put(f"{name} = block_{sums[name].function}<THREADS>({name});")
             if self.again and sums[name].function == "sum":
@@ -243,9 +244,12 @@ class Printer(Expressions):
             if node not in guarded or all(place[0] == "at" for place in node[2])
         ]
 
-    def start(self, node: Node, to: str = "") -> str:
+    def pointer(self, array: Array) -> str:
+        return ("" if array in self.plan.reads else "to_") + self.variable(array.name)
+
+    def start(self, node: Node) -> str:
         """Where the columns of a load start."""
-        array, name = self.arrays[node[1]], to + self.variable(node[1])
+        array, name = self.arrays[node[1]], self.pointer(self.arrays[node[1]])
         if len(array.axes) == 1:
             return name
         step = f"{name}_step" if has_step(array, self.plan) else self.size(array.axes[-1])
@@ -281,7 +285,7 @@ class Printer(Expressions):
             return f"random_16({self.among(array.axes, places)}, {self.variable(array.name)})"
         if has_step(array, self.plan):
             return self.read(array.name, f"({self.start(node)})[{self.index(places[-1])}]")
-        return self.read(array.name, f"{self.variable(array.name)}[{self.among(array.axes, places)}]")
+        return self.read(array.name, f"{self.pointer(array)}[{self.among(array.axes, places)}]")
 
     def expression(self, tree: Node) -> tuple[str, int]:
         kind, *parts = tree
