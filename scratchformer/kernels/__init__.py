@@ -19,10 +19,7 @@ from . import (
     numpy_dense,
     numpy_extend,
     numpy_half,
-    numpy_layernorm,
     numpy_relative,
-    numpy_rmsnorm,
-    numpy_swiglu,
 )
 
 __all__ = [
@@ -32,10 +29,7 @@ __all__ = [
     "numpy_dense",
     "numpy_extend",
     "numpy_half",
-    "numpy_layernorm",
     "numpy_relative",
-    "numpy_rmsnorm",
-    "numpy_swiglu",
 ]
 
 FAST = (  # the modules of the extra `fast`
