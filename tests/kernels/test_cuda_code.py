@@ -84,9 +84,9 @@ def sources(file, whole):
 
 
 def generated(whole):
-    """All kernels that are made from derivations, together, for each type or for two."""
+    """All kernels that are made from derivations, together, for each type or for one."""
     text = "\n".join(GENERATED.values())
-    for dtype in (*REAL, *HALF)[:: 1 if whole else 2]:
+    for dtype in (*HALF, *REAL)[: None if whole else 1]:
         V = 16 // {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}[dtype]
         constants = dict(THREADS=32, ROWS=4, PER=32 // V) if dtype in HALF else dict(THREADS=512, ROWS=1, PER=2)
         yield cupy_code.program(text, dtype, V=V, **constants)
