@@ -65,7 +65,7 @@ def in_words(tree: Any) -> str:
     if kind == "size":
         return {COLUMN: "columns", ROW: "rows"}.get(parts[0], parts[0].upper())
     if kind == "over":
-        return f"Σ {in_words(parts[1])}"
+        return f"{'Σ' if parts[0] == 'sum' else 'the mean of'} {in_words(parts[1])}"
     if kind == "call":
         return f"{parts[0]}({', '.join(map(in_words, parts[1]))})"
     if kind == "neg":
