@@ -4,8 +4,8 @@
     python tests/kernels/on_cpu/compiled.py all                  # all four
     python tests/kernels/on_cpu/compiled.py softmax OLD NEW      # one operation, with a mistake planted in its programs
 
-All cases run twice: first to find the kernels that they need, which are then compiled together. It prints a line for each
-case and type.
+All cases run twice: first to find the kernels that they need, which are then compiled together. It prints a line for
+each case and type.
 """
 
 import sys

@@ -47,7 +47,7 @@ cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
 cupy.__getattr__ = numpys
 sys.modules["cupy"] = cupy
 
-from scratchformer import Key, ops  # noqa: E402
+from scratchformer import ops  # noqa: E402
 from scratchformer.dispatch import TwinCache, fast, reference_only  # noqa: E402
 from scratchformer.kernels import cupy_code, cupy_products  # noqa: E402
 from scratchformer.optim import adam, clip, muon  # noqa: E402
