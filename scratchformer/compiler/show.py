@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any
 
+from ..notation.grammar import walk
 from ..notation.spelling import name as spelled_name
 from .derivation import Derivation
 from .plan import Plan
@@ -22,8 +22,8 @@ def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterato
     """
     module = PRINTERS[target][0]
     print_plan = getattr(import_module(f".{module}", __package__), module.replace("_code", "_source"))
-    references = (getattr(function, "reference", function) for function in (op, op_backward))
-    pair = Derivation(*references, getattr(op, "gives", ())).compile()
+    backward = getattr(op_backward, "reference", op_backward)
+    pair = Derivation(getattr(op, "reference", op), backward, getattr(op, "gives", ())).compile()
     for plan in (pair.forward, pair.backward):
         if plan is not None:
             yield plan, print_plan(plan)
@@ -41,9 +41,14 @@ def shown(op: Callable, op_backward: Callable | None, target: str) -> str:
 def remarks(plan: Plan) -> Iterator[str]:
     """What a plan reads and returns, and what is computed before its loops and after them."""
     computed = {*plan.head, *plan.sums}
-    yield f"{plan.name}: reads {', '.join(described(array) for array in plan.reads if array.name not in computed)}"
+    read = {array.name: described(array) for array in plan.reads}
+    for name in plan.head:
+        read |= {leaf[1]: leaf[1] for leaf in walk(plan.values[name].tree) if leaf[0] in ("load", "number")} | read
+    read |= {name: name for name in plan.numbers}
+    yield f"{plan.name}: reads {', '.join(text for name, text in read.items() if name not in computed)}"
     for when, names in (("Before", plan.head), ("After", plan.tail)):
-        texts = [plan.values[name].text or f"{name} = {in_words(plan.values[name].tree)}" for name in names]
+        texts = [plan.values[name].text for name in names]
+        texts = [text if " = " in text else f"{name} = {text}" for name, text in zip(names, texts, strict=True)]
         if texts:
             yield f"{when} the loops: {'; '.join(texts)}"
     yield f"Returns {', '.join(map(spelled_name, plan.results))}"
@@ -53,24 +58,3 @@ def described(array: Array) -> str:
     """The name of an array, with a size for each axis."""
     sizes = ["columns" if axis == COLUMN else "rows" if axis == ROW else axis.upper() for axis in array.axes]
     return f"{spelled_name(array.name)} ({', '.join(sizes)})"
-
-
-def in_words(tree: Any) -> str:
-    """A tree of the head or the tail, as a reader would write it."""
-    kind, *parts = tree
-    if kind == "num":
-        return f"{parts[0]:g}"
-    if kind in ("number", "value", "sum", "load"):
-        return spelled_name(parts[0])
-    if kind == "size":
-        return {COLUMN: "columns", ROW: "rows"}.get(parts[0], parts[0].upper())
-    if kind == "over":
-        return f"Σ {in_words(parts[1])}"
-    if kind == "call":
-        return f"{parts[0]}({', '.join(map(in_words, parts[1]))})"
-    if kind == "neg":
-        return f"−{in_words(parts[0])}"
-    if kind == "if":
-        holds = " and ".join(f"{in_words(a)} {relation} {in_words(b)}" for relation, a, b in parts[0])
-        return f"{in_words(parts[1])} where {holds}, {in_words(parts[2])} elsewhere"
-    return f"({in_words(parts[0])} {kind} {in_words(parts[1])})"
