@@ -22,7 +22,7 @@ def arranged(plan: Plan) -> Plan:
     trees = [value.tree for value in plan.values.values()] + [each.tree for each in plan.sums.values()]
     if is_flat(plan, trees):
         return replaced(
-            plan, lambda node: ("load", node[1], (HERE,)) if node[0] == "load" else node, lambda _: (COLUMN,)
+            plan, lambda node: ("load", node[1], (HERE,)) if node[0] == "load" and node[2] else node, lambda _: (COLUMN,)
         )
     if any(node[0] == "mod" for tree in trees for node in walk(tree)):
         return halved(plan)
@@ -111,7 +111,8 @@ def halved(plan: Plan) -> Plan:
 
     plan = replaced(plan, node, lambda axes: (*axes[:-1], HALF, COLUMN) if axes[-1] == COLUMN else axes)
     used = names(value.tree for value in plan.values.values() if value.stage == LOOPS)
-    return plan._replace(numbers=tuple(name for name in plan.numbers if name in used))
+    head = tuple(name for name in plan.head if name in used or plan.values[name].axes)
+    return plan._replace(numbers=tuple(name for name in plan.numbers if name in used), head=head)
 
 
 def reordered(plan: Plan, order: tuple[str, ...]) -> Plan:

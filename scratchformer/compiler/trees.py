@@ -9,7 +9,7 @@ The trees are tuples as in `notation.grammar`, with these nodes in place of name
 - `("number", name)`: a number of the call; `("size", axis)`: the size of an axis
 - `("at", axis)`: the place on an axis; `("load", array, places)`: an element of an array
 - `("value", name)`: what was computed under that name; `("sum", name)`: a sum or maximum, see `Sum`
-- `("over", function, tree)`: a sum over all rows
+- `("over", function, tree)`: a sum or mean over all rows
 - `("if", conditions, a, b)`: a where all conditions `(relation, left, right)` hold, else b
 """
 
@@ -132,8 +132,7 @@ class Lowering:
 
     def lower(self, node: Node, places: dict[str, Node]) -> Value:
         """The value of a node of an equation."""
-        value = self.value_of(node, places)
-        return value if value.text else value._replace(text=spelled(node))
+        return self.value_of(node, places)._replace(text=spelled(node))
 
     def value_of(self, node: Node, places: dict[str, Node]) -> Value:
         kind = node[0]
@@ -241,6 +240,8 @@ class Lowering:
             return value
         if value.tree in (("size", COLUMN), ("size", ROW)):
             return value
+        if prefix == "k" and value.tree[0] == "value" and value.axes:  # an array that the head computes
+            return value._replace(tree=("load", value.tree[1], tuple(("at", axis) for axis in sorted(value.axes))))
         if value.tree[0] == "value" or (prefix != "row" and value.tree[0] in ("num", "number", "load", "sum", "at")):
             return value
         same = (name for name, known in self.values.items() if known.tree == value.tree)

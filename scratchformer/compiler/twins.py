@@ -400,7 +400,7 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
     if kind == "size":
         return shape.sizes[parts[0]]
     if kind == "over":
-        return evaluate(parts[1], env, shape, xp).sum()
+        return getattr(evaluate(parts[1], env, shape, xp), parts[0])()  # sum or mean
     if kind == "call":
         inside = [evaluate(part, env, shape, xp) for part in parts[1]]
         return getattr(xp, FUNCTIONS.get(parts[0], parts[0]))(*inside)

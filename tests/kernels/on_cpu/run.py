@@ -56,14 +56,17 @@ from scratchformer.testing.contracts import as_tuple  # noqa: E402
 cupy_products.available, cupy_products.product = (lambda: True), multiply
 cupy_products.attempt = lambda *args, **options: multiply(*args, **options) is not None
 
+from scratchformer.compiler import add_all  # noqa: E402
+from scratchformer.compiler.cuda_target import CudaTarget  # noqa: E402
+
+add_all(CudaTarget())
+
 from scratchformer.kernels import (  # noqa: E402, F401
     cupy_adam,
     cupy_attention,
     cupy_cross_entropy,
-    cupy_elementwise,
     cupy_embedding,
     cupy_half,
-    cupy_layernorm,
     cupy_linear,
     cupy_muon,
 )
@@ -158,11 +161,19 @@ def compare_flat(dtype, start):
         assert abs(float(clip.sum_of_squares(there[1])) / np.sum(here[1] ** 2) - 1) < 1e-6
         for t in 1, 2, 3:
             adam.adam_step(*there, 0.01, 0.9, 0.999, 1e-8, t)
-        clip.scale(there[1], as_array(np.array(0.25)))
+        half, share = as_array(np.zeros(there[0].shape, np.float16)), as_array(np.array(0.25))
+        settings = 0.01, 0.9, 0.999, 1e-8, 4, 0.1
+        fused = *there, half, share, *settings
+        if not any(twin.fits(*fused) for twin in adam.clip_adam_round.chosen[True][type(half)]):
+            raise TypeError("the loops do not take these arguments")
+        adam.clip_adam_round(*fused)
+        clip.scale(there[1], share)
     with reference_only():
         for t in 1, 2, 3:
             adam.adam_step(*here, 0.01, 0.9, 0.999, 1e-8, t)
         here[1] *= 0.25
+        adam.adam_step(*here, *settings)
+    np.testing.assert_array_equal(half, there[0].astype(np.float16))
     for f, r in zip(there, here, strict=True):
         np.testing.assert_allclose(f, r, rtol=1e-5, atol=1e-6)
 
