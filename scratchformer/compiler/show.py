@@ -8,6 +8,8 @@ from importlib import import_module
 from ..notation.grammar import walk
 from ..notation.spelling import name as spelled_name
 from .derivation import Derivation
+from .in_place import IN_PLACE
+from .in_place import derivation_of as in_place
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
 
@@ -22,8 +24,12 @@ def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterato
     """
     module = PRINTERS[target][0]
     print_plan = getattr(import_module(f".{module}", __package__), module.replace("_code", "_source"))
-    backward = getattr(op_backward, "reference", op_backward)
-    pair = Derivation(getattr(op, "reference", op), backward, getattr(op, "gives", ())).compile()
+    if op_backward is None and op in IN_PLACE:
+        derivation = in_place(op)
+    else:
+        backward = getattr(op_backward, "reference", op_backward)
+        derivation = Derivation(getattr(op, "reference", op), backward, getattr(op, "gives", ()))
+    pair = derivation.compile()
     for plan in (pair.forward, pair.backward):
         if plan is not None:
             yield plan, print_plan(plan)
@@ -33,13 +39,13 @@ def shown(op: Callable, op_backward: Callable | None, target: str) -> str:
     """The source of the forward and of the backward, each with comments on what is outside the loops."""
     mark = PRINTERS[target][1]
     return "\n\n".join(
-        "\n".join([*(f"{mark} {line}" for line in remarks(plan)), source.strip("\n")])
+        "\n".join([*(f"{mark} {line}" for line in remarks(plan, op_backward is None)), source.strip("\n")])
         for plan, source in loops_of(op, op_backward, target)
     )
 
 
-def remarks(plan: Plan) -> Iterator[str]:
-    """What a plan reads and returns, and what is computed before its loops and after them."""
+def remarks(plan: Plan, in_place: bool) -> Iterator[str]:
+    """What a plan reads and returns, or changes in place, and what is computed before its loops and after them."""
     computed = {*plan.head, *plan.sums}
     read = {array.name: described(array) for array in plan.reads}
     for name in plan.head:
@@ -51,7 +57,7 @@ def remarks(plan: Plan) -> Iterator[str]:
         texts = [text if " = " in text else f"{name} = {text}" for name, text in zip(names, texts, strict=True)]
         if texts:
             yield f"{when} the loops: {'; '.join(texts)}"
-    yield f"Returns {', '.join(map(spelled_name, plan.results))}"
+    yield f"{'Changes' if in_place else 'Returns'} {', '.join(map(spelled_name, plan.results))}"
 
 
 def described(array: Array) -> str:

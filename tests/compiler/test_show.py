@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from scratchformer import CompileError, cli, ops
+from scratchformer.compiler.in_place import IN_PLACE
 from scratchformer.compiler.show import PRINTERS, shown
 
 OPERATIONS = [name for name in ops.__all__ if f"{name}_backward" in ops.__all__]
@@ -23,6 +24,16 @@ def test_every_operation_without_a_product_is_printed(name, target, capsys):
     mark = PRINTERS[target][1]
     code = [line for line in out.splitlines() if not line.startswith(mark)]
     assert any(f"{mark} " in line and "=" in line.split(f"{mark} ")[1] for line in code)  # an equation
+
+
+@pytest.mark.parametrize("target", PRINTERS)
+@pytest.mark.parametrize("name", [op.__name__ for op in IN_PLACE])
+def test_every_operation_in_place_is_printed(name, target, capsys):
+    cli.main(["show", name, f"--{target}"])
+    out, _ = capsys.readouterr()
+    mark = PRINTERS[target][1]
+    assert out.startswith(f"{mark} {name}: reads ")
+    assert f"\n{mark} Changes " in out
 
 
 @pytest.mark.parametrize("name", PRODUCTS + NOT_YET)
@@ -55,9 +66,10 @@ def double_backward(dy, cache):
 
 
 def test_what_is_outside_the_loops_is_said():
-    printed = shown(ops.cross_entropy, ops.cross_entropy_backward, "numba")
-    assert "\n# After the loops: loss = Σ_n k_n ℓ_n/max(1, count)\n# Returns loss, " in printed
-    assert "count = Σ_n k_n" in printed.partition("def ")[0]
+    printed = shown(ops.layernorm, ops.layernorm_backward, "numba")
+    after = "# After the loops: dγ_c = Σ_n dy_nc x̂_nc; dβ_c = Σ_n dy_nc"
+    assert f"\n{after}\n# Returns dx, dγ, dβ\ndef layernorm_backward(" in printed
+    assert "scale = 1/(1 − r)\n" in shown(ops.dropout, ops.dropout_backward, "numba").partition("def ")[0]
 
 
 def test_printing_needs_neither_numba_nor_cupy():
