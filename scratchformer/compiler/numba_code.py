@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from ..notation.grammar import Node, walk
+from .axes import HALF
 from .plan import Pass, Plan
 from .trees import COLUMN, ROW, Array
 
@@ -33,7 +34,7 @@ def numba_source(plan: Plan) -> str:
 
 def size(axis: str) -> str:
     """The variable that holds the size of an axis."""
-    return {COLUMN: "columns", ROW: "rows"}.get(axis, axis.upper())
+    return {COLUMN: "columns", ROW: "rows", HALF: "2"}.get(axis, axis.upper())
 
 
 def variable(name: str) -> str:
@@ -72,7 +73,7 @@ class Printer:
         body += [line for name in plan.last for line in self.step(name, depth)]
         yield f"def {plan.name}({', '.join(arguments)}):"
         stored = [array for array in self.arrays.values() if array.kind != "bits"]
-        for axis in dict.fromkeys(axis for array in stored for axis in array.axes):
+        for axis in dict.fromkeys(axis for array in stored for axis in array.axes if axis != HALF):
             array = next(a for a in stored if axis in a.axes)
             prefix = "" if array in plan.reads else "to_"
             yield f"{INDENT}{size(axis)} = {prefix}{variable(array.name)}.shape[{array.axes.index(axis)}]"
