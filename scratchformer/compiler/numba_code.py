@@ -81,7 +81,7 @@ class Printer:
         for name in dict.fromkeys(name for each in plan.passes for name in each.keep):
             yield f"{INDENT}row_{variable(name)} = np.empty(columns, R)"
         if self.bits:
-            yield f"{INDENT}words = np.empty({BLOCK // 4 + 1}, np.uint64)"
+            yield f"{INDENT}words = np.empty({BLOCK // 4 + bool(self.outer)}, np.uint64)"
         for i, axis in enumerate(self.outer):
             yield f"{INDENT * (i + 1)}for {axis} in range({size(axis)}):"
         yield from (f"{INDENT * depth}{name} = {held}" for name, held in self.of_row.items())
@@ -132,7 +132,7 @@ class Printer:
         yield f"{INDENT * depth}for first in range(0, columns, {BLOCK}):"
         yield f"{indent}place = {f'{place} * columns + first' if self.outer else 'first'}"
         yield f"{indent}draw(words, {variable(self.bits)}, place // 4)"
-        yield f"{indent}drawn = words.view(np.uint16)[place % 4 :]"
+        yield f"{indent}drawn = words.view(np.uint16){'[place % 4 :]' if self.outer else ''}"
         yield from (f"{indent}{part} = {array}[first : first + {BLOCK}]" for array, part in self.parts.items())
         yield f"{indent}for i in range(min({BLOCK}, columns - first)):"
         if any("[c]" in line or "(c)" in line for line in lines):
