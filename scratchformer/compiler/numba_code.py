@@ -39,7 +39,7 @@ def size(axis: str) -> str:
 
 def variable(name: str) -> str:
     """The variable for a name of the equations."""
-    return f"{name}_" if keyword.iskeyword(name) or name in RESERVED or len(name) == 1 and name in "nt" else name
+    return f"{name}_" if keyword.iskeyword(name) or name in RESERVED or (len(name) == 1 and name in "nt") else name
 
 
 def with_comment(code: str, text: str, depth: int) -> Iterator[str]:

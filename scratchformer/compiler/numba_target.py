@@ -11,7 +11,6 @@ import numpy as np
 
 from ..kernels import numba_math, numba_rows
 from ..kernels.numba_code import as_bits, compiled, plus
-from ..rng import Bits
 from .numba_code import numba_source
 from .plan import Plan
 
