@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import nn, ops
 from ...dispatch import fast
-from ...ops.dropout import decide
+from ...ops.dropout import decide, drawn
 from . import operations
 from .case import DerivationCase, Sizes
 
@@ -49,8 +49,8 @@ def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
 def dropout(d: Sizes) -> DerivationCase:
     """With the mask, which the compiled twin does not keep."""
     x = d("B T C")
-    keep, scale = decide(0.25, d.key, x.shape, np)
-    return twin("dropout", x, 0.25, d.key, names={"keep": keep, "scale": scale})
+    keep, scale = decide(0.25, drawn(x, 0.25, d.key)["u"], x.shape, np)
+    return operations.reference("dropout", x, 0.25, d.key, names={"keep": keep, "scale": scale})
 
 
 def allowed(d: Sizes) -> tuple[ops.Pattern | None, np.ndarray]:
