@@ -37,11 +37,6 @@ def rows(x: np.ndarray) -> np.ndarray:
     return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
 
-def numbers_like(x: np.ndarray, shape: Any) -> np.ndarray:
-    """An array of the type in which the loops compute with elements of x, which may be bits."""
-    return np.empty(shape, np.float32 if x.dtype == np.uint16 else x.dtype)
-
-
 def read(x: Any) -> Any:
     """The number x, an element of an array, as the loops compute with it."""
 

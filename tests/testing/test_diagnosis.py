@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from scratchformer import nn, ops
+from scratchformer.dispatch import twins_of
 from scratchformer.testing import GradientError, check_gradients, check_layer, diagnose, diagnosis, mistakes
 from scratchformer.testing.cases import LAYERS, OPERATIONS, Draw
 from scratchformer.testing.mistakes import MISTAKES, Mistake, mistakes_of
@@ -427,7 +428,7 @@ def test_the_catalogue():
         assert mistake.file or (mistake.equation and mistake.wrong), mistake.name
         assert bool(mistake.title) == bool(mistake.effect), mistake.name
     assert {mistake.name for mistake in mistakes_of("layernorm")} >= {"layernorm: the third term is forgotten"}
-    assert ops.layernorm_backward.twins, "running a mistake must leave the twins registered"
+    assert twins_of(ops.layernorm) and twins_of(ops.attention), "running a mistake must leave the twins registered"
 
 
 def main(pattern=""):

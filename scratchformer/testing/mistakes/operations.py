@@ -117,7 +117,7 @@ MISTAKES = (
         effect="A bias of the wrong shape is accepted.",
         operation="dense",
         file="kernels/numpy_dense.py",
-        replacements=(('    expect_shape("b", b, "O", O=w.shape[1])\n', ""),),
+        replacements=((" and (b is None or b.shape == w.shape[1:])", ""),),
     ),
     Mistake(
         name="swiglu: the gate gets no factor from the other branch",
@@ -500,7 +500,8 @@ MISTAKES = (
         operation="attention",
         file="kernels/numpy_attention.py",
         replacements=(
-            ("return (shift, (log_sum,)) if bound <= FINE else (None, (shift, log_sum))", "return log_sum, ()"),
+            ("(log_sum, ()) if bound <= SAFE else (shift, after)", "log_sum, ()"),
+            ("np.ascontiguousarray(queries), (shift, log_sum)\n", "np.ascontiguousarray(queries), (log_sum,)\n"),
         ),
     ),
     Mistake(
