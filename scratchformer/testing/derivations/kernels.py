@@ -41,7 +41,8 @@ def naming(op: Callable, cache: str) -> Callable:
 
 def twin_of(op: Any, fast: bool = False) -> Any:
     """The forward of a NumPy or, with `fast`, of a compiled twin."""
-    return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(".numpy_half"))
+    others = ".numpy_half", ".numpy_blocks", "compiler.twins"  # these have no derivations of their own
+    return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(others))
 
 
 def backward_of(twin: Callable) -> Callable:
