@@ -147,7 +147,7 @@ class Twin:
             self.derivation.signature.bind(*args, **kwargs)  # raises TypeError
         return (*args, *[kwargs.get(name, default) for name, default in others])
 
-    def signature(self, args: tuple) -> tuple:
+    def signature(self, args: tuple[Any, ...]) -> tuple:
         """What decides which loops run: of an array its shape and type, an option, of other arguments the type."""
         kind = self.target.kind
         return tuple(
