@@ -153,8 +153,8 @@ class Twin:
             self.derivation.signature.bind(*args, **kwargs)  # raises TypeError
         return (*args, *[kwargs.get(name, default) for name, default in others])
 
-    def signature(self, args: tuple) -> tuple:
-        """What of the arguments decides which loops run: of an array its shape and type, an option, of others the type."""
+    def signature(self, args: tuple[Any, ...]) -> tuple:
+        """What decides which loops run: of an array its shape and type, an option, of other arguments the type."""
         kind = self.target.kind
         return tuple(
             [
@@ -168,7 +168,7 @@ class Twin:
         return bool(self.arrays) and self.call(self.signature(self.in_order(args, kwargs))) is not None
 
     def make_call(self, signatures: tuple) -> Call | None:
-        """The plans for arguments of these shapes and types, see `signature`; None if the loops cannot compute with them."""
+        """The plans for what `signature` gives; None if the loops cannot compute with such arguments."""
         arguments = dict(zip(self.names, signatures, strict=True))
         shape = self.shape(arguments)
         if shape is None or not self.target.takes(shape.dtype):
@@ -402,7 +402,7 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
         return parts[0]
     if kind in ("number", "value", "sum", "load"):
         x = env[parts[0]]
-        return x.astype(shape.wide) if getattr(x, "dtype", None) == bool else x
+        return x.astype(shape.wide) if getattr(x, "dtype", None) == np.bool_ else x
     if kind == "size":
         return shape.sizes[parts[0]]
     if kind == "over":

@@ -27,6 +27,7 @@ from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strategies import SCALES, arrays
 
+MADE = "scratchformer.compiler.twins"
 KINDS = {"numpy": nullcontext} | ({"numba": fast} if find_spec("numba") and find_spec("scratchformer.kernels") else {})
 for kind in KINDS.values():
     with kind():  # registers the fast twins
@@ -36,12 +37,23 @@ for kind in KINDS.values():
 def twins(op, kind):
     """Those that run inside KINDS[kind]."""
     found = twins_of(op, fast=kind != "numpy") if hasattr(op, "chosen") else ()
-    return [twin for twin in found if not twin.forward.__module__.endswith(".numpy_half")]  # see test_half.py
+    elsewhere = ".numpy_half", ".numpy_blocks"  # see test_half.py and tests/compiler
+    return [twin for twin in found if not twin.forward.__module__.endswith(elsewhere)]
 
 
-TWINS = [(kind, name) for kind in KINDS for name in OPERATIONS if twins(OPERATIONS[name](Draw()).op, kind)]
+def by_hand(op, kind):
+    """Those that are not made from the derivation of the operation."""
+    return [twin for twin in twins(op, kind) if not twin.forward.__module__.startswith("scratchformer.compiler.")]
+
+
+def runs(case, kind):
+    """Whether one of them takes the arguments of a case."""
+    return any(twin.fits(*case.args, **case.options) for twin in twins(case.op, kind))
+
+
+TWINS = [(kind, name) for kind in KINDS for name in OPERATIONS if runs(OPERATIONS[name](Draw()), kind)]
 MODULES = [module for name, module in sys.modules.items() if name.startswith("scratchformer.")]
-FORWARDS = {(f.__name__, kind) for kind in KINDS for m in MODULES for f in list(vars(m).values()) if twins(f, kind)}
+FORWARDS = {(f.__name__, kind) for kind in KINDS for m in MODULES for f in list(vars(m).values()) if by_hand(f, kind)}
 DERIVED = [name for name in derivations.CASES if "." in name and FORWARDS]
 
 
@@ -86,7 +98,7 @@ def expect_what_the_reference_gives(kind, name, dtype, scale, small, seed):
     with reference_only():
         _, plain = run(case, args)
     backward = cache.twin.backward if type(cache) is TwinCache else case.op_backward.twins[type(cache)]
-    twin = backward.__module__.rpartition(".")[2]
+    twin = "numba" if backward.__module__ == MADE else backward.__module__.rpartition(".")[2]
     assert twin.startswith(kind) or "attention" in name, "it did not run"  # attention leaves some patterns to NumPy's
     largest = max(np.abs(a).max() for a in plain)
     for f, p in zip(found, plain, strict=True):
@@ -148,8 +160,8 @@ def test_other_types_are_left_to_the_reference(kind, name):
             args[i] = args[i].astype(dtype)
         with KINDS[kind]():
             _, found = run(case, args)
-        with reference_only():
-            _, plain = run(case, args)
+            reference = case._replace(op=case.op.reference, op_backward=case.op_backward.reference)
+            _, plain = run(reference, args)  # which may call operations that have twins
         for f, p in zip(found, plain, strict=True):
             assert f.dtype == p.dtype
             np.testing.assert_array_equal(f, p)

@@ -13,7 +13,6 @@ import numpy as np
 
 from ... import nn, ops
 from ...dispatch import fast, twins_of
-from ...ops.dropout import decide
 from . import operations
 from .case import DerivationCase, Sizes
 
@@ -42,7 +41,8 @@ def naming(op: Callable, cache: str) -> Callable:
 
 def twin_of(op: Any, fast: bool = False) -> Any:
     """The forward of a NumPy or, with `fast`, of a compiled twin."""
-    return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(".numpy_half"))
+    others = ".numpy_half", ".numpy_blocks", "compiler.twins"  # these have no derivations of their own
+    return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(others))
 
 
 def backward_of(twin: Callable) -> Callable:
@@ -72,13 +72,6 @@ def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
     x, w, b = d("B T I"), d("I O") / d.scale**2, d("O") / d.scale  # h of order 1: far out, φ is lost in 1 − Φ
     names["activation"] = names[activation]
     return twin("dense", x, w, b, activation, names=names, cache=DENSE)
-
-
-def dropout(d: Sizes) -> DerivationCase:
-    """With the mask, which the compiled twin does not keep."""
-    x = d("B T C")
-    keep, scale = decide(0.25, d.key, x.shape, np)
-    return twin("dropout", x, 0.25, d.key, names={"keep": keep, "scale": scale})
 
 
 def allowed(d: Sizes) -> tuple[ops.Pattern | None, np.ndarray]:
@@ -212,13 +205,8 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "relative_attention.numpy": relative_attention,
 }
 
-COMPILED = {
-    "dropout": dropout,
-    **{name: operations.CASES[name] for name in ("embedding", "linear", "rotary")},
-}
-
 if find_spec("numba"):
-    CASES |= {f"{name}.numba": compiled(case) for name, case in COMPILED.items()}
+    CASES["linear.numba"] = compiled(operations.CASES["linear"])
     for activation in "", ", gelu", ", gelu_tanh", ", silu":
         CASES[f"dense.numba{activation}"] = compiled(CASES[f"dense.numpy{activation}"])
     CASES["attention.numba"] = compiled_attention
