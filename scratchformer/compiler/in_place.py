@@ -36,6 +36,11 @@ def add_in_place(op: Any, target: Target) -> None:
     op.add_twin(target.kind, twin.fits, twin.forward, fast=True)
 
 
+def derivation_of(op: Any) -> Derivation:
+    """The derivation of an operation in `IN_PLACE`."""
+    return Derivation(op.reference, None, docstring=joined("", FUSED[op]) if op in FUSED else None)
+
+
 class InPlace:
     """The twin of an operation that has no backward: its results are those arguments that an equation defines.
 
@@ -49,8 +54,7 @@ class InPlace:
 
     @cached_property
     def derivation(self) -> Derivation:
-        docstring = joined("", FUSED[self.op]) if self.op in FUSED else None
-        return Derivation(self.op.reference, None, docstring=docstring)
+        return derivation_of(self.op)
 
     @cached_property
     def places(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -36,13 +36,10 @@ FAST = (  # the modules of the extra `fast`
     "numba_attention",
     "numba_decoder",
     "numba_dense",
-    "numba_elementwise",
-    "numba_embedding",
     "numba_extend",
     "numba_linear",
     "mkl_muon",
     "numba_neighbours",
-    "numba_rotary",
 )
 
 CUDA = (  # the modules for a GPU

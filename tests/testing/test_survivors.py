@@ -57,10 +57,7 @@ TESTS = {
     "kernels/numba_amx.py": "tests/kernels/test_numba_attention.py",
     "kernels/numba_attention.py": "tests/kernels/test_numba_attention.py",
     "kernels/numba_dense.py": f"{TWINS} -k dense",
-    "kernels/numba_elementwise.py": f"{TWINS} -k dropout",
-    "kernels/numba_embedding.py": f"{TWINS} -k embedding",
     "kernels/numba_linear.py": f"{TWINS} -k linear",
-    "kernels/numba_rotary.py": f"{TWINS} -k rotary",
     "kernels/numpy_attention.py": f"{TWINS} tests/ops/test_attention.py {EVERY_OPERATION} "
     "-k 'not_finite or without_heads or attention and (agrees or refused)'",
     "kernels/numpy_dense.py": f"{TWINS} tests/ops/test_dense.py {EVERY_OPERATION} -k dense",
