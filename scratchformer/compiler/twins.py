@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..dispatch import Operation
+from .. import dispatch
+from ..dispatch import Operation, TwinCache
 from ..notation.grammar import Node
 from . import CompileError
 from .axes import HALF, reordered
@@ -182,19 +183,31 @@ class Twin:
         given = getattr(self.op, "given", None)
         if given is not None:
             values |= given(*(values[name] for name in self.defaults)) or {}
-        others = [name for name in self.defaults if name not in self.arrays]
-        numbers = {name: values[name] for name in others if is_number(values[name])}
-        options = {name: values[name] for name in others if name not in numbers and name in self.derivation.deciding}
-        pair = self.derivation.pair(tuple(numbers), tuple(options.items()))
+        pair, others = self.pair(values)
         results = self.run(pair.forward, values, shape)
         if results is None:
             return self.op.reference(*args, **kwargs)
         if pair.backward is None:
             return None
         values |= dict(zip(pair.forward.results, results, strict=True))
-        kept = {name: values[name] for name in pair.kept} | numbers
+        kept = {name: values[name] for name in pair.kept} | others
         y = results[0]
         return y.astype(shape.dtype, copy=False) if y.ndim else y, Kept(pair, kept, shape)
+
+    def pair(self, values: Mapping[str, Any]) -> tuple[Pair, dict[str, Any]]:
+        """The plans for these values of arguments, and the numbers and options on which they depend."""
+        others = [name for name in self.defaults if name not in self.arrays]
+        numbers = {name: values[name] for name in others if is_number(values[name])}
+        options = {name: values[name] for name in others if name not in numbers and name in self.derivation.deciding}
+        return self.derivation.pair(tuple(numbers), tuple(options.items())), numbers | options
+
+    def cache_of(self, values: Mapping[str, Any], like: TwinCache) -> TwinCache:
+        """The cache that `forward` would leave with these values, for the y of another cache."""
+        pair, others = self.pair({**self.defaults, **values})
+        kept = Kept(pair, {name: values[name] for name in pair.kept} | others, like.kept.shape)
+        backward = self.backward if self.op_backward else None
+        twin = dispatch.Twin(self.op.__name__, self.fits, self.forward, backward)
+        return TwinCache(twin, kept, like.shape, like.dtype)
 
     def backward(self, dy: Any, kept: Any, out: Any = None) -> Any:
         """The gradients. out: an array to which the only gradient, a sum over rows, is added."""
