@@ -277,7 +277,9 @@ def find_pair(name: str) -> tuple[Any, Any]:
     op = getattr(module, function, None)
     known = [each for each in ops.__all__ if f"{each}_backward" in ops.__all__]
     if not callable(op) or isinstance(op, type):
-        where = f"{file} has no function {function}" if separator else f"expected FILE.py::FUNCTION or {', '.join(known)}"
+        where = (
+            f"{file} has no function {function}" if separator else f"expected FILE.py::FUNCTION or {', '.join(known)}"
+        )
         raise ValueError(f"{name}: {where}")
     return op, getattr(module, f"{function}_backward", None)
 

@@ -10,6 +10,7 @@ from textwrap import dedent, indent
 from typing import Any, ClassVar, NamedTuple
 
 from docutils import nodes
+from docutils.nodes import make_id
 from mathml import mathml
 from reports import items, names
 from sphinx.application import Sphinx
@@ -229,6 +230,11 @@ def short(default: Any) -> Any:
     return Verbatim("Key(0)") if default == Key(0) else default
 
 
+def equation_id(name: str, item: int) -> str:
+    """The anchor of an equation of a derivation on its page."""
+    return f"{make_id(name)}-equation-{item}"
+
+
 class Checked(SphinxDirective):
     """An equation or a line of code with its measured error, or another label, at the right.
 
@@ -241,6 +247,8 @@ class Checked(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         row = nodes.container(classes=["checked", f"checked-{self.arguments[0]}"])
+        if "item" in self.options:
+            row["ids"].append(equation_id(self.options["of"], int(self.options["item"])))
         text = "\n".join(self.content)
         if self.arguments[0] == "equation":
             row += nodes.math_block(text, text, nowrap=True, equation=self.equation(text))

@@ -16,11 +16,11 @@ from mathml import pieces
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from scratchformer.notation import Equation, NotationError, Report, check_derivation, parse
+from scratchformer.notation import NotationError, Report, check_derivation, parse
 from scratchformer.notation.grammar import canonical, walk
 from scratchformer.notation.page import equation_as_json
 from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
-from scratchformer.testing.mistakes import mistakes_of
+from scratchformer.testing.mistakes import mistakes_of, says
 
 SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
 OWN_SIZES = {
@@ -227,11 +227,6 @@ def planted(mistake: Any, report: Report) -> dict[str, Any] | None:
         return None
     text = {"title": mistake.title, "effect": mistake.effect, "html": "\n".join(pieces(wrong))}
     return text | {"line": places[0], "equation": equation_as_json(wrong)}
-
-
-def says(chain: Equation, equation: Equation) -> bool:
-    """Whether an equation of the derivation has the same left side, and among its parts the last of the other's."""
-    return chain.parts[0] == equation.parts[0] and equation.parts[-1] in chain.parts[1:]
 
 
 class Live(SphinxDirective):

@@ -332,7 +332,7 @@ def _norm(run: _Run, norm: Call, name: str) -> list[str]:
         ),
         shown(
             ("r, with μ and σ", np.concatenate([r, mean, sigma], axis=-1), POSITIONS, [*CHANNELS, "μ", "σ"]),
-            ("x̂", values["xhat"], POSITIONS, CHANNELS),
+            ("x̂", values["centred"] * values["rstd"], POSITIONS, CHANNELS),
             ("n", run.out_of(norm), POSITIONS, CHANNELS),
         ),
     ]

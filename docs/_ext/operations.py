@@ -12,6 +12,7 @@ from textwrap import indent
 from typing import Any
 
 from docstrings import block, directive, heading, pieces, prose, rendered, signature, table, typeset
+from loops import loops
 from measure import Comparison, Measured, compare
 from operation_pictures import operation_picture
 from reports import consequences
@@ -42,7 +43,7 @@ def page(name: str) -> str:
     parts.append(picture(operation_picture(name)))
     if backward is None:
         return joined([*parts, *live(name), heading("The code"), code(op)])
-    parts += [heading("Derivation"), LEGEND, rendered(found[start:], name)]
+    parts += [heading("Derivation"), LEGEND, rendered(found[start:], name), loops(name)]
     parts += live(name)
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]

@@ -10,7 +10,7 @@ from scratchformer.notation.check import Walk, read_and_run
 from scratchformer.notation.grammar import walk as nodes_of
 from scratchformer.notation.layout import normal
 from scratchformer.testing.derivations import CASES, Sizes, check, variants
-from scratchformer.testing.mistakes import Mistake
+from scratchformer.testing.mistakes import Mistake, says
 
 VISIBLE = 1e-6  # a relative error that is no rounding
 
@@ -61,7 +61,7 @@ def consequences(name: str, mistake: Mistake) -> dict[str, float]:
         options = {"names": case.names, "docstring": case.docstring, **case.options}
         ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
         right, wrong = (parse(text, check(variant).values) for text in (mistake.equation, mistake.wrong))
-        (place,) = (number for number, item in enumerate(derivation.equations) if item.equation == right)
+        place = next(number for number, item in enumerate(derivation.equations) if says(item.equation, right))
         planted = derivation.replace(place, wrong)
         walk = Walk(ran, math.inf)
         walk.prepare(planted)

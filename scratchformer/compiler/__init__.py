@@ -22,7 +22,7 @@ class CompileError(ValueError):
 
 
 def compile(op: Callable, op_backward: Callable) -> tuple[Any, Any]:
-    """An operation and its backward as a pair that runs compiled loops, made from the derivation in the docstring of op.
+    """An operation and its backward as a pair that runs compiled loops, made from the derivation in op's docstring.
 
     op, op_backward: functions as in `check_derivation`, or already decorated with `@operation` and `@backward`, which
     then get the loops themselves. The backward has the name of op and "_backward". Returns the pair. Inside `fast()`,
@@ -36,8 +36,9 @@ def compile(op: Callable, op_backward: Callable) -> tuple[Any, Any]:
             dx = swish_backward(dy, cache)
 
     The loops compute what the equations say, not what the functions do. So the first call also runs the functions, in
-    float64, and raises DerivationError if a result or a gradient differs; `check_derivation` then says which equation is
-    wrong. The loops do not check arguments as the functions may: `@operation(given=check)` names a function that does.
+    float64, and raises DerivationError if a result or a gradient differs; `check_derivation` then says which equation
+    is wrong. The loops do not check arguments as the functions may: `@operation(given=check)` names a function that
+    does.
 
     Raises CompileError, with the line of the docstring, for what cannot be compiled; ImportError without the extra
     `fast`, unless there is a GPU; TypeError for anything but functions.
@@ -48,8 +49,11 @@ def compile(op: Callable, op_backward: Callable) -> tuple[Any, Any]:
 
 
 def add_all(target: Target) -> None:
-    """Register the twins of all operations of `ops` for a target."""
+    """Register the twins of all operations of `ops`, and of those that step weights, for a target."""
     from .. import ops
+    from ..optim.adam import adam_step
+    from ..optim.clip import scale
+    from .in_place import add_in_place
     from .twins import add_twins
 
     for name in ops.__all__:
@@ -57,3 +61,5 @@ def add_all(target: Target) -> None:
         op_backward = getattr(ops, f"{name}_backward", None)
         if hasattr(op, "reference") and op_backward is not None:
             add_twins(op, op_backward, target)
+    for op in (adam_step, ops.precision.round_into, scale):
+        add_in_place(op, target)

@@ -1,32 +1,36 @@
 """The loops of a plan as source for CUDA: a kernel whose threads share the columns of a row.
 
-T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. A row has THREADS
-threads, and a block ROWS rows at a time; where all numbers are one row, all blocks share it. A sum over rows that has a
-column is kept by each thread for the PER vectors that it has in every row: each row of threads writes it to a row of
-the array, and these are to be added up. What Numba's loops keep in memory for a later pass is computed again.
+T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. THREADS threads
+share a row, and a block has ROWS rows at a time; where all numbers are one row, all blocks share it. A thread keeps
+the PER vectors of its columns of a sum over rows. The sums of each of the rows of threads are a row of an array, and
+these are to be added up; where rows are added up by places, a row of threads finds all rows for a place. What Numba's loops keep in memory for a later pass is computed again. If a sum
+overflows in float32, its row is computed again in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ..notation.grammar import Node, walk
-from .equations import CompileError
-from .numba_code import INDENT, RELATIONS
+from . import CompileError
 from .plan import Pass, Plan, reach
-from .trees import COLUMN, ROW, Array
+from .text import ATOM, LOWEST, SUM, Expressions
+from .trees import COLUMN, Array
 
 __all__ = ["cuda_source"]
 
-CALLS = {"abs": "fabs"}
-RESERVED = ("T", "V", "R", "REAL", "PER", "THREADS", "ROWS", "c", "i", "j", "first", "row", "int", "double", "float", "new")
 HERE = ("at", COLUMN)
-TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"
+TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
+TEAMS = "(Index)gridDim.x * ROWS"
+TYPES = {"real": "T", "integer": "Index", "bool": "bool", "bits": ""}
+WORDS = """T V R REAL PER THREADS ROWS Index Vector c i j k to part found first row finite auto bool char const double float int long new
+    short signed this unsigned void""".split()
 
 
 def cuda_source(plan: Plan, wide: frozenset[str] | None = None) -> str:
-    """The source of a kernel of the arrays that the plan reads, its numbers, the arrays that it writes, and the sizes of
-    the axes. After an array of rows comes how far its rows are apart.
+    """The source of a kernel of the arrays that the plan reads, those that it writes, its numbers, and the sizes
+    of axes. After an array of rows comes how far its rows are apart.
 
     wide: the arrays of REAL numbers; without it, those that have no column.
     """
@@ -41,244 +45,276 @@ def has_step(array: Array, plan: Plan) -> bool:
 
 
 def is_flat(plan: Plan) -> bool:
-    """Whether the columns are shared by all threads of all blocks."""
+    """Whether all numbers are one row, which all blocks share."""
     return plan.axes == (COLUMN,) and not plan.sums
 
 
+def rows_of_sums(plan: Plan) -> tuple[str, ...]:
+    """The axes of the rows to which rows are added; () if all rows are added to one."""
+    return next((each.axes[:-1] for each in plan.sums.values() if each.at is not None), ())
+
+
 def axes_of(plan: Plan) -> list[str]:
-    """The axes whose sizes a kernel takes, the column last."""
-    axes = dict.fromkeys([*plan.axes, *(axis for array in (*plan.reads, *plan.writes) for axis in array.axes)])
-    return sorted(axes, key=lambda axis: axis == COLUMN)
+    """The axes whose sizes a kernel takes."""
+    return [*dict.fromkeys([*plan.axes, *(axis for array in (*plan.reads, *plan.writes) for axis in array.axes)])]
 
 
-def size(axis: str) -> str:
-    """The variable that holds the size of an axis."""
-    return {COLUMN: "columns", ROW: "rows"}.get(axis, f"size_{axis}")
+class Printer(Expressions):
+    calls, comment, reserved = {"abs": "fabs"}, "//", WORDS
 
-
-class Printer:
     def __init__(self, plan: Plan, wide: frozenset[str]) -> None:
-        self.plan, self.outer = plan, [axis for axis in plan.axes if axis != COLUMN]
-        self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
-        types = {"real": "T", "integer": "Index", "bool": "bool", "bits": ""}
-        self.types = {a.name: "REAL" if a.kind == "real" and a.name in wide else types[a.kind] for a in self.arrays.values()}
-        self.given = {array.name for array in plan.reads}
+        super().__init__(plan, 1)
+        self.rows, self.flat = [axis for axis in plan.axes if axis != COLUMN], is_flat(plan)
+        self.types = {
+            x.name: "REAL" if x.kind == "real" and x.name in wide else TYPES[x.kind] for x in self.arrays.values()
+        }
         self.totals = [name for name, each in plan.sums.items() if each.at is not None]
-        self.flat = is_flat(plan)
         self.again = any(each.sums for each in plan.passes) and not self.totals
         self.columns = {name for each in plan.passes for name in each.steps}  # the values that have a column
-        self.vectors: dict[Node, str] = {}  # what the pass that is printed loads, and its variables
-        for name in self.totals:
-            if plan.sums[name].at != (HERE,) or not self.outer:
-                raise CompileError(f"{plan.name}: {plan.sums[name].text} is not a sum over all rows")
+        self.vectors: dict[Node, str] = {}  # the loads of a pass, and their variables
+        places = {plan.sums[name].at for name in self.totals}
+        self.at = next(iter(places), (HERE,))[:-1]  # the row of the sums to which a row is added
+        if len(places) > 1 or any(at[-1] != HERE or not self.rows for at in places) or HERE in walk(self.at):
+            raise CompileError(f"{plan.name}: its sums over rows cannot be taken row by row")
 
-    def lines(self) -> Iterator[str]:
-        plan, parameters = self.plan, []
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        self.put(f"{head} {{".strip())
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.put("}")
+
+    def lines(self) -> list[str]:
+        plan, given, self.depth = self.plan, [], 0
         for array in self.arrays.values():
-            kind, name = self.types[array.name], self.variable(array.name)
-            to = "to_" if array in plan.writes else ""
-            parameters.append(f"{'' if to else 'const '}{kind}* {to}{name}" if kind else f"unsigned long long {name}")
-            parameters += [f"Index {to}{name}_step"] * has_step(array, plan)
-        parameters += [f"REAL {self.variable(name)}" for name in plan.numbers]
-        parameters += [f"Index {size(axis)}" for axis in axes_of(plan)]
-        head, call = ", ".join(parameters), ", ".join(each.split()[-1].lstrip("*") for each in parameters)
+            to = "" if array in plan.reads else "to_"
+            name, kind = to + self.variable(array.name), self.types[array.name]
+            given += [f"{'' if to else 'const '}{kind}* __restrict__ {name}" if kind else f"unsigned long long {name}"]
+            given += [f"Index {name}_step"] * has_step(array, plan)
+        given += [f"REAL {self.variable(name)}" for name in plan.numbers] + [
+            f"Index {self.size(axis)}" for axis in axes_of(plan)
+        ]
         if self.again:
-            places = "".join(f", Index {axis}" for axis in self.outer)
-            yield f"template <class R> __device__ bool row_of_{plan.name}({head}{places}) {{"
-            yield f"{INDENT}bool finite = true;"
-            yield from (INDENT + line for line in self.body())
-            yield f"{INDENT}return finite;"
-            yield "}\n"
-        yield f'extern "C" __global__ void {plan.name}_loops({head}) {{'
-        yield from (f"{INDENT}REAL {name}[PER * V] = {{0}};" for name in self.totals)
-        depth = INDENT if self.flat else INDENT * 2
-        if not self.flat:
-            rows = " * ".join(map(size, self.outer)) or "1"
-            yield f"{INDENT}for (Index row = {TEAM}; row < {rows}; row += (Index)gridDim.x * ROWS) {{"
-            for i, axis in enumerate(self.outer):
-                inner = " * ".join(map(size, self.outer[i + 1 :]))
-                yield f"{depth}Index {axis} = row{f' / ({inner})' * bool(inner)}{f' % {size(axis)}' * bool(i)};"
-        if self.again:
-            call = ", ".join([call, *self.outer])
-            yield f"{depth}if (!row_of_{plan.name}<REAL>({call}) && sizeof(REAL) < 8)  // a sum overflowed"
-            yield f"{depth}{INDENT}row_of_{plan.name}<double>({call});"
-        else:
-            yield f"{depth}typedef REAL R;"
-            yield from (depth + line for line in self.body())
-        if not self.flat:
-            yield f"{INDENT}}}"
-        if self.totals:
-            yield f"{INDENT}for (int i = 0; i < PER; ++i)"
-            yield f"{INDENT * 2}for (int j = 0, c = (i * THREADS + threadIdx.x) * V; j < V && c < columns; ++j, ++c) {{"
-            yield from (f"{INDENT * 3}to_{name}[({TEAM}) * columns + c] = {name}[i * V + j];" for name in self.totals)
-            yield f"{INDENT * 2}}}"
-        yield "}"
+            places = [f"Index {self.place(axis)}" for axis in self.rows]
+            with self.block(f"template <class R> __device__ bool row_of_{plan.name}({', '.join([*given, *places])})"):
+                self.put("bool finite = true;")
+                self.passes()
+                self.put("return finite;")
+            self.put("")
+        with self.block(f'extern "C" __global__ void {plan.name}_loops({", ".join(given)})'):
+            if self.flat:
+                self.row()
+            elif self.at:
+                self.by_places()
+            else:
+                self.start_totals()
+                with self.block(f"for (Index row = {TEAM}; row < {self.count(self.rows)}; row += {TEAMS})"):
+                    self.row(given)
+                self.end_totals(TEAM)
+        return self.body
 
-    def body(self) -> Iterator[str]:
+    def row(self, given: Sequence[str] = ()) -> None:
         """What is computed for a row."""
+        for i, axis in enumerate(self.rows):
+            inner = "".join(f" / {self.size(each)}" for each in self.rows[i + 1 :])
+            self.put(f"Index {self.place(axis)} = row{inner}{f' % {self.size(axis)}' * bool(i)};")
+        if self.again:
+            call = f"({', '.join([*(each.split()[-1] for each in given), *map(self.place, self.rows)])})"
+            self.put(f"if (!row_of_{self.plan.name}<REAL>{call} && sizeof(REAL) < 8)")
+            self.put(f"    row_of_{self.plan.name}<double>{call};")
+        elif given or self.flat:
+            self.put("typedef REAL R;")
+            self.passes()
+
+    def by_places(self) -> None:
+        """For each row of the sums: the rows that are added to it, one after another."""
+        axes = rows_of_sums(self.plan)
+        with self.block(f"for (Index to = {TEAM}; to < {self.count(axes)}; to += {TEAMS})"):
+            self.start_totals()
+            with self.block(f"for (Index part = 0; part < {self.count(self.rows)}; part += 32)"):
+                self.put("unsigned found;  // bits of the rows part ... part + 31")
+                with self.block(""):
+                    self.put("Index row = part + threadIdx.x % 32;")
+                    self.row()
+                    self.put(f"found = which(row < {self.count(self.rows)} && {self.among(axes, self.at)} == to);")
+                with self.block("for (int k = 0; k < 32 && found >> k; ++k)"):
+                    self.put("if (!(found >> k & 1)) continue;")
+                    self.put("Index row = part + k;")
+                    self.row(["rows"])
+            self.end_totals("to")
+
+    def count(self, axes: Sequence[str]) -> str:
+        return " * ".join(map(self.size, axes)) or "1"
+
+    def start_totals(self) -> None:
+        for name in self.totals:
+            self.put(f"Vector<REAL, V> {name}[PER] = {{}};")
+
+    def end_totals(self, row: str) -> None:
+        for name in self.totals:
+            with self.block("for (int i = 0, first = threadIdx.x * V; i < PER; ++i, first += THREADS * V)"):
+                self.put(f"store<V>({name}[i], to_{name} + ({row}) * columns + first, columns - first);")
+
+    def passes(self) -> None:
         for each in self.plan.passes:
-            yield from (line for name in each.before for line in self.step(name))
-            yield from self.loop(each)
-        yield from (line for name in self.plan.last for line in self.step(name))
+            for name in each.before:
+                self.step(name)
+            if each.sums or each.totals or each.stores:
+                self.loop(each)
+        for name in self.plan.last:
+            self.step(name)
 
-    def loop(self, each: Pass) -> Iterator[str]:
+    def loop(self, each: Pass) -> None:
         """A pass over the columns."""
-        plan, sums = self.plan, self.plan.sums
+        sums, values = self.plan.sums, self.plan.values
         trees = [sums[name].tree for name in (*each.sums, *each.totals)] + [("value", name) for name in each.stores]
-        if not trees:
-            return
-        reached = reach(trees, plan.values, {}, self.columns)
-        steps = [name for name in plan.values if name in reached]
+        needed = reach(trees, values, {}, self.columns)
+        steps = [name for name in values if name in needed]
         for name in each.sums:
-            yield f"R {name} = {'0' if sums[name].function == 'sum' else '-infinity()'};"
+            self.put(f"R {name} = {'0' if sums[name].function == 'sum' else '-infinity()'};")
+        kind, start, step = "int", "threadIdx.x * V", "THREADS * V"
         if self.flat:
-            start = "((Index)blockIdx.x * THREADS + threadIdx.x) * V"
-            yield f"for (Index first = {start}; first < columns; first += (Index)gridDim.x * THREADS * V) {{"
-        elif each.totals:
-            yield "for (int i = 0, first; i < PER && (first = (i * THREADS + threadIdx.x) * V) < columns; ++i) {"
-        else:
-            yield "for (int first = threadIdx.x * V; first < columns; first += THREADS * V) {"
-        self.vectors = {}
-        inside = []
-        for node in self.whole_vectors([*trees, *(plan.values[name].tree for name in steps)]):
-            name = self.variable(node[1]) + "_" * [each[1] for each in self.vectors].count(node[1])
-            yield f"{INDENT}Vector<{self.types[node[1]]}, V> {name}_v = load<V>({self.row(node)} + first, columns - first);"
-            element = f"wide({name}_v.at[j])" if self.types[node[1]] == "T" else f"{name}_v.at[j]"
-            inside.append(f"{'Index' if self.arrays[node[1]].kind == 'integer' else 'R'} {name}_c = {element};")
-            self.vectors[node] = f"{name}_c"
-        inside += [line for name in steps for line in self.step(name)]
+            kind, start, step = (
+                "Index",
+                f"((Index)blockIdx.x * THREADS + {start.replace(' * V', ') * V')}",
+                f"(Index)gridDim.x * {step}",
+            )
+        head = f"for ({kind} first = {start}; first < columns; first += {step})"
+        if each.totals:
+            head = f"for (int i = 0, first = {start}; i < PER; ++i, first += {step})"
+        with self.block(head):
+            for node in self.neighbours([*trees, *(values[name].tree for name in steps)]):
+                others = [known[1] for known in self.vectors].count(node[1])
+                name = self.variable(node[1]) + (str(others + 1) if others else "")
+                self.put(
+                    f"Vector<{self.types[node[1]]}, V> {name}_v = load<V>({self.start(node)} + first, columns - first);"
+                )
+                self.vectors[node] = f"{name}_c"
+            for name in each.stores:
+                self.put(f"Vector<{self.types[name]}, V> {self.variable(name)}_to;")
+            with self.block(f"for ({kind} c = first, j = 0; j < V && c < columns; ++c, ++j)"):
+                for node, name in self.vectors.items():
+                    element = f"{name[:-1]}v.at[j]"
+                    self.put(
+                        f"{'Index' if self.types[node[1]] == 'Index' else 'R'} {name} = {self.read(node[1], element)};"
+                    )
+                for name in steps:
+                    self.step(name)
+                for name in each.sums:
+                    term = self.text(sums[name].tree)
+                    self.put(
+                        f"{name} {f'+= {term}' if sums[name].function == 'sum' else f'= max({name}, {term})'};",
+                        sums[name].text,
+                    )
+                for name in each.totals:
+                    self.put(f"{name}[i].at[j] += {self.text(sums[name].tree)};", sums[name].text)
+                for name in each.stores:
+                    self.put(f"{self.variable(name)}_to.at[j] = {self.narrow(name)};")
+            self.vectors = {}
+            for name in each.stores:
+                node = ("load", name, tuple(("at", axis) for axis in self.arrays[name].axes))
+                self.put(f"store<V>({self.variable(name)}_to, {self.start(node, 'to_')} + first, columns - first);")
         for name in each.sums:
-            new = self.text(sums[name].tree)
-            add = f"{name} += {new};" if sums[name].function == "sum" else f"{name} = max({name}, {new});"
-            inside.append(f"{add}  // {sums[name].text}")
-        inside += [f"{name}[i * V + j] += {self.text(sums[name].tree)};  // {sums[name].text}" for name in each.totals]
-        for name in each.stores:
-            yield f"{INDENT}Vector<{self.types[name]}, V> {self.variable(name)}_to;"
-            inside.append(f"{self.variable(name)}_to.at[j] = {self.narrow(name)};")
-        column = "Index c = first, j = 0" if self.flat else "int c = first, j = 0"
-        yield f"{INDENT}for ({column}; j < V && c < columns; ++c, ++j) {{"
-        yield from (INDENT * 2 + line for line in inside)
-        yield f"{INDENT}}}"
-        self.vectors = {}
-        for name in each.stores:
-            node = ("load", name, tuple(("at", axis) for axis in self.arrays[name].axes))
-            yield f"{INDENT}store<V>({self.variable(name)}_to, {self.row(node, 'to_')} + first, columns - first);"
-        yield "}"
-        for name in each.sums:
-            yield f"{name} = block_{sums[name].function}<THREADS>({name});"
+            self.put(f"{name} = block_{sums[name].function}<THREADS>({name});")
             if self.again and sums[name].function == "sum":
-                yield f"finite = finite && {name} - {name} == 0;"
+                self.put(f"finite = finite && {name} - {name} == 0;")
 
-    def whole_vectors(self, trees: list[Node]) -> list[Node]:
-        """The loads of trees for which neighbouring threads read neighbouring numbers: not one that a condition guards,
-        if its place is computed.
+    def step(self, name: str) -> None:
+        value, variable = self.plan.values[name], self.variable(name)
+        self.put(f"R {variable} = {self.text(value.tree)};", value.text)
+        if name in self.types and name not in self.columns:
+            axes = self.arrays[name].axes
+            self.put(
+                f"if (threadIdx.x == 0) to_{variable}[{self.among(axes, [('at', axis) for axis in axes])}] = {self.narrow(name)};"
+            )
+
+    def neighbours(self, trees: list[Node]) -> list[Node]:
+        """The loads of trees for which neighbouring threads read neighbouring numbers; not one that a condition
+        guards, if its row is computed.
         """
-        nodes = [node for tree in trees for node in walk(tree)]
+        nodes = dict.fromkeys(node for tree in trees for node in walk(tree) if node[0] in ("load", "if"))
         guarded = {inner for node in nodes if node[0] == "if" for part in node[2:] for inner in walk(part)}
         return [
             node
-            for node in dict.fromkeys(node for node in nodes if node[0] == "load")
-            if node[2][-1:] == (HERE,)
-            and self.types[node[1]]
-            and not any(leaf == HERE or leaf[:1] == ("value",) for place in node[2][:-1] for leaf in walk(place))
-            and (node not in guarded or all(place[0] == "at" for place in node[2]))
+            for node in nodes
+            if node[0] == "load" and node[2][-1:] == (HERE,) and self.types[node[1]]
+            if not any(leaf == HERE for place in node[2][:-1] for leaf in walk(place))
+            if node not in guarded or all(place[0] == "at" for place in node[2])
         ]
 
-    def variable(self, name: str) -> str:
-        return f"{name}_" if name in RESERVED or name in self.plan.axes else name
+    def start(self, node: Node, to: str = "") -> str:
+        """Where the columns of a load start."""
+        array, name = self.arrays[node[1]], to + self.variable(node[1])
+        if len(array.axes) == 1:
+            return name
+        step = f"{name}_step" if has_step(array, self.plan) else self.size(array.axes[-1])
+        return f"{name} + {self.among(array.axes[:-1], node[2][:-1])} * {step}"
 
-    def step(self, name: str) -> Iterator[str]:
-        value = self.plan.values[name]
-        yield f"R {self.variable(name)} = {self.text(value.tree)};{f'  // {value.text}' * bool(value.text)}"
-        if name in self.types and name not in self.columns:
-            place = self.horner(self.arrays[name].axes, tuple(("at", axis) for axis in self.arrays[name].axes))
-            yield f"if (threadIdx.x == 0) to_{self.variable(name)}[{place}] = {self.narrow(name)};"
+    def among(self, axes: tuple[str, ...], places: tuple[Node, ...] | list[Node]) -> str:
+        """The place in an array without gaps."""
+        text = self.index(places[0]) if places else "0"
+        for axis, place in zip(axes[1:], places[1:], strict=True):
+            text = f"({text} * {self.size(axis)} + {self.index(place)})"
+        return text
+
+    def place(self, axis: str) -> str:
+        return "c" if axis == COLUMN else f"{axis}_" if axis in WORDS else axis
+
+    def size(self, axis: str) -> str:
+        return super().size(axis) if axis in (COLUMN, "n") else f"size_{axis}"
+
+    def read(self, name: str, element: str) -> str:
+        return f"wide({element})" if self.types[name] == "T" else element
 
     def narrow(self, name: str) -> str:
         """A value as a number of the array that keeps it."""
         return {"T": "narrow({})", "REAL": "{}", "bool": "{} != 0"}[self.types[name]].format(self.variable(name))
 
-    def row(self, node: Node, to: str = "") -> str:
-        """The address at which the columns of a load start."""
-        name = to + self.variable(node[1])
-        axes = self.arrays[node[1]].axes
-        return f"{name} + {self.horner(axes[:-1], node[2][:-1])} * {name}_step" if len(axes) > 1 else name
-
-    def horner(self, axes: tuple[str, ...], places: tuple[Node, ...]) -> str:
-        """The place in an array without gaps."""
-        text = self.place(places[0]) if places else "0"
-        for axis, place in zip(axes[1:], places[1:], strict=True):
-            text = f"({text} * {size(axis)} + {self.place(place)})"
-        return text
-
     def load(self, node: Node) -> str:
+        array, places = self.arrays[node[1]], node[2]
         if node in self.vectors:
             return self.vectors[node]
-        array, places = self.arrays[node[1]], node[2]
         if array.kind == "bits":
-            return f"random_16({self.horner(array.axes, places)}, {self.variable(array.name)})"
+            return f"random_16({self.among(array.axes, places)}, {self.variable(array.name)})"
         if has_step(array, self.plan):
-            return f"({self.row(node)})[{self.place(places[-1])}]"
-        return f"{self.variable(array.name)}[{self.horner(array.axes, places)}]"
+            return self.read(array.name, f"({self.start(node)})[{self.index(places[-1])}]")
+        return self.read(array.name, f"{self.variable(array.name)}[{self.among(array.axes, places)}]")
 
-    def text(self, tree: Node) -> str:
-        """The expression of a tree, of type R."""
+    def expression(self, tree: Node) -> tuple[str, int]:
         kind, *parts = tree
-        if kind == "num":
-            return f"R({parts[0]!r})"
-        if kind == "number":
-            return f"R({self.variable(parts[0])})"
-        if kind == "value" and parts[0] in self.given:
-            return self.text(("load", parts[0], tuple(("at", axis) for axis in self.arrays[parts[0]].axes)))
-        if kind in ("value", "sum"):
-            return self.variable(parts[0]) if parts[0] not in self.plan.numbers else f"R({self.variable(parts[0])})"
-        if kind == "load":
-            element = self.load(tree)
-            if tree in self.vectors and self.types[parts[0]] != "Index":
-                return element
-            return f"R(wide({element}))" if self.types[parts[0]] == "T" else f"R({element})"
-        if kind in ("at", "size"):
-            return f"R({self.place(tree)})"
-        if kind == "neg":
-            return f"(-{self.text(parts[0])})"
-        if kind == "^":
-            if parts[1][0] == "num" and parts[1][1] in (2, 3, 4):
-                return f"({' * '.join([self.text(parts[0])] * int(parts[1][1]))})"
-            return f"pow({self.text(parts[0])}, {self.text(parts[1])})"
-        if kind == "mod":
-            return f"fmod({self.text(parts[0])}, {self.text(parts[1])})"
-        if kind == "call":
-            return f"{CALLS.get(parts[0], parts[0])}({', '.join(map(self.text, parts[1]))})"
+        if kind == "^" and parts[1] not in (("num", 2.0), ("num", 3.0)):
+            return f"pow({self.text(parts[0])}, {self.text(parts[1])})", ATOM
+        if kind in ("num", "number", "size"):
+            return f"R({super().expression(tree)[0]})", ATOM
+        return super().expression(tree)
+
+    def leaf(self, kind: str, parts: list) -> tuple[str, int]:
         if kind == "if":
-            return f"({' && '.join(self.test(*each) for each in parts[0])} ? {self.text(parts[1])} : {self.text(parts[2])})"
-        return f"({self.text(parts[0])} {kind} {self.text(parts[1])})"
+            tests = " && ".join(self.test(*each) for each in parts[0])
+            return f"{tests} ? {self.text(parts[1], SUM)} : {self.text(parts[2], SUM)}", LOWEST
+        if kind == "mod":
+            return f"fmod({self.text(parts[0])}, {self.text(parts[1])})", ATOM
+        if kind == "value" and self.arrays.get(parts[0]) in self.plan.reads:
+            return self.text(("load", parts[0], tuple(("at", axis) for axis in self.arrays[parts[0]].axes))), ATOM
+        if kind in ("value", "sum"):
+            return f"R({self.variable(parts[0])})" if parts[0] in self.plan.numbers else self.variable(parts[0]), ATOM
+        if kind == "load" and (kind, *parts) in self.vectors and self.types[parts[0]] != "Index":
+            return self.load((kind, *parts)), ATOM
+        return f"R({self.index((kind, *parts))})", ATOM
 
     def test(self, relation: str, left: Node, right: Node) -> str:
-        show = self.place if self.is_place(left) and self.is_place(right) else self.text
-        return f"{show(left)} {RELATIONS[relation]} {show(right)}"
+        if self.is_place(left) and self.is_place(right):
+            return f"{self.index(left)} {self.relations[relation]} {self.index(right)}"
+        return super().test(relation, left, right)
 
-    def is_place(self, tree: Node) -> bool:
-        """Whether a tree is an integer: a place, or an integer array's element."""
+    def index(self, tree: Node) -> str:
+        """The expression of a tree that is an integer."""
         kind, *parts = tree
-        if kind == "value":
-            return self.is_place(self.plan.values[parts[0]].tree)
-        if kind == "num":
-            return float(parts[0]).is_integer()
-        if kind in ("+", "-", "*", "/", "mod"):
-            return all(map(self.is_place, parts))
-        return kind in ("at", "size") or (kind == "load" and self.arrays[parts[0]].kind in ("integer", "bits"))
-
-    def place(self, tree: Node) -> str:
-        """The expression of a tree that is an index."""
-        kind, *parts = tree
-        if kind == "at":
-            return "c" if parts[0] == COLUMN else parts[0]
-        if kind == "size":
-            return size(parts[0])
-        if kind == "num":
-            return str(int(parts[0]))
-        if kind == "value":
-            return self.place(self.plan.values[parts[0]].tree)
         if kind == "load":
             return self.load(tree)
-        return f"({self.place(parts[0])} {'%' if kind == 'mod' else kind} {self.place(parts[1])})"
+        if kind == "value":
+            return self.index(self.plan.values[parts[0]].tree)
+        if kind in ("at", "size", "num"):
+            return {"at": self.place, "size": self.size, "num": lambda x: str(int(x))}[kind](parts[0])
+        return f"({self.index(parts[0])} {'%' if kind == 'mod' else kind} {self.index(parts[1])})"

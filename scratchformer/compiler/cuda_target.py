@@ -17,7 +17,7 @@ import numpy as np
 
 from ..kernels.cupy_code import BYTES, TYPES, program, real
 from ..kernels.cupy_linear import column_sums
-from .cuda_code import axes_of, cuda_source, has_step, is_flat
+from .cuda_code import axes_of, cuda_source, has_step, is_flat, rows_of_sums
 from .plan import Plan
 from .trees import COLUMN, Array
 
@@ -52,7 +52,7 @@ class CudaTarget:
             blocks, constants = layout(plan, arrays, sizes, dtype)
             rows, arguments, of_blocks = blocks * constants["ROWS"], [], []
             for x, array in arrays:
-                if array.name in plan.sums:
+                if array.name in plan.sums and not rows_of_sums(plan):
                     of_blocks.append((x, x := cupy.empty((rows, len(x)), wide)))
                 arguments += [x, np.int64(x.strides[-2] // x.itemsize)] if has_step(array, plan) else [x]
             arguments += [*map(wide.type, numbers), *(np.int64(sizes[axis]) for axis in axes_of(plan))]
@@ -75,8 +75,9 @@ def readable(x: Any, array: Array, dtype: np.dtype) -> Any:
     """An array that loops read, as a kernel takes it: of numbers of its types, without gaps but between rows."""
     if array.kind == "bits":
         return x.start
-    if not isinstance(x, cupy.ndarray):
-        return cupy.full(np.shape(x), x, real(dtype))
+    if not array.axes and not isinstance(x, cupy.ndarray):
+        return cupy.full((), x, real(dtype))
+    x = cupy.asarray(x)  # `given` may return an array of another library
     if array.kind == "real" and x.dtype not in (dtype, real(dtype)):
         x = x.astype(real(dtype))
     rows = x[..., 0] if len(array.axes) > 2 and array.axes[-1] == COLUMN else x
@@ -105,7 +106,8 @@ def layout(
         return -(-vectors // 256), dict(V=V, THREADS=256, ROWS=1)
     THREADS = 32 if vectors <= 128 else 128 if vectors <= 512 else 512
     constants = dict(V=V, THREADS=THREADS, ROWS=4 if THREADS == 32 else 1)
-    blocks = -(-math.prod(sizes[axis] for axis in plan.axes if axis != COLUMN) // constants["ROWS"])
+    rows = rows_of_sums(plan) or [axis for axis in plan.axes if axis != COLUMN]
+    blocks = -(-math.prod(sizes[axis] for axis in rows) // constants["ROWS"])
     if not plan.sums.keys() & {array.name for array in plan.writes}:
         return blocks, constants
-    return min(blocks, BLOCKS), constants | dict(PER=-(-vectors // THREADS))
+    return blocks if rows_of_sums(plan) else min(blocks, BLOCKS), constants | dict(PER=-(-vectors // THREADS))

@@ -45,8 +45,9 @@ class Derivation:
             bits = {canonical(name) for name, kind in kinds if getattr(kind, "__forward_arg__", kind) == "Bits"}
             self.gradient, self.output = canonical(gradient), canonical(gradient.removeprefix("d"))
         self.has_backward = op_backward is not None
-        self.definitions = definitions_of(op, op_backward, [*self.arguments, *self.fields])
-        found = arrays_of(self.definitions, [*self.arguments, *self.fields])
+        wanted = [*self.arguments, *(self.fields if self.has_backward else map(before, self.arguments))]
+        self.definitions = definitions_of(op, op_backward, wanted)
+        found = arrays_of(self.definitions, wanted)
         self.arrays = {a.name: a._replace(kind="bits") if a.name in bits else a for a in found}
         sides = [node for _, side in self.definitions.sides for node in walk(side) if node[0] in ("cases", "bracket")]
         self.deciding = {leaf[1] for node in sides for leaf in walk(node) if leaf[0] == "name" and not leaf[2]}
@@ -69,7 +70,8 @@ class Derivation:
             results = [argument for argument in self.arguments if argument in known]
             if not results:
                 raise self.definitions.error("it has no backward, and no equation computes one of its arguments")
-            return Pair(arranged(make_plan(self.definitions, there, numbers, chosen, results, name)), None, ())
+            plan = arranged(make_plan(self.definitions, there, numbers, chosen, results, name))
+            return Pair(in_place(plan, self.definitions), None, ())
         lowering = Lowering(self.definitions, there, numbers, chosen)
         dy = Array(self.gradient, lowering.axes_of(self.output))
         fields = [self.definitions.resolve(field) for field in self.fields]
@@ -104,6 +106,29 @@ def fields_of(op_backward: Callable, parameter: str) -> tuple[str, ...]:
     return found or (parameter,)
 
 
+def before(name: str) -> str:
+    """What equations call an argument before an operation that changes it in place: m0 is m before."""
+    return f"{name}0"
+
+
+def in_place(plan: Plan, definitions: Definitions) -> Plan:
+    """The plan that reads what is there before from the array that it writes. That is safe only if every number depends
+    on others at the same place alone.
+    """
+    if plan.axes != (COLUMN,):
+        raise definitions.error("in place only what is at the same place can be read: not sums, nor other indices")
+    old = {before(name): name for name in plan.results}
+
+    def renamed(tree: Any) -> Any:
+        if not isinstance(tree, tuple):
+            return tree
+        return ("load", old.get(tree[1], tree[1]), tree[2]) if tree[:1] == ("load",) else tuple(map(renamed, tree))
+
+    values = {key: value._replace(tree=renamed(value.tree)) for key, value in plan.values.items()}
+    reads = tuple(array for array in plan.reads if array.name not in old)
+    return plan._replace(reads=reads, values=values, in_place=True)
+
+
 def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]) -> Array | None:
     """A field of the cache as an array: an argument, or a value of the forward; None for anything else."""
     if name in lowering.given:
@@ -124,9 +149,11 @@ def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
     for clear in (True, False):  # first from indices that are plain letters
         for bound, side in definitions.sides:
             for node in walk(side):
-                if node[0] != "name" or not node[2] or node is side:  # the left side of an equation
+                if node[0] != "name" or not node[2]:
                     continue
                 name, indices = definitions.resolve(node[1]), [i[1] if i[0] == "idx" else "" for i in node[2]]
+                if node is side and name in definitions.known:  # the left side of an equation
+                    continue
                 if name not in wanted or name in found or "" in indices or (clear and {*indices} & {*bound}):
                     continue
                 axes = [axis_of(letter, bound, rows) for letter in indices]

@@ -2,7 +2,8 @@
 
 A derivation gives a quantity in several forms, which are equal. The rules that say which of them is computed:
 
-- The last one. A chain `a = b = c` ends on its last form, and a later equation for the same name replaces an earlier one.
+- The last one. A chain `a = b = c` ends on its last form, and a later equation for the same name replaces an earlier
+  one.
 - A form with a partial derivative is not computed, nor is one that holds only under a condition ("for").
 - `z := logits` makes z another name of the argument `logits`, and dz one of its gradient.
 """
@@ -65,8 +66,8 @@ class Definitions(NamedTuple):
             )
         if name in self.lost:
             return self.error(
-                f"the backward uses {name}, which the cache does not keep: make it a field of the cache's NamedTuple, or "
-                "a name that the backward unpacks the cache into",
+                f"the backward uses {name}, which the cache does not keep: make it a field of the cache's NamedTuple, "
+                "or a name that the backward unpacks the cache into",
                 user,
             )
         for definition in self.needed_by(user):
@@ -120,7 +121,7 @@ def definitions_of(op: Callable, op_backward: Callable | None, names: Iterable[s
     except NotationError as error:
         raise CompileError(f"{called}: {error}") from error
     if not items:
-        raise CompileError(f"{called}: its docstring has no equations")
+        raise CompileError(f"{called}: its docstring has no equations (they are indented deeper than its text)")
     arguments = {canonical(name) for name in names}
     known: dict[str, Definition] = {}
     partial: dict[str, Definition] = {}

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, ForwardRef, NamedTuple
 
+from .. import dispatch
 from ..dispatch import Operation, TwinCache, backward, cache_type, operation
 from ..notation.grammar import canonical, tokens, walk
 from ..notation.layout import Item, read
 from ..notation.run import docstring_of, statements
 from ..notation.spelling import name as spelled_name
-from .twins import Kept, Twin
+from .twins import Kept, Target, Twin
 
 __all__ = ["fused"]
 
@@ -113,7 +114,9 @@ class Part:
 
     def derivation(self, of: str) -> str:
         """The equations of the forward or the backward, with the names of the fused operation."""
-        start = next(i for i, item in enumerate(self.items) if item.kind == "prose" and item.text.startswith("Backward"))
+        start = next(
+            i for i, item in enumerate(self.items) if item.kind == "prose" and item.text.startswith("Backward")
+        )
         return "\n".join(self.lines(self.items[start:] if of == "backward" else self.items[:start]))
 
     def lines(self, items: Iterable[Item]) -> Iterator[str]:
@@ -134,7 +137,10 @@ class Part:
         for token in tokens(text, [*self.signature.parameters, *self.fields]):
             name = canonical(token.text)
             if token.kind == "word" and self.renamed(name) != name:
-                done, at = done + text[at : token.column] + spelled_name(self.renamed(name)), token.column + len(token.text)
+                done, at = (
+                    done + text[at : token.column] + spelled_name(self.renamed(name)),
+                    token.column + len(token.text),
+                )
         return (done + text[at:]).replace("\n    ", "\n        ")
 
     def parameters(self) -> list[inspect.Parameter]:
@@ -147,7 +153,9 @@ class Part:
     @property
     def gradients(self) -> list[str]:
         """What the backward returns: an argument's gradient is on the left of an equation."""
-        left = {item.equation.parts[0][1] for item in self.items if item.equation and item.equation.parts[0][0] == "name"}
+        left = {
+            item.equation.parts[0][1] for item in self.items if item.equation and item.equation.parts[0][0] == "name"
+        }
         return [f"d{self.renamed(name)}" for name in self.signature.parameters if f"d{canonical(name)}" in left]
 
     def kept(self, variable: str) -> list[str]:
@@ -159,17 +167,16 @@ class Part:
         fields = ", ".join(f"cache.{self.renamed(field)}" for field in self.fields)
         return f"{self.cache.__name__}({fields})" if hasattr(self.cache, "_fields") else fields
 
-    def twin_cache(self, cache: TwinCache, target: Any) -> TwinCache:
+    def twin_cache(self, cache: TwinCache, target: Target) -> TwinCache:
         """The cache of this part's compiled twin from that of the fused operation's."""
         if target not in self.twins:
             self.twins[target] = Twin(self.op, self.op_backward, target)
-        values = {self.own[name]: value for name, value in cache.kept.values.items() if name in self.own}
-        return self.twins[target].cache_of(values, cache)
-
-    @cached_property
-    def own(self) -> dict[str, str]:
-        """The names of this part by those that they have in the fused operation."""
-        return {self.renamed(name): name for name in self.all_names}
+        twin, fused = self.twins[target], cache.kept.call
+        known = dict(zip(fused.twin.names, fused.signatures, strict=True))
+        call = twin.call(tuple([known.get(name, fused.signatures[0]) for name in self.arguments]))
+        kept = Kept(call, {name: cache.kept.values[self.renamed(name)] for name in call.kept})
+        part = dispatch.Twin(self.name, twin.fits, twin.forward, twin.backward)
+        return TwinCache(part, kept, cache.shape, cache.dtype)
 
 
 def fused(
@@ -235,7 +242,7 @@ def fused(
 
     def apart(cache: Any) -> tuple[Any, Any]:
         if type(cache) is TwinCache and type(cache.kept) is Kept:
-            target = cache.twin.forward.__self__.target
+            target = cache.kept.call.twin.target
             return one.twin_cache(cache, target), two.twin_cache(cache, target)
         cache = cache.kept if type(cache) is TwinCache else cache
         return eval(texts["caches"], space | {"cache": cache})

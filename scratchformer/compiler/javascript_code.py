@@ -2,53 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from ..notation.grammar import Node, walk
+from .axes import HALF
 from .plan import Pass, Plan
 from .text import ATOM, LOWEST, Expressions
-from .trees import COLUMN, Array
+from .trees import COLUMN
 
 __all__ = ["javascript_source"]
 
 MATH = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "floor", "max", "min")
-WORDS = """arguments await break case catch class const continue debugger default delete do else enum eval export extends
-    false finally for function if implements import in instanceof interface let new null package private protected public
-    return static super switch this throw true try typeof var void while with yield""".split()
 HELPERS = {
     "erf": """\
-function erf(x) { // a series near 0, a continued fraction elsewhere
-  const a = Math.abs(x), scale = Math.exp(-a * a) / Math.sqrt(Math.PI);
-  if (a > 6) return Math.sign(x);
-  let y = 0;
-  if (a < 2.5) {
-    for (let k = 1, term = 2 * a; term > y * 1e-17; k++) { y += term; term *= 2 * a * a / (2 * k + 1); }
-    y *= scale;
-  } else {
-    let fraction = a;
-    for (let k = 60; k > 0; k--) fraction = a + k / 2 / fraction;
-    y = 1 - scale / fraction;
-  }
-  return x < 0 ? -y : y;
-}""",
-    "mod": "const mod = (a, b) => a - b * Math.floor(a / b);",
+  function erf(x) {  // 2/√π exp(−x²) Σ_k 2^k x^(2k+1)/(1 · 3 · ... · (2k+1)): no term is subtracted from another
+    if (Math.abs(x) > 6) return Math.sign(x);
+    let sum = x;
+    for (let k = 1, term = x; Math.abs(term) > 1e-17 * Math.abs(sum); k++) sum += term *= 2 * x * x / (2 * k + 1);
+    return 2 / Math.sqrt(Math.PI) * Math.exp(-x * x) * sum;
+  }""",
+    "mod": "  const mod = (a, b) => a - b * Math.floor(a / b);",
     "drawn": """\
-function drawn(start, i) { // the integer number i, from 0 to 65535, of those that SplitMix64 draws from its start, a BigInt
-  const word = (x) => BigInt.asUintN(64, x);
-  let x = word(start + BigInt(Math.floor(i / 4)) * 0x9e3779b97f4a7c15n);
-  x = word((x ^ (x >> 30n)) * 0xbf58476d1ce4e5b9n);
-  x = word((x ^ (x >> 27n)) * 0x94d049bb133111ebn);
-  return Number(((x ^ (x >> 31n)) >> BigInt(16 * (i % 4))) & 0xffffn);
-}""",
+  function drawn(start, i) {  // the random integer number i, from 0 to 65535: a quarter of a word of SplitMix64
+    const bits = (x) => BigInt.asUintN(64, x);
+    let word = bits(start + BigInt(Math.floor(i / 4)) * 0x9e3779b97f4a7c15n);
+    word = bits((word ^ (word >> 30n)) * 0xbf58476d1ce4e5b9n);
+    word = bits((word ^ (word >> 27n)) * 0x94d049bb133111ebn);
+    return Number((word ^ (word >> 31n)) >> BigInt(16 * (i % 4)) & 0xffffn);
+  }""",
 }
+RESERVED = "case catch class const default delete do enum export function in let new of super switch this throw typeof var void"
 
 
 def javascript_source(plan: Plan) -> str:
     """The source of a function that takes an object with the inputs by name, and returns one with the results.
 
-    Arrays are typed arrays, with one row after the other; an array that is drawn is the BigInt where its bits start. Sizes
-    that follow from the lengths of the inputs may be left out.
+    Arrays are typed arrays, one row after the other; random bits are the BigInt where they start. Of the sizes of axes
+    (rows, columns, others by their capital letters) it takes those that are not the length of an input.
     """
     return "\n".join(Printer(plan).lines()) + "\n"
 
@@ -56,91 +48,67 @@ def javascript_source(plan: Plan) -> str:
 class Printer(Expressions):
     calls = {name: f"Math.{name}" for name in MATH}  # noqa: RUF012
     relations = Expressions.relations | {"=": "===", "≠": "!=="}
-    reserved = (*WORDS, *HELPERS, "Math", "BigInt", "Number")
+    reserved = (*RESERVED.split(), *HELPERS, "Math", "BigInt", "Number")
+    comment, indent = "//", "  "
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self.body: list[str] = []
-        self.depth = 1
-        self.sized: list[str] = []  # the axes whose sizes occur
-        trees = [value.tree for value in plan.values.values()]
-        trees += [part for each in plan.sums.values() for part in (each.tree, *(each.at or ()))]
-        leaves = [node for tree in trees for node in walk(tree) if node[0] in ("load", "number")]
-        inputs = [node for node in leaves if node[1] not in plan.values]
-        self.inputs = {a.name: a for a in plan.reads if a.name not in plan.values}
-        for kind, name, *places in sorted(inputs):
-            axes = tuple(place[1] for place in places[0]) if kind == "load" else ()
-            self.inputs.setdefault(name, Array(name, axes))
-        self.stored = {name: (self.variable(name), array.axes) for name, array in self.inputs.items()}
+        super().__init__(plan, 1)
+        trees = [part for each in plan.sums.values() for part in (each.tree, *(each.at or ()))]
+        nodes = [node for tree in (*trees, *(value.tree for value in plan.values.values())) for node in walk(tree)]
+        axes = {
+            node[1]: tuple(place[1] for place in node[2])
+            for node in nodes
+            if node[0] == "load" and node[1] not in self.arrays
+        }
+        axes |= {node[1]: () for node in nodes if node[0] == "number"} | {a.name: a.axes for a in plan.reads}
+        self.stored = {name: (self.variable(name), axes[name]) for name in sorted(axes) if name not in plan.values}
 
     def lines(self) -> Iterator[str]:
-        plan = self.plan
+        plan, inputs = self.plan, dict(self.stored)
         for name in plan.head:
             self.whole(name)
+        self.columns = "columns / 2" if HALF in plan.axes else "columns"
         for array in plan.writes:
-            self.put(f"const to_{array.name} = {self.new(array)};")
+            self.put(f"const to_{array.name} = {self.new(array.axes)};")
         for name in dict.fromkeys(name for each in plan.passes for name in each.keep):
-            self.put(f"const row_{name} = new Float64Array({self.size(COLUMN)});")
-        with self.loop(axis for axis in plan.axes if axis != COLUMN):
+            self.put(f"const row_{name} = {self.new([COLUMN])};")
+        with self.loops(axis for axis in plan.axes if axis != COLUMN):
             for each in plan.passes:
                 self.row(each)
             for name in plan.last:
                 self.step(name)
+        self.columns = "columns"
         self.stored |= {array.name: (f"to_{array.name}", array.axes) for array in plan.writes}
         for name in plan.tail:
             self.whole(name)
-        results = (f"{name}: {self.stored[name][0]}" for name in plan.results)
-        self.put(f"return {{ {', '.join(results)} }};")
-        asked, sizes = self.find_sizes()
-        names = [name if name == self.variable(name) else f"{name}: {self.variable(name)}" for name in self.inputs]
-        yield f"function {plan.name}({{ {', '.join([*names, *asked])} }}) {{"
-        source = "\n".join(self.body)
-        for name in HELPERS:
-            if f"{name}(" in source:
-                yield from (f"  {line}" for line in HELPERS[name].splitlines())
-        yield from (*sizes, source, "}")
+        self.put(f"return {{ {', '.join(f'{name}: {self.stored[name][0]}' for name in plan.results)} }};")
+        lengths = {axes: variable for name, (variable, axes) in inputs.items() if name not in self.drawn}
+        sizes = {axis: self.size(axis) for axis in dict.fromkeys(self.sized)}
+        names = [name if name == variable else f"{name}: {variable}" for name, (variable, _) in inputs.items()]
+        names += [size for axis, size in sizes.items() if (axis,) not in lengths]
+        yield f"function {plan.name}({{ {', '.join(names)} }}) {{"
+        yield from (text for name, text in HELPERS.items() if any(f"{name}(" in line for line in self.body))
+        yield from (f"  const {sizes[axis]} = {lengths[axis,]}.length;" for axis in sizes if (axis,) in lengths)
+        yield from (*self.body, "}")
 
-    def find_sizes(self) -> tuple[list[str], list[str]]:
-        """The sizes that have to be given, and lines with those that follow from the lengths of inputs."""
-        asked, lines, known = [], [], set()
-        arrays = [array for array in self.inputs.values() if array.axes and array.kind != "bits"]
-        while open_ones := sorted({*self.sized} - known, key=lambda axis: (axis != COLUMN, axis)):
-            for array in arrays:
-                others = [axis for axis in array.axes if axis in known]
-                (axis, *more) = [axis for axis in array.axes if axis not in known] or [""]
-                if axis in open_ones and not more:
-                    length = " / ".join([f"{self.variable(array.name)}.length", *map(self.size, others)])
-                    lines.append(f"  const {self.size(axis)} = {length};")
-                    break
-            else:
-                axis = open_ones[0]
-                asked.append(self.size(axis))
-            known.add(axis)
-        return asked, lines
-
-    def put(self, line: str, text: str = "") -> None:
-        self.body.append(f"{'  ' * self.depth}{line}{text and f' // {text}'}")
+    def size(self, axis: str) -> str:
+        return "2" if axis == HALF else super().size(axis)
 
     @contextmanager
-    def loop(self, axes: Iterator[str] | Sequence[str]) -> Iterator[None]:
+    def loops(self, axes: Iterable[str]) -> Iterator[None]:
         """Loops over axes, around the lines that are put inside."""
         depth = self.depth
         for axis in axes:
             at = self.place(axis)
-            self.put(f"for (let {at} = 0; {at} < {self.counted(axis)}; {at}++) {{")
+            self.put(f"for (let {at} = 0; {at} < {self.size(axis)}; {at}++) {{")
             self.depth += 1
         yield
         while self.depth > depth:
             self.depth -= 1
             self.put("}")
 
-    def counted(self, axis: str) -> str:
-        self.sized.append(axis)
-        return self.size(axis)
-
-    def new(self, array: Array) -> str:
-        kind = "Uint8Array" if array.kind == "bool" else "Float64Array"
-        return f"new {kind}({' * '.join(map(self.counted, array.axes))})"
+    def new(self, axes: Sequence[str]) -> str:
+        return f"new Float64Array({' * '.join(map(self.size, axes))})"
 
     def row(self, each: Pass) -> None:
         """The lines of a pass over a row."""
@@ -149,22 +117,18 @@ class Printer(Expressions):
             self.step(name)
         for name in each.sums:
             self.put(f"let {name} = {'-Infinity' if sums[name].function == 'max' else '0'};")
-        if not (each.sums or each.totals or each.stores):
-            return
-        with self.loop([COLUMN]):
+        with self.loops([COLUMN] if each.sums or each.totals or each.stores else []):
             for name in each.kept:
                 self.put(f"const {self.variable(name)} = row_{name}[c];")
             for name in each.steps:
                 self.step(name)
                 if name in each.keep:
                     self.put(f"row_{name}[c] = {self.variable(name)};")
-            for name in each.sums:
+            for name in (*each.sums, *each.totals):
+                to = self.element(f"to_{name}", sums[name].axes, sums[name].at) if sums[name].at else name
                 term = self.text(sums[name].tree)
                 more = f"= Math.max({name}, {term})" if sums[name].function == "max" else f"+= {term}"
-                self.put(f"{name} {more};", sums[name].text)
-            for name in each.totals:
-                to = self.element(f"to_{name}", sums[name].axes, sums[name].at or ())
-                self.put(f"{to} += {self.text(sums[name].tree)};", sums[name].text)
+                self.put(f"{to} {more};", sums[name].text)
 
     def step(self, name: str) -> None:
         """The lines that compute a value of the loops."""
@@ -177,47 +141,41 @@ class Printer(Expressions):
     def whole(self, name: str) -> None:
         """The lines that compute a value of the head or the tail, number by number."""
         value, variable = self.plan.values[name], self.variable(name)
-        axes = max(self.axes_in(value.tree), key=len, default=())
+        axes = self.arrays[name].axes if name in self.arrays else self.axes_in(value.tree)
         if value.tree[0] == "sum":
-            self.put(f"const {variable} = to_{value.tree[1]};", value.text)
-        elif not axes:
-            self.put(f"const {variable} = {self.text(value.tree)};", value.text)
+            variable = f"to_{value.tree[1]}"
         else:
-            axes = self.arrays[name].axes if name in self.arrays else axes
-            self.put(f"const {variable} = {self.new(Array(name, axes))};", value.text)
-            with self.loop(axes):
+            self.put(f"const {variable} = {self.new(axes) if axes else self.text(value.tree)};", value.text)
+        if value.tree[0] != "sum" and axes:
+            with self.loops(axes):
                 self.put(f"{self.element(variable, axes)} = {self.text(value.tree)};")
         self.stored[name] = variable, axes
 
-    def axes_in(self, tree: Node) -> list[tuple[str, ...]]:
-        """The axes of the arrays in a tree of the head or the tail, apart from those in sums over all rows."""
-        if tree[0] in ("value", "sum", "load"):
-            return [self.stored[tree[1]][1]]
-        parts = [part for part in tree if isinstance(part, tuple)] if tree[0] != "over" else []
-        return [axes for part in parts for axes in (self.axes_in(part) if part else [])]
+    def axes_in(self, tree: Any) -> tuple[str, ...]:
+        """The axes of a tree of the head or the tail: those of the array in it that has most."""
+        if not isinstance(tree, tuple) or tree[:1] == ("over",):
+            return ()
+        if tree and tree[0] in ("value", "sum", "load"):
+            return self.stored[tree[1]][1]
+        return max(map(self.axes_in, tree), key=len, default=())
 
     def total(self, function: str, tree: Node) -> str:
-        """The variable of a sum over all rows, computed by lines that are put here."""
-        axes = max(self.axes_in(tree), key=len, default=())
-        name = f"total{len(self.body)}"
+        """The variable of a sum over all rows, which is computed by lines that are put here."""
+        axes, name = self.axes_in(tree), f"total{len(self.body)}"
         self.put(f"let {name} = 0;")
-        with self.loop(axes):
+        with self.loops(axes):
             self.put(f"{name} += {self.text(tree)};")
-        if function == "mean":
-            self.put(f"{name} /= {' * '.join(map(self.counted, axes))};")
-        return name
+        return name if function == "sum" else f"({' / '.join([name, *map(self.size, axes)])})"
 
     def element(self, variable: str, axes: Sequence[str], places: Sequence[Node] | None = None) -> str:
         """The element of an array at these places, by default at those of the loops."""
-        return f"{variable}[{self.text(self.index(axes, places))}]" if axes else variable
-
-    def index(self, axes: Sequence[str], places: Sequence[Node] | None = None) -> Node:
-        """The place in a typed array, whose rows follow each other."""
         index: Node = ("num", 0.0)
         for axis, place in zip(axes, places or [("at", axis) for axis in axes], strict=True):
             before = ("*", index, ("size", axis))
             index = place if index == ("num", 0.0) else before if place == ("num", 0.0) else ("+", before, place)
-        return index
+        if variable in self.drawn:
+            return f"drawn({variable}, {self.text(index)})"
+        return f"{variable}[{self.text(index)}]" if axes else variable
 
     def leaf(self, kind: str, parts: list) -> tuple[str, int]:
         if kind == "at":
@@ -229,15 +187,5 @@ class Printer(Expressions):
         if kind == "if":
             tests = " && ".join(self.test(*condition) for condition in parts[0])
             return f"{tests} ? {self.text(parts[1])} : {self.text(parts[2])}", LOWEST
-        name, places = parts[0], parts[1] if kind == "load" else None
-        if name not in self.stored:
-            return self.variable(name), ATOM
-        variable, axes = self.stored[name]
-        if name in self.arrays and self.arrays[name].kind == "bits":
-            return f"drawn({variable}, {self.text(self.index(axes, places))})", ATOM
-        return self.element(variable, axes, places), ATOM
-
-    def expression(self, tree: Node) -> tuple[str, int]:
-        if tree[0] == "size":
-            self.sized.append(tree[1])
-        return super().expression(tree)
+        variable, axes = self.stored.get(parts[0], (self.variable(parts[0]), ()))
+        return self.element(variable, axes, parts[1] if kind == "load" else None), ATOM

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
@@ -28,29 +27,38 @@ class NumbaTarget:
 
     def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
         wide = np.float64 if dtype == np.float64 else np.float32
-        function = loops(numba_source(plan), plan.name, wide)
+        function = loops(numba_source(plan), plan.name, wide, plan.in_place)
+
+        drawn = [i for i, array in enumerate(plan.reads) if array.kind == "bits"]
+        half, scalars = dtype.kind == "V", [i for i, array in enumerate(plan.reads) if not array.axes]
 
         def run(reads: list, numbers: list, writes: list) -> bool:
-            arrays = (x.start if isinstance(x, Bits) else as_bits(x) if np.ndim(x) else wide(x) for x in reads)
-            return function(*arrays, *map(wide, numbers), *map(as_bits, writes)) == 0
+            for i in drawn:
+                reads[i] = reads[i].start
+            for i in scalars:
+                reads[i] = wide(reads[i])
+            if half:
+                reads, writes = (
+                    [as_bits(x) if type(x) is np.ndarray else x for x in reads],
+                    [as_bits(x) for x in writes],
+                )
+            return function(*reads, *map(wide, numbers), *writes) == 0
 
         return run
 
 
 @cache
-def loops(source: str, name: str, wide: Any) -> Any:
-    """The compiled function of a source that computes in the type `wide`.
+def loops(source: str, name: str, wide: Any, exact: bool) -> Any:
+    """The compiled function of a source that computes in the type `wide`. exact: whether each operation is rounded as
+    NumPy rounds it; then steps of an optimizer give the same weights whether they are compiled or not.
 
     Numba keeps compiled code on disk by file, name and line. The file is this one, and the name has a checksum of the source.
     """
     unique = f"{name}_{sha256(source.encode()).hexdigest()[:12]}_{np.dtype(wide).name}"
     space = {"__name__": __name__, "np": np, "R": wide, "plus": plus, "maximum_of_row": numba_rows.maximum_of_row}
-    space |= {key: getattr(numba_math, key) for key in ("read", "narrow", "exp", "draw")} | {
-        "log": np.log,
-        "tanh": np.tanh,
-        "sin": np.sin,
-        "cos": np.cos,
-        "erf": math.erf,
+    space |= {
+        name: getattr(numba_math, name) for name in ("read", "narrow", "column_of", "draw", "exp", "log", "tanh", "erf")
     }
+    space |= {"sin": np.sin, "cos": np.cos}
     exec(compile(source.replace(f"def {name}(", f"def {unique}(", 1), __file__, "exec"), space)
-    return compiled(space[unique])
+    return compiled(space[unique], () if exact else ("contract",))

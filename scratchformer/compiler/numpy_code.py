@@ -7,14 +7,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..notation.grammar import Node, walk
+from .axes import HALF
 from .plan import Pass, Plan
 from .text import ATOM, LEVELS, PRODUCT, SUM, Expressions
 from .trees import COLUMN
 
 __all__ = ["numpy_source"]
 
-BLOCK = 1 << 15  # numbers of a block: a few arrays of this size fit in the second-level cache
+BLOCK = 1 << 16  # numbers of a block: a few arrays of this size fit in the second-level cache
 CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "floor")
+OTHER_HALF = ("-", ("num", 1.0), ("at", HALF))
+PLAIN = (OTHER_HALF, ("num", 0.0))  # places that are slices
 UFUNCS = {"+": "np.add", "-": "np.subtract", "*": "np.multiply", "/": "np.divide", "neg": "np.negative"}
 
 
@@ -29,7 +32,7 @@ def numpy_source(plan: Plan) -> str:
 
 class Printer(Expressions):
     calls = {**{name: f"np.{name}" for name in CALLS}, "max": "np.maximum", "min": "np.minimum"}  # noqa: RUF012
-    reserved = (*keyword.kwlist, "R", "np", "first", "step", "finite", "erf", "drawn")
+    reserved = (*keyword.kwlist, "R", "np", "first", "step", "finite", "ones", "erf", "drawn")
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, 2)
@@ -53,10 +56,13 @@ class Printer(Expressions):
             array = next(a for a in self.arrays.values() if axis in a.axes and a.kind != "bits")
             name = self.variable(array.name) if array in plan.reads else f"to_{array.name}"
             yield f"    {self.size(axis)} = {name}.shape[{array.axes.index(axis)}]"
-        if any("R(" in line or "R)" in line for line in self.body):
+        source = "\n".join(self.body)
+        if "R(" in source or "R)" in source or "ones[" in source:
             yield f"    R = to_{plan.writes[0].name}.dtype.type"
         width = " * ".join(map(self.size, others))
         yield f"    step = {f'max(1, {BLOCK} // ({width}))' if others else BLOCK}"
+        if "ones[" in source:
+            yield "    ones = np.ones(max(step, columns), R)  # a sum is a product with them"
         yield "    finite = True"
         yield f"    for first in range(0, {self.size(outer)}, step):"
         yield f"        {self.place(outer)} = slice(first, min(first + step, {self.size(outer)}))"
@@ -76,7 +82,10 @@ class Printer(Expressions):
             left = [axis for axis in self.plan.axes if ("at", axis) in at]
             if list(at) == [("at", axis) for axis in left]:
                 over = ", ".join(str(i) for i, axis in enumerate(self.plan.axes) if axis not in left)
-                self.put(f"{self.view(f'to_{name}', left)} += np.sum({self.text(total.tree)}, axis=({over},))", total.text)
+                rows = f"ones[: {self.place(self.plan.axes[0])}.stop - first] @ {self.text(total.tree, ATOM)}"
+                summed = rows if over == "0" and len(left) == 1 else f"np.sum({self.text(total.tree)}, axis=({over},))"
+                to = f"to_{name}[{self.place(left[0])}]" if left[0] == self.plan.axes[0] else f"to_{name}"
+                self.put(f"{to} += {summed}", total.text)
             else:
                 self.put(f"np.add.at(to_{name}, ({self.whole(*at)}), {self.text(total.tree)})", total.text)
 
@@ -89,7 +98,9 @@ class Printer(Expressions):
             self.counts[tree[1]] += tree[1][0] in LEVELS
         if function == "sum" and tree[0] == "*" and all(map(self.has_column, tree[1:])):
             return f"np.vecdot({self.text(tree[1])}, {self.text(tree[2])})[..., None]"
-        return f"np.{function}({self.text(tree)}, axis=-1, keepdims=True)"
+        if function == "sum":
+            return f"({self.text(tree, PRODUCT)} @ ones[:columns])[..., None]"
+        return f"np.max({self.text(tree)}, axis=-1, keepdims=True)"
 
     def has_column(self, tree: Node) -> bool:
         values = self.plan.values
@@ -123,14 +134,15 @@ class Printer(Expressions):
 
     def view(self, name: str, axes: Sequence[str], places: Sequence[Node] | None = None) -> str:
         """The part of an array that belongs to the block, with axes of size 1 where it lacks some."""
-        places = places or [("at", axis) for axis in axes]
-        order = [axis for axis in self.plan.axes if axis in axes]
-        parts = {axis: ":" if place[0] == "at" else "0:1" for axis, place in zip(axes, places, strict=True)}
-        if list(axes) != order or any(p not in (("at", a), ("num", 0.0)) for a, p in zip(axes, places, strict=True)):
-            return f"{name}[{self.whole(*places)}]"
-        if parts.get(self.plan.axes[0]) == ":":
-            parts[self.plan.axes[0]] = self.place(self.plan.axes[0])
-        indices = [parts.get(axis, "None") for axis in self.plan.axes[self.plan.axes.index(order[0]) :]] if order else []
+        loops = [*self.plan.axes]
+        parts = {}
+        for axis, place in zip(axes, places or [("at", axis) for axis in axes], strict=True):
+            axis = place[1] if place[0] == "at" else HALF if place == OTHER_HALF else axis
+            part = {"at": ":", "-": "::-1"}.get(place[0], "0:1") if place in (*PLAIN, ("at", axis)) else ""
+            parts[axis] = self.place(axis) if part == ":" and axis == loops[0] else part
+        if "" in parts.values() or [*parts] != [axis for axis in loops if axis in parts] or len(parts) < len(axes):
+            return f"{name}[{self.whole(*(places or ()))}]"
+        indices = [parts.get(axis, "None") for axis in loops[loops.index([*parts][0]) :]] if parts else []
         while indices and indices[-1] == ":":
             indices.pop()
         return f"{name}[{', '.join(indices)}]" if indices else name
@@ -160,7 +172,9 @@ class Printer(Expressions):
             holds = " & ".join(self.test(*condition) for condition in parts[0])
             if parts[1:] == [("num", 1.0), ("num", 0.0)]:
                 return f"({holds}).astype(R)", ATOM
-            branches = [f"R({self.text(part)})" if part[0] in ("num", "number") else self.text(part) for part in parts[1:]]
+            branches = [
+                f"R({self.text(part)})" if part[0] in ("num", "number") else self.text(part) for part in parts[1:]
+            ]
             return f"np.where({holds}, {', '.join(branches)})", ATOM
         array = self.arrays[parts[0]]
         if array.kind == "bits":

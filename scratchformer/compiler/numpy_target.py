@@ -9,11 +9,17 @@ from typing import Any
 import numpy as np
 
 from ..backend import erf
+from ..notation.grammar import walk
 from ..rng import GAMMA, Bits
+from .derivation import Pair
 from .numpy_code import numpy_source
 from .plan import Plan
+from .trees import COLUMN, LOOPS
 
-__all__ = ["NumpyTarget"]
+__all__ = ["NumpyTarget", "saves_time"]
+
+CHAIN = 10  # operations on whole arrays in forward and backward, from which blocks are faster
+ON_ARRAYS = ("+", "-", "*", "/", "^", "neg", "mod", "call", "if")
 
 
 class NumpyTarget:
@@ -34,6 +40,19 @@ class NumpyTarget:
                 return bool(function(*arrays, *numbers, *writes))
 
         return run
+
+
+def saves_time(pair: Pair) -> bool:
+    """Whether blocks are faster than whole arrays: for a long chain without a condition on the place in a row."""
+    steps = 0
+    for plan in filter(None, pair[:2]):
+        trees = [value.tree for value in plan.values.values() if value.stage == LOOPS and COLUMN in value.axes]
+        trees += [each.tree for each in plan.sums.values()]
+        nodes = [node for tree in trees for node in walk(tree)]
+        if any(node[0] == "if" and ("at", COLUMN) in [*walk(node[1])] for node in nodes):
+            return False
+        steps += len(plan.sums) + sum(node[0] in ON_ARRAYS for node in nodes)
+    return steps >= CHAIN
 
 
 def drawn(bits: Bits, block: slice, shape: tuple[int, ...]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,8 +33,8 @@ def compiled(op: Any, op_backward: Any) -> tuple[Any, Any]:
     derivation.compile()
     if (first := next(iter(derivation.arguments))) not in derivation.arrays:
         raise CompileError(
-            f"{op.__name__}: the first argument, {first}, must be an array with an index in the equations: the loops are "
-            "chosen by its type"
+            f"{op.__name__}: the first argument, {first}, must be an array with an index in the equations: its type "
+            "says which loops run"
         )
     for target in [] if turned_off() else targets():
         twin = Compared(op, op_backward, target)
@@ -71,9 +70,9 @@ class Compared(Twin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         y, kept = super().forward(*args, **kwargs)
-        if type(kept) is Kept and id(kept.pair) not in self.compared:
+        if type(kept) is Kept and id(kept.call.pair) not in self.compared:
             self.compare([in_float64(x) for x in args], {name: in_float64(x) for name, x in kwargs.items()})
-            self.compared.add(id(kept.pair))
+            self.compared.add(id(kept.call.pair))
         return y, kept
 
     def compare(self, args: list, kwargs: dict[str, Any]) -> None:
@@ -84,13 +83,13 @@ class Compared(Twin):
         expected, cache = self.op.reference(*args, **kwargs)
         dy = self.target.xp.asarray(np.random.default_rng(0).standard_normal(y.shape))[()]
         gradients, returned = self.backward(dy, kept), self.op_backward.reference(dy, cache)
-        names = [name for name in kept.pair.backward.results]
+        names = [name for name in kept.call.pair.backward.results]
         if (several := len(names)) > 1 and not (isinstance(returned, tuple) and len(returned) == several):
             raise self.wrong(f"the equations give the gradients {', '.join(names)}, and the backward returns others")
         if several == 1:
             gradients, returned = (gradients,), (returned,)
         scale = max(self.largest(x) for x in (dy, *args, *kwargs.values()))
-        self.expect_close(kept.pair.forward.results[0], y, expected, scale)
+        self.expect_close(kept.call.pair.forward.results[0], y, expected, scale)
         for name, gradient, other in zip(names, gradients, returned, strict=True):
             self.expect_close(name, gradient, other, scale)
 
@@ -116,8 +115,8 @@ class Compared(Twin):
     def wrong(self, what: str) -> DerivationError:
         name = self.op.__name__
         return DerivationError(
-            f"{name}: the derivation and the code differ: {what}. `check_derivation({name}, {name}_backward, ...)` on small "
-            "arrays says which equation is wrong"
+            f"{name}: the derivation and the code differ: {what}. `check_derivation({name}, {name}_backward, ...)` on "
+            "small arrays says which equation is wrong"
         )
 
 

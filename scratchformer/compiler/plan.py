@@ -52,6 +52,7 @@ class Plan(NamedTuple):
     places: tuple[tuple[str, str], ...]  # arrays of places, each with the axis that it has places on
     values: Mapping[str, Value]
     sums: Mapping[str, Sum]
+    in_place: bool = False  # whether a load from an array in `writes` gives what is there before the loops
 
 
 def make_plan(

@@ -24,10 +24,12 @@ class Expressions:
     relations: Mapping[str, str] = {"=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "<": "<", ">": ">"}
     reserved: Collection[str] = ()  # names that variables must not have
     comment, indent = "#", "    "
+    columns = "columns"  # the size of the column
 
     def __init__(self, plan: Plan, depth: int) -> None:
         self.plan, self.depth = plan, depth
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
+        self.drawn = {self.variable(array.name) for array in plan.reads if array.kind == "bits"}
         self.body: list[str] = []
         self.sized: list[str] = []  # the axes whose sizes occur
 
@@ -38,7 +40,7 @@ class Expressions:
     def size(self, axis: str) -> str:
         """The variable that holds the size of an axis."""
         self.sized.append(axis)
-        return {COLUMN: "columns", ROW: "rows"}.get(axis, axis.upper())
+        return {COLUMN: self.columns, ROW: "rows"}.get(axis, axis.upper())
 
     def place(self, axis: str) -> str:
         """The variable that holds the place on an axis."""

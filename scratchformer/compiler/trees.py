@@ -132,6 +132,10 @@ class Lowering:
 
     def lower(self, node: Node, places: dict[str, Node]) -> Value:
         """The value of a node of an equation."""
+        value = self.value_of(node, places)
+        return value if value.text else value._replace(text=spelled(node))
+
+    def value_of(self, node: Node, places: dict[str, Node]) -> Value:
         kind = node[0]
         if kind == "num":
             return Value(("num", float(node[1])))
@@ -150,6 +154,7 @@ class Lowering:
             return self.choose(((("num", 1.0, "1"), conditions),), ("num", 0.0, "0"), places)
         if kind == "call":
             value = self.join([self.lower(part, places) for part in node[2]], lambda *trees: ("call", node[1], trees))
+            value = value._replace(text=spelled(node))
             return self.under_a_name(value, node[1]) if node[1] in SLOW and COLUMN in value.axes else value
         if kind in ("floor", "abs"):
             return self.join([self.lower(node[1], places)], lambda *trees: ("call", kind, trees))
@@ -226,12 +231,15 @@ class Lowering:
         """a/b. What has no column is inverted once, and each column multiplied by it."""
         if COLUMN in a.axes and COLUMN not in b.axes:
             inverse = self.join([Value(("num", 1.0)), b], lambda *trees: ("/", *trees))
+            inverse = inverse._replace(text=f"1/({b.text})" if " " in b.text else f"1/{b.text}")
             return self.join([a, inverse], lambda *trees: ("*", *trees))
         return self.join([a, b], lambda *trees: ("/", *trees))
 
     def under_a_name(self, value: Value, prefix: str) -> Value:
         """The value with a name in place of its tree. prefix: of the name; "k" is for values of the head only."""
         if prefix == "k" and value.stage != HEAD:
+            return value
+        if value.tree in (("size", COLUMN), ("size", ROW)):
             return value
         if value.tree[0] == "value" or (prefix != "row" and value.tree[0] in ("num", "number", "load", "sum", "at")):
             return value
@@ -284,7 +292,7 @@ class Lowering:
         value = self.under_a_name(value, "k")
         entry = Sum("max" if function == "max" else "sum", value.tree, value.level, None, (), spelled(node))
         total = Value(("sum", self.register(entry)), LOOPS, value.level + 1, value.axes - axes)
-        size = Value(("size", COLUMN))
+        size = Value(("size", COLUMN), text="columns")
         return self.quotient(total, size) if function == "mean" else total
 
     def of_rows(self, node: Node, value: Value) -> Value:

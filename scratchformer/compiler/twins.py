@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .. import dispatch
-from ..dispatch import Operation, TwinCache
+from ..dispatch import Operation
 from ..notation.grammar import Node
 from . import CompileError
 from .axes import HALF, reordered
 from .derivation import Derivation, Pair
-from .plan import Plan
+from .plan import Plan, names
 from .trees import COLUMN, ROW, Array
 
 __all__ = ["Target", "add_twins"]
@@ -36,6 +35,7 @@ SIGNS: Mapping[str, Callable] = {
     "≤": operator.le,
     "≥": operator.ge,
 }
+CALLS = 256  # the most shapes that a twin remembers
 FUNCTIONS = {"max": "maximum", "min": "minimum"}  # what the array library calls those of the notation
 
 
@@ -86,9 +86,8 @@ class Shape(NamedTuple):
 class Kept(NamedTuple):
     """What a forward leaves to its backward."""
 
-    pair: Pair
+    call: Call
     values: dict[str, Any]  # by name
-    shape: Shape
 
 
 def add_twins(op: Operation, op_backward: Operation | None, target: Target, fast: bool = True) -> Twin:
@@ -105,8 +104,9 @@ class Twin:
 
     def __init__(self, op: Operation, op_backward: Operation | None, target: Target) -> None:
         self.op, self.op_backward, self.target = op, op_backward, target
-        self.loops: dict[tuple[int, np.dtype], Callable] = {}  # by plan; the derivation keeps the plans
-        self.plans: dict[tuple[int, tuple[str, ...]], Plan] = {}  # in another order
+        self.given = getattr(op, "given", None)
+        self.loops: dict[tuple[int, np.dtype], Callable] = {}
+        self.call = lru_cache(CALLS)(self.make_call)
 
     @cached_property
     def derivation(self) -> Derivation:
@@ -129,177 +129,261 @@ class Twin:
         return {name: array for name, array in self.derivation.arrays.items() if name in arguments and name in reads}
 
     @cached_property
-    def defaults(self) -> dict[str, Any]:
-        parameters = self.derivation.signature.parameters.values()
-        return {name: p.default for name, p in zip(self.derivation.arguments, parameters, strict=True)}
+    def names(self) -> tuple[str, ...]:
+        """What equations call the arguments."""
+        return tuple(self.derivation.arguments)
 
     @cached_property
-    def canonical(self) -> dict[str, str]:
-        return {original: name for name, original in self.derivation.arguments.items()}
+    def parameters(self) -> list[tuple[str, Any]]:
+        """The names and defaults of the arguments."""
+        return [(name, each.default) for name, each in self.derivation.signature.parameters.items()]
 
-    def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by the names that equations have for them."""
-        by_name = {self.canonical[name]: value for name, value in kwargs.items()}
-        return {**self.defaults, **dict(zip(self.defaults, args, strict=False)), **by_name}
+    def in_order(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple:
+        """All arguments, in the order of the operation's."""
+        if len(args) == len(self.parameters):
+            return args
+        return (*args, *[kwargs.get(name, default) for name, default in self.parameters[len(args) :]])
+
+    def signature(self, args: tuple) -> tuple:
+        """What of the arguments decides which loops run: of an array its shape and type, an option, of others the type."""
+        kind = self.target.kind
+        return tuple(
+            [
+                (x.shape, x.dtype) if type(x) is kind else x if x is None or isinstance(x, (str, bool)) else type(x)
+                for x in args
+            ]
+        )
 
     def fits(self, *args: Any, **kwargs: Any) -> bool:
         """Whether the loops can compute with these arguments: arrays of one type, whose sizes go together."""
-        shape = self.shape(self.named(args, kwargs)) if self.arrays else None
-        return shape is not None and self.target.takes(shape.dtype)
+        return bool(self.arrays) and self.call(self.signature(self.in_order(args, kwargs))) is not None
 
-    def shape(self, values: Mapping[str, Any]) -> Shape | None:
+    def make_call(self, signatures: tuple) -> Call | None:
+        """The plans for arguments of these shapes and types, see `signature`; None if the loops cannot compute with them."""
+        arguments = dict(zip(self.names, signatures, strict=True))
+        shape = self.shape(arguments)
+        if shape is None or not self.target.takes(shape.dtype):
+            return None
+        others = {name: arguments[name] for name in self.names if name not in self.arrays}
+        numbers = tuple(name for name, kind in others.items() if isinstance(kind, type) and is_number(kind))
+        options = {name: value for name, value in others.items() if name not in numbers}
+        deciding = tuple((name, value) for name, value in options.items() if name in self.derivation.deciding)
+        try:
+            pair = self.derivation.pair(numbers, deciding)
+        except CompileError:  # with other options than by default
+            return None
+        odd = HALF in pair.forward.axes and shape.sizes[COLUMN] % 2
+        return None if odd else Call(self, pair, shape, numbers, signatures)
+
+    def shape(self, arguments: Mapping[str, Any]) -> Shape | None:
         """The sizes of the axes; None if the arrays do not go together, or one is empty."""
         sizes: dict[str, int] = {}
         lead: tuple[int, ...] | None = None
         dtype = None
         for name, array in self.arrays.items():
-            x = values[name]
-            if type(x) is not self.target.kind or not x.size:
+            if type(arguments[name]) is not tuple:  # no array of this library
+                return None
+            shape, given = arguments[name]
+            if 0 in shape:
                 return None
             if array.kind == "integer":
-                if x.dtype.kind not in "iu":
+                if given.kind not in "iu":
                     return None
-            elif x.dtype.kind not in "biu":
-                if dtype not in (None, x.dtype):
+            elif given.kind not in "biu":
+                if dtype not in (None, given):
                     return None
-                dtype = x.dtype
+                dtype = given
             axes = [axis for axis in array.axes if axis != ROW]
-            before = x.ndim - len(axes)
+            before = len(shape) - len(axes)
             if before < 0 or (before and ROW not in array.axes):
                 return None
             if ROW in array.axes:
-                if lead not in (None, x.shape[:before]):
+                if lead not in (None, shape[:before]):
                     return None
-                lead = x.shape[:before]
-            for axis, size in zip(axes, x.shape[before:], strict=True):
+                lead = shape[:before]
+            for axis, size in zip(axes, shape[before:], strict=True):
                 if sizes.setdefault(axis, size) != size:
                     return None
         return None if dtype is None else Shape({**sizes, ROW: math.prod(lead or ())}, lead or (), dtype)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        values = self.named(args, kwargs)
-        shape = self.shape(values)
-        assert shape is not None  # the arguments fit
-        given = getattr(self.op, "given", None)
-        if given is not None:
-            values |= given(*(values[name] for name in self.defaults)) or {}
-        pair, others = self.pair(values)
-        results = self.run(pair.forward, values, shape)
-        if results is None:
-            return self.op.reference(*args, **kwargs)
-        if pair.backward is None:
+        args = self.in_order(args, kwargs)
+        call = self.call(self.signature(args))
+        assert call is not None  # the arguments fit
+        values = dict(zip(self.names, args, strict=True))
+        if self.given is not None and not call.is_checked(values):
+            known = self.given(*args)
+            if known is not None:
+                values |= known
+            elif not call.has_integers:
+                call.checked = call.numbers_of(values)
+        results, finite = call.forward(values)
+        if not finite:
+            return self.op.reference(*args)
+        if call.pair.backward is None:
             return None
-        values |= dict(zip(pair.forward.results, results, strict=True))
-        kept = {name: values[name] for name in pair.kept} | others
         y = results[0]
-        return y.astype(shape.dtype, copy=False) if y.ndim else y, Kept(pair, kept, shape)
-
-    def pair(self, values: Mapping[str, Any]) -> tuple[Pair, dict[str, Any]]:
-        """The plans for these values of arguments, and the numbers and options on which they depend."""
-        others = [name for name in self.defaults if name not in self.arrays]
-        numbers = {name: values[name] for name in others if is_number(values[name])}
-        options = {name: values[name] for name in others if name not in numbers and name in self.derivation.deciding}
-        return self.derivation.pair(tuple(numbers), tuple(options.items())), numbers | options
-
-    def cache_of(self, values: Mapping[str, Any], like: TwinCache) -> TwinCache:
-        """The cache that `forward` would leave with these values, for the y of another cache."""
-        pair, others = self.pair({**self.defaults, **values})
-        kept = Kept(pair, {name: values[name] for name in pair.kept} | others, like.kept.shape)
-        backward = self.backward if self.op_backward else None
-        twin = dispatch.Twin(self.op.__name__, self.fits, self.forward, backward)
-        return TwinCache(twin, kept, like.shape, like.dtype)
+        y = y.astype(call.shape.dtype) if y.ndim and y.dtype != call.shape.dtype else y
+        return y, Kept(call, {name: values[name] for name in call.kept})
 
     def backward(self, dy: Any, kept: Any, out: Any = None) -> Any:
         """The gradients. out: an array to which the only gradient, a sum over rows, is added."""
-        if type(kept) is not Kept:  # the cache of the reference, which took over after an overflow
-            return self.op_backward.reference(dy, kept) if out is None else self.op_backward.reference(dy, kept, out)
-        pair, values, shape = kept
-        results = self.run(pair.backward, {**values, self.derivation.gradient: dy}, shape, out)
+        if type(kept) is not Kept:  # but the reference's cache, since a sum of the forward was not finite
+            assert self.op_backward is not None
+            return self.op_backward.reference(*((dy, kept) if out is None else (dy, kept, out)))
+        call, values = kept
+        results, _ = call.backward({**values, self.derivation.gradient: dy}, out)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def in_order_of_memory(self, plan: Plan, values: Mapping[str, Any]) -> Plan:
-        """The plan with its loops over rows in the order in which the first array with all rows lies in memory."""
-        rows = [axis for axis in plan.axes if axis not in (COLUMN, HALF)]
-        if len(rows) < 2:
-            return plan
-        array = next((array for array in plan.reads if {*rows} <= {*array.axes}), None)
-        if array is None or values[array.name].ndim != len(without_half(array.axes)):
-            return plan
-        strides = dict(zip(without_half(array.axes), values[array.name].strides, strict=True))
-        order = (*sorted(rows, key=lambda axis: -strides[axis]), *plan.axes[len(rows) :])
-        if order == plan.axes:
-            return plan
-        if (id(plan), order) not in self.plans:
-            self.plans[id(plan), order] = reordered(plan, order)
-        return self.plans[id(plan), order]
 
-    def run(self, plan: Plan, values: Mapping[str, Any], shape: Shape, out: Any = None) -> list | None:
-        """The results of a plan; None if a sum was not finite. out: see `backward`."""
-        xp, wide, flat = self.target.xp, shape.wide, plan.axes == (COLUMN,)
-        env = dict(values)
+class Call:
+    """The plans of an operation for arguments of certain shapes and types, which are its signatures."""
+
+    def __init__(self, twin: Twin, pair: Pair, shape: Shape, numbers: tuple[str, ...], signatures: tuple) -> None:
+        self.twin, self.pair, self.shape, self.numbers, self.signatures = twin, pair, shape, numbers, signatures
+        self.kept = (*pair.kept, *numbers)
+        self.has_integers = any(array.kind == "integer" for array in twin.arrays.values())
+        self.checked: tuple | None = None  # the numbers for which `given` has accepted these shapes and types
+
+    def numbers_of(self, values: Mapping[str, Any]) -> tuple:
+        return tuple([values[name] for name in self.numbers])
+
+    def is_checked(self, values: Mapping[str, Any]) -> bool:
+        return self.checked is not None and self.checked == self.numbers_of(values)
+
+    @cached_property
+    def forward(self) -> Run:
+        return Run(self.twin, self.pair.forward, self.shape)
+
+    @cached_property
+    def backward(self) -> Run:
+        assert self.pair.backward is not None
+        return Run(self.twin, self.pair.backward, self.shape)
+
+
+class Run:
+    """A plan for arrays of certain shapes: called with values by name, it gives its results, and whether all sums were
+    finite. It adds to the values what the loops wrote.
+
+    given: the plan whose axes are those of the values, if this one has them in another order.
+    """
+
+    def __init__(self, twin: Twin, plan: Plan, shape: Shape, given: Plan | None = None) -> None:
+        key = id(plan), shape.dtype  # the derivation, or the dictionary of orders, keeps the plan
+        if key not in twin.loops:
+            twin.loops[key] = twin.target.loops(plan, shape.dtype)
+        self.loops, self.plan, self.shape, self.twin = twin.loops[key], plan, shape, twin
+        self.xp, self.orders = twin.target.xp, {plan.axes: self}
+        wide, flat = shape.wide, plan.axes == (COLUMN,)  # if flat, all axes of an array are one
+        before = given or plan
+        self.rows = [axis for axis in plan.axes if axis not in (COLUMN, HALF)]
+
+        self.known: dict[str, Any] = {}  # what depends on sizes only
+        self.head = []
         for name in plan.head:
-            env[name] = evaluate(plan.values[name].tree, env, shape, xp)
-        given, plan = plan, self.in_order_of_memory(plan, env)
-        pairs = zip(given.reads, plan.reads, strict=True)
-        reads = [arranged(transposed(env[old.name], old, new), new, flat, wide, self.target) for old, new in pairs]
-        writes = []
-        for old, new in zip(given.writes, plan.writes, strict=True):
-            stored = shape.dtype if COLUMN in new.axes and new.name not in plan.sums else wide
-            apart = not flat and HALF not in new.axes
-            make = xp.zeros if new.name in plan.sums else self.target.empty if apart else xp.empty
-            x = make(
-                shape.of(new._replace(axes=(ROW, COLUMN)) if flat else new), bool if new.kind == "bool" else stored
-            )
-            env[new.name] = transposed(x, new, old)
-            writes.append(arranged(x, new, flat, wide, self.target))
+            tree = plan.values[name].tree
+            if names([tree]) <= self.known.keys():
+                self.known[name] = evaluate(tree, self.known, shape, self.xp)
+            else:
+                self.head.append((name, tree))
+        self.tail = [(name, plan.values[name].tree) for name in plan.tail]
+        self.reads = [
+            (new.name, new, order_of(old, new), looped(new, shape, flat), wide)
+            for old, new in zip(before.reads, plan.reads, strict=True)
+        ]
+        self.writes = []
+        for old, array in zip(before.writes, plan.writes, strict=True):
+            stored = shape.dtype if COLUMN in array.axes and array.name not in plan.sums else wide
+            apart = not flat and HALF not in array.axes
+            make = self.xp.zeros if array.name in plan.sums else twin.target.empty if apart else self.xp.empty
+            size, dtype = shape.of(array._replace(axes=(ROW, COLUMN)) if flat else array), np.dtype(bool)
+            dtype = dtype if array.kind == "bool" else stored
+            self.writes.append((array.name, make, size, dtype, looped(array, shape, flat), order_of(array, old)))
+
+    def in_order_of_memory(self, values: Mapping[str, Any]) -> Run:
+        """This run, or one whose loops over rows have the order in which the first array with all rows lies in memory."""
+        axes = next((array.axes for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
+        if axes is None:
+            return self
+        x = values[next(array.name for array in self.plan.reads if array.axes == axes)]
+        if x.ndim != len(without_half(axes)):
+            return self
+        strides = dict(zip(without_half(axes), x.strides, strict=True))
+        order = (*sorted(self.rows, key=lambda axis: -strides[axis]), *self.plan.axes[len(self.rows) :])
+        if order not in self.orders:
+            self.orders[order] = Run(self.twin, reordered(self.plan, order), self.shape, self.plan)
+            self.orders[order].rows = []  # it is in order
+        return self.orders[order]
+
+    def __call__(self, values: dict[str, Any], out: Any = None) -> tuple[list, bool]:
+        """out: an array to which the first result is added, instead of a new one."""
+        if len(self.rows) > 1 and (run := self.in_order_of_memory(values)) is not self:
+            return run(values, out)
+        plan, xp = self.plan, self.xp
+        values |= self.known
+        for name, tree in self.head:
+            values[name] = evaluate(tree, values, self.shape, xp)
         for name, axis in plan.places if xp is np else ():
-            size = shape.sizes[axis]
-            if env[name].min() < 0 or env[name].max() >= size:  # compiled code would read and write anywhere
+            size = self.shape.sizes[axis]
+            if values[name].min() < 0 or values[name].max() >= size:  # compiled code would read and write anywhere
                 raise IndexError(f"{name}: expected integers from 0 to {size - 1}")
-        key = id(plan), shape.dtype
-        if key not in self.loops:
-            self.loops[key] = self.target.loops(plan, shape.dtype)
-        if not self.loops[key](reads, [float(env[name]) for name in plan.numbers], writes):
-            return None
-        for name in plan.tail:
-            env[name] = evaluate(plan.values[name].tree, env, shape, xp)
-        if out is not None and (result := env[plan.results[0]]) is not out:
-            out += result
-            return [out]
-        return [env[name] for name in plan.results]
-
-
-def is_number(x: Any) -> bool:
-    return isinstance(x, int | float | np.floating | np.integer) and not isinstance(x, bool)
+        reads = [
+            arranged(
+                values[name] if order is None else values[name].transpose(order), array, shape, wide, self.twin.target
+            )
+            for name, array, order, shape, wide in self.reads
+        ]
+        writes = []
+        for name, make, shape, dtype, size, order in self.writes:
+            there = out is not None and out.dtype == dtype and out.flags.c_contiguous and name in plan.sums
+            x = out if there else make(shape, dtype)
+            values[name] = x if order is None else x.transpose(order)
+            writes.append(x if size is None or x.shape == size else x.reshape(size))
+        finite = self.loops(reads, [values[name] for name in plan.numbers], writes)
+        for name, tree in self.tail:
+            values[name] = values[tree[1]] if tree[0] == "sum" else evaluate(tree, values, self.shape, xp)
+        results = [values[name] for name in plan.results]
+        if out is not None and results[0] is not out:
+            out += results[0]
+            results = [out]
+        return results, finite
 
 
 def without_half(axes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(axis for axis in axes if axis != HALF)
 
 
-def transposed(x: Any, old: Array, new: Array) -> Any:
-    """An array with the axes of `old` in the order of `new`."""
-    if old.axes == new.axes:
-        return x
-    return x.transpose([without_half(old.axes).index(axis) for axis in without_half(new.axes)])
+def order_of(old: Array, new: Array) -> list[int] | None:
+    """How an array with the axes of `old` is transposed to have those of `new`; None if they are the same."""
+    return None if old.axes == new.axes else [without_half(old.axes).index(axis) for axis in without_half(new.axes)]
 
 
-def arranged(x: Any, array: Array, flat: bool, wide: np.dtype, target: Target) -> Any:
-    """An array as the loops take it, contiguous, with its leading axes as one; all axes as one if `flat`."""
+def looped(array: Array, shape: Shape, flat: bool) -> tuple[int, ...] | None:
+    """The shape in which the loops take an array: its leading axes as one, or all of them, and a column in halves. None if
+    it is the array's.
+    """
+    if flat:
+        return (shape.sizes[ROW] * shape.sizes[COLUMN],)
+    if not {*without_half(array.axes)} <= shape.sizes.keys():
+        return None
+    sizes = [shape.sizes[axis] for axis in without_half(array.axes)]
+    return (*sizes[:-1], 2, sizes[-1] // 2) if HALF in array.axes else tuple(sizes)
+
+
+def is_number(kind: type) -> bool:
+    return issubclass(kind, int | float | np.floating | np.integer) and kind is not bool
+
+
+def arranged(x: Any, array: Array, shape: tuple[int, ...] | None, wide: np.dtype, target: Target) -> Any:
+    """An array as the loops take it: without gaps in its rows, in this shape."""
     if not array.axes or array.kind == "bits":
         return x
     if array.kind == "integer":
         x = x.astype(np.intp, copy=False)
     elif array.kind == "real" and x.dtype.kind in "biu":
         x = x.astype(wide)
-    if x.ndim > len(array.axes) and x.shape[-1] == 1 and COLUMN not in array.axes:
-        x = x[..., 0]  # an axis that a reduction kept
     x = target.contiguous(x)
-    if flat:
-        return x.reshape(-1)
-    if HALF in array.axes:
-        return x.reshape(*x.shape[:-1], 2, -1)
-    return x.reshape(-1, *x.shape[x.ndim - len(array.axes) + 1 :]) if array.axes[0] == ROW else x
+    return x if shape is None or x.shape == shape else x.reshape(shape)
 
 
 def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:

@@ -13,12 +13,11 @@ from importlib.util import find_spec
 from ..backend import when_gpu
 from ..dispatch import turned_off, when_fast
 from . import (
-    numpy_adam,
     numpy_attention,
+    numpy_blocks,
     numpy_cross_entropy,
     numpy_decoder,
     numpy_dense,
-    numpy_embedding,
     numpy_extend,
     numpy_half,
     numpy_layernorm,
@@ -28,12 +27,11 @@ from . import (
 )
 
 __all__ = [
-    "numpy_adam",
     "numpy_attention",
+    "numpy_blocks",
     "numpy_cross_entropy",
     "numpy_decoder",
     "numpy_dense",
-    "numpy_embedding",
     "numpy_extend",
     "numpy_half",
     "numpy_layernorm",
@@ -43,7 +41,6 @@ __all__ = [
 ]
 
 FAST = (  # the modules of the extra `fast`
-    "numba_adam",
     "numba_attention",
     "numba_cross_entropy",
     "numba_decoder",

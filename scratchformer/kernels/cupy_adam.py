@@ -22,7 +22,7 @@ def real_numbers(*arrays: Array) -> bool:
 
 @adam.adam_step.twin(cupy.ndarray, fast=True)
 def adam_step(
-    w: Array, g: Array, m: Array, v: Array, lr: float, betas: tuple[float, float], eps: float, steps: int
+    w: Array, g: Array, m: Array, v: Array, lr: float, beta1: float, beta2: float, eps: float, steps: int
 ) -> None:
     """As `optim.adam.adam_step`, in one kernel.
 
@@ -39,8 +39,7 @@ def adam_step(
         m_i = β1 m0_i + rest1 g_i        v_i = β2 v0_i + rest2 g_i²        w_i = w0_i − rate m_i/(root √v_i + eps)
     """
     if not real_numbers(w, g, m, v):
-        return adam.adam_step.reference(w, g, m, v, lr, betas, eps, steps)
-    beta1, beta2 = betas
+        return adam.adam_step.reference(w, g, m, v, lr, beta1, beta2, eps, steps)
     rate, root = lr / (1 - beta1**steps), 1 / math.sqrt(1 - beta2**steps)
     numbers = beta1, beta2, 1 - beta1, 1 - beta2, eps, rate, root
     launch_each("optimizer", "adam", (w, g, m, v), *map(w.dtype.type, numbers))

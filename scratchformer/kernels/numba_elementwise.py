@@ -1,4 +1,4 @@
-"""What is done number by number, each in one pass of compiled code: sums, dropout, SwiGLU and rounding."""
+"""What is done number by number, each in one pass of compiled code: sums, dropout and SwiGLU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
-from ..ops import precision
 from ..ops.checks import expect_fraction, expect_like
 from ..ops.dropout import LEVELS, threshold_of
 from ..rng import GAMMA, MIX_1, MIX_2, Key, expect_key, start_of
@@ -186,27 +185,3 @@ def gated_backward(dy: Any, gate: Any, up: Any, dgate: Any, dup: Any) -> None:
         s, one = sigmoid(g), constant(1, g)
         dgate[i] = narrow(d * read(up[i]) * s * (one + g * (one - s)), dgate)
         dup[i] = narrow(d * g * s, dup)
-
-
-@precision.round_into.twin(np.ndarray, fast=True)
-def round_into(x: np.ndarray, out: np.ndarray) -> None:
-    """As `ops.precision.round_into`, in one pass.
-
-    For each weight i,
-
-        out_i = x_i
-
-    to the nearest bfloat16. Other types are left to NumPy:
-
-        out[...] = x
-    """
-    if x.dtype == np.float32 and out.dtype.kind == "V" and x.flags.c_contiguous and out.flags.c_contiguous:
-        copy_into(flat(x), flat(out))
-    else:
-        out[...] = x
-
-
-@compiled
-def copy_into(x: Any, out: Any) -> None:
-    for i in range(out.size):
-        out[i] = narrow(x[i], out)

@@ -66,6 +66,18 @@ def exp(x: Any) -> Any:
     """exp(x)"""
 
 
+def log(x: Any) -> Any:
+    """log(x)"""
+
+
+def tanh(x: Any) -> Any:
+    """tanh(x)"""
+
+
+def erf(x: Any) -> Any:
+    """The error function, 2/√π ∫₀ˣ exp(−t²) dt."""
+
+
 @overload(read, strict=False)
 def _read(x: Any) -> Any:
     return (lambda x: widened(x)) if x == BITS else (lambda x: x)
@@ -132,3 +144,95 @@ def draw(words: Any, start: Any, first: Any) -> None:
         word = (word ^ (word >> np.uint64(30))) * MIX_1
         word = (word ^ (word >> np.uint64(27))) * MIX_2
         words[i] = word ^ (word >> np.uint64(31))
+
+
+@compiled
+def column_of(place: Any, columns: Any) -> Any:
+    """A place as an integer of 32 bits, with which a loop in vectors can compare columns; −1 if there is no such column."""
+    return np.int32(place) if 0 <= place < columns else np.int32(-1)
+
+
+# The following are in vectors for float32: both cases of each are computed, and one is chosen. Errors are of one or two
+# units in the last place.
+
+LOG_POLYNOMIAL = tuple(  # of (log(1 + r) − r + r²/2)/r³ for √½ ≤ 1 + r < √2: Cephes, Moshier's logf
+    np.float32(c)
+    for c in (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+              2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)
+)  # fmt: skip
+TANH_POLYNOMIAL = tuple(  # of (tanh(x) − x)/x³ in x², for |x| < 0.625: Cephes, Moshier's tanhf
+    np.float32(c)
+    for c in (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+)  # fmt: skip
+ERF_SMALL = tuple(  # of erf(x)/x − 1 in x², for |x| ≤ 0.927734375
+    np.float32(c)
+    for c in (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
+)  # fmt: skip
+ERF_LARGE = tuple(  # of (log(1 − erf(x)) + x)/x in x, above
+    np.float32(c)
+    for c in (-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1,
+              -1.28717512e-1)
+)  # fmt: skip
+
+
+@overload(log, strict=False, jit_options={"fastmath": {"contract"}})
+def _log(x: Any) -> Any:
+    if x != numba.float32:
+        return lambda x: math.log(x)
+    c8, c7, c6, c5, c4, c3, c2, c1, c0 = LOG_POLYNOMIAL
+    tiny, root = np.float32(np.finfo(np.float32).tiny), np.float32(math.sqrt(0.5))
+    half, one, large, zero = np.float32(0.5), np.float32(1), np.float32(2.0**24), np.float32(0)
+
+    def log32(x):  # type: ignore[no-untyped-def]
+        small = x < tiny
+        scaled = x * large if small else x
+        bits = np.float32(scaled).view(np.int32)
+        e = np.float32(np.int32(bits >> np.int32(23)) - np.int32(126)) - (np.float32(24) if small else zero)
+        m = np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F000000)).view(np.float32)  # from ½ to 1
+        low = m < root
+        r, e = (m + m if low else m) - one, e - (one if low else zero)
+        p = (((((((c8 * r + c7) * r + c6) * r + c5) * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
+        y = (r + ((p * r * r * r + e * LOG2_LOW) - half * r * r)) + e * LOG2_HIGH
+        y = y if x < np.float32(np.inf) else x  # ∞ and NaN
+        y = np.float32(-np.inf) if x == zero else y
+        return np.float32(np.nan) if x < zero else y
+
+    return log32
+
+
+@overload(tanh, strict=False, jit_options={"fastmath": {"contract"}})
+def _tanh(x: Any) -> Any:
+    if x != numba.float32:
+        return lambda x: math.tanh(x)
+    c4, c3, c2, c1, c0 = TANH_POLYNOMIAL
+    bound, one, two = np.float32(0.625), np.float32(1), np.float32(2)
+
+    def tanh32(x):  # type: ignore[no-untyped-def]
+        square = x * x
+        small = ((((c4 * square + c3) * square + c2) * square + c1) * square + c0) * square * x + x
+        large = one - two / (exp(two * abs(x)) + one)
+        large = -large if x < 0 else large
+        return small if abs(x) < bound else large
+
+    return tanh32
+
+
+@overload(erf, strict=False, jit_options={"fastmath": {"contract"}})
+def _erf(x: Any) -> Any:
+    if x != numba.float32:
+        return lambda x: math.erf(x)
+    s5, s4, s3, s2, s1, s0 = ERF_SMALL
+    c6, c5, c4, c3, c2, c1, c0 = ERF_LARGE
+    bound, one, most = np.float32(0.927734375), np.float32(1), np.float32(4)
+
+    def erf32(x):  # type: ignore[no-untyped-def]
+        square = x * x
+        small = (((((s5 * square + s4) * square + s3) * square + s2) * square + s1) * square + s0) * x + x
+        t = abs(x)
+        t = most if t > most else t  # erf(4) is 1
+        p = (((((c6 * t + c5) * t + c4) * t + c3) * t + c2) * t + c1) * t + c0
+        large = one - exp(p * t - t)
+        large = -large if x < 0 else large
+        return small if abs(x) <= bound else large
+
+    return erf32

@@ -13,8 +13,8 @@ import numpy as np
 from ..generation.neighbours import NeighbourOutput, largest, largest_in, nearest_keys
 from .mkl_products import product, products
 from .numba_code import compiled, plus
-from .numba_elementwise import copy_into
-from .numba_math import read
+from .numba_math import narrow, read
+from .numba_multiply import half
 
 KEYS = 1024  # in one product, about: their scores for 256 vectors stay in cache
 MORE = 8  # the fewest blocks that are searched beyond K after rounding
@@ -46,7 +46,7 @@ def nearest(x: np.ndarray, layer: Any) -> tuple[np.ndarray, np.ndarray]:
     maxima = np.empty((len(keys), len(x)), np.float32)
     if library.bfloat16:
         K += max(MORE, K // 2)
-        maxima_of_rows(library, as_bfloat16(x), *rounded(layer), maxima)
+        maxima_of_rows(library, half(x), *rounded(layer), maxima)
     else:
         maxima_of_blocks(library, x, keys, halves, maxima)
     blocks = np.ascontiguousarray(largest(maxima.T, min(K, len(keys))))
@@ -71,21 +71,14 @@ def rounded(layer: NeighbourOutput) -> Rounded:
         return ROUNDED[layer]
 
 
-def as_bfloat16(x: np.ndarray) -> np.ndarray:
-    """The bits of x, rounded."""
-    bits = np.empty(x.shape, np.uint16)
-    copy_into(x.ravel(), bits.ravel())
-    return bits
-
-
 @compiled
 def round_keys(keys: Any, halves: Any, bits: Any, rounded_halves: Any) -> None:
     """Write the rounded keys, and half of each one's square; infinite where that of the key is."""
     for block in range(keys.shape[0]):
         for k in range(keys.shape[2]):
             row, half = bits[block * keys.shape[2] + k], np.float32(0)
-            copy_into(keys[block, :, k], row)
             for c in range(row.size):
+                row[c] = narrow(keys[block, c, k], row)
                 half = plus(half, read(row[c]) * read(row[c]) / np.float32(2))
             rounded_halves[block, k] = half if np.isfinite(halves[block, k]) else halves[block, k]
 

@@ -15,20 +15,32 @@ from .optimizer import Group, Optimizer
 
 @operation
 def adam_step(
-    w: Array, g: Array, m: Array, v: Array, lr: float, betas: tuple[float, float], eps: float, steps: int
+    w: Array, g: Array, m: Array, v: Array, lr: float, beta1: float, beta2: float, eps: float, steps: int
 ) -> None:
-    """The formulas of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, but not g.
+    """A step of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, but not g.
 
-    steps: t, the number of this step, counted from 1.
+    For each number i, with w0, m0 and v0 for the values before the step, and t for `steps`, counted from 1:
+
+        t := steps
+        m_i = β1 m0_i + (1 − β1) g_i        v_i = β2 v0_i + (1 − β2) g_i g_i
+        w_i = w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)
+
+    The two corrections are the same for all i. So they are computed once, in float64, outside the root:
+
+        rate := lr/(1 − β1^t)        root := 1/√(1 − β2^t)
+        w_i = w0_i − (rate m_i/(root √v_i + eps) + 0 v_i)
+
+    (1 − β2) g² is (1 − β2) g times g, since in float32 g² overflows from 1.8e19 on. Where v overflows all the same, for
+    the default β2 from 5.8e20 on, the quotient would be 0 ever after. So 0 v, which is then NaN, is added to the
+    change: the weight becomes NaN, which the next loss shows, instead of standing still.
     """
     xp = array_module(w)
-    beta1, beta2 = betas
     m *= beta1
     m += (1 - beta1) * g
     v *= beta2
     v += (1 - beta2) * g * g
     denominator = xp.sqrt(v)
-    denominator /= math.sqrt(1 - beta2**steps)  # √v̂
+    denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂
     denominator += eps
     w -= (lr / (1 - beta1**steps)) * m / denominator + 0 * v
 
@@ -52,9 +64,7 @@ class Adam(Optimizer):
         m̂_ti = m_ti/(1 − β1^t) for t ≥ 1        v̂_ti = v_ti/(1 − β2^t) for t ≥ 1
         θ_ti = θ_{t−1,i} − lr_t m̂_ti/(√v̂_ti + eps) for t ≥ 1
 
-    (1 − β2) g² is computed as (1 − β2) g times g, since in float32 g² overflows from 1.8e19 on. Where v overflows all
-    the same, for the default β2 from 5.8e20 on, the quotient would be 0 ever after. So 0 v, which is then NaN, is added
-    to the change: the parameter becomes NaN, which the next loss shows, instead of standing still.
+    `adam_step` says how this is computed.
 
     params, lr, groups: see `Optimizer`. betas: (β1, β2). Raises TypeError for parameters in half precision, where the
     squares in v, and eps, would underflow to 0. Source: Kingma, Ba, "Adam", 2015, algorithm 1.
@@ -88,7 +98,7 @@ class Adam(Optimizer):
     def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
         if weight_decay:
             g = g + weight_decay * w
-        adam_step(w, g, m, v, lr, self.betas, self.eps, self.steps)
+        adam_step(w, g, m, v, lr, *self.betas, self.eps, self.steps)
 
 
 class AdamW(Adam):
@@ -124,4 +134,4 @@ class AdamW(Adam):
     def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
         if weight_decay:
             w *= 1 - lr * weight_decay
-        adam_step(w, g, m, v, lr, self.betas, self.eps, self.steps)
+        adam_step(w, g, m, v, lr, *self.betas, self.eps, self.steps)

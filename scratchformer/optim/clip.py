@@ -23,7 +23,12 @@ def sum_of_squares(x: Array) -> Array:
 
 @operation
 def scale(x: Array, share: float | Array) -> None:
-    """Multiply an array (n,) by a number, in place; on a GPU by an array () there."""
+    """Multiply an array (n,) by a number, in place; on a GPU by an array () there.
+
+    With x0 for x before,
+
+        x_i = share x0_i
+    """
     x *= share
 
 

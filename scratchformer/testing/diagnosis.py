@@ -300,13 +300,14 @@ def planted(evidence: Evidence, derived: Derived) -> list[Diagnosis]:
 def known_mistakes(evidence: Evidence, operation: str, derived: Derived) -> Iterator[Diagnosis]:
     """The mistakes of the catalogue in the derivation of an operation that give the gradients found."""
     from ..notation import NotationError, parse
-    from .mistakes import mistakes_of
+    from .mistakes import mistakes_of, says
 
     for mistake in mistakes_of(operation):
         try:
             right, wrong = (parse(text, derived.derivation.values) for text in (mistake.equation, mistake.wrong))
-            changed = derived.derivation.of(derived.derivation.equations.index(right), wrong)
-        except (NotationError, ValueError):  # also if the derivation has no such equation
+            place = next(i for i, chain in enumerate(derived.derivation.equations) if says(chain, right))
+            changed = derived.derivation.of(place, wrong)
+        except (NotationError, ValueError, StopIteration):  # also if the derivation has no such equation
             continue
         if derived.explains(evidence, changed):
             yield catalogued(mistake)

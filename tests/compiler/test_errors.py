@@ -14,6 +14,8 @@ from scratchformer.compiler.derivation import Derivation
 def project(x, w):
     """Rows times a matrix.
 
+    Forward and backward:
+
         y_no = Σ_i x_ni w_io        dx_ni = Σ_o dy_no w_io        dw_io = Σ_n x_ni dy_no
     """
     return x @ w, (x, w)
@@ -26,6 +28,8 @@ def project_backward(dy, cache):
 
 def softplus(x):
     """y = log(1 + exp(x)), whose derivative is left to the reader.
+
+    Forward and backward:
 
         y_i = log(1 + exp(x_i))
         dx_i = dy_i ∂y_i/∂x_i
@@ -40,6 +44,8 @@ def softplus_backward(dy, x):
 def batchnorm(x):
     """Each column has mean 0.
 
+    Forward and backward:
+
         μ_c = mean_n(x_nc)
         y_nc = x_nc − μ_c        dx_nc = dy_nc − mean_n(dy_nc)
     """
@@ -53,6 +59,8 @@ def batchnorm_backward(dy, cache):
 def centred(x):
     """Each column without its sum.
 
+    Forward and backward:
+
         s_c = Σ_n x_nc
         y_nc = x_nc − s_c        dx_nc = dy_nc − Σ_n dy_nc
     """
@@ -65,6 +73,8 @@ def centred_backward(dy, cache):
 
 def leaky(x):
     """A slope that no equation gives.
+
+    Forward and backward:
 
         y_i = x_i where x_i > 0, slope x_i elsewhere
         dx_i = dy_i
@@ -83,6 +93,8 @@ class SquareCache(NamedTuple):
 def square(x):
     """y = x².
 
+    Forward and backward:
+
         y_i = x_i²        dx_i = 2 dy_i x_i
     """
     return x * x, SquareCache(x * x)
@@ -94,6 +106,8 @@ def square_backward(dy, cache: SquareCache):
 
 def circle(x):
     """Two names that need each other.
+
+    Forward and backward:
 
         a_i = b_i x_i        b_i = a_i + 1
         y_i = a_i
@@ -109,6 +123,8 @@ def circle_backward(dy, x):
 def broken(x):
     """An equation that cannot be read.
 
+    Forward and backward:
+
         y_i = 2 x_i
         dx_i = 2 dy_i) + 1
     """
@@ -121,6 +137,8 @@ def broken_backward(dy, cache):
 
 def half(x):
     """No gradient.
+
+    Forward and backward:
 
         y_i = x_i/2
     """
@@ -143,6 +161,8 @@ def bare_backward(dy, cache):
 def scaled(factor, x):
     """The number comes first.
 
+    Forward and backward:
+
         y_i = factor x_i        dx_i = dy_i factor
     """
     return factor * x, factor
@@ -154,39 +174,39 @@ def scaled_backward(dy, factor):
 
 SAID = {
     project: """\
-project: line 3: y_no = Σ_i x_ni w_io
+project: line 5: y_no = Σ_i x_ni w_io
     Σ_i x_ni w_io is a product of matrices, which stays a call of a library: make it a separate operation, and compile \
 what comes before and after it""",
     softplus: """\
-softplus: line 4: dx_i = dy_i ∂y_i/∂x_i
+softplus: line 6: dx_i = dy_i ∂y_i/∂x_i
     every form of dx has a derivative; end the equation on a form without ∂, or name the derivative: w_i := ∂y_i/∂x_i \
 = ...""",
     batchnorm: """\
-batchnorm: line 3: μ_c = mean_n(x_nc)
+batchnorm: line 5: μ_c = mean_n(x_nc)
     mean_n(x_nc): a sum over rows must stand alone on the right, as in a_c = Σ_n ..., and only the results of the \
 operation may use it, since it is known after the loop over the rows""",
     centred: """\
-centred: line 4: y_nc = x_nc − s_c
+centred: line 6: y_nc = x_nc − s_c
     a sum over all rows is known only after the loop over the rows, so no row can use it: make what uses it a second \
 operation, with the sum as an argument""",
     leaky: """\
-leaky: line 3: y_i = x_i where x_i > 0, slope x_i elsewhere
+leaky: line 5: y_i = x_i where x_i > 0, slope x_i elsewhere
     nothing defines slope: it is no argument and no field of the cache, and no equation computes it""",
     square: """\
-square: line 3: dx_i = 2 dy_i x_i
+square: line 5: dx_i = 2 dy_i x_i
     the backward uses x, which the cache does not keep: make it a field of the cache's NamedTuple, or a name that the \
 backward unpacks the cache into""",
     circle: """\
-circle: line 3: b_i = a_i + 1
+circle: line 5: b_i = a_i + 1
     a depends on itself: y → a → b → a""",
     broken: """\
-broken: line 4, column 18: expected an operator, a relation or the end, got ")"
+broken: line 6, column 18: expected an operator, a relation or the end, got ")"
         dx_i = 2 dy_i) + 1
                      ^""",
     half: "half: no equation computes a gradient: dx",
-    bare: "bare: its docstring has no equations",
+    bare: "bare: its docstring has no equations (they are indented deeper than its text)",
     scaled: """\
-scaled: the first argument, factor, must be an array with an index in the equations: the loops are chosen by its type""",
+scaled: the first argument, factor, must be an array with an index in the equations: its type says which loops run""",
 }
 
 

@@ -17,7 +17,7 @@ from scratchformer.notation import DerivationError, NotationError, parse
 from scratchformer.notation.check import read_and_run
 from scratchformer.notation.walk import Walk
 from scratchformer.testing.derivations import CASES, Sizes, check, variants
-from scratchformer.testing.mistakes import MISTAKES, mistakes_of
+from scratchformer.testing.mistakes import MISTAKES, mistakes_of, says
 
 OPERATIONS = [name for name in CASES if name in ops.__all__]
 
@@ -76,7 +76,7 @@ def found(case, mistake):
     """Whether an equation is not true with the mistake in the docstring; one that cannot be evaluated is no proof."""
     report = check(case)
     right = parse(mistake.equation, report.values)
-    (number,) = [i for i, item in enumerate(report.derivation.equations) if item.equation == right]
+    number = next(i for i, item in enumerate(report.derivation.equations) if says(item.equation, right))
     wrong = report.derivation.replace(number, parse(mistake.wrong, report.values))
     try:
         recheck(case, wrong)

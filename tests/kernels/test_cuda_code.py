@@ -99,13 +99,13 @@ def test_every_kernel_is_called():
 # The twins with equations in their docstrings, which are read from their files, since they cannot be imported without
 # CuPy; and the cases of `testing.derivations` that have the names in them.
 DERIVED = {
-    "adam_step": "adam_step.numba",
+    "adam_step": "adam_step",
     "add": "add.numba",
     "cross_entropy": "cross_entropy.numba",
     "dropout": "dropout.numba",
     "embedding": "embedding.numba",
     "layernorm": "layernorm.numba",
-    "round_into": "round_into.numba",
+    "round_into": "round_into",
 }
 OTHERS = {"scale", "sum_of_squares"}  # without equations of their own
 

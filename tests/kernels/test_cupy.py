@@ -273,10 +273,10 @@ def test_flat_arrays(dtype, size):
                 float(np.sum(here[1].astype(float) ** 2)), 1e-9
             )
             for t in 1, 2, 3:
-                adam.adam_step(*there, 0.01, (0.9, 0.999), 1e-8, t)
+                adam.adam_step(*there, 0.01, 0.9, 0.999, 1e-8, t)
         with reference_only():
             for t in 1, 2, 3:
-                adam.adam_step(*here, 0.01, (0.9, 0.999), 1e-8, t)
+                adam.adam_step(*here, 0.01, 0.9, 0.999, 1e-8, t)
         tolerance = 1e-6 if dtype == "float32" else 1e-14
         for f, e in zip(there, here, strict=True):
             np.testing.assert_allclose(to_cpu(f), e, rtol=tolerance, atol=0.1 * tolerance)

@@ -96,7 +96,7 @@ def test_maxima_of_rounded_keys():
     halves = (keys.astype(float) ** 2).sum(axis=1) / 2
     halves[3000:] = np.inf
     np.testing.assert_allclose(rounded.halves.ravel(), halves, rtol=1e-6)
-    bits = numba_neighbours.as_bfloat16(x)
+    bits = numba_neighbours.half(x)
     scores = (bits.astype(np.uint32) << 16).view(np.float32) @ keys.T - halves
     found = np.empty((len(rounded.halves), 7), np.float32)
     library = numba_neighbours.products()._replace(bfloat16=0)

@@ -184,9 +184,9 @@ def test_adam(kind, drawn, dtype, steps):
     found, plain = ([a.astype(dtype) for a in start] for _ in range(2))
     for t in range(1, steps + 1):
         with KINDS[kind]():
-            adam.adam_step(*found, 1e-2, (0.9, 0.999), 1e-8, t)
+            adam.adam_step(*found, 1e-2, 0.9, 0.999, 1e-8, t)
         with reference_only():
-            adam.adam_step(*plain, 1e-2, (0.9, 0.999), 1e-8, t)
+            adam.adam_step(*plain, 1e-2, 0.9, 0.999, 1e-8, t)
     for f, p in zip(found, plain, strict=True):
         assert f.dtype == dtype
         np.testing.assert_allclose(f, p, rtol=0 if kind == "numba" else 1e-5 if dtype == np.float32 else 1e-12)

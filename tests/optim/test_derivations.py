@@ -9,9 +9,11 @@ from scratchformer.notation import DerivationError, check_equations
 from scratchformer.testing import derivations
 from scratchformer.testing.derivations import Sizes, optimizers
 
+IN_PLACE = {"adam_step", "round_into", "scale"}
+
 
 def test_no_optimizer_or_schedule_is_without_a_case():
-    assert optimizers.CASES.keys() == {*optim.__all__, "LossScale"} - {"Group"}
+    assert optimizers.CASES.keys() == {*optim.__all__, *IN_PLACE, "LossScale"} - {"Group"}
 
 
 @pytest.mark.parametrize("name", optimizers.CASES)
@@ -35,6 +37,9 @@ MISTAKES = {
     "Constant": ("(t + 1)/warmup", "t/warmup"),
     "Cosine": ("cos(π done_t)", "cos(2π done_t)"),
     "InverseSquareRoot": ("/(t + 1)))", "/(t + 2)))"),
+    "adam_step": ("root := 1/", "root := "),
+    "round_into": ("out_i = x_i", "out_i = −x_i"),
+    "scale": ("share x0_i", "share"),
     "LossScale": ("= N, scale_{t−1}", "= N, scale_t/2"),
 }
 

@@ -41,7 +41,10 @@ template <class Number> __device__ inline Number warp_max(Number x) {
     return x;
 }
 
-// The same for a block of SIZE threads, a multiple of 32. All of them must call it.
+// The threads of a warp for which something is true, as bits.
+__device__ inline unsigned which(bool is) { return warp_sum(is ? 1u << threadIdx.x % 32 : 0u); }
+
+// The sum or the greatest of a block of SIZE threads, a multiple of 32. All of them must call it.
 template <int SIZE, class Number> __device__ inline Number block_sum(Number x) {
     x = warp_sum(x);
     if (SIZE == 32) return x;

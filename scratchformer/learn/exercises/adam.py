@@ -71,6 +71,6 @@ def check(student):
         with expect_unchanged(w=w, g=g, m=m, v=v):
             w, m, v = student.adam_step(w, g, m, v, t, *settings)
         lr, beta1, beta2, eps = settings
-        library(expected[0], g, expected[1], expected[2], lr, (beta1, beta2), eps, t)
+        library(expected[0], g, expected[1], expected[2], lr, beta1, beta2, eps, t)
         for name, found, right in zip("mvw", (m, v, w), (expected[1], expected[2], expected[0]), strict=True):
             expect_close(name, found, right, f"This is {name} after step {t}.")

@@ -11,10 +11,7 @@ import numpy as np
 
 from ... import nn, ops
 from ...dispatch import fast
-from ...ops import precision
 from ...ops.dropout import decide
-from ...optim import adam as adam_module
-from ...optim.adam import adam_step
 from . import operations
 from .case import DerivationCase, Sizes
 
@@ -37,8 +34,7 @@ def compiled(case: Callable[[Sizes], DerivationCase]) -> Callable[[Sizes], Deriv
     def of_fast_twin(d: Sizes) -> DerivationCase:
         found = case(d)
         with fast():  # registers it
-            module = next(m for m in (ops, adam_module, precision) if hasattr(m, found.op.__name__))
-        op = getattr(module, found.op.__name__).fast_twins[np.ndarray]
+            op = getattr(ops, found.op.__name__).fast_twins[np.ndarray]
         return found._replace(op=op, op_backward=found.op_backward and backward_of(op))
 
     return of_fast_twin
@@ -119,16 +115,6 @@ def relative_attention(d: Sizes) -> DerivationCase:
     return twin("relative_attention", d("B H T D"), *arrays, pattern, names=names)
 
 
-def round_into(d: Sizes) -> DerivationCase:
-    return DerivationCase(precision.round_into, None, (d("F"), np.zeros(d.F)))
-
-
-def adam(d: Sizes) -> DerivationCase:
-    w, g, m, v = d("F"), d("F"), d("F"), d("F") ** 2
-    before = {"w0": w.copy(), "m0": m.copy(), "v0": v.copy(), "β1": 0.9, "β2": 0.99}
-    return DerivationCase(adam_step.twins[np.ndarray], None, (w, g, m, v, 0.01, (0.9, 0.99), 1e-3, 3), before)
-
-
 def extend_block(d: Sizes) -> DerivationCase:
     """A token after `past` others through a pre-norm block with relative positions, its weights by head."""
     C, H, past = d.sizes.setdefault("C", d.H * d.D), d.H, d.S
@@ -197,7 +183,6 @@ def extend_output(d: Sizes) -> DerivationCase:
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
-    "adam_step.numpy": adam,
     "attention.numpy": attention,
     "cross_entropy.numpy": cross_entropy,
     "dense.numpy": dense,
@@ -216,11 +201,10 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
 }
 
 COMPILED = {
-    **{name: CASES[f"{name}.numpy"] for name in ("adam_step", "cross_entropy", "embedding", "layernorm")},
+    **{name: CASES[f"{name}.numpy"] for name in ("cross_entropy", "embedding", "layernorm")},
     **{name: CASES[f"{name}.numpy"] for name in ("rmsnorm", "swiglu")},
     "dropout": dropout,
     **{name: operations.CASES[name] for name in ("add", "linear", "rotary", "symmetric_kl")},
-    "round_into": round_into,
 }
 
 if find_spec("numba"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ import numpy as np
 from ... import ops, optim
 from ...nn import Param
 from ...notation.run import getdoc
+from ...ops.precision import round_into
+from ...optim.adam import adam_step
+from ...optim.clip import scale
 from ...optim.muon import COEFFICIENTS, SMALLEST
 from ...optim.optimizer import Optimizer
 from ...training.precision import LARGEST, LossScale
@@ -68,6 +72,14 @@ def adam(d: Sizes, optimizer: type[optim.Adam], decay: str) -> DerivationCase:
     found = history(d, optimizer, buffers, betas=betas, eps=eps, weight_decay=weight_decay)
     names = {"β1": betas[0], "β2": betas[1], "eps": eps, decay: weight_decay}
     return found._replace(names={**found.names, **names})
+
+
+def in_place(op: Callable, *args: Any) -> DerivationCase:
+    """An operation that changes arrays: w0 is what w is before."""
+    names = dict(zip(signature(op).parameters, args, strict=True))
+    before = {f"{name}0": x.copy() for name, x in names.items() if np.ndim(x)}
+    op(*args)
+    return case(op, getdoc(op), names | before)
 
 
 def sgd(d: Sizes) -> DerivationCase:
@@ -165,11 +177,14 @@ def loss_scale(d: Sizes) -> DerivationCase:
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "Adam": partial(adam, optimizer=optim.Adam, decay="λ"),
     "AdamW": partial(adam, optimizer=optim.AdamW, decay="weight_decay"),
+    "adam_step": lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3),
     "SGD": sgd,
     "Muon": muon,
     "newton_schulz": newton_schulz,
     "DynamicRMS": dynamic,
     "clip_by_global_norm": clipping,
+    "scale": lambda d: in_place(scale, d("F"), 0.3),
+    "round_into": lambda d: in_place(round_into, d("F"), np.zeros(d.F)),
     "Constant": partial(schedule, kind=optim.Constant),
     "Cosine": lambda d: schedule(d, optim.Cosine, total=15, floor=0.1 * d.scale),
     "InverseSquareRoot": partial(schedule, kind=optim.InverseSquareRoot),

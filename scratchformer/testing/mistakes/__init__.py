@@ -11,8 +11,13 @@ that replace an equation. `diagnosis` recognises wrong gradients by them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from . import elsewhere, layers, operations
 from .mistake import Mistake
+
+if TYPE_CHECKING:
+    from ...notation import Equation
 
 MISTAKES = (*operations.MISTAKES, *layers.MISTAKES, *elsewhere.MISTAKES)
 
@@ -22,4 +27,9 @@ def mistakes_of(operation: str) -> tuple[Mistake, ...]:
     return tuple(mistake for mistake in MISTAKES if mistake.operation == operation and mistake.equation)
 
 
-__all__ = ["MISTAKES", "Mistake", "mistakes_of"]
+def says(chain: Equation, equation: Equation) -> bool:
+    """Whether an equation of the derivation has the same left side, and among its parts the last of the other's."""
+    return chain.parts[0] == equation.parts[0] and equation.parts[-1] in chain.parts[1:]
+
+
+__all__ = ["MISTAKES", "Mistake", "mistakes_of", "says"]

@@ -59,8 +59,8 @@ MISTAKES = (
         effect="The gradient of the tanh form is right to three digits. A tolerance of 1e-3 hides this; a check in "
         "float64 does not.",
         operation="gelu",
-        equation="∂u_i/∂x_i = √(2/π) (1 + 3·0.044715 x_i²)",
-        wrong="∂u_i/∂x_i = 0.798 (1 + 3·0.044715 x_i²)",
+        equation="w_i := ∂u_i/∂x_i = √(2/π) (1 + 3·0.044715 x_i²)",
+        wrong="w_i := ∂u_i/∂x_i = 0.798 (1 + 3·0.044715 x_i²)",
         file="ops/activations.py",
         replacements=(("        slope = math.sqrt(2 / math.pi) * (1", "        slope = 0.798 * (1"),),
     ),
@@ -318,8 +318,8 @@ MISTAKES = (
         effect="The transpose of a rotation is the rotation back. Position 0 is right, and the error grows with the "
         "angle.",
         operation="rotary",
-        equation="dx_td = Σ_k dy_tk ∂y_tk/∂x_td = dy_td cos_ti − σ_d dy_tj sin_ti with i = i_d, j = j_d",
-        wrong="dx_td = dy_td cos_ti + σ_d dy_tj sin_ti with i = i_d, j = j_d",
+        equation="dx_bhtd = dy_bhtd cos_ti − σ_d dy_bhtj sin_ti with i = i_d, j = j_d",
+        wrong="dx_bhtd = dy_bhtd cos_ti + σ_d dy_bhtj sin_ti with i = i_d, j = j_d",
         code="dx = rotate(dy, cos, sin)",
         file="ops/rotary.py",
         replacements=(
@@ -356,7 +356,7 @@ MISTAKES = (
         title="The scale is left out of backward",
         effect="All gradients further back are too small by the factor 1 − p.",
         operation="dropout",
-        equation="dx_i = dy_i ∂y_i/∂x_i = dy_i k_i/(1 − r)",
+        equation="dx_i = dy_i ∂y_i/∂x_i = dy_i k_i scale",
         wrong="dx_i = dy_i k_i",
     ),
     Mistake(
@@ -365,8 +365,8 @@ MISTAKES = (
         effect="The second forward overwrites the mask of the first, whose backward then lets gradients through that "
         "forward dropped. Here masks are in caches, not in layers.",
         operation="dropout",
-        equation="dx_i = dy_i ∂y_i/∂x_i = dy_i k_i/(1 − r)",
-        wrong="dx_i = dy_i/(1 − r)",
+        equation="dx_i = dy_i ∂y_i/∂x_i = dy_i k_i scale",
+        wrong="dx_i = dy_i scale",
         code="self.mask = rng.random(x.shape) > p",
         file="nn/dropout.py",
         replacements=(
@@ -419,7 +419,7 @@ MISTAKES = (
         title="Every element as large as the maximum gets the gradient",
         effect="Padding that is larger than the maximum gets a gradient, and so does every member of a tie.",
         operation="max_pool",
-        equation="dx_btc = dy_bc ∂y_bc/∂x_btc = live_b [t = w_bc] dy_bc",
+        equation="dx_btc = dy_bc ∂y_bc/∂x_btc = live_b dy_bc where t = w_bc, 0 elsewhere",
         wrong="dx_btc = [x_btc ≥ y_bc] dy_bc",
         code="dx = dy * (x >= y)",
     ),

@@ -157,11 +157,11 @@ def compare_flat(dtype, start):
     with fast():
         assert abs(float(clip.sum_of_squares(there[1])) / np.sum(here[1] ** 2) - 1) < 1e-6
         for t in 1, 2, 3:
-            adam.adam_step(*there, 0.01, (0.9, 0.999), 1e-8, t)
+            adam.adam_step(*there, 0.01, 0.9, 0.999, 1e-8, t)
         clip.scale(there[1], as_array(np.array(0.25)))
     with reference_only():
         for t in 1, 2, 3:
-            adam.adam_step(*here, 0.01, (0.9, 0.999), 1e-8, t)
+            adam.adam_step(*here, 0.01, 0.9, 0.999, 1e-8, t)
         here[1] *= 0.25
     for f, r in zip(there, here, strict=True):
         np.testing.assert_allclose(f, r, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,106 @@
+"""Operations that change arrays in place, such as the step of an optimizer, as one loop over their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..dispatch import Operation
+from . import CompileError
+from .derivation import Derivation, before
+from .twins import Shape, Target, evaluate, is_number
+
+__all__ = ["add_in_place"]
+
+
+def add_in_place(op: Any, target: Target) -> None:
+    """Register the twin of an operation that changes arrays in place for the arrays of a target."""
+    twin = InPlace(op, target)
+    op.add_twin(target.kind, twin.fits, twin.forward, fast=True)
+
+
+class InPlace:
+    """The twin of an operation that has no backward: its results are those arguments that an equation defines.
+
+    All arrays have one shape. They are called on pieces of cache size, so as little as possible is done in each call.
+    """
+
+    def __init__(self, op: Operation, target: Target) -> None:
+        self.op, self.target = op, target
+        self.loops = lru_cache(64)(self.make_loops)
+
+    @cached_property
+    def derivation(self) -> Derivation:
+        return Derivation(self.op.reference, None)
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Where among the arguments are arrays that are read, arrays that are only written, and numbers. The first is
+        empty if the derivation cannot be compiled.
+        """
+        try:
+            self.derivation.compile()
+        except CompileError:
+            return (), (), ()
+        known, arrays = self.derivation.definitions.known, self.derivation.arrays
+        found: tuple[list[int], list[int], list[int]] = [], [], []
+        for i, name in enumerate(self.derivation.arguments):
+            read = before(name) in arrays if name in known else name in arrays
+            found[0 if read else 1 if name in known else 2].append(i)
+        return tuple(found[0]), tuple(found[1]), tuple(found[2])
+
+    def bound(self, args: tuple, kwargs: dict) -> tuple[Any, ...]:
+        """The arguments in order, all of them."""
+        if len(args) == len(self.derivation.arguments):
+            return args
+        bound = self.derivation.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.args
+
+    def fits(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether the loops can compute with these: contiguous arrays of one shape, those that are read of one type."""
+        read, written, _ = self.places
+        if not read:
+            return False
+        args = self.bound(args, kwargs)
+        kind: Any = self.target.kind
+        takes = self.target.takes
+        first = args[read[0]]
+        if type(first) is not kind or not first.size or not takes(first.dtype):
+            return False
+        for i in read:
+            x = args[i]
+            if type(x) is not kind or x.dtype != first.dtype or x.shape != first.shape or not x.flags.c_contiguous:
+                return False
+        for i in written:
+            x = args[i]
+            if type(x) is not kind or x.shape != first.shape or not x.flags.c_contiguous or not takes(x.dtype):
+                return False
+            if first.dtype == np.float64 and x.dtype.itemsize == 2:
+                return False  # by way of float32 it would be rounded twice
+        return True
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        args = self.bound(args, kwargs)
+        read, _, others = self.places
+        self.loops(args[read[0]].dtype, tuple([args[i] for i in others]))(args)
+
+    def make_loops(self, dtype: np.dtype, others: tuple) -> Callable[[tuple], object]:
+        """A function of the arguments that runs the loops. others: those arguments that are not arrays."""
+        names = [*self.derivation.arguments]
+        values = {names[i]: value for i, value in zip(self.places[2], others, strict=True)}
+        numbers = tuple(name for name in values if is_number(type(values[name])))
+        options = tuple((name, values[name]) for name in values if name not in numbers)
+        plan = self.derivation.pair(numbers, options).forward
+        for name in plan.head:
+            values[name] = evaluate(plan.values[name].tree, values, Shape({}, (), dtype), self.target.xp)
+        run, given = self.target.loops(plan, dtype), [float(values[name]) for name in plan.numbers]
+        reads, writes = ([names.index(array.name) for array in arrays] for arrays in (plan.reads, plan.writes))
+
+        def loops(args: tuple) -> object:
+            return run([args[i].reshape(-1) for i in reads], given, [args[i].reshape(-1) for i in writes])
+
+        return loops

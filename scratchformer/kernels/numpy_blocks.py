@@ -1,0 +1,46 @@
+"""Twins on NumPy from derivations, without the extra `fast`: blocks of rows that stay in the processor's cache.
+
+NumPy goes over its arrays once for each operation on them. Where many follow each other, they are done for one block of
+rows after another, and the memory is read and written once. An operation gets such a twin if that saves time: if its
+forward and its backward together are a long chain, without a condition on the place in a row, which costs more than the
+indexing that it stands for. Smaller arrays than a block are in the cache anyway.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+
+SMALLEST = 1 << 16  # numbers in an array
+
+
+def add_blocks(op: Any, op_backward: Any) -> None:
+    """Register the twin of an operation. It is made, or given up, at the first call with a large array."""
+
+    @cache
+    def twin() -> Any:
+        from ..compiler.numpy_target import NumpyTarget, saves_time  # they import SciPy
+        from ..compiler.twins import Twin
+
+        made = Twin(op, op_backward, NumpyTarget())
+        return made if made.arrays and saves_time(made.derivation.compile()) else None
+
+    def fits(*args: Any, **kwargs: Any) -> bool:
+        large = any(type(x) is np.ndarray and x.size >= SMALLEST for x in args)
+        return large and twin() is not None and twin().fits(*args, **kwargs)
+
+    op.add_twin(
+        np.ndarray,
+        fits,
+        lambda *args, **kwargs: twin().forward(*args, **kwargs),
+        lambda dy, kept, **kwargs: twin().backward(dy, kept, **kwargs),
+    )
+
+
+for name in ops.__all__:
+    if hasattr(getattr(ops, name), "add_twin") and hasattr(ops, f"{name}_backward"):
+        add_blocks(getattr(ops, name), getattr(ops, f"{name}_backward"))

@@ -1,0 +1,108 @@
+"""Operations in JavaScript give what the references give: run by Node, or else by Debian's chromium."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scratchformer.compiler.javascript_code import javascript_source
+from scratchformer.compiler.numpy_target import NumpyTarget
+from scratchformer.compiler.twins import Twin
+from scratchformer.rng import Bits
+from scratchformer.testing.cases import OPERATIONS, Draw
+from scratchformer.testing.contracts import as_tuple
+
+COLUMN = {"C": 1, "D": 1, "F": 1, "V": 1}
+CALLS = """
+const given = (value) => value.bits ? BigInt(value.bits) : value.type ? new globalThis[value.type](value.data) : value;
+const input = (inputs) => Object.fromEntries(Object.entries(inputs).map(([name, value]) => [name, given(value)]));
+const output = (results) => Object.entries(results).map(([name, x]) => [name, typeof x === "number" ? [x] : [...x]]);
+const run = ({ source, inputs }) => Object.fromEntries(output((0, eval)(`(${source})`)(input(inputs))));
+const answer = JSON.stringify(CASES.map(run));
+"""
+
+
+class Call:
+    """A call of a plan, with what it should give."""
+
+    def __init__(self, name: str, twin: Twin, plan: Any, values: dict, shape: Any, results: list) -> None:
+        self.name, self.source, self.expected = name, javascript_source(plan), dict(zip(plan.results, results, strict=True))
+        axes = {key: array.axes for key, array in twin.derivation.arrays.items()}
+        sizes = dict(shape.sizes)
+        for key in axes.keys() & values.keys():
+            if isinstance(values[key], np.ndarray) and values[key].ndim == len(axes[key]):
+                sizes |= dict(zip(axes[key], values[key].shape, strict=True))
+        named = {{"n": "rows", "column": "columns"}.get(axis, axis.upper()): size for axis, size in sizes.items()}
+        self.inputs = {key: given for key, value in values.items() if (given := as_json(value)) is not None} | named
+
+
+class Recorder(Twin):
+    """A twin that keeps the calls of its plans."""
+
+    def run(self, plan: Any, values: Any, shape: Any, out: Any = None) -> list | None:
+        results = super().run(plan, values, shape, out)
+        self.call = plan, dict(values), shape, results
+        return results
+
+
+def as_json(value: Any) -> Any:
+    if isinstance(value, Bits):
+        return {"bits": str(int(value.start))}
+    if isinstance(value, np.ndarray) and value.ndim:
+        kind = {"f": "Float64Array", "b": "Uint8Array"}.get(value.dtype.kind, "Int32Array")
+        return {"type": kind, "data": value.astype(float).ravel().tolist()}
+    return float(value) if isinstance(value, int | float | np.number | np.ndarray) else None
+
+
+def calls_of(name: str, seed: int, sizes: dict[str, int]) -> list[Call]:
+    """The forward and the backward of a case, with the results of the references; none if it cannot be compiled."""
+    draw = Draw(seed, largest=7)
+    draw.sizes |= sizes
+    case = OPERATIONS[name](draw)
+    twin = Recorder(case.op, case.op_backward, NumpyTarget())
+    if not twin.fits(*case.args, **case.options):
+        return []
+    y, cache = case.op.reference(*case.args, **case.options)
+    dy = np.random.default_rng(seed).standard_normal(np.shape(y))
+    _, kept = twin.forward(*case.args, **case.options)
+    plan, values, shape, results = twin.call
+    forward = Call(name, twin, plan, values, shape, [y, *results[1:]])
+    twin.backward(dy[()], kept)
+    plan, values, shape, _ = twin.call
+    gradients = as_tuple(case.op_backward.reference(dy[()], cache))
+    return [forward, Call(f"{name}, backward", twin, plan, values, shape, [*gradients])]
+
+
+def answer_of(program: str, folder: Path) -> Any:
+    """The variable `answer` of a program, which is JSON."""
+    if node := shutil.which("node"):
+        script = folder / "program.js"
+        script.write_text(f"{program}\nconsole.log(answer);", encoding="utf-8")
+        return json.loads(subprocess.run([node, script], check=True, capture_output=True, timeout=600).stdout)
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("needs Node or Debian's chromium")
+    page = folder / "page.html"
+    script = f"<script>{program}\ndocument.querySelector('pre').textContent = answer;</script>"
+    page.write_text(f'<!doctype html><meta charset="utf-8"><pre></pre>{script}', encoding="utf-8")
+    command = [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
+    shown = subprocess.run(command, check=True, capture_output=True, timeout=600).stdout.decode()
+    return json.loads(html.unescape(re.search("<pre>(.*?)</pre>", shown, re.DOTALL)[1]))
+
+
+def test_every_operation_gives_what_the_reference_gives(tmp_path):
+    drawn = [(name, seed, sizes) for name in OPERATIONS if not name.startswith(("cross", "symm")) for seed, sizes in enumerate([{}, COLUMN])]
+    calls = [call for each in drawn for call in calls_of(*each)]
+    assert {"layernorm", "dropout", "rotary", "gather, backward", "gelu, tanh"} <= {call.name for call in calls}
+    cases = json.dumps([{"source": call.source, "inputs": call.inputs} for call in calls]).replace("</", "<\\/")
+    answers = answer_of(f"const CASES = {cases};{CALLS}", tmp_path)
+    for call, results in zip(calls, answers, strict=True):
+        assert results.keys() == call.expected.keys(), call.name
+        for name, expected in call.expected.items():
+            atol = 1e-12 * max(1, np.abs(expected).max())
+            np.testing.assert_allclose(results[name], np.ravel(expected), 0, atol, err_msg=f"{call.name}: {name}")
