@@ -172,9 +172,7 @@ class Printer(Expressions):
             holds = " & ".join(self.test(*condition) for condition in parts[0])
             if parts[1:] == [("num", 1.0), ("num", 0.0)]:
                 return f"({holds}).astype(R)", ATOM
-            branches = [
-                f"R({self.text(part)})" if part[0] in ("num", "number") else self.text(part) for part in parts[1:]
-            ]
+            branches = [f"R({self.text(part)})" if part[0] in ("num", "number") else self.text(part) for part in parts[1:]]
             return f"np.where({holds}, {', '.join(branches)})", ATOM
         array = self.arrays[parts[0]]
         if array.kind == "bits":

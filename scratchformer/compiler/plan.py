@@ -90,7 +90,8 @@ def make_plan(
         trees += [("value", key) for key in stores]
         bodies.append((here, stores, trees))
     uses = [reach(trees, values, {}, columns) for _, _, trees in bodies]
-    kept = {key for key in columns if sum(key in use for use in uses) > 1 and is_slow(values[key].tree)}
+    often = {key for key in columns if sum(key in use for use in uses) > 1}
+    kept = {key for key in often if is_slow(values[key].tree) or key in written}
     passes, done = [], set()
     for level, (here, stores, trees) in zip(levels, bodies, strict=True):
         steps = reach(trees, values, {}, columns, stop=kept & done)
