@@ -60,7 +60,7 @@ def axes_of(plan: Plan) -> list[str]:
 
 
 class Printer(Expressions):
-    calls, comment, reserved = {"abs": "fabs"}, "//", WORDS
+    calls, comment, reserved, rounded = {"abs": "fabs"}, "//", WORDS, "wide(narrow({}))"
 
     def __init__(self, plan: Plan, wide: frozenset[str]) -> None:
         super().__init__(plan, 1)

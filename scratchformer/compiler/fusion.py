@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, ForwardRef, NamedTuple
+from weakref import WeakKeyDictionary
 
 from .. import dispatch
 from ..dispatch import Operation, TwinCache, backward, cache_type, operation
@@ -20,7 +21,7 @@ from ..notation.grammar import canonical, tokens, walk
 from ..notation.layout import Item, read
 from ..notation.run import docstring_of, statements
 from ..notation.spelling import name as spelled_name
-from .twins import Kept, Target, Twin
+from .twins import Call, Kept, Twin
 
 __all__ = ["fused"]
 
@@ -72,8 +73,9 @@ their sources, see `{first}` and `{second}`.
 class Part:
     """One of the two operations, with the names that it has inside the fused one."""
 
-    def __init__(self, op: Operation, op_backward: Operation, names: Mapping[str, str]) -> None:
-        self.op, self.op_backward, self.names = op, op_backward, dict(names)
+    def __init__(self, op: Operation, op_backward: Operation) -> None:
+        self.op, self.op_backward = op, op_backward
+        self.names: dict[str, str] = {}
         self.name = op.__name__
         self.signature = inspect.signature(op.reference)
         gradient, cache, *_ = inspect.signature(op_backward.reference).parameters
@@ -81,7 +83,7 @@ class Part:
         self.cache = cache_type(op_backward.reference, cache)
         self.fields: tuple[str, ...] = getattr(self.cache, "_fields", (cache,))
         self.kinds = getattr(self.cache, "__annotations__", {cache: ForwardRef("Array")})
-        self.twins: dict[Any, Twin] = {}  # by target
+        self.twins: WeakKeyDictionary[Call, tuple] = WeakKeyDictionary()  # for each call of the fused operation
 
     def renamed(self, name: str) -> str:
         """The name that a name of the operation has in the fused one; x̂ and dx follow x."""
@@ -91,10 +93,9 @@ class Part:
             return f"d{other}"
         return f"{self.renamed(name[:-3])}hat" if name.endswith("hat") and name != "hat" else name
 
-    def rename_apart(self, other: Part, shared: Iterable[str]) -> None:
-        """Give those names a digit that another part has too; `shared` are meant to be the same."""
-        taken = {other.renamed(name) for name in other.all_names} - {*shared}
-        for name in sorted(self.all_names, key=len):
+    def rename_apart(self, taken: set[str]) -> None:
+        """Give those names a digit that are taken, but for names that were given, and their gradients."""
+        for name in sorted(self.all_names - {*self.names, *(f"d{name}" for name in self.names)}, key=len):
             if self.renamed(name) in taken:
                 self.names[name] = f"{self.renamed(name)}2"
 
@@ -162,21 +163,28 @@ class Part:
         """The fields of the cache of this part in the variable, as code."""
         return [f"{variable}.{field}" if hasattr(self.cache, "_fields") else variable for field in self.fields]
 
-    def from_cache(self) -> str:
-        """The cache of this part from that of the fused operation, as code."""
+    def cache_code(self) -> str:
+        """The cache of this part, made of that of the fused operation's reference, as code."""
         fields = ", ".join(f"cache.{self.renamed(field)}" for field in self.fields)
         return f"{self.cache.__name__}({fields})" if hasattr(self.cache, "_fields") else fields
 
-    def twin_cache(self, cache: TwinCache, target: Target) -> TwinCache:
-        """The cache of this part's compiled twin from that of the fused operation's."""
-        if target not in self.twins:
-            self.twins[target] = Twin(self.op, self.op_backward, target)
-        twin, fused = self.twins[target], cache.kept.call
-        known = dict(zip(fused.twin.names, fused.signatures, strict=True))
-        call = twin.call(tuple([known.get(name, fused.signatures[0]) for name in self.arguments]))
-        kept = Kept(call, {name: cache.kept.values[self.renamed(name)] for name in call.kept})
-        part = dispatch.Twin(self.name, twin.fits, twin.forward, twin.backward)
-        return TwinCache(part, kept, cache.shape, cache.dtype)
+    def cache_from(self, cache: Any) -> Any:
+        """The cache of this part from that of the fused operation."""
+        if type(cache) is not TwinCache:
+            fields = [getattr(cache, self.renamed(field)) for field in self.fields]
+            return self.cache(*fields) if hasattr(self.cache, "_fields") else fields[0]
+        if type(cache.kept) is not Kept:
+            return self.cache_from(cache.kept)
+        fused = cache.kept.call
+        if fused not in self.twins:
+            twin = Twin(self.op, self.op_backward, fused.twin.target)
+            known = dict(zip(fused.twin.names, fused.signatures, strict=True))
+            call = twin.make_call(tuple(known.get(name, fused.signatures[0]) for name in self.arguments))
+            kept = [(name, self.renamed(name)) for name in call.kept]
+            self.twins[fused] = dispatch.Twin(self.name, twin.fits, twin.forward, twin.backward), call, kept
+        twin, call, kept = self.twins[fused]
+        values = cache.kept.values
+        return TwinCache(twin, Kept(call, {name: values[other] for name, other in kept}), cache.shape, cache.dtype)
 
 
 def fused(
@@ -188,14 +196,13 @@ def fused(
     its first argument, is the first argument of the second, and is called `middle`. The arguments are those of the
     first, then the others of the second. A name that both derivations use gets a digit in the second.
 
-    The operation has an attribute `apart`, a function that gives the caches of the two parts, from which their backwards
-    can run one by one. A layer calls these if it needs fewer gradients than the fused backward computes.
+    `caches` of the operation are two functions. They make of its cache that of the first and that of the second, with
+    which their backwards can run. A layer does so if it needs fewer gradients than the fused backward computes.
     """
-    one = Part(*first, {})
-    one.names[one.output] = middle
-    two = Part(*second, {})
-    two.names[canonical(next(iter(two.signature.parameters)))] = middle
-    two.rename_apart(one, (middle, f"d{middle}"))
+    one, two = Part(*first), Part(*second)
+    one.names[one.output] = two.names[canonical(next(iter(two.signature.parameters)))] = middle
+    one.rename_apart({middle, f"d{middle}"})
+    two.rename_apart(set(map(one.renamed, one.all_names)))
     parameters = [*one.parameters(), *(p for p in two.parameters() if p.name != middle)]
     parameters.sort(key=lambda p: p.default is not p.empty)
     kinds = {part.renamed(field): part.kinds[field] for part in (one, two) for field in part.fields}
@@ -208,7 +215,7 @@ def fused(
         cache=cache.__name__,
         parameters=", ".join(map(shown, parameters)),
         kept=", ".join([*one.kept("first"), *two.kept("second")]),
-        caches=f"{one.from_cache()}, {two.from_cache()}",
+        caches=f"{one.cache_code()}, {two.cache_code()}",
         gradients=", ".join(f"d{p.name}" for p in parameters if f"d{p.name}" in gradients),
     )
     for number, part in ("first", one), ("second", two):
@@ -240,19 +247,13 @@ def fused(
             found |= {part.renamed(name): value for name, value in (of_part or {}).items()}
         return found
 
-    def apart(cache: Any) -> tuple[Any, Any]:
-        if type(cache) is TwinCache and type(cache.kept) is Kept:
-            target = cache.kept.call.twin.target
-            return one.twin_cache(cache, target), two.twin_cache(cache, target)
-        cache = cache.kept if type(cache) is TwinCache else cache
-        return eval(texts["caches"], space | {"cache": cache})
-
     gives = tuple(part.renamed(name) for part in (one, two) for name in part.op.gives)
     op = operation(space[name], given=given, gives=gives)
-    op.apart = apart
+    op.caches = one.cache_from, two.cache_from
     return op, backward(space[f"{name}_backward"])
 
 
 def shown(parameter: inspect.Parameter) -> str:
-    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-    return f"{parameter.name}: {parameter.annotation}{default}"
+    """An argument as code."""
+    kind = f": {parameter.annotation}" if isinstance(parameter.annotation, str) else ""
+    return f"{parameter.name}{kind}" + ("" if parameter.default is parameter.empty else f" = {parameter.default!r}")

@@ -214,6 +214,9 @@ class Printer:
             return self.load(self.arrays[parts[0]], parts[1]), ATOM
         if kind in ("at", "size"):
             return f"R({self.place(tree)})", ATOM
+        if kind == "stored":
+            like = next(a.name for a in self.plan.writes if a.name not in self.plan.sums and COLUMN in a.axes)
+            return f"read(narrow({self.text(parts[0])}, to_{variable(like)}))", ATOM
         if kind == "neg":
             return f"-{self.within(parts[0], MINUS)}", MINUS
         if kind == "^" and parts[1][0] == "num" and parts[1][1] in (2, 3, 4):

@@ -62,12 +62,13 @@ def make_plan(
     options: Mapping[str, Any],
     results: Sequence[str],
     name: str,
+    kept: Iterable[str] = (),
 ) -> Plan:
     """The plan for the names in `results`; for the other arguments see `Lowering`.
 
     Raises CompileError for what cannot be compiled.
     """
-    lowering = Lowering(definitions, given, numbers, options)
+    lowering = Lowering(definitions, given, numbers, options, kept)
     for result in results:
         lowering.value(result)
     values, sums = lowering.values, lowering.sums

@@ -13,12 +13,7 @@ __all__ = [
     "add_layernorm_backward",
     "dropout_add",
     "dropout_add_backward",
-    "dropout_add_layernorm",
-    "dropout_add_layernorm_backward",
 ]
 
 add_layernorm, add_layernorm_backward = fused("add_layernorm", (add, add_backward), (layernorm, layernorm_backward))
 dropout_add, dropout_add_backward = fused("dropout_add", (dropout, dropout_backward), (add, add_backward), "h")
-dropout_add_layernorm, dropout_add_layernorm_backward = fused(
-    "dropout_add_layernorm", (dropout_add, dropout_add_backward), (layernorm, layernorm_backward)
-)
