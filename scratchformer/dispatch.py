@@ -159,8 +159,9 @@ def operation(reference: Any = None, given: Callable | None = None, gives: tuple
         return functools.partial(operation, given=given, gives=gives)
     twins: dict[type, Callable] = {}
     fast_twins: dict[type, Callable] = {}
-    chosen: tuple[dict[type, list[Twin]], ...] = {}, {}  # outside `fast()`, and inside: those that are asked, in order
-    first, *_ = inspect.signature(reference).parameters
+    chosen: tuple[dict[type, list[Twin]], dict[type, list[Twin]]] = {}, {}
+    signature = inspect.signature(reference)
+    first, *_ = signature.parameters
 
     def add_twin(
         kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
@@ -174,8 +175,13 @@ def operation(reference: Any = None, given: Callable | None = None, gives: tuple
     def forward(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs.get(first)
         if not _reference_depth:
-            for each in chosen[bool(_fast_depth)].get(type(x), ()):
-                if each.fits(*args, **kwargs):
+            for each in chosen[_fast_depth > 0].get(type(x), ()):
+                try:
+                    fits = each.fits(*args, **kwargs)
+                except TypeError:
+                    signature.bind(*args, **kwargs)  # raises if these are not the arguments of the operation
+                    raise
+                if fits:
                     return results_of(each, *args, **kwargs)
         twin = None
         if (twins or fast_twins) and not _reference_depth:
@@ -194,16 +200,20 @@ def backward(reference: Callable) -> Operation[...]:
     """
     twins: dict[type, Callable] = {}
     signature = inspect.signature(reference)
-    names = tuple(signature.parameters)
-    second = names[1]
+    first, second, *_ = signature.parameters
+    operation = reference.__name__.removesuffix("_backward")
     expected = cache_type(reference, second)
 
     @functools.wraps(reference)
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         cache = args[1] if len(args) > 1 else kwargs.get(second)
-        if type(cache) is TwinCache and f"{cache.twin.operation}_backward" == reference.__name__:
-            given = signature.bind(*args, **kwargs).arguments if kwargs else dict(zip(names, args, strict=False))
-            return gradients_of(names[0], given.pop(names[0]), given.pop(second), **given)
+        if type(cache) is TwinCache:
+            if cache.twin.operation != operation:
+                raise TypeError(f"{second}: expected the cache of {operation}, got that of {cache.twin.operation}")
+            if len(args) == 2 and not kwargs:
+                return gradients_of(first, *args)
+            given = signature.bind(*args, **kwargs).arguments
+            return gradients_of(first, given.pop(first), given.pop(second), **given)
         twin = twins.get(type(cache))
         if twin is None:
             expect_cache(second, cache, expected)
@@ -213,11 +223,23 @@ def backward(reference: Callable) -> Operation[...]:
     return _with_twins(dispatched, reference, twins, twins)
 
 
+def twins_of(op: Any, kind: type = np.ndarray, fast: bool = False) -> list[Twin]:
+    """The twins of an operation for a `kind` of array, in the order in which they are asked: those that run everywhere,
+    or with `fast` the others.
+    """
+    plain = op.chosen[False].get(kind, [])
+    found = [twin for twin in op.chosen[True].get(kind, []) if twin not in plain] if fast else list(plain)
+    if kind in (registered := op.fast_twins if fast else op.twins):  # by the decorator
+        found.append(Twin(op.__name__, lambda *args, **kwargs: True, registered[kind], None))
+    return found
+
+
 def results_of(twin: Twin, *args: Any, **kwargs: Any) -> Any:
     """What a twin gives: (y, cache), or the result of an operation without backward."""
+    results = twin.forward(*args, **kwargs)
     if twin.backward is None:
-        return twin.forward(*args, **kwargs)
-    y, kept = twin.forward(*args, **kwargs)
+        return results
+    y, kept = results
     return y, TwinCache(twin, kept, y.shape, y.dtype)
 
 
@@ -226,8 +248,8 @@ def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
     and the gradients are then converted to the type of dy.
     """
     twin, kept, shape, dtype = cache
-    given = getattr(dy, "dtype", None)
-    if given == dtype and dy.shape == shape and not isinstance(dy, np.ma.MaskedArray):
+    same = getattr(dy, "shape", None) == shape and dy.dtype == dtype
+    if same and not isinstance(dy, np.ma.MaskedArray | np.matrix):
         return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
     from .ops.checks import expect_gradient  # not above: the modules of operations import this one
 
@@ -236,8 +258,8 @@ def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
         return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
     gradients = twin.backward(dy.astype(dtype), kept, **kwargs)  # type: ignore[misc]
     if isinstance(gradients, tuple):
-        return tuple(each.astype(given, copy=False) for each in gradients)
-    return gradients.astype(given, copy=False)
+        return tuple(each.astype(dy.dtype, copy=False) for each in gradients)
+    return gradients.astype(dy.dtype, copy=False)
 
 
 def cache_type(backward: Callable, argument: str) -> type | None:

@@ -1,50 +1,55 @@
 import threading
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.dispatch import backward, fast, operation, reference_only, when_fast
+from scratchformer.dispatch import backward, fast, operation, reference_only, twins_of, when_fast
 from scratchformer.testing.strict import STRICT
-
-
-class FastCache(NamedTuple):
-    x: object
 
 
 @pytest.fixture
 def double():
-    """An operation with a twin for NumPy arrays; each function records in a list that it ran."""
+    """An operation with a twin for NumPy arrays of float32; each function records in a list that it ran."""
     ran = []
 
     @operation
     def double(x, by=2):
         """y = 2 x."""
         ran.append("reference")
+        if x.ndim != 1:
+            raise ValueError(f"x: expected (N), got {x.shape}")
         return by * x, by
 
     @backward
-    def double_backward(dy, cache):
+    def double_backward(dy, cache, extra=0):
         ran.append("reference backward")
         return cache * dy
 
-    @double.twin(np.ndarray)
-    def fast(x, by=2):
-        ran.append("fast")
-        return by * x, FastCache(by)
-
-    @double_backward.twin(FastCache)
-    def fast_backward(dy, cache):
-        ran.append("fast backward")
-        return cache.x * dy
-
+    double.add_twin(np.ndarray, lambda x, by=2: x.ndim == 1 and x.dtype == np.float32, *recording(ran, "fast"))
     return double, double_backward, ran
+
+
+def recording(ran, name):
+    def forward(x, by=2):
+        ran.append(name)
+        return by * x, by
+
+    def backward(dy, cache, extra=0):
+        assert dy.dtype == np.float32
+        ran.append(f"{name} backward")
+        return dy * np.float32(cache + extra)
+
+    return forward, backward
+
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
 
 
 def test_the_type_of_the_array_selects_the_twin(double):
     op, op_backward, ran = double
-    for x in (np.ones(2), STRICT.xp.ones(2)):
+    for x in (ones(2), STRICT.xp.ones(2)):
         y, cache = op(x, by=3)
         op_backward(y, cache)
     assert ran == ["fast", "fast backward", "reference", "reference backward"]
@@ -52,7 +57,7 @@ def test_the_type_of_the_array_selects_the_twin(double):
 
 def test_arguments_by_keyword_select_the_twin_too(double):
     op, op_backward, ran = double
-    y, cache = op(by=3, x=np.ones(2))
+    y, cache = op(by=3, x=ones(2))
     op_backward(cache=cache, dy=y)
     assert ran == ["fast", "fast backward"]
 
@@ -60,19 +65,19 @@ def test_arguments_by_keyword_select_the_twin_too(double):
 def test_reference_only(double):
     op, op_backward, ran = double
     with reference_only():
-        y, cache = op(np.ones(2))
+        y, cache = op(ones(2))
         op_backward(y, cache)
-    op(np.ones(2))
+    op(ones(2))
     assert ran == ["reference", "reference backward", "fast"]
 
 
 def test_the_type_of_the_cache_selects_the_backward(double):
     """It does not matter what was switched on between forward and backward."""
     op, op_backward, ran = double
-    y, fast = op(np.ones(2))
+    y, fast = op(ones(2))
     with reference_only():
         op_backward(y, fast)
-        y, plain = op(np.ones(2))
+        y, plain = op(ones(2))
     op_backward(y, plain)
     assert ran == ["fast", "fast backward", "reference", "reference backward"]
 
@@ -82,8 +87,8 @@ def test_reference_only_nested_and_left_by_an_error(double):
     with reference_only():
         with pytest.raises(ZeroDivisionError), reference_only():
             raise ZeroDivisionError
-        op(np.ones(2))
-    op(np.ones(2))
+        op(ones(2))
+    op(ones(2))
     assert ran == ["reference", "fast"]
 
 
@@ -94,7 +99,7 @@ def test_reference_only_holds_in_all_threads(double):
 
     def work():
         begin.wait(600)
-        op(np.ones(2))
+        op(ones(2))
 
     early = threading.Thread(target=work)
     early.start()
@@ -104,7 +109,7 @@ def test_reference_only_holds_in_all_threads(double):
         begin.set()
         early.join()
         late.join()
-    op(np.ones(2))
+    op(ones(2))
     assert ran == ["reference", "reference", "fast"]
 
 
@@ -116,42 +121,116 @@ def test_the_reference_can_be_called_by_name(double):
     assert op.__name__ == "double" and op.__doc__ == "y = 2 x."
 
 
-def test_a_second_twin_for_one_type_is_refused(double):
-    op, op_backward, _ = double
-    with pytest.raises(ValueError, match="other: there is already a twin for ndarray"):
-
-        @op.twin(np.ndarray)
-        def other(x): ...
-
-    with pytest.raises(ValueError, match="there is already a twin for FastCache"):
-        op_backward.twin(FastCache)(print)
-
-
 def test_every_operation_of_the_package_is_dispatched():
-    """So a twin can be registered for each, and for its backward by the type of the cache."""
+    """So a twin can be registered for each."""
     for name in ops.__all__:
         if name.endswith("_backward"):
             forward = getattr(ops, name.removesuffix("_backward"))
-            assert callable(forward.twin) and callable(getattr(ops, name).twin)
+            assert callable(forward.add_twin) and getattr(ops, name).reference
 
 
-def test_fast_twins_run_inside_the_block_only(double):
-    op, _, ran = double
+def test_where_a_twin_does_not_fit_the_reference_runs_and_raises_the_errors(double):
+    op, op_backward, ran = double
+    y, cache = op(np.ones(2))
+    op_backward(y, cache)
+    with pytest.raises(ValueError, match=r"x: expected \(N\), got \(2, 2\)"):
+        op(ones(2, 2))
+    assert ran == ["reference", "reference backward", "reference"]
+    for wrong in ((), (ones(2), 2, 3)):
+        with pytest.raises(TypeError):
+            op(*wrong)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+        op(ones(2), size=3)
 
-    @op.twin(np.ndarray, fast=True)
-    def compiled(x, by=2):
-        ran.append("compiled")
-        return by * x, FastCache(by)
 
-    op(np.ones(2))
+def test_fast_twins_run_inside_the_block_only_and_before_the_others(double):
+    op, op_backward, ran = double
+    forward, back = recording(ran, "compiled")
+    op.add_twin(np.ndarray, lambda x, by=2: x.size > 2, forward, back, fast=True)
+    op(ones(3))
     with fast():
-        op(np.ones(2))
+        y, cache = op(ones(3))
+        op(ones(2))
         with reference_only():
-            op(np.ones(2))
+            op(ones(3))
+    op_backward(y, cache)
     with pytest.raises(RuntimeError), fast():
         raise RuntimeError
+    op(ones(3))
+    assert ran == ["fast", "compiled", "fast", "reference", "compiled backward", "fast"]
+    assert [twin.forward for twin in twins_of(op, fast=True)] == [forward]
+    assert len(twins_of(op)) == 1
+
+
+def test_plain_twins_are_asked_in_the_order_in_which_they_were_registered(double):
+    op, _, ran = double
+    op.add_twin(np.ndarray, lambda x, by=2: True, *recording(ran, "second"))
+    op(ones(2))
     op(np.ones(2))
-    assert ran == ["fast", "compiled", "reference", "fast"]
+    with fast():
+        op(ones(2))
+    assert ran == ["fast", "second", "fast"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_a_gradient_of_another_type_is_converted_and_so_are_the_results(double, dtype):
+    op, op_backward, ran = double
+    y, cache = op(ones(2))
+    assert y.dtype == np.float32
+    dx = op_backward(y.astype(dtype), cache)
+    assert dx.dtype == dtype and ran[-1] == "fast backward" and np.array_equal(dx, [4, 4])
+
+
+@pytest.mark.parametrize(
+    "dy, error", [(ones(3), ValueError), (np.ones(2, int), TypeError), ([1.0, 1.0], TypeError), (1.0, TypeError)]
+)
+def test_a_gradient_that_is_not_like_y_is_refused(double, dy, error):
+    op, op_backward, _ = double
+    _, cache = op(ones(2))
+    with pytest.raises(error, match="dy: expected"):
+        op_backward(dy, cache)
+
+
+def test_further_arguments_of_a_backward_reach_its_twin(double):
+    op, op_backward, _ = double
+    y, cache = op(ones(2))
+    assert np.array_equal(op_backward(y, cache, extra=1), 3 * y)
+    assert np.array_equal(op_backward(dy=y, cache=cache, extra=1), op_backward(y, cache, 1))
+
+
+def test_the_cache_of_one_operation_is_refused_by_the_backward_of_another(double):
+    op, _, _ = double
+    _, cache = op(ones(2))
+    for op_backward in (ops.linear_backward, ops.softmax_backward):
+        with pytest.raises(TypeError, match=r": expected the cache of \w+, got that of double"):
+            op_backward(ones(2), cache)
+
+
+def test_the_gradient_of_a_scalar_may_be_a_number():
+    @operation
+    def total(x): ...
+
+    @backward
+    def total_backward(dloss, cache): ...
+
+    def forward(x):
+        return x.sum(), x.size
+
+    total.add_twin(np.ndarray, lambda x: True, forward, lambda dloss, size: np.full(size, dloss, np.float32))
+    _, cache = total(ones(3))
+    for dloss in (2, 2.0, np.float32(2), np.float64(2)):
+        assert np.array_equal(total_backward(dloss, cache), [2, 2, 2])
+    for wrong in (ones(3), "2", float("nan")):
+        with pytest.raises((TypeError, ValueError), match="dloss: expected"):
+            total_backward(wrong, cache)
+
+
+def test_an_operation_without_backward_has_twins_too():
+    @operation
+    def negative(x): ...
+
+    negative.add_twin(np.ndarray, lambda x: True, lambda x: -x)
+    assert np.array_equal(negative(ones(2)), -ones(2))
 
 
 def test_what_registers_fast_twins_runs_once_and_late():

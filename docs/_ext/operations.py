@@ -20,6 +20,7 @@ from sphinx.application import Sphinx
 from step_curves import step_curve
 
 from scratchformer import models, nn, ops
+from scratchformer.dispatch import twins_of
 from scratchformer.learn.course import NAMES, exercise
 from scratchformer.testing.derivations import CASES
 from scratchformer.testing.mistakes import Mistake, mistakes_of
@@ -137,11 +138,11 @@ def code(function: Any) -> str:
 
 def sources(op: Any, backward: Any, comparison: Comparison) -> list[str]:
     """The reference, and beside it the fast twin, with its derivation and what it gains."""
-    module = sys.modules[next(iter(op.twins.values())).__module__] if op.twins else None
-    if comparison.twin is None or module is None or module.__name__.endswith(".numpy_half"):
+    found = [twin for twin in twins_of(op) if not twin.forward.__module__.endswith(".numpy_half")]
+    if comparison.twin is None or not found:
         return [code(op), code(backward)]
-    (twin,) = op.twins.values()
-    (twin_backward,) = (function for function in backward.twins.values() if function.__module__ == module.__name__)
+    twin, module = found[0].forward, sys.modules[found[0].forward.__module__]
+    twin_backward = getattr(module, f"{op.__name__}_backward")
     cells = [cell("The reference", op), cell("Its twin for NumPy", twin), cell("", backward), cell("", twin_backward)]
     return [
         directive("container", "pair", joined(cells)),

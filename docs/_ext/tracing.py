@@ -30,6 +30,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from scratchformer import ops
+from scratchformer.dispatch import Twin
 from scratchformer.nn import Layer
 from scratchformer.rng import Key
 
@@ -256,6 +257,9 @@ def _watched() -> dict[CodeType, tuple[str, str, bool]]:
         phase = "backward" if op.__name__.endswith("_backward") else "forward"
         for function in (op.reference, *op.twins.values()):
             found[function.__code__] = op.__name__, phase, function is not op.reference
+        for twin in _twins(op):
+            found[twin.forward.__code__] = op.__name__, "forward", True
+            found[twin.backward.__code__] = f"{op.__name__}_backward", "backward", True
     for kind in _subclasses(Layer):
         for name, phase in PHASES.items():
             if isinstance(function := vars(kind).get(name), FunctionType):
@@ -265,6 +269,11 @@ def _watched() -> dict[CodeType, tuple[str, str, bool]]:
 
 def _operations() -> Iterator[Any]:
     yield from (op for name in ops.__all__ if hasattr(op := getattr(ops, name), "reference"))
+
+
+def _twins(op: Any) -> list[Twin]:
+    """Those for NumPy arrays that are no half precision."""
+    return [t for t in getattr(op, "chosen", [{}])[0].get(np.ndarray, ()) if not t.forward.__module__.endswith("half")]
 
 
 def _subclasses(kind: type) -> Iterator[type]:
@@ -332,6 +341,7 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
     named = list(vars(module).values())
     named += [value for kind in named if isinstance(kind, type) for value in vars(kind).values()]
     named += [f for op in _operations() for f in (op.reference, *op.twins.values())]
+    named += [f for op in _operations() for twin in _twins(op) for f in (twin.forward, twin.backward)]
     functions = [inspect.unwrap(f) for f in named if isinstance(f, FunctionType)]  # a layer's backward is checked first
     unique = {id(f): f for f in functions if f.__globals__ is vars(module)}
     yield from (f for f in unique.values() if f.__code__.co_filename == module.__file__)

@@ -51,9 +51,7 @@ def compile(op: Callable, op_backward: Callable) -> tuple[Any, Any]:
 def add_all(target: Target) -> None:
     """Register the twins of all operations of `ops`, and of those that step weights, for a target."""
     from .. import ops
-    from ..optim.adam import adam_step
-    from ..optim.clip import scale
-    from .in_place import add_in_place
+    from .in_place import IN_PLACE, add_in_place
     from .twins import add_twins
 
     for name in ops.__all__:
@@ -61,5 +59,5 @@ def add_all(target: Target) -> None:
         op_backward = getattr(ops, f"{name}_backward", None)
         if hasattr(op, "reference") and op_backward is not None:
             add_twins(op, op_backward, target)
-    for op in (adam_step, ops.precision.round_into, scale):
+    for op in IN_PLACE:
         add_in_place(op, target)

@@ -111,7 +111,8 @@ def halved(plan: Plan) -> Plan:
 
     plan = replaced(plan, node, lambda axes: (*axes[:-1], HALF, COLUMN) if axes[-1] == COLUMN else axes)
     used = names(value.tree for value in plan.values.values() if value.stage == LOOPS)
-    return plan._replace(numbers=tuple(name for name in plan.numbers if name in used))
+    head = tuple(name for name in plan.head if name in used or plan.values[name].axes)
+    return plan._replace(numbers=tuple(name for name in plan.numbers if name in used), head=head)
 
 
 def reordered(plan: Plan, order: tuple[str, ...]) -> Plan:

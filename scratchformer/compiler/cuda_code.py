@@ -23,20 +23,21 @@ __all__ = ["cuda_source"]
 HERE = ("at", COLUMN)
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
 TEAMS = "(Index)gridDim.x * ROWS"
-TYPES = {"real": "T", "integer": "Index", "bool": "bool", "bits": ""}
 WORDS = """T V R REAL PER THREADS ROWS Index Vector c i j k to part found first row finite auto bool char const double float int long new
     short signed this unsigned void""".split()
 
 
-def cuda_source(plan: Plan, wide: frozenset[str] | None = None) -> str:
+def cuda_source(plan: Plan, types: Sequence[str] | None = None) -> str:
     """The source of a kernel of the arrays that the plan reads, those that it writes, its numbers, and the sizes
     of axes. After an array of rows comes how far its rows are apart.
 
-    wide: the arrays of REAL numbers; without it, those that have no column.
+    types: of the numbers of all arrays; without it, REAL for those that have no column.
     """
-    if wide is None:
-        wide = frozenset(array.name for array in (*plan.reads, *plan.writes) if COLUMN not in array.axes)
-    return "\n".join(Printer(plan, wide | plan.sums.keys()).lines()) + "\n"
+    arrays = (*plan.reads, *plan.writes)
+    real = {array.name for array in arrays if COLUMN not in array.axes or array.name in plan.sums}
+    kinds = {"real": "T", "integer": "Index", "bool": "bool", "bits": "unsigned long long"}
+    types = types or ["REAL" if array.kind == "real" and array.name in real else kinds[array.kind] for array in arrays]
+    return "\n".join(Printer(plan, types).lines()) + "\n"
 
 
 def has_step(array: Array, plan: Plan) -> bool:
@@ -62,15 +63,13 @@ def axes_of(plan: Plan) -> list[str]:
 class Printer(Expressions):
     calls, comment, reserved, rounded = {"abs": "fabs"}, "//", WORDS, "wide(narrow({}))"
 
-    def __init__(self, plan: Plan, wide: frozenset[str]) -> None:
+    def __init__(self, plan: Plan, types: Sequence[str]) -> None:
         super().__init__(plan, 1)
         self.rows, self.flat = [axis for axis in plan.axes if axis != COLUMN], is_flat(plan)
-        self.types = {
-            x.name: "REAL" if x.kind == "real" and x.name in wide else TYPES[x.kind] for x in self.arrays.values()
-        }
+        self.types = dict(zip(self.arrays, types, strict=True))
         self.totals = [name for name, each in plan.sums.items() if each.at is not None]
         self.again = any(each.sums for each in plan.passes) and not self.totals
-        self.columns = {name for each in plan.passes for name in each.steps}  # the values that have a column
+        self.stepped = {name for each in plan.passes for name in each.steps}  # the values that have a column
         self.vectors: dict[Node, str] = {}  # the loads of a pass, and their variables
         places = {plan.sums[name].at for name in self.totals}
         self.at = next(iter(places), (HERE,))[:-1]  # the row of the sums to which a row is added
@@ -90,7 +89,8 @@ class Printer(Expressions):
         for array in self.arrays.values():
             to = "" if array in plan.reads else "to_"
             name, kind = to + self.variable(array.name), self.types[array.name]
-            given += [f"{'' if to else 'const '}{kind}* __restrict__ {name}" if kind else f"unsigned long long {name}"]
+            alone = "" if self.flat else "__restrict__ "  # what is changed in place is written where it is read
+            given.append(f"{kind} {name}" if array.kind == "bits" else f"{'' if to else 'const '}{kind}* {alone}{name}")
             given += [f"Index {name}_step"] * has_step(array, plan)
         given += [f"REAL {self.variable(name)}" for name in plan.numbers] + [
             f"Index {self.size(axis)}" for axis in axes_of(plan)
@@ -169,7 +169,7 @@ class Printer(Expressions):
         """A pass over the columns."""
         sums, values = self.plan.sums, self.plan.values
         trees = [sums[name].tree for name in (*each.sums, *each.totals)] + [("value", name) for name in each.stores]
-        needed = reach(trees, values, {}, self.columns)
+        needed = reach(trees, values, {}, self.stepped)
         steps = [name for name in values if name in needed]
         for name in each.sums:
             self.put(f"R {name} = {'0' if sums[name].function == 'sum' else '-infinity()'};")
@@ -223,7 +223,7 @@ class Printer(Expressions):
     def step(self, name: str) -> None:
         value, variable = self.plan.values[name], self.variable(name)
         self.put(f"R {variable} = {self.text(value.tree)};", value.text)
-        if name in self.types and name not in self.columns:
+        if name in self.types and name not in self.stepped:
             axes = self.arrays[name].axes
             self.put(
                 f"if (threadIdx.x == 0) to_{variable}[{self.among(axes, [('at', axis) for axis in axes])}] = {self.narrow(name)};"
@@ -238,7 +238,7 @@ class Printer(Expressions):
         return [
             node
             for node in nodes
-            if node[0] == "load" and node[2][-1:] == (HERE,) and self.types[node[1]]
+            if node[0] == "load" and node[2][-1:] == (HERE,) and self.arrays[node[1]].kind != "bits"
             if not any(leaf == HERE for place in node[2][:-1] for leaf in walk(place))
             if node not in guarded or all(place[0] == "at" for place in node[2])
         ]
@@ -265,11 +265,13 @@ class Printer(Expressions):
         return super().size(axis) if axis in (COLUMN, "n") else f"size_{axis}"
 
     def read(self, name: str, element: str) -> str:
-        return f"wide({element})" if self.types[name] == "T" else element
+        """A number of an array; halves have no type in which all numbers could be computed."""
+        return f"REAL({element})" if self.arrays[name].kind == "real" and self.types[name] != "REAL" else element
 
     def narrow(self, name: str) -> str:
         """A value as a number of the array that keeps it."""
-        return {"T": "narrow({})", "REAL": "{}", "bool": "{} != 0"}[self.types[name]].format(self.variable(name))
+        kind = self.types[name]
+        return f"{self.variable(name)} != 0" if kind == "bool" else f"{kind}({self.variable(name)})"
 
     def load(self, node: Node) -> str:
         array, places = self.arrays[node[1]], node[2]

@@ -24,6 +24,7 @@ from .trees import COLUMN, Array
 __all__ = ["CudaTarget"]
 
 BLOCKS = 528  # with sums over rows: 4 for each of the 132 processors of an H200
+KINDS = {"integer": "Index", "bool": "bool", "bits": "unsigned long long"}
 WIDE = 256  # times 16 bytes: rows of results that are wider begin at multiples of 16 bytes
 
 
@@ -56,8 +57,9 @@ class CudaTarget:
                     of_blocks.append((x, x := cupy.empty((rows, len(x)), wide)))
                 arguments += [x, np.int64(x.strides[-2] // x.itemsize)] if has_step(array, plan) else [x]
             arguments += [*map(wide.type, numbers), *(np.int64(sizes[axis]) for axis in axes_of(plan))]
-            source = text(frozenset(a.name for x, a in arrays if a.kind == "real" and x.dtype != dtype))
-            run_kernel = kernel(source, f"{plan.name}_loops", dtype.name, tuple(constants.items()))
+            names = {dtype: "T", real(dtype): "REAL"} if dtype != real(dtype) else {dtype: "T"}
+            types = tuple(KINDS.get(a.kind) or names.get(x.dtype) or TYPES[x.dtype.name] for x, a in arrays)
+            run_kernel = kernel(text(types), f"{plan.name}_loops", dtype.name, tuple(constants.items()))
             run_kernel((blocks,), (constants["THREADS"], constants["ROWS"]), tuple(arguments))
             for x, sums in of_blocks:
                 x[...] = column_sums(sums)

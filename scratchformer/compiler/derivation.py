@@ -30,10 +30,13 @@ class Pair(NamedTuple):
 class Derivation:
     """The equations of an operation, and its plans for each set of options.
 
-    gives: names that the equations take as given besides the arguments, see `dispatch.operation`.
+    gives: names that the equations take as given besides the arguments, see `dispatch.operation`. docstring: where the
+    equations are, if not in that of op.
     """
 
-    def __init__(self, op: Callable, op_backward: Callable | None, gives: Sequence[str] = ()) -> None:
+    def __init__(
+        self, op: Callable, op_backward: Callable | None, gives: Sequence[str] = (), docstring: str | None = None
+    ) -> None:
         self.op, self.signature, self.gives = op, inspect.signature(op), gives
         self.arguments = {canonical(name): name for name in self.signature.parameters}
         self.fields: tuple[str, ...] = ()
@@ -46,7 +49,7 @@ class Derivation:
             self.gradient, self.output = canonical(gradient), canonical(gradient.removeprefix("d"))
         self.has_backward = op_backward is not None
         wanted = [*self.arguments, *(self.fields if self.has_backward else map(before, self.arguments))]
-        self.definitions = definitions_of(op, op_backward, wanted)
+        self.definitions = definitions_of(op, op_backward, wanted, docstring)
         found = arrays_of(self.definitions, wanted)
         self.arrays = {a.name: a._replace(kind="bits") if a.name in bits else a for a in found}
         sides = [node for _, side in self.definitions.sides for node in walk(side) if node[0] in ("cases", "bracket")]
@@ -56,7 +59,8 @@ class Derivation:
     def compile(self) -> Pair:
         """The plans with the defaults of the arguments. Raises CompileError if there are none."""
         defaults = {name: self.signature.parameters[self.arguments[name]].default for name in self.arguments}
-        others = {name: value for name, value in defaults.items() if name not in self.arrays}
+        arrays = {*self.arrays, *self.definitions.known}
+        others = {name: value for name, value in defaults.items() if name not in arrays}
         options = {name: value for name, value in others.items() if value is None or isinstance(value, str | bool)}
         numbers = tuple(name for name in others if name not in options)
         return self.pair(numbers, tuple((name, options[name]) for name in options if name in self.deciding))

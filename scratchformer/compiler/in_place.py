@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
 from ..dispatch import Operation
+from ..ops.precision import round_into
+from ..optim.adam import adam_step, clip_adam, clip_adam_round
+from ..optim.clip import scale
 from . import CompileError
 from .derivation import Derivation, before
+from .fusion import Part, joined
 from .twins import Shape, Target, evaluate, is_number
 
-__all__ = ["add_in_place"]
+__all__ = ["FUSED", "IN_PLACE", "add_in_place"]
+
+CLIPPED: Part = (scale, {"x": "g", "x0": "grad"})  # g is not an argument of what they are part of: it is not stored
+FUSED: Mapping[Any, Sequence[Part]] = {
+    clip_adam: (CLIPPED, (adam_step, {})),
+    clip_adam_round: (CLIPPED, (adam_step, {}), (round_into, {"x": "w", "out": "half"})),
+}
+IN_PLACE = (adam_step, round_into, scale, *FUSED)
 
 
 def add_in_place(op: Any, target: Target) -> None:
-    """Register the twin of an operation that changes arrays in place for the arrays of a target."""
+    """Register the twin of an operation that changes arrays in place for the arrays of a target. One that is in `FUSED`
+    has the equations of its parts.
+    """
     twin = InPlace(op, target)
     op.add_twin(target.kind, twin.fits, twin.forward, fast=True)
 
@@ -34,7 +47,8 @@ class InPlace:
 
     @cached_property
     def derivation(self) -> Derivation:
-        return Derivation(self.op.reference, None)
+        docstring = joined("", FUSED[self.op]) if self.op in FUSED else None
+        return Derivation(self.op.reference, None, docstring=docstring)
 
     @cached_property
     def places(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..backend import erf
-from ..notation.grammar import walk
 from ..rng import GAMMA, Bits
+from .axes import leaves
 from .derivation import Pair
 from .numpy_code import numpy_source
 from .plan import Plan
@@ -48,8 +48,9 @@ def saves_time(pair: Pair) -> bool:
     for plan in filter(None, pair[:2]):
         trees = [value.tree for value in plan.values.values() if value.stage == LOOPS and COLUMN in value.axes]
         trees += [each.tree for each in plan.sums.values()]
-        nodes = [node for tree in trees for node in walk(tree)]
-        if any(node[0] == "if" and ("at", COLUMN) in [*walk(node[1])] for node in nodes):
+        nodes = [node for tree in trees for node in leaves(tree)]
+        sides = [side for node in nodes if node[0] == "if" for condition in node[1] for side in condition[1:]]
+        if any(("at", COLUMN) in leaves(side) for side in sides):
             return False
         steps += len(plan.sums) + sum(node[0] in ON_ARRAYS for node in nodes)
     return steps >= CHAIN

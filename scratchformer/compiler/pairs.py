@@ -83,7 +83,7 @@ class Compared(Twin):
         expected, cache = self.op.reference(*args, **kwargs)
         dy = self.target.xp.asarray(np.random.default_rng(0).standard_normal(y.shape))[()]
         gradients, returned = self.backward(dy, kept), self.op_backward.reference(dy, cache)
-        names = [name for name in kept.call.pair.backward.results]
+        names = kept.call.pair.backward.results
         if (several := len(names)) > 1 and not (isinstance(returned, tuple) and len(returned) == several):
             raise self.wrong(f"the equations give the gradients {', '.join(names)}, and the backward returns others")
         if several == 1:

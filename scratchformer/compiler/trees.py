@@ -146,8 +146,7 @@ class Lowering:
 
     def lower(self, node: Node, places: dict[str, Node]) -> Value:
         """The value of a node of an equation."""
-        value = self.value_of(node, places)
-        return value if value.text else value._replace(text=spelled(node))
+        return self.value_of(node, places)._replace(text=spelled(node))
 
     def value_of(self, node: Node, places: dict[str, Node]) -> Value:
         kind = node[0]
@@ -255,6 +254,8 @@ class Lowering:
             return value
         if value.tree in (("size", COLUMN), ("size", ROW)):
             return value
+        if prefix == "k" and value.tree[0] == "value" and value.axes:  # an array that the head computes
+            return value._replace(tree=("load", value.tree[1], tuple(("at", axis) for axis in sorted(value.axes))))
         if value.tree[0] == "value" or (prefix != "row" and value.tree[0] in ("num", "number", "load", "sum", "at")):
             return value
         same = (name for name, known in self.values.items() if known.tree == value.tree)

@@ -140,9 +140,12 @@ class Twin:
 
     def in_order(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple:
         """All arguments, in the order of the operation's."""
-        if len(args) == len(self.parameters):
+        if len(args) == len(self.parameters) and not kwargs:
             return args
-        return (*args, *[kwargs.get(name, default) for name, default in self.parameters[len(args) :]])
+        others = self.parameters[len(args) :]
+        if kwargs.keys() - dict(others).keys() or len(args) > len(self.parameters):
+            self.derivation.signature.bind(*args, **kwargs)  # raises TypeError
+        return (*args, *[kwargs.get(name, default) for name, default in others])
 
     def signature(self, args: tuple) -> tuple:
         """What of the arguments decides which loops run: of an array its shape and type, an option, of others the type."""

@@ -15,56 +15,42 @@ from ..dispatch import turned_off, when_fast
 from . import (
     numpy_attention,
     numpy_blocks,
-    numpy_cross_entropy,
     numpy_decoder,
     numpy_dense,
     numpy_extend,
     numpy_half,
-    numpy_layernorm,
     numpy_relative,
-    numpy_rmsnorm,
-    numpy_swiglu,
 )
 
 __all__ = [
     "numpy_attention",
     "numpy_blocks",
-    "numpy_cross_entropy",
     "numpy_decoder",
     "numpy_dense",
     "numpy_extend",
     "numpy_half",
-    "numpy_layernorm",
     "numpy_relative",
-    "numpy_rmsnorm",
-    "numpy_swiglu",
 ]
 
 FAST = (  # the modules of the extra `fast`
     "numba_attention",
-    "numba_cross_entropy",
     "numba_decoder",
     "numba_dense",
     "numba_elementwise",
     "numba_embedding",
     "numba_extend",
-    "numba_layernorm",
     "numba_linear",
     "mkl_muon",
     "numba_neighbours",
-    "numba_rmsnorm",
     "numba_rotary",
-    "numba_symmetric_kl",
 )
 
 CUDA = (  # the modules for a GPU
     "cupy_adam",
     "cupy_attention",
     "cupy_cross_entropy",
-    "cupy_elementwise",
     "cupy_embedding",
     "cupy_half",
-    "cupy_layernorm",
     "cupy_linear",
     "cupy_muon",
 )
@@ -90,6 +76,10 @@ def load_cuda() -> None:
     """Import the modules that register twins for CuPy, unless the environment turns them off."""
     if turned_off().startswith("SCRATCHFORMER_FAST"):
         return
+    from ..compiler import add_all
+    from ..compiler.cuda_target import CudaTarget
+
+    add_all(CudaTarget())  # first: the twins by hand are asked before them
     for name in CUDA:
         import_module(f"{__name__}.{name}")
 

@@ -14,15 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array
-from ..ops.activations import CUBIC
 
 FOLDER = Path(__file__).parent / "cuda"
 TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
-NAMED = {  # constants that have a name in mathematics
-    "SQRT_HALF": math.sqrt(0.5),
-    "SQRT_2_OVER_PI": math.sqrt(2 / math.pi),
-    "CUBIC": CUBIC,
-}
 BYTES = 16  # that a thread reads at once
 
 
@@ -35,7 +29,7 @@ def program(text: str, dtype: str, **constants: float | str) -> str:
     """A text after what all kernels share, for arrays of `dtype`, with these constants."""
     types = {"T": TYPES[dtype], "REAL": "double" if dtype == "float64" else "float"}
     headers = ["#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
-    defined = [f"#define {name} {value}" for name, value in (types | NAMED | constants).items()]
+    defined = [f"#define {name} {value}" for name, value in (types | constants).items()]
     return "\n".join([*headers, *defined, (FOLDER / "common.cuh").read_text(), text])
 
 

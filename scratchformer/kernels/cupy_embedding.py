@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import cupy
 import numpy as np
 
@@ -16,48 +14,33 @@ from .cupy_products import attempt, available
 FEW = 1024  # rows of a table whose gradient is a product with a one-hot matrix
 
 
-class CudaEmbeddingCache(NamedTuple):
-    ids: Array  # (...)
-    shape: tuple[int, int]  # of the table, (V, C)
+def fits(ids: Array, table: Array) -> bool:
+    return alike(table) and type(ids) is cupy.ndarray and ids.dtype.kind in "iu" and ids.size > 0 and table.size > 0
 
 
-@ops.embedding.twin(cupy.ndarray, fast=True)
-def embedding(ids: Array, table: Array) -> tuple[Array, Any]:
+def embedding(ids: Array, table: Array) -> tuple[Array, tuple]:
     """As `ops.embedding`; only the backward differs.
 
-    Forward, with all leading axes folded into n:
-
-        y_nc = table_vc with v = ids_n
-
-    Backward. As derived in `embedding`:
-
-        dtable_vc = Σ_n [ids_n = v] dy_nc
-
     On a GPU many threads would add to the same row. With atomic additions the order, and so the last bits, would change
-    from run to run. For a small table the sum is computed as it stands, as the product of dy with a one-hot matrix:
-
-        h_nv := [ids_n = v]        dtable_vc = Σ_n h_nv dy_nc
-
-    (Since 0 · NaN is NaN, a dy that is not finite then reaches all rows.)
+    from run to run. For a small table the sum is computed as the product of dy with a one-hot matrix. (Since 0 · NaN is
+    NaN, a dy that is not finite then reaches all rows.)
 
     For a large one the ids are sorted first. The place of an id is the number of ids that are smaller, or equal and
-    earlier. That is N² comparisons, which are cheap for the N of a batch. The rows of dy with the same
-    id are now neighbours, and one block of threads adds them up. Sums are float32 for half precision, and so is a new
-    dtable.
+    earlier. That is N² comparisons, which are cheap for the N of a batch. The rows of dy with the same id are now
+    neighbours, and one block of threads adds them up. Sums are float32 for half precision, and so is a new dtable.
     """
     y, cache = ops.embedding.reference(ids, table)
-    return y, CudaEmbeddingCache(*cache) if ids.size and table.size else cache
+    return y, tuple(cache)
 
 
-@ops.embedding_backward.twin(CudaEmbeddingCache)
-def embedding_backward(dy: Array, cache: CudaEmbeddingCache, out: Array | None = None) -> Array:
+def embedding_backward(dy: Array, cache: tuple, out: Array | None = None) -> Array:
     """dtable, or `out` with dtable added to it, as `ops.embedding_backward`; in half precision a new one is float32."""
+    ids, (V, C) = cache
     check_gradient(dy, EmbeddingCache(*cache), out)
-    V, C = cache.shape
-    if not alike(dy) or (out is not None and (out.dtype != real(dy.dtype) or not out.flags.c_contiguous)):
+    if out is not None and (out.dtype != real(dy.dtype) or not out.flags.c_contiguous):
         return ops.embedding_backward.reference(dy, EmbeddingCache(*cache), out)
     dtable = cupy.zeros((V, C), real(dy.dtype)) if out is None else out
-    rows, ids = contiguous(dy).reshape(-1, C), contiguous(cache.ids).reshape(-1).astype(np.int32)
+    rows, ids = contiguous(dy).reshape(-1, C), contiguous(ids).reshape(-1).astype(np.int32)
     if not (V <= FEW and available() and by_product(rows, ids, dtable)):
         by_sorting(rows, ids, dtable)
     return dtable
@@ -84,3 +67,6 @@ def by_sorting(dy: Array, ids: Array, dtable: Array) -> None:
     kernel("embedding", "order_by_place", kind)((tiles,), (256,), (ids, place, order, ordered, np.int32(N)))
     sum_rows = kernel("embedding", "embedding_backward", kind)
     sum_rows((N,), (min(256, 32 * -(-C // 32)),), (dy, order, ordered, dtable, np.int32(N), np.int32(C)))
+
+
+ops.embedding.add_twin(cupy.ndarray, fits, embedding, embedding_backward, fast=True)

@@ -7,12 +7,11 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
-from ..ops.activations import Activation
+from ..ops.activations import ACTIVATIONS, Activation
 from .cupy_code import alike, contiguous, kernel, launch_each, real, vector
 from .cupy_products import aligned, attempt, available, padded_empty, product, readable
 
 SUMS = 64  # at most this many partial sums for a column
-KINDS = {"relu": "RELU", "silu": "SILU", "gelu": "GELU", "gelu_tanh": "GELU_TANH"}  # names in elementwise.cu
 
 
 def fits(x: Array, w: Array, b: Array | None = None) -> bool:
@@ -84,27 +83,34 @@ def column_sums(x: Array) -> Array:
 
 
 def dense_fits(x: Array, w: Array, b: Array, activation: Activation = "relu") -> bool:
-    return isinstance(activation, str) and activation in KINDS and b is not None and fits(x, w, b)
+    return isinstance(activation, str) and activation in ACTIVATIONS and b is not None and fits(x, w, b)
 
 
 def dense(x: Array, w: Array, b: Array, activation: str = "relu") -> tuple[Array, tuple]:
     """As `ops.dense`. cuBLASLt applies ReLU itself; the others are a second kernel. (Its GELU is not precise enough.)
 
-    The slope of y is a function of h = x w + b, which the cache keeps. For ReLU y is enough, since it is positive
-    exactly where h is; so a caller must not change it before backward.
+    For ReLU the cache keeps y, which is positive exactly where x w + b is; so a caller must not change it before backward.
     """
     y = cupy.empty((x.size // x.shape[-1], w.shape[1]), x.dtype)
-    kept, fused = (y, "relu") if activation == "relu" else (cupy.empty_like(y), "")
-    if not (affine(x, w, b, kept, fused) and fused):
-        launch_each("elementwise", "activation", (kept, y), KIND=KINDS[activation])
+    if activation == "relu":
+        if not affine(x, w, b, y, "relu"):
+            cupy.maximum(y, 0, out=y)
+        kept = y
+    else:
+        affine(x, w, b, y)
+        y, kept = ACTIVATIONS[activation][0](y)
     return y.reshape(*x.shape[:-1], w.shape[1]), (x, w, kept, activation)
 
 
 def dense_backward(dy: Array, cache: tuple) -> tuple[Array, ...]:
     """(dx, dw, db), as `ops.dense_backward`; in half precision dw and db are float32."""
     x, w, kept, activation = cache
-    dh = cupy.empty_like(kept)
-    launch_each("elementwise", "activation_backward", (contiguous(dy), kept, dh), KIND=KINDS[activation])
+    dy = contiguous(dy).reshape(-1, w.shape[1])
+    if activation == "relu":
+        dh = cupy.empty_like(kept)
+        launch_each("elementwise", "relu_backward", (dy, kept, dh))
+    else:
+        dh = ACTIVATIONS[activation][1](dy, kept)
     return linear_backward(dh, (x, w, True))
 
 

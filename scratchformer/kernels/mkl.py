@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, files
 from typing import Any
 
 AUTOMATIC = 2  # of MKL's "conditional numerical reproducibility": the same bits in every run, on one processor
-INT, FLOAT, POINTER = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 SEQUENTIAL = 1  # MKL's number for no threads
 
 
@@ -28,8 +27,4 @@ def library() -> Any:
         found.MKL_CBWR_Set(AUTOMATIC)  # before the first product; otherwise sums may depend on where arrays lie
     except (PackageNotFoundError, StopIteration, OSError):
         return None
-    for name in ("cblas_sgemm", "cblas_gemm_bf16bf16f32"):
-        product = getattr(found, name)
-        product.argtypes = [*[INT] * 6, FLOAT, POINTER, INT, POINTER, INT, FLOAT, POINTER, INT]
-        product.restype = None
     return found

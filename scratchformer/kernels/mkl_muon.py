@@ -7,21 +7,24 @@ import numpy as np
 from ..optim import muon
 from .mkl_products import CBLAS, NO_TRANSPOSE, ROWS, TRANSPOSE, products
 from .numba_multiply import half
+from .numpy_arrays import accepted
 
 
-@muon.newton_schulz.twin(np.ndarray, fast=True)
-def newton_schulz(g: np.ndarray, steps: int = muon.STEPS, precision: str = "float32") -> np.ndarray:
+def fits(g: np.ndarray, steps: int = muon.STEPS, precision: str = "float32") -> bool:
+    library = products()
+    if precision != "bfloat16" or g.dtype != np.float32 or not g.size or library is None or not library.bfloat16:
+        return False
+    return accepted(muon.expect_matrix, g, steps, precision)
+
+
+def newton_schulz(g: np.ndarray, steps: int = muon.STEPS, precision: str = "bfloat16") -> np.ndarray:
     """As `optim.newton_schulz`, for bfloat16 where products in it are faster than in float32.
 
     The equations are those of the reference. One call replaces c by α a b + β c, with a and b in bfloat16 and c in
     float32, so the sums of the polynomial need no passes of their own. The order of sums differs from the reference's.
     """
-    muon.expect_matrix(g, steps, precision)
-    library = products()
-    if precision != "bfloat16" or g.dtype != np.float32 or not g.size or library is None or not library.bfloat16:
-        return muon.newton_schulz.reference(g, steps, precision)
     a, b, c = muon.COEFFICIENTS
-    multiply = CBLAS(library.bfloat16)
+    multiply = CBLAS(products().bfloat16)  # type: ignore[union-attr]  # there are: see `fits`
     x = np.ascontiguousarray(muon.scaled(g))
     I, J = x.shape
     gram = np.empty((I, I), np.float32)
@@ -35,3 +38,6 @@ def newton_schulz(g: np.ndarray, steps: int = muon.STEPS, precision: str = "floa
         polynomial = half(gram)
         multiply(ROWS, NO_TRANSPOSE, NO_TRANSPOSE, I, J, I, 1.0, polynomial.ctypes.data, I, at, J, a, x.ctypes.data, J)
     return x if x.shape == g.shape else x.T
+
+
+muon.newton_schulz.add_twin(np.ndarray, fits, newton_schulz, fast=True)

@@ -29,7 +29,7 @@ from numba.extending import intrinsic, overload
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from ..processor import described, instructions
-from . import mkl, numba_bfloat16, numba_tiles
+from . import mkl, numba_bfloat16
 from .numba_code import compiled
 from .numba_math import BITS, read
 
@@ -38,16 +38,9 @@ SHAPES = ((512, 256, 256, False, False), (512, 1024, 256, False, True), (256, 10
 HALF = " in bfloat16"  # after the name of a library, among what was measured
 REPEATS = 5
 LARGE = ctypes.c_int64
-CBLAS = ctypes.CFUNCTYPE(
-    None,
-    *[ctypes.c_int] * 3,
-    *[LARGE] * 3,
-    ctypes.c_float,
-    *[ctypes.c_void_p, LARGE] * 2,
-    ctypes.c_float,
-    ctypes.c_void_p,
-    LARGE,
-)
+FLOAT, POINTER = ctypes.c_float, ctypes.c_void_p
+MATRIX = POINTER, LARGE
+CBLAS = ctypes.CFUNCTYPE(None, *[ctypes.c_int] * 3, *[LARGE] * 3, FLOAT, *MATRIX, *MATRIX, FLOAT, *MATRIX)
 
 
 class Products(NamedTuple):
@@ -55,8 +48,7 @@ class Products(NamedTuple):
 
     float32: int
     float64: int
-    bfloat16: int  # arrays of bfloat16, with a float32 result
-    tiles: bool = False  # whether affine maps in bfloat16 may use `numba_tiles`
+    bfloat16: int = 0  # arrays of bfloat16, with a float32 result
 
 
 class Choice(NamedTuple):
@@ -80,16 +72,16 @@ def taking(float32: str, bfloat16: str) -> Iterator[None]:
     """Inside this block, products are by these libraries instead of those of `choice`, in the whole process: a run goes
     on with the libraries with which it began. Has no effect if one of them is not here.
     """
-    if float32 in libraries() and bfloat16 in ("float32", *halves()):
-        _taken.append(Choice(float32, bfloat16, {}))
-        products.cache_clear()
-        try:
-            yield
-        finally:
-            _taken.pop()
-            products.cache_clear()
-    else:
+    if float32 not in libraries() or bfloat16 not in ("float32", *halves()):
         yield
+        return
+    _taken.append(Choice(float32, bfloat16, {}))
+    products.cache_clear()
+    try:
+        yield
+    finally:
+        _taken.pop()
+        products.cache_clear()
 
 
 def used() -> Choice | None:
@@ -100,13 +92,11 @@ def used() -> Choice | None:
 @cache
 def products() -> Products | None:
     """The functions of the libraries that `used` names; None if there is none with 64-bit sizes."""
-    chosen = used()
-    if chosen is None:
+    if (chosen := used()) is None:
         return None
     found = available() if chosen.bfloat16 == "Numba" else libraries()
-    library = found[chosen.float32]
     half = found[chosen.bfloat16].bfloat16 if chosen.bfloat16 in found else 0
-    return Products(library.float32, library.float64, half, numba_tiles.available())
+    return found[chosen.float32]._replace(bfloat16=half)
 
 
 @cache
@@ -127,21 +117,18 @@ def available() -> dict[str, Products]:
 def libraries() -> dict[str, Products]:
     """The libraries that there are: MKL, and OpenBLAS as NumPy's packages bring it."""
     found = {}
-    names = ("cblas_sgemm_64", "cblas_dgemm_64", "cblas_gemm_bf16bf16f32_64")
     if (library := mkl.library()) is not None:
-        single, double, half = (address(library, name) for name in names)
-        found["MKL"] = Products(single, double, half)
+        found["MKL"] = addresses(library, "cblas_sgemm_64", "cblas_dgemm_64", "cblas_gemm_bf16bf16f32_64")
     for each in threadpool_info():
         if each["internal_api"] == "openblas" and "numpy" in each["filepath"]:
-            library = ctypes.CDLL(each["filepath"])
             with contextlib.suppress(AttributeError):
-                single, double = (address(library, f"scipy_cblas_{x}gemm64_") for x in "sd")
-                found["OpenBLAS"] = Products(single, double, 0)
+                names = (f"scipy_cblas_{letter}gemm64_" for letter in "sd")
+                found["OpenBLAS"] = addresses(ctypes.CDLL(each["filepath"]), *names)
     return found
 
 
-def address(library: Any, name: str) -> int:
-    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+def addresses(library: Any, *names: str) -> Products:
+    return Products(*(ctypes.cast(getattr(library, name), POINTER).value or 0 for name in names))
 
 
 def halves() -> list[str]:
@@ -246,19 +233,19 @@ def product(library: Any, a: Any, ta: bool, b: Any, tb: bool, first: int, c: Any
 
 
 @overload(product, strict=False)
-def _product(library: Any, a: Any, ta: bool, b: Any, tb: bool, first: int, c: Any) -> Any:
+def _product(library: Any, a: Any, ta: Any, b: Any, tb: Any, first: Any, c: Any) -> Any:
+    def of_bits(library, a, ta, b, tb, first, c):  # type: ignore[no-untyped-def]
+        if library.bfloat16:
+            gemm(library.bfloat16, a, ta, b, tb, first, c)
+        else:
+            gemm(library.float32, widen(a), ta, widen(b), tb, first, c)
+
+    double = a.dtype == numba.float64
     if a.dtype == BITS:
-        return _product_of_bits
-    if a.dtype == numba.float64:
-        return lambda library, a, ta, b, tb, first, c: gemm(library.float64, a, ta, b, tb, first, c)
-    return lambda library, a, ta, b, tb, first, c: gemm(library.float32, a, ta, b, tb, first, c)
-
-
-def _product_of_bits(library, a, ta, b, tb, first, c):  # type: ignore[no-untyped-def]
-    if library.bfloat16:
-        gemm(library.bfloat16, a, ta, b, tb, first, c)
-    else:
-        gemm(library.float32, widen(a), ta, widen(b), tb, first, c)
+        return of_bits
+    return lambda library, a, ta, b, tb, first, c: gemm(
+        library.float64 if double else library.float32, a, ta, b, tb, first, c
+    )
 
 
 @compiled

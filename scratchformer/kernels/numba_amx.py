@@ -17,16 +17,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .. import ops
 from .numba_code import has
 from .numba_rows import fill, largest_of_row, span, up, write_row
 from .numba_vectors import (
@@ -36,15 +34,17 @@ from .numba_vectors import (
     element,
     exp2,
     filled,
+    index_of,
     intrinsic,
     load,
     place,
+    pointer,
     store,
     total,
     transpose_tile,
     vectorised,
+    written,
 )
-from .numpy_attention import heads_inside
 
 SIDE = 16  # of a tile
 BLOCK = 32  # rows and columns of scores at once
@@ -67,7 +67,6 @@ def available() -> bool:
     return ctypes.CDLL(None).syscall(arch_prctl, permission, tile_data) == 0
 
 
-@functools.cache
 def configuration(depth: int) -> np.ndarray:
     """The shapes of the eight tile registers: 64 bytes that the processor defines.
 
@@ -81,12 +80,15 @@ def configuration(depth: int) -> np.ndarray:
     return shapes
 
 
+NARROW, WIDE = configuration(SIDE), configuration(BLOCK)
+
+
 def instruction(builder: Any, name: str, *args: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [a.type for a in args])
     builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), args)
 
 
-BYTE = ir.IntType(8)
+BYTE, BITS = ir.IntType(8), ir.VectorType(INTEGER, LANES)
 
 
 def number(register: Any) -> Any:
@@ -95,41 +97,28 @@ def number(register: Any) -> Any:
 
 @intrinsic
 def configure(typing: Any, shapes: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address, _ = place(context, builder, shapes, args[0], [ir.IntType(64)(0)])
-        instruction(builder, "ldtilecfg", builder.inttoptr(address, BYTE.as_pointer()))
-        return context.get_dummy_value()
+    def write(context: Any, builder: Any, array: Any) -> None:
+        address, _ = place(context, builder, shapes, array, [ir.IntType(64)(0)])
+        instruction(builder, "ldtilecfg", pointer(builder, address, BYTE))
 
-    return types.void(shapes), code
+    return written(types.void(shapes), write)
 
 
 @intrinsic
 def release(typing: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        instruction(builder, "tilerelease")
-        return context.get_dummy_value()
-
-    return types.void(), code
+    return written(types.void(), lambda context, builder: instruction(builder, "tilerelease"))
 
 
 @intrinsic(prefer_literal=True)
-def clear_tile(typing: Any, register: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        instruction(builder, "tilezero", number(register))
-        return context.get_dummy_value()
-
-    return types.void(register), code
+def clear_tile(typing: Any, c: Any) -> Any:
+    return written(types.void(c), lambda context, builder, *_: instruction(builder, "tilezero", number(c)))
 
 
 @intrinsic(prefer_literal=True)
 def add_tiles(typing: Any, c: Any, a: Any, b: Any) -> Any:
     """Add the product of two registers to a third."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        instruction(builder, "tdpbf16ps", number(c), number(a), number(b))
-        return context.get_dummy_value()
-
-    return types.void(c, a, b), code
+    registers = [number(x) for x in (c, a, b)]
+    return written(types.void(c, a, b), lambda context, builder, *_: instruction(builder, "tdpbf16ps", *registers))
 
 
 def moved(name: str) -> Any:
@@ -137,18 +126,41 @@ def moved(name: str) -> Any:
 
     @intrinsic(prefer_literal=True)
     def function(typing: Any, register: Any, x: Any, index: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            address, strides = place(context, builder, x, args[1], cgutils.unpack_tuple(builder, args[2], x.ndim))
-            memory = builder.inttoptr(address, BYTE.as_pointer())
-            instruction(builder, name, number(register), memory, strides[x.ndim - 2])
-            return context.get_dummy_value()
+        def write(context: Any, builder: Any, _: Any, array: Any, index: Any) -> None:
+            address, strides = place(context, builder, x, array, cgutils.unpack_tuple(builder, index, x.ndim))
+            instruction(builder, name, number(register), pointer(builder, address, BYTE), strides[x.ndim - 2])
 
-        return types.void(register, x, types.UniTuple(types.intp, x.ndim)), code
+        return written(types.void(register, x, index_of(x)), write)
 
     return function
 
 
 load_tile, store_tile = moved("tileloadd64"), moved("tilestored64")
+
+
+@vectorised
+def clear_sums() -> None:
+    clear_tile(0)
+    clear_tile(1)
+    clear_tile(2)
+    clear_tile(3)
+
+
+@vectorised
+def load_sums(c: Any, i: Any, j: Any) -> None:
+    """Registers 0 to 3 get the BLOCK x BLOCK numbers of c from row i and column j on."""
+    load_tile(0, c, (i, j))
+    load_tile(1, c, (i, j + SIDE))
+    load_tile(2, c, (i + SIDE, j))
+    load_tile(3, c, (i + SIDE, j + SIDE))
+
+
+@vectorised
+def store_sums(c: Any, i: Any, j: Any) -> None:
+    store_tile(0, c, (i, j))
+    store_tile(1, c, (i, j + SIDE))
+    store_tile(2, c, (i + SIDE, j))
+    store_tile(3, c, (i + SIDE, j + SIDE))
 
 
 @intrinsic
@@ -157,114 +169,40 @@ def store_near(typing: Any, x: Any, index: Any, a: Any) -> Any:
     seven.
     """
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        upper = builder.lshr(half_added(builder, args[2]), constant(ir.VectorType(INTEGER, LANES), 16))
+    def write(context: Any, builder: Any, array: Any, index: Any, a: Any) -> None:
+        upper = builder.lshr(half_added(builder, a), constant(BITS, 16))
         narrow = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
-        builder.store(narrow, element(context, builder, x, args), align=2)
-        return context.get_dummy_value()
+        builder.store(narrow, element(context, builder, x, array, index), align=2)
 
-    return types.void(x, types.UniTuple(types.intp, x.ndim), a), code
+    return written(types.void(x, index_of(x), a), write)
 
 
 @intrinsic
 def store_pairs(typing: Any, x: Any, index: Any, a: Any, b: Any) -> Any:
     """The numbers of a and b in pairs, rounded to bfloat16 as by `store_near`, to an array of 32-bit integers."""
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.VectorType(INTEGER, LANES)
-        lower = builder.lshr(half_added(builder, args[2]), constant(kind, 16))
-        upper = builder.and_(half_added(builder, args[3]), constant(kind, 0xFFFF0000))
-        builder.store(builder.or_(lower, upper), element(context, builder, x, args), align=4)
-        return context.get_dummy_value()
+    def write(context: Any, builder: Any, array: Any, index: Any, a: Any, b: Any) -> None:
+        lower = builder.lshr(half_added(builder, a), constant(BITS, 16))
+        upper = builder.and_(half_added(builder, b), constant(BITS, 0xFFFF0000))
+        builder.store(builder.or_(lower, upper), element(context, builder, x, array, index), align=4)
 
-    return types.void(x, types.UniTuple(types.intp, x.ndim), a, b), code
+    return written(types.void(x, index_of(x), a, b), write)
 
 
 def half_added(builder: Any, a: Any) -> Any:
-    kind = ir.VectorType(INTEGER, LANES)
-    return builder.add(builder.bitcast(a, kind), constant(kind, 0x8000))
-
-
-class TileAttentionCache(NamedTuple):
-    """What backward needs; y is the returned array, so a caller must not change it before backward."""
-
-    q: np.ndarray  # (B, H, T, D)
-    k: np.ndarray  # (B, G, S, D)
-    v: np.ndarray  # (B, G, S, D)
-    y: np.ndarray  # (B, H, T, D)
-    maximum: np.ndarray  # (B, H, T): m
-    log_sum: np.ndarray  # (B, H, T): the logarithm, to base 2, of the sum of a row's powers
-    begin: np.ndarray  # (B or 1, T): the first key that a query sees
-    end: np.ndarray  # (B or 1, T): the first key after those
+    return builder.add(builder.bitcast(a, BITS), constant(BITS, 0x8000))
 
 
 def fits(q: np.ndarray, k: np.ndarray) -> bool:
     """Whether `attention` takes such arrays, on this processor, and pays."""
     D = q.shape[3]
     whole_or_many = all(x.shape[2] % BLOCK == 0 or x.shape[2] >= FEW for x in (q, k))
-    return q.dtype.name == "bfloat16" and D > 0 and (D == SIDE or D % BLOCK == 0) and whole_or_many and available()
-
-
-def attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, begin: np.ndarray, end: np.ndarray
-) -> tuple[np.ndarray, TileAttentionCache]:
-    """As `numba_attention.attention`; query t sees the keys begin_t ... end_t − 1, with (B or 1, T) numbers."""
-    y = heads_inside(whole(q.shape), q.dtype)
-    maximum, log_sum = np.empty((2, *whole(q.shape)[:3]), np.float32)
-    compiled_for(forward, 3, 1)(*arguments(q, k, v, begin=begin, end=end), maximum, log_sum, bits(y))
-    y = y[:, :, : q.shape[2]]
-    return y, TileAttentionCache(q, k, v, y, maximum, log_sum, begin, end)
-
-
-@ops.attention_backward.twin(TileAttentionCache)
-def attention_backward(dy: np.ndarray, cache: TileAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(dq, dk, dv), as `ops.attention_backward`."""
-    q, k, v, y, maximum, log_sum, begin, end = cache
-    ops.checks.expect_like("dy", dy, q.shape)
-    dq, dk, dv = (heads_inside(whole(x.shape), q.dtype) for x in (q, k, v))
-    dy = dy.astype(q.dtype, copy=False)
-    results = bits(dq), bits(dk), bits(dv)
-    compiled_for(backward, 5, 3)(*arguments(dy, q, k, v, y, begin=begin, end=end), maximum, log_sum, *results)
-    return dq[:, :, : q.shape[2]], dk[:, :, : k.shape[2]], dv[:, :, : k.shape[2]]
-
-
-def arguments(*arrays: np.ndarray, begin: np.ndarray, end: np.ndarray) -> tuple[Any, ...]:
-    """What `forward` and `backward` begin with: rows that are filled up to whole blocks see nothing."""
-    D, more = arrays[0].shape[3], -arrays[0].shape[2] % BLOCK
-    rows = (np.pad(x, ((0, 0), (0, more))) if more else x for x in (begin, end))
-    scale = np.float32(1 / (math.sqrt(D) * math.log(2)))
-    return configuration(min(D, BLOCK)), *map(whole_blocks, arrays), *rows, scale
-
-
-@functools.cache
-def compiled_for(loops: Any, arrays: int, results: int) -> Any:
-    """The code for arrays with any strides. (Numba itself would compile again for contiguous arrays.)"""
-    shapes, x = types.Array(types.uint8, 1, "C"), types.Array(types.uint16, 4, "A")
-    keys, row = types.Array(types.intp, 2, "A"), types.Array(types.float32, 3, "A")
-    return loops.compile(types.void(shapes, *[x] * arrays, keys, keys, types.float32, row, row, *[x] * results))
-
-
-def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """(B, H, T, D) with T filled up to whole blocks."""
-    return (*shape[:2], -(-shape[2] // BLOCK) * BLOCK, shape[3])
-
-
-def bits(x: np.ndarray) -> np.ndarray:
-    return x.view(np.uint16)
-
-
-def whole_blocks(x: np.ndarray) -> np.ndarray:
-    """The bits of x, or of a copy filled up with zeros."""
-    if x.shape[2] % BLOCK == 0 and x.strides[3] == x.itemsize:
-        return bits(x)
-    filled_up = heads_inside(whole(x.shape), x.dtype)
-    filled_up[:, :, : x.shape[2]], filled_up[:, :, x.shape[2] :] = x, 0
-    return bits(filled_up)
+    return q.dtype.char == "E" and D > 0 and (D == SIDE or D % BLOCK == 0) and whole_or_many and available()
 
 
 @vectorised
 def forward(
-    shapes: Any, q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: Any, log_sum: Any, y: Any
+    q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: Any, log_sum: Any, y: Any
 ) -> None:  # fmt: skip
     B, H, T, D = q.shape
     G, S = k.shape[1], k.shape[2]
@@ -275,7 +213,7 @@ def forward(
     rows, tile = np.zeros((SIDE, SIDE), np.float32), np.zeros((SIDE, SIDE), np.float32)
     sums, inverse = np.zeros((SIDE, D), np.float32), np.zeros(SIDE, np.float32)
     begins = np.zeros((1, D), np.float32)
-    configure(shapes)
+    configure(NARROW if D == SIDE else WIDE)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
         for h in range(H):
@@ -283,7 +221,7 @@ def forward(
             if h * G % H == 0:
                 transpose_pairs(k, b, g, rows, tile, keys)
                 pair_rows(v, b, g, values)
-                zero_or_nan(v, b, g, begins)
+                zero_or_nan(v[b, g], begins)
             for t in range(0, T, SIDE):
                 first, last = span(begin, end, pattern, t, SIDE, 0, S)
                 left, right = first // BLOCK * BLOCK, up(last, BLOCK)
@@ -332,12 +270,12 @@ def exponentials(a: Any, e: Any, i: Any, left: Any, right: Any, scale: Any, m: A
 
 
 @vectorised
-def zero_or_nan(x: Any, b: Any, h: Any, to: Any) -> None:
-    """As `numba_attention.zero_or_nan`, for the rows of one head."""
-    for d in range(0, x.shape[3], LANES):
+def zero_or_nan(x: Any, to: Any) -> None:
+    """Σ_s (x_sd − x_sd): 0, or NaN for a column that has NaN or infinity."""
+    for d in range(0, x.shape[1], LANES):
         terms = filled(to, 0.0)
-        for s in range(x.shape[2]):
-            terms = terms + (load(x, (b, h, s, d)) - load(x, (b, h, s, d)))
+        for s in range(x.shape[0]):
+            terms = terms + (load(x, (s, d)) - load(x, (s, d)))
         store(to, (0, d), terms)
 
 
@@ -386,7 +324,7 @@ def pair_rows(x: Any, b: Any, h: Any, to: Any) -> None:
 
 @vectorised
 def backward(
-    shapes: Any, dy: Any, q: Any, k: Any, v: Any, y: Any, begin: Any, end: Any, scale: Any, maximum: Any, log_sum: Any,
+    dy: Any, q: Any, k: Any, v: Any, y: Any, begin: Any, end: Any, scale: Any, maximum: Any, log_sum: Any,
     dq: Any, dk: Any, dv: Any,
 ) -> None:  # fmt: skip
     B, H, T, D = q.shape
@@ -402,7 +340,7 @@ def backward(
     dz = np.zeros((BLOCK, BLOCK), np.uint16)
     p_pairs, dz_pairs = np.zeros((SIDE, BLOCK), np.uint32), np.zeros((SIDE, BLOCK), np.uint32)
     factor = scale * np.float32(np.log(2.0))
-    configure(shapes)
+    configure(NARROW if D == SIDE else WIDE)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
         for h in range(H):
@@ -420,7 +358,7 @@ def backward(
             for t in range(0, T, BLOCK):
                 for i in range(BLOCK):
                     fill(sum_dq, i, 0, D, 0)
-                    delta[i] = dot(dy, y, b, h, t + i)
+                    delta[i] = dot(dy[b, h, t + i], y[b, h, t + i])
                 first, last = span(begin, end, pattern, t, BLOCK, 0, S)
                 latest, earliest = begin[pattern, t : t + BLOCK].max(), end[pattern, t : t + BLOCK].min()
                 for s in range(first // BLOCK * BLOCK, last, BLOCK):
@@ -458,10 +396,7 @@ def backward(
 @vectorised
 def tiles(x: Any, b: Any, h: Any, t: Any, columns: Any, s: Any, depth: Any, to: Any) -> None:
     """The BLOCK x BLOCK products of rows of x and of columns by pairs."""
-    clear_tile(0)
-    clear_tile(1)
-    clear_tile(2)
-    clear_tile(3)
+    clear_sums()
     for d in range(0, x.shape[3], depth):
         load_tile(4, x, (b, h, t, d))
         load_tile(5, columns, (d // 2, s))
@@ -472,10 +407,7 @@ def tiles(x: Any, b: Any, h: Any, t: Any, columns: Any, s: Any, depth: Any, to: 
         add_tiles(3, 4, 5)
         load_tile(5, columns, (d // 2, s))
         add_tiles(2, 4, 5)
-    store_tile(0, to, (0, 0))
-    store_tile(1, to, (0, SIDE))
-    store_tile(2, to, (SIDE, 0))
-    store_tile(3, to, (SIDE, SIDE))
+    store_sums(to, 0, 0)
 
 
 @vectorised
@@ -519,8 +451,8 @@ def clear_unless_finite(pairs: Any) -> None:
 
 
 @vectorised
-def dot(a: Any, x: Any, b: Any, h: Any, t: Any) -> Any:
-    terms = load(a, (b, h, t, 0)) * load(x, (b, h, t, 0))
-    for d in range(LANES, x.shape[3], LANES):
-        terms = terms + load(a, (b, h, t, d)) * load(x, (b, h, t, d))
+def dot(a: Any, x: Any) -> Any:
+    terms = load(a, (0,)) * load(x, (0,))
+    for d in range(LANES, x.size, LANES):
+        terms = terms + load(a, (d,)) * load(x, (d,))
     return total(terms)

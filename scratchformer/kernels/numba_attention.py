@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -17,6 +17,7 @@ from .. import ops
 from ..ops.attention import check_attention
 from ..ops.patterns import Full, Pattern
 from . import numba_amx
+from .numba_amx import dot, zero_or_nan
 from .numba_rows import aligned, fill, span, up, write_row
 from .numba_vectors import (
     LANES,
@@ -28,37 +29,35 @@ from .numba_vectors import (
     load,
     product,
     store,
-    total,
     transpose_tile,
     vectorised,
     where_inside,
 )
+from .numpy_arrays import accepted
 from .numpy_attention import heads_inside
 
 QUERIES, KEYS = 64, 64  # of a tile: multiples of ROWS
 LN2 = math.log(2)
-DTYPES: dict[str, Any] = {  # by the dtype of the arrays, that of what compiled code takes
-    "float32": np.float32,
-    "float64": np.float64,
-    "bfloat16": np.uint16,  # its bits
-    "float16": np.float32,  # a copy
+DTYPES: dict[str, Any] = {  # by the letter of a dtype, what compiled code takes
+    "f": np.float32,
+    "d": np.float64,
+    "E": np.uint16,  # the bits of bfloat16
+    "e": np.float32,  # a copy of float16
 }
 
 
-class CompiledAttentionCache(NamedTuple):
-    """What backward needs; y is the returned array, so a caller must not change it before backward."""
-
-    q: np.ndarray  # (B, H, T, D)
-    k: np.ndarray  # (B, G, S, D)
-    v: np.ndarray  # (B, G, S, D)
-    y: np.ndarray  # (B, H, T, D)
-    shift: np.ndarray  # (B, H, T): m
-    inverse: np.ndarray  # (B, H, T): 1/l, or 0 if a query sees nothing
-    begin: np.ndarray  # (B or 1, T): the first key that a query sees
-    end: np.ndarray  # (B or 1, T): the first key after those
+def fits(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None) -> bool:
+    """The pattern must give each query an interval of keys."""
+    alike = {(type(x), getattr(x, "dtype", None)) for x in (q, k, v)} == {(np.ndarray, q.dtype)}
+    if not alike or not q.dtype.isnative or q.dtype.char not in DTYPES or q.shape[2:3] == (1,):
+        return False
+    return accepted(check_attention, q, k, v, pattern) and intervals(q, k, pattern) is not None
 
 
-@ops.attention.twin(np.ndarray, fast=True)
+def intervals(q: np.ndarray, k: np.ndarray, pattern: Pattern | None) -> Any:
+    return (pattern or Full()).intervals(q.shape[2], k.shape[2], np)
+
+
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None) -> tuple[np.ndarray, Any]:
     """As `ops.attention`, in memory linear in T + S, for patterns by which each query sees an interval of keys.
 
@@ -69,13 +68,10 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
     A power of 2 is cheap, since half of it is an exponent's bits. So the scores are computed in units of log 2. The
-    factor goes into the queries, together with 1/√D:
+    factor goes into the queries, together with 1/√D. Any number m_ht may be subtracted from the scores of a row:
 
         u_htd = q_htd/(√D log(2))
         a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
-
-    Any number m_ht may be subtracted from the scores of a row, since it cancels in the quotient:
-
         m := shift
         e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
         r_ht := 1/Σ_s e_hts        inverse_ht = r_ht
@@ -85,22 +81,15 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     larger one, m′, the sums so far are multiplied by 2^(m − m′), since 2^(a − m) 2^(m − m′) = 2^(a − m′).
 
     A block of ROWS queries and a tile of keys are done at a time. A vector holds the scores of LANES queries with one
-    key, so that the sums over s add vectors, and never the numbers within one.
+    key, so that the sums over s add vectors, and never the numbers within one. The backward computes a again, with the
+    same rounding, and only then subtracts m: large scores have few digits, and sums that begin at −m have others.
 
-    The backward computes a again, with the same rounding, and only then subtracts m. Large scores have few digits: if
-    their sums began at −m, e would differ from that of the forward, and could exceed 1.
-
-    Backward. The gradients are those of `attention`:
+    Backward. p = e r, and the factor r can go into dy, once for each row. The last sum of dz is known before the first
+    tile, as in the NumPy twin:
 
         dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
         dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')
-
-    Since p = e r, the factor r can go into dy, once for each row instead of once for each score:
-
         p_hts = e_hts r_ht        w_htd = dy_htd r_ht
-
-    The last sum of dz is known before the first tile, as in the NumPy twin. With r in it,
-
         δ_ht := Σ_d w_htd y_htd = r_ht Σ_s p_hts dp_hts
         dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
 
@@ -114,80 +103,83 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
         return dq, dk, dv
 
-    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped, and the
-    products run from the first block of ROWS keys that a query of the block sees to the last. What a query does not see
-    is overwritten, with −∞ among the scores and with 0 in dz; so NaN in q or k cannot reach what does not see it,
-    except the dk and dv of keys in the same tile. NaN in v can, as in the reference: 0 times NaN is NaN. Since tiles
-    are skipped, the sums for y begin at Σ_s (v_gsd − v_gsd), which is 0 or NaN. In dq, NaN and infinity in k are
-    replaced by 0: where a query sees such a key, its dz is NaN anyway. A score overflows from 2.3e38 on, since a is
-    1.44 times as large. Other patterns are left to the NumPy twin.
+    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped. What a query
+    does not see is overwritten, with −∞ among the scores and with 0 in dz; so NaN in q or k cannot reach what does not
+    see it, except the dk and dv of keys in the same tile. NaN in v can, as in the reference: since tiles are skipped,
+    the sums for y begin at Σ_s (v_gsd − v_gsd), which is 0 or NaN. In dq, NaN and infinity in k are replaced by 0:
+    where a query sees such a key, its dz is NaN anyway. A score overflows from 2.3e38 on, since a is 1.44 times as
+    large.
 
     Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
     processors with AMX, `numba_amx` takes bfloat16 arrays if T and S are multiples of 32, or at least 128. It also
     rounds p and dz to bfloat16.
-    The cache keeps q, k, v and y, and two numbers for each row, where the reference keeps T S probabilities a head.
+    The cache keeps q, k, v and y (which a caller must not change before backward), and two numbers for each row.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Milakov, Gimelshein, "Online normalizer
     calculation for softmax", 2018.
     """
-    alike = {(type(x), getattr(x, "dtype", None)) for x in (q, k, v)} == {(np.ndarray, q.dtype)}
-    if not alike or not q.dtype.isnative or q.dtype.name not in DTYPES or q.ndim != 4 or q.shape[2] == 1:
-        return ops.attention.twins[np.ndarray](q, k, v, pattern)
-    check_attention(q, k, v, pattern)
-    (B, H, T, D), S = q.shape, k.shape[2]
-    found = (pattern or Full()).intervals(T, S, np)
-    if found is None or not D:
-        return ops.attention.twins[np.ndarray](q, k, v, pattern)
-    begin, end = (np.array(np.broadcast_to(x, (len(x), T)), np.intp, order="C").clip(0, S) for x in found)
-    begin, end = np.broadcast_arrays(begin, end)
-    if numba_amx.fits(q, k):
-        return numba_amx.attention(q, k, v, begin, end)
-    shift, inverse = np.empty((2, B, H, T), np.float64 if q.dtype == np.float64 else np.float32)
-    (y,) = run(forward, (q, k, v), (*filled_up(begin, end), 1 / (math.sqrt(D) * LN2), shift, inverse), (q,))
-    return y, CompiledAttentionCache(q, k, v, y, shift, inverse, begin, end)
+    (B, H, T, _), S = q.shape, k.shape[2]
+    begin, end = (np.array(x, np.intp) for x in intervals(q, k, pattern))
+    rows = max(len(begin), len(end)), T
+    begin, end = (np.ascontiguousarray(np.broadcast_to(x, rows)).clip(0, S) for x in (begin, end))
+    amx = numba_amx.fits(q, k)
+    more, dtype = -T % numba_amx.BLOCK if amx else 0, np.float64 if q.dtype == np.float64 else np.float32
+    shift, inverse = np.empty((2, B, H, T + more), dtype)
+    (y,) = run(numba_amx.forward if amx else forward, amx, (q, k, v), (begin, end), (shift, inverse), (q,))
+    return y, (q, k, v, y, shift, inverse, begin, end, amx)
 
 
-@ops.attention_backward.twin(CompiledAttentionCache)
-def attention_backward(dy: np.ndarray, cache: CompiledAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def attention_backward(dy: np.ndarray, cache: tuple) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq, dk, dv), as `ops.attention_backward`."""
-    q, k, v, y, shift, inverse, begin, end = cache
-    ops.checks.expect_like("dy", dy, q.shape)
-    dy, D = dy.astype(q.dtype, copy=False), q.shape[-1]
-    rows = *filled_up(begin, end), 1 / (math.sqrt(D) * LN2), shift, inverse
-    dq, dk, dv = run(backward, (dy, q, k, v, y), rows, (q, k, v))
+    q, k, v, y, shift, inverse, begin, end, amx = cache
+    loops = numba_amx.backward if amx else backward
+    dq, dk, dv = run(loops, amx, (dy, q, k, v, y), (begin, end), (shift, inverse), (q, k, v))
     return dq, dk, dv
 
 
-def run(loops: Any, arrays: tuple[np.ndarray, ...], rows: tuple[Any, ...], like: tuple[np.ndarray, ...]) -> list:
-    """Call the compiled `forward` or `backward`. Returns its results, which have the shapes and the dtype of `like`."""
-    D, dtype = like[0].shape[-1], like[0].dtype
-    taken = DTYPES[dtype.name]
-    results = [heads_inside((*x.shape[:-1], -(-D // LANES) * LANES), np.dtype(taken)) for x in like]
+ops.attention.add_twin(np.ndarray, fits, attention, attention_backward, fast=True)
+
+
+def run(loops: Any, amx: bool, arrays: tuple, seen: tuple, statistics: tuple, like: tuple) -> list[np.ndarray]:
+    """Call the loops, of this module or of `numba_amx`. Returns results with the shapes and the dtype of `like`."""
+    dtype, D = like[0].dtype, like[0].shape[3]
+    taken, height = np.dtype(DTYPES[dtype.char]), numba_amx.BLOCK if amx else 1
+    results = [heads_inside(whole_shape(x, height), taken) for x in like]
     code = compiled_for(loops, taken, len(arrays), len(results))
-    code(*map(whole_vectors, arrays), *rows, *results)
-    return [(x.view(dtype) if x.itemsize == dtype.itemsize else x.astype(dtype))[..., :D] for x in results]
+    rows = *map(filled_up, seen), 1 / (math.sqrt(D) * LN2)
+    code(*(whole(x, height, taken) for x in arrays), *rows, *statistics, *results)
+    if taken != dtype:
+        results = [x.view(dtype) if taken == np.uint16 else x.astype(dtype) for x in results]
+    return [x[:, :, : of.shape[2], :D] for x, of in zip(results, like, strict=True)]
 
 
-def filled_up(begin: np.ndarray, end: np.ndarray) -> list[np.ndarray]:
-    """Both, filled up to a multiple of ROWS queries; those that are added see nothing."""
-    more = -begin.shape[1] % ROWS
-    return [np.pad(x, ((0, 0), (0, more))) if more else x for x in (begin, end)]
+def filled_up(x: np.ndarray) -> np.ndarray:
+    """begin or end (..., T), filled up to whole blocks with queries that see nothing."""
+    more = -x.shape[1] % numba_amx.BLOCK
+    return np.pad(x, ((0, 0), (0, more))) if more else x
 
 
-def whole_vectors(x: np.ndarray) -> np.ndarray:
-    """x itself, or a copy whose rows are contiguous and filled up to whole vectors with zeros; float16 as float32."""
-    D, taken = x.shape[-1], DTYPES[x.dtype.name]
-    if D % LANES == 0 and x.strides[-1] == x.itemsize == np.dtype(taken).itemsize:
+def whole_shape(x: np.ndarray, height: int) -> tuple[int, ...]:
+    """The shape of x with whole vectors and a multiple of `height` rows."""
+    B, H, T, D = x.shape
+    return B, H, T + -T % height, D + -D % LANES
+
+
+def whole(x: np.ndarray, height: int, taken: np.dtype) -> np.ndarray:
+    """x itself, or a copy of this shape with contiguous rows, filled up with zeros; float16 as float32."""
+    _, _, T, D = x.shape
+    size = taken.itemsize
+    if not (T % height or D % LANES) and x.strides[3] == x.itemsize == size:
         return x.view(taken)
-    wider = np.zeros((*x.shape[:-1], -(-D // LANES) * LANES), taken if taken != np.uint16 else x.dtype)
-    wider[..., :D] = x
+    wider = np.zeros(whole_shape(x, height), x.dtype if x.itemsize == size else taken)
+    wider[:, :, :T, :D] = x
     return wider.view(taken)
 
 
 @functools.cache
 def compiled_for(loops: Any, taken: Any, arrays: int, results: int) -> Any:
     """The code for arrays of one type with any strides. (Numba itself would compile again for contiguous arrays.)"""
-    number = types.float64 if taken is np.float64 else types.float32
-    x, keys = types.Array(numba.from_dtype(np.dtype(taken)), 4, "A"), types.Array(types.intp, 2, "A")
+    number = types.float64 if taken == np.float64 else types.float32
+    x, keys = types.Array(numba.from_dtype(taken), 4, "A"), types.Array(types.intp, 2, "A")
     row = types.Array(number, 3, "A")
     return loops.compile(types.void(*[x] * arrays, keys, keys, number, row, row, *[x] * results))
 
@@ -207,9 +199,9 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
         for h in range(H):
             g = h * G // H
             if h * G % H == 0:  # the first head that uses these keys
-                read_rows(k, b, g, 0, S, values)
+                read_rows(k[b, g], values)
                 transpose(values, keys)
-                read_rows(v, b, g, 0, S, values)
+                read_rows(v[b, g], values)
                 zero_or_nan(values, begins)
             for t in range(0, T, ROWS):
                 height = min(ROWS, T - t)
@@ -282,9 +274,9 @@ def backward(
         for h in range(H):
             g = h * G // H
             if h * G % H == 0:
-                read_rows(v, b, g, 0, S, key_rows)
+                read_rows(v[b, g], key_rows)
                 transpose(key_rows, values)
-                read_rows(k, b, g, 0, S, key_rows)
+                read_rows(k[b, g], key_rows)
                 transpose(key_rows, keys)
                 make_finite(key_rows)
                 clear(sum_dk)
@@ -301,7 +293,7 @@ def backward(
                     # w_htd = dy_htd r_ht
                     read_row(dy, b, h, t + i, output_rows, i, inverse[b, h, t + i])
                     # δ_ht := Σ_d w_htd y_htd
-                    minus_delta[i] = -dot(output_rows, i, y, b, h, t + i)
+                    minus_delta[i] = -dot(output_rows[i], y[b, h, t + i])
                     m[i] = shift[b, h, t + i]
                 transpose(query_rows, queries)
                 transpose(output_rows, outputs)
@@ -366,18 +358,10 @@ def read_row(x: Any, b: Any, h: Any, t: Any, to: Any, i: Any, factor: Any) -> No
 
 
 @vectorised
-def read_rows(x: Any, b: Any, h: Any, t: Any, count: Any, to: Any) -> None:
-    for i in range(count):
-        for d in range(0, x.shape[3], LANES):
-            store(to, (i, d), load(x, (b, h, t + i, d)))
-
-
-@vectorised
-def dot(a: Any, i: Any, x: Any, b: Any, h: Any, t: Any) -> Any:
-    terms = filled(a, 0.0)
-    for d in range(0, x.shape[3], LANES):
-        terms = terms + load(a, (i, d)) * load(x, (b, h, t, d))
-    return total(terms)
+def read_rows(x: Any, to: Any) -> None:
+    for i in range(x.shape[0]):
+        for d in range(0, x.shape[1], LANES):
+            store(to, (i, d), load(x, (i, d)))
 
 
 @vectorised
@@ -393,16 +377,6 @@ def make_finite(x: Any) -> None:
         for d in range(x.shape[1]):
             if x[i, d] - x[i, d] != 0:  # NaN − NaN and ∞ − ∞ are NaN
                 x[i, d] = 0
-
-
-@vectorised
-def zero_or_nan(x: Any, to: Any) -> None:
-    """Σ_s (x_sd − x_sd): 0, or NaN for a column that has NaN or infinity."""
-    for d in range(0, x.shape[1], LANES):
-        terms = filled(x, 0.0)
-        for s in range(x.shape[0]):
-            terms = terms + (load(x, (s, d)) - load(x, (s, d)))
-        store(to, (0, d), terms)
 
 
 @vectorised

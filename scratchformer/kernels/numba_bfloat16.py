@@ -27,7 +27,7 @@ from numba import carray, types
 from numba.core import cgutils
 
 from .numba_code import compiled, has
-from .numba_vectors import INTEGER, LANES, intrinsic, place, pointer, splat, vector_of
+from .numba_vectors import INTEGER, LANES, intrinsic, place, pointer, splat, vector_of, vectorised, written
 
 VECTORS = 2  # in a row of a panel of b
 ROWS, COLUMNS = 14, VECTORS * LANES  # their sums take 28 of the 32 registers
@@ -111,33 +111,30 @@ def pack(x: Any, pairs_of_rows: Any, first: Any, count: Any, start: Any, depth: 
 
     first, count: where the part of x begins along the other axis, and its size. The last panel is filled up with zeros.
     """
-    size = panels.shape[2]
+    size, pairs = panels.shape[2], depth // 2
     for p in range((count + size - 1) // size):
         at, some = first + p * size, min(size, count - p * size)
         panel = panels[p]
         if some < size:
             panel[: (depth + 1) // 2] = 0
         if pairs_of_rows:
-            for k in range(depth // 2):
+            for k in range(pairs):
                 even, odd = x[start + 2 * k, at : at + some], x[start + 2 * k + 1, at : at + some]
                 for j in range(some):
-                    panel[k, j] = np.uint32(even[j]) | np.uint32(np.uint32(odd[j]) << np.uint32(16))
-            if depth % 2:
-                for j in range(some):
-                    panel[depth // 2, j] = x[start + depth - 1, at + j]
+                    panel[k, j] = pair(even[j], odd[j])
         else:
-            across(x, at, some, start, depth, panel)
-
-
-@compiled
-def across(x: Any, at: Any, some: Any, start: Any, depth: Any, panel: Any) -> None:
-    """As `pack` for one panel and pairs within rows."""
-    for j in range(some):
-        row = x[at + j, start : start + depth]
-        for k in range(depth // 2):
-            panel[k, j] = np.uint32(row[2 * k]) | np.uint32(np.uint32(row[2 * k + 1]) << np.uint32(16))
+            for j in range(some):
+                row = x[at + j, start : start + depth]
+                for k in range(pairs):
+                    panel[k, j] = pair(row[2 * k], row[2 * k + 1])
         if depth % 2:
-            panel[depth // 2, j] = row[depth - 1]
+            for j in range(some):
+                panel[pairs, j] = x[start + depth - 1, at + j] if pairs_of_rows else x[at + j, start + depth - 1]
+
+
+@vectorised
+def pair(even: Any, odd: Any) -> Any:
+    return np.uint32(even) | np.uint32(np.uint32(odd) << np.uint32(16))
 
 
 @intrinsic
@@ -148,8 +145,10 @@ def tile(typing: Any, a: Any, b: Any, pairs: Any, alpha: Any, add: Any, c: Any, 
     """
     sums_of, pairs_of = vector_of(types.float32), ir.VectorType(INTEGER, LANES)
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        left, right, stop, factor, more, to, row, column = args
+    def write(
+        context: Any, builder: Any, left: Any, right: Any, stop: Any, factor: Any, more: Any, to: Any, row: Any,
+        column: Any,
+    ) -> None:  # fmt: skip
         zero = stop.type(0)
         corner, (down, _) = place(context, builder, c, to, (row, column))
         a_start, _ = place(context, builder, a, left, (zero, zero))
@@ -178,7 +177,6 @@ def tile(typing: Any, a: Any, b: Any, pairs: Any, alpha: Any, add: Any, c: Any, 
                 goal = at(start, zero.type(4 * LANES * v), sums_of)
                 old = builder.select(more, builder.load(goal, align=4), sums_of(None))
                 builder.store(builder.fadd(old, builder.fmul(builder.load(sums[r][v]), factors)), goal, align=4)
-        return context.get_dummy_value()
 
     n = types.intp
-    return types.void(a, b, n, types.float32, types.boolean, c, n, n), code
+    return written(types.void(a, b, n, types.float32, types.boolean, c, n, n), write)

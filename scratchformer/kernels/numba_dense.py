@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .. import ops
 from ..ops.activations import Activation
-from ..ops.checks import expect_like
-from .mkl_products import products
+from . import numba_linear
 from .numba_activations import BACKWARD, FORWARD
-from .numba_linear import FastLinearCache, affine, affine_backward, as_row, fits, fits_back, matrix
+from .numba_linear import affine_map, as_row, gradients, matrix
 from .numba_math import rows
 
 
-class FastDenseCache(NamedTuple):
-    """What backward needs; for ReLU this includes the returned y, so a caller must not change it before backward."""
-
-    linear: FastLinearCache
-    kept: np.ndarray  # (N, O): y for ReLU, h = x w + b for the others
-    activation: str
+def fits(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Activation = "relu") -> bool:
+    return isinstance(activation, str) and activation in BACKWARD and b is not None and numba_linear.fits(x, w, b)
 
 
-@ops.dense.twin(np.ndarray, fast=True)
-def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Activation = "relu") -> tuple[np.ndarray, Any]:
+def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: str = "relu") -> tuple[np.ndarray, Any]:
     """As `ops.dense`, in one or two passes after the product.
 
     Forward, with all leading axes folded into n. Each activation is h Φ(h), as in `numpy_dense`:
@@ -51,32 +45,27 @@ def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Activation = 
     dh is rounded to the type of dy in the pass that multiplies it with the slope. Then it is the dy of `linear`:
 
         BACKWARD[activation](dy.reshape(-1), kept.reshape(-1), dh.reshape(-1))
-        dw, db = affine_backward(products(), dh, flat, table, across, True, dx)
+        dw, db = gradients(dh, flat, table, across, True, dx)
 
     The cache keeps x, w, and one array of the size of y.
     """
-    library = products()
-    if library is None or not (isinstance(activation, str) and activation in BACKWARD and fits(x, w, b)) or b is None:
-        return ops.dense.twins[np.ndarray](x, w, b, activation)
     flat, (table, across), relu = rows(x), matrix(w), activation == "relu"
     h = y = np.empty((len(flat), w.shape[1]), flat.dtype)
-    affine(library, flat, table, across, as_row(b, flat), 0.0 if relu else -np.inf, h)
+    affine_map(flat, table, across, as_row(b, flat), 0.0 if relu else -np.inf, h)
     if not relu:
         y = np.empty_like(h)
         FORWARD[activation](h.reshape(-1), y.reshape(-1))
-    cache = FastDenseCache(FastLinearCache(x, w, True), h, activation)
-    return y.view(x.dtype).reshape(*x.shape[:-1], w.shape[1]), cache
+    return y.view(x.dtype).reshape(*x.shape[:-1], w.shape[1]), ((x, w), h, activation)
 
 
-@ops.dense_backward.twin(FastDenseCache)
-def dense_backward(dy: np.ndarray, cache: FastDenseCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def dense_backward(dy: np.ndarray, cache: tuple[tuple, np.ndarray, str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dx, dw, db), as `ops.dense_backward`; in bfloat16 dw and db are float32."""
-    (x, w, _), kept, activation = cache
-    if not fits_back(dy, x, w):
-        expect_like("dy", dy, (*x.shape[:-1], w.shape[1]))
-        dy = np.asarray(dy, x.dtype)
+    (x, w), kept, activation = cache
     flat, (table, across) = rows(x), matrix(w)
     dy, dh, dx = rows(dy), np.empty_like(kept), np.empty_like(flat)
     BACKWARD[activation](dy.reshape(-1), kept.reshape(-1), dh.reshape(-1))
-    dw, db = affine_backward(products(), dh, flat, table, across, True, dx)
+    dw, db = gradients(dh, flat, table, across, True, dx)
     return dx.view(x.dtype).reshape(x.shape), dw, db
+
+
+ops.dense.add_twin(np.ndarray, fits, dense, dense_backward, fast=True)

@@ -1,4 +1,4 @@
-"""What is done number by number, each in one pass of compiled code: sums, dropout and SwiGLU."""
+"""Dropout in one pass of compiled code, which draws its random bits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from .. import ops
 from ..ops.checks import expect_fraction, expect_like
 from ..ops.dropout import LEVELS, threshold_of
 from ..rng import GAMMA, MIX_1, MIX_2, Key, expect_key, start_of
-from .numba_activations import sigmoid
 from .numba_code import as_bits, compiled
-from .numba_math import alike, constant, exp, narrow, read
+from .numba_math import alike, constant, narrow, read
 
 WORDS = 256  # random words that are drawn before they are used
 
@@ -20,48 +19,6 @@ WORDS = 256  # random words that are drawn before they are used
 def flat(x: np.ndarray) -> np.ndarray:
     """The numbers of x as compiled code takes them, in a row; bfloat16 as bits."""
     return as_bits(np.ascontiguousarray(x)).reshape(-1)
-
-
-class FastAddCache(NamedTuple):
-    shape: tuple[int, ...]
-
-
-@ops.add.twin(np.ndarray, fast=True)
-def add(x: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, Any]:
-    """As `ops.add`, in one pass.
-
-    Forward, for each element i:
-
-        y_i = x_i + f_i
-
-    Backward. As derived in `add`:
-
-        dx_i = dy_i        df_i = dy_i
-
-    In code:
-
-        return dy.copy(), dy.copy()
-
-    A sum of bfloat16 numbers is rounded once. The cache is that of the reference.
-    """
-    if not (alike(x, f) and x.shape == f.shape):
-        return ops.add.twins.get(np.ndarray, ops.add.reference)(x, f)
-    y = np.empty(x.shape, x.dtype)
-    sum_into(flat(x), flat(f), flat(y))
-    return y, FastAddCache(x.shape)
-
-
-@ops.add_backward.twin(FastAddCache)
-def add_backward(dy: np.ndarray, cache: FastAddCache) -> tuple[np.ndarray, np.ndarray]:
-    """(dx, df), as `ops.add_backward`."""
-    expect_like("dy", dy, cache.shape)
-    return dy.copy(), dy.copy()
-
-
-@compiled
-def sum_into(x: Any, f: Any, y: Any) -> None:
-    for i in range(y.size):
-        y[i] = narrow(read(x[i]) + read(f[i]), y)
 
 
 class FastDropoutCache(NamedTuple):
@@ -126,62 +83,3 @@ def keep_some(x: Any, start: Any, threshold: Any, y: Any) -> None:
             z = read(part[i])
             factor = constant(LEVELS, z) / constant(LEVELS - threshold, z)
             to[i] = narrow(z * (factor if bits[i] >= least else constant(0, z)), to)
-
-
-class FastSwigluCache(NamedTuple):
-    gate: np.ndarray
-    up: np.ndarray
-
-
-@ops.swiglu.twin(np.ndarray, fast=True)
-def swiglu(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, Any]:
-    """As `ops.swiglu`, in one pass forward and one backward.
-
-    Forward, for each element i:
-
-        g := gate        u := up
-        s_i = 1/(1 + exp(−g_i))        y_i = g_i s_i u_i
-
-    Backward. As derived in `swiglu`, with one sigmoid for both gradients:
-
-        dg_i = dy_i u_i s_i (1 + g_i (1 − s_i))        du_i = dy_i g_i s_i
-
-    In code:
-
-        gated_backward(flat(dy), flat(gate), flat(up), flat(dgate), flat(dup))
-
-    The cache is that of the reference.
-    """
-    if not (alike(gate, up) and gate.shape == up.shape):
-        return ops.swiglu.twins[np.ndarray](gate, up)
-    y = np.empty(gate.shape, gate.dtype)
-    gated(flat(gate), flat(up), flat(y))
-    return y, FastSwigluCache(gate, up)
-
-
-@ops.swiglu_backward.twin(FastSwigluCache)
-def swiglu_backward(dy: np.ndarray, cache: FastSwigluCache) -> tuple[np.ndarray, np.ndarray]:
-    """(dgate, dup), as `ops.swiglu_backward`."""
-    gate, up = cache
-    if not (alike(gate, dy) and dy.shape == gate.shape):
-        expect_like("dy", dy, gate.shape)
-        dy = dy.astype(gate.dtype)
-    dgate, dup = np.empty(dy.shape, dy.dtype), np.empty(dy.shape, dy.dtype)
-    gated_backward(flat(dy), flat(gate), flat(up), flat(dgate), flat(dup))
-    return dgate, dup
-
-
-@compiled
-def gated(gate: Any, up: Any, y: Any) -> None:
-    for i in range(y.size):
-        g = read(gate[i])
-        y[i] = narrow(g / (constant(1, g) + exp(-g)) * read(up[i]), y)
-
-
-@compiled
-def gated_backward(dy: Any, gate: Any, up: Any, dgate: Any, dup: Any) -> None:
-    for i in range(dy.size):
-        d, g = read(dy[i]), read(gate[i])
-        s, one = sigmoid(g), constant(1, g)
-        dgate[i] = narrow(d * read(up[i]) * s * (one + g * (one - s)), dgate)
-        dup[i] = narrow(d * g * s, dup)

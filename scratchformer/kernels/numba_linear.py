@@ -4,34 +4,23 @@ interpreter lock from beginning to end.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba.extending import overload
 
 from .. import ops
-from ..ops.linear import LinearCache
+from . import numba_tiles
 from .mkl_products import product, products
 from .numba_code import as_bits, compiled
 from .numba_math import BITS, alike, narrow, read, rows, wide_buffer, wide_empty
-from .numba_tiles import affine_by_tiles, gradient_by_tiles
+from .numpy_dense import are_affine
 
 BLOCK = 256, 512  # rows and columns: their float32 products stay in cache until they are rounded
 
 
-class FastLinearCache(NamedTuple):
-    x: np.ndarray  # (..., I)
-    w: np.ndarray  # (I, O)
-    has_bias: bool
-
-
-def fits(x: np.ndarray, w: np.ndarray, b: np.ndarray | None) -> bool:
-    """Whether compiled code can compute x w + b; if these are not arguments of `linear`, another twin says so."""
-    return (
-        (alike(x, w) if b is None else alike(x, w, b) and b.shape == w.shape[1:])
-        and w.ndim == 2
-        and x.shape[-1:] == w.shape[:1]
-    )
+def fits(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> bool:
+    return (alike(x, w) if b is None else alike(x, w, b)) and are_affine(x, w, b) and products() is not None
 
 
 def matrix(w: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -47,12 +36,6 @@ def as_row(b: np.ndarray | None, like: np.ndarray) -> np.ndarray:
     return like[0, :0] if b is None else rows(b)[0]
 
 
-def fits_back(dy: np.ndarray, x: np.ndarray, w: np.ndarray) -> bool:
-    """Whether dy is the gradient of x w for compiled code."""
-    return type(dy) is np.ndarray and dy.dtype == x.dtype and dy.shape == (*x.shape[:-1], w.shape[1])
-
-
-@ops.linear.twin(np.ndarray, fast=True)
 def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
     """As `ops.linear`, with each result rounded once.
 
@@ -69,30 +52,45 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
     are rounded to bfloat16 in the pass that adds b; dw and db, which are added up, are not rounded. On processors with
     AMX, `numba_tiles` does all this for bfloat16, if I and O are multiples of 32 and the rows are not too few.
 
-        dw, db = affine_backward(products(), rows(dy), flat, table, across, has_bias, dx)
+        dw, db = gradients(rows(dy), flat, table, across, has_bias, dx)
 
-    One call of compiled code computes all three, without the interpreter lock. The cache is that of the reference.
+    One call of compiled code computes all three, without the interpreter lock.
     """
-    library = products()
-    if library is None or not fits(x, w, b):
-        return ops.linear.twins.get(np.ndarray, ops.linear.reference)(x, w, b)
     flat, (table, across) = rows(x), matrix(w)
     y = np.empty((len(flat), w.shape[1]), flat.dtype)
-    affine(library, flat, table, across, as_row(b, flat), -np.inf, y)
-    return y.view(x.dtype).reshape(*x.shape[:-1], w.shape[1]), FastLinearCache(x, w, b is not None)
+    affine_map(flat, table, across, as_row(b, flat), -np.inf, y)
+    return y.view(x.dtype).reshape(*x.shape[:-1], w.shape[1]), (x, w, b is not None)
 
 
-@ops.linear_backward.twin(FastLinearCache)
-def linear_backward(dy: np.ndarray, cache: FastLinearCache) -> tuple[np.ndarray, ...]:
+def linear_backward(dy: np.ndarray, cache: tuple[np.ndarray, np.ndarray, bool]) -> tuple[np.ndarray, ...]:
     """(dx, dw, db), or (dx, dw) without bias, as `ops.linear_backward`; in bfloat16 dw and db are float32."""
     x, w, has_bias = cache
-    if not fits_back(dy, x, w):
-        return ops.linear_backward.reference(dy, LinearCache(*cache))
     flat, (table, across) = rows(x), matrix(w)
     dx = np.empty_like(flat)
-    dw, db = affine_backward(products(), rows(dy), flat, table, across, has_bias, dx)
+    dw, db = gradients(rows(dy), flat, table, across, has_bias, dx)
     dx = dx.view(x.dtype).reshape(x.shape)
     return (dx, dw, db) if has_bias else (dx, dw)
+
+
+ops.linear.add_twin(np.ndarray, fits, linear, linear_backward, fast=True)
+
+
+def affine_map(x: np.ndarray, w: np.ndarray, across: bool, b: np.ndarray, least: float, y: np.ndarray) -> None:
+    """y = max(x w + b, least) as `affine` computes it, by tiles where that pays."""
+    if numba_tiles.pays(x, y):
+        numba_tiles.multiply(x, w, across, b, least, y)
+    else:
+        affine(products(), x, w, across, b, least, y)
+
+
+def gradients(dy: np.ndarray, x: np.ndarray, w: np.ndarray, across: bool, has_bias: bool, dx: np.ndarray) -> Any:
+    """Write dx, and return dw and db."""
+    if not numba_tiles.pays(x, dy):
+        return affine_backward(products(), dy, x, w, across, has_bias, dx)
+    numba_tiles.multiply(dy, w, not across, dy[0, :0], 0.0, dx)
+    dw, db = np.empty((x.shape[1], dy.shape[1]), np.float32), np.empty(dy.shape[1], np.float32)
+    numba_tiles.multiply_transposed(x, dy, dw, db if has_bias else db[:0])
+    return dw, db
 
 
 @compiled
@@ -100,8 +98,6 @@ def affine(library: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any
     """y = max(x w + b, least). across: w is transposed in memory. b has no elements if there is no bias; then `least`
     has no effect.
     """
-    if affine_by_tiles(library.tiles, x, w, across, b, least, y):
-        return
     (N, O), (height, width) = y.shape, block(y)
     buffer = wide_buffer(y, height * width)
     for n0 in range(0, N, height):
@@ -128,12 +124,10 @@ def finish_row(h: Any, b: Any, least: Any, y: Any) -> None:
 
 @compiled
 def affine_backward(library: Any, dy: Any, x: Any, w: Any, across: Any, has_bias: Any, dx: Any) -> Any:
-    """Write dx, and return dw and db."""
+    """As `gradients`, by a library."""
     affine(library, dy, w, not across, dy[0, :0], 0.0, dx)
     dw = wide_empty((x.shape[1], dy.shape[1]), dy)
     db = wide_empty(dy.shape[1], dy)
-    if gradient_by_tiles(library.tiles, x, dy, dw, db if has_bias else db[:0]):
-        return dw, db
     product(library, x, True, dy, False, 0, dw)
     if has_bias:
         db[:] = 0

@@ -106,34 +106,50 @@ def _constant(c: Any, like: Any) -> Any:
     return (lambda c, like: np.float32(c)) if like == numba.float32 else (lambda c, like: np.float64(c))
 
 
-# float32: x = n log 2 + r with |r| ≤ ½ log 2, so exp(x) = 2ⁿ exp(r). log 2 is the sum of a number with few digits,
-# whose product with n is exact, and a small one. The polynomial is that of Cephes (Moshier's expf). The result is right
-# to one unit in the last place.
+# x = n log 2 + r with |r| ≤ ½ log 2, so exp(x) = 2ⁿ exp(r). log 2 is the sum of a number with few digits, whose product
+# with n is exact, and a small one. The sum of x/log 2 and 1.5 · 2²³ (in float64 1.5 · 2⁵²) is rounded to a whole number,
+# which is then in its last bits. With the bias of an exponent added too, these bits are moved to where a number has its
+# exponent: n = −127 gives 0, and n = 128 infinity. Outside of the bounds n would be neither. In float32 the polynomial is
+# that of Cephes (Moshier's expf), in float64 the series. Results are right to one unit in the last place.
 LOG2_E, LOG2_HIGH, LOG2_LOW = (np.float32(x) for x in (math.log2(math.e), 0.693359375, math.log(2) - 0.693359375))
 EXP_POLYNOMIAL = tuple(
     np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 )
-LEAST, MOST = np.float32(-87.3), np.float32(88.37)  # outside, exp is 0 or infinite
+LEAST, MOST, SHIFT = np.float32(-88), np.float32(88.8), np.float32(1.5 * 2**23 + 127)
+
+LOG2_HIGH_64, LOG2_LOW_64 = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
+SERIES = tuple(1 / math.factorial(k) for k in range(13, 1, -1))
+LEAST_64, MOST_64, SHIFT_64 = -709.0, 710.0, 1.5 * 2.0**52 + 1023
 
 
 @overload(exp, strict=False, jit_options={"fastmath": {"contract"}})  # the order of the differences counts
 def _exp(x: Any) -> Any:
-    if x != numba.float32:
-        return lambda x: math.exp(x)
+    return exp32 if x == numba.float32 else exp64
+
+
+def exp32(x: Any) -> Any:
     c5, c4, c3, c2, c1, c0 = EXP_POLYNOMIAL
+    inside = LEAST if x < LEAST else x  # NaN stays
+    inside = MOST if inside > MOST else inside
+    shifted = inside * LOG2_E + SHIFT
+    n = shifted - SHIFT
+    r = (inside - n * LOG2_HIGH) - n * LOG2_LOW
+    p = ((((c5 * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
+    power = np.int32(np.float32(shifted).view(np.int32) << np.int32(23)).view(np.float32)  # 2ⁿ
+    return (p * r * r + r + np.float32(1)) * power
 
-    def exp32(x):  # type: ignore[no-untyped-def]
-        inside = min(max(x, LEAST), MOST)
-        n = np.rint(inside * LOG2_E)
-        r = (inside - n * LOG2_HIGH) - n * LOG2_LOW
-        p = ((((c5 * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
-        p = p * r * r + r + np.float32(1)
-        y = p * np.uint32(np.int32(np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-        y = np.float32(0) if x < LEAST else y
-        y = np.float32(np.inf) if x > MOST else y
-        return x if x != x else y
 
-    return exp32
+def exp64(x: Any) -> Any:
+    c11, c10, c9, c8, c7, c6, c5, c4, c3, c2, c1, c0 = SERIES
+    inside = LEAST_64 if x < LEAST_64 else x
+    inside = MOST_64 if inside > MOST_64 else inside
+    shifted = inside * math.log2(math.e) + SHIFT_64
+    n = shifted - SHIFT_64
+    r = (inside - n * LOG2_HIGH_64) - n * LOG2_LOW_64
+    p = (((((c11 * r + c10) * r + c9) * r + c8) * r + c7) * r + c6) * r + c5
+    p = ((((p * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
+    power = np.int64(np.float64(shifted).view(np.int64) << np.int64(52)).view(np.float64)
+    return (p * r * r + r + 1.0) * power
 
 
 @compiled
@@ -162,27 +178,33 @@ def column_of(place: Any, columns: Any) -> Any:
     return np.int32(place) if 0 <= place < columns else np.int32(-1)
 
 
-# The following are in vectors for float32: both cases of each are computed, and one is chosen. Errors are of one or two
-# units in the last place.
+# The following are in vectors too, with errors of a few units in the last place. Where there are two cases, both are
+# computed, and one is chosen.
 
 LOG_POLYNOMIAL = tuple(  # of (log(1 + r) − r + r²/2)/r³ for √½ ≤ 1 + r < √2: Cephes, Moshier's logf
     np.float32(c)
     for c in (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
               2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)
 )  # fmt: skip
-TANH_POLYNOMIAL = tuple(  # of (tanh(x) − x)/x³ in x², for |x| < 0.625: Cephes, Moshier's tanhf
+# Quotients of polynomials in x², as in Eigen and XLA, for x not far out, where these functions are nearly ±1.
+TANH_ABOVE = tuple(  # tanh(x)/x
     np.float32(c)
-    for c in (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+    for c in (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-8,
+              1.48572235717979e-5, 6.37261928875436e-4, 4.89352455891786e-3)
 )  # fmt: skip
-ERF_SMALL = tuple(  # of erf(x)/x − 1 in x², for |x| ≤ 0.927734375
+TANH_BELOW = tuple(
+    np.float32(c) for c in (1.19825839466702e-6, 1.18534705686654e-4, 2.26843463243900e-3, 4.89352518554385e-3)
+)
+ERF_ABOVE = tuple(  # erf(x)/x
     np.float32(c)
-    for c in (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
+    for c in (-2.72614225801306e-10, 2.77068142495902e-8, -2.10102402082508e-6, -5.69250639462346e-5,
+              -7.34990630326855e-4, -2.95459980854025e-3, -1.60960333262415e-2)
 )  # fmt: skip
-ERF_LARGE = tuple(  # of (log(1 − erf(x)) + x)/x in x, above
+ERF_BELOW = tuple(
     np.float32(c)
-    for c in (-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1,
-              -1.28717512e-1)
+    for c in (-1.45660718464996e-5, -2.13374055278905e-4, -1.68282697438203e-3, -7.37332916720468e-3, -1.42647390514189e-2)
 )  # fmt: skip
+TANH_BOUND, ERF_BOUND = np.float32(7.99881172180175781), np.float32(4)
 
 
 @overload(log, strict=False, jit_options={"fastmath": {"contract"}})
@@ -213,36 +235,43 @@ def _log(x: Any) -> Any:
 @overload(tanh, strict=False, jit_options={"fastmath": {"contract"}})
 def _tanh(x: Any) -> Any:
     if x != numba.float32:
-        return lambda x: math.tanh(x)
-    c4, c3, c2, c1, c0 = TANH_POLYNOMIAL
-    bound, one, two = np.float32(0.625), np.float32(1), np.float32(2)
+        return tanh64
+    a6, a5, a4, a3, a2, a1, a0 = TANH_ABOVE
+    b3, b2, b1, b0 = TANH_BELOW
 
     def tanh32(x):  # type: ignore[no-untyped-def]
-        square = x * x
-        small = ((((c4 * square + c3) * square + c2) * square + c1) * square + c0) * square * x + x
-        large = one - two / (exp(two * abs(x)) + one)
-        large = -large if x < 0 else large
-        return small if abs(x) < bound else large
+        inside = -TANH_BOUND if x < -TANH_BOUND else x  # NaN stays
+        inside = TANH_BOUND if inside > TANH_BOUND else inside
+        z = inside * inside
+        above = (((((a6 * z + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0
+        return inside * above / (((b3 * z + b2) * z + b1) * z + b0)
 
     return tanh32
+
+
+def tanh64(x: Any) -> Any:
+    """With the quotient for small x of Cephes (Moshier's tanh)."""
+    z = x * x
+    above = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
+    below = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
+    small = x + x * z * (above / below)
+    large = 1.0 - 2.0 / (exp(2.0 * abs(x)) + 1.0)
+    large = -large if x < 0 else large
+    return small if abs(x) < 0.625 else large
 
 
 @overload(erf, strict=False, jit_options={"fastmath": {"contract"}})
 def _erf(x: Any) -> Any:
     if x != numba.float32:
         return lambda x: math.erf(x)
-    s5, s4, s3, s2, s1, s0 = ERF_SMALL
-    c6, c5, c4, c3, c2, c1, c0 = ERF_LARGE
-    bound, one, most = np.float32(0.927734375), np.float32(1), np.float32(4)
+    a6, a5, a4, a3, a2, a1, a0 = ERF_ABOVE
+    b4, b3, b2, b1, b0 = ERF_BELOW
 
     def erf32(x):  # type: ignore[no-untyped-def]
-        square = x * x
-        small = (((((s5 * square + s4) * square + s3) * square + s2) * square + s1) * square + s0) * x + x
-        t = abs(x)
-        t = most if t > most else t  # erf(4) is 1
-        p = (((((c6 * t + c5) * t + c4) * t + c3) * t + c2) * t + c1) * t + c0
-        large = one - exp(p * t - t)
-        large = -large if x < 0 else large
-        return small if abs(x) <= bound else large
+        inside = -ERF_BOUND if x < -ERF_BOUND else x  # NaN stays
+        inside = ERF_BOUND if inside > ERF_BOUND else inside
+        z = inside * inside
+        above = (((((a6 * z + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0
+        return inside * above / ((((b4 * z + b3) * z + b2) * z + b1) * z + b0)
 
     return erf32

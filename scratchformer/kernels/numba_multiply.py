@@ -23,10 +23,10 @@ from .mkl_products import products as blas
 from .numba_amx import (
     BLOCK,
     SIDE,
+    WIDE,
     add_tiles,
     available,
     clear_tile,
-    configuration,
     configure,
     load_tile,
     release,
@@ -39,7 +39,6 @@ from .numba_math import BITS, narrow, read
 from .numba_vectors import LANES, load, load_first, prefetch, store, total, vectorised
 
 AHEAD = 4096  # how far ahead of its use a matrix is prefetched, in numbers
-SHAPES = configuration(BLOCK)
 
 
 @vectorised
@@ -136,7 +135,7 @@ def by_library(means, x, w, y):  # type: ignore[no-untyped-def]
 def tiles_or_library(means, x, w, y):  # type: ignore[no-untyped-def]
     if means.tiles and x.shape[1] % BLOCK == 0 and w.shape[1] % BLOCK == 0:
         for b in range(0, x.shape[0], SIDE):
-            multiply_tiles(SHAPES, half(x[b : b + SIDE]), w, y[b : b + SIDE])
+            multiply_tiles(half(x[b : b + SIDE]), w, y[b : b + SIDE])
     else:
         product(means.library, half(x), False, w, False, 0, y)
 
@@ -151,7 +150,7 @@ def half(x: Any) -> Any:
 
 
 @vectorised
-def multiply_tiles(shapes: Any, x: Any, w: Any, y: Any) -> None:
+def multiply_tiles(x: Any, w: Any, y: Any) -> None:
     """y = x w for at most SIDE rows x (B, I), in the tile registers of `numba_amx`.
 
     w is read once, in columns as wide as a cache line, while the next of them are being read into the cache.
@@ -161,7 +160,7 @@ def multiply_tiles(shapes: Any, x: Any, w: Any, y: Any) -> None:
     for b in range(B):
         copy(x[b], rows[b])
     pairs = np.empty((SIDE, BLOCK), np.uint32)
-    configure(shapes)
+    configure(WIDE)
     for o in range(0, O, BLOCK):
         clear_tile(0)
         clear_tile(1)

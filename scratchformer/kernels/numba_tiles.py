@@ -23,14 +23,15 @@ from . import numba_amx, numba_bfloat16
 from .numba_amx import (
     BLOCK,
     SIDE,
+    WIDE,
     add_tiles,
-    clear_tile,
-    configuration,
+    clear_sums,
     configure,
+    load_sums,
     load_tile,
     release,
     store_pairs,
-    store_tile,
+    store_sums,
 )
 from .numba_code import compiled
 from .numba_math import BITS
@@ -38,6 +39,7 @@ from .numba_vectors import (
     LANES,
     element,
     filled,
+    index_of,
     intrinsic,
     larger,
     load,
@@ -46,72 +48,25 @@ from .numba_vectors import (
     transpose_tile,
     vector_of,
     vectorised,
+    written,
 )
 
-SHAPES = configuration(BLOCK)
 DEPTH, HEIGHT, WIDTH = 32, 8, 16  # blocks along the sum, of rows and of columns at once, for the sake of the caches
 NUMBERS = BLOCK, SIDE  # the shape, in float32, of a block of the first factor
 PAIRS = SIDE, BLOCK  # of a block of the second
 
 
-def supported() -> bool:
-    """Whether the code here can be compiled: besides AMX it needs what `numba_bfloat16` needs."""
-    return numba_amx.supported() and numba_bfloat16.available()
-
-
 def available() -> bool:
-    """Whether the code here can be compiled and may run."""
+    """Whether the code here can be compiled and may run: besides AMX it needs what `numba_bfloat16` needs."""
     return numba_amx.available() and numba_bfloat16.available()
 
 
-def affine_by_tiles(tiles: bool, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> bool:
-    """`numba_linear.affine` by tiles, if that pays. Returns whether it did.
-
-    tiles: whether tiles are `available`.
-    """
-    raise TypeError("affine_by_tiles: for compiled code only")
-
-
-def gradient_by_tiles(tiles: bool, x: Any, dy: Any, dw: Any, db: Any) -> bool:
-    """dw = xᵀ dy and, if db has elements, db = the sum of the rows of dy, if that pays by tiles."""
-    raise TypeError("gradient_by_tiles: for compiled code only")
-
-
-@overload(affine_by_tiles, strict=False)
-def _affine_by_tiles(tiles: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> Any:
-    if x.dtype != BITS or not supported():
-        return lambda tiles, x, w, across, b, least, y: False
-
-    def by_tiles(tiles, x, w, across, b, least, y):  # type: ignore[no-untyped-def]
-        pays = tiles and fits(x, y)
-        if pays:
-            multiply(SHAPES, x, w, across, b, least, y)
-        return pays
-
-    return by_tiles
-
-
-@overload(gradient_by_tiles, strict=False)
-def _gradient_by_tiles(tiles: Any, x: Any, dy: Any, dw: Any, db: Any) -> Any:
-    if x.dtype != BITS or not supported():
-        return lambda tiles, x, dy, dw, db: False
-
-    def by_tiles(tiles, x, dy, dw, db):  # type: ignore[no-untyped-def]
-        pays = tiles and fits(x, dy)
-        if pays:
-            multiply_transposed(SHAPES, x, dy, dw, db)
-        return pays
-
-    return by_tiles
-
-
-@compiled
-def fits(x: Any, y: Any) -> bool:
-    """Whether tiles compute a map from x to y faster than a library. With few rows they do not: copying the weights to
-    blocks takes too long.
+def pays(x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether tiles compute a map from x (N, I) to y (N, O), both bits, faster than a library. With few rows they do
+    not: copying the weights to blocks takes too long.
     """
     I, O = x.shape[1], y.shape[1]
-    return I % BLOCK == 0 and O % BLOCK == 0 and 4 * x.shape[0] >= min(I, O) > 0
+    return x.dtype == np.uint16 and I % BLOCK == O % BLOCK == 0 and 4 * len(x) >= min(I, O) and available()
 
 
 @compiled
@@ -123,7 +78,7 @@ def blocks(count: Any, shape: Any) -> Any:
 
 
 @compiled
-def multiply(shapes: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> None:
+def multiply(x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> None:
     """y = max(x w + b, least), as `numba_linear.affine`."""
     (N, O), deep, wide = y.shape, x.shape[1] // BLOCK, y.shape[1] // BLOCK
     right = blocks((wide, deep), PAIRS)
@@ -134,7 +89,7 @@ def multiply(shapes: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: An
     left = blocks((HEIGHT, min(DEPTH, deep)), NUMBERS)
     h = blocks((1, 1), (BLOCK, BLOCK))[0, 0]
     part = np.empty((HEIGHT * BLOCK if deep > DEPTH else 0, O), np.float32)
-    configure(shapes)
+    configure(WIDE)
     for n in range(0, N, HEIGHT * BLOCK):
         high = (min(HEIGHT * BLOCK, N - n) + BLOCK - 1) // BLOCK
         for k in range(0, deep, DEPTH):
@@ -157,14 +112,14 @@ def multiply(shapes: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: An
 
 
 @compiled
-def multiply_transposed(shapes: Any, x: Any, dy: Any, dw: Any, db: Any) -> None:
+def multiply_transposed(x: Any, dy: Any, dw: Any, db: Any) -> None:
     """dw = xᵀ dy and, if db has elements, db = the sum of the rows of dy."""
     N, high, wide = x.shape[0], x.shape[1] // BLOCK, dy.shape[1] // BLOCK
     deep = (N + BLOCK - 1) // BLOCK
     left, right = blocks((high, min(DEPTH, deep)), NUMBERS), blocks((WIDTH, min(DEPTH, deep)), PAIRS)
     pairs = np.empty((SIDE, SIDE), np.float32)
     db[:] = 0
-    configure(shapes)
+    configure(WIDE)
     for k in range(0, deep, DEPTH):
         some = min(DEPTH, deep - k)
         first, last = k * BLOCK, min(N, (k + some) * BLOCK)
@@ -198,30 +153,6 @@ def add_products(left: Any, right: Any, deep: Any) -> None:
 
 
 @vectorised
-def clear_sums() -> None:
-    clear_tile(0)
-    clear_tile(1)
-    clear_tile(2)
-    clear_tile(3)
-
-
-@vectorised
-def load_sums(c: Any, i: Any, j: Any) -> None:
-    load_tile(0, c, (i, j))
-    load_tile(1, c, (i, j + SIDE))
-    load_tile(2, c, (i + SIDE, j))
-    load_tile(3, c, (i + SIDE, j + SIDE))
-
-
-@vectorised
-def store_sums(c: Any, i: Any, j: Any) -> None:
-    store_tile(0, c, (i, j))
-    store_tile(1, c, (i, j + SIDE))
-    store_tile(2, c, (i + SIDE, j))
-    store_tile(3, c, (i + SIDE, j + SIDE))
-
-
-@vectorised
 def finish(h: Any, b: Any, least: Any, n: Any, o: Any, y: Any) -> None:
     """As `numba_linear.finish_row`, for a block of y."""
     for r in range(min(BLOCK, y.shape[0] - n)):
@@ -245,14 +176,13 @@ def _put(x: Any, index: Any, a: Any) -> Any:
 def round_to(typing: Any, x: Any, index: Any, a: Any) -> Any:
     """As `store` for bfloat16, in one instruction, which takes numbers below 2⁻¹²⁶ in magnitude for 0."""
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(vector_of(x.dtype), [args[2].type])
+    def write(context: Any, builder: Any, array: Any, index: Any, a: Any) -> None:
+        kind = ir.FunctionType(vector_of(x.dtype), [a.type])
         name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
-        narrow = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [args[2]])
-        builder.store(narrow, element(context, builder, x, args), align=2)
-        return context.get_dummy_value()
+        narrow = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a])
+        builder.store(narrow, element(context, builder, x, array, index), align=2)
 
-    return types.void(x, types.UniTuple(types.intp, x.ndim), a), code
+    return written(types.void(x, index_of(x), a), write)
 
 
 @vectorised

@@ -102,10 +102,25 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def element(context: Any, builder: Any, kind: Any, args: Sequence) -> Any:
-    """A pointer to the vector that begins at the element args[1] of the array args[0]."""
-    address, _ = place(context, builder, kind, args[0], cgutils.unpack_tuple(builder, args[1], kind.ndim))
+def element(context: Any, builder: Any, kind: Any, array: Any, index: Any, *rest: Any) -> Any:
+    """A pointer to the vector that begins at an element."""
+    address, _ = place(context, builder, kind, array, cgutils.unpack_tuple(builder, index, kind.ndim))
     return pointer(builder, address, vector_of(kind.dtype))
+
+
+def written(signature: Any, write: Callable) -> tuple[Any, Callable]:
+    """What an intrinsic without a result returns: its signature, and what writes its code."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        write(context, builder, *args)
+        return context.get_dummy_value()
+
+    return signature, code
+
+
+def index_of(x: Any) -> Any:
+    """The type of the index of an element."""
+    return types.UniTuple(types.intp, x.ndim)
 
 
 @intrinsic
@@ -128,9 +143,9 @@ def on_boundary(typing: Any, x: Any) -> Any:
 @intrinsic
 def load(typing: Any, x: Any, index: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return widened(builder, x, builder.load(element(context, builder, x, args), align=x.dtype.bitwidth // 8))
+        return widened(builder, x, builder.load(element(context, builder, x, *args), align=x.dtype.bitwidth // 8))
 
-    return vector_type(x)(x, types.UniTuple(types.intp, x.ndim)), code
+    return vector_type(x)(x, index_of(x)), code
 
 
 @intrinsic
@@ -139,13 +154,13 @@ def load_first(typing: Any, x: Any, index: Any, n: Any) -> Any:
         vector, lanes, size = vector_of(x.dtype), ir.VectorType(INTEGER, LANES), x.dtype.bitwidth
         counts = splat(builder, lanes, builder.trunc(args[2], INTEGER))
         chosen = builder.icmp_signed("<", ir.Constant(lanes, list(range(LANES))), counts)
-        address = element(context, builder, x, args[:2])
+        address = element(context, builder, x, *args)
         name = f"v{LANES}{'i' if x.dtype == types.uint16 else 'f'}{size}"
         kind = ir.FunctionType(vector, [address.type, INTEGER, chosen.type, vector])
         masked = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.{name}.p0{name}")
         return widened(builder, x, builder.call(masked, (address, INTEGER(size // 8), chosen, vector(None))))
 
-    return vector_type(x)(x, types.UniTuple(types.intp, x.ndim), types.intp), code
+    return vector_type(x)(x, index_of(x), types.intp), code
 
 
 def widened(builder: Any, x: Any, a: Any) -> Any:
@@ -158,25 +173,22 @@ def widened(builder: Any, x: Any, a: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, x: Any, index: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address, _ = place(context, builder, x, args[0], cgutils.unpack_tuple(builder, args[1], x.ndim))
-        at = pointer(builder, address, ir.IntType(8))
+    def write(context: Any, builder: Any, array: Any, index: Any) -> None:
+        at = builder.bitcast(element(context, builder, x, array, index), ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [at.type, *[INTEGER] * 3])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
         builder.call(function, (at, INTEGER(0), INTEGER(2), INTEGER(1)))  # to read, into the second level, data
-        return context.get_dummy_value()
 
-    return types.void(x, types.UniTuple(types.intp, x.ndim)), code
+    return written(types.void(x, index_of(x)), write)
 
 
 @intrinsic
 def store(typing: Any, x: Any, index: Any, a: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        a = args[2] if x.dtype != types.uint16 else rounded(builder, args[2])
-        builder.store(a, element(context, builder, x, args), align=x.dtype.bitwidth // 8)
-        return context.get_dummy_value()
+    def write(context: Any, builder: Any, array: Any, index: Any, a: Any) -> None:
+        a = a if x.dtype != types.uint16 else rounded(builder, a)
+        builder.store(a, element(context, builder, x, array, index), align=x.dtype.bitwidth // 8)
 
-    return types.void(x, types.UniTuple(types.intp, x.ndim), a), code
+    return written(types.void(x, index_of(x), a), write)
 
 
 def rounded(builder: Any, a: Any) -> Any:
@@ -206,7 +218,7 @@ def where_inside(typing: Any, begin: Any, end: Any, index: Any, s: Any, a: Any, 
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         start, stop = (
-            builder.load(element(context, builder, x, (array, args[2])), align=types.intp.bitwidth // 8)
+            builder.load(element(context, builder, x, array, args[2]), align=types.intp.bitwidth // 8)
             for x, array in ((begin, args[0]), (end, args[1]))
         )
         place = splat(builder, vector_of(types.intp), args[3])
@@ -286,7 +298,7 @@ def transpose_tile(typing: Any, x: Any, i: Any, j: Any, to: Any, r: Any, s: Any)
     """
     vector, size = vector_of(x.dtype), x.dtype.bitwidth // 8
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def write(context: Any, builder: Any, *args: Any) -> None:
         corner, (down, _) = place(context, builder, x, args[0], args[1:3])
         goal, (below, _) = place(context, builder, to, args[3], args[4:6])
         from_rows, to_rows = (
@@ -307,10 +319,9 @@ def transpose_tile(typing: Any, x: Any, i: Any, j: Any, to: Any, r: Any, s: Any)
             step *= 2
         for row in range(LANES):
             builder.store(rows[row], to_rows[row], align=size)
-        return context.get_dummy_value()
 
     n = types.intp
-    return types.void(x, n, n, to, n, n), code
+    return written(types.void(x, n, n, to, n, n), write)
 
 
 @intrinsic
@@ -364,8 +375,10 @@ def add_product(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: 
 def tile(c: Any, a: Any, b: Any, *first: Any) -> Any:
     vector, size = vector_of(c.dtype), c.dtype.bitwidth // 8
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to, i, j, left, r, right, s, start, stop, *given = args
+    def write(
+        context: Any, builder: Any, to: Any, i: Any, j: Any, left: Any, r: Any, right: Any, s: Any, start: Any,
+        stop: Any, *given: Any,
+    ) -> None:  # fmt: skip
         zero = start.type(0)
         corner, (down, _) = place(context, builder, c, to, (i, j))
         a_corner, (a_down, a_across) = place(context, builder, a, left, (r, zero))
@@ -389,7 +402,6 @@ def tile(c: Any, a: Any, b: Any, *first: Any) -> Any:
                 builder.store(term, sums[row])
         for row in range(ROWS):
             builder.store(builder.load(sums[row]), places[row], align=size)
-        return context.get_dummy_value()
 
     n = types.intp
-    return types.void(c, n, n, a, n, b, n, n, n, *first), code
+    return written(types.void(c, n, n, a, n, b, n, n, n, *first), write)

@@ -9,36 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import ops
 from ..ops.attention import check_attention
 from ..ops.patterns import SIDE, Full, Pattern
-from .numpy_arrays import one_real_dtype
-from .numpy_half import in_half
+from .numpy_arrays import accepted, one_real_dtype
 
 TILE = 1 << 18  # scores at once, over all heads processed together: a megabyte in float32
 WIDTH = 1024  # columns at once
 SHORT = 64 * 64  # the most scores of a sequence that is a single tile
 SAFE = 60.0  # for scores up to this size m can be 0: exp(60) is 1e26, and float32 reaches 3e38
 FINE = 1e4  # scores up to this size have digits enough for m to be one of the terms of their sums
-
-plain = in_half(ops.attention, ops.attention_backward)
-
-
-class TiledAttentionCache(NamedTuple):
-    """What backward needs; y is the returned array, so a caller must not change it before backward."""
-
-    q: np.ndarray  # (B, H, T, D)
-    k: np.ndarray  # (B, G, S, D)
-    v: np.ndarray  # (B, G, S, D)
-    y: np.ndarray  # (B, H, T, D)
-    shift: np.ndarray  # (B, H, T): m
-    log_sum: np.ndarray  # (B, H, T): log l, or the largest number if a query sees nothing
-    bounds: list[float]  # on the scores of each group
-    pattern: Pattern
 
 
 class Run(NamedTuple):
@@ -98,11 +82,7 @@ def overwrite(x: np.ndarray, run: Run, value: float) -> None:
         np.copyto(x[..., within], value, where=minus_infinity < 0)
 
 
-class Group(NamedTuple):
-    """Sequences and heads that are processed together, and their runs."""
-
-    part: tuple[slice, slice]  # of (B, H)
-    runs: list[Run]
+Group = tuple[tuple[slice, slice], list[Run]]  # what is processed together, of (B, H), and its runs
 
 
 def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int = 1) -> Iterator[Group]:
@@ -121,7 +101,7 @@ def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, sh
         for b in range(0, B, sequences):
             visited = plan(own, b, T, S, dtype) if own.differs else runs
             for part in cut_heads(heads, together, shared):
-                yield Group((slice(b, b + sequences), part), visited)
+                yield (slice(b, b + sequences), part), visited
 
 
 def cut_heads(heads: slice, together: int, shared: int) -> Iterator[slice]:
@@ -167,7 +147,7 @@ def short_groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dty
     sequences = max(1, TILE // (H * T * S))
     for b in range(0, B, sequences):
         own = table[b : b + sequences] if table.shape[0] > 1 else table
-        yield Group((slice(b, b + sequences), slice(0, H)), [Run(slice(0, T), slice(0, S), [(slice(0, S), own)], True)])
+        yield (slice(b, b + sequences), slice(0, H)), [Run(slice(0, T), slice(0, S), [(slice(0, S), own)], True)]
 
 
 def with_column(x: np.ndarray, column: np.ndarray | float) -> np.ndarray:
@@ -228,29 +208,26 @@ def row_maxima(scores: Callable[[Run], np.ndarray], top: np.ndarray, runs: list[
     top[(np.abs(top) <= SAFE) | blind] = 0
 
 
-@ops.attention.twin(np.ndarray)
-def attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None
-) -> tuple[np.ndarray, TiledAttentionCache]:
+def fits(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None) -> bool:
+    """The (1, S) scores of one query need no tiles."""
+    return one_real_dtype(q, k, v) and q.shape[2:3] != (1,) and accepted(check_attention, q, k, v, pattern)
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None) -> tuple[np.ndarray, tuple]:
     """As `ops.attention`, in memory linear in T + S.
 
-    Forward, for each sequence and query head h, as in `attention`. g is the key head of h, and allowed_hts = 1 if query
-    t may see key s:
+    Forward, for each sequence and query head h, as in `attention`. allowed_hts = 1 if query t may see key s:
 
         z_hts = 1/√D Σ_d q_htd k_gsd with g = ⌊h G/H⌋
         p_hts = softmax_{s, allowed_hts = 1}(z_hts) where allowed_hts = 1, 0 elsewhere
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
-    Any number m_ht may be subtracted from the scores of a row, since it cancels in the quotient:
+    Any number m_ht may be subtracted from the scores of a row, since it cancels in the quotient. So the output can be
+    divided by l instead of the probabilities, and its two sums run over J tiles of W keys each, in any order:
 
         m := shift
-        e_hts = exp(z_hts − m_ht) where allowed_hts = 1, 0 elsewhere        l_ht = Σ_s e_hts
-        p_hts = e_hts/l_ht        y_htd = 1/l_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
-
-    So the output can be divided by l instead of the probabilities. Its two sums run over J tiles of W keys each, in any
-    order:
-
-        l_ht = Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts
+        e_hts = exp(z_hts − m_ht) where allowed_hts = 1, 0 elsewhere
+        l_ht = Σ_s e_hts = Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts        p_hts = e_hts/l_ht
         y_htd = 1/l_ht Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts v_gsd with g = ⌊h G/H⌋
 
     One product gives both sums, since e times [v, 1], with a further column of ones, is [y l, l].
@@ -267,160 +244,156 @@ def attention(
     sees no key has l = 0 and y = 0. Its log_sum is the largest finite number, which makes p = 0.) A further
     column subtracts one of them: if the bound is small, the product of [q/√D, −log l] and [k, 1] is z − log l, and if
     it is not large, that of [q/√D, −m] and [k, 1] is z − m, in the forward too. A large z has few digits, and a sum
-    that includes −m would have others, so that exp(z − m) could be anything. Then m is subtracted from the finished z,
-    which both passes of the forward, and the backward, round in the same way.
+    that includes −m would have others. Then m is subtracted from the finished z, which all passes round alike.
 
-    Backward. The gradients are those of `attention`:
+    Backward. The last sum of dz runs over a whole row, which is never in memory at once. But it equals a dot product of
+    two rows of D numbers, which are known before the first tile:
 
         dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
         dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')
-
-    The last sum runs over a whole row, which is never in memory at once. But it equals a dot product of two rows of D
-    numbers, which are known before the first tile:
-
-        δ_ht := Σ_s p_hts dp_hts = Σ_s p_hts Σ_d dy_htd v_gsd
-            = Σ_d dy_htd Σ_s p_hts v_gsd = Σ_d dy_htd y_htd with g = ⌊h G/H⌋
+        δ_ht := Σ_s p_hts dp_hts = Σ_d dy_htd Σ_s p_hts v_gsd = Σ_d dy_htd y_htd with g = ⌊h G/H⌋
 
     A further column subtracts δ too, in the product of [dy, −δ] and [v, 1]. Then the tiles are independent, and what
     each adds to dq, dk and dv is a product:
 
-        dp_hts − δ_ht = Σ_d dy_htd v_gsd + (−δ_ht) · 1 with g = ⌊h G/H⌋
         dz_hts = p_hts (dp_hts − δ_ht)
         dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
         dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t dz_hts q_htd/√D
         dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t p_hts dy_htd
 
-    For the rows and columns of a tile, p is first the scores, with m and log l subtracted, and dz is first dp − δ:
+    For the rows and columns of a tile, dz is first dp − δ:
 
         delta = np.vecdot(output, own_y)
-        within, after = subtrahends(own_shift, own_log_sum, bound)
-        queries, keys_one = with_column(own_q * scale, -within), with_column(keys, 1)
         output_delta = with_column(output, -delta)
-        p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
-        p -= x[..., run.rows, None]
-        np.exp(p, out=p)
+        p = probabilities(run)
         sum_dv[columns] += product_of_rows(p, output[rows])
         dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
         dz *= p
-        add_product(dz, finite_keys[columns], sum_dq[rows], run.first)
-        sum_dk[columns] += product_of_rows(dz, finite_queries[rows][..., :D])
+        add_product(dz, keys[columns], sum_dq[rows], run.first)
+        sum_dk[columns] += product_of_rows(dz, queries[rows])
         np.multiply(sum_dq, scale, out=own_dq)
         dk[own], dv[own] = sum_dk, sum_dv
         return dq, dk, dv
 
     Shared keys. A tile holds whole groups of H/G heads, or part of one where a pattern splits the group. The queries
-    then have one more axis, (B, G, H/G, T, D), and products broadcast the keys over it. For dk and dv the rows of a
-    group are stacked, one head after another, and one product sums over all of them.
+    then have one more axis, (B, G, H/G, T, D). For dk and dv the rows of a group are stacked, one head after another.
 
-    Keys that are not finite. NaN or infinity in a key may affect the queries that see it, but not the other queries in
-    the same tile. If a key has one, the bound on the scores is not finite. Forbidden scores are then overwritten with
-    −∞, since adding −∞ to NaN gives NaN. For dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but
-    0·NaN is NaN. A query that sees the key has NaN in its dz anyway. The same holds for q and dk. If dp − δ is not
-    known to be finite, forbidden dz are overwritten with 0, for the same reason. NaN or infinity in a value reaches all
-    queries, since it is multiplied by 0; where tiles are skipped, Σ_s 0 v_gsd is added to y, which is 0 or NaN. If m is
-    0, e may be as large as exp(60), so e v overflows for values from 1e12 on.
+    What is not finite. NaN or infinity in a key may affect the queries that see it, but not the others in the same
+    tile. Then the bound on the scores is not finite, and forbidden scores are overwritten with −∞, since adding −∞ to
+    NaN gives NaN. For dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but 0·NaN is NaN, and a query
+    that sees the key has NaN in its dz anyway. The same holds for q and dk. If dp − δ is not known to be finite,
+    forbidden dz are overwritten with 0. NaN or infinity in a value reaches all queries, since it is multiplied by 0;
+    where tiles are skipped, Σ_s 0 v_gsd is added to y, which is 0 or NaN. If m is 0, e may be as large as exp(60), so
+    e v overflows for values from 1e12 on.
 
-    The cache keeps q, k, v, y, m and log l, where the reference keeps T S probabilities for each head.
+    The cache keeps q, k, v, y (which a caller must not change before backward), m and log l for each row, and the
+    bounds, where the reference keeps T S probabilities for each head.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not
     need O(n²) memory", 2021.
     """
-    if not one_real_dtype(q, k, v) or q.shape[2:3] == (1,):  # the (1, S) scores of one query need no tiles
-        return plain(q, k, v, pattern)
-    check_attention(q, k, v, pattern)
     pattern = pattern or Full()
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape
     shared = H // max(1, G)
     y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
     bounds = []
-    for part, runs in groups(pattern, q.shape, S, q.dtype, shared):
-        sequences, heads = part
-        own = sequences, key_heads(heads, shared)
-        own_y, own_shift, own_log_sum = (by_key_head(x[part], heads, shared) for x in (y, shift, log_sum))
-        queries = by_key_head(q[part], heads, shared) * (1 / math.sqrt(D))
+    for (sequences, heads), runs in groups(pattern, q.shape, S, q.dtype, shared):
+        part, own = (sequences, heads), (sequences, key_heads(heads, shared))
+        queries, *results = (by_key_head(x[part], heads, shared) for x in (q, y, shift, log_sum))
+        queries = queries * (1 / math.sqrt(D))
         keys, values = (x if shared == 1 else x[:, :, None] for x in (k[own], with_column(v[own], 1)))
-        bound = largest_norm(queries) * largest_norm(keys)
-        finite = math.isfinite(bound)
-        bounds.append(bound)
-        if not bound <= FINE:
-            queries, keys = np.ascontiguousarray(queries), np.ascontiguousarray(keys)
-        if not bound <= SAFE:
-            row_maxima(partial(products, queries, keys), own_shift, runs, finite)
-        if SAFE < bound <= FINE:
-            queries, keys = with_column(queries, -own_shift), with_column(keys, 1)
-        total = np.zeros((*queries.shape[:-1], D + 1), q.dtype)  # [y l, l]
-        for run in runs:
-            z = products(queries, keys, run)
-            if not bound <= FINE:
-                z -= own_shift[..., run.rows, None]
-            forbid(z, run, finite)
-            np.exp(z, out=z)
-            add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
-        sums = total[..., -1]
-        seen = sums != 0
-        np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=own_y)
-        if skips(runs, T, S) and not finite_squares(values):
-            own_y += zero_or_nan(values[..., :-1])
-        own_log_sum[...] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
-    return y, TiledAttentionCache(q, k, v, y, shift, log_sum, bounds, pattern)
+        bounds.append(largest_norm(queries) * largest_norm(keys))
+        attend(products, queries, keys, values, runs, bounds[-1], *results)
+    return y, (q, k, v, y, shift, log_sum, bounds, pattern)
 
 
-def subtrahends(
-    shift: np.ndarray, log_sum: np.ndarray, bound: float
-) -> tuple[np.ndarray | None, tuple[np.ndarray, ...]]:
-    """What to subtract from the scores of each row within the product that computes them, and what afterwards."""
-    if bound <= SAFE:
-        return log_sum, ()
-    return (shift, (log_sum,)) if bound <= FINE else (None, (shift, log_sum))
+Scores = Callable[[np.ndarray, np.ndarray, Run], np.ndarray]  # of queries and keys, for a run: (..., rows, columns)
 
 
 def products(queries: np.ndarray, keys: np.ndarray, run: Run) -> np.ndarray:
-    """The scores (..., rows, columns) of a run."""
     return queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
 
 
-@ops.attention_backward.twin(TiledAttentionCache)
-def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def attend(
+    scores: Scores, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, runs: list[Run], bound: float,
+    y: np.ndarray, shift: np.ndarray, log_sum: np.ndarray,
+) -> None:  # fmt: skip
+    """Write y, m and log l of a group. values: with a column of ones. bound: on the scores."""
+    T, S, finite = queries.shape[-2], keys.shape[-2], math.isfinite(bound)
+    if not bound <= FINE:
+        queries, keys = np.ascontiguousarray(queries), np.ascontiguousarray(keys)
+    if not bound <= SAFE:
+        row_maxima(partial(scores, queries, keys), shift, runs, finite)
+    if SAFE < bound <= FINE:
+        queries, keys = with_column(queries, -shift), with_column(keys, 1)
+    total = np.zeros((*y.shape[:-1], values.shape[-1]), y.dtype)  # [y l, l]
+    for run in runs:
+        z = scores(queries, keys, run)
+        if not bound <= FINE:
+            z -= shift[..., run.rows, None]
+        forbid(z, run, finite)
+        np.exp(z, out=z)
+        add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
+    sums = total[..., -1]
+    seen = sums != 0
+    np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y)
+    if skips(runs, T, S) and not finite_squares(values):
+        y += zero_or_nan(values[..., :-1])
+    log_sum[...] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(y.dtype).max)
+
+
+def probabilities_of(
+    scores: Scores, queries: np.ndarray, keys: np.ndarray, bound: float, shift: np.ndarray, log_sum: np.ndarray
+) -> Callable[[Run], np.ndarray]:
+    """A function that gives the probabilities of a run, with scores that are rounded as in `attend`."""
+    after: tuple[np.ndarray, ...] = (log_sum,)
+    if bound <= FINE:
+        within, after = (log_sum, ()) if bound <= SAFE else (shift, after)
+        queries, keys = with_column(queries, -within), with_column(keys, 1)
+    else:
+        queries, after = np.ascontiguousarray(queries), (shift, log_sum)
+
+    def probabilities(run: Run) -> np.ndarray:
+        p = scores(queries, keys, run)
+        for x in after:
+            p -= x[..., run.rows, None]
+        forbid(p, run, math.isfinite(bound))
+        return np.exp(p, out=p)
+
+    return probabilities
+
+
+def attention_backward(dy: np.ndarray, cache: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq, dk, dv), as `ops.attention_backward`."""
     q, k, v, y, shift, log_sum, bounds, pattern = cache
-    ops.checks.expect_like("dy", dy, q.shape)
     (_, H, _, D), (_, G, S, _) = q.shape, k.shape
     shared = H // max(1, G)
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
     scale = 1 / math.sqrt(D)
     for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True):
-        finite = math.isfinite(bound)
         sequences, heads = part
         own = sequences, key_heads(heads, shared)
-        own_q, own_y, own_dq, own_shift, own_log_sum = (
-            by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum)
-        )
+        own_q, own_y, own_dq, *statistics = (by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum))
+        queries = own_q * scale
         output = by_key_head(np.ascontiguousarray(dy[part]), heads, shared)
         keys, values_one = np.ascontiguousarray(k[own]), with_column(v[own], 1)
         sum_dq, sum_dk, sum_dv = np.zeros_like(output), np.zeros_like(keys), np.zeros_like(keys)
         keys, values_one = (x if shared == 1 else x[:, :, None] for x in (keys, values_one))
+        probabilities = probabilities_of(products, queries, keys, bound, *statistics)
         delta = np.vecdot(output, own_y)
-        within, after = subtrahends(own_shift, own_log_sum, bound)
-        if within is None:
-            queries, keys_one = np.ascontiguousarray(own_q * scale), keys
-        else:
-            queries, keys_one = with_column(own_q * scale, -within), with_column(keys, 1)
         output_delta = with_column(output, -delta)
         bounded = finite_squares(output_delta, values_one)
-        finite_queries, finite_keys = (x if finite else np.nan_to_num(x) for x in (queries, keys))
+        if not math.isfinite(bound):
+            queries, keys = np.nan_to_num(queries), np.nan_to_num(keys)
         for run in runs:
             rows, columns = (..., run.rows, slice(None)), (..., run.columns, slice(None))
-            p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
-            for x in after:
-                p -= x[..., run.rows, None]
-            forbid(p, run, finite)
-            np.exp(p, out=p)
+            p = probabilities(run)
             sum_dv[columns] += product_of_rows(p, output[rows])
             dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
             dz *= p
             if not bounded:
                 overwrite(dz, run, 0)
-            add_product(dz, finite_keys[columns], sum_dq[rows], run.first)
-            sum_dk[columns] += product_of_rows(dz, finite_queries[rows][..., :D])
+            add_product(dz, keys[columns], sum_dq[rows], run.first)
+            sum_dk[columns] += product_of_rows(dz, queries[rows])
         np.multiply(sum_dq, scale, out=own_dq)
         if heads.start % shared == 0:
             dk[own], dv[own] = sum_dk, sum_dv
@@ -428,3 +401,6 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
             dk[own] += sum_dk
             dv[own] += sum_dv
     return dq, dk, dv
+
+
+ops.attention.add_twin(np.ndarray, fits, attention, attention_backward)

@@ -6,32 +6,27 @@ An activation that is a user's own pair goes to the reference.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .. import ops
 from ..ops.activations import ACTIVATIONS, CUBIC, Activation, activation_pair
-from ..ops.checks import expect_like, expect_shape
 from ..ops.linear import LinearCache, linear_backward
 from .numpy_arrays import one_real_dtype, row_pieces
-from .numpy_half import in_half
-
-plain = in_half(ops.dense, ops.dense_backward)
 
 
-class NumpyDenseCache(NamedTuple):
-    """What backward needs; for ReLU this includes the returned y, so a caller must not change it before backward."""
-
-    linear: LinearCache
-    kept: np.ndarray  # (N, O): y for ReLU, h = x w + b for the others
-    activation: str
+def fits(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Activation = "relu") -> bool:
+    known = isinstance(activation, str) and activation in ACTIVATIONS
+    return known and one_real_dtype(x, w, b) and are_affine(x, w, b)
 
 
-@ops.dense.twin(np.ndarray)
-def dense(
-    x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Activation = "relu"
-) -> tuple[np.ndarray, NumpyDenseCache]:
+def are_affine(x: np.ndarray, w: np.ndarray, b: np.ndarray | None) -> bool:
+    """Whether the shapes are those of x w + b."""
+    return w.ndim == 2 and x.shape[-1:] == w.shape[:1] and w.size > 0 and (b is None or b.shape == w.shape[1:])
+
+
+def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: str = "relu") -> tuple[np.ndarray, Any]:
     """As `ops.dense`: after the product, bias and activation are applied to one piece at a time.
 
     Forward, with all leading axes folded into n. Each activation is h Φ(h), with a Φ that rises from 0 to 1:
@@ -53,9 +48,6 @@ def dense(
             √(8/π) Φ_no (1 − Φ_no) (1 + 3·0.044715 h_no²) elsewhere
         ∂y_no/∂h_no = Φ_no + h_no φ_no
         dh_no = dy_no ∂y_no/∂h_no = dy_no (Φ_no + h_no φ_no)
-
-    The affine map is that of `linear`:
-
         dx_ni = Σ_o dh_no w_io        dw_io = Σ_n x_ni dh_no        db_o = Σ_n dh_no
 
     ReLU does not need h: y is positive exactly where h is, so the backward reads [h > 0] from y.
@@ -67,25 +59,19 @@ def dense(
         return linear_backward(dh.reshape(dy.shape), linear)
 
     A piece stays in the processor's cache from its bias to its activation. The cache keeps x, w, and one array of the
-    size of y: y itself for ReLU, h for the others.
+    size of y: y itself for ReLU, which a caller must not change before backward, h for the others.
     """
-    if not (isinstance(activation, str) and activation in ACTIVATIONS and one_real_dtype(x, w, b)):
-        return plain(x, w, b, activation)
-    h, cache = ops.linear(x, w)
-    expect_shape("b", b, "O", O=w.shape[1])
-    y = h.reshape(-1, w.shape[1])
-    h, y = y, y if activation == "relu" else np.empty_like(y)
-    for part in row_pieces(y):
+    h = x.reshape(-1, w.shape[0]) @ w
+    kept, y = h, h if activation == "relu" else np.empty_like(h)
+    for part in row_pieces(h):
         h[part] += b
         activate(h[part], activation, out=y[part])
-    return y.reshape(*x.shape[:-1], w.shape[1]), NumpyDenseCache(cache._replace(has_bias=True), h, activation)
+    return y.reshape(*x.shape[:-1], w.shape[1]), (LinearCache(x, w, True), kept, activation)
 
 
-@ops.dense_backward.twin(NumpyDenseCache)
-def dense_backward(dy: np.ndarray, cache: NumpyDenseCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def dense_backward(dy: np.ndarray, cache: tuple[LinearCache, np.ndarray, str]) -> tuple[np.ndarray, ...]:
     """(dx, dw, db), as `ops.dense_backward`."""
     linear, kept, activation = cache
-    expect_like("dy", dy, (*linear.x.shape[:-1], linear.w.shape[1]))
     flat = dy.reshape(kept.shape)
     dh = np.empty_like(flat)
     for part in row_pieces(dh):
@@ -95,6 +81,9 @@ def dense_backward(dy: np.ndarray, cache: NumpyDenseCache) -> tuple[np.ndarray, 
             slope_at(kept[part], activation, out=dh[part])
             dh[part] *= flat[part]
     return linear_backward(dh.reshape(dy.shape), linear)
+
+
+ops.dense.add_twin(np.ndarray, fits, dense, dense_backward)
 
 
 def activate(h: np.ndarray, activation: Activation, out: np.ndarray) -> np.ndarray:

@@ -39,9 +39,8 @@ from ..nn.embedding import extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern, sinusoidal_positions
 from ..ops.rotary import rotary_tables, rotate
-from .numpy_arrays import one_real_dtype, root_mean_square
+from .numpy_arrays import normalised, one_real_dtype, root_mean_square
 from .numpy_dense import activate
-from .numpy_layernorm import normalised
 
 CORES = cores()
 PART = 1 << 20  # elements of a matrix that are worth a core of their own: one reads 4 MB in about 0.1 ms

@@ -7,52 +7,28 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from .. import ops
-from ..ops.checks import expect_like
 from ..ops.patterns import Full, Pattern
 from ..ops.relative import check_relative_attention
-from .numpy_arrays import one_real_dtype
+from .numpy_arrays import accepted, one_real_dtype
 from .numpy_attention import (
-    FINE,
-    SAFE,
     Run,
     add_product,
+    attend,
     finite_squares,
-    forbid,
     groups,
     heads_inside,
     largest_norm,
     overwrite,
-    row_maxima,
-    skips,
-    subtrahends,
+    probabilities_of,
+    products,
     with_column,
-    zero_or_nan,
 )
-from .numpy_half import in_half
-
-plain = in_half(ops.relative_attention, ops.relative_attention_backward)
-
-
-class TiledRelativeAttentionCache(NamedTuple):
-    """What backward needs. y is the returned array itself, so the caller must not change it before backward."""
-
-    q: np.ndarray  # (B, H, T, D)
-    k: np.ndarray  # (B, H, S, D)
-    v: np.ndarray  # (B, H, S, D)
-    r: np.ndarray  # (H, R, D)
-    content_bias: np.ndarray  # (H, D)
-    position_bias: np.ndarray  # (H, D)
-    y: np.ndarray  # (B, H, T, D)
-    shift: np.ndarray  # (B, H, T): m
-    log_sum: np.ndarray  # (B, H, T): log l, or the dtype's largest number where a query sees no key
-    bounds: list[float]  # on the scores of each group
-    pattern: Pattern
 
 
 def distances(run: Run, T: int) -> slice:
@@ -68,9 +44,9 @@ def shifted(b: np.ndarray) -> np.ndarray:
     return as_strided(b[..., n - 1 :], (*batch, n, width - n + 1), (*steps, row - item, item))
 
 
-def scores(content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, T: int, run: Run) -> np.ndarray:
+def scores(position: np.ndarray, r: np.ndarray, T: int, content: np.ndarray, keys: np.ndarray, run: Run) -> np.ndarray:
     """The scores (..., n, n') of a run, content plus position."""
-    z = content[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
+    z = products(content, keys, run)
     z += shifted(position[..., run.rows, :] @ r[..., distances(run, T), :].swapaxes(-1, -2))
     return z
 
@@ -82,16 +58,21 @@ def one_step(pattern: Pattern, B: int, H: int, T: int, S: int) -> bool:
     return all((p.rows.step or 1) == (p.columns.step or 1) for p in pieces)
 
 
-@ops.relative_attention.twin(np.ndarray)
-def relative_attention(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    r: np.ndarray,
-    content_bias: np.ndarray,
-    position_bias: np.ndarray,
+def fits(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, r: np.ndarray, content_bias: np.ndarray, position_bias: np.ndarray,
     pattern: Pattern | None = None,
-) -> tuple[np.ndarray, TiledRelativeAttentionCache]:
+) -> bool:  # fmt: skip
+    arrays = q, k, v, r, content_bias, position_bias
+    if not (one_real_dtype(*arrays) and accepted(check_relative_attention, *arrays, pattern)):
+        return False
+    (B, H, T, _), S = q.shape, k.shape[2]
+    return B > 0 and T > 0 and S > 0 and one_step(pattern or Full(), B, H, T, S)
+
+
+def relative_attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, r: np.ndarray, content_bias: np.ndarray, position_bias: np.ndarray,
+    pattern: Pattern | None = None,
+) -> tuple[np.ndarray, tuple]:  # fmt: skip
     """As `ops.relative_attention`, in memory linear in T + S.
 
     Forward, for each sequence and head h, as in `relative_attention`; allowed_hts = 1 if query t may see key s:
@@ -140,102 +121,66 @@ def relative_attention(
         dr_hjd = Σ_{n,t} db_nhtj (q_nhtd + w_hd)/√D
         du_hd = 1/√D Σ_{n,t,s} da_nhts k_nhsd        dw_hd = 1/√D Σ_{n,t,j} db_nhtj r_hjd
 
-    For the rows, columns and distances of a tile, p is first the scores, with m and log l subtracted, and da is first
-    dp − δ:
+    For the rows, columns and distances of a tile, da is first dp − δ:
 
-        p = scores(content, keys_one, position, r[heads], T, run)
-        p -= x[..., run.rows, None]
-        np.exp(p, out=p)
+        p = probabilities(run)
         sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
         da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
         da *= p
         db = np.zeros((*da.shape[:-1], sum(da.shape[-2:]) - 1), da.dtype)
         shifted(db)[...] = da
-        add_product(da, finite_keys[columns], sum_dqu[rows], run.first)
-        add_product(db, finite_r[near], sum_dqw[rows], run.first)
-        sum_dk[columns] += da.swapaxes(-1, -2) @ finite_content[rows][..., :D]
-        dr[heads][near] += (db.swapaxes(-1, -2) @ finite_position[rows]).sum(axis=0)
+        add_product(da, keys[columns], sum_dqu[rows], run.first)
+        add_product(db, vectors[near], sum_dqw[rows], run.first)
+        sum_dk[columns] += da.swapaxes(-1, -2) @ content[rows]
+        dr[heads][near] += (db.swapaxes(-1, -2) @ position[rows]).sum(axis=0)
         np.multiply(sum_dqu + sum_dqw, scale, out=dq[part])
         return dq, dk, dv, dr, du, dw
 
     What is not finite, here also among the vectors of distances, is treated as in `numpy_attention`.
     The cache keeps the arguments, y, m and log l, where the reference keeps T S probabilities for each head.
     """
-    arrays = (q, k, v, r, content_bias, position_bias)
-    if not one_real_dtype(*arrays):
-        return plain(*arrays, pattern)
-    check_relative_attention(*arrays, pattern)
-    pattern = pattern or Full()
-    (B, H, T, D), S = q.shape, k.shape[2]
-    if not (B and T and S and one_step(pattern, B, H, T, S)):
-        return plain(*arrays, pattern)
-    scale = 1 / math.sqrt(D)
+    arrays, pattern = (q, k, v, r, content_bias, position_bias), pattern or Full()
+    (B, H, T, _), S = q.shape, k.shape[2]
     y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
     bounds = []
     for part, runs in groups(pattern, q.shape, S, q.dtype):
-        heads = part[1]
-        content = (q[part] + content_bias[heads, None]) * scale
-        position = (q[part] + position_bias[heads, None]) * scale
-        keys, values = k[part], with_column(v[part], 1)
-        bound = largest_norm(content) * largest_norm(keys) + largest_norm(position) * largest_norm(r[heads])
-        finite = math.isfinite(bound)
-        bounds.append(bound)
-        if not bound <= FINE:
-            content, keys = np.ascontiguousarray(content), np.ascontiguousarray(keys)
-        if not bound <= SAFE:
-            row_maxima(partial(scores, content, keys, position, r[heads], T), shift[part], runs, finite)
-        if SAFE < bound <= FINE:
-            content, keys = with_column(content, -shift[part]), with_column(keys, 1)
-        total = np.zeros((*q[part].shape[:-1], D + 1), q.dtype)  # [y l, l]
-        for run in runs:
-            z = scores(content, keys, position, r[heads], T, run)
-            if not bound <= FINE:
-                z -= shift[part][..., run.rows, None]
-            forbid(z, run, finite)
-            np.exp(z, out=z)
-            add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
-        sums = total[..., -1]
-        seen = sums != 0
-        np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
-        if skips(runs, T, S) and not finite_squares(values):
-            y[part] += zero_or_nan(values[..., :-1])
-        log_sum[part] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
-    return y, TiledRelativeAttentionCache(*arrays, y, shift, log_sum, bounds, pattern)
+        keys, values, near = k[part], with_column(v[part], 1), r[part[1]]
+        content, position = with_biases(arrays, part)
+        bounds.append(largest_norm(content) * largest_norm(keys) + largest_norm(position) * largest_norm(near))
+        results = y[part], shift[part], log_sum[part]
+        attend(partial(scores, position, near, T), content, keys, values, runs, bounds[-1], *results)
+    return y, (arrays, y, shift, log_sum, bounds, pattern)
 
 
-@ops.relative_attention_backward.twin(TiledRelativeAttentionCache)
-def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCache) -> tuple[np.ndarray, ...]:
+def with_biases(arrays: tuple[np.ndarray, ...], part: tuple[slice, slice]) -> tuple[np.ndarray, np.ndarray]:
+    """(q + u)/√D and (q + w)/√D, of a group."""
+    q, _, _, _, *biases = arrays
+    content, position = ((q[part] + bias[part[1], None]) * (1 / math.sqrt(q.shape[-1])) for bias in biases)
+    return content, position
+
+
+def relative_attention_backward(dy: np.ndarray, cache: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
     """(dq, dk, dv, dr, dcontent_bias, dposition_bias), as `ops.relative_attention_backward`."""
-    q, k, v, r, content_bias, position_bias, y, shift, log_sum, bounds, pattern = cache
-    expect_like("dy", dy, q.shape)
+    arrays, y, shift, log_sum, bounds, pattern = cache
+    q, k, v, r, content_bias, position_bias = arrays
     (_, _, T, D), S = q.shape, k.shape[2]
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
     dr, du, dw = np.zeros_like(r), np.zeros_like(content_bias), np.zeros_like(position_bias)
     scale = 1 / math.sqrt(D)
     for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype), bounds, strict=True):
-        heads, finite = part[1], math.isfinite(bound)
+        heads, values_one = part[1], with_column(v[part], 1)
         keys, output = np.ascontiguousarray(k[part]), np.ascontiguousarray(dy[part])
-        within, after = subtrahends(shift[part], log_sum[part], bound)
-        content = (q[part] + content_bias[heads, None]) * scale
-        position = (q[part] + position_bias[heads, None]) * scale
-        keys_one, values_one = keys, with_column(v[part], 1)
-        if within is None:
-            content = np.ascontiguousarray(content)
-        else:
-            content, keys_one = with_column(content, -within), with_column(keys, 1)
+        (content, position), vectors = with_biases(arrays, part), r[heads]
+        statistics = shift[part], log_sum[part]
+        probabilities = probabilities_of(partial(scores, position, vectors, T), content, keys, bound, *statistics)
         output_delta = with_column(output, -np.vecdot(output, y[part]))
         bounded = finite_squares(output_delta, values_one)
-        finite_content, finite_keys, finite_position, finite_r = (
-            x if finite else np.nan_to_num(x) for x in (content, keys, position, r[heads])
-        )
+        if not math.isfinite(bound):
+            content, keys, position, vectors = map(np.nan_to_num, (content, keys, position, vectors))
         sum_dqu, sum_dqw, sum_dk, sum_dv = (np.zeros_like(x) for x in (output, output, keys, keys))
         for run in runs:
             rows, columns, near = ((..., s, slice(None)) for s in (run.rows, run.columns, distances(run, T)))
-            p = scores(content, keys_one, position, r[heads], T, run)
-            for x in after:
-                p -= x[..., run.rows, None]
-            forbid(p, run, finite)
-            np.exp(p, out=p)
+            p = probabilities(run)
             sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
             da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
             da *= p
@@ -243,12 +188,15 @@ def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCac
                 overwrite(da, run, 0)
             db = np.zeros((*da.shape[:-1], sum(da.shape[-2:]) - 1), da.dtype)
             shifted(db)[...] = da
-            add_product(da, finite_keys[columns], sum_dqu[rows], run.first)
-            add_product(db, finite_r[near], sum_dqw[rows], run.first)
-            sum_dk[columns] += da.swapaxes(-1, -2) @ finite_content[rows][..., :D]
-            dr[heads][near] += (db.swapaxes(-1, -2) @ finite_position[rows]).sum(axis=0)
+            add_product(da, keys[columns], sum_dqu[rows], run.first)
+            add_product(db, vectors[near], sum_dqw[rows], run.first)
+            sum_dk[columns] += da.swapaxes(-1, -2) @ content[rows]
+            dr[heads][near] += (db.swapaxes(-1, -2) @ position[rows]).sum(axis=0)
         np.multiply(sum_dqu + sum_dqw, scale, out=dq[part])
         du[heads] += sum_dqu.sum(axis=(0, 2)) * scale
         dw[heads] += sum_dqw.sum(axis=(0, 2)) * scale
         dk[part], dv[part] = sum_dk, sum_dv
     return dq, dk, dv, dr, du, dw
+
+
+ops.relative_attention.add_twin(np.ndarray, fits, relative_attention, relative_attention_backward)

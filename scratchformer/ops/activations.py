@@ -126,7 +126,7 @@ def tanh(x: Array) -> tuple[Array, Array]:
 
     Forward, for each element i:
 
-        s_i = exp(x_i) − exp(−x_i)        c_i = exp(x_i) + exp(−x_i)        y_i = s_i/c_i
+        s_i = exp(x_i) − exp(−x_i)        c_i = exp(x_i) + exp(−x_i)        y_i = s_i/c_i = tanh(x_i)
 
     Backward. s and c are the derivatives of each other, and the quotient rule gives
 
@@ -169,7 +169,7 @@ def silu(x: Array) -> tuple[Array, Array]:
 
     Forward, for each element i:
 
-        s_i = 1/(1 + exp(−x_i))        y_i = x_i s_i
+        s_i = 1/(1 + exp(−x_i))        y_i = x_i s_i = x_i/(1 + exp(−x_i))
 
     Backward. The derivative of the sigmoid is a function of its value; the rest is the product rule:
 

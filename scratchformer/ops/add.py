@@ -13,7 +13,15 @@ class AddCache(NamedTuple):
     shape: tuple[int, ...]
 
 
-@operation
+def check_add(x: Array, f: Array) -> None:
+    """Raise TypeError or ValueError unless both are floating-point arrays of the same shape."""
+    expect_floating(x=x, f=f)
+    array_module(x, f)
+    if f.shape != x.shape:
+        raise ValueError(f"f: expected {tuple(x.shape)}, got {tuple(f.shape)}")
+
+
+@operation(given=check_add)
 def add(x: Array, f: Array) -> tuple[Array, AddCache]:
     """y = x + f, elementwise.
 
@@ -36,10 +44,7 @@ def add(x: Array, f: Array) -> tuple[Array, AddCache]:
     The cache keeps the shape, with which dy is checked. A layer whose next step only reads the gradients can pass dy on
     instead. Source: He et al., "Deep residual learning for image recognition", 2016, equation 1.
     """
-    expect_floating(x=x, f=f)
-    array_module(x, f)
-    if f.shape != x.shape:
-        raise ValueError(f"f: expected {tuple(x.shape)}, got {tuple(f.shape)}")
+    check_add(x, f)
     return x + f, AddCache(x.shape)
 
 

@@ -22,17 +22,35 @@ IGNORED = -1  # the `ignore_index` that the models here use for targets that do 
 
 
 class CrossEntropyCache(NamedTuple):
-    logits: Array  # (N, V)
+    logits: Array  # (..., V)
     z_max: Array  # (N, 1)
     log_z: Array  # (N, 1), of z − z_max
     targets: Array  # (N,), 0 where ignored
-    counted: Array  # (N, 1), boolean
-    n: Array  # how many targets count, but at least 1
+    counted: Array  # (N,), boolean
+    count: Array  # how many targets count, but at least 1
     label_smoothing: float
-    shape: tuple[int, ...]
 
 
-@operation
+def given_targets(
+    logits: Array, targets: Array, ignore_index: int | None, label_smoothing: float
+) -> dict[str, Array]:
+    """Targets (N,), which are 0 where ignored, and which of them count (N,), by name. Raises TypeError, ValueError or
+    IndexError unless these are valid arguments of `cross_entropy`.
+    """
+    expect_floating(logits=logits)
+    expect_columns("logits", logits)
+    array_module(logits, targets)
+    expect_integers("targets", targets)
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(f"targets: expected {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
+    expect_fraction("label_smoothing", label_smoothing)
+    if ignore_index is not None:
+        expect_at_least(-LARGEST, ignore_index=ignore_index)
+    targets, counted = counted_targets(targets.reshape(-1), logits.shape[-1], ignore_index)
+    return {"targets": targets, "counted": counted}
+
+
+@operation(given=given_targets)
 def cross_entropy(
     logits: Array, targets: Array, ignore_index: int | None = None, label_smoothing: float = 0.0
 ) -> tuple[Array, CrossEntropyCache]:
@@ -45,75 +63,63 @@ def cross_entropy(
     count: the gradient of such a row is multiplied by 0, and 0 · NaN is NaN. Raises ValueError if shapes do not fit or
     ε is not in [0, 1), TypeError if the targets are not integers, IndexError if one is out of range.
 
-    Forward, with all leading axes folded into n, and k_n = 1 if the target of row n counts, else 0:
+    Forward, with all leading axes folded into n, and k_n = 1 if the target of row n counts, else 0. The target of a row
+    that does not count is taken to be 0:
 
         z := logits        ε := label_smoothing        k := counted
         t_nv = (1 − ε) [v = targets_n] + ε/V
         λ_n = log(Σ_v exp(z_nv))        ℓ_n = −Σ_v t_nv (z_nv − λ_n)
-        count = Σ_n k_n        loss = Σ_n k_n ℓ_n / max(1, count)
+        count = max(1, Σ_n k_n)        loss = 1/count Σ_n k_n ℓ_n
 
     Subtracting a constant from a row does not change its softmax. With the row's maximum subtracted, no exponential
     overflows. And since t sums to 1, the loss of a row needs no softmax:
 
-        z_max_n = max_v(z_nv)        log_z_n = log(Σ_v exp(z_nv − z_max_n)) = λ_n − z_max_n
-        ℓ_n = λ_n − (1 − ε) z_nv − ε mean_v'(z_nv') with v = targets_n for k_n = 1
+        z_max_n = max_v(z_nv)        log_z_n = λ_n − z_max_n = log(Σ_v exp(z_nv − z_max_n))
+        ℓ_n = log_z_n − (1 − ε) (z_nv − z_max_n) − ε mean_v'(z_nv' − z_max_n) with v = targets_n
 
     Backward. The derivative of λ is the softmax p. Softmax and logarithm cancel, and nothing is divided by a small
     probability:
 
         p_nv := ∂λ_n/∂z_nv = exp(z_nv)/Σ_v' exp(z_nv') = exp(z_nv − z_max_n − log_z_n)
-        ∂ℓ_n/∂z_nv = −Σ_v' t_nv' (δ_vv' − p_nv) = p_nv Σ_v' t_nv' − t_nv
-        ∂ℓ_n/∂z_nv = p_nv − t_nv for k_n = 1
+        ∂ℓ_n/∂z_nv = −Σ_v' t_nv' (δ_vv' − p_nv) = p_nv Σ_v' t_nv' − t_nv = p_nv − t_nv
 
     In the mean, each row that counts has weight 1/count, and every other row has weight 0:
 
-        dℓ_n := dloss k_n/max(1, count)
-        dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dloss k_n (p_nv − t_nv)/max(1, count)
+        dℓ_n := dloss k_n/count        dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dℓ_n (p_nv − t_nv)
 
     The code works in one array, which starts as p. Then t is subtracted (ε/V everywhere and 1 − ε at the target), and
     each row is multiplied by its weight times dloss.
 
         dlogits = xp.exp(z - z_max - log_z)
-        dlogits -= label_smoothing / z.shape[1]
-        dlogits[xp.arange(z.shape[0]), targets] -= 1 - label_smoothing
-        dlogits *= dloss / n
-        dlogits *= counted
+        dlogits -= label_smoothing / V
+        dlogits[xp.arange(N), targets] -= 1 - label_smoothing
+        dlogits *= dloss / count
+        dlogits *= counted[:, None]
 
     The cache keeps the logits, their maxima and log Z. From these p is one exponential away, so p is not kept as well.
     Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
     """
     xp = array_module(logits, targets)
-    z, targets, counted = as_rows(logits, targets, ignore_index, label_smoothing)
-    z_max = widen(z).max(axis=-1, keepdims=True)
-    shifted = widen(z) - z_max
+    targets, counted = given_targets(logits, targets, ignore_index, label_smoothing).values()
+    z = widen(logits).reshape(-1, logits.shape[-1])
+    z_max = z.max(axis=-1, keepdims=True)
+    shifted = z - z_max
     log_z = xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))  # (N, 1)
     z_target = xp.take_along_axis(shifted, targets[:, None], axis=1)
     row = log_z - (1 - label_smoothing) * z_target
     if label_smoothing:
         row -= label_smoothing * shifted.mean(axis=-1, keepdims=True)
-    n = xp.maximum(1, counted.sum(dtype=row.dtype))  # not a Python number, for which the host would wait for a GPU
-    loss = xp.where(counted[:, None], row, 0).sum() / n
-    return loss, CrossEntropyCache(z, z_max, log_z, targets, counted[:, None], n, label_smoothing, logits.shape)
+    count = xp.maximum(1, counted.sum(dtype=row.dtype))  # not a Python number, for which the host would wait for a GPU
+    loss = xp.where(counted[:, None], row, 0).sum() / count
+    return loss, CrossEntropyCache(logits, z_max, log_z, targets, counted, count, label_smoothing)
 
 
 def as_rows(
     logits: Array, targets: Array, ignore_index: int | None, label_smoothing: float
 ) -> tuple[Array, Array, Array]:
-    """The arguments of `cross_entropy`, checked and flattened: logits (N, V), targets (N,), which are 0 where ignored,
-    and a mask (N,) of the targets that count.
-    """
-    expect_floating(logits=logits)
-    expect_columns("logits", logits)
-    array_module(logits, targets)
-    expect_integers("targets", targets)
-    V = logits.shape[-1]
-    if targets.shape != logits.shape[:-1]:
-        raise ValueError(f"targets: expected {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
-    expect_fraction("label_smoothing", label_smoothing)
-    if ignore_index is not None:
-        expect_at_least(-LARGEST, ignore_index=ignore_index)
-    targets, counted = counted_targets(targets.reshape(-1), V, ignore_index)
-    return logits.reshape(-1, V), targets, counted
+    """Logits (N, V), and what `given_targets` returns."""
+    given = given_targets(logits, targets, ignore_index, label_smoothing)
+    return logits.reshape(-1, logits.shape[-1]), given["targets"], given["counted"]
 
 
 def counted_targets(targets: Array, V: int, ignore_index: int | None) -> tuple[Array, Array]:
@@ -136,11 +142,12 @@ def counted_targets(targets: Array, V: int, ignore_index: int | None) -> tuple[A
 def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Array:
     """dlogits: see `cross_entropy`. dloss: a number, or a zero-dimensional array."""
     expect_gradient("dloss", dloss, ())
-    z, z_max, log_z, targets, counted, n, label_smoothing, shape = cache
-    xp = array_module(z)
+    logits, z_max, log_z, targets, counted, count, label_smoothing = cache
+    xp, (N, V) = array_module(logits), (len(z_max), logits.shape[-1])
+    z = widen(logits).reshape(N, V)
     dlogits = xp.exp(z - z_max - log_z)  # the softmax
-    dlogits -= label_smoothing / z.shape[1]
-    dlogits[xp.arange(z.shape[0]), targets] -= 1 - label_smoothing
-    dlogits *= dloss / n
-    dlogits *= counted
-    return dlogits.reshape(shape).astype(z.dtype, copy=False)
+    dlogits -= label_smoothing / V
+    dlogits[xp.arange(N), targets] -= 1 - label_smoothing
+    dlogits *= dloss / count
+    dlogits *= counted[:, None]
+    return dlogits.reshape(logits.shape).astype(logits.dtype, copy=False)

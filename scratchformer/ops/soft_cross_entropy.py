@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
 from .checks import expect_columns, expect_floating, expect_gradient, expect_like
 from .precision import widen
-from .softmax import log_softmax
 
 
 class SoftCrossEntropyCache(NamedTuple):
-    log_p: Array  # (N, V)
-    targets: Array  # (N, V)
-    shape: tuple[int, ...]
-    dtypes: tuple[Any, Any]  # of logits and targets
+    logits: Array  # (..., V)
+    targets: Array  # (..., V)
+    z_max: Array  # (..., 1)
+    log_z: Array  # (..., 1), of z − z_max
 
 
-@operation
+def check_soft_cross_entropy(logits: Array, targets: Array) -> None:
+    """Raise TypeError or ValueError unless these are valid arguments of `soft_cross_entropy`."""
+    expect_floating(logits=logits, targets=targets)
+    expect_columns("logits", logits)
+    expect_like("targets", targets, logits.shape)
+    array_module(logits, targets)
+    if not logits.size:
+        raise ValueError(f"logits: expected at least one row, got {tuple(logits.shape)}")
+
+
+@operation(given=check_soft_cross_entropy)
 def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossEntropyCache]:
     """loss = −mean_n Σ_v t_nv log softmax_v(z_nv), in nats, with a distribution t_n over the V classes for each row n.
 
@@ -28,9 +37,13 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
 
     Forward, with all leading axes folded into n, and s the logarithm of the softmax:
 
-        z := logits        t := targets        s := log_p
+        z := logits        t := targets
         s_nv = z_nv − log(Σ_v' exp(z_nv'))        p_nv := exp(s_nv)
         loss = −1/N Σ_n Σ_v t_nv s_nv
+
+    With the row's maximum subtracted, no exponential overflows:
+
+        z_max_n = max_v(z_nv)        log_z_n = log(Σ_v exp(z_nv − z_max_n))        s_nv = z_nv − z_max_n − log_z_n
 
     A class whose target is 0 adds nothing to the loss, even if its logit is −∞. (Then dtargets is infinite there.)
 
@@ -46,32 +59,29 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
 
     In code:
 
-        dlogits = share * (xp.exp(log_p) * targets.sum(axis=-1, keepdims=True) - targets)
+        dlogits = share * (xp.exp(log_p) * t.sum(axis=-1, keepdims=True) - t)
         dtargets = -share * log_p
 
-    The cache keeps s and t, both (N, V). p is computed again.
+    The cache keeps z and t, and two numbers of each row. s and p are computed again.
 
     Source: Hinton, Vinyals, Dean, "Distilling the knowledge in a neural network", 2015, section 2, with temperature 1.
     """
-    expect_floating(logits=logits, targets=targets)
-    expect_columns("logits", logits)
-    expect_like("targets", targets, logits.shape)
-    xp = array_module(logits, targets)
-    V = logits.shape[-1]
-    if not logits.size:
-        raise ValueError(f"logits: expected at least one row, got {tuple(logits.shape)}")
-    log_p, _ = log_softmax(widen(logits).reshape(-1, V))
-    t = targets.reshape(-1, V).astype(log_p.dtype, copy=False)
-    loss = -(t * xp.where(t == 0, t, log_p)).sum() / len(t)  # 0 log 0 = 0
-    return loss, SoftCrossEntropyCache(log_p, t, logits.shape, (logits.dtype, targets.dtype))
+    check_soft_cross_entropy(logits, targets)
+    xp, z, t = array_module(logits), widen(logits), widen(targets)
+    z_max = z.max(axis=-1, keepdims=True)
+    log_z = xp.log(xp.exp(z - z_max).sum(axis=-1, keepdims=True))
+    log_p = (z - z_max) - log_z
+    loss = -(t * xp.where(t == 0, t, log_p)).sum() / log_z.size  # 0 log 0 = 0
+    return loss, SoftCrossEntropyCache(logits, targets, z_max, log_z)
 
 
 @backward
 def soft_cross_entropy_backward(dloss: Array | float, cache: SoftCrossEntropyCache) -> tuple[Array, Array]:
     """(dlogits, dtargets): see `soft_cross_entropy`. dloss: a number, or a zero-dimensional array."""
     expect_gradient("dloss", dloss, ())
-    log_p, targets, shape, dtypes = cache
-    xp, share = array_module(log_p), dloss / len(log_p)
-    dlogits = share * (xp.exp(log_p) * targets.sum(axis=-1, keepdims=True) - targets)
+    logits, targets, z_max, log_z = cache
+    xp, t, share = array_module(logits), widen(targets), dloss / log_z.size
+    log_p = (widen(logits) - z_max) - log_z
+    dlogits = share * (xp.exp(log_p) * t.sum(axis=-1, keepdims=True) - t)
     dtargets = -share * log_p
-    return tuple(x.reshape(shape).astype(d, copy=False) for x, d in zip((dlogits, dtargets), dtypes, strict=True))
+    return tuple(dx.astype(x.dtype, copy=False) for dx, x in ((dlogits, logits), (dtargets, targets)))

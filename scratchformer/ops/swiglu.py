@@ -16,7 +16,14 @@ class SwigluCache(NamedTuple):
     up: Array  # of the shape of gate
 
 
-@operation
+def check_swiglu(gate: Array, up: Array) -> None:
+    """Raise TypeError or ValueError unless both are floating-point arrays of the same shape."""
+    expect_floating(gate=gate)
+    expect_like("up", up, gate.shape)
+    array_module(gate, up)
+
+
+@operation(given=check_swiglu)
 def swiglu(gate: Array, up: Array) -> tuple[Array, SwigluCache]:
     """y = silu(gate) up, elementwise, with silu(g) = g σ(g) and σ(g) = 1/(1 + exp(−g)).
 
@@ -26,7 +33,7 @@ def swiglu(gate: Array, up: Array) -> tuple[Array, SwigluCache]:
     Forward, for each element i:
 
         g := gate        u := up
-        s_i = 1/(1 + exp(−g_i))        y_i = g_i s_i u_i
+        s_i = 1/(1 + exp(−g_i))        y_i = g_i s_i u_i = g_i/(1 + exp(−g_i)) u_i
 
     Backward. y is linear in u. Its derivative with respect to g is u times that of `silu`:
 
@@ -46,13 +53,6 @@ def swiglu(gate: Array, up: Array) -> tuple[Array, SwigluCache]:
     check_swiglu(gate, up)
     wide = widen(gate)
     return (wide * sigmoid(wide) * up).astype(gate.dtype, copy=False), SwigluCache(gate, up)
-
-
-def check_swiglu(gate: Array, up: Array) -> None:
-    """Raise TypeError or ValueError unless both are floating-point arrays of the same shape."""
-    expect_floating(gate=gate)
-    expect_like("up", up, gate.shape)
-    array_module(gate, up)
 
 
 @backward

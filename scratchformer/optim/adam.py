@@ -10,31 +10,44 @@ from ..backend import Array, array_module
 from ..dispatch import operation
 from ..nn import Param
 from ..ops.checks import expect_fraction, expect_number, shown
-from .optimizer import Group, Optimizer
+from ..ops.precision import round_into
+from .optimizer import Group, Optimizer, scaled
 
 
 @operation
 def adam_step(
-    w: Array, g: Array, m: Array, v: Array, lr: float, beta1: float, beta2: float, eps: float, steps: int
+    w: Array,
+    g: Array,
+    m: Array,
+    v: Array,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    steps: int,
+    decay: float = 0.0,
 ) -> None:
-    """A step of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, but not g.
+    """A step of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, but not g. decay: by which
+    share the weights shrink before, as `AdamW` has it.
 
     For each number i, with w0, m0 and v0 for the values before the step, and t for `steps`, counted from 1:
 
         t := steps
         m_i = β1 m0_i + (1 − β1) g_i        v_i = β2 v0_i + (1 − β2) g_i g_i
-        w_i = w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)
+        w_i = (1 − decay) w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)
 
     The two corrections are the same for all i. So they are computed once, in float64, outside the root:
 
         rate := lr/(1 − β1^t)        root := 1/√(1 − β2^t)
-        w_i = w0_i − (rate m_i/(root √v_i + eps) + 0 v_i)
+        w_i = (1 − decay) w0_i − (rate m_i/(root √v_i + eps) + 0 v_i)
 
     (1 − β2) g² is (1 − β2) g times g, since in float32 g² overflows from 1.8e19 on. Where v overflows all the same, for
     the default β2 from 5.8e20 on, the quotient would be 0 ever after. So 0 v, which is then NaN, is added to the
     change: the weight becomes NaN, which the next loss shows, instead of standing still.
     """
     xp = array_module(w)
+    if decay:
+        w *= 1 - decay
     m *= beta1
     m += (1 - beta1) * g
     v *= beta2
@@ -43,6 +56,44 @@ def adam_step(
     denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂
     denominator += eps
     w -= (lr / (1 - beta1**steps)) * m / denominator + 0 * v
+
+
+@operation
+def clip_adam(
+    w: Array,
+    grad: Array,
+    m: Array,
+    v: Array,
+    share: float | Array,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    steps: int,
+    decay: float = 0.0,
+) -> None:
+    """`adam_step` for the gradient times `share`, as it is after clipping. It changes w, m and v, but not grad."""
+    adam_step(w, scaled(grad, share), m, v, lr, beta1, beta2, eps, steps, decay)
+
+
+@operation
+def clip_adam_round(
+    w: Array,
+    grad: Array,
+    m: Array,
+    v: Array,
+    half: Array,
+    share: float | Array,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    steps: int,
+    decay: float = 0.0,
+) -> None:
+    """`clip_adam`, and then `round_into` of the new weights to `half`."""
+    clip_adam(w, grad, m, v, share, lr, beta1, beta2, eps, steps, decay)
+    round_into(w, half)
 
 
 class Adam(Optimizer):
@@ -71,6 +122,7 @@ class Adam(Optimizer):
     """
 
     buffers = ("m", "v")
+    decoupled = False  # whether weight decay is not in the gradient
 
     def __init__(
         self,
@@ -96,9 +148,23 @@ class Adam(Optimizer):
         return super().settings() | {"betas": [float(beta) for beta in self.betas], "eps": float(self.eps)}
 
     def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
-        if weight_decay:
+        if weight_decay and not self.decoupled:
             g = g + weight_decay * w
-        adam_step(w, g, m, v, lr, *self.betas, self.eps, self.steps)
+        adam_step(w, g, m, v, *self.now(lr, weight_decay))
+
+    def update_clipped(
+        self, w: Array, g: Array, m: Array, v: Array, share: float | Array, half: Array | None, **settings: float
+    ) -> None:
+        if settings["weight_decay"] and not self.decoupled:
+            super().update_clipped(w, g, m, v, share=share, half=half, **settings)
+        elif half is None:
+            clip_adam(w, g, m, v, share, *self.now(**settings))
+        else:
+            clip_adam_round(w, g, m, v, half, share, *self.now(**settings))
+
+    def now(self, lr: float, weight_decay: float) -> tuple[float, ...]:
+        """The numbers of a step of `adam_step`."""
+        return lr, *self.betas, self.eps, self.steps, lr * weight_decay if self.decoupled else 0.0
 
 
 class AdamW(Adam):
@@ -117,6 +183,8 @@ class AdamW(Adam):
     regularization", 2019, algorithm 2.
     """
 
+    decoupled = True
+
     def __init__(
         self,
         params: Iterable[Param],
@@ -130,8 +198,3 @@ class AdamW(Adam):
 
     def decay_of(self, p: Param) -> float:
         return self.weight_decay if p.data.ndim >= 2 else 0.0
-
-    def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
-        if weight_decay:
-            w *= 1 - lr * weight_decay
-        adam_step(w, g, m, v, lr, *self.betas, self.eps, self.steps)

@@ -64,17 +64,21 @@ def clip_by_global_norm(
     """
     expect_number("max_norm", max_norm, zero=False, infinite=True)
     norm = global_norm(grad, map, gather)
-    xp, share = array_module(norm), 1.0
-    if xp is not np:  # the host does not know whether it is too long
-        too_long = xp.isfinite(norm) & (norm > max_norm)
-        share = xp.where(too_long, max_norm / xp.where(too_long, norm, 1), 1)
-    elif math.isfinite(norm) and norm > max_norm:
-        share = max_norm / norm
-    else:
-        return norm
-
-    list(map(lambda piece: scale(piece, share), _cut(grad)))
+    share = share_for(norm, max_norm)
+    if not isinstance(share, float) or share != 1:
+        list(map(lambda piece: scale(piece, share), _cut(grad)))
     return norm
+
+
+def share_for(norm: float | Array, max_norm: float) -> float | Array:
+    """By what a gradient of this norm is multiplied so that its norm is at most `max_norm`; 1 if it is not finite. As
+    the norm, it is an array () on a GPU.
+    """
+    xp = array_module(norm)
+    if xp is np:
+        return max_norm / norm if math.isfinite(norm) and norm > max_norm else 1.0
+    too_long = xp.isfinite(norm) & (norm > max_norm)  # which the host does not know
+    return xp.where(too_long, max_norm / xp.where(too_long, norm, 1), 1)
 
 
 def _cut(grad: Array | Sequence[Array]) -> list[Array]:

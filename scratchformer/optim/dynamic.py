@@ -88,7 +88,7 @@ class DynamicRMS(Optimizer):
                 squares[part] += (g[part] * g[part] - squares[part]) / self.observed
         self.mean = None
 
-    def step(self, map: Callable = map) -> None:
+    def step(self, map: Callable = map, share: float | Array = 1.0, half: Array | None = None) -> None:
         """As `Optimizer.step`. Raises ValueError if no gradient was observed."""
         if not self.observed:
             raise ValueError("observe: expected gradients of training batches before the first step, got none")
@@ -96,7 +96,7 @@ class DynamicRMS(Optimizer):
             xp, parts = array_module(self.squares), pieces(self.squares)
             total = sum(float(xp.sqrt(self.squares[part]).sum(dtype="float64")) for part in parts)
             self.mean = total / self.squares.size
-        super().step(map)
+        super().step(map, share, half)
 
     def update(self, w: Array, g: Array, start: Array, squares: Array, lr: float, weight_decay: float) -> None:
         xp = array_module(w)

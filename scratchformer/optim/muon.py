@@ -15,7 +15,7 @@ from ..ops.checks import expect_at_least, expect_floating, expect_fraction, expe
 from ..ops.precision import bfloat16
 from .adam import AdamW
 from .clip import sum_of_squares
-from .optimizer import Group
+from .optimizer import Group, Optimizer
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b and c: they enlarge small singular values fast
 STEPS = 5
@@ -188,6 +188,12 @@ class Muon(AdamW):
                 raise ValueError(f"state of another optimizer: matrices: expected {self.matrices}, got {found}")
             state = {name: value for name, value in state.items() if name != "matrices"}
         super().load_state_dict(state)
+
+    def update_clipped(self, w: Array, *arrays: Any, **settings: Any) -> None:
+        if w.ndim == 1:
+            super().update_clipped(w, *arrays, **settings)
+        else:
+            Optimizer.update_clipped(self, w, *arrays, **settings)
 
     def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
         if w.ndim == 1:

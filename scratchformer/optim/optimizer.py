@@ -16,6 +16,7 @@ from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
 from ..nn.structure import Structure
 from ..ops.checks import expect_boolean, expect_instance, expect_number, printable, shown
+from ..ops.precision import round_into
 
 MOST_STEPS = 1 << 53  # a float64 is exact up to here
 CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache
@@ -82,6 +83,11 @@ class Run(NamedTuple):
         """Where in the flat array a piece begins, between processes too."""
         start = self.where.start
         return [start] if self.shape else [start + part.start for part in pieces(self.flat.data[self.where])]
+
+
+def scaled(g: Array, share: float | Array) -> Array:
+    """g times a number, or times an array () on its device, in the type of g."""
+    return g if isinstance(share, float) and share == 1 else (share * g).astype(g.dtype, copy=False)
 
 
 class Optimizer:
@@ -242,11 +248,13 @@ class Optimizer:
             if start < stop:
                 yield run._replace(where=slice(start, stop), state=slice(start + shift, stop + shift))
 
-    def step(self, map: Callable = map) -> None:
+    def step(self, map: Callable = map, share: float | Array = 1.0, half: Array | None = None) -> None:
         """Update the parameters in place from their gradients, which are not changed.
 
         map: applies a function to independent pieces of the arrays; the `map` of a thread pool runs them in parallel.
-        The largest come first, so that threads which take turns have about equal work.
+        The largest come first, so that threads which take turns have about equal work. share: what gradients are
+        multiplied by first, see `clip.share_for`. half: as long as the flat array; gets the new weights, rounded to its
+        type. With these, clipping, step and rounding take one pass over the arrays.
         """
         self._expect_same_parameters()
         self._lay_out()
@@ -257,6 +265,7 @@ class Optimizer:
             arrays = [run.flat.data[run.where], run.flat.grad[run.where]]
             state = slice(run.state.start - first, run.state.stop - first)
             arrays += [getattr(self, name)[state] for name in self.buffers]
+            arrays += [] if half is None else [half[run.where]]
             if run.shape:
                 work.append(([a.reshape(run.shape) for a in arrays], run.treatment))
             else:
@@ -265,7 +274,12 @@ class Optimizer:
 
         def update(item: tuple[list[Array], Treatment]) -> None:
             arrays, how = item
-            self.update(*arrays, lr=float(self.lr) * how.lr, weight_decay=how.weight_decay)
+            settings = {"lr": float(self.lr) * how.lr, "weight_decay": how.weight_decay}
+            if half is None and isinstance(share, float) and share == 1:
+                self.update(*arrays, **settings)
+            else:
+                *others, to = arrays if half is not None else [*arrays, None]
+                self.update_clipped(*others, share=share, half=to, **settings)
 
         list(map(update, work))
 
@@ -274,6 +288,14 @@ class Optimizer:
         in place, but not `g`. settings: lr and more.
         """
         raise TypeError(f"{type(self).__name__} has no update")
+
+    def update_clipped(
+        self, w: Array, g: Array, *buffers: Any, share: float | Array, half: Array | None, **settings: Any
+    ) -> None:
+        """`update` with the gradient times `share`; then write the new weights to `half`, unless it is None."""
+        self.update(w, scaled(g, share), *buffers, **settings)
+        if half is not None:
+            round_into(w, half)
 
     def _lay_out(self) -> None:
         """Find the runs again if the parameters' arrays have changed; parameters outside flat arrays are put into one.

@@ -18,8 +18,7 @@ import numpy as np
 
 from ..backend import CPU, array_module, to_cpu
 from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive, shown
-from ..optim import clip_by_global_norm
-from ..optim.clip import global_norm
+from ..optim.clip import global_norm, share_for
 from ..optim.optimizer import Optimizer
 from ..process import Stopped, requests_taken, signals_caught, stop
 from ..progress import progress_bar
@@ -197,6 +196,7 @@ class Loop:
         if self.due(self.log_every, done):
             self.log(measured)
         if self.evaluate is not None and self.due(self.evaluate_every, done):
+            self.replicas.rounded = False  # what scores may change the weights
             self.run.evaluate(self.evaluate, self.note)
             self.restart_clock()
         interrupted = self.signals()
@@ -235,12 +235,13 @@ class Loop:
         return any(self.due(interval, done) for interval in (self.log_every, self.evaluate_every, self.snapshot_every))
 
     def gradients(self, batch: Any, number: int, key: Key) -> tuple[Any, Any]:
-        """Compute and clip the gradients of a batch. Returns the loss, and the norm before clipping."""
+        """Compute the gradients of a batch. Returns the loss, and their norm; by what `update` clips them is kept."""
         scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
         loss = self.replicas.gradients(batch, key, self.remember and partial(self.remember, number), scale)
         grads = self.optimizer.gradients()
         how = (self.replicas.map, self.ranks.gather) if self.replicas.sharded else (self.replicas.map,)
-        norm = global_norm(grads, *how) if self.clip is None else clip_by_global_norm(grads, self.clip, *how)
+        norm = global_norm(grads, *how)
+        self.share = 1.0 if self.clip is None else share_for(norm, self.clip)
         return loss, norm
 
     def skip(self, loss_scale: LossScale, last: Measured) -> bool:
@@ -263,8 +264,7 @@ class Loop:
         step = self.run.step
         self.optimizer.lr = self.schedule(step)
         expect_number(f"schedule({step})", self.optimizer.lr)
-        self.optimizer.step(self.replicas.map)
-        self.replicas.join()  # the ranks' slices of the weights
+        self.replicas.step(self.optimizer, self.share)
         self.run.values["step"] = step + 1
         self.bar.update()
 

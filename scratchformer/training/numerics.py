@@ -16,7 +16,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from .. import ops
-from ..dispatch import is_fast
+from ..dispatch import is_fast, twins_of
 from ..ops.checks import shown
 from ..processor import instructions
 
@@ -34,7 +34,7 @@ def numerics(precision: str = "float32") -> dict[str, str]:
     }
     if settings := [f"{name}={value}" for name in SETTINGS if (value := os.environ.get(name))]:
         record["setting of the libraries"] = ", ".join(settings)
-    if not (is_fast() and np.ndarray in ops.linear.fast_twins):
+    if not (is_fast() and twins_of(ops.linear, fast=True)):
         return record
     import llvmlite.binding
     import numba
@@ -52,7 +52,7 @@ def numerics(precision: str = "float32") -> dict[str, str]:
 
 def as_before(record: Mapping[str, str]) -> AbstractContextManager:
     """Inside this block, matrix products are by the libraries of this record, if these are installed."""
-    if PRODUCTS not in record or not (is_fast() and np.ndarray in ops.linear.fast_twins):
+    if PRODUCTS not in record or not (is_fast() and twins_of(ops.linear, fast=True)):
         return nullcontext()
     from ..kernels import mkl_products
 

@@ -104,6 +104,7 @@ class Replicas:
         self.slices = slices_of(self.flat.data, self.ranks.size)  # of the gradient: which rank adds which
         self.sharded = False
         self.as_before = ExitStack()  # of the libraries for products of a run, see `numerics`
+        self.rounded = False  # whether `half` has the weights that the model has
         self.stale = False  # whether only `half` has the present weights of all slices
         self.scale = 1.0  # of the loss in the present step
         self.structure = Structure(model)  # as it was when its parameters were last found to be the same
@@ -182,8 +183,9 @@ class Replicas:
         self.structure = Structure(self.model)  # last, so that what was refused is refused again
 
     def refresh(self) -> None:
-        """Copy the weights of the model into those of replicas in half precision."""
-        if not self.stale:
+        """Copy the weights of the model into those of replicas in half precision, unless `step` has just done so."""
+        rounded, self.rounded = self.rounded, False
+        if not (self.stale or rounded):
             self.round(slice(0, self.flat.data.size))
 
     def round(self, where: slice) -> None:
@@ -395,6 +397,14 @@ class Replicas:
         self.slices, self.sharded = optimizer.slices(self.ranks.size), True
         optimizer.keep(self.slices[self.ranks.rank])
 
+    def step(self, optimizer: Optimizer, share: float | Array = 1.0) -> None:
+        """Step an optimizer, as `Optimizer.step` does, and `join` the weights. In the same pass they are rounded for
+        replicas in half precision.
+        """
+        optimizer.step(self.map, share, self.half)
+        self.rounded = self.half is not None
+        self.join()
+
     def join(self) -> None:
         """After a step of a sharded optimizer: send the other ranks this one's slice of the weights, in half precision
         if they compute in it. Then a rank has of the model's own weights only its slice, until `join_whole`.
@@ -404,7 +414,8 @@ class Replicas:
         if self.half is None:
             self.ranks.join(self.flat.data, self.slices)
         else:
-            self.round(self.slices[self.ranks.rank])
+            if not self.rounded:
+                self.round(self.slices[self.ranks.rank])
             self.ranks.join(self.half, self.slices)
             self.stale = True
 

@@ -31,24 +31,9 @@ const answer = JSON.stringify(CASES.map(run));
 class Call:
     """A call of a plan, with what it should give."""
 
-    def __init__(self, name: str, twin: Twin, plan: Any, values: dict, shape: Any, results: list) -> None:
-        self.name, self.source, self.expected = name, javascript_source(plan), dict(zip(plan.results, results, strict=True))
-        axes = {key: array.axes for key, array in twin.derivation.arrays.items()}
-        sizes = dict(shape.sizes)
-        for key in axes.keys() & values.keys():
-            if isinstance(values[key], np.ndarray) and values[key].ndim == len(axes[key]):
-                sizes |= dict(zip(axes[key], values[key].shape, strict=True))
-        named = {{"n": "rows", "column": "columns"}.get(axis, axis.upper()): size for axis, size in sizes.items()}
-        self.inputs = {key: given for key, value in values.items() if (given := as_json(value)) is not None} | named
-
-
-class Recorder(Twin):
-    """A twin that keeps the calls of its plans."""
-
-    def run(self, plan: Any, values: Any, shape: Any, out: Any = None) -> list | None:
-        results = super().run(plan, values, shape, out)
-        self.call = plan, dict(values), shape, results
-        return results
+    def __init__(self, name: str, plan: Any, inputs: dict, expected: dict) -> None:
+        self.name, self.source, self.expected = name, javascript_source(plan), expected
+        self.inputs = {key: given for key, value in inputs.items() if (given := as_json(value)) is not None}
 
 
 def as_json(value: Any) -> Any:
@@ -65,18 +50,36 @@ def calls_of(name: str, seed: int, sizes: dict[str, int]) -> list[Call]:
     draw = Draw(seed, largest=7)
     draw.sizes |= sizes
     case = OPERATIONS[name](draw)
-    twin = Recorder(case.op, case.op_backward, NumpyTarget())
+    twin = Twin(case.op, case.op_backward, NumpyTarget())
     if not twin.fits(*case.args, **case.options):
         return []
-    y, cache = case.op.reference(*case.args, **case.options)
-    dy = np.random.default_rng(seed).standard_normal(np.shape(y))
-    _, kept = twin.forward(*case.args, **case.options)
-    plan, values, shape, results = twin.call
-    forward = Call(name, twin, plan, values, shape, [y, *results[1:]])
-    twin.backward(dy[()], kept)
-    plan, values, shape, _ = twin.call
-    gradients = as_tuple(case.op_backward.reference(dy[()], cache))
-    return [forward, Call(f"{name}, backward", twin, plan, values, shape, [*gradients])]
+    args = twin.in_order(case.args, case.options)
+    call = twin.call(twin.signature(args))
+    y, cache = case.op.reference(*args)
+    dy = np.random.default_rng(seed).standard_normal(np.shape(y))[()]
+    inputs = dict(zip(twin.names, args, strict=True)) | (twin.given(*args) or {} if twin.given else {})
+    values = dict(inputs)
+    (_, *others), _ = call.forward(values)
+    kept = {key: values[key] for key in call.kept} | {twin.derivation.gradient: dy}
+    results, gradients = (plan.results for plan in call.pair[:2])
+    expected = as_tuple(case.op_backward.reference(dy, cache))
+    sizes = sizes_of(twin, inputs) | {axis_name(axis): size for axis, size in call.shape.sizes.items()}
+    return [
+        Call(name, call.pair.forward, inputs | sizes, dict(zip(results, [y, *others], strict=True))),
+        Call(f"{name}, backward", call.pair.backward, kept | sizes, dict(zip(gradients, expected, strict=True))),
+    ]
+
+
+def axis_name(axis: str) -> str:
+    return {"n": "rows", "column": "columns"}.get(axis, axis.upper())
+
+
+def sizes_of(twin: Twin, values: dict) -> dict[str, int]:
+    """The sizes of the last axes of arrays."""
+    shapes = {key: value.shape[::-1] for key, value in values.items() if isinstance(value, np.ndarray)}
+    axes = {key: array.axes[::-1] for key, array in twin.derivation.arrays.items() if key in shapes}
+    pairs = [pair for key in axes for pair in zip(axes[key], shapes[key], strict=False) if pair[0] not in ("n", "column")]
+    return {axis_name(axis): size for axis, size in pairs}
 
 
 def answer_of(program: str, folder: Path) -> Any:

@@ -7,6 +7,7 @@ from scratchformer import ops
 from scratchformer.compiler import numpy_code
 from scratchformer.compiler.numpy_target import NumpyTarget
 from scratchformer.compiler.twins import Twin
+from scratchformer.dispatch import TwinCache
 from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple
 
@@ -46,3 +47,14 @@ def test_the_reference_takes_over_where_a_sum_overflows():
     twin = Twin(ops.layernorm, ops.layernorm_backward, NumpyTarget())
     y, _ = twin.forward(x, gamma, gamma)
     np.testing.assert_array_equal(y, ops.layernorm.reference(x, gamma, gamma)[0])
+
+
+def test_blocks_run_where_they_save_time():
+    """For a long chain of operations, unless a condition depends on the place in a row; and for large arrays only."""
+    pytest.importorskip("scratchformer.kernels")
+    x, gamma = np.ones((1024, 64)), np.ones(64)
+    assert isinstance(ops.layernorm(x, gamma, gamma)[1], TwinCache)
+    assert isinstance(ops.silu(x)[1], TwinCache)
+    assert not isinstance(ops.layernorm(x[:-1], gamma, gamma)[1], TwinCache)
+    assert not isinstance(ops.relu(x)[1], TwinCache)
+    assert not isinstance(ops.cross_entropy(x, np.zeros(1024, int))[1], TwinCache)

@@ -163,6 +163,15 @@ def test_numbers_that_are_not_finite_go_to_the_functions():
         assert np.isnan(compiled_backward(y, cache)[0]).all()
 
 
+def test_arguments_that_the_function_does_not_have_are_refused():
+    compiled, _ = sf.compile(raised, raised_backward)
+    x = np.ones(3)
+    with sf.fast():
+        for args, kwargs in (((x,), {"powr": 2.0}), ((x, 2.0), {"power": 2.0}), ((x, 2.0, 3), {}), ((), {"power": 2.0})):
+            with pytest.raises(TypeError):
+                compiled(*args, **kwargs)
+
+
 def test_a_decorated_pair_gets_the_loops_itself():
     op, op_backward = operation(cube), backward(cube_backward)
     assert sf.compile(op, op_backward) == (op, op_backward)

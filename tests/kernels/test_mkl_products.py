@@ -13,7 +13,6 @@ pytest.importorskip("numba")
 mkl_products = pytest.importorskip("scratchformer.kernels.mkl_products")
 linear = pytest.importorskip("scratchformer.kernels.numba_linear")
 numba_bfloat16 = pytest.importorskip("scratchformer.kernels.numba_bfloat16")
-numba_tiles = pytest.importorskip("scratchformer.kernels.numba_tiles")
 
 if mkl_products.products() is None:
     pytest.skip("neither MKL nor OpenBLAS is there", allow_module_level=True)
@@ -119,14 +118,12 @@ def test_our_own_code_is_compiled_only_if_it_is_chosen_and_left_out_if_it_cannot
     def address():
         raise RuntimeError("LLVM has changed")
 
-    tiles = numba_tiles.available()
-    monkeypatch.setattr(numba_tiles, "available", lambda: tiles)
     monkeypatch.setattr(numba_bfloat16, "available", lambda: True)
     monkeypatch.setattr(numba_bfloat16, "address", address)
     keep(kept(FIRST, half))
     with warnings.catch_warnings(record=True) as said:
         found = [mkl_products.products() for _ in range(2)]
-    assert found == [mkl_products.libraries()[FIRST]._replace(bfloat16=0, tiles=tiles)] * 2 and not measured
+    assert found == [mkl_products.libraries()[FIRST]._replace(bfloat16=0)] * 2 and not measured
     assert [str(warning.message) for warning in said] == (half == "Numba") * [
         "our own products of bfloat16 cannot be compiled: RuntimeError('LLVM has changed')"
     ]

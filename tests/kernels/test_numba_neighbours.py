@@ -90,19 +90,19 @@ def test_vectors_of_another_width():
 def test_maxima_of_rounded_keys():
     """Also where the products of bfloat16 are computed in float32."""
     layer, x = make(3000)
-    rounded = numba_neighbours.rounded(layer)
-    keys = (rounded.keys.astype(np.uint32) << 16).view(np.float32)
+    bits, rounded_halves = numba_neighbours.rounded(layer)
+    keys = (bits.reshape(-1, 4).astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_allclose(keys, layer.keys.swapaxes(1, 2).reshape(-1, 4), rtol=2**-8, atol=1e-30)
     halves = (keys.astype(float) ** 2).sum(axis=1) / 2
     halves[3000:] = np.inf
-    np.testing.assert_allclose(rounded.halves.ravel(), halves, rtol=1e-6)
-    bits = numba_neighbours.half(x)
-    scores = (bits.astype(np.uint32) << 16).view(np.float32) @ keys.T - halves
-    found = np.empty((len(rounded.halves), 7), np.float32)
+    np.testing.assert_allclose(rounded_halves.ravel(), halves, rtol=1e-6)
+    x_bits = numba_neighbours.half(x)
+    scores = (x_bits.astype(np.uint32) << 16).view(np.float32) @ keys.T - halves
+    found = np.empty((len(rounded_halves), 7), np.float32)
     library = numba_neighbours.products()._replace(bfloat16=0)
-    numba_neighbours.maxima_of_rows(library, bits, *rounded, found)
+    numba_neighbours.write_maxima(library, x_bits, bits, rounded_halves, False, found)
     np.testing.assert_allclose(
-        found.T, scores.reshape(7, -1, rounded.halves.shape[1]).max(axis=2), rtol=1e-5, atol=1e-5
+        found.T, scores.reshape(7, -1, rounded_halves.shape[1]).max(axis=2), rtol=1e-5, atol=1e-5
     )
 
 

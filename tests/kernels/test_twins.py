@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratchformer import ops
-from scratchformer.dispatch import fast, reference_only
+from scratchformer.dispatch import TwinCache, fast, reference_only, twins_of
 from scratchformer.notation import check_derivation
 from scratchformer.notation.layout import normal
 from scratchformer.notation.run import statements
@@ -27,7 +27,6 @@ from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strategies import SCALES, arrays
 
-HALF = {"linear"}  # its NumPy twin is for half precision alone: see test_half.py
 KINDS = {"numpy": nullcontext} | ({"numba": fast} if find_spec("numba") and find_spec("scratchformer.kernels") else {})
 for kind in KINDS.values():
     with kind():  # registers the fast twins
@@ -36,20 +35,13 @@ for kind in KINDS.values():
 
 def twins(op, kind):
     """Those that run inside KINDS[kind]."""
-    if kind == "numpy" and getattr(op, "__name__", None) in HALF:
-        return ()
-    return getattr(op, "twins" if kind == "numpy" else "fast_twins", ())
+    found = twins_of(op, fast=kind != "numpy") if hasattr(op, "chosen") else ()
+    return [twin for twin in found if not twin.forward.__module__.endswith(".numpy_half")]  # see test_half.py
 
 
 TWINS = [(kind, name) for kind in KINDS for name in OPERATIONS if twins(OPERATIONS[name](Draw()).op, kind)]
 MODULES = [module for name, module in sys.modules.items() if name.startswith("scratchformer.")]
-FORWARDS = {
-    (f.__name__, kind)
-    for kind in KINDS
-    for m in MODULES
-    for f in list(vars(m).values())
-    if np.ndarray in twins(f, kind)
-}
+FORWARDS = {(f.__name__, kind) for kind in KINDS for m in MODULES for f in list(vars(m).values()) if twins(f, kind)}
 DERIVED = [name for name in derivations.CASES if "." in name and FORWARDS]
 
 
@@ -93,7 +85,8 @@ def expect_what_the_reference_gives(kind, name, dtype, scale, small, seed):
         cache, found = run(case, args)
     with reference_only():
         _, plain = run(case, args)
-    twin = case.op_backward.twins[type(cache)].__module__.rpartition(".")[2]
+    backward = cache.twin.backward if type(cache) is TwinCache else case.op_backward.twins[type(cache)]
+    twin = backward.__module__.rpartition(".")[2]
     assert twin.startswith(kind) or "attention" in name, "it did not run"  # attention leaves some patterns to NumPy's
     largest = max(np.abs(a).max() for a in plain)
     for f, p in zip(found, plain, strict=True):

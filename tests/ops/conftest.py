@@ -3,7 +3,7 @@
 import pytest
 
 from scratchformer.backend import CPU
-from scratchformer.dispatch import reference_only
+from scratchformer.dispatch import reference_only, twins_of
 from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
 from scratchformer.testing.strategies import SCALES
 
@@ -30,7 +30,7 @@ def check_gradients(device, combinations, thorough):
     """
 
     def check(case):
-        has_twins = device is CPU and bool(OPERATIONS[case](Draw()).op.twins)
+        has_twins = device is CPU and bool(twins_of(OPERATIONS[case](Draw()).op))
         elements = 200 if thorough else 20
         for drawn in combinations(4 if device is CPU or thorough else 1, scale=SCALES):
             check_operation(case, Draw(drawn["seed"], drawn["scale"], device), max_elements=elements)

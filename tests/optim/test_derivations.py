@@ -5,15 +5,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scratchformer import optim
+from scratchformer.compiler.in_place import IN_PLACE
 from scratchformer.notation import DerivationError, check_equations
 from scratchformer.testing import derivations
 from scratchformer.testing.derivations import Sizes, optimizers
 
-IN_PLACE = {"adam_step", "round_into", "scale"}
-
 
 def test_no_optimizer_or_schedule_is_without_a_case():
-    assert optimizers.CASES.keys() == {*optim.__all__, *IN_PLACE, "LossScale"} - {"Group"}
+    assert optimizers.CASES.keys() == {*optim.__all__, *(op.__name__ for op in IN_PLACE), "LossScale"} - {"Group"}
 
 
 @pytest.mark.parametrize("name", optimizers.CASES)
@@ -38,6 +37,8 @@ MISTAKES = {
     "Cosine": ("cos(π done_t)", "cos(2π done_t)"),
     "InverseSquareRoot": ("/(t + 1)))", "/(t + 2)))"),
     "adam_step": ("root := 1/", "root := "),
+    "clip_adam": ("g_i = share", "g_i ="),
+    "clip_adam_round": ("half_i = w_i", "half_i = w0_i"),
     "round_into": ("out_i = x_i", "out_i = −x_i"),
     "scale": ("share x0_i", "share"),
     "LossScale": ("= N, scale_{t−1}", "= N, scale_t/2"),

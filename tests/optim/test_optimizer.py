@@ -7,7 +7,9 @@ import pytest
 
 from scratchformer import optim
 from scratchformer.backend import to_cpu
+from scratchformer.dispatch import fast, reference_only
 from scratchformer.nn import Layer, Linear, Param
+from scratchformer.ops.precision import round_into
 from scratchformer.optim import SGD, Adam, AdamW, Group, Muon
 from scratchformer.optim.optimizer import CHUNK
 from scratchformer.rng import Key
@@ -252,3 +254,26 @@ def test_the_precision_of_parameters_and_state_stays(device, make_params, set_gr
 def test_no_parameters(make):
     with pytest.raises(ValueError, match="params: expected at least one parameter, got none"):
         make([])
+
+
+@every_optimizer
+@pytest.mark.parametrize("share", [0.3, 1.0])
+@pytest.mark.parametrize("inside", [fast, reference_only])
+def test_clipping_and_rounding_in_the_step_change_no_bit(device, make_params, set_gradients, make, share, inside):
+    """Compared with the three one after the other; the gradient stays as it was."""
+    together, apart = (make_params(*SHAPES, device=device) for _ in range(2))
+    first, second = make(together), make(apart)
+    flats = [each.flats[0] for each in (first, second)]
+    halves = [device.xp.zeros(flat.data.shape, np.float16) for flat in flats]
+    with inside():
+        for step in range(3):
+            for params in (together, apart):
+                set_gradients(params, step)
+            before = to_cpu(flats[0].grad).copy()
+            first.step(share=share, half=halves[0])
+            flats[1].grad[...] *= share
+            second.step()
+            round_into(flats[1].data, halves[1])
+            np.testing.assert_array_equal(to_cpu(flats[0].grad), before)
+    assert_same(everything(first), everything(second))
+    np.testing.assert_array_equal(*map(to_cpu, halves))

@@ -56,23 +56,15 @@ TESTS = {
     "kernels/numba_activations.py": f"{TWINS} -k dense",
     "kernels/numba_amx.py": "tests/kernels/test_numba_attention.py",
     "kernels/numba_attention.py": "tests/kernels/test_numba_attention.py",
-    "kernels/numba_cross_entropy.py": f"{TWINS} -k cross_entropy",
     "kernels/numba_dense.py": f"{TWINS} -k dense",
-    "kernels/numba_elementwise.py": f"{TWINS} -k 'add or dropout or swiglu'",
+    "kernels/numba_elementwise.py": f"{TWINS} -k dropout",
     "kernels/numba_embedding.py": f"{TWINS} -k embedding",
-    "kernels/numba_layernorm.py": f"{TWINS} -k layernorm",
     "kernels/numba_linear.py": f"{TWINS} -k linear",
-    "kernels/numba_rmsnorm.py": f"{TWINS} -k rmsnorm",
-    "kernels/numba_symmetric_kl.py": f"{TWINS} -k symmetric_kl",
     "kernels/numba_rotary.py": f"{TWINS} -k rotary",
     "kernels/numpy_attention.py": f"{TWINS} tests/ops/test_attention.py {EVERY_OPERATION} "
     "-k 'not_finite or without_heads or attention and (agrees or refused)'",
-    "kernels/numpy_cross_entropy.py": f"{TWINS} tests/ops/test_cross_entropy.py {EVERY_OPERATION} -k cross_entropy",
     "kernels/numpy_dense.py": f"{TWINS} tests/ops/test_dense.py {EVERY_OPERATION} -k dense",
-    "kernels/numpy_layernorm.py": f"{TWINS} tests/ops/test_layernorm.py {EVERY_OPERATION} -k layernorm",
     "kernels/numpy_relative.py": f"{TWINS} {EVERY_OPERATION} -k 'not_finite or relative and (agrees or refused)'",
-    "kernels/numpy_rmsnorm.py": f"{TWINS} tests/ops/test_rmsnorm.py {EVERY_OPERATION} -k rmsnorm",
-    "kernels/numpy_swiglu.py": f"{TWINS} tests/ops/test_swiglu.py {EVERY_OPERATION} -k swiglu",
     "nn/attention.py": f"{EVERY_LAYER} tests/nn/test_attention.py -k 'test_attention.py or Attention'",
     "nn/linear.py": f"{EVERY_LAYER} tests/nn/test_linear.py -k 'Linear or FeedForward'",
     "nn/lora.py": f"{EVERY_LAYER} tests/nn/test_lora.py -k LoRA",
@@ -103,6 +95,7 @@ return out
 """.strip()
 
 # The mistakes that the tests miss, as "line -> line with the mistake", each with the reason: it changes no result.
+BOTH = "both are subtracted, in any order"
 EQUAL: dict[str, dict[str, str]] = {
     "ops/attention.py::attention_backward": {
         "xp, shape, G = array_module(q), q.shape, k.shape[1] "
@@ -124,11 +117,9 @@ EQUAL: dict[str, dict[str, str]] = {
         'expect_like("dy", dy, cache.gate.shape) -> expect_like("dy", dy, cache.up.shape)': SHAPE,
     },
     "kernels/numpy_attention.py::attention_backward": {
-        'ops.checks.expect_like("dy", dy, q.shape) -> ops.checks.expect_like("dy", dy, y.shape)': SHAPE,
         "(_, H, _, D), (_, G, S, _) = q.shape, k.shape -> (_, H, _, D), (_, G, S, _) = y.shape, k.shape": SHAPE,
         "(_, H, _, D), (_, G, S, _) = q.shape, k.shape -> (_, H, _, D), (_, G, S, _) = q.shape, v.shape": SHAPE,
-        "finite_queries, finite_keys = (x if finite else np.nan_to_num(x) for x in (queries, keys)) -> "
-        "finite_queries, finite_keys = (np.nan_to_num(x) for x in (queries, keys))": "the same in more time",
+        "if not math.isfinite(bound): -> if True:": "the same in more time",
         "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
         "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, k))": SHAPE,
         "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
@@ -141,19 +132,14 @@ EQUAL: dict[str, dict[str, str]] = {
         "for (part, runs), bound in zip(groups(pattern, dq.shape, S, q.dtype, shared), bounds, strict=True):": SHAPE,
         "for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True): -> "
         "for (part, runs), bound in zip(groups(pattern, y.shape, S, q.dtype, shared), bounds, strict=True):": SHAPE,
-        "by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum) -> "
-        "by_key_head(x[part], heads, shared) for x in (q, y, dq, log_sum, shift)": "both are subtracted, in any order",
-    },
-    "kernels/numpy_cross_entropy.py::cross_entropy_backward": {
-        "share = (counted * (dloss / max(1, n))).astype(z.dtype)  # (N, 1) -> "
-        "share = counted * (dloss / max(1, n))  # (N, 1)": "a product in place has the type of its array",
-        "dz -= label_smoothing / z.shape[1] -> dz -= label_smoothing / dz.shape[1]": "dz is as wide as z",
+        "own_q, own_y, own_dq, *statistics = (by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum)) "
+        "-> own_q, own_y, own_dq, *statistics = "
+        "(by_key_head(x[part], heads, shared) for x in (q, y, dq, log_sum, shift))": BOTH,
     },
     "kernels/numpy_dense.py::cdf": {
         FAST_ERF + " -> pass": "the way for float64 gives the same in more time",
     },
     "kernels/numpy_relative.py::relative_attention_backward": {
-        'expect_like("dy", dy, q.shape) -> expect_like("dy", dy, y.shape)': SHAPE,
         "(_, _, T, D), S = q.shape, k.shape[2] -> (_, _, T, D), S = y.shape, k.shape[2]": SHAPE,
         "(_, _, T, D), S = q.shape, k.shape[2] -> (_, _, T, D), S = q.shape, v.shape[2]": "v is as long as k",
         "for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype), bounds, strict=True): -> "

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
+from scratchformer.dispatch import twins_of
 from scratchformer.optim import Adam, Constant
 from scratchformer.training import Replicas, load_snapshot, train
 from scratchformer.training import numerics as numerics_module
@@ -56,7 +57,7 @@ def test_a_snapshot_says_what_its_bits_depend_on(tmp_path, train_tiny):
     train_tiny("LanguageModel", tmp_path, 4)
     found = load_snapshot(tmp_path).state["numerics"]
     assert found["NumPy"].startswith(np.__version__ + " with ") and len(json.dumps(found)) < 500
-    assert (PRODUCTS in found) == bool(ops.linear.fast_twins)
+    assert (PRODUCTS in found) == bool(twins_of(ops.linear, fast=True))
 
 
 @several
@@ -100,8 +101,6 @@ def test_a_library_that_is_gone_is_named(tmp_path, train_tiny, monkeypatch, caps
 
 def test_without_the_fast_twins_a_resumed_run_says_so(tmp_path, train_tiny, monkeypatch, capsys):
     train_tiny("LanguageModel", tmp_path, 4)
-    for operation in {id(each): each for each in vars(ops).values() if hasattr(each, "fast_twins")}.values():
-        monkeypatch.setattr(operation, "fast_twins", {})
     monkeypatch.setattr(numerics_module, "is_fast", lambda: False)
     train_tiny("LanguageModel", tmp_path, 6, resume=True)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if SAYS in line]

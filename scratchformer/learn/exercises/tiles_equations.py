@@ -63,6 +63,7 @@ def tiled_attention(q, k, v, W):
 # The student's file ends here.
 
 from scratchformer import ops
+from scratchformer.dispatch import twins_of
 
 from ..exercise import Mistake
 from ..grading import check_equations_of, expect_without, normal
@@ -75,7 +76,7 @@ HINTS = (
     "p_ts = exp(z_ts − lse_t). The log-sum-exp of all keys is log(Σ_j exp(e_tj)), and tile j enters y with the weight "
     "exp(e_tj − lse_t). r_t is the dot product of row t of dy with row t of y, and dz_ts = p_ts (dp_ts − r_t).",
 )
-LIBRARY = ops.attention.twins[np.ndarray]
+LIBRARY = twins_of(ops.attention)[-1].forward
 MISTAKES = (
     Mistake("= exp(z_ts − lse_t)\n", "= exp(z_ts)/lse_t\n", r"line \d+: p_ts = .*is not true"),
     Mistake("= exp(z_ts − lse_t)\n", "= exp(z_ts)/Σ_s exp(z_ts)\n", "lse_t has the sum already"),

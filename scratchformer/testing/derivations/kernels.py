@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from ... import nn, ops
-from ...dispatch import fast
+from ...dispatch import fast, twins_of
 from ...ops.dropout import decide
 from . import operations
 from .case import DerivationCase, Sizes
 
 
-def twin(name: str, *args: Any, names: Mapping[str, Any] | None = None, **options: Any) -> DerivationCase:
-    """The NumPy twin of an operation and of its backward."""
-    op = getattr(ops, name).twins[np.ndarray]
-    return DerivationCase(op, backward_of(op), args, names or {}, options)
+def twin(
+    name: str, *args: Any, names: Mapping[str, Any] | None = None, cache: str = "", **options: Any
+) -> DerivationCase:
+    """The NumPy twin of an operation and of its backward. cache: the names of what its cache has."""
+    op = twin_of(getattr(ops, name))
+    return DerivationCase(naming(op, cache), backward_of(op), args, names or {}, options)
+
+
+def naming(op: Callable, cache: str) -> Callable:
+    """`op`, which gives these names to what its cache has: equations can then refer to it."""
+    if not cache:
+        return op
+    kind = namedtuple("kind", cache)  # type: ignore[misc]  # mypy wants to know the names
+
+    @wraps(op)
+    def named(*args: Any, **options: Any) -> tuple[Any, Any]:
+        y, kept = op(*args, **options)
+        return y, kind(*kept)
+
+    return named
+
+
+def twin_of(op: Any, fast: bool = False) -> Any:
+    """The forward of a NumPy or, with `fast`, of a compiled twin."""
+    return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(".numpy_half"))
 
 
 def backward_of(twin: Callable) -> Callable:
     """The backward in the module of a twin."""
-    backwards = getattr(ops, f"{twin.__name__}_backward").twins.values()
-    return next(backward for backward in backwards if backward.__module__ == twin.__module__)
+    found: Callable = getattr(import_module(twin.__module__), f"{twin.__name__}_backward")
+    return found
 
 
 def compiled(case: Callable[[Sizes], DerivationCase]) -> Callable[[Sizes], DerivationCase]:
@@ -34,24 +57,21 @@ def compiled(case: Callable[[Sizes], DerivationCase]) -> Callable[[Sizes], Deriv
     def of_fast_twin(d: Sizes) -> DerivationCase:
         found = case(d)
         with fast():  # registers it
-            op = getattr(ops, found.op.__name__).fast_twins[np.ndarray]
-        return found._replace(op=op, op_backward=found.op_backward and backward_of(op))
+            op = twin_of(getattr(ops, found.op.__name__), fast=True)
+        names = {"dense": DENSE}.get(op.__name__, "")
+        return found._replace(op=naming(op, names), op_backward=found.op_backward and backward_of(op))
 
     return of_fast_twin
 
 
-def cross_entropy(d: Sizes) -> DerivationCase:
-    """The last rows of two sequences do not count."""
-    logits, targets = d("B T V"), d.integers("B T", d.V)
-    targets[:2, -1] = ops.IGNORED
-    rows = {"targets": np.maximum(targets, 0).ravel()}
-    return twin("cross_entropy", logits, targets, ops.IGNORED, label_smoothing=0.1, names=rows)
+DENSE = "linear kept activation"  # what the caches of its twins have
 
 
 def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
     names = {name: number for number, name in enumerate(ops.ACTIVATIONS)}
     x, w, b = d("B T I"), d("I O") / d.scale**2, d("O") / d.scale  # h of order 1: far out, φ is lost in 1 − Φ
-    return twin("dense", x, w, b, activation, names=names | {"activation": names[activation]})
+    names["activation"] = names[activation]
+    return twin("dense", x, w, b, activation, names=names, cache=DENSE)
 
 
 def dropout(d: Sizes) -> DerivationCase:
@@ -59,12 +79,6 @@ def dropout(d: Sizes) -> DerivationCase:
     x = d("B T C")
     keep, scale = decide(0.25, d.key, x.shape, np)
     return twin("dropout", x, 0.25, d.key, names={"keep": keep, "scale": scale})
-
-
-def layernorm(d: Sizes) -> DerivationCase:
-    """Rows of at least three numbers: with two, x̂ is 1 and −1, and dx is nearly 0."""
-    d.left.remove(2)
-    return twin("layernorm", d("B T C"), d("C"), d("C"))
 
 
 def allowed(d: Sizes) -> tuple[ops.Pattern | None, np.ndarray]:
@@ -87,7 +101,8 @@ def attention(d: Sizes) -> DerivationCase:
     d.left = [size for size in d.left if size in (3, 5, 6)]
     pattern, table = allowed(d)
     names = {"allowed": table, "W": 2, "J": -(-d.S // 2)}
-    return twin("attention", d("B H T D"), keys(d, "B G S D"), d("B G S D"), pattern, names=names)
+    arrays = d("B H T D"), keys(d, "B G S D"), d("B G S D")
+    return twin("attention", *arrays, pattern, names=names, cache="q k v y shift log_sum bounds pattern")
 
 
 def compiled_attention(d: Sizes) -> DerivationCase:
@@ -98,9 +113,10 @@ def compiled_attention(d: Sizes) -> DerivationCase:
     pattern = [None, ops.Causal(), ops.Local(1), ops.Padding(np.array([d.S, d.S - 1]))][d.seed % 4]
     names = {"W": 2, "J": -(-d.S // 2), "I": -(-d.T // 2)}
     with fast():  # registers the twin
-        op = ops.attention.fast_twins[np.ndarray]
-    (op_backward,) = (twin for twin in ops.attention_backward.twins.values() if twin.__module__ == op.__module__)
-    return DerivationCase(op, op_backward, (d("B H T D"), keys(d, "B G S D"), d("B G S D"), pattern), names)
+        op = twin_of(ops.attention, fast=True)
+    arrays = d("B H T D"), keys(d, "B G S D"), d("B G S D")
+    named = naming(op, "q k v y shift inverse begin end amx")
+    return DerivationCase(named, backward_of(op), (*arrays, pattern), names)
 
 
 def relative_attention(d: Sizes) -> DerivationCase:
@@ -112,7 +128,9 @@ def relative_attention(d: Sizes) -> DerivationCase:
     tile = {"t₀": 1, "s₀": 1, "κ": 2, "X": d.T // 2, "Y": d.S // 2, "E": d.T // 2 + d.S // 2 - 1}
     names = tile | {"allowed": table, "R": d.R, "I": d.T * d.R}
     arrays = keys(d, "B H S D"), d("B H S D"), d("H R D") / d.scale**2, d("H D"), d("H D")
-    return twin("relative_attention", d("B H T D"), *arrays, pattern, names=names)
+    return twin(
+        "relative_attention", d("B H T D"), *arrays, pattern, names=names, cache="arrays y shift log_sum bounds pattern"
+    )
 
 
 def extend_block(d: Sizes) -> DerivationCase:
@@ -138,7 +156,7 @@ def extend_block(d: Sizes) -> DerivationCase:
     after = {"K": lambda: stored[0, 0, :, : past + 1], "V": lambda: stored[1, 0, :, : past + 1]}
     names = weights | after | {"eps": 1e-3, "P": ops.sinusoidal_positions(past + 1, C, np, np.float64)}
     d.sizes |= {"B": 1, "T": 1}
-    twin = nn.block.extend_block.twins[np.ndarray]
+    twin = twin_of(nn.block.extend_block)
     return DerivationCase(twin, None, (d("B T C"), block, tuple(stored), past), names)
 
 
@@ -167,7 +185,7 @@ def extend_decoder_block(d: Sizes) -> DerivationCase:
     after = {"K": lambda: stored[0, 0, :, : past + 1], "V": lambda: stored[1, 0, :, : past + 1]}
     names = weights | after | {"A": memory[0, 0], "E": memory[1, 0], "ℓ": M - 1, "eps": 1e-3}
     d.sizes |= {"B": 1, "T": 1, "M": M}
-    twin = nn.decoder_block.extend_decoder_block.twins[np.ndarray]
+    twin = twin_of(nn.decoder_block.extend_decoder_block)
     args = d("B T C"), block, tuple(stored), past, tuple(memory), ops.Padding(np.array([M - 1]))
     return DerivationCase(twin, None, args, names)
 
@@ -179,32 +197,24 @@ def extend_output(d: Sizes) -> DerivationCase:
     for p, letters in zip(output.parameters(), ("C V", "V"), strict=True):
         p.data[...] = d(letters)
     names = {**{p.name: p.data for p in output.parameters()}, "I": 3}
-    return DerivationCase(nn.embedding.extend_output.twins[np.ndarray], None, (d("B T C"), output), names)
+    return DerivationCase(twin_of(nn.embedding.extend_output), None, (d("B T C"), output), names)
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "attention.numpy": attention,
-    "cross_entropy.numpy": cross_entropy,
     "dense.numpy": dense,
     "dense.numpy, gelu": partial(dense, activation="gelu"),
     "dense.numpy, gelu_tanh": partial(dense, activation="gelu_tanh"),
     "dense.numpy, silu": partial(dense, activation="silu"),
-    "dropout.numpy": lambda d: twin("dropout", d("B T C"), 0.25, d.key),
-    "embedding.numpy": lambda d: twin("embedding", d.integers("B T", d.V), d("V C")),
     "extend_block.numpy": extend_block,
     "extend_decoder_block.numpy": extend_decoder_block,
     "extend_output.numpy": extend_output,
-    "layernorm.numpy": layernorm,
     "relative_attention.numpy": relative_attention,
-    "rmsnorm.numpy": lambda d: twin("rmsnorm", d("B T C"), d("C")),
-    "swiglu.numpy": lambda d: twin("swiglu", d("B T F"), d("B T F")),
 }
 
 COMPILED = {
-    **{name: CASES[f"{name}.numpy"] for name in ("cross_entropy", "embedding", "layernorm")},
-    **{name: CASES[f"{name}.numpy"] for name in ("rmsnorm", "swiglu")},
     "dropout": dropout,
-    **{name: operations.CASES[name] for name in ("add", "linear", "rotary", "symmetric_kl")},
+    **{name: operations.CASES[name] for name in ("embedding", "linear", "rotary")},
 }
 
 if find_spec("numba"):

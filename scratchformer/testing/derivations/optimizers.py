@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from ... import ops, optim
+from ...compiler.fusion import joined
+from ...compiler.in_place import FUSED
 from ...nn import Param
 from ...notation.run import getdoc
 from ...ops.precision import round_into
-from ...optim.adam import adam_step
+from ...optim import adam as adam_module
 from ...optim.clip import scale
 from ...optim.muon import COEFFICIENTS, SMALLEST
 from ...optim.optimizer import Optimizer
@@ -79,7 +81,13 @@ def in_place(op: Callable, *args: Any) -> DerivationCase:
     names = dict(zip(signature(op).parameters, args, strict=True))
     before = {f"{name}0": x.copy() for name, x in names.items() if np.ndim(x)}
     op(*args)
-    return case(op, getdoc(op), names | before)
+    docstring = joined(f"{op.__name__}: its parts.", FUSED[op]) if op in FUSED else getdoc(op)
+    return case(op, docstring, names | before)
+
+
+def adam_step(d: Sizes, op: Callable, *between: Any) -> DerivationCase:
+    """between: the arguments between the arrays of the optimizer and its numbers."""
+    return in_place(op, d("F"), d("F"), d("F"), d("F") ** 2, *between, 0.01, 0.9, 0.99, 1e-3, 3, 0.1)
 
 
 def sgd(d: Sizes) -> DerivationCase:
@@ -177,7 +185,9 @@ def loss_scale(d: Sizes) -> DerivationCase:
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "Adam": partial(adam, optimizer=optim.Adam, decay="λ"),
     "AdamW": partial(adam, optimizer=optim.AdamW, decay="weight_decay"),
-    "adam_step": lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3),
+    "adam_step": lambda d: adam_step(d, adam_module.adam_step),
+    "clip_adam": lambda d: adam_step(d, adam_module.clip_adam, 0.3),
+    "clip_adam_round": lambda d: adam_step(d, adam_module.clip_adam_round, np.zeros(d.F), 0.3),
     "SGD": sgd,
     "Muon": muon,
     "newton_schulz": newton_schulz,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,8 +63,9 @@ class Mistake(NamedTuple):
 @contextmanager
 def no_twins() -> Iterator[None]:
     """A context in which operations have no twins, so that twins can be registered; afterwards all is as before."""
-    tables = [value.twins for value in vars(ops).values() if hasattr(value, "twins")]
-    before = [dict(table) for table in tables]
+    operations = [value for value in vars(ops).values() if hasattr(value, "twins")]
+    tables = [table for each in operations for table in (each.twins, *getattr(each, "chosen", ()))]
+    before = [{kind: copy.copy(twins) for kind, twins in table.items()} for table in tables]
     for table in tables:
         table.clear()
     try:

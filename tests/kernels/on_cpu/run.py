@@ -56,14 +56,17 @@ from scratchformer.testing.contracts import as_tuple  # noqa: E402
 cupy_products.available, cupy_products.product = (lambda: True), multiply
 cupy_products.attempt = lambda *args, **options: multiply(*args, **options) is not None
 
+from scratchformer.compiler import add_all  # noqa: E402
+from scratchformer.compiler.cuda_target import CudaTarget  # noqa: E402
+
+add_all(CudaTarget())
+
 from scratchformer.kernels import (  # noqa: E402, F401
     cupy_adam,
     cupy_attention,
     cupy_cross_entropy,
-    cupy_elementwise,
     cupy_embedding,
     cupy_half,
-    cupy_layernorm,
     cupy_linear,
     cupy_muon,
 )
