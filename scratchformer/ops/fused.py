@@ -1,9 +1,9 @@
-"""Neighbouring operations as one. Their derivations are put together from those of their parts: see `compiler.fusion`.
+"""Neighbouring operations as one. Their derivations are put together from those of their parts: see `compiler.neighbours`.
 
 This module is loaded when one of its names is first used, since reading derivations takes time.
 """
 
-from ..compiler.fusion import fused
+from ..compiler.neighbours import fused
 from .add import add, add_backward
 from .dropout import dropout, dropout_backward
 from .layernorm import layernorm, layernorm_backward

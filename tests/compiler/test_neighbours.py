@@ -7,7 +7,7 @@ import pytest
 
 from scratchformer import Key, compile, fast, nn, ops, reference_only
 from scratchformer.backend import Array
-from scratchformer.compiler.fusion import fused
+from scratchformer.compiler.neighbours import fused
 from scratchformer.compiler.twins import Kept
 from scratchformer.dispatch import TwinCache, backward, has_twin, operation
 from scratchformer.notation import DerivationError, check_derivation
