@@ -75,7 +75,7 @@ class ClassPredictor(Predictor):
 
 
 def cross_entropy_backward(dloss: Array | float, cache: Any) -> Array:
-    """The gradient of the logits, given the cache of `Predictor.cross_entropy`."""
-    backward, cache = cache
+    """The gradient of the logits, given the cache of `ClassPredictor.cross_entropy` or of `ops.cross_entropy`."""
+    backward, cache = cache if type(cache) is tuple else (ops.cross_entropy_backward, cache)
     gradients = backward(dloss, cache)
     return gradients[0] if isinstance(gradients, tuple) else gradients
