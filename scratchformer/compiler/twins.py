@@ -182,7 +182,7 @@ class Twin:
         except CompileError:  # with other options than by default
             return None
         odd = HALF in pair.forward.axes and shape.sizes[COLUMN] % 2
-        return None if odd else Call(self, pair, shape, numbers)
+        return None if odd else Call(self, pair, shape, numbers, signatures)
 
     def shape(self, arguments: Mapping[str, Any]) -> Shape | None:
         """The sizes of the axes; None if the arrays do not go together, or one is empty."""
@@ -246,10 +246,10 @@ class Twin:
 
 
 class Call:
-    """The plans of an operation for arguments of certain shapes and types."""
+    """The plans of an operation for arguments of certain shapes and types, which are its signatures."""
 
-    def __init__(self, twin: Twin, pair: Pair, shape: Shape, numbers: tuple[str, ...]) -> None:
-        self.twin, self.pair, self.shape, self.numbers = twin, pair, shape, numbers
+    def __init__(self, twin: Twin, pair: Pair, shape: Shape, numbers: tuple[str, ...], signatures: tuple) -> None:
+        self.twin, self.pair, self.shape, self.numbers, self.signatures = twin, pair, shape, numbers, signatures
         self.kept = (*pair.kept, *numbers)
         self.has_integers = any(array.kind == "integer" for array in twin.arrays.values())
         self.checked: tuple | None = None  # the numbers for which `given` has accepted these shapes and types
