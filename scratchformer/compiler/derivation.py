@@ -147,8 +147,8 @@ def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]
 def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
     """Those of the wanted names that equations use as arrays, with their axes.
 
-    Equations may leave out n, the rows. An array without it has rows all the same, unless the gradient of the array is a
-    sum over rows: then all rows share it. (Where rows have other letters, none is left out.)
+    Equations may leave out n, the rows. An array without it has rows all the same, unless the gradient of the array is
+    a sum over rows: then all rows share it. (Where rows have other letters, none is left out.)
     """
     rows = row_letters(definitions)
     found: dict[str, Array] = {}

@@ -310,7 +310,7 @@ class Run:
             self.writes.append((array.name, make, size, dtype, looped(array, shape, flat), order_of(array, old)))
 
     def in_order_of_memory(self, values: Mapping[str, Any]) -> Run:
-        """This run, or one whose loops over rows have the order in which the first array with all rows lies in memory."""
+        """This run, or one whose loops over rows go as the first array with all rows lies in memory."""
         axes = next((array.axes for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
         if axes is None:
             return self
@@ -368,8 +368,8 @@ def order_of(old: Array, new: Array) -> list[int] | None:
 
 
 def looped(array: Array, shape: Shape, flat: bool) -> tuple[int, ...] | None:
-    """The shape in which the loops take an array: its leading axes as one, or all of them, and a column in halves. None if
-    it is the array's.
+    """The shape in which the loops take an array: its leading axes as one, or all of them, and a column in halves. None
+    if it is the array's.
     """
     if flat:
         return (shape.sizes[ROW] * shape.sizes[COLUMN],)
