@@ -93,7 +93,7 @@ def halved(plan: Plan) -> Plan:
         combine: Mapping[str, Callable] = {"+": int.__add__, "-": int.__sub__, "mod": int.__mod__}
         return (a[0] + b[0], *(combine[kind](m, n) for m, n in zip(a[1:], b[1:], strict=True)))
 
-    def which(m: tuple[int, int]) -> Node:
+    def which(m: tuple[int, ...]) -> Node:
         """A number that is m[0] in the first half and m[1] in the second, 0 or 1."""
         return {(0, 1): ("at", HALF), (1, 0): ("-", ("num", 1.0), ("at", HALF))}.get(m, ("num", float(m[0])))
 

@@ -164,12 +164,8 @@ def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
                     continue
                 axes = [axis_of(letter, bound, rows) for letter in indices]
                 gradient = definitions.known.get(f"d{name}")
-                shared = gradient is not None and gradient.node[0] == "over" and "n" not in gradient.letters
-                if (
-                    rows == {ROW}
-                    and ROW not in axes
-                    and not (shared and COLUMN not in [axis_of(i, (), rows) for i in gradient.node[2]])
-                ):
+                shared = gradient is not None and gradient.node[0] == "over" and ROW in gradient.node[2]
+                if rows == {ROW} and ROW not in axes and not shared:
                     axes = [ROW, *axes]
                 found[name] = Array(name, tuple(axes), "integer" if name in places_in(definitions) else "real")
     return list(found.values())

@@ -93,7 +93,8 @@ def make_plan(
     uses = [reach(trees, values, {}, columns) for _, _, trees in bodies]
     often = {key for key in columns if sum(key in use for use in uses) > 1}
     kept = {key for key in often if is_slow(values[key].tree) or key in written}
-    passes, done = [], set()
+    passes: list[Pass] = []
+    done: set[str] = set()
     for level, (here, stores, trees) in zip(levels, bodies, strict=True):
         steps = reach(trees, values, {}, columns, stop=kept & done)
         passes.append(

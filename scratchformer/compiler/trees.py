@@ -78,8 +78,8 @@ class Lowering:
     """Everything that a set of names needs.
 
     given: the arrays that are there. numbers: names of numbers that are there. options: the values of those arguments
-    that are neither, on which cases depend. kept: what the cache will keep of the values. Others are computed from it as
-    it is kept, rounded, so that they are what the backward takes them for.
+    that are neither, on which cases depend. kept: what the cache will keep of the values. Others are computed from it
+    as it is kept, rounded, so that they are what the backward takes them for.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class Lowering:
         places = {**places, **{letter: ("at", self.axis(letter)) for letter in node[2]}}
         body: list[Node] = []
         for factor in factors(node[3]):
-            relation, left, right = factor[1][0] if factor[0] == "bracket" else ("", (), ())
+            relation, left, right = factor[1][0] if factor[0] == "bracket" else ("", factor, factor)
             if relation == "=" and right[:1] == ("idx",) and right[1] in definition.letters:
                 places[right[1]] = self.lower(left, places).tree
             else:

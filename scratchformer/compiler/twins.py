@@ -155,7 +155,7 @@ class Twin:
 
     def signature(self, args: tuple[Any, ...]) -> tuple:
         """What decides which loops run: of an array its shape and type, an option, of other arguments the type."""
-        kind = self.target.kind
+        kind: Any = self.target.kind
         return tuple(
             [
                 (x.shape, x.dtype) if type(x) is kind else x if x is None or isinstance(x, (str, bool)) else type(x)
@@ -343,9 +343,9 @@ class Run:
             for name, array, order, shape, wide in self.reads
         ]
         writes = []
-        for name, make, shape, dtype, size, order in self.writes:
+        for name, make, whole, dtype, size, order in self.writes:
             there = out is not None and out.dtype == dtype and out.flags.c_contiguous and name in plan.sums
-            x = out if there else make(shape, dtype)
+            x = out if there else make(whole, dtype)
             values[name] = x if order is None else x.transpose(order)
             writes.append(x if size is None or x.shape == size else x.reshape(size))
         finite = self.loops(reads, [values[name] for name in plan.numbers], writes)
@@ -409,7 +409,7 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
         return getattr(evaluate(parts[1], env, shape, xp), parts[0])()  # sum or mean
     if kind == "call":
         inside = [evaluate(part, env, shape, xp) for part in parts[1]]
-        return getattr(xp, FUNCTIONS.get(parts[0], parts[0]))(*inside)
+        return getattr(xp, str(FUNCTIONS.get(parts[0], parts[0])))(*inside)
     if kind == "if":
         holds: Any = True
         for relation, left, right in parts[0]:
