@@ -270,12 +270,13 @@ def show(args: argparse.Namespace) -> None:
 def find_pair(name: str) -> tuple[Any, Any]:
     """The operation that a name or FILE.py::FUNCTION stands for, and its backward, or None."""
     from . import ops
+    from .compiler.in_place import IN_PLACE
     from .training.snapshot import load_file
 
     file, separator, function = name.rpartition("::")
     module: Any = load_file(file) if separator else ops
-    op = getattr(module, function, None)
-    known = [each for each in ops.__all__ if f"{each}_backward" in ops.__all__]
+    op = getattr(module, function, None) or {op.__name__: op for op in IN_PLACE}.get(name)
+    known = [each for each in ops.__all__ if f"{each}_backward" in ops.__all__] + [op.__name__ for op in IN_PLACE]
     if not callable(op) or isinstance(op, type):
         where = (
             f"{file} has no function {function}" if separator else f"expected FILE.py::FUNCTION or {', '.join(known)}"

@@ -2,6 +2,8 @@
 
 import linecache
 import re
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from scratchformer.testing import GradientError
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = {
-    "README.md": 2, "docs/checking.md": 7, "docs/data.md": 3, "docs/gpu.md": 1, "docs/models.md": 6,
+    "README.md": 3, "docs/checking.md": 7, "docs/compiler.md": 3, "docs/data.md": 3, "docs/gpu.md": 1, "docs/models.md": 6,
     "docs/notation.md": 1, "docs/precision.md": 3, "docs/training.md": 6,
 }  # fmt: skip
 BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(GradientError: .*?)```)?", re.DOTALL)
@@ -33,7 +35,9 @@ def test_the_code_of_a_page_runs(page, capsys):
         linecache.cache[file] = len(block), None, block.splitlines(keepends=True), file  # for those who read the source
         code = compile(block, file, "exec")
         if not error:
-            exec(code, session)
+            needs_numba = "sf.compile(" in block and not find_spec("numba")
+            with pytest.raises(ImportError, match="needs Numba") if needs_numba else nullcontext():
+                exec(code, session)
             continue
         with pytest.raises(GradientError) as caught:
             exec(code, session)

@@ -16,7 +16,7 @@ from mathml import pieces
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from scratchformer.notation import NotationError, Report, check_derivation, parse
+from scratchformer.notation import Equation, NotationError, Report, check_derivation, parse
 from scratchformer.notation.grammar import canonical, walk
 from scratchformer.notation.page import equation_as_json
 from scratchformer.testing.derivations import CASES, DerivationCase, Sizes

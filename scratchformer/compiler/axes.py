@@ -22,7 +22,7 @@ def arranged(plan: Plan) -> Plan:
     trees = [value.tree for value in plan.values.values()] + [each.tree for each in plan.sums.values()]
     if is_flat(plan, trees):
         return replaced(
-            plan, lambda node: ("load", node[1], (HERE,)) if node[0] == "load" else node, lambda _: (COLUMN,)
+            plan, lambda node: ("load", node[1], (HERE,)) if node[0] == "load" and node[2] else node, lambda _: (COLUMN,)
         )
     if any(node[0] == "mod" for tree in trees for node in walk(tree)):
         return halved(plan)

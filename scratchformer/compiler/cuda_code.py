@@ -1,16 +1,19 @@
 """The loops of a plan as source for CUDA: a kernel whose threads share the columns of a row.
 
-T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. THREADS threads
-share a row, and a block has ROWS rows at a time; where all numbers are one row, all blocks share it. A thread keeps
-the PER vectors of its columns of a sum over rows. The sums of each of the rows of threads are a row of an array, and
-these are to be added up; where rows are added up by places, a row of threads finds all rows for a place. What Numba's loops keep in memory for a later pass is computed again. If a sum
-overflows in float32, its row is computed again in float64.
+T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. THREADS
+threads share a row, and a block has ROWS rows at a time; where all numbers are one row, all blocks share it. Of a sum
+over rows a thread keeps the PER vectors of its columns. Each row of threads writes its sums, which are then added up;
+where rows are added by place, a row of threads adds up all rows of a place.
+
+What Numba's loops keep in memory for a later pass is computed again. If a sum over a row overflows in float32, the row
+is computed again in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import fill
 
 from ..notation.grammar import Node, walk
 from . import CompileError
@@ -23,8 +26,8 @@ __all__ = ["cuda_source"]
 HERE = ("at", COLUMN)
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
 TEAMS = "(Index)gridDim.x * ROWS"
-WORDS = """T V R REAL PER THREADS ROWS Index Vector c i j k to part found first row finite auto bool char const double float int long new
-    short signed this unsigned void""".split()
+WORDS = """T V R REAL PER THREADS ROWS Index Vector auto bool c char const double finite first float found i int j k long
+    new part row short signed this to unsigned void""".split()
 
 
 def cuda_source(plan: Plan, types: Sequence[str] | None = None) -> str:
@@ -60,6 +63,13 @@ def axes_of(plan: Plan) -> list[str]:
     return [*dict.fromkeys([*plan.axes, *(axis for array in (*plan.reads, *plan.writes) for axis in array.axes)])]
 
 
+def listed(parts: Sequence[str]) -> str:
+    """Parameters or arguments, on several lines if there are many."""
+    text = ", ".join(part.replace(" ", "\0") for part in parts)
+    lines = fill(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 8, break_long_words=False)
+    return (text if len(text) < 60 else f"\n{lines}").replace("\0", " ")
+
+
 class Printer(Expressions):
     calls, comment, reserved = {"abs": "fabs"}, "//", WORDS
 
@@ -71,7 +81,7 @@ class Printer(Expressions):
         self.again = any(each.sums for each in plan.passes) and not self.totals
         self.stepped = {name for each in plan.passes for name in each.steps}  # the values that have a column
         self.vectors: dict[Node, str] = {}  # the loads of a pass, and their variables
-        places = {plan.sums[name].at for name in self.totals}
+        places = {each.at for each in plan.sums.values() if each.at is not None}
         self.at = next(iter(places), (HERE,))[:-1]  # the row of the sums to which a row is added
         if len(places) > 1 or any(at[-1] != HERE or not self.rows for at in places) or HERE in walk(self.at):
             raise CompileError(f"{plan.name}: its sums over rows cannot be taken row by row")
@@ -87,22 +97,21 @@ class Printer(Expressions):
     def lines(self) -> list[str]:
         plan, given, self.depth = self.plan, [], 0
         for array in self.arrays.values():
-            to = "" if array in plan.reads else "to_"
-            name, kind = to + self.variable(array.name), self.types[array.name]
+            name, kind = self.pointer(array), self.types[array.name]
             alone = "" if self.flat else "__restrict__ "  # what is changed in place is written where it is read
-            given.append(f"{kind} {name}" if array.kind == "bits" else f"{'' if to else 'const '}{kind}* {alone}{name}")
+            pointer = f"{'const ' * (array in plan.reads)}{kind}* {alone}{name}"
+            given.append(f"{kind} {name}" if array.kind == "bits" else pointer)
             given += [f"Index {name}_step"] * has_step(array, plan)
-        given += [f"REAL {self.variable(name)}" for name in plan.numbers] + [
-            f"Index {self.size(axis)}" for axis in axes_of(plan)
-        ]
+        given += [f"REAL {self.variable(name)}" for name in plan.numbers]
+        given += [f"Index {self.size(axis)}" for axis in axes_of(plan)]
         if self.again:
             places = [f"Index {self.place(axis)}" for axis in self.rows]
-            with self.block(f"template <class R> __device__ bool row_of_{plan.name}({', '.join([*given, *places])})"):
+            with self.block(f"template <class R> __device__ bool row_of_{plan.name}({listed([*given, *places])})"):
                 self.put("bool finite = true;")
                 self.passes()
                 self.put("return finite;")
             self.put("")
-        with self.block(f'extern "C" __global__ void {plan.name}_loops({", ".join(given)})'):
+        with self.block(f'extern "C" __global__ void {plan.name}_loops({listed(given)})'):
             if self.flat:
                 self.row()
             elif self.at:
@@ -120,7 +129,7 @@ class Printer(Expressions):
             inner = "".join(f" / {self.size(each)}" for each in self.rows[i + 1 :])
             self.put(f"Index {self.place(axis)} = row{inner}{f' % {self.size(axis)}' * bool(i)};")
         if self.again:
-            call = f"({', '.join([*(each.split()[-1] for each in given), *map(self.place, self.rows)])})"
+            call = f"({listed([*(each.split()[-1] for each in given), *map(self.place, self.rows)])})"
             self.put(f"if (!row_of_{self.plan.name}<REAL>{call} && sizeof(REAL) < 8)")
             self.put(f"    row_of_{self.plan.name}<double>{call};")
         elif given or self.flat:
@@ -214,7 +223,7 @@ class Printer(Expressions):
             self.vectors = {}
             for name in each.stores:
                 node = ("load", name, tuple(("at", axis) for axis in self.arrays[name].axes))
-                self.put(f"store<V>({self.variable(name)}_to, {self.start(node, 'to_')} + first, columns - first);")
+                self.put(f"store<V>({self.variable(name)}_to, {self.start(node)} + first, columns - first);")
         for name in each.sums:
             self.put(f"{name} = block_{sums[name].function}<THREADS>({name});")
             if self.again and sums[name].function == "sum":
@@ -225,9 +234,8 @@ class Printer(Expressions):
         self.put(f"R {variable} = {self.text(value.tree)};", value.text)
         if name in self.types and name not in self.stepped:
             axes = self.arrays[name].axes
-            self.put(
-                f"if (threadIdx.x == 0) to_{variable}[{self.among(axes, [('at', axis) for axis in axes])}] = {self.narrow(name)};"
-            )
+            place = self.among(axes, [("at", axis) for axis in axes])
+            self.put(f"if (threadIdx.x == 0) to_{variable}[{place}] = {self.narrow(name)};")
 
     def neighbours(self, trees: list[Node]) -> list[Node]:
         """The loads of trees for which neighbouring threads read neighbouring numbers; not one that a condition
@@ -243,9 +251,12 @@ class Printer(Expressions):
             if node not in guarded or all(place[0] == "at" for place in node[2])
         ]
 
-    def start(self, node: Node, to: str = "") -> str:
+    def pointer(self, array: Array) -> str:
+        return ("" if array in self.plan.reads else "to_") + self.variable(array.name)
+
+    def start(self, node: Node) -> str:
         """Where the columns of a load start."""
-        array, name = self.arrays[node[1]], to + self.variable(node[1])
+        array, name = self.arrays[node[1]], self.pointer(self.arrays[node[1]])
         if len(array.axes) == 1:
             return name
         step = f"{name}_step" if has_step(array, self.plan) else self.size(array.axes[-1])
@@ -281,7 +292,7 @@ class Printer(Expressions):
             return f"random_16({self.among(array.axes, places)}, {self.variable(array.name)})"
         if has_step(array, self.plan):
             return self.read(array.name, f"({self.start(node)})[{self.index(places[-1])}]")
-        return self.read(array.name, f"{self.variable(array.name)}[{self.among(array.axes, places)}]")
+        return self.read(array.name, f"{self.pointer(array)}[{self.among(array.axes, places)}]")
 
     def expression(self, tree: Node) -> tuple[str, int]:
         kind, *parts = tree

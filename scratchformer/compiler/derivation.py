@@ -74,6 +74,8 @@ class Derivation:
             results = [argument for argument in self.arguments if argument in known]
             if not results:
                 raise self.definitions.error("it has no backward, and no equation computes one of its arguments")
+            others = (x for x in self.arguments if x not in (*self.arrays, *numbers, *chosen, *known))
+            there += [Array(x, ()) for x in others]  # a number that is in an array, on a GPU
             plan = arranged(make_plan(self.definitions, there, numbers, chosen, results, name))
             return Pair(in_place(plan, self.definitions), None, ())
         lowering = Lowering(self.definitions, there, numbers, chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -35,6 +36,11 @@ def add_in_place(op: Any, target: Target) -> None:
     op.add_twin(target.kind, twin.fits, twin.forward, fast=True)
 
 
+def derivation_of(op: Any) -> Derivation:
+    """The derivation of an operation in `IN_PLACE`."""
+    return Derivation(op.reference, None, docstring=joined("", FUSED[op]) if op in FUSED else None)
+
+
 class InPlace:
     """The twin of an operation that has no backward: its results are those arguments that an equation defines.
 
@@ -43,12 +49,12 @@ class InPlace:
 
     def __init__(self, op: Operation, target: Target) -> None:
         self.op, self.target = op, target
-        self.loops = lru_cache(64)(self.make_loops)
+        self.loops = lru_cache(64)(self.make_loops)  # for each learning rate
+        self.printed: dict[tuple[int, np.dtype], Callable] = {}  # by plan; the derivation keeps the plans
 
     @cached_property
     def derivation(self) -> Derivation:
-        docstring = joined("", FUSED[self.op]) if self.op in FUSED else None
-        return Derivation(self.op.reference, None, docstring=docstring)
+        return derivation_of(self.op)
 
     @cached_property
     def places(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -66,17 +72,21 @@ class InPlace:
             found[0 if read else 1 if name in known else 2].append(i)
         return tuple(found[0]), tuple(found[1]), tuple(found[2])
 
+    @cached_property
+    def defaults(self) -> tuple[Any, ...]:
+        return tuple(parameter.default for parameter in self.derivation.signature.parameters.values())
+
     def bound(self, args: tuple, kwargs: dict) -> tuple[Any, ...]:
         """The arguments in order, all of them."""
-        if len(args) == len(self.derivation.arguments):
-            return args
+        if not kwargs and inspect.Parameter.empty not in (rest := self.defaults[len(args) :]):
+            return args + rest
         bound = self.derivation.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.args
 
     def fits(self, *args: Any, **kwargs: Any) -> bool:
         """Whether the loops can compute with these: contiguous arrays of one shape, those that are read of one type."""
-        read, written, _ = self.places
+        read, written, others = self.places
         if not read:
             return False
         args = self.bound(args, kwargs)
@@ -95,26 +105,35 @@ class InPlace:
                 return False
             if first.dtype == np.float64 and x.dtype.itemsize == 2:
                 return False  # by way of float32 it would be rounded twice
-        return True
+        return not any(type(args[i]) is kind and args[i].shape for i in others)
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
         args = self.bound(args, kwargs)
         read, _, others = self.places
-        self.loops(args[read[0]].dtype, tuple([args[i] for i in others]))(args)
+        kind = self.target.kind
+        numbers = tuple([None if type(x) is kind else x for x in [args[i] for i in others]])
+        self.loops(args[read[0]].dtype, numbers)(args)
 
     def make_loops(self, dtype: np.dtype, others: tuple) -> Callable[[tuple], object]:
-        """A function of the arguments that runs the loops. others: those arguments that are not arrays."""
+        """A function of the arguments that runs the loops. others: the values of those that are not arrays; None for a
+        number that is in an array ().
+        """
         names = [*self.derivation.arguments]
         values = {names[i]: value for i, value in zip(self.places[2], others, strict=True)}
         numbers = tuple(name for name in values if is_number(type(values[name])))
-        options = tuple((name, values[name]) for name in values if name not in numbers)
+        options = tuple((name, value) for name, value in values.items() if isinstance(value, bool | str))
         plan = self.derivation.pair(numbers, options).forward
         for name in plan.head:
-            values[name] = evaluate(plan.values[name].tree, values, Shape({}, (), dtype), self.target.xp)
-        run, given = self.target.loops(plan, dtype), [float(values[name]) for name in plan.numbers]
-        reads, writes = ([names.index(array.name) for array in arrays] for arrays in (plan.reads, plan.writes))
+            values[name] = evaluate(plan.values[name].tree, values, Shape({}, (), dtype), np)
+        given = [float(values[name]) for name in plan.numbers]
+        if (id(plan), dtype) not in self.printed:
+            self.printed[id(plan), dtype] = self.target.loops(plan, dtype)
+        run = self.printed[id(plan), dtype]
+        reads = [(names.index(array.name), array.axes) for array in plan.reads]
+        writes = [names.index(array.name) for array in plan.writes]
 
         def loops(args: tuple) -> object:
-            return run([args[i].reshape(-1) for i in reads], given, [args[i].reshape(-1) for i in writes])
+            arrays = [args[i].reshape(-1) if axes else args[i] for i, axes in reads]
+            return run(arrays, given, [args[i].reshape(-1) for i in writes])
 
         return loops

@@ -33,7 +33,7 @@ HELPERS = {
     return Number((word ^ (word >> 31n)) >> BigInt(16 * (i % 4)) & 0xffffn);
   }""",
 }
-RESERVED = "case catch class const default delete do enum export function in let new of super switch this throw typeof var void"
+RESERVED = "case catch class const default do enum export for function if in let new of this try var void"
 
 
 def javascript_source(plan: Plan) -> str:
@@ -47,7 +47,7 @@ def javascript_source(plan: Plan) -> str:
 
 class Printer(Expressions):
     calls = {name: f"Math.{name}" for name in MATH}  # noqa: RUF012
-    relations = Expressions.relations | {"=": "===", "≠": "!=="}
+    relations = {**Expressions.relations, "=": "===", "≠": "!=="}  # noqa: RUF012
     reserved = (*RESERVED.split(), *HELPERS, "Math", "BigInt", "Number")
     comment, indent = "//", "  "
 
@@ -55,20 +55,20 @@ class Printer(Expressions):
         super().__init__(plan, 1)
         trees = [part for each in plan.sums.values() for part in (each.tree, *(each.at or ()))]
         nodes = [node for tree in (*trees, *(value.tree for value in plan.values.values())) for node in walk(tree)]
-        axes = {
-            node[1]: tuple(place[1] for place in node[2])
-            for node in nodes
-            if node[0] == "load" and node[1] not in self.arrays
-        }
-        axes |= {node[1]: () for node in nodes if node[0] == "number"} | {a.name: a.axes for a in plan.reads}
-        self.stored = {name: (self.variable(name), axes[name]) for name in sorted(axes) if name not in plan.values}
+        read = {node[1]: node[2] if node[0] == "load" else () for node in nodes if node[0] in ("load", "number")}
+        self.stored: dict[str, tuple[str, tuple[str, ...]]] = {}  # the variables of arrays and numbers, and their axes
+        for name in sorted(read):
+            written = name in [array.name for array in plan.writes]  # and read before, in place
+            axes = self.arrays[name].axes if name in self.arrays else tuple(place[1] for place in read[name])
+            if written or name not in plan.values:
+                self.stored[name] = f"to_{name}" if written else self.variable(name), axes
 
     def lines(self) -> Iterator[str]:
         plan, inputs = self.plan, dict(self.stored)
         for name in plan.head:
             self.whole(name)
         self.columns = "columns / 2" if HALF in plan.axes else "columns"
-        for array in plan.writes:
+        for array in (array for array in plan.writes if array.name not in inputs):
             self.put(f"const to_{array.name} = {self.new(array.axes)};")
         for name in dict.fromkeys(name for each in plan.passes for name in each.keep):
             self.put(f"const row_{name} = {self.new([COLUMN])};")
@@ -129,6 +129,7 @@ class Printer(Expressions):
                 term = self.text(sums[name].tree)
                 more = f"= Math.max({name}, {term})" if sums[name].function == "max" else f"+= {term}"
                 self.put(f"{to} {more};", sums[name].text)
+            self.flush()
 
     def step(self, name: str) -> None:
         """The lines that compute a value of the loops."""
@@ -136,7 +137,7 @@ class Printer(Expressions):
         self.put(f"const {self.variable(name)} = {self.text(value.tree)};", value.text)
         for array in self.plan.writes:
             if array.name == name:
-                self.put(f"{self.element(f'to_{name}', array.axes)} = {self.variable(name)};")
+                self.store(f"{self.element(f'to_{name}', array.axes)} = {self.variable(name)};")
 
     def whole(self, name: str) -> None:
         """The lines that compute a value of the head or the tail, number by number."""
@@ -187,5 +188,6 @@ class Printer(Expressions):
         if kind == "if":
             tests = " && ".join(self.test(*condition) for condition in parts[0])
             return f"{tests} ? {self.text(parts[1])} : {self.text(parts[2])}", LOWEST
-        variable, axes = self.stored.get(parts[0], (self.variable(parts[0]), ()))
+        known = self.stored if kind == "load" or not self.plan.in_place else {}
+        variable, axes = known.get(parts[0], (self.variable(parts[0]), ()))
         return self.element(variable, axes, parts[1] if kind == "load" else None), ATOM

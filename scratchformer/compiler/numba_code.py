@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from ..notation.grammar import Node, walk
+from .axes import HALF
 from .plan import Pass, Plan
 from .trees import COLUMN, ROW, Array
 
@@ -33,7 +34,7 @@ def numba_source(plan: Plan) -> str:
 
 def size(axis: str) -> str:
     """The variable that holds the size of an axis."""
-    return {COLUMN: "columns", ROW: "rows"}.get(axis, axis.upper())
+    return {COLUMN: "columns", ROW: "rows", HALF: "2"}.get(axis, axis.upper())
 
 
 def variable(name: str) -> str:
@@ -72,7 +73,7 @@ class Printer:
         body += [line for name in plan.last for line in self.step(name, depth)]
         yield f"def {plan.name}({', '.join(arguments)}):"
         stored = [array for array in self.arrays.values() if array.kind != "bits"]
-        for axis in dict.fromkeys(axis for array in stored for axis in array.axes):
+        for axis in dict.fromkeys(axis for array in stored for axis in array.axes if axis != HALF):
             array = next(a for a in stored if axis in a.axes)
             prefix = "" if array in plan.reads else "to_"
             yield f"{INDENT}{size(axis)} = {prefix}{variable(array.name)}.shape[{array.axes.index(axis)}]"
@@ -80,7 +81,7 @@ class Printer:
         for name in dict.fromkeys(name for each in plan.passes for name in each.keep):
             yield f"{INDENT}row_{variable(name)} = np.empty(columns, R)"
         if self.bits:
-            yield f"{INDENT}words = np.empty({BLOCK // 4 + 1}, np.uint64)"
+            yield f"{INDENT}words = np.empty({BLOCK // 4 + bool(self.outer)}, np.uint64)"
         for i, axis in enumerate(self.outer):
             yield f"{INDENT * (i + 1)}for {axis} in range({size(axis)}):"
         yield from (f"{INDENT * depth}{name} = {held}" for name, held in self.of_row.items())
@@ -131,7 +132,7 @@ class Printer:
         yield f"{INDENT * depth}for first in range(0, columns, {BLOCK}):"
         yield f"{indent}place = {f'{place} * columns + first' if self.outer else 'first'}"
         yield f"{indent}draw(words, {variable(self.bits)}, place // 4)"
-        yield f"{indent}drawn = words.view(np.uint16)[place % 4 :]"
+        yield f"{indent}drawn = words.view(np.uint16){'[place % 4 :]' if self.outer else ''}"
         yield from (f"{indent}{part} = {array}[first : first + {BLOCK}]" for array, part in self.parts.items())
         yield f"{indent}for i in range(min({BLOCK}, columns - first)):"
         if any("[c]" in line or "(c)" in line for line in lines):

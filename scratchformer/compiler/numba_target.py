@@ -36,7 +36,7 @@ class NumbaTarget:
                 reads[i] = reads[i].start
             for i in scalars:
                 reads[i] = wide(reads[i])
-            if half:
+            if half or plan.in_place:  # what is only written may be of another type
                 reads, writes = (
                     [as_bits(x) if type(x) is np.ndarray else x for x in reads],
                     [as_bits(x) for x in writes],

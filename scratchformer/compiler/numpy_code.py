@@ -88,6 +88,7 @@ class Printer(Expressions):
                 self.put(f"{to} += {summed}", total.text)
             else:
                 self.put(f"np.add.at(to_{name}, ({self.whole(*at)}), {self.text(total.tree)})", total.text)
+        self.flush()
 
     def over_columns(self, function: str, tree: Node) -> str:
         """The expression of a sum or maximum over the columns. That of a product is one of vectors."""
@@ -114,12 +115,12 @@ class Printer(Expressions):
         value, variable = self.plan.values[name], self.variable(name)
         to = "".join(self.view(f"to_{name}", array.axes) for array in self.plan.writes if array.name == name)
         kind, *parts = value.tree
-        if to and kind in UFUNCS and self.counts[value.tree] < 2:
+        if to and kind in UFUNCS and self.counts[value.tree] < 2 and not self.plan.in_place:
             self.put(f"{variable} = {UFUNCS[kind]}({', '.join(map(self.text, parts))}, out={to})", value.text)
             return
         self.put(f"{variable} = {self.text(value.tree)}", value.text)
         if to:
-            self.put(f"{to} = {variable}")
+            self.store(f"{to} = {variable}")
 
     def expression(self, tree: Node) -> tuple[str, int]:
         if tree[0] == "/" and self.integers:
@@ -142,7 +143,8 @@ class Printer(Expressions):
             parts[axis] = self.place(axis) if part == ":" and axis == loops[0] else part
         if "" in parts.values() or [*parts] != [axis for axis in loops if axis in parts] or len(parts) < len(axes):
             return f"{name}[{self.whole(*(places or ()))}]"
-        indices = [parts.get(axis, "None") for axis in loops[loops.index([*parts][0]) :]] if parts else []
+        skipped = loops.index(next(iter(parts))) if parts else len(loops)
+        indices = [parts.get(axis, "None") for axis in loops[skipped:]]
         while indices and indices[-1] == ":":
             indices.pop()
         return f"{name}[{', '.join(indices)}]" if indices else name
@@ -172,11 +174,12 @@ class Printer(Expressions):
             holds = " & ".join(self.test(*condition) for condition in parts[0])
             if parts[1:] == [("num", 1.0), ("num", 0.0)]:
                 return f"({holds}).astype(R)", ATOM
-            branches = [f"R({self.text(part)})" if part[0] in ("num", "number") else self.text(part) for part in parts[1:]]
-            return f"np.where({holds}, {', '.join(branches)})", ATOM
+            a, b = (f"R({self.text(x)})" if x[0] in ("num", "number") else self.text(x) for x in parts[1:])
+            return f"np.where({holds}, {a}, {b})", ATOM
         array = self.arrays[parts[0]]
         if array.kind == "bits":
             sizes = ", ".join(map(self.size, self.plan.axes))
             return f"drawn({self.variable(array.name)}, {self.place(self.plan.axes[0])}, ({sizes},))", ATOM
-        view = self.view(self.variable(array.name), array.axes, parts[1])
+        name = f"to_{array.name}" if array in self.plan.writes else self.variable(array.name)
+        view = self.view(name, array.axes, parts[1])
         return view if array.kind == "real" or self.integers else f"{view}.astype(R)", ATOM

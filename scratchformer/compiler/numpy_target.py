@@ -23,8 +23,11 @@ ON_ARRAYS = ("+", "-", "*", "/", "^", "neg", "mod", "call", "if")
 
 
 class NumpyTarget:
-    xp, kind, source = np, np.ndarray, staticmethod(numpy_source)
-    contiguous, empty = staticmethod(np.ascontiguousarray), staticmethod(np.empty)
+    xp: Any = np
+    kind: type = np.ndarray
+    source: Any = staticmethod(numpy_source)
+    contiguous: Any = staticmethod(np.ascontiguousarray)
+    empty: Any = staticmethod(np.empty)
 
     def takes(self, dtype: np.dtype) -> bool:
         return dtype in (np.float32, np.float64)

@@ -80,6 +80,7 @@ class Compared(Twin):
         y, kept = super().forward(*args, **kwargs)
         if type(kept) is not Kept:  # a sum was not finite
             return
+        assert self.op_backward is not None and kept.call.pair.backward is not None
         expected, cache = self.op.reference(*args, **kwargs)
         dy = self.target.xp.asarray(np.random.default_rng(0).standard_normal(y.shape))[()]
         gradients, returned = self.backward(dy, kept), self.op_backward.reference(dy, cache)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any
 
+from ..notation.grammar import walk
 from ..notation.spelling import name as spelled_name
 from .derivation import Derivation
+from .in_place import IN_PLACE
+from .in_place import derivation_of as in_place
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
 
@@ -22,8 +24,12 @@ def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterato
     """
     module = PRINTERS[target][0]
     print_plan = getattr(import_module(f".{module}", __package__), module.replace("_code", "_source"))
-    references = (getattr(function, "reference", function) for function in (op, op_backward))
-    pair = Derivation(*references, getattr(op, "gives", ())).compile()
+    if op_backward is None and op in IN_PLACE:
+        derivation = in_place(op)
+    else:
+        backward = getattr(op_backward, "reference", op_backward)
+        derivation = Derivation(getattr(op, "reference", op), backward, getattr(op, "gives", ()))
+    pair = derivation.compile()
     for plan in (pair.forward, pair.backward):
         if plan is not None:
             yield plan, print_plan(plan)
@@ -33,44 +39,28 @@ def shown(op: Callable, op_backward: Callable | None, target: str) -> str:
     """The source of the forward and of the backward, each with comments on what is outside the loops."""
     mark = PRINTERS[target][1]
     return "\n\n".join(
-        "\n".join([*(f"{mark} {line}" for line in remarks(plan)), source.strip("\n")])
+        "\n".join([*(f"{mark} {line}" for line in remarks(plan, op_backward is None)), source.strip("\n")])
         for plan, source in loops_of(op, op_backward, target)
     )
 
 
-def remarks(plan: Plan) -> Iterator[str]:
-    """What a plan reads and returns, and what is computed before its loops and after them."""
+def remarks(plan: Plan, in_place: bool) -> Iterator[str]:
+    """What a plan reads and returns, or changes in place, and what is computed before its loops and after them."""
     computed = {*plan.head, *plan.sums}
-    yield f"{plan.name}: reads {', '.join(described(array) for array in plan.reads if array.name not in computed)}"
+    read = {array.name: described(array) for array in plan.reads}
+    for name in plan.head:
+        read |= {leaf[1]: leaf[1] for leaf in walk(plan.values[name].tree) if leaf[0] in ("load", "number")} | read
+    read |= {name: name for name in plan.numbers}
+    yield f"{plan.name}: reads {', '.join(text for name, text in read.items() if name not in computed)}"
     for when, names in (("Before", plan.head), ("After", plan.tail)):
-        texts = [plan.values[name].text or f"{name} = {in_words(plan.values[name].tree)}" for name in names]
+        texts = [plan.values[name].text for name in names]
+        texts = [text if " = " in text else f"{name} = {text}" for name, text in zip(names, texts, strict=True)]
         if texts:
             yield f"{when} the loops: {'; '.join(texts)}"
-    yield f"Returns {', '.join(map(spelled_name, plan.results))}"
+    yield f"{'Changes' if in_place else 'Returns'} {', '.join(map(spelled_name, plan.results))}"
 
 
 def described(array: Array) -> str:
     """The name of an array, with a size for each axis."""
     sizes = ["columns" if axis == COLUMN else "rows" if axis == ROW else axis.upper() for axis in array.axes]
     return f"{spelled_name(array.name)} ({', '.join(sizes)})"
-
-
-def in_words(tree: Any) -> str:
-    """A tree of the head or the tail, as a reader would write it."""
-    kind, *parts = tree
-    if kind == "num":
-        return f"{parts[0]:g}"
-    if kind in ("number", "value", "sum", "load"):
-        return spelled_name(parts[0])
-    if kind == "size":
-        return {COLUMN: "columns", ROW: "rows"}.get(parts[0], parts[0].upper())
-    if kind == "over":
-        return f"Σ {in_words(parts[1])}"
-    if kind == "call":
-        return f"{parts[0]}({', '.join(map(in_words, parts[1]))})"
-    if kind == "neg":
-        return f"−{in_words(parts[0])}"
-    if kind == "if":
-        holds = " and ".join(f"{in_words(a)} {relation} {in_words(b)}" for relation, a, b in parts[0])
-        return f"{in_words(parts[1])} where {holds}, {in_words(parts[2])} elsewhere"
-    return f"({in_words(parts[0])} {kind} {in_words(parts[1])})"

@@ -31,11 +31,23 @@ class Expressions:
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
         self.drawn = {self.variable(array.name) for array in plan.reads if array.kind == "bits"}
         self.body: list[str] = []
+        self.late: list[str] = []  # the stores of a plan that reads what is there before
         self.sized: list[str] = []  # the axes whose sizes occur
 
     def put(self, line: str, text: str = "") -> None:
         """Write a line, with a comment."""
         self.body.append(f"{self.indent * self.depth}{line}{text and f'  {self.comment} {text}'}")
+
+    def store(self, line: str) -> None:
+        """Write a line that stores a value, or keep it until `flush` if later lines read what is there before."""
+        self.late.append(line)
+        if not self.plan.in_place:
+            self.flush()
+
+    def flush(self) -> None:
+        for line in self.late:
+            self.put(line)
+        self.late.clear()
 
     def size(self, axis: str) -> str:
         """The variable that holds the size of an axis."""

@@ -9,7 +9,7 @@ The trees are tuples as in `notation.grammar`, with these nodes in place of name
 - `("number", name)`: a number of the call; `("size", axis)`: the size of an axis
 - `("at", axis)`: the place on an axis; `("load", array, places)`: an element of an array
 - `("value", name)`: what was computed under that name; `("sum", name)`: a sum or maximum, see `Sum`
-- `("over", function, tree)`: a sum over all rows
+- `("over", function, tree)`: a sum or mean over all rows
 - `("if", conditions, a, b)`: a where all conditions `(relation, left, right)` hold, else b
 """
 

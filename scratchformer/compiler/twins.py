@@ -42,17 +42,23 @@ FUNCTIONS = {"max": "maximum", "min": "minimum"}  # what the array library calls
 class Target(Protocol):
     """An array library, and how loops run on its arrays."""
 
-    xp: Any
-    kind: type  # of the arrays
+    @property
+    def xp(self) -> Any:
+        """The array library."""
+
+    @property
+    def kind(self) -> type:
+        """The type of the arrays."""
+
+    @property
+    def empty(self) -> Callable[..., Any]:
+        """A function of a shape and a type: room for an array of rows, which may be apart."""
 
     def source(self, plan: Plan) -> str:
         """The loops as text. Raises CompileError if they cannot run on these arrays."""
 
     def contiguous(self, x: Any) -> Any:
-        """The array, or a copy of it without gaps in its rows. (Between the rows there may be gaps that the loops know.)"""
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Room for an array of rows, which may be apart."""
+        """The array, or a copy of it without gaps in its rows; rows may be apart if the loops know it."""
 
     def takes(self, dtype: np.dtype) -> bool:
         """Whether the loops can compute with arrays of this type."""
@@ -400,7 +406,7 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
     if kind == "size":
         return shape.sizes[parts[0]]
     if kind == "over":
-        return evaluate(parts[1], env, shape, xp).sum()
+        return getattr(evaluate(parts[1], env, shape, xp), parts[0])()  # sum or mean
     if kind == "call":
         inside = [evaluate(part, env, shape, xp) for part in parts[1]]
         return getattr(xp, FUNCTIONS.get(parts[0], parts[0]))(*inside)

@@ -45,7 +45,6 @@ FAST = (  # the modules of the extra `fast`
 CUDA = (  # the modules for a GPU
     "cupy_adam",
     "cupy_attention",
-    "cupy_cross_entropy",
     "cupy_embedding",
     "cupy_half",
     "cupy_linear",

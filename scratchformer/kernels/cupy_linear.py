@@ -89,7 +89,8 @@ def dense_fits(x: Array, w: Array, b: Array, activation: Activation = "relu") ->
 def dense(x: Array, w: Array, b: Array, activation: str = "relu") -> tuple[Array, tuple]:
     """As `ops.dense`. cuBLASLt applies ReLU itself; the others are a second kernel. (Its GELU is not precise enough.)
 
-    For ReLU the cache keeps y, which is positive exactly where x w + b is; so a caller must not change it before backward.
+    For ReLU the cache keeps y, which is positive exactly where x w + b is. So a caller must not change it before
+    backward.
     """
     y = cupy.empty((x.size // x.shape[-1], w.shape[1]), x.dtype)
     if activation == "relu":

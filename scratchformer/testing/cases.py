@@ -179,6 +179,7 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "dense, gelu_tanh": lambda d: _dense(d, "gelu_tanh"),
     "dense, silu": lambda d: _dense(d, "silu"),
     "relu": lambda d: OperationCase(ops.relu, ops.relu_backward, (d("B T F"),)),
+    "squared_relu": lambda d: OperationCase(ops.squared_relu, ops.squared_relu_backward, (d("B T F"),)),
     "gelu": lambda d: OperationCase(ops.gelu, ops.gelu_backward, (d("B T F"),)),
     "gelu, tanh": lambda d: OperationCase(ops.gelu, ops.gelu_backward, (d("B T F"),), {"approximate": "tanh"}),
     "silu": lambda d: OperationCase(ops.silu, ops.silu_backward, (d("B T F"),)),

@@ -1,19 +1,42 @@
 """Blocks of rows in NumPy give what the references give."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
 from scratchformer import ops
+from scratchformer.backend import Array
 from scratchformer.compiler import numpy_code
+from scratchformer.compiler.in_place import InPlace
 from scratchformer.compiler.numpy_target import NumpyTarget
 from scratchformer.compiler.twins import Twin
-from scratchformer.dispatch import TwinCache
+from scratchformer.dispatch import TwinCache, backward, operation
+from scratchformer.optim.adam import adam_step
 from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple
 
 PRODUCTS = ("attention", "dense", "linear", "relative")
 COLUMN = {"C": 1, "D": 1, "F": 1, "V": 1}
 WIDE = {"B": 3, "T": 1, "C": 129, "F": 129, "V": 129, "D": 65}
+
+
+class MeanSquareCache(NamedTuple):
+    x: Array
+
+
+@operation
+def mean_square(x: Array) -> tuple[Array, MeanSquareCache]:
+    """The mean over the rows of the sums of their squares.
+
+        l_n = Σ_c x_nc²        loss = mean_n(l_n)        dx_nc = 2 dloss x_nc/N
+    """
+    return (x * x).sum(axis=-1).mean(), MeanSquareCache(x)
+
+
+@backward
+def mean_square_backward(dloss: Array, cache: MeanSquareCache) -> Array:
+    return 2 * dloss * cache.x / len(cache.x)
 
 
 def as_type(dtype, args):
@@ -58,3 +81,22 @@ def test_blocks_run_where_they_save_time():
     assert not isinstance(ops.layernorm(x[:-1], gamma, gamma)[1], TwinCache)
     assert not isinstance(ops.relu(x)[1], TwinCache)
     assert not isinstance(ops.cross_entropy(x, np.zeros(1024, int))[1], TwinCache)
+
+
+def test_a_step_of_adam_in_place(monkeypatch):
+    monkeypatch.setattr(numpy_code, "BLOCK", 5)
+    w, g, m, v = np.random.default_rng(0).standard_normal((4, 12))
+    given = w, g, m, v * v
+    found, expected = ([x.copy() for x in given] for _ in range(2))
+    twin, numbers = InPlace(adam_step, NumpyTarget()), (0.1, 0.9, 0.99, 1e-8, 3, 0.01)
+    assert twin.fits(*found, *numbers)
+    twin.forward(*found, *numbers)
+    adam_step.reference(*expected, *numbers)
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
+
+
+def test_a_mean_over_rows():
+    x, twin = np.random.default_rng(0).standard_normal((4, 3)), Twin(mean_square, mean_square_backward, NumpyTarget())
+    loss, kept = twin.forward(x)
+    np.testing.assert_allclose(loss, mean_square(x)[0], rtol=1e-14)
+    np.testing.assert_allclose(twin.backward(3.0, kept), 3 * x / 2, rtol=1e-14)

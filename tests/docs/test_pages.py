@@ -1,5 +1,6 @@
 """What the pages of the site are made of: equations as MathML, docstrings, and the mistakes of others."""
 
+import inspect
 import re
 from xml.etree import ElementTree
 
@@ -7,7 +8,9 @@ import pytest
 
 pytest.importorskip("sphinx", reason="needs pip install -e '.[docs]'")
 
-from docstrings import prose, typeset
+from docstrings import equation_id, prose, rendered, typeset
+from docstrings import pieces as pieces_of
+from loops import loops
 from mathml import mathml, of_equation, pieces
 from operations import calls, used
 from reports import consequences
@@ -92,6 +95,19 @@ def test_a_mistake_says_how_far_it_puts_the_gradients_off():
     D = CASES["attention"](Sizes()).args[0].shape[-1]
     assert off == pytest.approx({"dq": 1 - 1 / D**0.5, "dk": 1 - 1 / D**0.5})
     assert set(consequences("mean_pool", mistakes_of("mean_pool")[0])) == {""}
+
+
+@pytest.mark.parametrize("name", ["layernorm", "cross_entropy", "softmax", "gelu", "swiglu"])
+def test_each_line_of_the_loops_leads_to_its_equation(name):
+    """Each step, that is; a comment above a loop may name several."""
+    shown, page = loops(name), rendered(pieces_of(inspect.getdoc(getattr(ops, name)), name), name)
+    anchors = set(re.findall(r'href="#([^"]*)"', shown))
+    there = {equation_id(name, int(item)) for item in re.findall(r":item: (\d+)", page)}
+    assert len(anchors) > 1
+    assert anchors <= there
+    assert shown.count("<label") == 4
+    steps = re.findall(r'\S.*  ?<span class="c1">(?:#|//) (.* = .*)</span>', shown)
+    assert not [step for step in steps if not step.startswith(("&", "After", "Before"))]
 
 
 def test_operations_and_layers_link_to_each_other():

@@ -1,15 +1,17 @@
 """The CUDA kernels without a GPU: NVIDIA's compiler takes them, for the processors of three generations."""
 
-import ast
 import re
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import pytest
 
-from scratchformer.notation import check_derivation
-from scratchformer.testing import derivations
+from scratchformer import ops
+from scratchformer.compiler import CompileError
+from scratchformer.compiler.show import loops_of
+from scratchformer.ops.precision import round_into
+from scratchformer.optim.adam import adam_step
+from scratchformer.optim.clip import scale
 
 cupy_code = pytest.importorskip("scratchformer.kernels.cupy_code")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
@@ -19,19 +21,28 @@ HALF = ("bfloat16", "float16")
 FILES = {
     "attention": ((*REAL, *HALF), lambda W: [{"V": 1, "PER": 0}, {"V": 1, "PER": 1}, {"V": W, "PER": 32 // W}]),
     "column_sums": ((*REAL, *HALF), lambda W: [{"V": 1}, {"V": W}]),
-    "cross_entropy": ((*REAL, *HALF), lambda W: [{"V": 1, "THREADS": 32}, {"V": W, "THREADS": 512}]),
-    "elementwise": ((*REAL, *HALF), lambda W: [{"V": W, "KIND": kind} for kind in ("RELU", "GELU")]),
+    "elementwise": ((*REAL, *HALF), lambda W: [{"V": W}]),
     "embedding": ((*REAL, *HALF), lambda W: [{}]),
-    "layernorm": (
-        (*REAL, *HALF),
-        lambda W: [
-            dict(C=768, V=W, PER=24 // W, THREADS=32, ROWS=4),
-            dict(C=1600, V=W, PER=16 // W, THREADS=128, ROWS=1),
-        ],
-    ),
     "optimizer": (REAL, lambda W: [{"V": 1}, {"V": W}]),
-    "round": (HALF, lambda W: [{"V": 1}, {"V": 4}]),
 }
+
+
+def sources_of_plans():
+    """The source of each kernel that is made from a derivation, by name."""
+    found = {}
+    for name in ops.__all__:
+        op, op_backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
+        if hasattr(op, "reference") and op_backward is not None:
+            try:
+                found |= {plan.name: source for plan, source in loops_of(op, op_backward, "cuda")}
+            except CompileError:
+                continue
+    for op in (adam_step, scale, round_into):
+        found |= {plan.name: source for plan, source in loops_of(op, None, "cuda")}
+    return found
+
+
+GENERATED = sources_of_plans()
 
 
 def headers():
@@ -72,8 +83,17 @@ def sources(file, whole):
         yield from (cupy_code.source(file, dtype, **chosen) for chosen in (some if whole else some[-1:]))
 
 
+def generated(whole):
+    """All kernels that are made from derivations, together, for each type or for one."""
+    text = "\n".join(GENERATED.values())
+    for dtype in (*HALF, *REAL)[: None if whole else 1]:
+        V = 16 // {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}[dtype]
+        constants = dict(THREADS=32, ROWS=4, PER=32 // V) if dtype in HALF else dict(THREADS=512, ROWS=1, PER=2)
+        yield cupy_code.program(text, dtype, V=V, **constants)
+
+
 # Each program that is compiled: its texts, all of them or some.
-PROGRAMS = {file: partial(sources, file) for file in FILES}
+PROGRAMS = {file: partial(sources, file) for file in FILES} | {"generated": generated}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -94,57 +114,3 @@ def test_every_kernel_is_called():
     for path in cupy_code.FOLDER.glob("*.cu"):
         names = re.findall(r'extern "C" __global__ void (\w+)\(', path.read_text())
         assert names and all(f'"{name}"' in calls for name in names)
-
-
-# The twins with equations in their docstrings, which are read from their files, since they cannot be imported without
-# CuPy; and the cases of `testing.derivations` that have the names in them.
-DERIVED = {
-    "adam_step": "adam_step",
-    "add": "add.numba",
-    "cross_entropy": "cross_entropy.numba",
-    "dropout": "dropout.numba",
-    "embedding": "embedding.numba",
-    "layernorm": "layernorm.numba",
-    "round_into": "round_into",
-}
-OTHERS = {"scale", "sum_of_squares"}  # without equations of their own
-
-
-def twins():
-    """The docstring of each twin, and all statements of its module."""
-    found = {}
-    for path in Path(cupy_code.__file__).parent.glob("cupy_*.py"):
-        tree = ast.parse(path.read_text())
-        code = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.stmt)}
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and any("cupy.ndarray" in ast.unparse(d) for d in node.decorator_list):
-                found[node.name] = ast.get_docstring(node), code
-    return found
-
-
-def as_code(line):
-    """A line of a docstring as `ast` writes it, or None if it is not Python."""
-    try:
-        return ast.unparse(ast.parse(line.strip())) if line.startswith("    ") else None
-    except SyntaxError:
-        return None
-
-
-def test_every_twin_has_a_derivation():
-    assert twins().keys() == DERIVED.keys() | OTHERS
-
-
-@pytest.mark.parametrize("name", DERIVED)
-def test_the_derivation_is_true(name):
-    """Its equations, on the numbers of the twin for a CPU."""
-    pytest.importorskip("numba")
-    docstring, code = twins()[name]
-    text = "\n".join(line for line in docstring.splitlines() if as_code(line) not in code)
-    cases = [case for case in derivations.CASES if case.partition(",")[0] == DERIVED[name]]
-    assert cases
-    for case, seed in product(cases, range(3)):
-        found = derivations.CASES[case](derivations.Sizes(seed, 1.0))
-        report = check_derivation(
-            found.op, found.op_backward, *found.args, names=found.names, docstring=text, **found.options
-        )
-        assert report.worst < 1e-9 and "compared" in {row.kind for row in report.rows}

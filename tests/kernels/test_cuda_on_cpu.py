@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run("layernorm", ...) runs the program; kernels and headers are compiled once for all its runs."""
+    """run("attention", ...) runs the program; kernels and headers are compiled once for all its runs."""
     environment = os.environ | {"COMPILED": str(tmp_path_factory.mktemp("compiled"))}
     command = [sys.executable, PROGRAM]
     return lambda *arguments: subprocess.run(
@@ -28,7 +28,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "op",
-    ["layernorm", "cross_entropy", "embedding", "attention", "dense", "linear", "add", "dropout", "adam_step"],
+    ["embedding", "attention", "dense", "linear", "adam_step"],
 )
 def test_the_kernels_give_what_the_references_give(op, run):
     found = run(op)
@@ -44,14 +44,10 @@ def test_twins_without_kernels_give_what_the_references_give(op, run):
 
 
 MISTAKES = {
-    "a mean without x̂": ("layernorm", "layernorm", "xhat[i] * mean_gx", "mean_gx"),
-    "a row of another team": ("layernorm", "layernorm", "(team ? of_block[0][c] : 0)", "0"),
-    "a maximum that is forgotten": ("cross_entropy", "cross_entropy", "total *= exp(most - shift);", ""),
-    "a sum of large logits": ("cross_entropy", "cross_entropy", "first - first == 0 ? first : 0", "0"),
     "the rows of one id only": ("embedding", "embedding", "while (end < N && sorted[end] == v) ++end;", ""),
     "the softmax without its sum": ("attention", "attention", "* (d[i] - sum)", "* d[i]"),
     "a key too many": ("attention", "attention", "(s) < stop", "(s) <= stop"),
-    "the bits of another element": ("dropout", "elementwise", "(16 * ((i + j) % 4))", "(16 * (j % 4))"),
+    "the gradient of what ReLU cuts off": ("dense", "elementwise", "d.at[j] = T(0.0f)", ";"),
     "threads that do not wait for each other": (
         "linear",
         "column_sums",

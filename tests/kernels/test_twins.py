@@ -256,6 +256,18 @@ def test_a_key_that_is_not_finite_reaches_only_queries_that_may_see_it(pattern, 
 
 
 @pytest.mark.parametrize("small", [False, True])
+def test_a_query_that_is_not_finite_reaches_only_the_keys_that_it_may_see(small):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 9, 4))
+    q[0, 1, 2] = np.nan
+    with pieces(small):
+        y, cache = ops.attention(q, k, v, ops.Causal())
+        _, dk, dv = ops.attention_backward(np.ones_like(y), cache)
+    for found in (dk, dv):
+        assert np.isfinite(found[0, 0]).all() and np.isfinite(found[0, 1, 3:]).all()
+        assert np.isnan(found[0, 1, :3]).all()
+
+
+@pytest.mark.parametrize("small", [False, True])
 def test_a_distance_that_is_not_finite_reaches_only_queries_that_far(small):
     """The fourth of the distances 8, 7, ..., -8 is 5: no query before position 5 has a key so far back."""
     n, draw = 9, np.random.default_rng(0)

@@ -150,6 +150,7 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "add": lambda d: reference("add", d("B T C"), d("B T C")),
     "linear": lambda d: reference("linear", d("B T I"), d("I O"), d("O")),
     "relu": relu,
+    "squared_relu": lambda d: reference("squared_relu", d("B T C")),
     "gelu": lambda d: reference("gelu", d("B T C")),
     "gelu, tanh": lambda d: reference("gelu", d("B T C"), approximate="tanh"),
     "silu": lambda d: reference("silu", d("B T C")),
