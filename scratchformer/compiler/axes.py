@@ -95,7 +95,9 @@ def halved(plan: Plan) -> Plan:
 
     def which(m: tuple[int, ...]) -> Node:
         """A number that is m[0] in the first half and m[1] in the second, 0 or 1."""
-        return {(0, 1): ("at", HALF), (1, 0): ("-", ("num", 1.0), ("at", HALF))}.get(m, ("num", float(m[0])))
+        if m[0] == m[1]:
+            return ("num", float(m[0]))
+        return ("at", HALF) if m[1] else ("-", ("num", 1.0), ("at", HALF))
 
     def node(part: Node) -> Node:
         if part[0] == "load" and part[2] and (found := halves(part[2][-1])):

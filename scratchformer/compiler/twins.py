@@ -36,7 +36,7 @@ SIGNS: Mapping[str, Callable] = {
     "≥": operator.ge,
 }
 CALLS = 256  # the most shapes that a twin remembers
-FUNCTIONS = {"max": "maximum", "min": "minimum"}  # what the array library calls those of the notation
+FUNCTIONS: Mapping[str, str] = {"max": "maximum", "min": "minimum"}  # what the array library calls those of the notation
 
 
 class Target(Protocol):
@@ -333,14 +333,14 @@ class Run:
         for name, tree in self.head:
             values[name] = evaluate(tree, values, self.shape, xp)
         for name, axis in plan.places if xp is np else ():
-            size = self.shape.sizes[axis]
-            if values[name].min() < 0 or values[name].max() >= size:  # compiled code would read and write anywhere
-                raise IndexError(f"{name}: expected integers from 0 to {size - 1}")
+            end = self.shape.sizes[axis]
+            if values[name].min() < 0 or values[name].max() >= end:  # compiled code would read and write anywhere
+                raise IndexError(f"{name}: expected integers from 0 to {end - 1}")
         reads = [
             arranged(
-                values[name] if order is None else values[name].transpose(order), array, shape, wide, self.twin.target
+                values[name] if order is None else values[name].transpose(order), array, size, wide, self.twin.target
             )
-            for name, array, order, shape, wide in self.reads
+            for name, array, order, size, wide in self.reads
         ]
         writes = []
         for name, make, whole, dtype, size, order in self.writes:
