@@ -71,7 +71,8 @@ def listed(parts: Sequence[str], margin: str = "        ") -> str:
 
 
 class Printer(Expressions):
-    calls, comment, reserved, rounded = {"abs": "fabs"}, "//", WORDS, "wide(narrow({}))"
+    calls, comment, reserved = {"abs": "fabs", "max": "greater", "min": "lesser"}, "//", WORDS
+    rounded = "wide(narrow({}))"
 
     def __init__(self, plan: Plan, types: Sequence[str]) -> None:
         super().__init__(plan, 1)

@@ -21,7 +21,7 @@ def relu(x: Array) -> tuple[Array, Array]:
 
     Forward, for each element i:
 
-        y_i = x_i where x_i > 0, 0 elsewhere
+        y_i = 0 where x_i ≤ 0, x_i elsewhere
 
     Backward. Each output depends only on the input at the same place, so the sum in the chain rule (see `linear`) has
     one term. At the kink x_i = 0 we take the left derivative, 0:

@@ -30,6 +30,10 @@ __device__ inline REAL infinity() { return (REAL)__longlong_as_double(0x7ff00000
 __device__ inline REAL wide(T x) { return (REAL)x; }
 __device__ inline T narrow(REAL x) { return T(x); }
 
+// The greater and the lesser of two numbers, NaN if one is NaN. (CUDA's max and min would give the other.)
+template <class Number> __device__ inline Number greater(Number a, Number b) { return a > b || a != a ? a : b; }
+template <class Number> __device__ inline Number lesser(Number a, Number b) { return a < b || a != a ? a : b; }
+
 // The sum, or the greatest, of one number of each thread of a warp; every thread gets it.
 template <class Number> __device__ inline Number warp_sum(Number x) {
     for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(0xffffffff, x, apart);
