@@ -36,7 +36,7 @@ SIGNS: Mapping[str, Callable] = {
     "≥": operator.ge,
 }
 CALLS = 256  # the most shapes that a twin remembers
-FUNCTIONS: Mapping[str, str] = {"max": "maximum", "min": "minimum"}  # what the array library calls those of the notation
+FUNCTIONS: Mapping[str, str] = {"max": "maximum", "min": "minimum"}  # the array library's names of functions
 
 
 class Target(Protocol):
