@@ -78,7 +78,7 @@ class Derivation:
             there += [Array(x, ()) for x in others]  # a number that is in an array, on a GPU
             plan = arranged(make_plan(self.definitions, there, numbers, chosen, results, name))
             return Pair(in_place(plan, self.definitions), None, ())
-        lowering = Lowering(self.definitions, there, numbers, chosen)
+        lowering = Lowering(self.definitions, there, numbers, chosen, ())
         dy = Array(self.gradient, lowering.axes_of(self.output))
         fields = [self.definitions.resolve(field) for field in self.fields]
         kept = {field: there_or_computed(field, lowering, self.arrays) for field in fields}
@@ -95,7 +95,7 @@ class Derivation:
         needed = [field for field in fields if field in used]
         computed = [field for field in needed if field in known and field not in (*self.arguments, *self.gives)]
         results = list(dict.fromkeys([self.output, *computed]))
-        forward = make_plan(self.definitions, there, numbers, chosen, results, name)
+        forward = make_plan(self.definitions, there, numbers, chosen, results, name, computed)
         return Pair(arranged(forward), arranged(backward), tuple(dict.fromkeys(needed)))
 
 
@@ -147,8 +147,8 @@ def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]
 def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
     """Those of the wanted names that equations use as arrays, with their axes.
 
-    Equations may leave out n, the rows. An array without it has rows all the same, unless the gradient of the array is a
-    sum over rows: then all rows share it. (Where rows have other letters, none is left out.)
+    Equations may leave out n, the rows. An array without it has rows all the same, unless the gradient of the array is
+    a sum over rows: then all rows share it. (Where rows have other letters, none is left out.)
     """
     rows = row_letters(definitions)
     found: dict[str, Array] = {}
@@ -164,12 +164,8 @@ def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
                     continue
                 axes = [axis_of(letter, bound, rows) for letter in indices]
                 gradient = definitions.known.get(f"d{name}")
-                shared = gradient is not None and gradient.node[0] == "over" and "n" not in gradient.letters
-                if (
-                    rows == {ROW}
-                    and ROW not in axes
-                    and not (shared and COLUMN not in [axis_of(i, (), rows) for i in gradient.node[2]])
-                ):
+                shared = gradient is not None and gradient.node[0] == "over" and ROW in gradient.node[2]
+                if rows == {ROW} and ROW not in axes and not shared:
                     axes = [ROW, *axes]
                 found[name] = Array(name, tuple(axes), "integer" if name in places_in(definitions) else "real")
     return list(found.values())

@@ -182,7 +182,7 @@ class Twin:
         except CompileError:  # with other options than by default
             return None
         odd = HALF in pair.forward.axes and shape.sizes[COLUMN] % 2
-        return None if odd else Call(self, pair, shape, numbers)
+        return None if odd else Call(self, pair, shape, numbers, signatures)
 
     def shape(self, arguments: Mapping[str, Any]) -> Shape | None:
         """The sizes of the axes; None if the arrays do not go together, or one is empty."""
@@ -246,10 +246,10 @@ class Twin:
 
 
 class Call:
-    """The plans of an operation for arguments of certain shapes and types."""
+    """The plans of an operation for arguments of certain shapes and types, which are its signatures."""
 
-    def __init__(self, twin: Twin, pair: Pair, shape: Shape, numbers: tuple[str, ...]) -> None:
-        self.twin, self.pair, self.shape, self.numbers = twin, pair, shape, numbers
+    def __init__(self, twin: Twin, pair: Pair, shape: Shape, numbers: tuple[str, ...], signatures: tuple) -> None:
+        self.twin, self.pair, self.shape, self.numbers, self.signatures = twin, pair, shape, numbers, signatures
         self.kept = (*pair.kept, *numbers)
         self.has_integers = any(array.kind == "integer" for array in twin.arrays.values())
         self.checked: tuple | None = None  # the numbers for which `given` has accepted these shapes and types
@@ -310,7 +310,7 @@ class Run:
             self.writes.append((array.name, make, size, dtype, looped(array, shape, flat), order_of(array, old)))
 
     def in_order_of_memory(self, values: Mapping[str, Any]) -> Run:
-        """This run, or one whose loops over rows have the order in which the first array with all rows lies in memory."""
+        """This run, or one whose loops over rows go as the first array with all rows lies in memory."""
         axes = next((array.axes for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
         if axes is None:
             return self
@@ -338,14 +338,14 @@ class Run:
                 raise IndexError(f"{name}: expected integers from 0 to {end - 1}")
         reads = [
             arranged(
-                values[name] if order is None else values[name].transpose(order), array, shape, wide, self.twin.target
+                values[name] if order is None else values[name].transpose(order), array, size, wide, self.twin.target
             )
-            for name, array, order, shape, wide in self.reads
+            for name, array, order, size, wide in self.reads
         ]
         writes = []
-        for name, make, shape, dtype, size, order in self.writes:
+        for name, make, whole, dtype, size, order in self.writes:
             there = out is not None and out.dtype == dtype and out.flags.c_contiguous and name in plan.sums
-            x = out if there else make(shape, dtype)
+            x = out if there else make(whole, dtype)
             values[name] = x if order is None else x.transpose(order)
             writes.append(x if size is None or x.shape == size else x.reshape(size))
         finite = self.loops(reads, [values[name] for name in plan.numbers], writes)
@@ -368,8 +368,8 @@ def order_of(old: Array, new: Array) -> list[int] | None:
 
 
 def looped(array: Array, shape: Shape, flat: bool) -> tuple[int, ...] | None:
-    """The shape in which the loops take an array: its leading axes as one, or all of them, and a column in halves. None if
-    it is the array's.
+    """The shape in which the loops take an array: its leading axes as one, or all of them, and a column in halves. None
+    if it is the array's.
     """
     if flat:
         return (shape.sizes[ROW] * shape.sizes[COLUMN],)
@@ -409,7 +409,7 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
         return getattr(evaluate(parts[1], env, shape, xp), parts[0])()  # sum or mean
     if kind == "call":
         inside = [evaluate(part, env, shape, xp) for part in parts[1]]
-        return getattr(xp, FUNCTIONS.get(parts[0], parts[0]))(*inside)
+        return getattr(xp, str(FUNCTIONS.get(parts[0], parts[0])))(*inside)
     if kind == "if":
         holds: Any = True
         for relation, left, right in parts[0]:

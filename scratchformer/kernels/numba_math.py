@@ -151,10 +151,20 @@ def exp64(x: Any) -> Any:
 def draw(words: Any, start: Any, first: Any) -> None:
     """The words of `rng.Bits` from the one numbered `first` on."""
     for i in range(words.size):
-        word = start + np.uint64(first + i) * GAMMA
-        word = (word ^ (word >> np.uint64(30))) * MIX_1
-        word = (word ^ (word >> np.uint64(27))) * MIX_2
-        words[i] = word ^ (word >> np.uint64(31))
+        words[i] = mixed(start + np.uint64(first + i) * GAMMA)
+
+
+@compiled
+def drawn_at(start: Any, place: Any) -> Any:
+    """One of the integers of `rng.Bits`."""
+    return mixed(start + np.uint64(place // 4) * GAMMA) >> np.uint64(16 * (place % 4)) & np.uint64(0xFFFF)
+
+
+@compiled
+def mixed(word: Any) -> Any:
+    word = (word ^ (word >> np.uint64(30))) * MIX_1
+    word = (word ^ (word >> np.uint64(27))) * MIX_2
+    return word ^ (word >> np.uint64(31))
 
 
 @compiled
