@@ -36,7 +36,7 @@ SIGNS: Mapping[str, Callable] = {
     "≥": operator.ge,
 }
 CALLS = 256  # the most shapes that a twin remembers
-FUNCTIONS: Mapping[str, str] = {"max": "maximum", "min": "minimum"}  # what the array library calls those of the notation
+FUNCTIONS: Mapping[str, str] = {"max": "maximum", "min": "minimum"}  # the array library's names of functions
 
 
 class Target(Protocol):
@@ -233,7 +233,10 @@ class Twin:
             return None
         y = results[0]
         y = y.astype(call.shape.dtype) if y.ndim and y.dtype != call.shape.dtype else y
-        return y, Kept(call, {name: values[name] for name in call.kept})
+        kept = {name: values[name] for name in call.kept}
+        if self.derivation.output in kept:  # a caller may change its y
+            kept[self.derivation.output] = y.copy()
+        return y, Kept(call, kept)
 
     def backward(self, dy: Any, kept: Any, out: Any = None) -> Any:
         """The gradients. out: an array to which the only gradient, a sum over rows, is added."""
