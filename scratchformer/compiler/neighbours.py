@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -43,7 +44,9 @@ def {name}_backward(d{y}: Array, cache: {cache}) -> tuple[Array, ...]:
 DOCSTRING = """\
 {y} = {second}({second_arguments}) with {middle} = {first}({first_arguments}): two operations as one.
 
-{first_names}: as in `{first}`. {second_names}: as in `{second}`. Returns {y} and the cache. Raises what these two raise.
+{first_shapes}
+{second_shapes}
+Returns {y} and the cache. Raises what `{first}` and `{second}` raise.
 
 Forward. What `{first}` computes is called {middle} here:
 
@@ -80,7 +83,7 @@ class Part:
         self.signature = inspect.signature(op.reference)
         gradient, cache, *_ = inspect.signature(op_backward.reference).parameters
         self.output = gradient.removeprefix("d")
-        self.cache = cache_type(op_backward.reference, cache)
+        self.cache: Any = cache_type(op_backward.reference, cache)
         self.fields: tuple[str, ...] = getattr(self.cache, "_fields", (cache,))
         self.kinds = getattr(self.cache, "__annotations__", {cache: ForwardRef("Array")})
         self.twins: WeakKeyDictionary[Call, tuple] = WeakKeyDictionary()  # for each call of the fused operation
@@ -152,6 +155,16 @@ class Part:
         return [self.renamed(name) for name in self.signature.parameters]
 
     @property
+    def shapes(self) -> str:
+        """What the docstring says of the arguments."""
+        prose = [item.text for item in self.items if item.kind == "prose" and re.match(r"\w+(, \w+)*: ", item.text)]
+        text = (
+            prose[0].partition("Returns ")[0].rstrip() if prose else f"{', '.join(self.arguments)}: see `{self.name}`."
+        )
+        known = self.signature.parameters
+        return re.sub(r"\b\w+(?=(, \w+)*: )", lambda m: self.renamed(m[0]) if m[0] in known else m[0], text)
+
+    @property
     def gradients(self) -> list[str]:
         """What the backward returns: an argument's gradient is on the left of an equation."""
         left = {
@@ -179,7 +192,7 @@ class Part:
         if fused not in self.twins:
             twin = Twin(self.op, self.op_backward, fused.twin.target)
             known = dict(zip(fused.twin.names, fused.signatures, strict=True))
-            call = twin.make_call(tuple(known.get(name, fused.signatures[0]) for name in self.arguments))
+            call: Any = twin.make_call(tuple(known.get(name, fused.signatures[0]) for name in self.arguments))
             kept = [(name, self.renamed(name)) for name in call.kept]
             self.twins[fused] = dispatch.Twin(self.name, twin.fits, twin.forward, twin.backward), call, kept
         twin, call, kept = self.twins[fused]
@@ -192,8 +205,8 @@ def fused(
 ) -> tuple[Any, Any]:
     """An operation, and its backward, that does what `second` does to the result of `first`.
 
-    first, second: an operation and its backward, each with a derivation. The result of the first, which has the shape of
-    its first argument, is the first argument of the second, and is called `middle`. The arguments are those of the
+    first, second: an operation and its backward, each with a derivation. The result of the first, which has the shape
+    of its first argument, is the first argument of the second, and is called `middle`. The arguments are those of the
     first, then the others of the second. A name that both derivations use gets a digit in the second.
 
     `caches` of the operation are two functions. They make of its cache that of the first and that of the second, with
@@ -223,7 +236,7 @@ def fused(
             number: part.name,
             f"{number}_arguments": ", ".join(part.arguments),
             f"{number}_gradients": ", ".join(part.gradients),
-            f"{number}_names": ", ".join(name for name in part.arguments if name != middle),
+            f"{number}_shapes": part.shapes,
             f"{number}_forward": part.derivation("forward"),
             f"{number}_backward": part.derivation("backward"),
         }
@@ -247,7 +260,7 @@ def fused(
             found |= {part.renamed(name): value for name, value in (of_part or {}).items()}
         return found
 
-    gives = tuple(part.renamed(name) for part in (one, two) for name in part.op.gives)
+    gives = tuple(part.renamed(name) for part in (one, two) for name in getattr(part.op, "gives", ()))
     op = operation(space[name], given=given, gives=gives)
     op.caches = one.cache_from, two.cache_from
     return op, backward(space[f"{name}_backward"])

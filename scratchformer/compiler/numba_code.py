@@ -216,7 +216,7 @@ class Printer:
         if kind in ("at", "size"):
             return f"R({self.place(tree)})", ATOM
         if kind == "stored":
-            like = next(a.name for a in self.plan.writes if a.name not in self.plan.sums and COLUMN in a.axes)
+            like = next(a.name for a in self.plan.writes if a.kind == "real" and COLUMN in a.axes)
             return f"read(narrow({self.text(parts[0])}, to_{variable(like)}))", ATOM
         if kind == "neg":
             return f"-{self.within(parts[0], MINUS)}", MINUS

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..notation.grammar import Node, walk
 from .equations import Definitions
-from .trees import COLUMN, HEAD, LOOPS, ROW, SLOW, TAIL, Array, Lowering, Sum, Value
+from .trees import COLUMN, HEAD, LOOPS, ROW, SLOW, TAIL, Array, Lowering, Sum, Value, is_bracket
 
 
 class Pass(NamedTuple):
@@ -187,7 +187,7 @@ def is_slow(tree: Node) -> bool:
 
 def kind(tree: Node) -> str:
     """The kind of an array of values of a tree: those of a bracket are booleans."""
-    return "bool" if tree[0] == "if" and tree[2:] == (("num", 1.0), ("num", 0.0)) else "real"
+    return "bool" if is_bracket(tree) else "real"
 
 
 def ordered(axes: Collection[str], order: Sequence[str]) -> tuple[str, ...]:

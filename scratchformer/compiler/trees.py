@@ -130,8 +130,9 @@ class Lowering:
     def defined(self, definition: Definition, places: dict[str, Node]) -> Value:
         """The value of a definition at these places."""
         value = self.lower(definition.node, self.bound(definition, places))
-        stored = definition.name in self.kept and COLUMN in map(self.axis, definition.letters)
-        return value._replace(tree=("stored", value.tree)) if stored and value.stage == LOOPS else value
+        stored = definition.name in self.kept and value.stage == LOOPS and not is_bracket(value.tree)
+        stored = stored and COLUMN in map(self.axis, definition.letters)
+        return value._replace(tree=("stored", value.tree)) if stored else value
 
     def axes_of(self, name: str) -> tuple[str, ...]:
         """The axes of a name that an equation defines, in the order of its indices."""
@@ -352,6 +353,11 @@ class Lowering:
         name = next(same, f"{entry.function}{len(self.sums)}")
         self.sums.setdefault(name, entry)
         return name
+
+
+def is_bracket(tree: Node) -> bool:
+    """Whether a tree is 1 where conditions hold, and else 0: an array of these is one of booleans."""
+    return tree[0] == "if" and tree[2:] == (("num", 1.0), ("num", 0.0))
 
 
 def factors(node: Node) -> list[Node]:

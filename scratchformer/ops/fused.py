@@ -1,5 +1,6 @@
-"""Neighbouring operations as one. Their derivations are put together from those of their parts: see `compiler.neighbours`.
+"""Neighbouring operations as one, with derivations that are put together from those of their parts.
 
+See `compiler.neighbours`.
 This module is loaded when one of its names is first used, since reading derivations takes time.
 """
 
