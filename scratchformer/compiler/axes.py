@@ -22,7 +22,9 @@ def arranged(plan: Plan) -> Plan:
     trees = [value.tree for value in plan.values.values()] + [each.tree for each in plan.sums.values()]
     if is_flat(plan, trees):
         return replaced(
-            plan, lambda node: ("load", node[1], (HERE,)) if node[0] == "load" and node[2] else node, lambda _: (COLUMN,)
+            plan,
+            lambda node: ("load", node[1], (HERE,)) if node[0] == "load" and node[2] else node,
+            lambda _: (COLUMN,),
         )
     if any(node[0] == "mod" for tree in trees for node in walk(tree)):
         return halved(plan)
@@ -91,9 +93,10 @@ def halved(plan: Plan) -> Plan:
         combine: Mapping[str, Callable] = {"+": int.__add__, "-": int.__sub__, "mod": int.__mod__}
         return (a[0] + b[0], *(combine[kind](m, n) for m, n in zip(a[1:], b[1:], strict=True)))
 
-    def which(m: tuple[int, int]) -> Node:
+    def which(m: tuple[int, ...]) -> Node:
         """A number that is m[0] in the first half and m[1] in the second, 0 or 1."""
-        return {(0, 1): ("at", HALF), (1, 0): ("-", ("num", 1.0), ("at", HALF))}.get(m, ("num", float(m[0])))
+        found: Mapping[tuple[int, ...], Node] = {(0, 1): ("at", HALF), (1, 0): ("-", ("num", 1.0), ("at", HALF))}
+        return found.get(m, ("num", float(m[0])))
 
     def node(part: Node) -> Node:
         if part[0] == "load" and part[2] and (found := halves(part[2][-1])):

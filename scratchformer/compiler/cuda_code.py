@@ -26,8 +26,8 @@ __all__ = ["cuda_source"]
 HERE = ("at", COLUMN)
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
 TEAMS = "(Index)gridDim.x * ROWS"
-WORDS = """T V R REAL PER THREADS ROWS Index Vector auto bool c char const double finite first float found i int j k long
-    new part row short signed this to unsigned void""".split()
+WORDS = """T V R REAL PER THREADS ROWS Index Vector auto bool c char const double finite first float found i int j k
+    long new part row short signed this to unsigned void""".split()
 
 
 def cuda_source(plan: Plan, types: Sequence[str] | None = None) -> str:

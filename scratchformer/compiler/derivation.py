@@ -147,8 +147,8 @@ def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]
 def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
     """Those of the wanted names that equations use as arrays, with their axes.
 
-    Equations may leave out n, the rows. An array without it has rows all the same, unless the gradient of the array is a
-    sum over rows: then all rows share it. (Where rows have other letters, none is left out.)
+    Equations may leave out n, the rows. An array without it has rows all the same, unless the gradient of the array is
+    a sum over rows: then all rows share it. (Where rows have other letters, none is left out.)
     """
     rows = row_letters(definitions)
     found: dict[str, Array] = {}
@@ -164,12 +164,9 @@ def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
                     continue
                 axes = [axis_of(letter, bound, rows) for letter in indices]
                 gradient = definitions.known.get(f"d{name}")
-                shared = gradient is not None and gradient.node[0] == "over" and "n" not in gradient.letters
-                if (
-                    rows == {ROW}
-                    and ROW not in axes
-                    and not (shared and COLUMN not in [axis_of(i, (), rows) for i in gradient.node[2]])
-                ):
+                total = gradient is not None and "n" not in gradient.letters and gradient.node
+                shared = total and total[0] == "over" and COLUMN not in [axis_of(i, (), rows) for i in total[2]]
+                if rows == {ROW} and ROW not in axes and not shared:
                     axes = [ROW, *axes]
                 found[name] = Array(name, tuple(axes), "integer" if name in places_in(definitions) else "real")
     return list(found.values())

@@ -39,7 +39,7 @@ def size(axis: str) -> str:
 
 def variable(name: str) -> str:
     """The variable for a name of the equations."""
-    return f"{name}_" if keyword.iskeyword(name) or name in RESERVED or len(name) == 1 and name in "nt" else name
+    return f"{name}_" if keyword.iskeyword(name) or name in (*RESERVED, "n", "t") else name
 
 
 def with_comment(code: str, text: str, depth: int) -> Iterator[str]:
@@ -121,8 +121,8 @@ class Printer:
         yield from self.columns(each, looped, uses, depth + 1)
 
     def in_blocks(self, each: Pass, looped: list[str], uses: Counter, depth: int) -> Iterator[str]:
-        """A loop in blocks of columns, for each of which random integers are drawn first. It goes over parts of the arrays,
-        since LLVM does not make vectors of a loop over first + i.
+        """A loop in blocks of columns, for each of which random integers are drawn first. It goes over parts of the
+        arrays, since LLVM does not make vectors of a loop over first + i.
         """
         self.parts = {}
         lines = [*self.columns(each, looped, uses, depth + 2)]

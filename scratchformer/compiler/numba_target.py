@@ -11,7 +11,6 @@ import numpy as np
 
 from ..kernels import numba_math, numba_rows
 from ..kernels.numba_code import as_bits, compiled, plus
-from ..rng import Bits
 from .numba_code import numba_source
 from .plan import Plan
 
@@ -52,7 +51,8 @@ def loops(source: str, name: str, wide: Any, exact: bool) -> Any:
     """The compiled function of a source that computes in the type `wide`. exact: whether each operation is rounded as
     NumPy rounds it; then steps of an optimizer give the same weights whether they are compiled or not.
 
-    Numba keeps compiled code on disk by file, name and line. The file is this one, and the name has a checksum of the source.
+    Numba keeps compiled code on disk by file, name and line. The file is this one, and the name has a checksum of
+    the source.
     """
     unique = f"{name}_{sha256(source.encode()).hexdigest()[:12]}_{np.dtype(wide).name}"
     space = {"__name__": __name__, "np": np, "R": wide, "plus": plus, "maximum_of_row": numba_rows.maximum_of_row}

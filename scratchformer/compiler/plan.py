@@ -2,8 +2,8 @@
 
 Each row is computed on its own, apart from sums over rows. A sum or maximum over the column needs a pass over the row
 before the passes that use it; those that depend on the same sums are taken in one pass. What has a column is computed
-again in each pass that uses it, since that is faster than memory. Only what contains an exponential, or another function
-that takes long, is kept in a row of memory for the later passes.
+again in each pass that uses it, since that is faster than memory. Only what contains an exponential, or another
+function that takes long, is kept in a row of memory for the later passes.
 
 What depends on no array with a column is computed before the loops by the array library: the *head*. What depends on a
 sum over all rows is computed after them: the *tail*.
@@ -91,7 +91,8 @@ def make_plan(
         bodies.append((here, stores, trees))
     uses = [reach(trees, values, {}, columns) for _, _, trees in bodies]
     kept = {key for key in columns if sum(key in use for use in uses) > 1 and is_slow(values[key].tree)}
-    passes, done = [], set()
+    passes: list[Pass] = []
+    done: set[str] = set()
     for level, (here, stores, trees) in zip(levels, bodies, strict=True):
         steps = reach(trees, values, {}, columns, stop=kept & done)
         passes.append(

@@ -195,8 +195,8 @@ class Lowering:
         lead = array.axes[: len(array.axes) - len(at)]
         if len(at) > len(array.axes):
             raise self.fail(
-                f"{array.name} has {len(array.axes)} axes, and {len(at)} indices here: if some of the axes before the last "
-                "have letters, write all of them in every equation, n too"
+                f"{array.name} has {len(array.axes)} axes, and {len(at)} indices here: if some of the axes before the "
+                "last have letters, write all of them in every equation, n too"
             )
         places = (*(("at", axis) for axis in lead), *(self.spread(part.tree) for part in at))
         whole = COLUMN not in array.axes and places == tuple(("at", axis) for axis in array.axes)
@@ -217,8 +217,8 @@ class Lowering:
             parts = [self.under_a_name(part, "k") for part in parts]
         if stage == TAIL and any(part.stage == LOOPS for part in parts):
             raise self.fail(
-                "a sum over all rows is known only after the loop over the rows, so no row can use it: make what uses it "
-                "a second operation, with the sum as an argument"
+                "a sum over all rows is known only after the loop over the rows, so no row can use it: make what uses "
+                "it a second operation, with the sum as an argument"
             )
         if stage == LOOPS and any(COLUMN in part.axes for part in parts):
             parts = [part if COLUMN in part.axes else self.under_a_name(part, "r") for part in parts]
@@ -319,8 +319,8 @@ class Lowering:
         places = {**places, **{letter: ("at", self.axis(letter)) for letter in node[2]}}
         body: list[Node] = []
         for factor in factors(node[3]):
-            relation, left, right = factor[1][0] if factor[0] == "bracket" else ("", (), ())
-            if relation == "=" and right[:1] == ("idx",) and right[1] in definition.letters:
+            relation, left, right = factor[1][0] if factor[0] == "bracket" else ("", node, node)
+            if relation == "=" and right[0] == "idx" and right[1] in definition.letters:
                 places[right[1]] = self.lower(left, places).tree
             else:
                 body.append(factor)

@@ -154,8 +154,8 @@ class Twin:
         return (*args, *[kwargs.get(name, default) for name, default in others])
 
     def signature(self, args: tuple) -> tuple:
-        """What of the arguments decides which loops run: of an array its shape and type, an option, of others the type."""
-        kind = self.target.kind
+        """What of the arguments decides which loops run: an array's shape and type, an option, the type of others."""
+        kind: Any = self.target.kind
         return tuple(
             [
                 (x.shape, x.dtype) if type(x) is kind else x if x is None or isinstance(x, (str, bool)) else type(x)
@@ -168,7 +168,7 @@ class Twin:
         return bool(self.arrays) and self.call(self.signature(self.in_order(args, kwargs))) is not None
 
     def make_call(self, signatures: tuple) -> Call | None:
-        """The plans for arguments of these shapes and types, see `signature`; None if the loops cannot compute with them."""
+        """The plans for arguments of these shapes and types, see `signature`; None if the loops cannot take them."""
         arguments = dict(zip(self.names, signatures, strict=True))
         shape = self.shape(arguments)
         if shape is None or not self.target.takes(shape.dtype):
@@ -310,7 +310,7 @@ class Run:
             self.writes.append((array.name, make, size, dtype, looped(array, shape, flat), order_of(array, old)))
 
     def in_order_of_memory(self, values: Mapping[str, Any]) -> Run:
-        """This run, or one whose loops over rows have the order in which the first array with all rows lies in memory."""
+        """This run, or one whose loops over rows have the order in memory of the first array with all rows."""
         axes = next((array.axes for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
         if axes is None:
             return self
@@ -343,11 +343,11 @@ class Run:
             for name, array, order, shape, wide in self.reads
         ]
         writes = []
-        for name, make, shape, dtype, size, order in self.writes:
+        for name, make, whole, dtype, shape, order in self.writes:
             there = out is not None and out.dtype == dtype and out.flags.c_contiguous and name in plan.sums
-            x = out if there else make(shape, dtype)
+            x = out if there else make(whole, dtype)
             values[name] = x if order is None else x.transpose(order)
-            writes.append(x if size is None or x.shape == size else x.reshape(size))
+            writes.append(x if shape is None or x.shape == shape else x.reshape(shape))
         finite = self.loops(reads, [values[name] for name in plan.numbers], writes)
         for name, tree in self.tail:
             values[name] = values[tree[1]] if tree[0] == "sum" else evaluate(tree, values, self.shape, xp)
@@ -368,8 +368,8 @@ def order_of(old: Array, new: Array) -> list[int] | None:
 
 
 def looped(array: Array, shape: Shape, flat: bool) -> tuple[int, ...] | None:
-    """The shape in which the loops take an array: its leading axes as one, or all of them, and a column in halves. None if
-    it is the array's.
+    """The shape in which the loops take an array: its leading axes as one, or all of them, and a column in halves. None
+    if it is the array's.
     """
     if flat:
         return (shape.sizes[ROW] * shape.sizes[COLUMN],)
@@ -402,14 +402,14 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
         return parts[0]
     if kind in ("number", "value", "sum", "load"):
         x = env[parts[0]]
-        return x.astype(shape.wide) if getattr(x, "dtype", None) == bool else x
+        return x.astype(shape.wide) if getattr(x, "dtype", None) == np.dtype(bool) else x
     if kind == "size":
         return shape.sizes[parts[0]]
     if kind == "over":
         return getattr(evaluate(parts[1], env, shape, xp), parts[0])()  # sum or mean
     if kind == "call":
         inside = [evaluate(part, env, shape, xp) for part in parts[1]]
-        return getattr(xp, FUNCTIONS.get(parts[0], parts[0]))(*inside)
+        return getattr(xp, FUNCTIONS.get(str(parts[0]), str(parts[0])))(*inside)
     if kind == "if":
         holds: Any = True
         for relation, left, right in parts[0]:

@@ -31,9 +31,7 @@ class CrossEntropyCache(NamedTuple):
     label_smoothing: float
 
 
-def given_targets(
-    logits: Array, targets: Array, ignore_index: int | None, label_smoothing: float
-) -> dict[str, Array]:
+def given_targets(logits: Array, targets: Array, ignore_index: int | None, label_smoothing: float) -> dict[str, Array]:
     """Targets (N,), which are 0 where ignored, and which of them count (N,), by name. Raises TypeError, ValueError or
     IndexError unless these are valid arguments of `cross_entropy`.
     """
