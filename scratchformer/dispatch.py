@@ -105,6 +105,12 @@ def is_fast() -> bool:
     return _fast_depth > 0 and not _reference_depth
 
 
+def has_twin(op: Operation, *args: Any) -> bool:
+    """Whether a twin with `fits` would run with these arguments, and not the reference."""
+    twins = () if _reference_depth else op.chosen[bool(_fast_depth)].get(type(args[0]), ())
+    return any(twin.fits(*args) for twin in twins)
+
+
 def when_fast(load: Callable[[], object]) -> None:
     """Call `load` when the first block of `fast()` is entered."""
     _loaders.append(load)

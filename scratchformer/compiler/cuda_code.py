@@ -26,7 +26,7 @@ __all__ = ["cuda_source"]
 HERE = ("at", COLUMN)
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
 TEAMS = "(Index)gridDim.x * ROWS"
-WORDS = """T V R REAL PER THREADS ROWS Index Vector auto bool c char const double finite first float found i int j k
+WORDS = """T V R REAL PER THREADS ROWS Index Vector auto bool c char const double finite first float found int i j k
     long new part row short signed this to unsigned void""".split()
 
 
@@ -63,15 +63,15 @@ def axes_of(plan: Plan) -> list[str]:
     return [*dict.fromkeys([*plan.axes, *(axis for array in (*plan.reads, *plan.writes) for axis in array.axes)])]
 
 
-def listed(parts: Sequence[str]) -> str:
+def listed(parts: Sequence[str], margin: str = "        ") -> str:
     """Parameters or arguments, on several lines if there are many."""
     text = ", ".join(part.replace(" ", "\0") for part in parts)
-    lines = fill(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 8, break_long_words=False)
+    lines = fill(text, 112, initial_indent=margin, subsequent_indent=margin, break_long_words=False)
     return (text if len(text) < 60 else f"\n{lines}").replace("\0", " ")
 
 
 class Printer(Expressions):
-    calls, comment, reserved = {"abs": "fabs"}, "//", WORDS
+    calls, comment, reserved, rounded = {"abs": "fabs"}, "//", WORDS, "wide(narrow({}))"
 
     def __init__(self, plan: Plan, types: Sequence[str]) -> None:
         super().__init__(plan, 1)
@@ -129,7 +129,7 @@ class Printer(Expressions):
             inner = "".join(f" / {self.size(each)}" for each in self.rows[i + 1 :])
             self.put(f"Index {self.place(axis)} = row{inner}{f' % {self.size(axis)}' * bool(i)};")
         if self.again:
-            call = f"({listed([*(each.split()[-1] for each in given), *map(self.place, self.rows)])})"
+            call = f"({listed([*(each.split()[-1] for each in given), *map(self.place, self.rows)], ' ' * 16)})"
             self.put(f"if (!row_of_{self.plan.name}<REAL>{call} && sizeof(REAL) < 8)")
             self.put(f"    row_of_{self.plan.name}<double>{call};")
         elif given or self.flat:
@@ -291,7 +291,7 @@ class Printer(Expressions):
         if array.kind == "bits":
             return f"random_16({self.among(array.axes, places)}, {self.variable(array.name)})"
         if has_step(array, self.plan):
-            return self.read(array.name, f"({self.start(node)})[{self.index(places[-1])}]")
+            return self.read(array.name, f"*({self.start(node)} + {self.index(places[-1])})")
         return self.read(array.name, f"{self.pointer(array)}[{self.among(array.axes, places)}]")
 
     def expression(self, tree: Node) -> tuple[str, int]:

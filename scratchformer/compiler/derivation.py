@@ -78,7 +78,7 @@ class Derivation:
             there += [Array(x, ()) for x in others]  # a number that is in an array, on a GPU
             plan = arranged(make_plan(self.definitions, there, numbers, chosen, results, name))
             return Pair(in_place(plan, self.definitions), None, ())
-        lowering = Lowering(self.definitions, there, numbers, chosen)
+        lowering = Lowering(self.definitions, there, numbers, chosen, ())
         dy = Array(self.gradient, lowering.axes_of(self.output))
         fields = [self.definitions.resolve(field) for field in self.fields]
         kept = {field: there_or_computed(field, lowering, self.arrays) for field in fields}
@@ -95,7 +95,7 @@ class Derivation:
         needed = [field for field in fields if field in used]
         computed = [field for field in needed if field in known and field not in (*self.arguments, *self.gives)]
         results = list(dict.fromkeys([self.output, *computed]))
-        forward = make_plan(self.definitions, there, numbers, chosen, results, name)
+        forward = make_plan(self.definitions, there, numbers, chosen, results, name, computed)
         return Pair(arranged(forward), arranged(backward), tuple(dict.fromkeys(needed)))
 
 

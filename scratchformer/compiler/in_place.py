@@ -13,6 +13,8 @@ from ..dispatch import Operation
 from ..ops.precision import round_into
 from ..optim.adam import adam_step, clip_adam, clip_adam_round
 from ..optim.clip import scale
+from ..optim.muon import move, nesterov
+from ..optim.sgd import sgd_step
 from . import CompileError
 from .derivation import Derivation, before
 from .fusion import Part, joined
@@ -25,7 +27,7 @@ FUSED: Mapping[Any, Sequence[Part]] = {
     clip_adam: (CLIPPED, (adam_step, {})),
     clip_adam_round: (CLIPPED, (adam_step, {}), (round_into, {"x": "w", "out": "half"})),
 }
-IN_PLACE = (adam_step, round_into, scale, *FUSED)
+IN_PLACE = (adam_step, sgd_step, nesterov, move, round_into, scale, *FUSED)
 
 
 def add_in_place(op: Any, target: Target) -> None:

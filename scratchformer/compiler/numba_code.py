@@ -39,7 +39,7 @@ def size(axis: str) -> str:
 
 def variable(name: str) -> str:
     """The variable for a name of the equations."""
-    return f"{name}_" if keyword.iskeyword(name) or name in (*RESERVED, "n", "t") else name
+    return f"{name}_" if keyword.iskeyword(name) or name in RESERVED or name in ("n", "t") else name
 
 
 def with_comment(code: str, text: str, depth: int) -> Iterator[str]:
@@ -126,12 +126,10 @@ class Printer:
         """
         self.parts = {}
         lines = [*self.columns(each, looped, uses, depth + 2)]
-        indent, place = INDENT * (depth + 1), "0"
-        for axis in self.outer:
-            place = f"({place} * {size(axis)} + {axis})" if place != "0" else axis
+        indent, place = INDENT * (depth + 1), self.row_number()
         yield f"{INDENT * depth}for first in range(0, columns, {BLOCK}):"
         yield f"{indent}place = {f'{place} * columns + first' if self.outer else 'first'}"
-        yield f"{indent}draw(words, {variable(self.bits)}, place // 4)"
+        yield f"{indent}draw(words[: (columns - first) // 4 + 2], {variable(self.bits)}, place // 4)"
         yield f"{indent}drawn = words.view(np.uint16){'[place % 4 :]' if self.outer else ''}"
         yield from (f"{indent}{part} = {array}[first : first + {BLOCK}]" for array, part in self.parts.items())
         yield f"{indent}for i in range(min({BLOCK}, columns - first)):"
@@ -140,11 +138,18 @@ class Printer:
         yield from lines
         self.parts = None
 
+    def row_number(self) -> str:
+        """The number of the row among all rows, as code."""
+        number = "0"
+        for axis in self.outer:
+            number = f"({number} * {size(axis)} + {axis})" if number != "0" else axis
+        return number
+
     def columns(self, each: Pass, looped: list[str], uses: Counter, depth: int) -> Iterator[str]:
         """What a loop does for each column."""
         sums = self.plan.sums
         for name in each.kept:
-            yield f"{INDENT * depth}{variable(name)} = row_{variable(name)}[c]"
+            yield f"{INDENT * depth}{variable(name)} = {self.in_row(f'row_{variable(name)}')}"
         for node in uses:
             array = self.arrays[node[1]]
             if uses[node] > 1 and node[2][-1:] == (("at", COLUMN),):
@@ -154,14 +159,14 @@ class Printer:
         for name in each.steps:
             yield from self.step(name, depth, store=False)
             if name in each.keep:
-                yield f"{INDENT * depth}row_{variable(name)}[c] = {variable(name)}"
+                yield f"{INDENT * depth}{self.in_row(f'row_{variable(name)}')} = {variable(name)}"
         for name in looped:
             function, term = "plus" if sums[name].function == "sum" else "max", self.text(sums[name].tree)
             yield from with_comment(f"{name} = {function}({name}, {term})", sums[name].text, depth)
         for name in each.totals:
             to = self.element(f"to_{name}", sums[name].at or ())
             yield from with_comment(f"{to} += {self.text(sums[name].tree)}", sums[name].text, depth)
-        for name in each.steps:
+        for name in each.stores:
             yield from (INDENT * depth + line for line in self.store(name))
         self.shared = {}
 
@@ -210,6 +215,9 @@ class Printer:
             return self.load(self.arrays[parts[0]], parts[1]), ATOM
         if kind in ("at", "size"):
             return f"R({self.place(tree)})", ATOM
+        if kind == "stored":
+            like = next(a.name for a in self.plan.writes if a.name not in self.plan.sums and COLUMN in a.axes)
+            return f"read(narrow({self.text(parts[0])}, to_{variable(like)}))", ATOM
         if kind == "neg":
             return f"-{self.within(parts[0], MINUS)}", MINUS
         if kind == "^" and parts[1][0] == "num" and parts[1][1] in (2, 3, 4):
@@ -255,16 +263,20 @@ class Printer:
         *lead, last = places
         if last == ("at", COLUMN) and not self.has_column(lead):
             where = ", ".join(map(self.place, lead))
-            row = self.keep(f"{array}_{axes(lead)}", f"{array}[{where}]") if lead else array
-            if self.parts is None:
-                return f"{row}[c]"
-            return f"{self.parts.setdefault(row, f'{row}_part')}[i]"
+            return self.in_row(self.keep(f"{array}_{axes(lead)}", f"{array}[{where}]") if lead else array)
         return f"{array}[{', '.join(map(self.place, (*lead, last)))}]"
+
+    def in_row(self, row: str) -> str:
+        """The element of a row in the column of the loop."""
+        return f"{row}[c]" if self.parts is None else f"{self.parts.setdefault(row, f'{row}_part')}[i]"
 
     def load(self, array: Array, places: tuple[Node, ...]) -> str:
         """An element as a number of type R. What has no column is read once for each row."""
         if not places:
             return variable(array.name)
+        if array.kind == "bits" and places[-1] != ("at", COLUMN):
+            at = f"{self.row_number()} * columns + {self.place(places[-1])}"
+            return self.keep(f"{variable(array.name)}_{axes(places)}", f"R(drawn_at({variable(array.name)}, {at}))")
         if array.kind == "bits":
             return "R(drawn[i])"
         element = self.element("to_" * (array in self.plan.writes) + variable(array.name), places)

@@ -51,13 +51,14 @@ def loops(source: str, name: str, wide: Any, exact: bool) -> Any:
     """The compiled function of a source that computes in the type `wide`. exact: whether each operation is rounded as
     NumPy rounds it; then steps of an optimizer give the same weights whether they are compiled or not.
 
-    Numba keeps compiled code on disk by file, name and line. The file is this one, and the name has a checksum of
-    the source.
+    Numba keeps compiled code on disk by file, name and line. The file is this one, and the name has a checksum of the
+    source.
     """
     unique = f"{name}_{sha256(source.encode()).hexdigest()[:12]}_{np.dtype(wide).name}"
     space = {"__name__": __name__, "np": np, "R": wide, "plus": plus, "maximum_of_row": numba_rows.maximum_of_row}
     space |= {
-        name: getattr(numba_math, name) for name in ("read", "narrow", "column_of", "draw", "exp", "log", "tanh", "erf")
+        name: getattr(numba_math, name)
+        for name in ("read", "narrow", "column_of", "draw", "drawn_at", "exp", "log", "tanh", "erf")
     }
     space |= {"sin": np.sin, "cos": np.cos}
     exec(compile(source.replace(f"def {name}(", f"def {unique}(", 1), __file__, "exec"), space)

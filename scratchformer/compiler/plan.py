@@ -62,12 +62,13 @@ def make_plan(
     options: Mapping[str, Any],
     results: Sequence[str],
     name: str,
+    kept: Iterable[str] = (),
 ) -> Plan:
     """The plan for the names in `results`; for the other arguments see `Lowering`.
 
     Raises CompileError for what cannot be compiled.
     """
-    lowering = Lowering(definitions, given, numbers, options)
+    lowering = Lowering(definitions, given, numbers, options, kept)
     for result in results:
         lowering.value(result)
     values, sums = lowering.values, lowering.sums
@@ -90,9 +91,9 @@ def make_plan(
         trees += [("value", key) for key in stores]
         bodies.append((here, stores, trees))
     uses = [reach(trees, values, {}, columns) for _, _, trees in bodies]
-    kept = {key for key in columns if sum(key in use for use in uses) > 1 and is_slow(values[key].tree)}
-    passes: list[Pass] = []
-    done: set[str] = set()
+    often = {key for key in columns if sum(key in use for use in uses) > 1}
+    kept = {key for key in often if is_slow(values[key].tree) or key in written}
+    passes, done = [], set()
     for level, (here, stores, trees) in zip(levels, bodies, strict=True):
         steps = reach(trees, values, {}, columns, stop=kept & done)
         passes.append(

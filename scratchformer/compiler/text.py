@@ -25,6 +25,7 @@ class Expressions:
     reserved: Collection[str] = ()  # names that variables must not have
     comment, indent = "#", "    "
     columns = "columns"  # the size of the column
+    rounded = ""  # how a number is rounded to the type of the arrays, if it may have more digits
 
     def __init__(self, plan: Plan, depth: int) -> None:
         self.plan, self.depth = plan, depth
@@ -77,6 +78,8 @@ class Expressions:
         if kind == "num":
             x = parts[0]
             return str(int(x)) if x.is_integer() and abs(x) < 1e15 else repr(x), SIGN if x < 0 else ATOM
+        if kind == "stored":
+            return (self.rounded.format(self.text(parts[0])), ATOM) if self.rounded else self.expression(parts[0])
         if kind == "neg":
             return f"-{self.text(parts[0], POWER)}", SIGN
         if kind == "^" and parts[1] in (("num", 2.0), ("num", 3.0)):

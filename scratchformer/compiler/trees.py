@@ -10,6 +10,7 @@ The trees are tuples as in `notation.grammar`, with these nodes in place of name
 - `("at", axis)`: the place on an axis; `("load", array, places)`: an element of an array
 - `("value", name)`: what was computed under that name; `("sum", name)`: a sum or maximum, see `Sum`
 - `("over", function, tree)`: a sum or mean over all rows
+- `("stored", a)`: a, rounded to the type of the arrays
 - `("if", conditions, a, b)`: a where all conditions `(relation, left, right)` hold, else b
 """
 
@@ -77,14 +78,21 @@ class Lowering:
     """Everything that a set of names needs.
 
     given: the arrays that are there. numbers: names of numbers that are there. options: the values of those arguments
-    that are neither, on which cases depend.
+    that are neither, on which cases depend. kept: what the cache will keep of the values. Others are computed from it as
+    it is kept, rounded, so that they are what the backward takes them for.
     """
 
     def __init__(
-        self, definitions: Definitions, given: Iterable[Array], numbers: Iterable[str], options: Mapping[str, Any]
+        self,
+        definitions: Definitions,
+        given: Iterable[Array],
+        numbers: Iterable[str],
+        options: Mapping[str, Any],
+        kept: Iterable[str],
     ) -> None:
         self.definitions, self.options = definitions, options
         self.given, self.numbers = {array.name: array for array in given}, frozenset(numbers)
+        self.kept = frozenset(kept)
         self.rows = row_letters(definitions)
         self.values: dict[str, Value] = {}  # each after those that it depends on
         self.sums: dict[str, Sum] = {}
@@ -111,13 +119,19 @@ class Lowering:
         self.open.append(name)
         places: dict[str, Node] = {letter: ("at", self.axis(letter)) for letter in definition.letters}
         value = self.sum_over_rows(definition, self.bound(definition, places))
-        value = value or self.lower(definition.node, self.bound(definition, places))
+        value = value or self.defined(definition, places)
         if extra := value.letters - set(definition.letters):
             raise self.fail(f"the index {', '.join(sorted(extra))} is on the right only")
         self.open.pop()
         self.definition = outer
         self.values[name] = value = value._replace(text=definition.spelled())
         return value
+
+    def defined(self, definition: Definition, places: dict[str, Node]) -> Value:
+        """The value of a definition at these places."""
+        value = self.lower(definition.node, self.bound(definition, places))
+        stored = definition.name in self.kept and COLUMN in map(self.axis, definition.letters)
+        return value._replace(tree=("stored", value.tree)) if stored and value.stage == LOOPS else value
 
     def axes_of(self, name: str) -> tuple[str, ...]:
         """The axes of a name that an equation defines, in the order of its indices."""
@@ -188,7 +202,7 @@ class Lowering:
         inside = dict(zip(definition.letters, (part.tree for part in at), strict=True))
         if all(inside[letter] == ("at", self.axis(letter)) for letter in inside):
             return value._replace(tree=value.tree if value.tree[0] == "sum" else ("value", name), letters=letters)
-        value = self.lower(definition.node, self.bound(definition, inside))  # the equation at another place
+        value = self.defined(definition, inside)  # the equation at another place
         return value._replace(axes=value.axes | union(part.axes for part in at), letters=letters)
 
     def load(self, array: Array, at: Sequence[Value]) -> Value:

@@ -153,9 +153,9 @@ class Twin:
             self.derivation.signature.bind(*args, **kwargs)  # raises TypeError
         return (*args, *[kwargs.get(name, default) for name, default in others])
 
-    def signature(self, args: tuple) -> tuple:
-        """What of the arguments decides which loops run: an array's shape and type, an option, the type of others."""
-        kind: Any = self.target.kind
+    def signature(self, args: tuple[Any, ...]) -> tuple:
+        """What decides which loops run: of an array its shape and type, an option, of other arguments the type."""
+        kind = self.target.kind
         return tuple(
             [
                 (x.shape, x.dtype) if type(x) is kind else x if x is None or isinstance(x, (str, bool)) else type(x)
@@ -168,7 +168,7 @@ class Twin:
         return bool(self.arrays) and self.call(self.signature(self.in_order(args, kwargs))) is not None
 
     def make_call(self, signatures: tuple) -> Call | None:
-        """The plans for arguments of these shapes and types, see `signature`; None if the loops cannot take them."""
+        """The plans for what `signature` gives; None if the loops cannot compute with such arguments."""
         arguments = dict(zip(self.names, signatures, strict=True))
         shape = self.shape(arguments)
         if shape is None or not self.target.takes(shape.dtype):
@@ -182,7 +182,7 @@ class Twin:
         except CompileError:  # with other options than by default
             return None
         odd = HALF in pair.forward.axes and shape.sizes[COLUMN] % 2
-        return None if odd else Call(self, pair, shape, numbers)
+        return None if odd else Call(self, pair, shape, numbers, signatures)
 
     def shape(self, arguments: Mapping[str, Any]) -> Shape | None:
         """The sizes of the axes; None if the arrays do not go together, or one is empty."""
@@ -246,10 +246,10 @@ class Twin:
 
 
 class Call:
-    """The plans of an operation for arguments of certain shapes and types."""
+    """The plans of an operation for arguments of certain shapes and types, which are its signatures."""
 
-    def __init__(self, twin: Twin, pair: Pair, shape: Shape, numbers: tuple[str, ...]) -> None:
-        self.twin, self.pair, self.shape, self.numbers = twin, pair, shape, numbers
+    def __init__(self, twin: Twin, pair: Pair, shape: Shape, numbers: tuple[str, ...], signatures: tuple) -> None:
+        self.twin, self.pair, self.shape, self.numbers, self.signatures = twin, pair, shape, numbers, signatures
         self.kept = (*pair.kept, *numbers)
         self.has_integers = any(array.kind == "integer" for array in twin.arrays.values())
         self.checked: tuple | None = None  # the numbers for which `given` has accepted these shapes and types
@@ -310,7 +310,7 @@ class Run:
             self.writes.append((array.name, make, size, dtype, looped(array, shape, flat), order_of(array, old)))
 
     def in_order_of_memory(self, values: Mapping[str, Any]) -> Run:
-        """This run, or one whose loops over rows have the order in memory of the first array with all rows."""
+        """This run, or one whose loops over rows go as the first array with all rows lies in memory."""
         axes = next((array.axes for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
         if axes is None:
             return self
@@ -343,11 +343,11 @@ class Run:
             for name, array, order, shape, wide in self.reads
         ]
         writes = []
-        for name, make, whole, dtype, shape, order in self.writes:
+        for name, make, shape, dtype, size, order in self.writes:
             there = out is not None and out.dtype == dtype and out.flags.c_contiguous and name in plan.sums
-            x = out if there else make(whole, dtype)
+            x = out if there else make(shape, dtype)
             values[name] = x if order is None else x.transpose(order)
-            writes.append(x if shape is None or x.shape == shape else x.reshape(shape))
+            writes.append(x if size is None or x.shape == size else x.reshape(size))
         finite = self.loops(reads, [values[name] for name in plan.numbers], writes)
         for name, tree in self.tail:
             values[name] = values[tree[1]] if tree[0] == "sum" else evaluate(tree, values, self.shape, xp)
@@ -402,14 +402,14 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
         return parts[0]
     if kind in ("number", "value", "sum", "load"):
         x = env[parts[0]]
-        return x.astype(shape.wide) if getattr(x, "dtype", None) == np.dtype(bool) else x
+        return x.astype(shape.wide) if getattr(x, "dtype", None) == np.bool_ else x
     if kind == "size":
         return shape.sizes[parts[0]]
     if kind == "over":
         return getattr(evaluate(parts[1], env, shape, xp), parts[0])()  # sum or mean
     if kind == "call":
         inside = [evaluate(part, env, shape, xp) for part in parts[1]]
-        return getattr(xp, FUNCTIONS.get(str(parts[0]), str(parts[0])))(*inside)
+        return getattr(xp, FUNCTIONS.get(parts[0], parts[0]))(*inside)
     if kind == "if":
         holds: Any = True
         for relation, left, right in parts[0]:

@@ -15,7 +15,6 @@ from ..dispatch import turned_off, when_fast
 from . import (
     numpy_attention,
     numpy_blocks,
-    numpy_decoder,
     numpy_dense,
     numpy_extend,
     numpy_half,
@@ -25,7 +24,6 @@ from . import (
 __all__ = [
     "numpy_attention",
     "numpy_blocks",
-    "numpy_decoder",
     "numpy_dense",
     "numpy_extend",
     "numpy_half",
@@ -34,7 +32,6 @@ __all__ = [
 
 FAST = (  # the modules of the extra `fast`
     "numba_attention",
-    "numba_decoder",
     "numba_dense",
     "numba_extend",
     "numba_linear",

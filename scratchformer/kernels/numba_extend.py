@@ -1,17 +1,17 @@
-"""One new token through a block in compiled code, in which reading the weights is nearly all that takes time.
+"""One new token through a block or a decoder block in compiled code: reading the weights is nearly all that takes time.
 
 The mathematics is that of `numpy_extend`. What differs is how the numbers are read:
 
 - Products read each weight once, in the order of memory: see `numba_multiply`.
 - Keys are stored as (B, G, D, S) and values as (B, G, S, D), see `MultiHead.allocate`. Then the scores Σ_d q_d K_ds and
   the mean Σ_s p_s V_sd of a head are rows times matrices too. Division by the sum of the exponentials comes last, for D
-  numbers instead of S.
+  numbers instead of S. The keys of a memory are (B, H, M, D), and only what a sequence may see of them is read.
 - Weights, keys and values may be bfloat16. This halves what is read. Only what is stored is rounded: weights, keys,
   values, and the output of a block.
-- The matrices of a large model are divided among the cores. Each core computes some heads and their part of attention's
-  output, and then some units of the hidden layer and their part of the block's output. The parts are summed in the
-  order of heads and units, so the result does not depend on the number of cores. At most as many cores work at
-  attention as there are heads of keys, and one if a head's width is not a multiple of a vector's.
+- A branch is computed in parts, which are then summed in their order: a head of keys with the queries that read it, or
+  UNIT numbers of the hidden layer. Several cores divide the parts of a large model among them, so their number changes
+  no bit. At most as many work at attention as there are heads of keys, and one if a head's width is not a multiple of
+  a vector's. Several sequences are one part, with products as in `multiply_rows`.
 """
 
 from __future__ import annotations
@@ -20,76 +20,150 @@ import functools
 import math
 import operator
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..nn import Block, FeedForward, LayerNorm, Linear, RMSNorm, RotarySelfAttention, SelfAttention, SwiGLU, TiedOutput
+from .. import nn
+from ..backend import cores
 from ..nn.block import extend_block
+from ..nn.decoder_block import extend_decoder_block
 from ..nn.embedding import extend_output
-from ..nn.layer import Layer
 from ..nn.stack import Stored
-from ..ops import Pattern
+from ..ops import Padding, Pattern
 from ..ops.activations import CUBIC
 from .mkl_products import products as blas
 from .numba_activations import normal_cdf, sigmoid
 from .numba_code import as_bits, compiled, plus
 from .numba_linear import affine
 from .numba_math import alike, narrow, read
-from .numba_multiply import copy, half, means, multiply, multiply_rows, multiply_transposed
+from .numba_multiply import copy, means, multiply, multiply_rows, multiply_transposed
 from .numba_rows import centre, inverse_root, up
 from .numba_vectors import LANES, exp2, filled, larger, largest, load, store, total, vectorised
-from .numpy_extend import CORES, angles_at, pool, visible
+from .numpy_extend import CROSS, angles_at, parts_of
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
-PART = 1 << 20  # elements of a matrix that are worth a core of their own
-UNIT = 256  # numbers of a hidden layer that are computed together, whatever the number of cores
-PREPARED: WeakKeyDictionary[Layer, tuple] = WeakKeyDictionary()  # arrays of a layer, and as compiled code takes them
+CORES = cores()
+PART = 1 << 20  # elements of a matrix that are worth a core of their own: one reads 4 MB in about 0.1 ms
+UNIT = 256  # numbers of a hidden layer that are computed together
+PREPARED: WeakKeyDictionary[nn.Layer, tuple] = WeakKeyDictionary()  # what a block has, and that for compiled code
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
-
 ONE, CUBE, TANH = np.float32(1), np.float32(CUBIC), np.float32(math.sqrt(8 / math.pi))
 
-plain, plain_output = extend_block.twins[np.ndarray], extend_output.twins[np.ndarray]
+
+def fits(
+    x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Pattern | None = None, memory: Stored = ()
+) -> bool:
+    """For one new token in float32 or bfloat16, if all layers are known and have the right shapes: compiled code checks
+    no index. A memory may be padded; there is no other pattern but a window.
+    """
+    norms, attentions = parts_of(block)
+    kinds, B = tuple(map(type, attentions)), len(x)
+    if x.dtype == np.float64 or not (kinds == CROSS or kinds in ((nn.SelfAttention,), (nn.RotarySelfAttention,))):
+        return False
+    (keys, values), layer = (stored[0].swapaxes(2, 3), stored[1]), attentions[0]
+    G, D, S = layer.kv_heads, layer.head_width, keys.shape[3]
+    return (
+        prepared(block, norms, attentions)
+        and alike(x, norms[0].gamma.data, keys, values, *memory)
+        and x.shape == (B, 1, norms[0].gamma.data.size)
+        and (keys.shape, values.shape) == ((B, G, D, S), (B, G, S, D))
+        and keys.flags.c_contiguous
+        and values.flags.c_contiguous
+        and all(each.shape == (B, G, memory[0].shape[2], D) and each.flags.c_contiguous for each in memory)
+        and 0 <= past < S
+        and (pattern is None or (kinds == CROSS and type(pattern) is Padding and pattern.lengths.shape == (B,)))
+        and (B == 1 or means() is not None)
+    )
 
 
-@extend_block.twin(np.ndarray, fast=True)
-def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Pattern | None = None) -> np.ndarray:
-    """As the NumPy twin, which handles everything else: several new tokens, relative positions, other patterns."""
-    weights = weights_of(block) if x.shape[1] == 1 else None
-    seen = visible(block.attention, stored[0], pattern, past + 1) if weights else None
-    if weights is None or seen is None or len(seen) > 1 or not isinstance(seen[0][1], slice):
-        return plain(x, block, stored, past, pattern)
-    keys, values = stored[0].swapaxes(2, 3), stored[1]
-    if not (room_for(x, keys, values, past, block.attention, weights) and (len(x) == 1 or means() is not None)):
-        return plain(x, block, stored, past, pattern)
-    attention, angles = block.attention, NO_ANGLES
-    if type(attention) is RotarySelfAttention:
-        angles = angles_at(past, attention.head_width, attention, np.dtype(np.float32))
-    options = (block.norm1.eps, block.norm2.eps, ACTIVATIONS[block.feedforward.up.activation], block.norm == "pre")
-    places, rows = (seen[0][1].start, past), as_bits(np.ascontiguousarray(x[:, 0]))
-    y = np.empty_like(rows)
-    arguments = rows, as_bits(keys), as_bits(values), y, weights, options, angles, places
+def extend(
+    x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Padding | None = None, memory: Any = None
+) -> np.ndarray:
+    """As `nn.block.extend_block` and `nn.decoder_block.extend_decoder_block`."""
+    (_, weights), layer, angles, start = PREPARED[block], block.attention, NO_ANGLES, 0
+    keys, values = as_bits(stored[0].swapaxes(2, 3)), as_bits(stored[1])
+    if type(layer) is nn.RotarySelfAttention:
+        angles = angles_at(past, layer.head_width, layer, np.dtype(np.float32))
+        start = max(0, past + 1 - (layer.window or past + 1))
+    if memory is not None:
+        lengths = np.full(len(x), memory[0].shape[2]) if pattern is None else pattern.lengths
+        memory = (*map(as_bits, memory), np.ascontiguousarray(lengths, np.int64))
+    rows = as_bits(np.ascontiguousarray(x[:, 0]))
+    y, (_, (w_up, _), _, _) = np.empty_like(rows), weights[-1]
+    arguments = rows, y, weights, (keys, values), memory, angles, (start, past)
     if len(x) > 1:
         step(means(), *arguments)
-    elif weights[12].size < PART or keys.shape[2] % LANES:  # heads of whole vectors, so that any split gives equal bits
+    elif w_up.size < PART or keys.shape[2] % LANES:  # heads of whole vectors, so that any split gives equal bits
         step(None, *arguments)
     else:
         step_on_cores(*arguments)
     return y.view(x.dtype)[:, None]
 
 
-def step_on_cores(
-    x: np.ndarray, keys: np.ndarray, values: np.ndarray, y: np.ndarray, weights: tuple, options: tuple, angles: tuple,
-    places: tuple,
-) -> None:  # fmt: skip
-    """As `step` for one row x (1, C), by several cores, each with some of the heads and some of the units."""
-    G, units = keys.shape[1], -(-weights[12].shape[1] // UNIT)
-    attended, fed = np.empty((G, x.shape[1]), np.float32), np.empty((units, x.shape[1]), np.float32)
-    on_cores(G, attention_part, x, keys, values, weights, options, angles, places, attended)
-    on_cores(units, feedforward_part, x, attended, weights, options, fed)
-    add_parts(x, attended, fed, weights, options, y)
+extend_block.add_twin(np.ndarray, fits, extend, fast=True)
+extend_decoder_block.add_twin(np.ndarray, fits, extend, fast=True)
+
+
+def prepared(block: Any, norms: tuple, attentions: tuple) -> bool:
+    """Whether the layers of a block are known, and fit. Then PREPARED holds their arrays as `step` takes them."""
+    forward = block.feedforward
+    if type(forward) not in (nn.FeedForward, nn.SwiGLU) or not {*map(type, norms)} <= {nn.LayerNorm, nn.RMSNorm}:
+        return False
+    maps: list[Any] = []
+    for each in attentions:
+        maps += each.query, each.key, each.value, each.unify
+    maps += (forward.up, forward.down) if type(forward) is nn.FeedForward else (forward.up, forward.down, forward.gate)
+    if {*map(type, maps)} != {nn.Linear}:
+        return False
+    state = [block.norm]
+    for norm in norms:
+        state += norm.gamma.data, norm.beta.data if type(norm) is nn.LayerNorm else None, norm.eps
+    for each in maps:
+        state += each.w.data, None if each.b is None else each.b.data, each.activation
+    known, found = PREPARED.get(block, ((), None))
+    if len(known) != len(state) or not all(map(operator.is_, known, state)):
+        found = arranged(state, len(norms), attentions)
+        PREPARED[block] = state, found
+    return found is not None
+
+
+def arranged(state: list, count: int, attentions: tuple) -> tuple | None:
+    """What `prepared` knows of a block with so many norms, as `step` takes it; None if it does not fit."""
+    order, C, dtype, end = state[0], state[1].size, state[1].dtype, count + 4 * len(attentions)
+    triples = [tuple(state[i : i + 3]) for i in range(1, len(state), 3)]
+    (w_up, _, activation), *others = triples[end:]
+    shapes: list[tuple] = [(C,)] * count
+    for each in attentions:
+        HD, GD = each.heads * each.head_width, each.kv_heads * each.head_width
+        shapes += (C, HD), (C, GD), (C, GD), (HD, C)
+    shapes += (C, w_up.shape[-1]), w_up.shape[::-1], (C, w_up.shape[-1])
+    if (
+        not isinstance(activation, str | None)
+        or (activation and len(others) > 1)
+        or any(f is not None for _, _, f in (*triples[count:end], *others))
+        or any(
+            array is not None and not (array.shape == size and array.dtype == dtype and array.flags.c_contiguous)
+            for (*arrays, _), shape in zip(triples, shapes, strict=False)
+            for array, size in zip(arrays, (shape, shape[-1:]), strict=True)
+        )
+    ):
+        return None
+    none = as_bits(np.empty((0, 0), dtype))
+    bits = [(as_bits(a), none[0:0].reshape(-1) if b is None else as_bits(b), last) for a, b, last in triples]
+    pairs = [(a, b) for a, b, _ in bits[count:]]
+    up, down, gate, *_ = *pairs[end - count :], (none, none.reshape(-1))
+    attention, cross = tuple(pairs[:4]), tuple(pairs[4 : end - count]) or None
+    return order == "pre", tuple(bits[:count]), attention, cross, (ACTIVATIONS[activation], up, gate, down)
+
+
+@functools.cache
+def pool() -> ThreadPoolExecutor:
+    """Threads that wait for parts."""
+    return ThreadPoolExecutor(CORES)
 
 
 def on_cores(count: int, work: Callable, *args: Any, most: float = math.inf) -> None:
@@ -102,179 +176,205 @@ def on_cores(count: int, work: Callable, *args: Any, most: float = math.inf) -> 
         other.result()
 
 
-@extend_output.twin(np.ndarray, fast=True)
+def step_on_cores(
+    x: np.ndarray, y: np.ndarray, weights: tuple, stored: tuple, memory: Any, angles: tuple, seen: tuple
+) -> None:
+    """As `step` for one row, with the parts of each branch divided among the cores."""
+    pre, norms, attention, cross, forward = weights
+    branches = [(attention_part, stored[0].shape[1], attention, (stored, angles, seen))]
+    if cross is not None:
+        branches.append((cross_part, memory[0].shape[1], cross, (memory,)))
+    branches.append((forward_part, units(forward), forward, ()))
+    h = np.empty(x.shape, np.float32)
+    n = np.empty_like(h)
+    copy(x[0], h[0])
+    for norm, (part, count, layers, others) in zip(norms, branches, strict=True):
+        sums = np.empty((count, *h.shape), np.float32)
+        enter(h, pre, norm, n)
+        on_cores(count, part, None, n, layers, *others, sums)
+        leave(h, sums, layers[-1], pre, norm)
+    copy(h[0], y[0])
+
+
+def fits_output(x: np.ndarray, output: Any) -> bool:
+    """For one position of each sequence, in float32 or bfloat16."""
+    tied = type(output) is nn.TiedOutput
+    if not (tied or (type(output) is nn.Linear and output.activation is None)):
+        return False
+    w = output.table.data if tied else output.w.data
+    return (
+        alike(x, w)
+        and x.dtype != np.float64
+        and x.shape == (len(x), 1, w.shape[1 if tied else 0])
+        and w.flags.c_contiguous
+        and (len(x) == 1 or blas() is not None)
+    )
+
+
 def output_rows(x: np.ndarray, output: Any) -> np.ndarray:
-    """As the NumPy twin. Logits of bfloat16 models are float32, since nothing but a softmax follows."""
-    tied, B = type(output) is TiedOutput, len(x)
-    if not tied and (type(output) is not Linear or output.activation is not None):
-        return plain_output(x, output)
-    w, b = output.table.data if tied else output.w.data, output.b
-    if (
-        x.shape[1] != 1
-        or x.shape[2] != w.shape[1 if tied else 0]
-        or not alike(x, w)
-        or x.dtype == np.float64
-        or not w.flags.c_contiguous
-    ):
-        return plain_output(x, output)
-    rows = np.empty((B, x.shape[2]), np.float32)
-    copy(as_bits(np.ascontiguousarray(x)).reshape(-1), rows.reshape(-1))
-    y = product_of_rows(rows, as_bits(w), tied)
-    if b is not None:
-        y += b.data.astype(np.float32, copy=False)
+    """As `nn.embedding.extend_output`. Logits of bfloat16 models are float32, since nothing but a softmax follows.
+
+    One row is multiplied as fast as w can be read; a large w is read by several cores.
+    """
+    tied = type(output) is nn.TiedOutput
+    w, rows = as_bits(output.table.data if tied else output.w.data), as_bits(np.ascontiguousarray(x[:, 0]))
+    y = np.empty((len(x), w.shape[0 if tied else 1]), np.float32)
+    if len(x) > 1:
+        affine(blas(), rows, w, tied, rows[0, :0], 0.0, y)
+    else:
+        row = np.empty(rows.size, np.float32)
+        copy(rows[0], row)
+        on_cores(-(-y.size // LANES), output_part, row, w, tied, y[0], most=w.size // PART)
+    if output.b is not None:
+        y += output.b.data.astype(np.float32, copy=False)
     return y[:, None]
 
 
-def product_of_rows(x: np.ndarray, w: np.ndarray, transposed: bool) -> np.ndarray:
-    """x w for x (B, I) and w (I, O), or (O, I) if transposed, in float32.
-
-    For many rows by a library. One row is multiplied as fast as w can be read; a large w is read by several cores.
-    """
-    B, O = len(x), w.shape[0 if transposed else 1]
-    y = np.empty((B, O), np.float32)
-    library = blas() if B > 1 else None
-    if library is not None:
-        affine(library, x if w.dtype == np.float32 else half(x), w, transposed, x[0, :0], 0.0, y)
-    else:
-        on_cores(-(-O // LANES), product_part, x, w, transposed, y, most=w.size // PART)
-    return y
-
-
-def product_part(first: int, last: int, x: np.ndarray, w: np.ndarray, transposed: bool, y: np.ndarray) -> None:
-    """Some columns of y = x w."""
+def output_part(first: int, last: int, x: np.ndarray, w: np.ndarray, tied: bool, y: np.ndarray) -> None:
+    """Some columns of y = x w, or of x wᵀ."""
     start, stop = first * LANES, last * LANES
-    for b in range(len(x)):
-        if transposed:
-            multiply_transposed(x[b], w[start:stop], 0, y[b, start:stop])
-        else:
-            multiply(x[b], w, start, y[b, start:stop])
-
-
-@functools.cache
-def nothing(dtype: np.dtype, axes: int = 1) -> np.ndarray:
-    """In place of a layer's missing array."""
-    return np.empty((0,) * axes, dtype)
-
-
-def weights_of(block: Any) -> tuple[np.ndarray, ...] | None:
-    """The arrays of `arrays_of` for compiled code; None for a block of other parts, or of another type."""
-    arrays = arrays_of(block)
-    return None if arrays is None else prepared(block, arrays)
-
-
-def prepared(layer: Any, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...] | None:
-    """The arrays for compiled code, kept until the layer gets others; None if they do not fit it."""
-    known, found = PREPARED.get(layer, ((), None))
-    if len(known) != len(arrays) or not all(map(operator.is_, known, arrays)):
-        fit = alike(arrays[0]) and arrays[0].dtype != np.float64 and shapes_fit(*arrays)
-        fit = fit and all(a.dtype == arrays[0].dtype and a.flags.c_contiguous for a in arrays)
-        found = tuple(map(as_bits, arrays)) if fit else None
-        PREPARED[layer] = arrays, found
-    return found
-
-
-def shapes_fit(
-    gamma1: Any, beta1: Any, gamma2: Any, beta2: Any, wq: Any, bq: Any, wk: Any, bk: Any, wv: Any, bv: Any, wu: Any,
-    bu: Any, w_up: Any, b_up: Any, w_down: Any, b_down: Any, w_gate: Any, b_gate: Any,
-) -> bool:  # fmt: skip
-    """Whether the arrays of a block have the shapes that compiled code, which checks no index, relies on."""
-    (C, HD), GD, F = wq.shape, wk.shape[1], w_up.shape[1]
-    matrices = (wk, C, GD), (wv, C, GD), (wu, HD, C), (w_up, C, F), (w_down, F, C)
-    vectors = (beta1, C), (beta2, C), (bq, HD), (bk, GD), (bv, GD), (bu, C), (b_up, F), (b_down, C), (b_gate, F)
-    return (
-        gamma1.shape == gamma2.shape == (C,)
-        and all(w.shape == (rows, columns) for w, rows, columns in matrices)
-        and (not w_gate.size or w_gate.shape == (C, F))
-        and all(not b.size or b.shape == (size,) for b, size in vectors)
-    )
-
-
-def room_for(x: np.ndarray, keys: np.ndarray, values: np.ndarray, past: int, attention: Any, weights: tuple) -> bool:
-    """Whether x (B, 1, C), keys (B, G, D, S) and values (B, G, S, D) belong to a block with these weights, and there is
-    room for one more place.
-    """
-    (B, G, D, S), (C, HD), GD = keys.shape, weights[4].shape, weights[6].shape[1]
-    return (
-        keys.dtype == values.dtype == x.dtype == attention.query.w.data.dtype
-        and keys.flags.c_contiguous
-        and values.flags.c_contiguous
-        and values.shape == (B, G, S, D)
-        and x.shape == (B, 1, C)
-        and D == attention.head_width
-        and GD == G * D
-        and HD % GD == 0
-        and 0 <= past < S
-    )
-
-
-def arrays_of(block: Any) -> tuple[np.ndarray, ...] | None:
-    """The weights of a block as `step` takes them, or None for a block of other parts."""
-    known = type(block).branches is Block.branches and type(block.attention) in (SelfAttention, RotarySelfAttention)
-    return arrays_of_layers((block.norm1, block.norm2), block.attention, block.feedforward) if known else None
-
-
-def arrays_of_layers(norms: Any, attention: Any, feedforward: Any) -> tuple[np.ndarray, ...] | None:
-    """The same of the two norms, the attention, of a known type, and the feed-forward layer of a block."""
-    if not (
-        type(feedforward) in (FeedForward, SwiGLU)
-        and type(norms[0]) in (LayerNorm, RMSNorm)
-        and type(norms[1]) in (LayerNorm, RMSNorm)
-    ):
-        return None
-    up, gated = feedforward.up, type(feedforward) is SwiGLU
-    if type(up) is not Linear or not isinstance(up.activation, str | None) or up.activation not in ACTIVATIONS:
-        return None
-    if gated and up.activation:
-        return None
-    none = nothing(norms[0].gamma.data.dtype)
-    arrays = []
-    for norm in norms:
-        arrays += [norm.gamma.data, norm.beta.data if type(norm) is LayerNorm else none]
-    for layer in (attention.query, attention.key, attention.value, attention.unify, up, feedforward.down):
-        if type(layer) is not Linear or (layer.activation is not None and layer is not up):
-            return None
-        arrays += [layer.w.data, none if layer.b is None else layer.b.data]
-    if gated:
-        gate = feedforward.gate
-        if type(gate) is not Linear or gate.activation is not None:
-            return None
-        arrays += [gate.w.data, none if gate.b is None else gate.b.data]
+    if tied:
+        multiply_transposed(x, w[start:stop], 0, y[start:stop])
     else:
-        arrays += [nothing(none.dtype, 2), none]
-    return tuple(arrays)
+        multiply(x, w, start, y[start:stop])
+
+
+extend_output.add_twin(np.ndarray, fits_output, output_rows, fast=True)
 
 
 @compiled
-def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
-    """A layer norm of the row x (C,), or an RMS norm if there is no beta."""
-    first, mean, squares = np.float32(0), np.float32(0), np.float32(0)
+def step(means: Any, x: Any, y: Any, weights: Any, stored: Any, memory: Any, angles: Any, seen: Any) -> None:
+    """The rows y (B, C) that a block gives for x (B, C). means: see `multiply_rows`; None for one row.
+
+    weights: whether the norms come first; the norms (γ, β, eps); and of each branch the pairs (w, b), with no elements
+    where there is no array. stored: keys (B, G, D, S) and values (B, G, S, D). memory: of a decoder block, keys and
+    values (B, H, M, D) and how much of them each sequence sees, (B,). seen: the first and the last place.
+    """
+    pre, norms, attention, cross, forward = weights
+    h, n, G = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32), stored[0].shape[1]
+    for b in range(x.shape[0]):
+        copy(x[b], h[b])
+    sums = np.empty((max(G, units(forward)) if means is None else 1, x.shape[0], x.shape[1]), np.float32)
+    enter(h, pre, norms[0], n)
+    attention_part(0, G, means, n, attention, stored, angles, seen, sums)
+    leave(h, sums[:G], attention[-1], pre, norms[0])
+    if memory is not None:
+        enter(h, pre, norms[1], n)
+        cross_part(0, G, means, n, cross, memory, sums)
+        leave(h, sums[:G], cross[-1], pre, norms[1])
+    enter(h, pre, norms[-1], n)
+    forward_part(0, units(forward), means, n, forward, sums)
+    leave(h, sums[: units(forward)], forward[-1], pre, norms[-1])
+    for b in range(x.shape[0]):
+        copy(h[b], y[b])
+
+
+@compiled
+def units(forward: Any) -> Any:
+    """How many parts the hidden layer has."""
+    return (forward[1][0].shape[1] + UNIT - 1) // UNIT
+
+
+@compiled
+def enter(h: Any, pre: Any, norm: Any, n: Any) -> None:
+    """n = norm(h), or h for a post-norm block."""
+    for b in range(h.shape[0]):
+        if pre:
+            normalise(h[b], norm, n[b])
+        else:
+            copy(h[b], n[b])
+
+
+@compiled
+def leave(h: Any, sums: Any, layer: Any, pre: Any, norm: Any) -> None:
+    """h += Σ sums + bias, and then h = norm(h) in a post-norm block."""
+    for b in range(h.shape[0]):
+        for i in range(1, sums.shape[0]):
+            shift(sums[0, b], sums[i, b])
+        shift(h[b], sums[0, b])
+        shift(h[b], layer[1])
+        if not pre:
+            normalise(h[b], norm, h[b])
+
+
+@compiled
+def normalise(x: Any, norm: Any, y: Any) -> None:
+    """A layer norm of the row x (C,), or an RMS norm if there is no beta. y may be x."""
+    (gamma, beta, eps), first, mean, squares = norm, np.float32(0), np.float32(0), np.float32(0)
     if beta.size:
         first, mean, squares = centre(x)
     else:
         for c in range(x.size):
             squares = plus(squares, x[c] * x[c])
-    rstd = inverse_root(squares, x, first, mean, np.float32(eps))  # y may be x
+    rstd = inverse_root(squares, x, first, mean, np.float32(eps))
     for c in range(x.size):
         y[c] = ((x[c] - first) - mean) * rstd * read(gamma[c])
-    for c in range(beta.size):
-        y[c] += read(beta[c])
+    shift(y, beta)
 
 
 @compiled
-def activate(h: Any, kind: int) -> None:
-    """h = f(h), see `ACTIVATIONS`."""
-    if kind == 1:
-        for i in range(h.size):
-            h[i] = np.float32(0) if h[i] < 0 else h[i]
-    elif kind == 2:
-        for i in range(h.size):
-            h[i] *= normal_cdf(h[i])
-    elif kind == 3:
-        for i in range(h.size):
-            h[i] *= sigmoid(TANH * h[i] * (ONE + CUBE * h[i] * h[i]))  # ½ (1 + tanh u) = sigmoid(2 u)
-    elif kind == 4:
-        for i in range(h.size):
-            h[i] *= sigmoid(h[i])
+def shift(x: Any, b: Any) -> None:
+    """x += b, if b has elements."""
+    for i in range(b.size):
+        x[i] += read(b[i])
+
+
+@compiled
+def project(means: Any, x: Any, layer: Any, first: Any, size: Any) -> Any:
+    """x w + b for rows x (B, I): `size` columns from the first on, which are all if there are several rows."""
+    (w, b), y = layer, np.empty((x.shape[0], size), np.float32)
+    if means is None:
+        multiply(x[0], w, first, y[0])
+    else:
+        multiply_rows(means, x, w, y)
+    for row in range(x.shape[0]):
+        shift(y[row], b[first : first + size])
+    return y
+
+
+@compiled
+def add_up(means: Any, x: Any, layer: Any, first: Any, size: Any, sums: Any) -> None:
+    """sums_i = x w for the rows of w from i size on, which x (1, I) begins with i = first; all in one for several x."""
+    if means is None:
+        for i in range(0, x.shape[1], size):
+            multiply(x[0, i : i + size], layer[0][first * size + i :], 0, sums[first + i // size, 0])
+    else:
+        multiply_rows(means, x, layer[0], sums[0])
+
+
+@compiled
+def attention_part(
+    first: Any, last: Any, means: Any, n: Any, layers: Any, stored: Any, angles: Any, seen: Any, sums: Any
+) -> None:
+    """sums_g (B, C): what the queries that read key head g add to self-attention's output, for first ≤ g < last."""
+    (query, key, value, unify), ((_, G, D, _), (_, wide)) = layers, (stored[0].shape, layers[0][0].shape)
+    width, count = wide // G, last - first
+    q = project(means, n, query, first * width, count * width)
+    k = project(means, n, key, first * D, count * D)
+    v = project(means, n, value, first * D, count * D)
+    attend(first, q, k, v, stored, angles, seen)
+    add_up(means, q, unify, first, width, sums)
+
+
+@compiled
+def attend(first: Any, q: Any, k: Any, v: Any, stored: Any, angles: Any, seen: Any) -> None:
+    """q = self-attention of the last token that is seen, whose k and v are stored; of some heads, q (B, ...)."""
+    (keys, values), (cos, sin), (start, past), K = stored, angles, seen, q.shape[1] // k.shape[1]
+    B, _, D, S = keys.shape
+    places = past + 1 - start
+    z = np.empty(up(places, LANES), np.float32)
+    width = min(z.size, S - start)  # whole vectors, if there is room; what follows the last place does not count
+    for b in range(B):
+        rotate(q[b], cos, sin)
+        rotate(k[b], cos, sin)
+        for g in range(k.shape[1] // D):
+            for d in range(D):
+                keys[b, first + g, d, past] = narrow(k[b, g * D + d], keys)
+                values[b, first + g, past, d] = narrow(v[b, g * D + d], values)
+        for h in range(q.shape[1] // D):
+            own, g = q[b, h * D : h * D + D], first + h // K
+            multiply(own, keys[b, g], start, z[:width])
+            average(z, places, values[b, g, start:], own)
 
 
 @compiled
@@ -290,39 +390,30 @@ def rotate(x: Any, cos: Any, sin: Any) -> None:
 
 
 @compiled
-def shift(x: Any, b: Any) -> None:
-    for i in range(b.size):
-        x[i] += read(b[i])
+def cross_part(first: Any, last: Any, means: Any, n: Any, layers: Any, memory: Any, sums: Any) -> None:
+    """sums_h (B, C): what head h adds to the output of cross-attention, for first ≤ h < last."""
+    (keys, values, lengths), (query, _, _, unify) = memory, layers
+    B, _, M, D = keys.shape
+    q, z = project(means, n, query, first * D, (last - first) * D), np.empty(up(M, LANES), np.float32)
+    for b in range(B):
+        places = min(max(lengths[b], 0), M)
+        for h in range(first, last):
+            own = q[b, (h - first) * D : (h - first + 1) * D]
+            if places:
+                multiply_transposed(own, keys[b, h], 0, z[:places])
+                average(z[: up(places, LANES)], places, values[b, h], own)
+            else:
+                own[:] = 0
+    add_up(means, q, unify, first, D, sums)
 
 
 @compiled
-def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: Any, seen: Any, y: Any) -> None:
-    """y (B, H D): self-attention of the last token that is seen, whose q (B, H D), k and v (B, G D) have no biases yet.
-
-    keys (B, G, D, S), values (B, G, S, D): where k and v are stored. seen: the first and the last place.
-    """
-    (B, G, D, S), (bq, bk, bv), (cos, sin) = keys.shape, biases, angles
-    (start, past), H, scale = seen, q.shape[1] // D, np.float32(1 / (math.sqrt(D) * math.log(2)))
-    places = past + 1 - start
-    z = np.empty(up(places, LANES), np.float32)
-    width = min(z.size, S - start)  # whole vectors, if there is room; what follows the last place does not count
-    for b in range(B):
-        shift(q[b], bq)
-        shift(k[b], bk)
-        shift(v[b], bv)
-        rotate(q[b], cos, sin)
-        rotate(k[b], cos, sin)
-        for g in range(G):
-            for d in range(D):
-                keys[b, g, d, past] = narrow(k[b, g * D + d], keys)
-                values[b, g, past, d] = narrow(v[b, g * D + d], values)
-        for h in range(H):
-            g, own = h * G // H, y[b, h * D : h * D + D]
-            multiply(q[b, h * D : h * D + D], keys[b, g], start, z[:width])
-            sum_of_row = exponentials(z, places, scale)
-            multiply(z[:places], values[b, g, start:], 0, own)
-            for d in range(D):
-                own[d] /= sum_of_row
+def average(z: Any, places: Any, values: Any, y: Any) -> None:
+    """y = Σ_s p_s values_s with p = softmax(z/√D), for values (places, D) and y (D,)."""
+    sum_of_row = exponentials(z, places, np.float32(1 / (math.sqrt(y.size) * math.log(2))))
+    multiply(z[:places], values, 0, y)
+    for d in range(y.size):
+        y[d] /= sum_of_row
 
 
 @vectorised
@@ -341,162 +432,34 @@ def exponentials(z: Any, n: Any, scale: Any) -> Any:
 
 
 @compiled
-def first_norm(x: Any, pre: Any, norm: Any, h: Any, n: Any) -> None:
-    """h = x for rows x (B, C), and n = norm(h), or h for a post-norm block."""
-    gamma, beta, eps = norm
-    for b in range(x.shape[0]):
-        copy(x[b], h[b])
-        if pre:
-            normalise(h[b], gamma, beta, eps, n[b])
-        else:
-            copy(h[b], n[b])
-
-
-@compiled
-def second_norm(h: Any, f: Any, bias: Any, pre: Any, norm1: Any, norm2: Any, n: Any) -> None:
-    """h += f + bias, and n = norm2(h); in a post-norm block n and h are norm1(h + f + bias)."""
-    gamma, beta, eps = norm2 if pre else norm1
-    for b in range(h.shape[0]):
-        shift(h[b], f[b])
-        shift(h[b], bias)
-        normalise(h[b], gamma, beta, eps, n[b])
-        if not pre:
-            copy(n[b], h[b])
-
-
-@compiled
-def gate(u: Any, bias: Any, g: Any, gate_bias: Any, kind: Any) -> None:
-    """u = f(u + bias) for u (B, F); with gates g (B, F), u = (u + bias) silu(g + gate_bias)."""
-    for b in range(u.shape[0]):
-        shift(u[b], bias)
-        if g.size:
-            shift(g[b], gate_bias)
+def forward_part(first: Any, last: Any, means: Any, n: Any, layers: Any, sums: Any) -> None:
+    """sums_i (B, C): what unit i of the hidden layer adds to the output, for first ≤ i < last."""
+    kind, up, gate, down = layers
+    start, stop = first * UNIT, min(last * UNIT, up[0].shape[1])
+    u = project(means, n, up, start, stop - start)
+    if gate[0].size:
+        g = project(means, n, gate, start, stop - start)
+        for b in range(g.shape[0]):
             activate(g[b], 4)
-            for i in range(u.shape[1]):
+            for i in range(g.shape[1]):
                 u[b, i] *= g[b, i]
+    for b in range(u.shape[0]):
         activate(u[b], kind)
+    add_up(means, u, down, first, UNIT, sums)
 
 
 @compiled
-def last_norm(h: Any, f: Any, bias: Any, pre: Any, norm: Any, y: Any) -> None:
-    """y = h + f + bias, or norm of it in a post-norm block."""
-    gamma, beta, eps = norm
-    for b in range(h.shape[0]):
-        shift(h[b], f[b])
-        shift(h[b], bias)
-        if not pre:
-            normalise(h[b], gamma, beta, eps, h[b])
-        copy(h[b], y[b])
-
-
-@compiled
-def step(
-    means: Any, x: Any, keys: Any, values: Any, y: Any, weights: Any, options: Any, angles: Any, seen: Any
-) -> None:  # fmt: skip
-    """The rows y (B, C) that a block gives for x (B, C), with products as in `multiply_rows`."""
-    gamma1, beta1, gamma2, beta2 = weights[:4]
-    eps1, eps2, kind, pre = options
-    norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
-    h, n, f = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
-    first_norm(x, pre, norm1, h, n)
-    attention(means, n, keys, values, weights, angles, seen, f)
-    second_norm(h, f, weights[11], pre, norm1, norm2, n)
-    feedforward(means, n, weights, kind, f)
-    last_norm(h, f, weights[15], pre, norm2, y)
-
-
-@compiled
-def attention(means: Any, n: Any, keys: Any, values: Any, weights: Any, angles: Any, seen: Any, y: Any) -> None:
-    """The rows y (B, C) that self-attention gives for n (B, C), without its last bias."""
-    wq, bq, wk, bk, wv, bv, wu = weights[4:11]
-    B = n.shape[0]
-    q, joined = np.empty((B, wq.shape[1]), np.float32), np.empty((B, wq.shape[1]), np.float32)
-    k, v = np.empty((B, wk.shape[1]), np.float32), np.empty((B, wk.shape[1]), np.float32)
-    for w, out in (wq, q), (wk, k), (wv, v):
-        multiply_rows(means, n, w, out)
-    attend(q, k, v, (bq, bk, bv), angles, keys, values, seen, joined)
-    multiply_rows(means, joined, wu, y)
-
-
-@compiled
-def feedforward(means: Any, n: Any, weights: Any, kind: Any, y: Any) -> None:
-    """The rows y (B, C) that the feed-forward layer gives for n (B, C), without its last bias."""
-    w_up, b_up, w_down, _, w_gate, b_gate = weights[12:]
-    B = n.shape[0]
-    u, g = np.empty((B, w_up.shape[1]), np.float32), np.empty((B, w_gate.shape[1]), np.float32)
-    for w, out in (w_up, u), (w_gate, g):
-        if w.size:
-            multiply_rows(means, n, w, out)
-    gate(u, b_up, g, b_gate, kind)
-    multiply_rows(means, u, w_down, y)
-
-
-@compiled
-def attention_part(
-    first: Any, last: Any, x: Any, keys: Any, values: Any, weights: Any, options: Any, angles: Any, seen: Any, sums: Any
-) -> None:  # fmt: skip
-    """sums_g (C,): what the queries that read key head g add to attention's output, for first ≤ g < last."""
-    (gamma1, beta1, _, _, wq, bq, wk, bk, wv, bv, wu, _, _, _, _, _, _, _) = weights
-    eps1, _, _, pre = options
-    G, D, S, HD = keys.shape[1], keys.shape[2], keys.shape[3], wq.shape[1]
-    width, count = HD // G, last - first
-    h, n = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
-    first_norm(x, pre, (gamma1, beta1, eps1), h, n)
-    q, joined = np.empty((1, count * width), np.float32), np.empty((1, count * width), np.float32)
-    k, v = np.empty((1, count * D), np.float32), np.empty((1, count * D), np.float32)
-    multiply(n[0], wq, first * width, q[0])
-    multiply(n[0], wk, first * D, k[0])
-    multiply(n[0], wv, first * D, v[0])
-    own = slice(first * D, last * D)
-    biases = bq[first * width : last * width], bk[own], bv[own]
-    own_keys = keys[0, first:last].reshape((1, count, D, S))
-    own_values = values[0, first:last].reshape((1, count, S, D))
-    attend(q, k, v, biases, angles, own_keys, own_values, seen, joined)
-    for g in range(first, last):
-        start = (g - first) * width
-        multiply(joined[0, start : start + width], wu[g * width : (g + 1) * width], 0, sums[g])
-
-
-@compiled
-def add_attended(x: Any, attended: Any, weights: Any, options: Any, h: Any, n: Any) -> None:
-    """h and n as after `second_norm`, for the sums of `attention_part`."""
-    (gamma1, beta1, gamma2, beta2, _, _, _, _, _, _, _, bu, _, _, _, _, _, _) = weights
-    eps1, eps2, _, pre = options
-    norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
-    first_norm(x, pre, norm1, h, n)
-    second_norm(h, total_of_rows(attended), bu, pre, norm1, norm2, n)
-
-
-@compiled
-def total_of_rows(x: Any) -> Any:
-    """Σ_g x_gc for x (G, C), as a row (1, C)."""
-    y = np.zeros((1, x.shape[1]), np.float32)
-    for g in range(x.shape[0]):
-        shift(y[0], x[g])
-    return y
-
-
-@compiled
-def feedforward_part(first: Any, last: Any, x: Any, attended: Any, weights: Any, options: Any, sums: Any) -> None:
-    """sums_i (C,): what unit i of the hidden layer adds to the output, for first ≤ i < last."""
-    (_, _, _, _, _, _, _, _, _, _, _, _, w_up, b_up, w_down, _, w_gate, b_gate) = weights
-    h, n = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
-    add_attended(x, attended, weights, options, h, n)
-    start, stop = first * UNIT, min(last * UNIT, w_up.shape[1])
-    u, g = np.empty((1, stop - start), np.float32), np.empty((1, stop - start if w_gate.size else 0), np.float32)
-    multiply(n[0], w_up, start, u[0])
-    if w_gate.size:
-        multiply(n[0], w_gate, start, g[0])
-    gate(u, b_up[start:stop], g, b_gate[start:stop], options[2])
-    for i in range(first, last):
-        begin, end = i * UNIT, min((i + 1) * UNIT, stop)
-        multiply(u[0, begin - start : end - start], w_down[begin:end], 0, sums[i])
-
-
-@compiled
-def add_parts(x: Any, attended: Any, fed: Any, weights: Any, options: Any, y: Any) -> None:
-    """The row y that the block gives, for the sums of `attention_part` and `feedforward_part`."""
-    gamma2, beta2, b_down = weights[2], weights[3], weights[15]
-    h, n = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
-    add_attended(x, attended, weights, options, h, n)
-    last_norm(h, total_of_rows(fed), b_down, options[3], (gamma2, beta2, options[1]), y)
+def activate(h: Any, kind: int) -> None:
+    """h = f(h), see `ACTIVATIONS`."""
+    if kind == 1:
+        for i in range(h.size):
+            h[i] = np.float32(0) if h[i] < 0 else h[i]
+    elif kind == 2:
+        for i in range(h.size):
+            h[i] *= normal_cdf(h[i])
+    elif kind == 3:
+        for i in range(h.size):
+            h[i] *= sigmoid(TANH * h[i] * (ONE + CUBE * h[i] * h[i]))  # ½ (1 + tanh u) = sigmoid(2 u)
+    elif kind == 4:
+        for i in range(h.size):
+            h[i] *= sigmoid(h[i])

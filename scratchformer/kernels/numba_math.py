@@ -37,11 +37,6 @@ def rows(x: np.ndarray) -> np.ndarray:
     return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
 
-def numbers_like(x: np.ndarray, shape: Any) -> np.ndarray:
-    """An array of the type in which the loops compute with elements of x, which may be bits."""
-    return np.empty(shape, np.float32 if x.dtype == np.uint16 else x.dtype)
-
-
 def read(x: Any) -> Any:
     """The number x, an element of an array, as the loops compute with it."""
 
@@ -109,8 +104,8 @@ def _constant(c: Any, like: Any) -> Any:
 # x = n log 2 + r with |r| ≤ ½ log 2, so exp(x) = 2ⁿ exp(r). log 2 is the sum of a number with few digits, whose product
 # with n is exact, and a small one. The sum of x/log 2 and 1.5 · 2²³ (in float64 1.5 · 2⁵²) is rounded to a whole
 # number, which is then in its last bits. With the bias of an exponent added too, these bits are moved to where a number
-# has its exponent: n = −127 gives 0, and n = 128 infinity. Outside of the bounds n would be neither. In float32 the
-# polynomial is that of Cephes (Moshier's expf), in float64 the series. Results are right to one unit in the last place.
+# has its exponent: n = −127 gives 0, and n = 128 infinity. The bounds keep n in this range. In float32 the polynomial
+# is that of Cephes (Moshier's expf), in float64 the series. Results are right to one unit in the last place.
 LOG2_E, LOG2_HIGH, LOG2_LOW = (np.float32(x) for x in (math.log2(math.e), 0.693359375, math.log(2) - 0.693359375))
 EXP_POLYNOMIAL = tuple(
     np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
@@ -156,15 +151,25 @@ def exp64(x: Any) -> Any:
 def draw(words: Any, start: Any, first: Any) -> None:
     """The words of `rng.Bits` from the one numbered `first` on."""
     for i in range(words.size):
-        word = start + np.uint64(first + i) * GAMMA
-        word = (word ^ (word >> np.uint64(30))) * MIX_1
-        word = (word ^ (word >> np.uint64(27))) * MIX_2
-        words[i] = word ^ (word >> np.uint64(31))
+        words[i] = mixed(start + np.uint64(first + i) * GAMMA)
+
+
+@compiled
+def drawn_at(start: Any, place: Any) -> Any:
+    """One of the integers of `rng.Bits`."""
+    return mixed(start + np.uint64(place // 4) * GAMMA) >> np.uint64(16 * (place % 4)) & np.uint64(0xFFFF)
+
+
+@compiled
+def mixed(word: Any) -> Any:
+    word = (word ^ (word >> np.uint64(30))) * MIX_1
+    word = (word ^ (word >> np.uint64(27))) * MIX_2
+    return word ^ (word >> np.uint64(31))
 
 
 @compiled
 def column_of(place: Any, columns: Any) -> Any:
-    """A place as an integer of 32 bits, with which a loop in vectors can compare columns; −1 if it is no column."""
+    """A place in 32 bits, with which a loop in vectors can compare columns; −1 if there is no such column."""
     return np.int32(place) if 0 <= place < columns else np.int32(-1)
 
 
@@ -192,9 +197,8 @@ ERF_ABOVE = tuple(  # erf(x)/x
 )  # fmt: skip
 ERF_BELOW = tuple(
     np.float32(c)
-    for c in (
-        -1.45660718464996e-5, -2.13374055278905e-4, -1.68282697438203e-3, -7.37332916720468e-3, -1.42647390514189e-2
-    )
+    for c in (-1.45660718464996e-5, -2.13374055278905e-4, -1.68282697438203e-3, -7.37332916720468e-3,
+              -1.42647390514189e-2)
 )  # fmt: skip
 TANH_BOUND, ERF_BOUND = np.float32(7.99881172180175781), np.float32(4)
 

@@ -41,6 +41,6 @@ def add_blocks(op: Any, op_backward: Any) -> None:
     )
 
 
-for name in ops.__all__:
-    if hasattr(getattr(ops, name), "add_twin") and hasattr(ops, f"{name}_backward"):
-        add_blocks(getattr(ops, name), getattr(ops, f"{name}_backward"))
+for name, op in list(vars(ops).items()):  # without those of `ops.fused`, which would be loaded now
+    if hasattr(op, "add_twin") and f"{name}_backward" in vars(ops):
+        add_blocks(op, getattr(ops, f"{name}_backward"))

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..dispatch import TwinCache
 from ..ops.checks import describe, expect_probabilities, is_inexact
+from ..ops.soft_cross_entropy import SoftCrossEntropyCache
 from .model import Model
 
 
@@ -56,11 +58,9 @@ class ClassPredictor(Predictor):
     def cross_entropy(self, z: Array, labels: Array, ignore_index: int | None = None) -> tuple[Array, Any]:
         """The loss of logits z (B, K), for labels that are classes (B,) or probabilities (B, K)."""
         if not is_inexact(labels):
-            loss, cache = ops.cross_entropy(z, labels, ignore_index)
-            return loss, (ops.cross_entropy_backward, cache)
+            return ops.cross_entropy(z, labels, ignore_index)
         expect_probabilities("labels", labels, z.shape)
-        loss, cache = ops.soft_cross_entropy(z, labels)
-        return loss, (ops.soft_cross_entropy_backward, cache)
+        return ops.soft_cross_entropy(z, labels)
 
     def logits(self, *inputs: Any, **options: Any) -> tuple[Array, Any]:
         raise TypeError(f"{type(self).__name__} has no logits")
@@ -75,7 +75,9 @@ class ClassPredictor(Predictor):
 
 
 def cross_entropy_backward(dloss: Array | float, cache: Any) -> Array:
-    """The gradient of the logits, given the cache of `ClassPredictor.cross_entropy` or of `ops.cross_entropy`."""
-    backward, cache = cache if type(cache) is tuple else (ops.cross_entropy_backward, cache)
-    gradients = backward(dloss, cache)
-    return gradients[0] if isinstance(gradients, tuple) else gradients
+    """The gradient of the logits, given the cache of `cross_entropy` or of `soft_cross_entropy`."""
+    of_twin = isinstance(cache, TwinCache) and cache.twin.operation == "soft_cross_entropy"
+    if of_twin or isinstance(cache, SoftCrossEntropyCache):
+        dlogits, _ = ops.soft_cross_entropy_backward(dloss, cache)
+        return dlogits
+    return ops.cross_entropy_backward(dloss, cache)

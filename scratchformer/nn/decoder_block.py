@@ -112,7 +112,7 @@ class DecoderBlock(Layer):
 
         memory: the keys and values that `cross.project` returns for the encoder's output. pattern: for the memory.
         """
-        return extend_decoder_block(x, self, stored, past, memory, pattern)
+        return extend_decoder_block(x, self, stored, past, pattern, memory)
 
 
 @operation
@@ -121,8 +121,8 @@ def extend_decoder_block(
     block: DecoderBlock,
     stored: Stored,
     past: int,
+    pattern: ops.Pattern | None,
     memory: tuple[Array, Array],
-    pattern: ops.Pattern | None = None,
 ) -> Array:
     """What `DecoderBlock.extend` returns: forward only, with the keys and values of past positions stored."""
     first, second, third = block.branches()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..dispatch import has_twin, is_fast
 from ..ops.checks import expect_instance, expect_one_of, expect_shape
 from ..rng import Key
 from .dropout import Dropout
@@ -74,15 +75,23 @@ class Residual(Layer):
     def forward(self, x: Array, *inputs: Any, key: Key | None = None, **options: Any) -> tuple[Array, ResidualCache]:
         if self.order == "post":
             f, branch = self.branch.forward(x, *inputs, **options)
-            f, dropout = self.dropout.forward(f, key)
-            s, _ = ops.add(x[:, -f.shape[1] :], f)
+            s, dropout = self.sum(x[:, -f.shape[1] :], f, key)
             y, norm = self.norm.forward(s)
         else:
             n, norm = self.norm.forward(x)
             f, branch = self.branch.forward(n, *inputs, **options)
-            f, dropout = self.dropout.forward(f, key)
-            y, _ = ops.add(x[:, -f.shape[1] :], f)
+            y, dropout = self.sum(x[:, -f.shape[1] :], f, key)
         return y, ResidualCache(norm, branch, dropout)
+
+    def sum(self, x: Array, f: Array, key: Key | None) -> tuple[Array, Any]:
+        """x + dropout(f), and the cache of dropout. Compiled loops compute both at once."""
+        p = self.dropout.p if type(self.dropout) is Dropout else 0
+        if key is not None and p and is_fast() and has_twin(ops.dropout_add, f, p, key, x):
+            s, cache = ops.dropout_add(f, p, key, x)
+            return s, ops.dropout_add.caches[0](cache)
+        f, dropout = self.dropout.forward(f, key)
+        s, _ = ops.add(x, f)
+        return s, dropout
 
     def backward(self, dy: Array, cache: ResidualCache) -> Any:
         """dx (B, T, C), of the last T positions; or a tuple of dx and the gradients of the further inputs."""

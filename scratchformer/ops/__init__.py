@@ -21,6 +21,8 @@ Letters, the same in every module:
 The gradient of an array is named d and its name: dx is ∂L/∂x and has the shape of x.
 """
 
+from typing import Any
+
 from .activations import (
     ACTIVATIONS,
     Activation,
@@ -75,6 +77,8 @@ __all__ = [
     "activation_pair",
     "add",
     "add_backward",
+    "add_layernorm",
+    "add_layernorm_backward",
     "adversarial_noise",
     "attention",
     "attention_backward",
@@ -83,6 +87,8 @@ __all__ = [
     "dense",
     "dense_backward",
     "dropout",
+    "dropout_add",
+    "dropout_add_backward",
     "dropout_backward",
     "embedding",
     "embedding_backward",
@@ -129,3 +135,12 @@ __all__ = [
     "tanh",
     "tanh_backward",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The operations of `fused`, which is loaded when one is first used."""
+    if name in __all__:
+        from . import fused
+
+        return getattr(fused, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

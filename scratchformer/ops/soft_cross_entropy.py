@@ -67,7 +67,8 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
     Source: Hinton, Vinyals, Dean, "Distilling the knowledge in a neural network", 2015, section 2, with temperature 1.
     """
     check_soft_cross_entropy(logits, targets)
-    xp, z, t = array_module(logits), widen(logits), widen(targets)
+    xp, z = array_module(logits), widen(logits)
+    t = targets.astype(z.dtype, copy=False)
     z_max = z.max(axis=-1, keepdims=True)
     log_z = xp.log(xp.exp(z - z_max).sum(axis=-1, keepdims=True))
     log_p = (z - z_max) - log_z
@@ -80,8 +81,8 @@ def soft_cross_entropy_backward(dloss: Array | float, cache: SoftCrossEntropyCac
     """(dlogits, dtargets): see `soft_cross_entropy`. dloss: a number, or a zero-dimensional array."""
     expect_gradient("dloss", dloss, ())
     logits, targets, z_max, log_z = cache
-    xp, t, share = array_module(logits), widen(targets), dloss / log_z.size
-    log_p = (widen(logits) - z_max) - log_z
+    xp, share = array_module(logits), dloss / log_z.size
+    t, log_p = targets.astype(z_max.dtype, copy=False), (widen(logits) - z_max) - log_z
     dlogits = share * (xp.exp(log_p) * t.sum(axis=-1, keepdims=True) - t)
     dtargets = -share * log_p
     return tuple(dx.astype(x.dtype, copy=False) for dx, x in ((dlogits, logits), (dtargets, targets)))

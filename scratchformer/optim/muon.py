@@ -100,6 +100,33 @@ def to_bfloat16(x: Array) -> Array:
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
+@operation
+def nesterov(u: Array, g: Array, m: Array, momentum: float) -> None:
+    """The momentum of `Muon`: writes u and changes m in place, arrays of the shape of g.
+
+    For each number i, with m0 for m before the step:
+
+        m_i = momentum m0_i + (1 − momentum) g_i        u_i = (1 − momentum) g_i + momentum m_i
+    """
+    new = (1 - momentum) * g
+    m *= momentum
+    m += new
+    u[...] = new + momentum * m
+
+
+@operation
+def move(w: Array, change: Array, size: float, decay: float) -> None:
+    """Change weights in place by `size` times `change`, after they have shrunk by the share `decay`.
+
+    For each number i, with w0 for w before:
+
+        w_i = (1 − decay) w0_i − size change_i
+    """
+    if decay:
+        w *= 1 - decay
+    w -= size * change
+
+
 class Muon(AdamW):
     """Muon: each matrix of the blocks moves by its momentum with all singular values made about equal.
 
@@ -199,11 +226,8 @@ class Muon(AdamW):
         if w.ndim == 1:
             return super().update(w, g, m, v, lr, weight_decay)
         rows, columns = w.shape
-        new = (1 - self.momentum) * g
-        m *= self.momentum
-        m += new
-        if weight_decay:
-            w *= 1 - lr * weight_decay
-        change = newton_schulz(new + self.momentum * m, STEPS, self.precision)
-        w -= float(lr * math.sqrt(max(1, columns / rows))) * change
+        u = array_module(g).empty_like(g)
+        nesterov(u, g, m, self.momentum)
+        change = newton_schulz(u, STEPS, self.precision)
+        move(w, change, float(lr * math.sqrt(max(1, columns / rows))), lr * weight_decay)
         return None

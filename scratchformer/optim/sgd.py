@@ -6,9 +6,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..backend import Array
+from ..dispatch import operation
 from ..nn import Param
 from ..ops.checks import expect_fraction
 from .optimizer import Group, Optimizer
+
+
+@operation
+def sgd_step(w: Array, g: Array, velocity: Array, lr: float, momentum: float, decay: float) -> None:
+    """A step of `SGD` for a piece (n,) of the flat arrays: changes w and velocity in place, but not g. decay: λ.
+
+    For each number i, with w0 and velocity0 for the values before the step:
+
+        velocity_i = momentum velocity0_i + (g_i + decay w0_i)        w_i = w0_i − lr velocity_i
+    """
+    velocity *= momentum
+    velocity += g + decay * w
+    w -= lr * velocity
 
 
 class SGD(Optimizer):
@@ -47,6 +61,4 @@ class SGD(Optimizer):
         return super().settings() | {"momentum": float(self.momentum)}
 
     def update(self, w: Array, g: Array, velocity: Array, lr: float, weight_decay: float) -> None:
-        velocity *= self.momentum
-        velocity += g + weight_decay * w
-        w -= lr * velocity
+        sgd_step(w, g, velocity, lr, self.momentum, weight_decay)

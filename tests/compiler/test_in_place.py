@@ -16,6 +16,7 @@ from scratchformer.optim.adam import adam_step
 from scratchformer.optim.clip import scale
 
 NUMBERS = {"share": 0.37, "lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "steps": 3, "decay": 0.01}
+NUMBERS |= {"momentum": 0.9, "size": 0.1}
 
 
 def arguments(op, dtype, half, size=1003):
@@ -46,7 +47,7 @@ def test_loops_round_as_the_reference_does(op, dtype, half):
     with reference_only():
         op(*plain.values())
     changed = {name for name, x in found.items() if np.ndim(x) and not np.array_equal(x, before[name])}
-    assert changed == found.keys() & {"w", "m", "v", "x", "out", "half"} - (
+    assert changed == found.keys() & {"w", "m", "v", "x", "u", "velocity", "out", "half"} - (
         {"x"} if op.__name__ == "round_into" else set()
     )
     for name, x in found.items():

@@ -50,9 +50,9 @@ def test_the_twins_agree_with_the_reference(norm, dtype, B, H, D, M, T, past, bi
     for keys, others in zip(*stored, strict=True):
         keys[...] = others[...] = draw.standard_normal(keys.shape)
     with fast() if compiled else nullcontext():
-        y = extend_decoder_block(x, block, stored[0], past, projected(block, memory), pattern)
+        y = block.extend(x, stored[0], past, projected(block, memory), pattern)
     with reference_only():
-        expected = extend_decoder_block(x, block, stored[1], past, projected(block, memory), pattern)
+        expected = block.extend(x, stored[1], past, projected(block, memory), pattern)
     assert y.dtype == dtype and y.shape == x.shape
     tolerance = dict(rtol=1e-4, atol=1e-4) if dtype == np.float32 else dict(rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(y, expected, **tolerance)
@@ -101,26 +101,16 @@ def test_parts_that_were_exchanged(B, kind):
         x, memory = (Key(i).generator().standard_normal((B, n, 6), np.float32) for i, n in ((3, 1), (4, 5)))
         stored, known = block.allocate(x, 4), projected(block, memory)
         with kind():
-            y = extend_decoder_block(x, block, stored, 0, known)
+            y = block.extend(x, stored, 0, known)
         with reference_only():
-            expected = extend_decoder_block(x, block, stored, 0, known)
+            expected = block.extend(x, stored, 0, known)
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """The module of the compiled twin, which may leave nothing to that of NumPy."""
-    pytest.importorskip("numba")
-    with fast():
-        module = pytest.importorskip("scratchformer.kernels.numba_decoder", reason="no kernels")
-    monkeypatch.setattr(module, "plain", None)
-    return module
 
 
 def in_parts(monkeypatch, module, part, cores):
     """Matrices with at least `part` elements are divided among so many cores."""
     monkeypatch.setattr(module, "PART", part)
-    monkeypatch.setattr("scratchformer.kernels.numba_extend.CORES", cores)
+    monkeypatch.setattr(module, "CORES", cores)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -149,7 +139,7 @@ def test_compiled_code_agrees_with_the_full_forward(compiled, monkeypatch, norm,
             stored, known, seen = block.allocate(x[:B], 8), projected(block, memory[:B]), Padding(pattern.lengths[:B])
             with fast():
                 steps = [np.ascontiguousarray(x[:B, [t]]) for t in range(6)]
-                y = [extend_decoder_block(step, block, stored, t, known, seen) for t, step in enumerate(steps)]
+                y = [block.extend(step, stored, t, known, seen) for t, step in enumerate(steps)]
             assert all(step.dtype == dtype and step.shape == (B, 1, 32) for step in y)
             assert error(np.concatenate(y, axis=1)) < bound
 
@@ -163,7 +153,7 @@ def test_the_number_of_cores_changes_no_bit(compiled, monkeypatch, dtype):
     for cores in 1, 2, 3, 7:
         in_parts(monkeypatch, compiled, 100, cores)
         with fast():
-            found.add(extend_decoder_block(x, block, block.allocate(x, 3), 0, known).tobytes())
+            found.add(block.extend(x, block.allocate(x, 3), 0, known).tobytes())
     assert len(found) == 1
 
 
@@ -177,15 +167,15 @@ def test_padding_and_later_places_are_not_read(compiled, monkeypatch, B, part):
     for array in stored:
         array[...] = draw.standard_normal(array.shape)
     with fast():
-        y = extend_decoder_block(x, block, stored, 18, known, Padding(lengths))
+        y = block.extend(x, stored, 18, known, Padding(lengths))
         for array in stored:
             array[:, :, 19:] = np.nan
         for array in known:
             for b, length in enumerate(lengths):
                 array[b, :, length:] = np.nan
-        assert np.array_equal(extend_decoder_block(x, block, stored, 18, known, Padding(lengths)), y)
+        assert np.array_equal(block.extend(x, stored, 18, known, Padding(lengths)), y)
         known[1][0, 0, 16] = np.nan  # the last place of a memory that may be seen
-        assert np.isnan(extend_decoder_block(x, block, stored, 18, known, Padding(lengths))[0]).all()
+        assert np.isnan(block.extend(x, stored, 18, known, Padding(lengths))[0]).all()
 
 
 def without(place):
@@ -235,8 +225,8 @@ def test_what_compiled_code_does_not_know():
         for array in stored:
             array[...] = 0.3
         with fast():
-            y = extend_decoder_block(x, block, stored, 2, known, pattern)
-        expected = extend_decoder_block.reference(x, block, stored, 2, known, pattern)
+            y = block.extend(x, stored, 2, known, pattern)
+        expected = extend_decoder_block.reference(x, block, stored, 2, pattern, known)
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 

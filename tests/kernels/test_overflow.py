@@ -238,7 +238,7 @@ def test_a_large_row_is_normalised_in_place(kind):
     with reference_only():
         expected, _ = ops.layernorm(x[None], ones, ones, eps=0)
     x *= np.float32(2.0**100)
-    normalise(x, ones, ones, 1e-5, x)
+    normalise(x, (ones, ones, 1e-5), x)
     np.testing.assert_allclose(x, expected[0], rtol=0, atol=1e-5)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from ... import nn, ops
 from ...dispatch import fast, twins_of
-from ...ops.dropout import decide
 from . import operations
 from .case import DerivationCase, Sizes
 
@@ -42,7 +41,8 @@ def naming(op: Callable, cache: str) -> Callable:
 
 def twin_of(op: Any, fast: bool = False) -> Any:
     """The forward of a NumPy or, with `fast`, of a compiled twin."""
-    return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(".numpy_half"))
+    others = ".numpy_half", ".numpy_blocks", "compiler.twins"  # these have no derivations of their own
+    return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(others))
 
 
 def backward_of(twin: Callable) -> Callable:
@@ -72,13 +72,6 @@ def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
     x, w, b = d("B T I"), d("I O") / d.scale**2, d("O") / d.scale  # h of order 1: far out, φ is lost in 1 − Φ
     names["activation"] = names[activation]
     return twin("dense", x, w, b, activation, names=names, cache=DENSE)
-
-
-def dropout(d: Sizes) -> DerivationCase:
-    """With the mask, which the compiled twin does not keep."""
-    x = d("B T C")
-    keep, scale = decide(0.25, d.key, x.shape, np)
-    return twin("dropout", x, 0.25, d.key, names={"keep": keep, "scale": scale})
 
 
 def allowed(d: Sizes) -> tuple[ops.Pattern | None, np.ndarray]:
@@ -133,71 +126,17 @@ def relative_attention(d: Sizes) -> DerivationCase:
     )
 
 
-def extend_block(d: Sizes) -> DerivationCase:
-    """A token after `past` others through a pre-norm block with relative positions, its weights by head."""
-    C, H, past = d.sizes.setdefault("C", d.H * d.D), d.H, d.S
-    block = nn.TransformerBlock(C, H, "pre", d_ff=d.F, causal=True, relative=True, eps=1e-3).to(dtype=np.float64)
-    for p in block.parameters():
-        p.data[...] = d.generator.standard_normal(p.data.shape)
-    attention: Any = block.attention
-    forward: Any = block.feedforward
-    stored = d.generator.standard_normal((2, 1, H, past + 2, d.D))
-    weights = {
-        **{f"W{n}": getattr(attention, layer).w.data.reshape(C, H, d.D) for n, layer in PROJECTIONS.items()},
-        **{"Wo": attention.unify.w.data.reshape(H, d.D, C), "bo": attention.unify.b.data},
-        **{"W1": forward.up.w.data, "b1": forward.up.b.data, "W2": forward.down.w.data, "b2": forward.down.b.data},
-        **{
-            f"{n}{i}": getattr(norm, n).data
-            for i, norm in ((1, block.norm1), (2, block.norm2))
-            for n in ("gamma", "beta")
-        },
-        **{n: getattr(attention, n).data for n in ("content_bias", "position_bias")},
-    }
-    after = {"K": lambda: stored[0, 0, :, : past + 1], "V": lambda: stored[1, 0, :, : past + 1]}
-    names = weights | after | {"eps": 1e-3, "P": ops.sinusoidal_positions(past + 1, C, np, np.float64)}
-    d.sizes |= {"B": 1, "T": 1}
-    twin = twin_of(nn.block.extend_block)
-    return DerivationCase(twin, None, (d("B T C"), block, tuple(stored), past), names)
+def scores_by_place(d: Sizes) -> DerivationCase:
+    """Of a token after others, for a block with relative positions."""
+    from ...kernels.numpy_extend import scores_by_place
 
-
-PROJECTIONS = {"q": "query", "k": "key", "v": "value", "r": "position"}
-
-
-def extend_decoder_block(d: Sizes) -> DerivationCase:
-    """A token after `past` others through a pre-norm decoder block, which sees two positions of a memory of three."""
-    C, H, past, M = d.sizes.setdefault("C", d.H * d.D), d.H, d.S, 3
-    block = nn.DecoderBlock(C, H, "pre", d_ff=d.F, bias=False, eps=1e-3).to(dtype=np.float64)
-    for p in block.parameters():
-        p.data[...] = d.generator.standard_normal(p.data.shape)
-    attention, cross = block.attention, block.cross
-    forward: Any = block.feedforward
-    stored, memory = (d.generator.standard_normal((2, 1, H, length, d.D)) for length in (past + 2, M))
-    maps: dict[str, Any] = {"Wq": attention.query, "Wk": attention.key, "Wv": attention.value, "Wr": cross.query}
-    outputs: dict[str, Any] = {"bo": attention.unify, "bu": cross.unify}
-    norms = (1, block.norm1), (2, block.norm2), (3, block.norm3)
-    weights = {
-        **{name: layer.w.data.reshape(C, H, d.D) for name, layer in maps.items()},
-        **{"Wo": attention.unify.w.data.reshape(H, d.D, C), "Wu": cross.unify.w.data.reshape(H, d.D, C)},
-        **{name: layer.b.data for name, layer in outputs.items()},
-        **{"W1": forward.up.w.data, "b1": forward.up.b.data, "W2": forward.down.w.data, "b2": forward.down.b.data},
-        **{f"{n}{i}": getattr(norm, n).data for i, norm in norms for n in ("gamma", "beta")},
-    }
-    after = {"K": lambda: stored[0, 0, :, : past + 1], "V": lambda: stored[1, 0, :, : past + 1]}
-    names = weights | after | {"A": memory[0, 0], "E": memory[1, 0], "ℓ": M - 1, "eps": 1e-3}
-    d.sizes |= {"B": 1, "T": 1, "M": M}
-    twin = twin_of(nn.decoder_block.extend_decoder_block)
-    args = d("B T C"), block, tuple(stored), past, tuple(memory), ops.Padding(np.array([M - 1]))
-    return DerivationCase(twin, None, args, names)
-
-
-def extend_output(d: Sizes) -> DerivationCase:
-    """A row times a matrix that three cores could divide."""
-    d.sizes |= {"B": 1, "T": 1}
-    output = nn.Linear(d.C, d.V).to(dtype=np.float64)
-    for p, letters in zip(output.parameters(), ("C V", "V"), strict=True):
-        p.data[...] = d(letters)
-    names = {**{p.name: p.data for p in output.parameters()}, "I": 3}
-    return DerivationCase(twin_of(nn.embedding.extend_output), None, (d("B T C"), output), names)
+    C = d.sizes.setdefault("C", d.H * d.D)
+    layer = nn.RelativeSelfAttention(C, d.H).to(dtype=np.float64)
+    layer.position_bias.data[...] = d("H D")
+    W = d("C H D")
+    layer.position.w.data[...] = W.reshape(C, -1)
+    names = {"W": W, "P": ops.sinusoidal_positions(d.S, C, np, np.float64), "position_bias": layer.position_bias.data}
+    return DerivationCase(scores_by_place, None, (d("B H T D"), layer, d.S), names)
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
@@ -206,19 +145,12 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "dense.numpy, gelu": partial(dense, activation="gelu"),
     "dense.numpy, gelu_tanh": partial(dense, activation="gelu_tanh"),
     "dense.numpy, silu": partial(dense, activation="silu"),
-    "extend_block.numpy": extend_block,
-    "extend_decoder_block.numpy": extend_decoder_block,
-    "extend_output.numpy": extend_output,
     "relative_attention.numpy": relative_attention,
-}
-
-COMPILED = {
-    "dropout": dropout,
-    **{name: operations.CASES[name] for name in ("embedding", "linear", "rotary")},
+    "scores_by_place.numpy": scores_by_place,
 }
 
 if find_spec("numba"):
-    CASES |= {f"{name}.numba": compiled(case) for name, case in COMPILED.items()}
+    CASES["linear.numba"] = compiled(operations.CASES["linear"])
     for activation in "", ", gelu", ", gelu_tanh", ", silu":
         CASES[f"dense.numba{activation}"] = compiled(CASES[f"dense.numpy{activation}"])
     CASES["attention.numba"] = compiled_attention

@@ -35,7 +35,7 @@ def allowed(q: np.ndarray, k: np.ndarray, pattern: ops.Pattern | None) -> dict[s
     return {"m": np.broadcast_to(np.True_ if table is None else table, shape)}
 
 
-def drawn(x: np.ndarray, p: float, key: Key) -> dict[str, np.ndarray]:
+def drawn(x: np.ndarray, p: float, key: Key, *_: np.ndarray) -> dict[str, np.ndarray]:
     """The random integers of dropout."""
     return {"u": random_uint16(key, x.size).reshape(x.shape).astype(float)}
 
@@ -53,8 +53,9 @@ NAMES: dict[str, Callable[..., dict[str, Any]]] = {
     "attention": lambda q, k, v, pattern=None: allowed(q, k, pattern),
     "relative_attention": lambda q, k, v, r, content_bias, position_bias, pattern=None: allowed(q, k, pattern),
     "dense": lambda x, w, b, activation="relu": ACTIVATIONS | {"activation": ACTIVATIONS[activation]},
-    "cross_entropy": lambda logits, targets, ignore_index=None, **_: given_targets(logits, targets, ignore_index, 0),
+    "cross_entropy": lambda z, targets, ignored=None, **options: given_targets(z, targets, ignored, 0.0),
     "dropout": drawn,
+    "dropout_add": drawn,
     "gelu": lambda x, approximate="none": {"none": 0.0, "approximate": float(approximate != "none")},
     "max_pool": whole,
     "mean_pool": whole,
@@ -85,9 +86,9 @@ def relu(d: Sizes) -> DerivationCase:
     return reference("relu", x)
 
 
-def layernorm(d: Sizes) -> DerivationCase:
+def layernorm(d: Sizes, name: str = "layernorm", terms: int = 1) -> DerivationCase:
     d.left.remove(2)  # with C = 2 nothing is left of the gradient: normalising removes two directions
-    return reference("layernorm", d("B T C"), d("C"), d("C"))
+    return reference(name, *(d("B T C") for _ in range(terms)), d("C"), d("C"))
 
 
 def dropout(d: Sizes, p: float | None = None) -> DerivationCase:
@@ -181,6 +182,8 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "rotary": rotary,
     "dropout": dropout,
     "dropout, nearly all": partial(dropout, p=1 - 1e-6),
+    "add_layernorm": partial(layernorm, name="add_layernorm", terms=2),
+    "dropout_add": lambda d: reference("dropout_add", d("B T C"), 0.4, d.key, d("B T C")),
     "adversarial_noise": lambda d: reference("adversarial_noise", d("B T C"), d("B T C"), 0.1),
     "adversarial_noise, padding": lambda d: reference("adversarial_noise", d("B T C"), d("B T C"), 0.1, d.lengths()),
     "mean_pool": partial(pool, "mean_pool"),

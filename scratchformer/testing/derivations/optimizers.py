@@ -18,8 +18,9 @@ from ...notation.run import getdoc
 from ...ops.precision import round_into
 from ...optim import adam as adam_module
 from ...optim.clip import scale
-from ...optim.muon import COEFFICIENTS, SMALLEST
+from ...optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
 from ...optim.optimizer import Optimizer
+from ...optim.sgd import sgd_step
 from ...training.precision import LARGEST, LossScale
 from .case import DerivationCase, Sizes
 from .layers import shows
@@ -188,6 +189,9 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "adam_step": lambda d: adam_step(d, adam_module.adam_step),
     "clip_adam": lambda d: adam_step(d, adam_module.clip_adam, 0.3),
     "clip_adam_round": lambda d: adam_step(d, adam_module.clip_adam_round, np.zeros(d.F), 0.3),
+    "sgd_step": lambda d: in_place(sgd_step, d("F"), d("F"), d("F"), 0.01, 0.9, 0.1),
+    "nesterov": lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9),
+    "move": lambda d: in_place(move, d("F"), d("F"), 0.3, 0.1),
     "SGD": sgd,
     "Muon": muon,
     "newton_schulz": newton_schulz,

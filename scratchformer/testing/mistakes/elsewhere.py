@@ -147,7 +147,7 @@ MISTAKES = (
     Mistake(
         name="one new token: query heads read the wrong head of keys",
         file="kernels/numpy_extend.py",
-        replacements=(("q.reshape(B, G, -1, D), None", "q.reshape(B, -1, G, D).swapaxes(1, 2), None"),),
+        replacements=(("    q = q.reshape(B, G, -1, D)", "    q = q.reshape(B, -1, G, D).swapaxes(1, 2)"),),
     ),
     Mistake(
         name="one new token: the window is one too wide",

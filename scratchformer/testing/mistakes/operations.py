@@ -12,7 +12,7 @@ NORM = "dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − mean_c(g_c) − x̂_k mean_c(
 SCORES = "dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')"
 KEYS = "dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd"
 GELU = "dx_i = dy_i ∂y_i/∂x_i = dy_i (Φ_i + x_i φ_i)"
-CROSS_ENTROPY = "dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dloss k_n (p_nv − t_nv)/max(1, count)"
+CROSS_ENTROPY = "dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dℓ_n (p_nv − t_nv)"
 
 MISTAKES = (
     Mistake(
@@ -189,8 +189,8 @@ MISTAKES = (
         file="ops/cross_entropy.py",
         replacements=(
             (
-                "    dlogits *= dloss / n\n    dlogits *= counted\n    return",
-                "    dlogits *= dloss\n    dlogits *= counted\n    return",
+                "    dlogits *= dloss / count\n    dlogits *= counted[:, None]\n    return",
+                "    dlogits *= dloss\n    dlogits *= counted[:, None]\n    return",
             ),
         ),
     ),
@@ -200,7 +200,7 @@ MISTAKES = (
         effect="Ignored rows, such as padding, get p − t as if they had a target, and pull on the model.",
         operation="cross_entropy",
         equation=CROSS_ENTROPY,
-        wrong="dz_nv = dloss (p_nv − t_nv)/max(1, count)",
+        wrong="dz_nv = dloss (p_nv − t_nv)/count",
     ),
     Mistake(
         name="cross entropy: the mean is over all rows, not those that count",
