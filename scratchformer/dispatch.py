@@ -133,6 +133,11 @@ class Operation(Protocol[Arguments]):
         fast: only inside `fast()`, where it goes before a twin without. (The cache already tells a backward.)
         """
 
+    def add_twin(
+        self, kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
+    ) -> None:
+        """Register a twin for calls whose first argument is a `kind`: see the heading of this module."""
+
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
 
 
