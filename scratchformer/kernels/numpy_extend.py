@@ -70,7 +70,7 @@ def extend(
     h = x[0, 0] if len(x) == 1 else x[:, 0]
     h = around(block.norm1, order, h, lambda n: attend(n, block.attention, stored, past, None if memory else pattern))
     if memory:
-        h = around(block.norm2, order, h, lambda n: look(n, block.cross, *memory, pattern))
+        h = around(block.norm2, order, h, lambda n: look(n, block.cross, memory[0], memory[1], pattern))
     return around(last, order, h, lambda n: feed_forward(n, block.feedforward)).reshape(x.shape)
 
 
