@@ -36,7 +36,7 @@ for kind in KINDS.values():
 
 def twins(op, kind):
     """Those that run inside KINDS[kind]."""
-    found = twins_of(op, fast=kind != "numpy") if hasattr(op, "add_twin") else ()
+    found = twins_of(op, fast=kind != "numpy") if type(getattr(op, "chosen", None)) is tuple else ()
     elsewhere = ".numpy_half", ".numpy_blocks"  # see test_half.py and tests/compiler
     return [twin for twin in found if not twin.forward.__module__.endswith(elsewhere)]
 
