@@ -232,7 +232,7 @@ def norm_backward(dy, cache):
 def test_the_message_names_the_term_of_the_derivation_that_is_left_out():
     with pytest.raises(GradientError) as caught:
         check_gradients(norm, norm_backward, X, GAMMA, BETA)
-    sentence = "This is what one gets when mean_c(g_c) is left out: dx_k = (g_k − x̂_k mean_c(g_c x̂_c))/σ"
+    sentence = "This is what one gets when mean_c(g_c) is left out: dx_k = rstd (g_k − x̂_k mean_c(g_c x̂_c))"
     *_, explanation, repeat = str(caught.value).splitlines()
     assert (explanation, repeat[:6]) == (sentence, "Repeat")
     assert [(d.what, d.source) for d in caught.value.diagnoses] == [(sentence, "derivation")]
