@@ -53,7 +53,7 @@ NAMES: dict[str, Callable[..., dict[str, Any]]] = {
     "attention": lambda q, k, v, pattern=None: allowed(q, k, pattern),
     "relative_attention": lambda q, k, v, r, content_bias, position_bias, pattern=None: allowed(q, k, pattern),
     "dense": lambda x, w, b, activation="relu": ACTIVATIONS | {"activation": ACTIVATIONS[activation]},
-    "cross_entropy": lambda z, targets, ignored=None, **options: given_targets(z, targets, ignored, 0.0),
+    "cross_entropy": lambda logits, targets, ignore_index=None, **_: given_targets(logits, targets, ignore_index, 0),
     "dropout": drawn,
     "dropout_add": drawn,
     "gelu": lambda x, approximate="none": {"none": 0.0, "approximate": float(approximate != "none")},
