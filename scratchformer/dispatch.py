@@ -29,14 +29,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol
 
 import numpy as np
 
 __all__ = ["Operation", "backward", "fast", "operation", "reference_only"]
 
 Arguments = ParamSpec("Arguments")
-Function = TypeVar("Function", bound=Callable)
 
 
 class Twin(NamedTuple):
@@ -126,24 +125,21 @@ def turned_off() -> str:
 
 
 class Operation(Protocol[Arguments]):
-    """A function that dispatches, as a type checker sees it. The cache is Any: a twin has a cache type of its own."""
+    """A function that dispatches, as a type checker sees it. The cache is Any: that of a twin is a `TwinCache`."""
 
     __name__: str
     reference: Callable[Arguments, Any]
-    twins: dict[type, Callable]  # by the type of the array, or of the cache
-    fast_twins: dict[type, Callable]  # those that run inside `fast()`
+    given: Callable | None  # see `operation`
+    gives: tuple[str, ...]
     chosen: tuple[dict[type, list[Twin]], dict[type, list[Twin]]]  # outside `fast()`, and inside: see `add_twin`
-
-    def twin(self, kind: type, fast: bool = False) -> Callable[[Function], Function]:
-        """Register the decorated function for calls whose first argument (a backward: whose cache) is a `kind`.
-
-        fast: only inside `fast()`, where it goes before a twin without. (The cache already tells a backward.)
-        """
 
     def add_twin(
         self, kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
     ) -> None:
-        """Register a twin for calls whose first argument is a `kind`, see the heading of this module."""
+        """Register a twin for calls whose first argument is a `kind`: see the heading of this module.
+
+        fast: only inside `fast()`, where it is asked before the others.
+        """
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
 
@@ -157,8 +153,6 @@ def operation(reference: Any = None, given: Callable | None = None, gives: tuple
     """
     if reference is None:
         return functools.partial(operation, given=given, gives=gives)
-    twins: dict[type, Callable] = {}
-    fast_twins: dict[type, Callable] = {}
     chosen: tuple[dict[type, list[Twin]], dict[type, list[Twin]]] = {}, {}
     signature = inspect.signature(reference)
     first, *_ = signature.parameters
@@ -183,22 +177,17 @@ def operation(reference: Any = None, given: Callable | None = None, gives: tuple
                     raise
                 if fits:
                     return results_of(each, *args, **kwargs)
-        twin = None
-        if (twins or fast_twins) and not _reference_depth:
-            twin = (fast_twins.get(type(x)) if _fast_depth else None) or twins.get(type(x))
-        return (twin or reference)(*args, **kwargs)
+        return reference(*args, **kwargs)
 
-    return _with_twins(
-        forward, reference, twins, fast_twins, add_twin=add_twin, chosen=chosen, given=given, gives=gives
-    )
+    vars(forward).update(reference=reference, add_twin=add_twin, chosen=chosen, given=given, gives=gives)
+    return forward
 
 
 def backward(reference: Callable) -> Operation[...]:
-    """Make `reference` the backward of an operation, for which twins can be registered with `.twin(CacheType)`.
+    """Make `reference` the backward of an operation. For the cache of a twin, that of the twin runs.
 
     If the cache is annotated as a NamedTuple or an Array, a cache of another type raises TypeError.
     """
-    twins: dict[type, Callable] = {}
     signature = inspect.signature(reference)
     first, second, *_ = signature.parameters
     operation = reference.__name__.removesuffix("_backward")
@@ -214,13 +203,11 @@ def backward(reference: Callable) -> Operation[...]:
                 return gradients_of(first, *args)
             given = signature.bind(*args, **kwargs).arguments
             return gradients_of(first, given.pop(first), given.pop(second), **given)
-        twin = twins.get(type(cache))
-        if twin is None:
-            expect_cache(second, cache, expected)
-            twin = reference
-        return twin(*args, **kwargs)
+        expect_cache(second, cache, expected)
+        return reference(*args, **kwargs)
 
-    return _with_twins(dispatched, reference, twins, twins)
+    vars(dispatched).update(reference=reference)
+    return dispatched  # type: ignore[return-value]
 
 
 def twins_of(op: Any, kind: type = np.ndarray, fast: bool = False) -> list[Twin]:
@@ -228,10 +215,7 @@ def twins_of(op: Any, kind: type = np.ndarray, fast: bool = False) -> list[Twin]
     or with `fast` the others.
     """
     plain = op.chosen[False].get(kind, [])
-    found = [twin for twin in op.chosen[True].get(kind, []) if twin not in plain] if fast else list(plain)
-    if kind in (registered := op.fast_twins if fast else op.twins):  # by the decorator
-        found.append(Twin(op.__name__, lambda *args, **kwargs: True, registered[kind], None))
-    return found
+    return [twin for twin in op.chosen[True].get(kind, []) if twin not in plain] if fast else list(plain)
 
 
 def results_of(twin: Twin, *args: Any, **kwargs: Any) -> Any:
@@ -291,18 +275,3 @@ def expect_cache(name: str, cache: Any, expected: type | None) -> None:
     kind = "array" if expected is np.ndarray else expected.__name__
     found = "None" if cache is None else type(cache).__name__
     raise TypeError(f"{name}: expected the {kind} that forward returned, got {found}")
-
-
-def _with_twins(dispatched: Callable, reference: Callable, twins: dict, fast_twins: dict, **others: Any) -> Any:
-    def twin(kind: type, fast: bool = False) -> Callable[[Function], Function]:
-        return functools.partial(_register, fast_twins if fast else twins, kind)
-
-    vars(dispatched).update(reference=reference, twins=twins, fast_twins=fast_twins, twin=twin, **others)
-    return dispatched
-
-
-def _register(twins: dict[type, Callable], kind: type, function: Function) -> Function:
-    if kind in twins:
-        raise ValueError(f"{function.__name__}: there is already a twin for {kind.__name__}")
-    twins[kind] = function
-    return function

@@ -255,8 +255,7 @@ def _watched() -> dict[CodeType, tuple[str, str, bool]]:
     found = {}
     for op in _operations():
         phase = "backward" if op.__name__.endswith("_backward") else "forward"
-        for function in (op.reference, *op.twins.values()):
-            found[function.__code__] = op.__name__, phase, function is not op.reference
+        found[op.reference.__code__] = op.__name__, phase, False
         for twin in _twins(op):
             found[twin.forward.__code__] = op.__name__, "forward", True
             found[twin.backward.__code__] = f"{op.__name__}_backward", "backward", True
@@ -340,7 +339,7 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
     """The functions and methods that are defined in a module, and the references and twins among its operations."""
     named = list(vars(module).values())
     named += [value for kind in named if isinstance(kind, type) for value in vars(kind).values()]
-    named += [f for op in _operations() for f in (op.reference, *op.twins.values())]
+    named += [op.reference for op in _operations()]
     named += [f for op in _operations() for twin in _twins(op) for f in (twin.forward, twin.backward)]
     functions = [inspect.unwrap(f) for f in named if isinstance(f, FunctionType)]  # a layer's backward is checked first
     unique = {id(f): f for f in functions if f.__globals__ is vars(module)}

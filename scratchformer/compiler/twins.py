@@ -36,6 +36,7 @@ SIGNS: Mapping[str, Callable] = {
     "≥": operator.ge,
 }
 CALLS = 256  # the most shapes that a twin remembers
+NOTHING: tuple[tuple, Any] = (), None
 FUNCTIONS: Mapping[str, str] = {"max": "maximum", "min": "minimum"}  # the array library's names of functions
 
 
@@ -113,6 +114,7 @@ class Twin:
         self.given = getattr(op, "given", None)
         self.loops: dict[tuple[int, np.dtype], Callable] = {}
         self.call = lru_cache(CALLS)(self.make_call)
+        self.asked: tuple[tuple, Any] = NOTHING  # the arguments of the latest `fits`, and its call
 
     @cached_property
     def derivation(self) -> Derivation:
@@ -165,7 +167,13 @@ class Twin:
 
     def fits(self, *args: Any, **kwargs: Any) -> bool:
         """Whether the loops can compute with these arguments: arrays of one type, whose sizes go together."""
-        return bool(self.arrays) and self.call(self.signature(self.in_order(args, kwargs))) is not None
+        if not self.arrays:
+            return False
+        args = self.in_order(args, kwargs)
+        call = self.call(self.signature(args))
+        if call is not None:
+            self.asked = args, call  # for `forward`, which follows
+        return call is not None
 
     def make_call(self, signatures: tuple) -> Call | None:
         """The plans for what `signature` gives; None if the loops cannot compute with such arguments."""
@@ -217,8 +225,11 @@ class Twin:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         args = self.in_order(args, kwargs)
-        call = self.call(self.signature(args))
-        assert call is not None  # the arguments fit
+        before, call = self.asked
+        self.asked = NOTHING
+        if len(args) != len(before) or any(map(operator.is_not, args, before)):  # another thread has asked in between
+            call = self.call(self.signature(args))
+            assert call is not None  # the arguments fit
         values = dict(zip(self.names, args, strict=True))
         if self.given is not None and not call.is_checked(values):
             known = self.given(*args)

@@ -5,7 +5,7 @@ The mathematics is that of `numpy_extend`. What differs is how the numbers are r
 - Products read each weight once, in the order of memory: see `numba_multiply`.
 - Keys are stored as (B, G, D, S) and values as (B, G, S, D), see `MultiHead.allocate`. Then the scores Σ_d q_d K_ds and
   the mean Σ_s p_s V_sd of a head are rows times matrices too. Division by the sum of the exponentials comes last, for D
-  numbers instead of S. The keys of a memory are (B, H, M, D), and only what a sequence may see of them is read.
+  numbers instead of S. The keys of a memory are (B, H, M, D); those of its padding are not read.
 - Weights, keys and values may be bfloat16. This halves what is read. Only what is stored is rounded: weights, keys,
   values, and the output of a block.
 - A branch is computed in parts, which are then summed in their order: a head of keys with the queries that read it, or
@@ -61,7 +61,7 @@ def fits(
     no index. A memory may be padded; there is no other pattern but a window.
     """
     norms, attentions = parts_of(block)
-    kinds, B = tuple(map(type, attentions)), len(x)
+    kinds, B = tuple(map(type, attentions)), x.shape[0] if x.ndim else 0
     if x.dtype == np.float64 or not (kinds == CROSS or kinds in ((nn.SelfAttention,), (nn.RotarySelfAttention,))):
         return False
     (keys, values), layer = (stored[0].swapaxes(2, 3), stored[1]), attentions[0]
@@ -73,7 +73,7 @@ def fits(
         and (keys.shape, values.shape) == ((B, G, D, S), (B, G, S, D))
         and keys.flags.c_contiguous
         and values.flags.c_contiguous
-        and all(each.shape == (B, G, memory[0].shape[2], D) and each.flags.c_contiguous for each in memory)
+        and all(each.shape == (B, G, *memory[0].shape[2:3], D) and each.flags.c_contiguous for each in memory)
         and 0 <= past < S
         and (pattern is None or (kinds == CROSS and type(pattern) is Padding and pattern.lengths.shape == (B,)))
         and (B == 1 or means() is not None)
@@ -181,7 +181,7 @@ def step_on_cores(
 ) -> None:
     """As `step` for one row, with the parts of each branch divided among the cores."""
     pre, norms, attention, cross, forward = weights
-    branches = [(attention_part, stored[0].shape[1], attention, (stored, angles, seen))]
+    branches: list[tuple] = [(attention_part, stored[0].shape[1], attention, (stored, angles, seen))]
     if cross is not None:
         branches.append((cross_part, memory[0].shape[1], cross, (memory,)))
     branches.append((forward_part, units(forward), forward, ()))
@@ -198,16 +198,16 @@ def step_on_cores(
 
 def fits_output(x: np.ndarray, output: Any) -> bool:
     """For one position of each sequence, in float32 or bfloat16."""
-    tied = type(output) is nn.TiedOutput
-    if not (tied or (type(output) is nn.Linear and output.activation is None)):
-        return False
-    w = output.table.data if tied else output.w.data
+    tied, B = type(output) is nn.TiedOutput, x.shape[0] if x.ndim else 0
+    known = tied or (type(output) is nn.Linear and output.activation is None)
+    w: Any = known and (output.table if tied else output.w).data
     return (
-        alike(x, w)
+        known
+        and alike(x, w)
         and x.dtype != np.float64
-        and x.shape == (len(x), 1, w.shape[1 if tied else 0])
+        and x.shape == (B, 1, w.shape[1 if tied else 0])
         and w.flags.c_contiguous
-        and (len(x) == 1 or blas() is not None)
+        and (B == 1 or blas() is not None)
     )
 
 
@@ -347,34 +347,26 @@ def attention_part(
     first: Any, last: Any, means: Any, n: Any, layers: Any, stored: Any, angles: Any, seen: Any, sums: Any
 ) -> None:
     """sums_g (B, C): what the queries that read key head g add to self-attention's output, for first ≤ g < last."""
-    (query, key, value, unify), ((_, G, D, _), (_, wide)) = layers, (stored[0].shape, layers[0][0].shape)
-    width, count = wide // G, last - first
+    (query, key, value, unify), (keys, values), (cos, sin), (start, past) = layers, stored, angles, seen
+    B, G, D, S = keys.shape
+    width, count, places = query[0].shape[1] // G, last - first, past + 1 - start
     q = project(means, n, query, first * width, count * width)
     k = project(means, n, key, first * D, count * D)
     v = project(means, n, value, first * D, count * D)
-    attend(first, q, k, v, stored, angles, seen)
-    add_up(means, q, unify, first, width, sums)
-
-
-@compiled
-def attend(first: Any, q: Any, k: Any, v: Any, stored: Any, angles: Any, seen: Any) -> None:
-    """q = self-attention of the last token that is seen, whose k and v are stored; of some heads, q (B, ...)."""
-    (keys, values), (cos, sin), (start, past), K = stored, angles, seen, q.shape[1] // k.shape[1]
-    B, _, D, S = keys.shape
-    places = past + 1 - start
     z = np.empty(up(places, LANES), np.float32)
-    width = min(z.size, S - start)  # whole vectors, if there is room; what follows the last place does not count
+    room = min(z.size, S - start)  # whole vectors, if there is room; what follows the last place does not count
     for b in range(B):
         rotate(q[b], cos, sin)
         rotate(k[b], cos, sin)
-        for g in range(k.shape[1] // D):
+        for g in range(count):
             for d in range(D):
                 keys[b, first + g, d, past] = narrow(k[b, g * D + d], keys)
                 values[b, first + g, past, d] = narrow(v[b, g * D + d], values)
         for h in range(q.shape[1] // D):
-            own, g = q[b, h * D : h * D + D], first + h // K
-            multiply(own, keys[b, g], start, z[:width])
+            own, g = q[b, h * D : h * D + D], first + h * D // width
+            multiply(own, keys[b, g], start, z[:room])
             average(z, places, values[b, g, start:], own)
+    add_up(means, q, unify, first, width, sums)
 
 
 @compiled

@@ -62,14 +62,14 @@ def fits(
 
 
 def extend(
-    x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Pattern | None = None, memory: Stored = ()
+    x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Pattern | None = None, memory: Any = ()
 ) -> np.ndarray:
     """As `nn.block.extend_block` and `nn.decoder_block.extend_decoder_block`."""
     order, last = block.norm, block.norm3 if memory else block.norm2
     h = x[0, 0] if len(x) == 1 else x[:, 0]
     h = around(block.norm1, order, h, lambda n: attend(n, block.attention, stored, past, None if memory else pattern))
     if memory:
-        h = around(block.norm2, order, h, lambda n: look(n, block.cross, *memory, pattern))
+        h = around(block.norm2, order, h, lambda n: look(n, block.cross, memory[0], memory[1], pattern))
     return around(last, order, h, lambda n: feed_forward(n, block.feedforward)).reshape(x.shape)
 
 
@@ -162,16 +162,16 @@ def angles_at(place: int, D: int, layer: Any, dtype: np.dtype) -> tuple[np.ndarr
 def scores_by_place(q: np.ndarray, layer: Any, S: int) -> np.ndarray:
     """What relative attention adds to the scores of q (B, H, 1, D), at the last of S places: (B, H, 1, S).
 
-    With P_ec the sinusoids of distance e, and q already divided by √D, the reference computes vectors r of distances:
+    With P_ec the sinusoids of distance e, and q already divided by √D, the reference computes vectors of distances:
 
-        w := position_bias        r_ehd := Σ_c P_ec W_chd
-        y_bhs = Σ_d (q_bhd + w_hd/√D) r_ehd with e = S − 1 − s
+        a := position_bias        r_ehd := Σ_c P_ec W_chd
+        y_bhts = Σ_d (q_bhtd + a_hd/√D) r_ehd with e = S − 1 − s
 
     They would have to be kept for every layer, or computed again for every token. With the two sums exchanged, W is
     multiplied by one query instead of S sinusoids:
 
-        u_bhc := Σ_d (q_bhd + w_hd/√D) W_chd        y_bhs = Σ_c u_bhc P_ec with e = S − 1 − s
-        return (u @ clocks[:S].T)[..., ::-1]  # distance 0 is the last place
+        u_bhtc = Σ_d (q_bhtd + a_hd/√D) W_chd        y_bhts = Σ_c u_bhtc P_ec with e = S − 1 − s
+        u = (q + layer.position_bias.data[:, None] / math.sqrt(D)) @ w
     """
     (_, H, _, D), C = q.shape, layer.d_model
     w = layer.position.w.data.reshape(C, H, D).transpose(1, 2, 0)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import erf
 
 from .grammar import Condition, Equation, Node, NotationError, walk
 
@@ -183,6 +182,13 @@ def power(base: np.ndarray, exponent: np.ndarray) -> np.ndarray:
             product = product * base
         return product if whole >= 0 else 1 / product
     return np.exp(exponent * np.log(base))
+
+
+def erf(x: np.ndarray) -> Any:
+    """The error function. SciPy's module is imported here because it changes Python's filters of warnings."""
+    from scipy.special import erf as erf_scipy
+
+    return erf_scipy(x)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -1,7 +1,7 @@
 """Neighbouring operations as one, with derivations that are put together from those of their parts.
 
-See `compiler.neighbours`.
-This module is loaded when one of its names is first used, since reading derivations takes time.
+See `compiler.neighbours`. This module is loaded when one of its names is first used, since reading derivations takes
+time.
 """
 
 from ..compiler.neighbours import fused

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import models, nn, ops
 from ..backend import CPU, Array, Device, to_device
-from ..dispatch import Twin, TwinCache, reference_only
+from ..dispatch import Twin, reference_only
 from ..progress import on_terminal, progress_bar
 from ..rng import Key
 from .gradcheck import Report, Row, check_gradients, check_layer
@@ -644,19 +644,6 @@ def _check_with(implementation: str, check: Callable, name: str, draw: Draw) -> 
 def _twins_noted(ran: set[str]) -> Iterator[None]:
     """Collect in `ran` the names of the operations whose twin runs without falling back to the reference."""
 
-    def noted(name: str, twin: Callable) -> Callable:
-        def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            try:
-                y, cache = twin(*args, **kwargs)
-            except Exception:
-                ran.add(name)
-                raise
-            if type(cache) is TwinCache or type(cache) in getattr(ops, f"{name}_backward").twins:
-                ran.add(name)
-            return y, cache
-
-        return call
-
     def noting(twin: Twin) -> Twin:
         def call(*args: Any, **kwargs: Any) -> Any:
             ran.add(twin.operation)
@@ -665,18 +652,13 @@ def _twins_noted(ran: set[str]) -> Iterator[None]:
         return twin._replace(forward=call)
 
     names = [name.removesuffix("_backward") for name in ops.__all__ if name.endswith("_backward")]
-    before = {name: dict(getattr(ops, name).twins) for name in names}
     lists = [twins for name in names for table in getattr(ops, name).chosen for twins in table.values()]
     kept = [list(twins) for twins in lists]
-    for name, twins in before.items():
-        getattr(ops, name).twins.update({kind: noted(name, twin) for kind, twin in twins.items()})
     for each in lists:
         each[:] = map(noting, each)
     try:
         yield
     finally:
-        for name, twins in before.items():
-            getattr(ops, name).twins.update(twins)
         for each, right in zip(lists, kept, strict=True):
             each[:] = right
 

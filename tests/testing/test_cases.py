@@ -30,12 +30,10 @@ def kinds(name):
     """The caches of the twins that a check in float64 runs, outside `fast()`: those that float64 arrays give."""
     op, _, args, options, _ = OPERATIONS[name](Draw())
     _, cache = op(*args, **options)
-    if type(cache) is TwinCache:
-        return [cache.twin]
-    return [type(cache)] if type(cache) in getattr(ops, f"{name}_backward").twins else []
+    return [cache.twin] if type(cache) is TwinCache else []
 
 
-# Every gradient of every reference and twin: the operation, "reference", a twin or its cache type, and an index.
+# Every gradient of every reference and twin: the operation, "reference", or a twin, and an index.
 BACKWARDS = [
     pytest.param(name, kind, i, id=f"{name}-{kind if kind == 'reference' else 'twin'}-{i}")
     for name in NAMES
@@ -46,14 +44,11 @@ BACKWARDS = [
 
 @contextmanager
 def planted(name, kind, i, factor=1.01):
-    """The backward of the reference, of a twin, or of the twin for a cache type, with gradient i too large."""
+    """The backward of the reference, or of a twin, with gradient i too large."""
     op_backward = getattr(ops, f"{name}_backward")
     cell = op_backward.__closure__[op_backward.__code__.co_freevars.index("reference")]
     chosen = getattr(ops, name).chosen[False].get(np.ndarray, [])
-    if kind == "reference":
-        right = cell.cell_contents
-    else:
-        right = kind.backward if isinstance(kind, Twin) else op_backward.twins[kind]
+    right = cell.cell_contents if kind == "reference" else kind.backward
 
     def wrong(*args, **kwargs):
         returned = right(*args, **kwargs)
@@ -65,11 +60,9 @@ def planted(name, kind, i, factor=1.01):
     def put(function):
         if kind == "reference":
             cell.cell_contents = function
-        elif isinstance(kind, Twin):
+        else:
             (place,) = (i for i, twin in enumerate(chosen) if twin.forward is kind.forward)
             chosen[place] = kind._replace(backward=function)
-        else:
-            op_backward.twins[kind] = function
 
     put(wrong)
     try:

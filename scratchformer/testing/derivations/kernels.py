@@ -131,6 +131,7 @@ def scores_by_place(d: Sizes) -> DerivationCase:
     from ...kernels.numpy_extend import scores_by_place
 
     C = d.sizes.setdefault("C", d.H * d.D)
+    d.sizes["T"] = 1
     layer = nn.RelativeSelfAttention(C, d.H).to(dtype=np.float64)
     layer.position_bias.data[...] = d("H D")
     W = d("C H D")
