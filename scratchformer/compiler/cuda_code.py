@@ -72,7 +72,7 @@ def listed(parts: Sequence[str], margin: str = "        ") -> str:
 
 class CudaPrinter(Printer):
     calls = {"abs": "fabs", "max": "greater", "min": "lesser", "mod": "fmod"}  # noqa: RUF012
-    comment, const, end, reserved = "//", "R ", ";", WORDS
+    comment, const, end, opens, closes, reserved = "//", "R ", ";", " {", "}", WORDS
     choice, both = "{0} ? {1} : {2}", " && "
     integers = {"mod": "%"}  # noqa: RUF012
     starts = {"sum": "R {} = 0;", "max": "R {} = -infinity();"}  # noqa: RUF012
@@ -91,14 +91,6 @@ class CudaPrinter(Printer):
         self.at = next(iter(places), (HERE,))[:-1]  # the row of the sums to which a row is added
         if len(places) > 1 or any(at[-1] != HERE or not self.rows for at in places) or HERE in walk(self.at):
             raise CompileError(f"{plan.name}: its sums over rows cannot be taken row by row")
-
-    @contextmanager
-    def block(self, head: str) -> Iterator[None]:
-        self.put(f"{head} {{".strip())
-        self.depth += 1
-        yield
-        self.depth -= 1
-        self.put("}")
 
     def lines(self) -> list[str]:
         plan, given, self.depth = self.plan, [], 0
@@ -123,10 +115,9 @@ class CudaPrinter(Printer):
             elif self.at:
                 self.by_places()
             else:
-                self.start_totals()
-                with self.block(f"for (Index row = {TEAM}; row < {self.count(self.rows)}; row += {TEAMS})"):
+                head = f"for (Index row = {TEAM}; row < {self.count(self.rows)}; row += {TEAMS})"
+                with self.sums_of(TEAM), self.block(head):
                     self.row(given)
-                self.end_totals(TEAM)
         return self.body
 
     def row(self, given: Sequence[str] = ()) -> None:
@@ -144,44 +135,38 @@ class CudaPrinter(Printer):
 
     def by_places(self) -> None:
         """For each row of the sums: the rows that are added to it, one after another."""
-        axes = rows_of_sums(self.plan)
-        with self.block(f"for (Index to = {TEAM}; to < {self.count(axes)}; to += {TEAMS})"):
-            self.start_totals()
-            with self.block(f"for (Index part = 0; part < {self.count(self.rows)}; part += 32)"):
-                self.put("unsigned found;  // bits of the rows part ... part + 31")
-                with self.block(""):
-                    self.put("Index row = part + threadIdx.x % 32;")
-                    self.row()
-                    self.put(f"found = which(row < {self.count(self.rows)} && {self.among(axes, self.at)} == to);")
-                with self.block("for (int k = 0; k < 32 && found >> k; ++k)"):
-                    self.put("if (!(found >> k & 1)) continue;")
-                    self.put("Index row = part + k;")
-                    self.row(["rows"])
-            self.end_totals("to")
+        axes, count = rows_of_sums(self.plan), self.count(self.rows)
+        with (
+            self.block(f"for (Index to = {TEAM}; to < {self.count(axes)}; to += {TEAMS})"),
+            self.sums_of("to"),
+            self.block(f"for (Index part = 0; part < {count}; part += 32)"),
+        ):
+            self.put("unsigned found;  // bits of the rows part ... part + 31")
+            with self.block(""):
+                self.put("Index row = part + threadIdx.x % 32;")
+                self.row()
+                self.put(f"found = which(row < {count} && {self.among(axes, self.at)} == to);")
+            with self.block("for (int k = 0; k < 32 && found >> k; ++k)"):
+                self.put("if (!(found >> k & 1)) continue;")
+                self.put("Index row = part + k;")
+                self.row(["rows"])
 
     def count(self, axes: Sequence[str]) -> str:
         return " * ".join(map(self.size, axes)) or "1"
 
-    def start_totals(self) -> None:
+    @contextmanager
+    def sums_of(self, row: str) -> Iterator[None]:
+        """Around what adds to the sums of a row."""
         for name in self.totals:
             self.put(f"Vector<REAL, V> {name}[PER] = {{}};")
-
-    def end_totals(self, row: str) -> None:
+        yield
         for name in self.totals:
             with self.block("for (int i = 0, first = threadIdx.x * V; i < PER; ++i, first += THREADS * V)"):
                 self.put(f"store<V>({name}[i], to_{name} + ({row}) * columns + first, columns - first);")
 
-    def passes(self) -> None:
-        for each in self.plan.passes:
-            for name in each.before:
-                self.step(name)
-            if each.sums or each.totals or each.stores:
-                self.loop(each)
-        for name in self.plan.last:
-            self.step(name)
-
     def loop(self, each: Pass) -> None:
-        """A pass over the columns."""
+        if not (each.sums or each.totals or each.stores):
+            return
         sums, values = self.plan.sums, self.plan.values
         trees = [sums[name].tree for name in (*each.sums, *each.totals)] + [("value", name) for name in each.stores]
         needed = reach(trees, values, {}, self.stepped)
@@ -191,7 +176,7 @@ class CudaPrinter(Printer):
         if self.flat:
             kind, start, step = (
                 "Index",
-                f"((Index)blockIdx.x * THREADS + {start.replace(' * V', ') * V')}",
+                f"((Index)blockIdx.x * THREADS + {start[:-4]}) * V",
                 f"(Index)gridDim.x * {step}",
             )
         head = f"for ({kind} first = {start}; first < columns; first += {step})"
@@ -208,10 +193,8 @@ class CudaPrinter(Printer):
                 self.put(f"Vector<{self.types[name]}, V> {self.variable(name)}_to;")
             with self.block(f"for ({kind} c = first, j = 0; j < V && c < columns; ++c, ++j)"):
                 for node, name in self.vectors.items():
-                    element = f"{name[:-1]}v.at[j]"
-                    self.put(
-                        f"{'Index' if self.types[node[1]] == 'Index' else 'R'} {name} = {self.read(node[1], element)};"
-                    )
+                    integer, element = self.types[node[1]] == "Index", f"{name[:-1]}v.at[j]"
+                    self.put(f"{'Index' if integer else 'R'} {name} = {self.read(node[1], element)};")
                 for name in steps:
                     self.step(name)
                 self.add((*each.sums, *each.totals))

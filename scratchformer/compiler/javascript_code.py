@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..notation.grammar import Node, walk
@@ -49,14 +49,14 @@ class JavaScriptPrinter(Printer):
     calls = {**{name: f"Math.{name}" for name in MATH}, "mod": "mod"}  # noqa: RUF012
     relations = {**Printer.relations, "=": "===", "≠": "!=="}  # noqa: RUF012
     reserved = (*RESERVED.split(), *HELPERS, "Math", "BigInt", "Number")
-    comment, indent, const, end = "//", "  ", "const ", ";"
+    comment, indent, const, end, opens, closes = "//", "  ", "const ", ";", " {", "}"
     choice, both = "{0} ? {1} : {2}", " && "
     starts = {"sum": "let {} = 0;", "max": "let {} = -Infinity;"}  # noqa: RUF012
     adds = {"sum": "{} += {};", "max": "{0} = Math.max({0}, {1});"}  # noqa: RUF012
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, 1)
-        trees = [part for each in plan.sums.values() for part in (each.tree, *(each.at or ()))]
+        trees = [part for each in plan.sums.values() for part in each.trees]
         nodes = [node for tree in (*trees, *(value.tree for value in plan.values.values())) for node in walk(tree)]
         read = {node[1]: node[2] if node[0] == "load" else () for node in nodes if node[0] in ("load", "number")}
         self.stored: dict[str, tuple[str, tuple[str, ...]]] = {}  # the variables of arrays and numbers, and their axes
@@ -76,10 +76,7 @@ class JavaScriptPrinter(Printer):
         for name in self.kept:
             self.let(f"row_{name}", self.new([COLUMN]))
         with self.loops(axis for axis in plan.axes if axis != COLUMN):
-            for each in plan.passes:
-                self.row(each)
-            for name in plan.last:
-                self.step(name)
+            self.passes()
         self.columns = "columns"
         self.stored |= {array.name: (f"to_{array.name}", array.axes) for array in plan.writes}
         for name in plan.tail:
@@ -99,24 +96,16 @@ class JavaScriptPrinter(Printer):
 
     @contextmanager
     def loops(self, axes: Iterable[str]) -> Iterator[None]:
-        """Loops over axes, around the lines that are put inside."""
-        depth = self.depth
-        for axis in axes:
-            at = self.place(axis)
-            self.put(f"for (let {at} = 0; {at} < {self.size(axis)}; {at}++) {{")
-            self.depth += 1
-        yield
-        while self.depth > depth:
-            self.depth -= 1
-            self.put("}")
+        with ExitStack() as stack:
+            for axis in axes:
+                at = self.place(axis)
+                stack.enter_context(self.block(f"for (let {at} = 0; {at} < {self.size(axis)}; {at}++)"))
+            yield
 
     def new(self, axes: Sequence[str]) -> str:
         return f"new Float64Array({' * '.join(map(self.size, axes))})"
 
-    def row(self, each: Pass) -> None:
-        """The lines of a pass over a row."""
-        for name in each.before:
-            self.step(name)
+    def loop(self, each: Pass) -> None:
         self.start(each.sums)
         with self.loops([COLUMN] if each.sums or each.totals or each.stores else []):
             self.read_kept(each)

@@ -6,6 +6,7 @@ import keyword
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from ..notation.grammar import Node, walk
 from .axes import HALF, HERE
@@ -47,10 +48,7 @@ class NumbaPrinter(Printer):
 
     def lines(self) -> Iterator[str]:
         plan = self.plan
-        for each in plan.passes:
-            self.row(each)
-        for name in plan.last:
-            self.step(name)
+        self.passes()
         yield f"def {plan.name}({self.arguments()}):"
         axes = (axis for array in self.arrays.values() if array.kind != "bits" for axis in array.axes)
         yield from (self.find_size(axis) for axis in dict.fromkeys(axes) if axis != HALF)
@@ -61,63 +59,50 @@ class NumbaPrinter(Printer):
         for i, axis in enumerate(self.outer):
             yield f"{self.indent * (i + 1)}for {axis} in range({self.size(axis)}):"
         yield from (f"{self.indent * self.depth}{name} = {held}" for name, held in self.of_row.items())
-        yield from self.body
-        yield "    return finite"
+        yield from (*self.body, "    return finite")
 
-    def row(self, each: Pass) -> None:
-        """The lines of a pass over a row."""
-        sums = self.plan.sums
-        for name in each.before:
-            self.step(name)
+    def loop(self, each: Pass) -> None:
+        sums, values = self.plan.sums, self.plan.values
         whole = {name: array for name in each.sums if (array := self.whole_row(name))}
         for name, array in whole.items():
             self.put(f"{name} = maximum_of_row({array}, n)", sums[name].text)
         looped = [name for name in each.sums if name not in whole]
         self.start(looped)
-        if looped or each.totals or each.stores:
-            self.loop(each, [*looped, *each.totals])
+        looped += each.totals
+        if looped or each.stores:
+            trees = [values[name].tree for name in each.steps] + [part for name in looped for part in sums[name].trees]
+            uses = Counter(node for tree in trees for node in walk(tree) if node[0] == "load")
+            what = [sums[name].text for name in looped] or [values[name].text for name in each.stores]
+            room = WIDTH - 10 - len(self.indent * self.depth)
+            self.put(f"# {textwrap.shorten('   '.join(what), room, placeholder=' ...')}")
+            drawn = any(node[1] == self.bits for node in uses)
+            with self.blocks() if drawn else self.block("for c in range(columns)"):
+                self.read_kept(each)
+                self.share(uses)
+                self.waits = True
+                self.steps(each, looped)
+                self.waits, self.shared = False, {}
         for name in each.sums:
             if sums[name].function == "sum":
                 self.put(f"finite += R(0) * {name}")
 
-    def loop(self, each: Pass, looped: Sequence[str]) -> None:
-        """The loop of a pass over the columns. looped: its sums."""
-        sums, values = self.plan.sums, self.plan.values
-        trees = [values[name].tree for name in each.steps]
-        trees += [part for name in looped for part in (sums[name].tree, *(sums[name].at or ()))]
-        uses = Counter(node for tree in trees for node in walk(tree) if node[0] == "load")
-        what = [sums[name].text for name in looped] or [values[name].text for name in each.stores]
-        room = WIDTH - 10 - len(self.indent * self.depth)
-        self.put(f"# {textwrap.shorten('   '.join(what), room, placeholder=' ...')}")
-        if any(node[1] == self.bits for node in uses):
-            self.in_blocks(each, looped, uses)
-            return
-        self.put("for c in range(columns):")
-        self.depth += 1
-        self.columns_of(each, looped, uses)
-        self.depth -= 1
-
-    def in_blocks(self, each: Pass, looped: Sequence[str], uses: Counter) -> None:
+    @contextmanager
+    def blocks(self) -> Iterator[None]:
         """A loop in blocks of columns, for each of which random integers are drawn first. It goes over parts of the
         arrays, since LLVM does not make vectors of a loop over first + i.
         """
-        self.parts, body, self.body = {}, self.body, []
-        self.depth += 2
-        self.columns_of(each, looped, uses)
-        lines, self.body = self.body, body
-        self.depth -= 2
-        self.put(f"for first in range(0, columns, {BLOCK}):")
-        self.depth += 1
-        self.put(f"place = {f'{self.row_number()} * columns + first' if self.outer else 'first'}")
-        self.put(f"draw(words[: (columns - first) // 4 + 2], {self.variable(self.bits)}, place // 4)")
-        self.put(f"drawn = words.view(np.uint16){'[place % 4 :]' if self.outer else ''}")
-        for array, part in self.parts.items():
-            self.put(f"{part} = {array}[first : first + {BLOCK}]")
-        self.put(f"for i in range(min({BLOCK}, columns - first)):")
-        if any("[c]" in line or "(c)" in line for line in lines):
-            self.put(f"{self.indent}c = first + i")
-        self.depth -= 1
-        self.body += lines
+        self.parts = {}
+        with self.block(f"for first in range(0, columns, {BLOCK})"):
+            self.put(f"place = {f'{self.row_number()} * columns + first' if self.outer else 'first'}")
+            self.put(f"draw(words[: (columns - first) // 4 + 2], {self.variable(self.bits)}, place // 4)")
+            self.put(f"drawn = words.view(np.uint16){'[place % 4 :]' if self.outer else ''}")
+            at = len(self.body)
+            with self.block(f"for i in range(min({BLOCK}, columns - first))"):
+                yield
+                if any("[c]" in line or "(c)" in line for line in self.body[at + 1 :]):
+                    self.put("c = first + i", at=at + 1)
+            for array, part in reversed(self.parts.items()):
+                self.put(f"{part} = {array}[first : first + {BLOCK}]", at=at)
         self.parts = None
 
     def row_number(self) -> str:
@@ -127,17 +112,13 @@ class NumbaPrinter(Printer):
             number = f"({number} * {self.size(axis)} + {axis})"
         return number
 
-    def columns_of(self, each: Pass, looped: Sequence[str], uses: Counter) -> None:
-        """What a loop does for each column. uses: how often it needs each element."""
-        self.read_kept(each)
+    def share(self, uses: Counter) -> None:
+        """Read those elements of a column that the loop uses more than once."""
         for node in uses:
             if uses[node] > 1 and node[2][-1:] == (HERE,):
                 element = self.text(node)
                 self.shared[node] = f"{self.variable(node[1])}_c" + "_" * sum(n[1] == node[1] for n in self.shared)
                 self.let(self.shared[node], element)
-        self.waits = True
-        self.steps(each, looped)
-        self.waits, self.shared = False, {}
 
     def whole_row(self, name: str) -> str:
         """The array whose rows a sum takes the maximum of, or ""."""

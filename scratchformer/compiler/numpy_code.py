@@ -45,10 +45,7 @@ class NumpyPrinter(Printer):
 
     def lines(self) -> Iterator[str]:
         plan, (outer, *others) = self.plan, self.plan.axes
-        for each in plan.passes:
-            self.row(each)
-        for name in plan.last:
-            self.step(name)
+        self.passes()
         yield f"def {plan.name}({self.arguments()}):"
         yield from map(self.find_size, dict.fromkeys([*plan.axes, *self.sized]))
         source = "\n".join(self.body)
@@ -63,9 +60,9 @@ class NumpyPrinter(Printer):
         yield f"        {self.place(outer)} = slice(first, min(first + step, {self.size(outer)}))"
         yield from (*self.body, "    return finite")
 
-    def row(self, each: Pass) -> None:
+    def loop(self, each: Pass) -> None:
         """The lines of a pass. The values of the passes before it are still there."""
-        for name in (*each.before, *each.steps):
+        for name in each.steps:
             self.step(name)
         for name in each.sums:
             total = self.plan.sums[name]

@@ -8,7 +8,8 @@ arrays.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..notation.grammar import Node, walk
@@ -36,6 +37,7 @@ class Printer:
     integers: Mapping[str, str] = {"mod": "%", "/": "//"}  # operators of integers
     reserved: Collection[str] = ()  # names that variables must not have
     comment, indent, const, end = "#", "    ", "", ""  # const, end: around the definition of a variable
+    opens, closes = ":", ""  # around the lines of a block
     choice, both = "{1} if {0} else {2}", " and "
     starts: Mapping[str, str] = {}  # the lines before a loop with a sum or maximum
     adds: Mapping[str, str] = {}  # the lines in it
@@ -53,14 +55,37 @@ class Printer:
         self.late: list[str] = []  # the values to be stored then
         self.sized: list[str] = []  # the axes whose sizes occur
 
-    def put(self, line: str, text: str = "") -> None:
-        """Write a line, with a comment, which stands above it if the line would be too long."""
+    def put(self, line: str, text: str = "", at: int | None = None) -> None:
+        """Write a line, with a comment, which stands above it if the line would be too long. at: before which line."""
         margin = self.indent * self.depth
         whole, mark = f"{margin}{line}  {self.comment} {text}", f"{margin}{self.comment} "
         if text and len(whole) > WIDTH:
             above = textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=mark)
             whole = "\n".join([*above, margin + line])
-        self.body.append(whole if text else margin + line)
+        self.body.insert(len(self.body) if at is None else at, whole if text else margin + line)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Write the lines around a block, such as a loop."""
+        self.put((head + self.opens).lstrip())
+        self.depth += 1
+        yield
+        self.depth -= 1
+        if self.closes:
+            self.put(self.closes)
+
+    def passes(self) -> None:
+        """Write the lines for a row."""
+        for each in self.plan.passes:
+            for name in each.before:
+                self.step(name)
+            self.loop(each)
+        for name in self.plan.last:
+            self.step(name)
+
+    def loop(self, each: Pass) -> None:
+        """Write the loop of a pass over the columns."""
+        raise NotImplementedError
 
     def let(self, variable: str, held: str, text: str = "") -> None:
         """Write the definition of a variable."""
