@@ -17,13 +17,13 @@ from textwrap import fill
 
 from ..notation.grammar import Node, walk
 from . import CompileError
+from .axes import HERE
 from .plan import Pass, Plan, reach
-from .text import ATOM, LOWEST, SUM, Expressions
+from .text import ATOM, Printer, here
 from .trees import COLUMN, Array
 
 __all__ = ["cuda_source"]
 
-HERE = ("at", COLUMN)
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
 TEAMS = "(Index)gridDim.x * ROWS"
 WORDS = """T V R REAL PER THREADS ROWS Index Vector auto bool c char const double finite first float found int i j k
@@ -40,7 +40,7 @@ def cuda_source(plan: Plan, types: Sequence[str] | None = None) -> str:
     real = {array.name for array in arrays if COLUMN not in array.axes or array.name in plan.sums}
     kinds = {"real": "T", "integer": "Index", "bool": "bool", "bits": "unsigned long long"}
     types = types or ["REAL" if array.kind == "real" and array.name in real else kinds[array.kind] for array in arrays]
-    return "\n".join(Printer(plan, types).lines()) + "\n"
+    return "\n".join(CudaPrinter(plan, types).lines()) + "\n"
 
 
 def has_step(array: Array, plan: Plan) -> bool:
@@ -70,8 +70,13 @@ def listed(parts: Sequence[str], margin: str = "        ") -> str:
     return (text if len(text) < 60 else f"\n{lines}").replace("\0", " ")
 
 
-class Printer(Expressions):
-    calls, comment, reserved = {"abs": "fabs", "max": "greater", "min": "lesser"}, "//", WORDS
+class CudaPrinter(Printer):
+    calls = {"abs": "fabs", "max": "greater", "min": "lesser", "mod": "fmod"}  # noqa: RUF012
+    comment, const, end, opens, closes, reserved = "//", "R ", ";", " {", "}", WORDS
+    choice, both = "{0} ? {1} : {2}", " && "
+    integers = {"mod": "%"}  # noqa: RUF012
+    starts = {"sum": "R {} = 0;", "max": "R {} = -infinity();"}  # noqa: RUF012
+    adds = {"sum": "{} += {};", "max": "{0} = max({0}, {1});"}  # noqa: RUF012
     rounded = "wide(narrow({}))"
 
     def __init__(self, plan: Plan, types: Sequence[str]) -> None:
@@ -86,14 +91,6 @@ class Printer(Expressions):
         self.at = next(iter(places), (HERE,))[:-1]  # the row of the sums to which a row is added
         if len(places) > 1 or any(at[-1] != HERE or not self.rows for at in places) or HERE in walk(self.at):
             raise CompileError(f"{plan.name}: its sums over rows cannot be taken row by row")
-
-    @contextmanager
-    def block(self, head: str) -> Iterator[None]:
-        self.put(f"{head} {{".strip())
-        self.depth += 1
-        yield
-        self.depth -= 1
-        self.put("}")
 
     def lines(self) -> list[str]:
         plan, given, self.depth = self.plan, [], 0
@@ -118,10 +115,9 @@ class Printer(Expressions):
             elif self.at:
                 self.by_places()
             else:
-                self.start_totals()
-                with self.block(f"for (Index row = {TEAM}; row < {self.count(self.rows)}; row += {TEAMS})"):
+                head = f"for (Index row = {TEAM}; row < {self.count(self.rows)}; row += {TEAMS})"
+                with self.sums_of(TEAM), self.block(head):
                     self.row(given)
-                self.end_totals(TEAM)
         return self.body
 
     def row(self, given: Sequence[str] = ()) -> None:
@@ -139,55 +135,48 @@ class Printer(Expressions):
 
     def by_places(self) -> None:
         """For each row of the sums: the rows that are added to it, one after another."""
-        axes = rows_of_sums(self.plan)
-        with self.block(f"for (Index to = {TEAM}; to < {self.count(axes)}; to += {TEAMS})"):
-            self.start_totals()
-            with self.block(f"for (Index part = 0; part < {self.count(self.rows)}; part += 32)"):
-                self.put("unsigned found;  // bits of the rows part ... part + 31")
-                with self.block(""):
-                    self.put("Index row = part + threadIdx.x % 32;")
-                    self.row()
-                    self.put(f"found = which(row < {self.count(self.rows)} && {self.among(axes, self.at)} == to);")
-                with self.block("for (int k = 0; k < 32 && found >> k; ++k)"):
-                    self.put("if (!(found >> k & 1)) continue;")
-                    self.put("Index row = part + k;")
-                    self.row(["rows"])
-            self.end_totals("to")
+        axes, count = rows_of_sums(self.plan), self.count(self.rows)
+        with (
+            self.block(f"for (Index to = {TEAM}; to < {self.count(axes)}; to += {TEAMS})"),
+            self.sums_of("to"),
+            self.block(f"for (Index part = 0; part < {count}; part += 32)"),
+        ):
+            self.put("unsigned found;  // bits of the rows part ... part + 31")
+            with self.block(""):
+                self.put("Index row = part + threadIdx.x % 32;")
+                self.row()
+                self.put(f"found = which(row < {count} && {self.among(axes, self.at)} == to);")
+            with self.block("for (int k = 0; k < 32 && found >> k; ++k)"):
+                self.put("if (!(found >> k & 1)) continue;")
+                self.put("Index row = part + k;")
+                self.row(["rows"])
 
     def count(self, axes: Sequence[str]) -> str:
         return " * ".join(map(self.size, axes)) or "1"
 
-    def start_totals(self) -> None:
+    @contextmanager
+    def sums_of(self, row: str) -> Iterator[None]:
+        """Around what adds to the sums of a row."""
         for name in self.totals:
             self.put(f"Vector<REAL, V> {name}[PER] = {{}};")
-
-    def end_totals(self, row: str) -> None:
+        yield
         for name in self.totals:
             with self.block("for (int i = 0, first = threadIdx.x * V; i < PER; ++i, first += THREADS * V)"):
                 self.put(f"store<V>({name}[i], to_{name} + ({row}) * columns + first, columns - first);")
 
-    def passes(self) -> None:
-        for each in self.plan.passes:
-            for name in each.before:
-                self.step(name)
-            if each.sums or each.totals or each.stores:
-                self.loop(each)
-        for name in self.plan.last:
-            self.step(name)
-
     def loop(self, each: Pass) -> None:
-        """A pass over the columns."""
+        if not (each.sums or each.totals or each.stores):
+            return
         sums, values = self.plan.sums, self.plan.values
         trees = [sums[name].tree for name in (*each.sums, *each.totals)] + [("value", name) for name in each.stores]
         needed = reach(trees, values, {}, self.stepped)
         steps = [name for name in values if name in needed]
-        for name in each.sums:
-            self.put(f"R {name} = {'0' if sums[name].function == 'sum' else '-infinity()'};")
+        self.start(each.sums)
         kind, start, step = "int", "threadIdx.x * V", "THREADS * V"
         if self.flat:
             kind, start, step = (
                 "Index",
-                f"((Index)blockIdx.x * THREADS + {start.replace(' * V', ') * V')}",
+                f"((Index)blockIdx.x * THREADS + {start[:-4]}) * V",
                 f"(Index)gridDim.x * {step}",
             )
         head = f"for ({kind} first = {start}; first < columns; first += {step})"
@@ -197,34 +186,24 @@ class Printer(Expressions):
             for node in self.neighbours([*trees, *(values[name].tree for name in steps)]):
                 others = [known[1] for known in self.vectors].count(node[1])
                 name = self.variable(node[1]) + (str(others + 1) if others else "")
-                self.put(
-                    f"Vector<{self.types[node[1]]}, V> {name}_v = load<V>({self.start(node)} + first, columns - first);"
-                )
+                vector = f"Vector<{self.types[node[1]]}, V> {name}_v"
+                self.put(f"{vector} = load<V>({self.row_start(node)} + first, columns - first);")
                 self.vectors[node] = f"{name}_c"
             for name in each.stores:
                 self.put(f"Vector<{self.types[name]}, V> {self.variable(name)}_to;")
             with self.block(f"for ({kind} c = first, j = 0; j < V && c < columns; ++c, ++j)"):
                 for node, name in self.vectors.items():
-                    element = f"{name[:-1]}v.at[j]"
-                    self.put(
-                        f"{'Index' if self.types[node[1]] == 'Index' else 'R'} {name} = {self.read(node[1], element)};"
-                    )
+                    integer, element = self.types[node[1]] == "Index", f"{name[:-1]}v.at[j]"
+                    self.put(f"{'Index' if integer else 'R'} {name} = {self.read(node[1], element)};")
                 for name in steps:
                     self.step(name)
-                for name in each.sums:
-                    term = self.text(sums[name].tree)
-                    self.put(
-                        f"{name} {f'+= {term}' if sums[name].function == 'sum' else f'= max({name}, {term})'};",
-                        sums[name].text,
-                    )
-                for name in each.totals:
-                    self.put(f"{name}[i].at[j] += {self.text(sums[name].tree)};", sums[name].text)
+                self.add((*each.sums, *each.totals))
                 for name in each.stores:
                     self.put(f"{self.variable(name)}_to.at[j] = {self.narrow(name)};")
             self.vectors = {}
             for name in each.stores:
-                node = ("load", name, tuple(("at", axis) for axis in self.arrays[name].axes))
-                self.put(f"store<V>({self.variable(name)}_to, {self.start(node)} + first, columns - first);")
+                node = ("load", name, self.places(name))
+                self.put(f"store<V>({self.variable(name)}_to, {self.row_start(node)} + first, columns - first);")
         for name in each.sums:
             self.put(f"{name} = block_{sums[name].function}<THREADS>({name});")
             if self.again and sums[name].function == "sum":
@@ -232,11 +211,13 @@ class Printer(Expressions):
 
     def step(self, name: str) -> None:
         value, variable = self.plan.values[name], self.variable(name)
-        self.put(f"R {variable} = {self.text(value.tree)};", value.text)
+        self.let(variable, self.text(value.tree), value.text)
         if name in self.types and name not in self.stepped:
-            axes = self.arrays[name].axes
-            place = self.among(axes, [("at", axis) for axis in axes])
+            place = self.among(self.arrays[name].axes, self.places(name))
             self.put(f"if (threadIdx.x == 0) to_{variable}[{place}] = {self.narrow(name)};")
+
+    def written(self, name: str) -> str:
+        return f"{name}[i].at[j]"
 
     def neighbours(self, trees: list[Node]) -> list[Node]:
         """The loads of trees for which neighbouring threads read neighbouring numbers; not one that a condition
@@ -252,10 +233,7 @@ class Printer(Expressions):
             if node not in guarded or all(place[0] == "at" for place in node[2])
         ]
 
-    def pointer(self, array: Array) -> str:
-        return ("" if array in self.plan.reads else "to_") + self.variable(array.name)
-
-    def start(self, node: Node) -> str:
+    def row_start(self, node: Node) -> str:
         """Where the columns of a load start."""
         array, name = self.arrays[node[1]], self.pointer(self.arrays[node[1]])
         if len(array.axes) == 1:
@@ -263,7 +241,7 @@ class Printer(Expressions):
         step = f"{name}_step" if has_step(array, self.plan) else self.size(array.axes[-1])
         return f"{name} + {self.among(array.axes[:-1], node[2][:-1])} * {step}"
 
-    def among(self, axes: tuple[str, ...], places: tuple[Node, ...] | list[Node]) -> str:
+    def among(self, axes: tuple[str, ...], places: Sequence[Node]) -> str:
         """The place in an array without gaps."""
         text = self.index(places[0]) if places else "0"
         for axis, place in zip(axes[1:], places[1:], strict=True):
@@ -292,7 +270,7 @@ class Printer(Expressions):
         if array.kind == "bits":
             return f"random_16({self.among(array.axes, places)}, {self.variable(array.name)})"
         if has_step(array, self.plan):
-            return self.read(array.name, f"*({self.start(node)} + {self.index(places[-1])})")
+            return self.read(array.name, f"*({self.row_start(node)} + {self.index(places[-1])})")
         return self.read(array.name, f"{self.pointer(array)}[{self.among(array.axes, places)}]")
 
     def expression(self, tree: Node) -> tuple[str, int]:
@@ -303,32 +281,14 @@ class Printer(Expressions):
             return f"R({super().expression(tree)[0]})", ATOM
         return super().expression(tree)
 
-    def leaf(self, kind: str, parts: list) -> tuple[str, int]:
-        if kind == "if":
-            tests = " && ".join(self.test(*each) for each in parts[0])
-            return f"{tests} ? {self.text(parts[1], SUM)} : {self.text(parts[2], SUM)}", LOWEST
-        if kind == "mod":
-            return f"fmod({self.text(parts[0])}, {self.text(parts[1])})", ATOM
-        if kind == "value" and self.arrays.get(parts[0]) in self.plan.reads:
-            return self.text(("load", parts[0], tuple(("at", axis) for axis in self.arrays[parts[0]].axes))), ATOM
-        if kind in ("value", "sum"):
-            return f"R({self.variable(parts[0])})" if parts[0] in self.plan.numbers else self.variable(parts[0]), ATOM
-        if kind == "load" and (kind, *parts) in self.vectors and self.types[parts[0]] != "Index":
-            return self.load((kind, *parts)), ATOM
-        return f"R({self.index((kind, *parts))})", ATOM
+    def computed(self, name: str) -> str:
+        if self.arrays.get(name) in self.plan.reads:
+            return self.text(("load", name, here(self.arrays[name].axes)))
+        return f"R({self.variable(name)})" if name in self.plan.numbers else self.variable(name)
 
-    def test(self, relation: str, left: Node, right: Node) -> str:
-        if self.is_place(left) and self.is_place(right):
-            return f"{self.index(left)} {self.relations[relation]} {self.index(right)}"
-        return super().test(relation, left, right)
+    def leaf(self, kind: str, parts: list) -> str:
+        node = (kind, *parts)
+        return self.load(node) if node in self.vectors and self.types[parts[0]] != "Index" else f"R({self.index(node)})"
 
     def index(self, tree: Node) -> str:
-        """The expression of a tree that is an integer."""
-        kind, *parts = tree
-        if kind == "load":
-            return self.load(tree)
-        if kind == "value":
-            return self.index(self.plan.values[parts[0]].tree)
-        if kind in ("at", "size", "num"):
-            return {"at": self.place, "size": self.size, "num": lambda x: str(int(x))}[kind](parts[0])
-        return f"({self.index(parts[0])} {'%' if kind == 'mod' else kind} {self.index(parts[1])})"
+        return self.load(tree) if tree[0] == "load" else super().index(tree)

@@ -91,7 +91,7 @@ class Derivation:
         definitions = self.definitions._replace(lost=lost)
         backward = make_plan(definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
         trees = [value.tree for value in backward.values.values()]
-        used = names([*trees, *(part for each in backward.sums.values() for part in (each.tree, *(each.at or ())))])
+        used = names([*trees, *(part for each in backward.sums.values() for part in each.trees)])
         needed = [field for field in fields if field in used]
         computed = [field for field in needed if field in known and field not in (*self.arguments, *self.gives)]
         results = list(dict.fromkeys([self.output, *computed]))

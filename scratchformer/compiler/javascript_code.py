@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..notation.grammar import Node, walk
 from .axes import HALF
 from .plan import Pass, Plan
-from .text import ATOM, LOWEST, Expressions
+from .text import SUM, Printer, here
 from .trees import COLUMN
 
 __all__ = ["javascript_source"]
@@ -42,18 +42,21 @@ def javascript_source(plan: Plan) -> str:
     Arrays are typed arrays, one row after the other; random bits are the BigInt where they start. Of the sizes of axes
     (rows, columns, others by their capital letters) it takes those that are not the length of an input.
     """
-    return "\n".join(Printer(plan).lines()) + "\n"
+    return "\n".join(JavaScriptPrinter(plan).lines()) + "\n"
 
 
-class Printer(Expressions):
-    calls = {name: f"Math.{name}" for name in MATH}  # noqa: RUF012
-    relations = {**Expressions.relations, "=": "===", "≠": "!=="}  # noqa: RUF012
+class JavaScriptPrinter(Printer):
+    calls = {**{name: f"Math.{name}" for name in MATH}, "mod": "mod"}  # noqa: RUF012
+    relations = {**Printer.relations, "=": "===", "≠": "!=="}  # noqa: RUF012
     reserved = (*RESERVED.split(), *HELPERS, "Math", "BigInt", "Number")
-    comment, indent = "//", "  "
+    comment, indent, const, end, opens, closes = "//", "  ", "const ", ";", " {", "}"
+    choice, both = "{0} ? {1} : {2}", " && "
+    starts = {"sum": "let {} = 0;", "max": "let {} = -Infinity;"}  # noqa: RUF012
+    adds = {"sum": "{} += {};", "max": "{0} = Math.max({0}, {1});"}  # noqa: RUF012
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, 1)
-        trees = [part for each in plan.sums.values() for part in (each.tree, *(each.at or ()))]
+        trees = [part for each in plan.sums.values() for part in each.trees]
         nodes = [node for tree in (*trees, *(value.tree for value in plan.values.values())) for node in walk(tree)]
         read = {node[1]: node[2] if node[0] == "load" else () for node in nodes if node[0] in ("load", "number")}
         self.stored: dict[str, tuple[str, tuple[str, ...]]] = {}  # the variables of arrays and numbers, and their axes
@@ -69,14 +72,11 @@ class Printer(Expressions):
             self.whole(name)
         self.columns = "columns / 2" if HALF in plan.axes else "columns"
         for array in (array for array in plan.writes if array.name not in inputs):
-            self.put(f"const to_{array.name} = {self.new(array.axes)};")
-        for name in dict.fromkeys(name for each in plan.passes for name in each.keep):
-            self.put(f"const row_{name} = {self.new([COLUMN])};")
+            self.let(f"to_{array.name}", self.new(array.axes))
+        for name in self.kept:
+            self.let(f"row_{name}", self.new([COLUMN]))
         with self.loops(axis for axis in plan.axes if axis != COLUMN):
-            for each in plan.passes:
-                self.row(each)
-            for name in plan.last:
-                self.step(name)
+            self.passes()
         self.columns = "columns"
         self.stored |= {array.name: (f"to_{array.name}", array.axes) for array in plan.writes}
         for name in plan.tail:
@@ -96,48 +96,26 @@ class Printer(Expressions):
 
     @contextmanager
     def loops(self, axes: Iterable[str]) -> Iterator[None]:
-        """Loops over axes, around the lines that are put inside."""
-        depth = self.depth
-        for axis in axes:
-            at = self.place(axis)
-            self.put(f"for (let {at} = 0; {at} < {self.size(axis)}; {at}++) {{")
-            self.depth += 1
-        yield
-        while self.depth > depth:
-            self.depth -= 1
-            self.put("}")
+        with ExitStack() as stack:
+            for axis in axes:
+                at = self.place(axis)
+                stack.enter_context(self.block(f"for (let {at} = 0; {at} < {self.size(axis)}; {at}++)"))
+            yield
 
     def new(self, axes: Sequence[str]) -> str:
         return f"new Float64Array({' * '.join(map(self.size, axes))})"
 
-    def row(self, each: Pass) -> None:
-        """The lines of a pass over a row."""
-        sums = self.plan.sums
-        for name in each.before:
-            self.step(name)
-        for name in each.sums:
-            self.put(f"let {name} = {'-Infinity' if sums[name].function == 'max' else '0'};")
+    def loop(self, each: Pass) -> None:
+        self.start(each.sums)
         with self.loops([COLUMN] if each.sums or each.totals or each.stores else []):
-            for name in each.kept:
-                self.put(f"const {self.variable(name)} = row_{name}[c];")
-            for name in each.steps:
-                self.step(name)
-                if name in each.keep:
-                    self.put(f"row_{name}[c] = {self.variable(name)};")
-            for name in (*each.sums, *each.totals):
-                to = self.element(f"to_{name}", sums[name].axes, sums[name].at) if sums[name].at else name
-                term = self.text(sums[name].tree)
-                more = f"= Math.max({name}, {term})" if sums[name].function == "max" else f"+= {term}"
-                self.put(f"{to} {more};", sums[name].text)
-            self.flush()
+            self.read_kept(each)
+            self.steps(each, (*each.sums, *each.totals))
 
-    def step(self, name: str) -> None:
-        """The lines that compute a value of the loops."""
-        value = self.plan.values[name]
-        self.put(f"const {self.variable(name)} = {self.text(value.tree)};", value.text)
-        for array in self.plan.writes:
-            if array.name == name:
-                self.store(f"{self.element(f'to_{name}', array.axes)} = {self.variable(name)};")
+    def written(self, name: str) -> str:
+        return self.element(f"to_{name}", self.arrays[name].axes, self.places(name))
+
+    def in_row(self, name: str) -> str:
+        return f"row_{name}[c]"
 
     def whole(self, name: str) -> None:
         """The lines that compute a value of the head or the tail, number by number."""
@@ -146,7 +124,7 @@ class Printer(Expressions):
         if value.tree[0] == "sum":
             variable = f"to_{value.tree[1]}"
         else:
-            self.put(f"const {variable} = {self.new(axes) if axes else self.text(value.tree)};", value.text)
+            self.let(variable, self.new(axes) if axes else self.text(value.tree), value.text)
         if value.tree[0] != "sum" and axes:
             with self.loops(axes):
                 self.put(f"{self.element(variable, axes)} = {self.text(value.tree)};")
@@ -171,23 +149,21 @@ class Printer(Expressions):
     def element(self, variable: str, axes: Sequence[str], places: Sequence[Node] | None = None) -> str:
         """The element of an array at these places, by default at those of the loops."""
         index: Node = ("num", 0.0)
-        for axis, place in zip(axes, places or [("at", axis) for axis in axes], strict=True):
+        for axis, place in zip(axes, places or here(axes), strict=True):
             before = ("*", index, ("size", axis))
             index = place if index == ("num", 0.0) else before if place == ("num", 0.0) else ("+", before, place)
         if variable in self.drawn:
             return f"drawn({variable}, {self.text(index)})"
         return f"{variable}[{self.text(index)}]" if axes else variable
 
-    def leaf(self, kind: str, parts: list) -> tuple[str, int]:
+    def leaf(self, kind: str, parts: list) -> str:
         if kind == "at":
-            return self.place(parts[0]), ATOM
-        if kind == "mod":
-            return f"mod({self.text(parts[0])}, {self.text(parts[1])})", ATOM
-        if kind == "over":
-            return self.total(*parts), ATOM
-        if kind == "if":
-            tests = " && ".join(self.test(*condition) for condition in parts[0])
-            return f"{tests} ? {self.text(parts[1])} : {self.text(parts[2])}", LOWEST
-        known = self.stored if kind == "load" or not self.plan.in_place else {}
-        variable, axes = known.get(parts[0], (self.variable(parts[0]), ()))
-        return self.element(variable, axes, parts[1] if kind == "load" else None), ATOM
+            return self.place(parts[0])
+        return self.total(*parts) if kind == "over" else self.element(*self.stored[parts[0]], parts[1])
+
+    def computed(self, name: str) -> str:
+        stored = None if self.plan.in_place else self.stored.get(name)
+        return self.element(*stored) if stored else self.variable(name)
+
+    def index(self, tree: Node) -> str:
+        return self.text(tree, SUM)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ..notation.grammar import Node, walk
 from .axes import HALF
 from .plan import Pass, Plan
-from .text import ATOM, LEVELS, PRODUCT, SUM, Expressions
+from .text import ATOM, LEVELS, PRODUCT, Printer, here
 from .trees import COLUMN
 
 __all__ = ["numpy_source"]
@@ -27,16 +27,16 @@ def numpy_source(plan: Plan) -> str:
     Every value is an array with the axes of the loops; those on which it does not depend have size 1. The function
     returns False if a sum was not finite.
     """
-    return "\n".join(Printer(plan).lines()) + "\n"
+    return "\n".join(NumpyPrinter(plan).lines()) + "\n"
 
 
-class Printer(Expressions):
+class NumpyPrinter(Printer):
     calls = {**{name: f"np.{name}" for name in CALLS}, "max": "np.maximum", "min": "np.minimum"}  # noqa: RUF012
     reserved = (*keyword.kwlist, "R", "np", "first", "step", "finite", "ones", "erf", "drawn")
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, 2)
-        self.integers = False  # whether integers are being printed
+        self.counting = False  # whether integers are being printed
         self.done: set[str] = set()
         self.named: dict[Node, str] = {}  # the variables of trees that occur more than once
         trees = [value.tree for name, value in plan.values.items() if name not in (*plan.head, *plan.tail)]
@@ -45,17 +45,9 @@ class Printer(Expressions):
 
     def lines(self) -> Iterator[str]:
         plan, (outer, *others) = self.plan, self.plan.axes
-        for each in plan.passes:
-            self.row(each)
-        for name in plan.last:
-            self.step(name)
-        arguments = [*(array.name for array in plan.reads), *plan.numbers]
-        variables = [*map(self.variable, arguments), *(f"to_{array.name}" for array in plan.writes)]
-        yield f"def {plan.name}({', '.join(variables)}):"
-        for axis in dict.fromkeys([*plan.axes, *self.sized]):
-            array = next(a for a in self.arrays.values() if axis in a.axes and a.kind != "bits")
-            name = self.variable(array.name) if array in plan.reads else f"to_{array.name}"
-            yield f"    {self.size(axis)} = {name}.shape[{array.axes.index(axis)}]"
+        self.passes()
+        yield f"def {plan.name}({self.arguments()}):"
+        yield from map(self.find_size, dict.fromkeys([*plan.axes, *self.sized]))
         source = "\n".join(self.body)
         if "R(" in source or "R)" in source or "ones[" in source:
             yield f"    R = to_{plan.writes[0].name}.dtype.type"
@@ -68,9 +60,9 @@ class Printer(Expressions):
         yield f"        {self.place(outer)} = slice(first, min(first + step, {self.size(outer)}))"
         yield from (*self.body, "    return finite")
 
-    def row(self, each: Pass) -> None:
+    def loop(self, each: Pass) -> None:
         """The lines of a pass. The values of the passes before it are still there."""
-        for name in (*each.before, *each.steps):
+        for name in each.steps:
             self.step(name)
         for name in each.sums:
             total = self.plan.sums[name]
@@ -87,8 +79,8 @@ class Printer(Expressions):
                 to = f"to_{name}[{self.place(left[0])}]" if left[0] == self.plan.axes[0] else f"to_{name}"
                 self.put(f"{to} += {summed}", total.text)
             else:
-                self.put(f"np.add.at(to_{name}, ({self.whole(*at)}), {self.text(total.tree)})", total.text)
-        self.flush()
+                self.put(f"np.add.at(to_{name}, ({self.index(*at)}), {self.text(total.tree)})", total.text)
+        self.store()
 
     def over_columns(self, function: str, tree: Node) -> str:
         """The expression of a sum or maximum over the columns. That of a product is one of vectors."""
@@ -103,29 +95,26 @@ class Printer(Expressions):
             return f"({self.text(tree, PRODUCT)} @ ones[:columns])[..., None]"
         return f"np.max({self.text(tree)}, axis=-1, keepdims=True)"
 
-    def has_column(self, tree: Node) -> bool:
-        values = self.plan.values
-        return any(x == ("at", COLUMN) or (x[0] == "value" and COLUMN in values[x[1]].axes) for x in walk(tree))
-
     def step(self, name: str) -> None:
         """The lines that compute a value, unless it is there."""
         if name in self.done:
             return
         self.done.add(name)
-        value, variable = self.plan.values[name], self.variable(name)
-        to = "".join(self.view(f"to_{name}", array.axes) for array in self.plan.writes if array.name == name)
+        value = self.plan.values[name]
         kind, *parts = value.tree
-        if to and kind in UFUNCS and self.counts[value.tree] < 2 and not self.plan.in_place:
-            self.put(f"{variable} = {UFUNCS[kind]}({', '.join(map(self.text, parts))}, out={to})", value.text)
-            return
-        self.put(f"{variable} = {self.text(value.tree)}", value.text)
-        if to:
-            self.store(f"{to} = {variable}")
+        if name in self.arrays and kind in UFUNCS and self.counts[value.tree] < 2 and not self.plan.in_place:
+            given = ", ".join([*map(self.text, parts), f"out={self.written(name)}"])
+            self.let(self.variable(name), f"{UFUNCS[kind]}({given})", value.text)
+        else:
+            super().step(name)
+
+    def written(self, name: str) -> str:
+        return self.view(f"to_{name}", self.arrays[name].axes)
 
     def expression(self, tree: Node) -> tuple[str, int]:
-        if tree[0] == "/" and self.integers:
+        if tree[0] == "/" and self.counting:
             return f"{self.text(tree[1], PRODUCT)} // {self.text(tree[2], PRODUCT + 1)}", PRODUCT
-        if self.counts[tree] < 2 or self.integers:
+        if self.counts[tree] < 2 or self.counting:
             return super().expression(tree)
         if tree not in self.named:
             text = super().expression(tree)[0]
@@ -137,49 +126,43 @@ class Printer(Expressions):
         """The part of an array that belongs to the block, with axes of size 1 where it lacks some."""
         loops = [*self.plan.axes]
         parts = {}
-        for axis, place in zip(axes, places or [("at", axis) for axis in axes], strict=True):
+        for axis, place in zip(axes, places or here(axes), strict=True):
             axis = place[1] if place[0] == "at" else HALF if place == OTHER_HALF else axis
             part = {"at": ":", "-": "::-1"}.get(place[0], "0:1") if place in (*PLAIN, ("at", axis)) else ""
             parts[axis] = self.place(axis) if part == ":" and axis == loops[0] else part
         if "" in parts.values() or [*parts] != [axis for axis in loops if axis in parts] or len(parts) < len(axes):
-            return f"{name}[{self.whole(*(places or ()))}]"
+            return f"{name}[{self.index(*(places or ()))}]"
         skipped = loops.index(next(iter(parts))) if parts else len(loops)
         indices = [parts.get(axis, "None") for axis in loops[skipped:]]
         while indices and indices[-1] == ":":
             indices.pop()
         return f"{name}[{', '.join(indices)}]" if indices else name
 
-    def whole(self, *trees: Node) -> str:
-        """The expressions of integers."""
-        before, self.integers = self.integers, True
+    def index(self, *trees: Node) -> str:
+        before, self.counting = self.counting, True
         text = ", ".join(map(self.text, trees))
-        self.integers = before
+        self.counting = before
         return text
 
     def test(self, relation: str, left: Node, right: Node) -> str:
-        show = self.whole if self.is_place(left) and self.is_place(right) else lambda tree: self.text(tree, SUM)
-        return f"({show(left)} {self.relations[relation]} {show(right)})"
+        return f"({super().test(relation, left, right)})"
 
-    def leaf(self, kind: str, parts: list) -> tuple[str, int]:
-        if kind in ("value", "sum"):
-            return self.variable(parts[0]), ATOM
+    def chosen(self, conditions: Sequence[tuple], a: Node, b: Node) -> tuple[str, int]:
+        holds = " & ".join(self.test(*condition) for condition in conditions)
+        if (a, b) == (("num", 1.0), ("num", 0.0)):
+            return f"({holds}).astype(R)", ATOM
+        texts = (f"R({self.text(x)})" if x[0] in ("num", "number") else self.text(x) for x in (a, b))
+        return f"np.where({', '.join([holds, *texts])})", ATOM
+
+    def leaf(self, kind: str, parts: list) -> str:
         if kind == "at":
             index = self.plan.axes.index(parts[0])
             block = [self.place(parts[0]) if index == 0 else ":", *["None"] * (len(self.plan.axes) - index - 1)]
-            places = f"np.arange({self.size(parts[0])}{'' if self.integers else ', dtype=R'})"
-            return places + (f"[{', '.join(block)}]" if block != [":"] else ""), ATOM
-        if kind == "mod":
-            return f"{self.text(parts[0], PRODUCT)} % {self.text(parts[1], PRODUCT + 1)}", PRODUCT
-        if kind == "if":
-            holds = " & ".join(self.test(*condition) for condition in parts[0])
-            if parts[1:] == [("num", 1.0), ("num", 0.0)]:
-                return f"({holds}).astype(R)", ATOM
-            a, b = (f"R({self.text(x)})" if x[0] in ("num", "number") else self.text(x) for x in parts[1:])
-            return f"np.where({holds}, {a}, {b})", ATOM
+            places = f"np.arange({self.size(parts[0])}{'' if self.counting else ', dtype=R'})"
+            return places + (f"[{', '.join(block)}]" if block != [":"] else "")
         array = self.arrays[parts[0]]
         if array.kind == "bits":
             sizes = ", ".join(map(self.size, self.plan.axes))
-            return f"drawn({self.variable(array.name)}, {self.place(self.plan.axes[0])}, ({sizes},))", ATOM
-        name = f"to_{array.name}" if array in self.plan.writes else self.variable(array.name)
-        view = self.view(name, array.axes, parts[1])
-        return view if array.kind == "real" or self.integers else f"{view}.astype(R)", ATOM
+            return f"drawn({self.pointer(array)}, {self.place(self.plan.axes[0])}, ({sizes},))"
+        view = self.view(self.pointer(array), array.axes, parts[1])
+        return view if array.kind == "real" or self.counting else f"{view}.astype(R)"

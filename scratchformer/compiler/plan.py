@@ -87,7 +87,7 @@ def make_plan(
     for level in levels:
         here = [key for key, each in sums.items() if each.level == level]
         stores = [key for key in written if key in columns and values[key].level == level]
-        trees = [part for key in here for part in (sums[key].tree, *(sums[key].at or ()))]
+        trees = [part for key in here for part in sums[key].trees]
         trees += [("value", key) for key in stores]
         bodies.append((here, stores, trees))
     uses = [reach(trees, values, {}, columns) for _, _, trees in bodies]
@@ -111,8 +111,7 @@ def make_plan(
         done |= {*passes[-1].before, *passes[-1].keep}
     last = tuple(key for key in loops if key not in columns | done)
 
-    trees = [values[key].tree for key in loops] + [each.tree for each in sums.values()]
-    trees += [place for each in sums.values() for place in each.at or ()]
+    trees = [values[key].tree for key in loops] + [part for each in sums.values() for part in each.trees]
     used = names(trees)
     arrays = [array for array in lowering.given.values() if array.name in used]
     of_head = {key: ordered(values[key].axes, ()) for key in head if key in used}
@@ -163,8 +162,7 @@ def reach(
             if name in values or name in sums:
                 reached.add(name)
                 if name not in stop:
-                    open_ones.append(values[name].tree if name in values else sums[name].tree)
-                    open_ones += sums[name].at or () if name in sums else ()
+                    open_ones += [values[name].tree] if name in values else sums[name].trees
     return reached
 
 

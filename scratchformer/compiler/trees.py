@@ -59,6 +59,11 @@ class Sum(NamedTuple):
     axes: tuple[str, ...]  # of the array
     text: str
 
+    @property
+    def trees(self) -> tuple[Node, ...]:
+        """What it is computed from, and its places."""
+        return (self.tree, *(self.at or ()))
+
 
 def union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset().union(*sets)
