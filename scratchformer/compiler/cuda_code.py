@@ -72,7 +72,7 @@ def listed(parts: Sequence[str], margin: str = "        ") -> str:
 
 class Printer(Expressions):
     calls, comment, reserved = {"abs": "fabs", "max": "greater", "min": "lesser"}, "//", WORDS
-    rounded = "wide(narrow({}))"
+    rounded, infinity = "wide(narrow({}))", "infinity()"
 
     def __init__(self, plan: Plan, types: Sequence[str]) -> None:
         super().__init__(plan, 1)
@@ -308,7 +308,7 @@ class Printer(Expressions):
             tests = " && ".join(self.test(*each) for each in parts[0])
             return f"{tests} ? {self.text(parts[1], SUM)} : {self.text(parts[2], SUM)}", LOWEST
         if kind == "mod":
-            return f"fmod({self.text(parts[0])}, {self.text(parts[1])})", ATOM
+            return f"modulo({self.text(parts[0])}, {self.text(parts[1])})", ATOM
         if kind == "value" and self.arrays.get(parts[0]) in self.plan.reads:
             return self.text(("load", parts[0], tuple(("at", axis) for axis in self.arrays[parts[0]].axes))), ATOM
         if kind in ("value", "sum"):
@@ -331,4 +331,5 @@ class Printer(Expressions):
             return self.index(self.plan.values[parts[0]].tree)
         if kind in ("at", "size", "num"):
             return {"at": self.place, "size": self.size, "num": lambda x: str(int(x))}[kind](parts[0])
-        return f"({self.index(parts[0])} {'%' if kind == 'mod' else kind} {self.index(parts[1])})"
+        a, b = map(self.index, parts)
+        return f"modulo({a}, {b})" if kind == "mod" else f"({a} {kind} {b})"

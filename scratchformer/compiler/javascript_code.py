@@ -49,7 +49,7 @@ class Printer(Expressions):
     calls = {name: f"Math.{name}" for name in MATH}  # noqa: RUF012
     relations = {**Expressions.relations, "=": "===", "≠": "!=="}  # noqa: RUF012
     reserved = (*RESERVED.split(), *HELPERS, "Math", "BigInt", "Number")
-    comment, indent = "//", "  "
+    comment, indent, infinity = "//", "  ", "Infinity"
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, 1)
