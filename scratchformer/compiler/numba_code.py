@@ -37,11 +37,6 @@ def size(axis: str) -> str:
     return {COLUMN: "columns", ROW: "rows", HALF: "2"}.get(axis, axis.upper())
 
 
-def variable(name: str) -> str:
-    """The variable for a name of the equations."""
-    return f"{name}_" if keyword.iskeyword(name) or name in RESERVED or name in ("n", "t") else name
-
-
 def with_comment(code: str, text: str, depth: int) -> Iterator[str]:
     """A line of code and its equation, which stands above it if the line would become too long."""
     line = INDENT * depth + code
@@ -58,6 +53,7 @@ class Printer:
         self.plan = plan
         self.outer = [axis for axis in plan.axes if axis != COLUMN]
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
+        self.axes = {*plan.axes, *(axis for array in self.arrays.values() for axis in array.axes), ROW, "t"}
         self.of_row: dict[str, str] = {}  # variables that are the same for all columns of a row, and what they hold
         self.shared: dict[Node, str] = {}  # elements that a loop uses more than once, and their variables
         self.bits = next((array.name for array in plan.reads if array.kind == "bits"), "")
@@ -67,8 +63,8 @@ class Printer:
 
     def lines(self) -> Iterator[str]:
         plan, depth = self.plan, 1 + len(self.outer)
-        arguments = [*(variable(a.name) for a in plan.reads), *map(variable, plan.numbers)]
-        arguments += [f"to_{variable(array.name)}" for array in plan.writes]
+        arguments = [*(self.variable(a.name) for a in plan.reads), *map(self.variable, plan.numbers)]
+        arguments += [f"to_{self.variable(array.name)}" for array in plan.writes]
         body = [line for each in plan.passes for line in self.row(each, depth)]
         body += [line for name in plan.last for line in self.step(name, depth)]
         yield f"def {plan.name}({', '.join(arguments)}):"
@@ -76,10 +72,10 @@ class Printer:
         for axis in dict.fromkeys(axis for array in stored for axis in array.axes if axis != HALF):
             array = next(a for a in stored if axis in a.axes)
             prefix = "" if array in plan.reads else "to_"
-            yield f"{INDENT}{size(axis)} = {prefix}{variable(array.name)}.shape[{array.axes.index(axis)}]"
+            yield f"{INDENT}{size(axis)} = {prefix}{self.variable(array.name)}.shape[{array.axes.index(axis)}]"
         yield f"{INDENT}finite = R(0)"
         for name in dict.fromkeys(name for each in plan.passes for name in each.keep):
-            yield f"{INDENT}row_{variable(name)} = np.empty(columns, R)"
+            yield f"{INDENT}row_{self.variable(name)} = np.empty(columns, R)"
         if self.bits:
             yield f"{INDENT}words = np.empty({BLOCK // 4 + bool(self.outer)}, np.uint64)"
         for i, axis in enumerate(self.outer):
@@ -129,7 +125,7 @@ class Printer:
         indent, place = INDENT * (depth + 1), self.row_number()
         yield f"{INDENT * depth}for first in range(0, columns, {BLOCK}):"
         yield f"{indent}place = {f'{place} * columns + first' if self.outer else 'first'}"
-        yield f"{indent}draw(words[: (columns - first) // 4 + 2], {variable(self.bits)}, place // 4)"
+        yield f"{indent}draw(words[: (columns - first) // 4 + 2], {self.variable(self.bits)}, place // 4)"
         yield f"{indent}drawn = words.view(np.uint16){'[place % 4 :]' if self.outer else ''}"
         yield from (f"{indent}{part} = {array}[first : first + {BLOCK}]" for array, part in self.parts.items())
         yield f"{indent}for i in range(min({BLOCK}, columns - first)):"
@@ -149,17 +145,17 @@ class Printer:
         """What a loop does for each column."""
         sums = self.plan.sums
         for name in each.kept:
-            yield f"{INDENT * depth}{variable(name)} = {self.in_row(f'row_{variable(name)}')}"
+            yield f"{INDENT * depth}{self.variable(name)} = {self.in_row(f'row_{self.variable(name)}')}"
         for node in uses:
             array = self.arrays[node[1]]
             if uses[node] > 1 and node[2][-1:] == (("at", COLUMN),):
                 element = self.load(array, node[2])
-                self.shared[node] = f"{variable(array.name)}_c" + "_" * sum(n[1] == node[1] for n in self.shared)
+                self.shared[node] = f"{self.variable(array.name)}_c" + "_" * sum(n[1] == node[1] for n in self.shared)
                 yield f"{INDENT * depth}{self.shared[node]} = {element}"
         for name in each.steps:
             yield from self.step(name, depth, store=False)
             if name in each.keep:
-                yield f"{INDENT * depth}{self.in_row(f'row_{variable(name)}')} = {variable(name)}"
+                yield f"{INDENT * depth}{self.in_row(f'row_{self.variable(name)}')} = {self.variable(name)}"
         for name in looped:
             function, term = "plus" if sums[name].function == "sum" else "max", self.text(sums[name].tree)
             yield from with_comment(f"{name} = {function}({name}, {term})", sums[name].text, depth)
@@ -174,12 +170,12 @@ class Printer:
         """The array whose rows a sum takes the maximum of, or ""."""
         each, rows = self.plan.sums[name], (("at", ROW), ("at", COLUMN))
         whole = each.tree[0] == "load" and each.tree[2] == rows and self.plan.axes == (ROW, COLUMN)
-        return variable(each.tree[1]) if each.function == "max" and whole else ""
+        return self.variable(each.tree[1]) if each.function == "max" and whole else ""
 
     def step(self, name: str, depth: int, store: bool = True) -> Iterator[str]:
         """A value under its name, and its store."""
         value = self.plan.values[name]
-        yield from with_comment(f"{variable(name)} = {self.text(value.tree)}", value.text, depth)
+        yield from with_comment(f"{self.variable(name)} = {self.text(value.tree)}", value.text, depth)
         if store:
             yield from (INDENT * depth + line for line in self.store(name))
 
@@ -187,9 +183,14 @@ class Printer:
         """The line that writes a value to its array, if it has one."""
         for array in self.plan.writes:
             if array.name == name:
-                value, to = variable(name), f"to_{variable(name)}"
+                value, to = self.variable(name), f"to_{self.variable(name)}"
                 stored = f"{value} > R(0)" if array.kind == "bool" else f"narrow({value}, {to})"
                 yield f"{self.element(to, [('at', axis) for axis in array.axes])} = {stored}"
+
+    def variable(self, name: str) -> str:
+        """The variable for a name of the equations; the loops have variables too."""
+        taken = keyword.iskeyword(name) or name in RESERVED or name in self.axes or name in map(size, self.axes)
+        return f"{name}_" if taken else name
 
     def text(self, tree: Node) -> str:
         """The expression of a tree, of type R."""
@@ -208,7 +209,7 @@ class Printer:
         if kind == "num":
             return f"R({self.number(parts[0])})", ATOM
         if kind in ("number", "value"):
-            return variable(parts[0]), ATOM
+            return self.variable(parts[0]), ATOM
         if kind == "sum":
             return parts[0], ATOM
         if kind == "load":
@@ -217,7 +218,7 @@ class Printer:
             return f"R({self.place(tree)})", ATOM
         if kind == "stored":
             like = next(a.name for a in self.plan.writes if a.kind == "real" and COLUMN in a.axes)
-            return f"read(narrow({self.text(parts[0])}, to_{variable(like)}))", ATOM
+            return f"read(narrow({self.text(parts[0])}, to_{self.variable(like)}))", ATOM
         if kind == "neg":
             return f"-{self.within(parts[0], MINUS)}", MINUS
         if kind == "^" and parts[1][0] == "num" and parts[1][1] in (2, 3, 4):
@@ -234,7 +235,7 @@ class Printer:
         return f"{self.within(parts[0], strength)} {sign} {self.within(parts[1], strength + 1)}", strength
 
     def number(self, x: float) -> str:
-        return str(int(x)) if float(x).is_integer() and abs(x) < 2**24 else repr(x)
+        return str(int(x)) if float(x).is_integer() and abs(x) < 2**24 else repr(x).replace("inf", "np.inf")
 
     def test(self, relation: str, left: Node, right: Node) -> str:
         """A condition. A place that a column is compared with is first narrowed to 32 bits, as wide as float32."""
@@ -273,15 +274,15 @@ class Printer:
     def load(self, array: Array, places: tuple[Node, ...]) -> str:
         """An element as a number of type R. What has no column is read once for each row."""
         if not places:
-            return variable(array.name)
+            return self.variable(array.name)
         if array.kind == "bits" and places[-1] != ("at", COLUMN):
             at = f"{self.row_number()} * columns + {self.place(places[-1])}"
-            return self.keep(f"{variable(array.name)}_{axes(places)}", f"R(drawn_at({variable(array.name)}, {at}))")
+            return self.keep(f"{self.variable(array.name)}_{axes(places)}", f"R(drawn_at({self.variable(array.name)}, {at}))")
         if array.kind == "bits":
             return "R(drawn[i])"
-        element = self.element("to_" * (array in self.plan.writes) + variable(array.name), places)
+        element = self.element("to_" * (array in self.plan.writes) + self.variable(array.name), places)
         number = f"read({element})" if array.kind == "real" else f"R({element})"
-        return number if self.has_column(places) else self.keep(f"{variable(array.name)}_{axes(places)}", number)
+        return number if self.has_column(places) else self.keep(f"{self.variable(array.name)}_{axes(places)}", number)
 
     def has_column(self, places: Iterable[Node]) -> bool:
         """Whether places depend on the column."""
@@ -297,7 +298,7 @@ class Printer:
             return self.is_place(self.plan.values[parts[0]].tree)
         if kind == "num":
             return float(parts[0]).is_integer()
-        if kind in ("+", "-", "*", "/", "mod"):
+        if kind in ("+", "-", "*", "mod"):
             return all(map(self.is_place, parts))
         return kind in ("at", "size") or (kind == "load" and self.arrays[parts[0]].kind == "integer")
 
@@ -313,7 +314,7 @@ class Printer:
         if kind == "value":
             return self.place(self.plan.values[parts[0]].tree)
         if kind == "load":
-            return f"{variable(parts[0])}[{', '.join(map(self.place, parts[1]))}]"
+            return f"{self.variable(parts[0])}[{', '.join(map(self.place, parts[1]))}]"
         sign = {"mod": "%", "/": "//"}.get(kind, kind)
         return f"({self.place(parts[0])} {sign} {self.place(parts[1])})"
 

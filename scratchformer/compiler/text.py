@@ -5,6 +5,7 @@ Each printer derives from `Expressions` and says how its language spells functio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from ..notation.grammar import Node
@@ -25,6 +26,7 @@ class Expressions:
     reserved: Collection[str] = ()  # names that variables must not have
     comment, indent = "#", "    "
     columns = "columns"  # the size of the column
+    infinity = "np.inf"
     rounded = ""  # how a number is rounded to the type of the arrays, if it may have more digits
 
     def __init__(self, plan: Plan, depth: int) -> None:
@@ -77,6 +79,8 @@ class Expressions:
             return f"{self.text(parts[0], level)} {kind} {self.text(parts[1], level + 1)}", level
         if kind == "num":
             x = parts[0]
+            if math.isinf(x):
+                return f"-{self.infinity}" if x < 0 else self.infinity, SIGN if x < 0 else ATOM
             return str(int(x)) if x.is_integer() and abs(x) < 1e15 else repr(x), SIGN if x < 0 else ATOM
         if kind == "stored":
             return (self.rounded.format(self.text(parts[0])), ATOM) if self.rounded else self.expression(parts[0])
@@ -107,6 +111,6 @@ class Expressions:
             return self.is_place(self.plan.values[parts[0]].tree)
         if kind == "num":
             return float(parts[0]).is_integer()
-        if kind in (*LEVELS, "mod"):
+        if kind in ("+", "-", "*", "mod"):
             return all(map(self.is_place, parts))
         return kind in ("at", "size") or (kind == "load" and self.arrays[parts[0]].kind == "integer")
