@@ -256,6 +256,8 @@ class Twin:
             return self.op_backward.reference(*((dy, kept) if out is None else (dy, kept, out)))
         call, values = kept
         results, _ = call.backward({**values, self.derivation.gradient: dy}, out)
+        for i in call.summed:
+            results[i] = results[i].astype(call.shape.dtype)
         return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -277,6 +279,18 @@ class Call:
     @cached_property
     def forward(self) -> Run:
         return Run(self.twin, self.pair.forward, self.shape)
+
+    @cached_property
+    def summed(self) -> list[int]:
+        """Which gradients are sums over rows that have rows themselves, so that they are no parameter's: they are given
+        in the type of y, like all gradients that are no sums.
+        """
+        plan = self.pair.backward
+        if plan is None or self.shape.dtype == self.shape.wide:
+            return []
+        trees = [plan.values[name].tree for name in plan.results]
+        places = [plan.sums[tree[1]].at or () if tree[0] == "sum" else () for tree in trees]
+        return [i for i, at in enumerate(places) if any(p[0] == "at" and p[1] != COLUMN for p in at)]
 
     @cached_property
     def backward(self) -> Run:
