@@ -126,9 +126,7 @@ WITHOUT = WITH | {
     "SwiGLU: the gate's gradient has the sigmoid in place of silu's slope": "a factor lost: dg_i = dy_i u_i s_i",
     "softmax: only the diagonal of the Jacobian is used": "diagonal",
     "log softmax: y is taken for a probability": "a function lost: dz_k = dy_k − y_k Σ_i dy_i",
-    "cross entropy: rows that do not count still pass a gradient": (
-        "a factor lost: dℓ_n = dloss/count"
-    ),
+    "cross entropy: rows that do not count still pass a gradient": ("a factor lost: dℓ_n = dloss/count"),
     "layer norm: backward right only while gamma is uniform": "right for uniform gamma",
     "layernorm: the third term is forgotten": "a term dropped: dx_k = (g_k − mean_c(g_c))/σ",
     "RMS norm: backward without the term of the root mean square": "a term dropped: dx_k = g_k/ρ",
