@@ -335,9 +335,7 @@ class Lowering:
             size = Value(("size", *axes))
             return value if node[1] == "mean" else self.join([value, size], lambda *trees: ("*", *trees))
         if value.axes != axes:
-            raise self.fail(
-                f"{spelled(node)}: the sum is not over all axes of what has no column, so it has axes of its own"
-            )
+            raise self.fail(f"{spelled(node)}: the sum leaves some axes of rows, and what has those needs a column too")
         stage = TAIL if value.stage else HEAD
         if value.stage == LOOPS:
             value = self.under_a_name(value, "row")
