@@ -232,21 +232,21 @@ def test_other_numbers_are_never_called_wrong(page: Page) -> None:
 
 
 def test_a_line_that_holds_for_some_elements_follows_the_numbers(browser: Any, tmp_path_factory: Any) -> None:
-    page = Page(browser, "cross_entropy", tmp_path_factory.mktemp("for"))
+    page = Page(browser, "max_pool", tmp_path_factory.mktemp("for"))
     here = (
-        "const card = page.cards.find(({ i }) => page.data.items[i].text.startsWith('∂ℓ_n/∂z_nv') &&"
-        " page.data.items[i].text.endsWith('for k_n = 1'));"
+        "const card = page.cards.find(({ i }) => page.data.items[i].text.endsWith('for n_b > 0'));"
         "const cells = () => card.grid.cells.map(Boolean);"
     )
-    counted = (
-        "page.setInputs((name) => name === 'counted' ? arguments[0] : page.model.array(name).data); page.refresh();"
+    lengths = (
+        "page.setInputs((name) => name === 'lengths' ? arguments[0] : page.model.array(name).data); page.refresh();"
     )
-    for rows in [1, 1, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1], [1, 0, 0]:
-        cells = page.run(f"{here} {counted} return cells()", rows)
-        assert cells == [bool(row) for row in rows for _ in range(4)]
+    columns = page.run(f"{here} {lengths} return cells().length", [1, 2]) // 2
+    for given in [2, 3], [0, 1], [3, 0]:
+        cells = page.run(f"{here} {lengths} return cells()", given)
+        assert cells == [length > 0 for length in given for _ in range(columns)]
         page.run("page.check()")
         assert not page.find(".live-badge.bad")
-    page.run(f"{counted} page.check()", [0, 0, 0])
+    page.run(f"{lengths} page.check()", [0, 0])
     assert "holds for no element now" in page.run("return document.querySelector('main').textContent")
     assert not page.find(".live-badge.bad") and not browser.get_log("browser")
 

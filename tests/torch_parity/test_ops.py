@@ -140,6 +140,12 @@ CASES = {
         dict(places=PLACES),
     ),
     "dropout": (lambda x: ops.dropout(x, 0.25, Key(1)), lambda x: x * KEEP / 0.75, [(B, T, C)], {}),
+    "dropout_add": (
+        lambda x, f: ops.dropout_add(x, 0.25, Key(1), f),
+        lambda x, f: x * KEEP / 0.75 + f,
+        [(B, T, C)] * 2,
+        {},
+    ),
     "mean_pool": (ops.mean_pool, lambda x: x.mean(1), [(B, T, C)], {}),
     "mean_pool, padding": (
         ops.mean_pool,
