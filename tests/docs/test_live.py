@@ -235,15 +235,15 @@ def test_a_line_that_holds_for_some_elements_follows_the_numbers(browser: Any, t
     page = Page(browser, "max_pool", tmp_path_factory.mktemp("for"))
     here = (
         "const card = page.cards.find(({ i }) => page.data.items[i].text.endsWith('for n_b > 0'));"
-        "const cells = () => card.grid.cells.map(Boolean);"
+        "const places = () => page.model.lines[card.i].positions;"
     )
     lengths = (
         "page.setInputs((name) => name === 'lengths' ? arguments[0] : page.model.array(name).data); page.refresh();"
     )
-    columns = page.run(f"{here} {lengths} return cells().length", [1, 2]) // 2
+    columns = len(page.run(f"{here} {lengths} return places()", [1, 2])) // 2
     for given in [2, 3], [0, 1], [3, 0]:
-        cells = page.run(f"{here} {lengths} return cells()", given)
-        assert cells == [length > 0 for length in given for _ in range(columns)]
+        found = page.run(f"{here} {lengths} return places()", given)
+        assert found == [b * columns + c for b in range(2) if given[b] for c in range(columns)]
         page.run("page.check()")
         assert not page.find(".live-badge.bad")
     page.run(f"{lengths} page.check()", [0, 0])

@@ -169,7 +169,6 @@ def test_every_part_of_an_encoder_decoder_is_listed():
     assert found.length == 5 and found.cache == 0
     names = found.activations.keys()
     assert {
-        "encoder embedding",
         "encoder blocks: attention",
         "decoder blocks: cross",
         "output",
