@@ -46,10 +46,13 @@
     return x < 0 ? -y : y;
   }
 
-  /** Whether f has a corner: the slopes on its two sides differ, however near. around: f at NEAR; scale: of the slopes. */
+  /** Whether f has a corner: the slopes on its two sides differ, however near, or else how fast the slopes change, as those
+      of max(x, 0)² at 0, so that differences are too coarse. around: f at NEAR; scale: of the slopes. */
   function isCorner(middle, around, scale) {
     const bend = (i) => Math.abs(around[i] + around[i + 1] - 2 * middle) / NEAR[i];
-    return bend(2) > bend(0) / 2 && bend(2) > 1e-4 * Math.max(scale, 1e-3);
+    const change = (i) => (around[i] - 4 * around[i + 2] + 3 * middle) / NEAR[0] ** 2;
+    return (bend(2) > bend(0) / 2 && bend(2) > 1e-4 * Math.max(scale, 1e-3))
+      || Math.abs(change(0) - change(1)) > 1e-2 * Math.max(scale, 0.1);
   }
 
   const largest = (numbers) => numbers.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0);

@@ -892,7 +892,7 @@
   }
 
   /** What to say of elements at which there is no derivative. */
-  const atCorners = (count) => (count ? [`${count} at a corner, where there is no derivative to compare with`] : []);
+  const atCorners = (count) => (count ? [`${count} at a corner, where a difference is no derivative`] : []);
 
   /** A normally distributed number with two decimals, but not 0, where a corner may be. */
   function normal() {

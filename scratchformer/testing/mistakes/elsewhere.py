@@ -27,7 +27,7 @@ MISTAKES = (
     Mistake(
         name="Adam: no bias correction of v",
         file="optim/adam.py",
-        replacements=(("    denominator /= math.sqrt(1 - beta2**steps)  # √v̂\n", ""),),
+        replacements=(("    denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂\n", ""),),
     ),
     Mistake(
         name="Adam: no bias correction of m",
