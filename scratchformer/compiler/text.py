@@ -32,7 +32,9 @@ def here(axes: Iterable[str]) -> tuple[Node, ...]:
 class Printer:
     """The expressions of a plan in a language, and the lines that have been written with them."""
 
-    calls: Mapping[str, str] = {}  # functions whose names differ from those of the notation
+    calls: Mapping[
+        str, str
+    ] = {}  # functions that have other names than in the notation, and operators that are functions
     relations: Mapping[str, str] = {"=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "<": "<", ">": ">"}
     integers: Mapping[str, str] = {"mod": "%", "/": "//"}  # operators of integers
     reserved: Collection[str] = ()  # names that variables must not have
@@ -185,7 +187,9 @@ class Printer:
     def expression(self, tree: Node) -> tuple[str, int]:
         """The expression of a tree, and how tightly its parts are held together."""
         kind, *parts = tree
-        if kind == "mod" and kind in self.calls:
+        if kind == "^" and parts[1][0] == "num" and parts[1][1] in self.powers:
+            return " * ".join([self.text(parts[0], SIGN)] * int(parts[1][1])), PRODUCT
+        if kind in self.calls:
             kind, parts = "call", [kind, parts]
         if kind in LEVELS or kind == "mod":
             level = LEVELS.get(kind, PRODUCT)
@@ -198,8 +202,6 @@ class Printer:
             return (self.rounded.format(self.text(parts[0])), ATOM) if self.rounded else self.expression(parts[0])
         if kind == "neg":
             return f"-{self.text(parts[0], POWER)}", SIGN
-        if kind == "^" and parts[1][0] == "num" and parts[1][1] in self.powers:
-            return " * ".join([self.text(parts[0], SIGN)] * int(parts[1][1])), PRODUCT
         if kind == "^":
             return f"{self.text(parts[0], ATOM)} ** {self.text(parts[1], POWER)}", POWER
         if kind == "call":
