@@ -71,13 +71,13 @@ def listed(parts: Sequence[str], margin: str = "        ") -> str:
 
 
 class CudaPrinter(Printer):
-    calls = {"abs": "fabs", "max": "greater", "min": "lesser", "mod": "fmod", "^": "pow"}  # noqa: RUF012
+    calls = {"abs": "fabs", "max": "greater", "min": "lesser", "mod": "modulo", "^": "pow"}  # noqa: RUF012
     comment, const, end, opens, closes, reserved = "//", "R ", ";", " {", "}", WORDS
     choice, both = "{0} ? {1} : {2}", " && "
-    integers = {"mod": "%"}  # noqa: RUF012
+    integers = {}  # noqa: RUF012
     starts = {"sum": "R {} = 0;", "max": "R {} = -infinity();"}  # noqa: RUF012
     adds = {"sum": "{} += {};", "max": "{0} = max({0}, {1});"}  # noqa: RUF012
-    rounded = "wide(narrow({}))"
+    rounded, infinity = "wide(narrow({}))", "infinity()"
 
     def __init__(self, plan: Plan, types: Sequence[str]) -> None:
         super().__init__(plan, 1)
@@ -292,4 +292,6 @@ class CudaPrinter(Printer):
         return self.load(node) if node in self.vectors and self.types[parts[0]] != "Index" else f"R({self.index(node)})"
 
     def index(self, tree: Node) -> str:
+        if tree[0] == "mod":
+            return f"modulo({', '.join(map(self.index, tree[1:]))})"
         return self.load(tree) if tree[0] == "load" else super().index(tree)

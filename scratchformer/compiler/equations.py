@@ -11,6 +11,7 @@ A derivation gives a quantity in several forms, which are equal. The rules that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 from ..notation.grammar import Node, NotationError, canonical, walk
@@ -137,11 +138,8 @@ def definitions_of(
         if left[0] != "name":
             continue
         name, indices = left[1], left[2]
-        forms = [
-            part
-            for part, relation in zip(equation.parts[1:], equation.relations, strict=True)
-            if relation in ("=", ":=")
-        ]
+        equal = takewhile(lambda pair: pair[1] in ("=", ":="), zip(equation.parts[1:], equation.relations, strict=True))
+        forms = [part for part, _ in equal]
         right = [part for part in forms if not any(node[0] == "partial" for node in walk(part))]
         if not forms or equation.conditions or any(index[0] != "idx" for index in indices):
             continue

@@ -50,6 +50,7 @@ class JavaScriptPrinter(Printer):
     relations = {**Printer.relations, "=": "===", "≠": "!=="}  # noqa: RUF012
     reserved = (*RESERVED.split(), *HELPERS, "Math", "BigInt", "Number")
     comment, indent, const, end, opens, closes = "//", "  ", "const ", ";", " {", "}"
+    infinity = "Infinity"
     choice, both = "{0} ? {1} : {2}", " && "
     starts = {"sum": "let {} = 0;", "max": "let {} = -Infinity;"}  # noqa: RUF012
     adds = {"sum": "{} += {};", "max": "{0} = Math.max({0}, {1});"}  # noqa: RUF012

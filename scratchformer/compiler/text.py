@@ -7,6 +7,7 @@ arrays.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ class Printer:
     starts: Mapping[str, str] = {}  # the lines before a loop with a sum or maximum
     adds: Mapping[str, str] = {}  # the lines in it
     columns = "columns"  # the size of the column
+    infinity = "np.inf"
     rounded = ""  # how a number is rounded to the type of the arrays, if it may have more digits
     powers: Collection[float] = (2.0, 3.0)  # those that are products
 
@@ -164,9 +166,10 @@ class Printer:
         return "c" if axis == COLUMN else axis
 
     def variable(self, name: str) -> str:
-        """The variable for a name of the equations."""
-        taken = name in self.reserved or name in ("rows", "columns") or name in map(self.place, self.plan.axes)
-        return f"{name}_" if taken else name
+        """The variable for a name of the equations; the loops have variables too."""
+        axes = {*self.plan.axes, *(axis for array in self.arrays.values() for axis in array.axes)}
+        of_loops = {"rows", "columns", *map(self.place, axes), *(axis.upper() for axis in axes)}
+        return f"{name}_" if name in self.reserved or name in of_loops else name
 
     def pointer(self, array: Array) -> str:
         """The variable for an array."""
@@ -197,6 +200,8 @@ class Printer:
             return f"{self.text(parts[0], level)} {sign} {self.text(parts[1], level + 1)}", level
         if kind == "num":
             x = parts[0]
+            if math.isinf(x):
+                return f"-{self.infinity}" if x < 0 else self.infinity, SIGN if x < 0 else ATOM
             return str(int(x)) if x.is_integer() and abs(x) < 1e15 else repr(x), SIGN if x < 0 else ATOM
         if kind == "stored":
             return (self.rounded.format(self.text(parts[0])), ATOM) if self.rounded else self.expression(parts[0])
@@ -240,7 +245,7 @@ class Printer:
             return self.is_place(self.plan.values[parts[0]].tree)
         if kind == "num":
             return float(parts[0]).is_integer()
-        if kind in (*LEVELS, "mod"):
+        if kind in ("+", "-", "*", "mod"):
             return all(map(self.is_place, parts))
         return kind in ("at", "size") or (kind == "load" and self.arrays[parts[0]].kind == "integer")
 

@@ -144,6 +144,8 @@ class Lowering:
         value = value or self.defined(definition, places)
         if extra := value.letters - set(definition.letters):
             raise self.fail(f"the index {', '.join(sorted(extra))} is on the right only")
+        if value.stage != TAIL and (missing := {*map(self.axis, definition.letters)} - value.axes):
+            value = value._replace(stage=LOOPS, axes=value.axes | missing)  # the same all along these axes
         self.open.pop()
         self.definition = outer
         self.values[name] = value = value._replace(text=definition.spelled())
@@ -280,11 +282,17 @@ class Lowering:
         if value.tree[0] == "value" or (prefix != "row" and value.tree[0] in ("num", "number", "load", "sum", "at")):
             return value
         same = (name for name, known in self.values.items() if known.tree == value.tree)
-        name = next(same, f"{prefix}{len(self.values)}")
+        name = next(same, None) or self.unused(f"{prefix}{len(self.values)}")
         self.values.setdefault(name, value)
         if value.stage == HEAD and value.axes:
             return value._replace(tree=("load", name, tuple(("at", axis) for axis in sorted(value.axes))))
         return value._replace(tree=("value", name))
+
+    def unused(self, name: str) -> str:
+        """The name, with a letter more for each time that the equations have it too."""
+        while name in self.definitions.known or name in self.given or name in self.numbers:
+            name += "x"
+        return name
 
     def choose(self, cases: Sequence, otherwise: Node, places: dict[str, Node]) -> Value:
         """a where condition, b elsewhere. A condition on an option is decided now."""
@@ -321,7 +329,7 @@ class Lowering:
             raise self.fail(f"{spelled(node)}: only a sum, mean or maximum over one whole axis can be compiled")
         value = self.lower(body, {**places, **{letter: ("at", self.axis(letter)) for letter in letters}})
         if COLUMN not in axes:
-            return self.of_rows(node, value)
+            return self.of_rows(node, value, axes)
         if others := value.letters - set(letters):
             one, all_ = ", ".join(sorted(others)), ", ".join(letters)
             raise self.fail(f"{spelled(node)}: for each {one} a sum over every {all_} cannot be compiled")
@@ -331,13 +339,18 @@ class Lowering:
         size = Value(("size", COLUMN), text="columns")
         return self.quotient(total, size) if function == "mean" else total
 
-    def of_rows(self, node: Node, value: Value) -> Value:
-        """A sum over rows of what has no column."""
+    def of_rows(self, node: Node, value: Value, axes: set[str]) -> Value:
+        """A sum over rows of what has no column; `axes` has the one that it is over."""
         if COLUMN in value.axes or node[1] == "max":
             raise self.fail(
                 f"{spelled(node)}: a sum over rows must stand alone on the right, as in a_c = Σ_n ..., and only the "
                 "results of the operation may use it, since it is known after the loop over the rows"
             )
+        if not value.axes:  # it is the same in all rows
+            size = Value(("size", *axes))
+            return value if node[1] == "mean" else self.join([value, size], lambda *trees: ("*", *trees))
+        if value.axes != axes:
+            raise self.fail(f"{spelled(node)}: the sum leaves some axes of rows, and what has those needs a column too")
         stage = TAIL if value.stage else HEAD
         if value.stage == LOOPS:
             value = self.under_a_name(value, "row")
@@ -354,12 +367,16 @@ class Lowering:
         places = {**places, **{letter: ("at", self.axis(letter)) for letter in node[2]}}
         body: list[Node] = []
         for factor in factors(node[3]):
-            relation, left, right = factor[1][0] if factor[0] == "bracket" else ("", factor, factor)
-            if relation == "=" and right[:1] == ("idx",) and right[1] in definition.letters:
-                places[right[1]] = self.lower(left, places).tree
-            else:
-                body.append(factor)
-        value = self.join([self.lower(factor, places) for factor in body], product)
+            others = []
+            for condition in factor[1] if factor[0] == "bracket" else ():
+                relation, left, right = condition
+                if relation == "=" and right[:1] == ("idx",) and right[1] in definition.letters:
+                    places[right[1]] = self.lower(left, places).tree
+                else:
+                    others.append(condition)
+            if factor[0] != "bracket" or others:
+                body.append(("bracket", tuple(others)) if others else factor)
+        value = self.join([self.lower(factor, places) for factor in body or [("num", 1.0, "1")]], product)
         if COLUMN not in value.axes:
             return None
         at = tuple(places[letter] for letter in definition.letters)
@@ -370,7 +387,7 @@ class Lowering:
     def register(self, entry: Sum) -> str:
         """The name of a sum; the same for the same sum, however its index is spelled."""
         same = (name for name, known in self.sums.items() if known._replace(text=entry.text) == entry)
-        name = next(same, f"{entry.function}{len(self.sums)}")
+        name = next(same, None) or self.unused(f"{entry.function}{len(self.sums)}")
         self.sums.setdefault(name, entry)
         return name
 
@@ -399,5 +416,9 @@ def folded(tree: Node) -> Node:
     parts = tree[2] if tree[0] == "call" else tree[1:]
     function = CONSTANT.get(tree[1] if tree[0] == "call" else tree[0])
     if function and all(part[:1] == ("num",) for part in parts):
-        return ("num", float(function(*(part[1] for part in parts))))
+        try:
+            x = function(*(part[1] for part in parts))
+        except (ArithmeticError, ValueError):  # as 1/0 and log 0: left to the loops
+            return tree
+        return ("num", x) if isinstance(x, float) else tree
     return tree

@@ -403,7 +403,9 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
     kind, *parts = tree
     if kind == "num":
         return parts[0]
-    if kind in ("number", "value", "sum", "load"):
+    if kind == "number":
+        return float(env[parts[0]])  # not NumPy's, which would widen arrays, or overflow as integers do
+    if kind in ("value", "sum", "load"):
         x = env[parts[0]]
         return x.astype(shape.wide) if getattr(x, "dtype", None) == np.bool_ else x
     if kind == "size":
@@ -418,4 +420,9 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
         for relation, left, right in parts[0]:
             holds = holds & OPERATORS[relation](evaluate(left, env, shape, xp), evaluate(right, env, shape, xp))
         return xp.where(holds, *(evaluate(part, env, shape, xp) for part in parts[1:]))
-    return OPERATORS[kind](*(evaluate(part, env, shape, xp) for part in parts))
+    inside = [evaluate(part, env, shape, xp) for part in parts]
+    try:
+        x = OPERATORS[kind](*inside)
+    except ArithmeticError:  # of Python's numbers, where NumPy has infinity or NaN
+        return float(OPERATORS[kind](*map(np.float64, inside)))
+    return math.nan if isinstance(x, complex) else x

@@ -77,8 +77,6 @@ __all__ = [
     "activation_pair",
     "add",
     "add_backward",
-    "add_layernorm",
-    "add_layernorm_backward",
     "adversarial_noise",
     "attention",
     "attention_backward",

@@ -204,9 +204,6 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
         ops.gather, ops.gather_backward, (d("B T C"), d.integers("B K", 1)), analytic=True
     ),
     "dropout": lambda d: OperationCase(ops.dropout, ops.dropout_backward, (d("B T C"), 0.4, d.key), analytic=True),
-    "add_layernorm": lambda d: OperationCase(
-        ops.add_layernorm, ops.add_layernorm_backward, (d("B T C"), d("B T C"), d("C"), d("C")), analytic=True
-    ),
     "dropout_add": lambda d: OperationCase(
         ops.dropout_add, ops.dropout_add_backward, (d("B T C"), 0.4, d.key, d("B T C")), analytic=True
     ),

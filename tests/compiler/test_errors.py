@@ -234,8 +234,8 @@ def test_show_ends_with_2_and_the_reason(capsys):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nosuch", r"error: nosuch: expected FILE\.py::FUNCTION or add, add_layernorm, "),
-        ("Causal", r"error: Causal: expected FILE\.py::FUNCTION or add, add_layernorm, "),
+        ("nosuch", r"error: nosuch: expected FILE\.py::FUNCTION or add, attention, "),
+        ("Causal", r"error: Causal: expected FILE\.py::FUNCTION or add, attention, "),
         ("missing.py::f", r"error: missing\.py is not a Python file"),
         (f"{__file__}::nosuch", r"error: .*test_errors\.py::nosuch: .*test_errors\.py has no function nosuch"),
     ],

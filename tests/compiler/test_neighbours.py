@@ -17,6 +17,10 @@ from scratchformer.testing import check_gradients
 loops = pytest.mark.skipif(not find_spec("numba"), reason="needs pip install -e '.[fast]'")
 SILU = ops.silu, ops.silu_backward
 NORM = ops.layernorm, ops.layernorm_backward
+PAIRS = {"dropout_add": (ops.dropout_add, ops.dropout_add_backward)}
+PAIRS["add_layernorm"] = fused("add_layernorm", (ops.add, ops.add_backward), NORM)
+if find_spec("numba"):
+    compile(*PAIRS["add_layernorm"])
 
 
 def arrays(*shapes):
@@ -62,10 +66,10 @@ def test_a_wrong_equation_of_a_part_is_found_in_the_whole():
 @loops
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (2, 3, 1), (2, 4, 1027)])
-@pytest.mark.parametrize("name", ["add_layernorm", "dropout_add"])
+@pytest.mark.parametrize("name", PAIRS)
 def test_the_loops_give_what_the_reference_gives(name, shape, dtype):
     """Widths that are no multiple of a word of random integers, and of more columns than are drawn at once."""
-    op, op_backward = getattr(ops, name), getattr(ops, f"{name}_backward")
+    op, op_backward = PAIRS[name]
     x, f, dy, gamma, beta = (a.astype(dtype) for a in arrays(shape, shape, shape, shape[-1], shape[-1]))
     args = (x, *((0.3, Key(2)) if "dropout" in name else ()), f, *((gamma, beta) if "norm" in name else ()))
     with reference_only():
@@ -102,27 +106,28 @@ def test_what_is_kept_is_rounded_before_others_are_computed_from_it():
     """The norm subtracts the first number of the row, which the backward reads as it was rounded."""
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     x, f, gamma, beta = (a.astype(bfloat16) for a in arrays((40, 6), (40, 6), 6, 6))
+    op, _ = PAIRS["add_layernorm"]
     with fast():
-        y, cache = ops.add_layernorm(x, f, gamma, beta)
+        y, cache = op(x, f, gamma, beta)
         s, _ = ops.add(x, f)
         expected, norm = ops.layernorm(s, gamma, beta)
         assert np.array_equal(y, expected)
         for name in ("x", "shift", "rstd"):
-            assert np.array_equal(ops.add_layernorm.caches[1](cache).kept.values[name], norm.kept.values[name])
+            assert np.array_equal(op.caches[1](cache).kept.values[name], norm.kept.values[name])
 
 
 @loops
 def test_after_an_overflow_the_parts_have_the_caches_of_their_references():
     x = np.full((2, 4), 1e30, np.float32)
     x[:, 0] = 0
-    gamma = np.ones(4, np.float32)
+    gamma, (op, op_backward) = np.ones(4, np.float32), PAIRS["add_layernorm"]
     with reference_only():
-        y, cache = ops.add_layernorm(x, x, gamma, gamma)
-        dx = ops.add_layernorm_backward(x, cache)[0]
+        y, cache = op(x, x, gamma, gamma)
+        dx = op_backward(x, cache)[0]
     with fast():
-        found, cache = ops.add_layernorm(x, x, gamma, gamma)
+        found, cache = op(x, x, gamma, gamma)
         assert np.array_equal(found, y)
-        assert np.array_equal(ops.layernorm_backward(x, ops.add_layernorm.caches[1](cache))[0], dx)
+        assert np.array_equal(ops.layernorm_backward(x, op.caches[1](cache))[0], dx)
 
 
 class Doubled(nn.Dropout):

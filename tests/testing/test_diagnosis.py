@@ -37,8 +37,8 @@ CODE = {
         ("dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))\n", "dz = y * (dy - dy * y)\n")
     ],
     "log softmax: y is taken for a probability": [("dz = dy - xp.exp(y) * dy.sum", "dz = dy - y * dy.sum")],
-    "cross entropy: rows that do not count still pass a gradient": [("dlogits *= counted\n", "\n")],
-    "cross entropy: the mean is over all rows, not those that count": [("dloss / max(1, n)", "dloss / len(targets)")],
+    "cross entropy: rows that do not count still pass a gradient": [("dlogits *= counted[:, None]\n", "\n")],
+    "cross entropy: the mean is over all rows, not those that count": [("dloss / count\n", "dloss / len(targets)\n")],
     "layernorm: the third term is forgotten": [(" - xhat * (g * xhat).mean(axis=-1, keepdims=True))", ")")],
     "layernorm: β gets the mean over the rows": [("dbeta = dy.sum(axis=rows)", "dbeta = dy.mean(axis=rows)")],
     "gather: assigned instead of added": [
@@ -127,7 +127,7 @@ WITHOUT = WITH | {
     "softmax: only the diagonal of the Jacobian is used": "diagonal",
     "log softmax: y is taken for a probability": "a function lost: dz_k = dy_k − y_k Σ_i dy_i",
     "cross entropy: rows that do not count still pass a gradient": (
-        "a factor lost: dz_nv = dloss (p_nv − t_nv)/max(1, count)"
+        "a factor lost: dℓ_n = dloss/count"
     ),
     "layer norm: backward right only while gamma is uniform": "right for uniform gamma",
     "layernorm: the third term is forgotten": "a term dropped: dx_k = (g_k − mean_c(g_c))/σ",
@@ -232,7 +232,7 @@ def norm_backward(dy, cache):
 def test_the_message_names_the_term_of_the_derivation_that_is_left_out():
     with pytest.raises(GradientError) as caught:
         check_gradients(norm, norm_backward, X, GAMMA, BETA)
-    sentence = "This is what one gets when mean_c(g_c) is left out: dx_k = (g_k − x̂_k mean_c(g_c x̂_c))/σ"
+    sentence = "This is what one gets when mean_c(g_c) is left out: dx_k = rstd (g_k − x̂_k mean_c(g_c x̂_c))"
     *_, explanation, repeat = str(caught.value).splitlines()
     assert (explanation, repeat[:6]) == (sentence, "Repeat")
     assert [(d.what, d.source) for d in caught.value.diagnoses] == [(sentence, "derivation")]

@@ -34,6 +34,17 @@ __device__ inline T narrow(REAL x) { return T(x); }
 template <class Number> __device__ inline Number greater(Number a, Number b) { return a > b || a != a ? a : b; }
 template <class Number> __device__ inline Number lesser(Number a, Number b) { return a < b || a != a ? a : b; }
 
+// a modulo b, which has the sign of b. (CUDA's remainders have the sign of a.)
+template <class A, class B> __device__ inline auto modulo(A a, B b) {
+    if constexpr (A(1) / A(2) == A(0)) {
+        auto r = a % b;
+        return r && (r < 0) != (b < 0) ? r + b : r;
+    } else {
+        auto r = fmod(a, b);
+        return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+    }
+}
+
 // The sum, or the greatest, of one number of each thread of a warp; every thread gets it.
 template <class Number> __device__ inline Number warp_sum(Number x) {
     for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(0xffffffff, x, apart);

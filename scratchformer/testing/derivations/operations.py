@@ -53,7 +53,7 @@ NAMES: dict[str, Callable[..., dict[str, Any]]] = {
     "attention": lambda q, k, v, pattern=None: allowed(q, k, pattern),
     "relative_attention": lambda q, k, v, r, content_bias, position_bias, pattern=None: allowed(q, k, pattern),
     "dense": lambda x, w, b, activation="relu": ACTIVATIONS | {"activation": ACTIVATIONS[activation]},
-    "cross_entropy": lambda z, targets, ignored=None, **options: given_targets(z, targets, ignored, 0.0),
+    "cross_entropy": lambda logits, targets, ignore_index=None, **_: given_targets(logits, targets, ignore_index, 0),
     "dropout": drawn,
     "dropout_add": drawn,
     "gelu": lambda x, approximate="none": {"none": 0.0, "approximate": float(approximate != "none")},
@@ -86,9 +86,9 @@ def relu(d: Sizes) -> DerivationCase:
     return reference("relu", x)
 
 
-def layernorm(d: Sizes, name: str = "layernorm", terms: int = 1) -> DerivationCase:
+def layernorm(d: Sizes) -> DerivationCase:
     d.left.remove(2)  # with C = 2 nothing is left of the gradient: normalising removes two directions
-    return reference(name, *(d("B T C") for _ in range(terms)), d("C"), d("C"))
+    return reference("layernorm", d("B T C"), d("C"), d("C"))
 
 
 def dropout(d: Sizes, p: float | None = None) -> DerivationCase:
@@ -182,7 +182,6 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "rotary": rotary,
     "dropout": dropout,
     "dropout, nearly all": partial(dropout, p=1 - 1e-6),
-    "add_layernorm": partial(layernorm, name="add_layernorm", terms=2),
     "dropout_add": lambda d: reference("dropout_add", d("B T C"), 0.4, d.key, d("B T C")),
     "adversarial_noise": lambda d: reference("adversarial_noise", d("B T C"), d("B T C"), 0.1),
     "adversarial_noise, padding": lambda d: reference("adversarial_noise", d("B T C"), d("B T C"), 0.1, d.lengths()),

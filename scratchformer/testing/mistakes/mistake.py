@@ -63,7 +63,7 @@ class Mistake(NamedTuple):
 @contextmanager
 def no_twins() -> Iterator[None]:
     """A context in which operations have no twins, so that twins can be registered; afterwards all is as before."""
-    operations = [value for value in vars(ops).values() if hasattr(value, "chosen")]
+    operations = [value for value in vars(ops).values() if hasattr(value, "add_twin")]
     tables = [table for each in operations for table in each.chosen]
     before = [{kind: copy.copy(twins) for kind, twins in table.items()} for table in tables]
     for table in tables:
