@@ -52,6 +52,8 @@ class Printer:
     def __init__(self, plan: Plan, depth: int) -> None:
         self.plan, self.depth = plan, depth
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
+        axes = {*plan.axes, *(axis for array in self.arrays.values() for axis in array.axes)}
+        self.taken = {*self.reserved, "rows", "columns", *map(self.place, axes), *(axis.upper() for axis in axes)}
         self.drawn = {self.variable(array.name) for array in plan.reads if array.kind == "bits"}
         self.kept = list(dict.fromkeys(name for each in plan.passes for name in each.keep))
         self.body: list[str] = []
@@ -167,9 +169,7 @@ class Printer:
 
     def variable(self, name: str) -> str:
         """The variable for a name of the equations; the loops have variables too."""
-        axes = {*self.plan.axes, *(axis for array in self.arrays.values() for axis in array.axes)}
-        of_loops = {"rows", "columns", *map(self.place, axes), *(axis.upper() for axis in axes)}
-        return f"{name}_" if name in self.reserved or name in of_loops else name
+        return f"{name}_" if name in self.taken else name
 
     def pointer(self, array: Array) -> str:
         """The variable for an array."""
