@@ -34,18 +34,13 @@ def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
     """Whether every number is computed on its own, from numbers at the same place."""
     whole = all(array.axes in ((ROW, COLUMN), ()) for array in (*plan.reads, *plan.writes))
     places = {node[2] for tree in trees for node in walk(tree) if node[0] == "load"}
-    at = any(node[0] == "at" and node[1] == COLUMN for value in plan.values.values() for node in leaves(value.tree))
+    at = any(HERE in leaves(value.tree) for value in plan.values.values())
     return whole and not plan.sums and not at and places <= {(("at", ROW), HERE), ()}
 
 
 def leaves(tree: Node) -> Iterable[Node]:
     """The nodes of a tree that are not in an index."""
-    if tree[0] != "load":
-        yield tree
-        for part in tree[1:]:
-            for each in part if isinstance(part, tuple) and part and isinstance(part[0], tuple) else (part,):
-                if isinstance(each, tuple):
-                    yield from leaves(each)
+    return walk(rebuilt(tree, lambda node: node[:2] if node[0] == "load" else node))
 
 
 def replaced(plan: Plan, node: Callable[[Node], Node], axes: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Plan:
