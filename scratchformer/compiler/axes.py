@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
-from ..notation.grammar import Node, walk
+from ..notation.grammar import Node, rebuilt, walk
 from .plan import Plan, names
 from .trees import COLUMN, LOOPS, ROW, Array
 
-__all__ = ["HALF", "arranged", "halved", "reordered"]
+__all__ = ["HALF", "HERE", "arranged", "halved", "reordered", "replaced"]
 
 HALF = "half"  # the axis of the two halves of a column
 HERE = ("at", COLUMN)
@@ -35,33 +34,26 @@ def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
     """Whether every number is computed on its own, from numbers at the same place."""
     whole = all(array.axes in ((ROW, COLUMN), ()) for array in (*plan.reads, *plan.writes))
     places = {node[2] for tree in trees for node in walk(tree) if node[0] == "load"}
-    at = any(node[0] == "at" and node[1] == COLUMN for value in plan.values.values() for node in leaves(value.tree))
+    at = any(HERE in leaves(value.tree) for value in plan.values.values())
     return whole and not plan.sums and not at and places <= {(("at", ROW), HERE), ()}
 
 
 def leaves(tree: Node) -> Iterable[Node]:
     """The nodes of a tree that are not in an index."""
-    if tree[0] != "load":
-        yield tree
-        for part in tree[1:]:
-            for each in part if isinstance(part, tuple) and part and isinstance(part[0], tuple) else (part,):
-                if isinstance(each, tuple):
-                    yield from leaves(each)
+    return walk(rebuilt(tree, lambda node: node[:2] if node[0] == "load" else node))
 
 
 def replaced(plan: Plan, node: Callable[[Node], Node], axes: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Plan:
     """The plan with other nodes in its trees, and other axes of its loops and arrays."""
 
-    def tree(part: Any) -> Any:
-        if not isinstance(part, tuple):
-            return part
-        return node(tuple(map(tree, part))) if part and isinstance(part[0], str) else tuple(map(tree, part))
-
     def arrays(given: Sequence[Array]) -> tuple[Array, ...]:
         return tuple(array._replace(axes=axes(array.axes) if array.axes else ()) for array in given)
 
-    values = {name: value._replace(tree=tree(value.tree)) for name, value in plan.values.items()}
-    sums = {name: each._replace(tree=tree(each.tree), at=each.at and tree(each.at)) for name, each in plan.sums.items()}
+    values = {name: value._replace(tree=rebuilt(value.tree, node)) for name, value in plan.values.items()}
+    sums = {
+        name: each._replace(tree=rebuilt(each.tree, node), at=rebuilt(each.at, node))
+        for name, each in plan.sums.items()
+    }
     return plan._replace(
         axes=axes(plan.axes), reads=arrays(plan.reads), writes=arrays(plan.writes), values=values, sums=sums
     )

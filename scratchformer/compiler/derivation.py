@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..dispatch import cache_type
-from ..notation.grammar import canonical, walk
+from ..notation.grammar import Node, canonical, walk
 from ..notation.run import source_tree
-from .axes import arranged
+from .axes import arranged, replaced
 from .equations import Definitions, definitions_of
 from .plan import Plan, kind, make_plan, names
 from .trees import COLUMN, ROW, Array, Lowering, row_letters
@@ -125,14 +125,11 @@ def in_place(plan: Plan, definitions: Definitions) -> Plan:
         raise definitions.error("in place only what is at the same place can be read: not sums, nor other indices")
     old = {before(name): name for name in plan.results}
 
-    def renamed(tree: Any) -> Any:
-        if not isinstance(tree, tuple):
-            return tree
-        return ("load", old.get(tree[1], tree[1]), tree[2]) if tree[:1] == ("load",) else tuple(map(renamed, tree))
+    def renamed(node: Node) -> Node:
+        return ("load", old.get(node[1], node[1]), node[2]) if node[0] == "load" else node
 
-    values = {key: value._replace(tree=renamed(value.tree)) for key, value in plan.values.items()}
     reads = tuple(array for array in plan.reads if array.name not in old)
-    return plan._replace(reads=reads, values=values, in_place=True)
+    return replaced(plan, renamed, tuple)._replace(reads=reads, in_place=True)
 
 
 def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]) -> Array | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..notation.grammar import Node
+from ..notation.grammar import Node, rebuilt
 from ..notation.spelling import name as spelled_name
 from .derivation import Derivation
 from .equations import Definition, Definitions
@@ -49,15 +49,13 @@ def in_order(definitions: Definitions) -> list[Definition]:
 def equation(definition: Definition, definitions: Definitions, names: Mapping[str, str]) -> str:
     """The equation of a definition with new names."""
 
-    def renamed(part: Any) -> Any:
-        if not isinstance(part, tuple):
-            return part
-        if part[:1] == ("name",):
-            name = definitions.resolve(part[1])
-            return ("name", spelled_name(names.get(name, name)), renamed(part[2]))
-        return tuple(map(renamed, part))
+    def change(node: Node) -> Node:
+        if node[0] != "name":
+            return node
+        name = definitions.resolve(node[1])
+        return ("name", spelled_name(names.get(name, name)), node[2])
 
     left: Node = ("name", definition.name, tuple(("idx", letter) for letter in definition.letters))
-    new = definition._replace(name=renamed(left)[1], node=renamed(definition.node))
-    new = new._replace(bindings=tuple((letter, renamed(node)) for letter, node in definition.bindings))
+    new = definition._replace(name=change(left)[1], node=rebuilt(definition.node, change))
+    new = new._replace(bindings=tuple((letter, rebuilt(node, change)) for letter, node in definition.bindings))
     return new.spelled() if definition.letters else new.spelled().replace(" = ", " := ", 1)

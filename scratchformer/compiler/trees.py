@@ -17,16 +17,33 @@ The trees are tuples as in `notation.grammar`, with these nodes in place of name
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..notation.grammar import Node, walk
+from ..notation.grammar import Node, rebuilt, walk
 from ..notation.spelling import spelled
 from . import CompileError
 from .equations import Definition, Definitions, is_product
 
 COLUMN, ROW = "column", "n"
 SLOW = ("exp", "log", "tanh", "erf", "sin", "cos")
+OPERATORS: Mapping[str, Callable] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "^": operator.pow,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "=": operator.eq,
+    "≠": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "≤": operator.le,
+    "≥": operator.ge,
+}
+CONSTANT = {**OPERATORS, "sqrt": math.sqrt, "exp": math.exp, "log": math.log}  # what is computed with constants
 HEAD, LOOPS, TAIL = range(3)  # computed before the loops by the array library, in the loops, after them
 
 
@@ -228,9 +245,7 @@ class Lowering:
 
     def spread(self, place: Node) -> Node:
         """A place without names of other places."""
-        if place[0] == "value":
-            return self.spread(self.values[place[1]].tree)
-        return tuple(self.spread(part) if isinstance(part, tuple) and part else part for part in place)
+        return rebuilt(place, lambda node: self.spread(self.values[node[1]].tree) if node[0] == "value" else node)
 
     def join(self, parts: Sequence[Value], build: Callable[..., Node]) -> Value:
         """A value that is made of others."""
@@ -394,20 +409,6 @@ def product(*trees: Node) -> Node:
     for tree in others:
         first = ("*", first, tree)
     return first
-
-
-CONSTANT: Mapping[str, Callable[..., float]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "^": lambda a, b: a**b,
-    "neg": lambda a: -a,
-    "mod": lambda a, b: a % b,
-    "sqrt": math.sqrt,
-    "exp": math.exp,
-    "log": math.log,
-}
 
 
 def folded(tree: Node) -> Node:
