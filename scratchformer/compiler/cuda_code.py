@@ -196,7 +196,7 @@ class Printer(Expressions):
         with self.block(head):
             for node in self.neighbours([*trees, *(values[name].tree for name in steps)]):
                 others = [known[1] for known in self.vectors].count(node[1])
-                name = self.variable(node[1]) + (str(others + 1) if others else "")
+                name = self.variable(node[1]) + (f"_{others + 1}" if others else "")
                 self.put(
                     f"Vector<{self.types[node[1]]}, V> {name}_v = load<V>({self.start(node)} + first, columns - first);"
                 )

@@ -19,6 +19,7 @@ BLOCK = 1024  # random integers that are drawn before they are used
 RELATIONS = {"=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "<": "<", ">": ">"}
 CALLS = {"sqrt": "np.sqrt", "floor": "np.floor", "abs": "abs", "max": "max", "min": "min"}
 RESERVED = {"R", "np", "c", "rows", "columns", "finite", "read", "narrow", "plus", "column_of", "maximum_of_row"}
+RESERVED |= {"words", "place", "first", "drawn", "draw", "i"}
 RESERVED |= {*CALLS, "exp", "log", "tanh", "erf", "sin", "cos", "range"}
 EITHER, SUM, PRODUCT, MINUS, POWER, ATOM = range(6)  # how strongly parts of an expression hold together
 SIGNS = {"+": ("+", SUM), "-": ("-", SUM), "*": ("*", PRODUCT), "/": ("/", PRODUCT), "mod": ("%", PRODUCT)}
@@ -277,7 +278,9 @@ class Printer:
             return self.variable(array.name)
         if array.kind == "bits" and places[-1] != ("at", COLUMN):
             at = f"{self.row_number()} * columns + {self.place(places[-1])}"
-            return self.keep(f"{self.variable(array.name)}_{axes(places)}", f"R(drawn_at({self.variable(array.name)}, {at}))")
+            return self.keep(
+                f"{self.variable(array.name)}_{axes(places)}", f"R(drawn_at({self.variable(array.name)}, {at}))"
+            )
         if array.kind == "bits":
             return "R(drawn[i])"
         element = self.element("to_" * (array in self.plan.writes) + self.variable(array.name), places)

@@ -105,7 +105,7 @@ class Printer(Expressions):
 
     def has_column(self, tree: Node) -> bool:
         values = self.plan.values
-        return any(x == ("at", COLUMN) or (x[0] == "value" and COLUMN in values[x[1]].axes) for x in walk(tree))
+        return any(x == ("at", COLUMN) or (x[0] == "value" and self.has_column(values[x[1]].tree)) for x in walk(tree))
 
     def step(self, name: str) -> None:
         """The lines that compute a value, unless it is there."""
@@ -129,7 +129,7 @@ class Printer(Expressions):
             return super().expression(tree)
         if tree not in self.named:
             text = super().expression(tree)[0]
-            self.named[tree] = f"t{len(self.named)}"
+            self.named[tree] = f"t_{len(self.named)}"  # no name of the equations has an underscore
             self.put(f"{self.named[tree]} = {text}")
         return self.named[tree], ATOM
 
@@ -173,7 +173,7 @@ class Printer(Expressions):
         if kind == "if":
             holds = " & ".join(self.test(*condition) for condition in parts[0])
             if parts[1:] == [("num", 1.0), ("num", 0.0)]:
-                return f"({holds}).astype(R)", ATOM
+                return f"np.asarray({holds}, R)", ATOM
             a, b = (f"R({self.text(x)})" if x[0] in ("num", "number") else self.text(x) for x in parts[1:])
             return f"np.where({holds}, {a}, {b})", ATOM
         array = self.arrays[parts[0]]

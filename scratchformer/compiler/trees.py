@@ -123,7 +123,8 @@ class Lowering:
         if extra := value.letters - set(definition.letters):
             raise self.fail(f"the index {', '.join(sorted(extra))} is on the right only")
         if value.stage != TAIL and (missing := {*map(self.axis, definition.letters)} - value.axes):
-            value = value._replace(stage=LOOPS, axes=value.axes | missing)  # the same all along these axes
+            value = self.under_a_name(value, "k")  # the same all along these axes
+            value = value._replace(stage=LOOPS, axes=value.axes | missing)
         self.open.pop()
         self.definition = outer
         self.values[name] = value = value._replace(text=definition.spelled())
@@ -330,7 +331,9 @@ class Lowering:
             size = Value(("size", *axes))
             return value if node[1] == "mean" else self.join([value, size], lambda *trees: ("*", *trees))
         if value.axes != axes:
-            raise self.fail(f"{spelled(node)}: the sum is not over all axes of what has no column, so it has axes of its own")
+            raise self.fail(
+                f"{spelled(node)}: the sum is not over all axes of what has no column, so it has axes of its own"
+            )
         stage = TAIL if value.stage else HEAD
         if value.stage == LOOPS:
             value = self.under_a_name(value, "row")
