@@ -200,7 +200,7 @@ class Twin:
                 if given.kind not in "iu":
                     return None
             elif given.kind not in "biu":
-                if dtype not in (None, given):
+                if dtype is not None and dtype != given:  # (float64 is equal to None)
                     return None
                 dtype = given
             axes = [axis for axis in array.axes if axis != ROW]

@@ -90,3 +90,10 @@ def test_a_sum_over_some_rows_of_what_has_no_column(line):
     op, op_backward = pair_of("x, w", line, "y_btc = x_btc s_b", "dx_btc = dy_btc s_b")
     with pytest.raises(CompileError, match="not over all axes"):
         sf.compile(op, op_backward)
+
+
+@pytest.mark.parametrize("types", [(np.float64, np.float32), (np.float32, np.float64)])
+def test_arrays_of_several_types_go_to_the_reference(types):
+    """Loops of float32 would round those of float64."""
+    op, op_backward = pair_of("x, b", "y_i = x_i b_i", "dx_i = dy_i b_i")
+    assert not Twin(op, op_backward, NumpyTarget()).fits(*(half.astype(dtype) for dtype in types))
