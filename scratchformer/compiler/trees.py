@@ -311,6 +311,9 @@ class Lowering:
 
     def holds(self, condition: tuple) -> bool:
         relation, left, right = condition
+        option = self.options[left[1]]
+        if not isinstance(option, str | bool | None) and spelled(right).lower() != "none":  # such as NumPy's True
+            raise self.fail(f"{left[1]} is neither True, False, None nor a string")
         return (str(self.options[left[1]]).lower() == spelled(right).lower()) == (relation == "=")
 
     def over(self, node: Node, places: dict[str, Node]) -> Value:

@@ -97,3 +97,14 @@ def test_arrays_of_several_types_go_to_the_reference(types):
     """Loops of float32 would round those of float64."""
     op, op_backward = pair_of("x, b", "y_i = x_i b_i", "dx_i = dy_i b_i")
     assert not Twin(op, op_backward, NumpyTarget()).fits(*(half.astype(dtype) for dtype in types))
+
+
+def test_an_option_of_another_type_goes_to_the_reference():
+    """NumPy's True is not spelled as the equations spell it, and chose the other case."""
+    op, op_backward = pair_of("x, up", "y_i = 2 x_i where up = True, 3 x_i elsewhere", "dx_i = dy_i")
+    op.reference.__defaults__ = (True,)
+    twin = Twin(op, op_backward, NumpyTarget())
+    for up, factor in ((True, 2), (False, 3)):
+        assert twin.fits(half, up)
+        np.testing.assert_array_equal(twin.forward(half, up)[0], factor * half)
+    assert not any(twin.fits(half, up) for up in (np.True_, np.array(True)))
