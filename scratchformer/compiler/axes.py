@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..notation.grammar import Node, rebuilt, walk
-from .plan import Plan, names
+from .plan import Plan, names, reach
 from .trees import COLUMN, LOOPS, ROW, Array
 
 __all__ = ["HALF", "HERE", "arranged", "halved", "reordered", "replaced"]
@@ -25,7 +25,8 @@ def arranged(plan: Plan) -> Plan:
             lambda node: ("load", node[1], (HERE,)) if node[0] == "load" and node[2] else node,
             lambda _: (COLUMN,),
         )
-    if any(node[0] == "mod" for tree in trees for node in walk(tree)):
+    indices = {place for tree in trees for node in walk(tree) if node[0] == "load" for place in node[2]}
+    if any(node[0] == "mod" for place in indices for node in walk(place)):
         return halved(plan)
     return plan
 
@@ -34,7 +35,8 @@ def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
     """Whether every number is computed on its own, from numbers at the same place."""
     whole = all(array.axes in ((ROW, COLUMN), ()) for array in (*plan.reads, *plan.writes))
     places = {node[2] for tree in trees for node in walk(tree) if node[0] == "load"}
-    at = any(HERE in leaves(value.tree) for value in plan.values.values())
+    loops = [value.tree for value in plan.values.values() if value.stage == LOOPS]
+    at = any(node[0] in ("at", "size") for tree in loops for node in leaves(tree))
     return whole and not plan.sums and not at and places <= {(("at", ROW), HERE), ()}
 
 
@@ -105,7 +107,13 @@ def halved(plan: Plan) -> Plan:
                 return ("if", (("=", ("at", HALF), ("num", float(below[1]))),), *part[2:])
         return part
 
-    plan = replaced(plan, node, lambda axes: (*axes[:-1], HALF, COLUMN) if axes[-1] == COLUMN else axes)
+    whole, plan = plan, replaced(plan, node, lambda axes: (*axes[:-1], HALF, COLUMN) if axes[-1] == COLUMN else axes)
+    trees = [("value", name) for name in plan.results]
+    trees += [plan.values[name].tree for name in reach(trees, plan.values, plan.sums) if name in plan.values]
+    left = {each for tree in trees for each in leaves(tree)}
+    loads = [each for each in left if each[0] == "load" and each[1] in columns]
+    if plan.sums or {HERE, ("size", COLUMN)} & left or any(len(each[2]) < 2 or each[2][-1] != HERE for each in loads):
+        return whole  # its places are not those of two halves
     used = names(value.tree for value in plan.values.values() if value.stage == LOOPS)
     head = tuple(name for name in plan.head if name in used or plan.values[name].axes)
     return plan._replace(numbers=tuple(name for name in plan.numbers if name in used), head=head)
@@ -120,7 +128,7 @@ def reordered(plan: Plan, order: tuple[str, ...]) -> Plan:
     axes_of = {array.name: array.axes for array in (*plan.reads, *plan.writes)}
 
     def node(part: Node) -> Node:
-        if part[0] != "load" or len(part[2]) < 2:
+        if part[0] != "load" or len(part[2]) < 2 or part[1] not in axes_of:  # what only the head reads is whole
             return part
         places = dict(zip(axes_of[part[1]], part[2], strict=True))
         return ("load", part[1], tuple(places[axis] for axis in sorted_axes(axes_of[part[1]])))

@@ -176,7 +176,7 @@ class CudaPrinter(Printer):
         with self.block(self.head(each)):
             for node in self.neighbours([*trees, *(values[name].tree for name in steps)]):
                 others = [known[1] for known in self.vectors].count(node[1])
-                name = self.variable(node[1]) + (str(others + 1) if others else "")
+                name = self.variable(node[1]) + (f"_{others + 1}" if others else "")
                 vector = f"Vector<{self.types[node[1]]}, V> {name}_v"
                 self.put(f"{vector} = load<V>({self.row_start(node)} + first, columns - first);")
                 self.vectors[node] = f"{name}_c"

@@ -263,4 +263,4 @@ class Printer:
     def has_column(self, trees: Any) -> bool:
         """Whether a tree, or one of several, depends on the column."""
         values = self.plan.values
-        return any(x == HERE or (x[0] == "value" and COLUMN in values[x[1]].axes) for x in walk(trees))
+        return any(x == HERE or (x[0] == "value" and self.has_column(values[x[1]].tree)) for x in walk(trees))

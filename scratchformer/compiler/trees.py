@@ -119,6 +119,7 @@ class Lowering:
         self.values: dict[str, Value] = {}  # each after those that it depends on
         self.sums: dict[str, Sum] = {}
         self.open: list[str] = []  # names that are being lowered
+        self.exact = False  # whether a quotient must be rounded once
         self.definition: Definition | None = None
 
     def fail(self, message: str) -> CompileError:
@@ -145,7 +146,8 @@ class Lowering:
         if extra := value.letters - set(definition.letters):
             raise self.fail(f"the index {', '.join(sorted(extra))} is on the right only")
         if value.stage != TAIL and (missing := {*map(self.axis, definition.letters)} - value.axes):
-            value = value._replace(stage=LOOPS, axes=value.axes | missing)  # the same all along these axes
+            value = self.under_a_name(value, "k")  # the same all along these axes
+            value = value._replace(stage=LOOPS, axes=value.axes | missing)
         self.open.pop()
         self.definition = outer
         self.values[name] = value = value._replace(text=definition.spelled())
@@ -194,13 +196,24 @@ class Lowering:
             value = self.join([self.lower(part, places) for part in node[2]], lambda *trees: ("call", node[1], trees))
             value = value._replace(text=spelled(node))
             return self.under_a_name(value, node[1]) if node[1] in SLOW and COLUMN in value.axes else value
-        if kind in ("floor", "abs"):
+        if kind == "abs":
             return self.join([self.lower(node[1], places)], lambda *trees: ("call", kind, trees))
+        if kind == "floor":
+            return self.join([self.exactly(node[1], places)], lambda *trees: ("call", kind, trees))
         if kind == "/":
             return self.quotient(*(self.lower(part, places) for part in node[1:]))
-        if kind in ("+", "-", "*", "^", "mod", "neg"):
+        if kind == "mod":
+            return self.join([self.exactly(part, places) for part in node[1:]], lambda *trees: (kind, *trees))
+        if kind in ("+", "-", "*", "^", "neg"):
             return self.join([self.lower(part, places) for part in node[1:]], lambda *trees: (kind, *trees))
         raise self.fail(f"{spelled(node)} has no value that a loop can compute")
+
+    def exactly(self, node: Node, places: dict[str, Node]) -> Value:
+        """The value of a node whose last bit counts: 49 (1/49) is less than 49/49."""
+        before, self.exact = self.exact, True
+        value = self.lower(node, places)
+        self.exact = before
+        return value
 
     def place(self, letter: str, places: dict[str, Node]) -> Value:
         if letter not in places and self.axis(letter) != ROW:
@@ -264,8 +277,9 @@ class Lowering:
         return Value(folded(tree), stage, max(part.level for part in parts), axes, letters)
 
     def quotient(self, a: Value, b: Value) -> Value:
-        """a/b. What has no column is inverted once, and each column multiplied by it."""
-        if COLUMN in a.axes and COLUMN not in b.axes:
+        """a/b. What has no column is inverted once, and each column multiplied by it, unless the last bit counts."""
+        exact = self.exact and not (b.tree[0] == "num" and math.frexp(b.tree[1])[0] == 0.5)  # a power of 2
+        if COLUMN in a.axes and COLUMN not in b.axes and not exact:
             inverse = self.join([Value(("num", 1.0)), b], lambda *trees: ("/", *trees))
             inverse = inverse._replace(text=f"1/({b.text})" if " " in b.text else f"1/{b.text}")
             return self.join([a, inverse], lambda *trees: ("*", *trees))
@@ -304,7 +318,7 @@ class Lowering:
             return self.choose(others, otherwise, places)
         if not open_ones:
             return self.lower(node, places)
-        sides = [self.lower(side, places) for _, left, right in open_ones for side in (left, right)]
+        sides = [self.exactly(side, places) for _, left, right in open_ones for side in (left, right)]
 
         def build(*trees: Node) -> Node:
             relations = [relation for relation, _, _ in open_ones]
@@ -317,6 +331,9 @@ class Lowering:
 
     def holds(self, condition: tuple) -> bool:
         relation, left, right = condition
+        option = self.options[left[1]]
+        if not isinstance(option, str | bool | None) and spelled(right).lower() != "none":  # such as NumPy's True
+            raise self.fail(f"{left[1]} is neither True, False, None nor a string")
         return (str(self.options[left[1]]).lower() == spelled(right).lower()) == (relation == "=")
 
     def over(self, node: Node, places: dict[str, Node]) -> Value:
@@ -350,7 +367,9 @@ class Lowering:
             size = Value(("size", *axes))
             return value if node[1] == "mean" else self.join([value, size], lambda *trees: ("*", *trees))
         if value.axes != axes:
-            raise self.fail(f"{spelled(node)}: the sum leaves some axes of rows, and what has those needs a column too")
+            raise self.fail(
+                f"{spelled(node)}: this is not over all axes of what has no column, and only such a sum can be compiled"
+            )
         stage = TAIL if value.stage else HEAD
         if value.stage == LOOPS:
             value = self.under_a_name(value, "row")
