@@ -1,4 +1,10 @@
-"""Plans with other axes: all axes as one, the column in two halves, rows in another order."""
+"""Plans with other axes: all axes as one, the column in two halves, rows in another order.
+
+- If each number depends only on numbers at the same place, as in ReLU, all axes of the arrays are taken as one.
+- If a place in the column is taken modulo its size or half of it, as in rotary positions, the column is cut into two
+  *halves*: an axis of size 2, and a column of half the size. Then no loop has to divide.
+- If arrays lie in memory with their axes of rows in another order, the loops take that order.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +21,7 @@ HERE = ("at", COLUMN)
 
 
 def arranged(plan: Plan) -> Plan:
-    """The plan with one axis where every number is computed on its own; with halves where the column is taken modulo
-    its half, so that no loop has to divide.
-    """
+    """The plan with one axis, or with the column in halves, where the heading of this module says so."""
     trees = [value.tree for value in plan.values.values()] + [each.tree for each in plan.sums.values()]
     if is_flat(plan, trees):
         return replaced(
@@ -32,7 +36,7 @@ def arranged(plan: Plan) -> Plan:
 
 
 def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
-    """Whether every number is computed on its own, from numbers at the same place."""
+    """Whether each number depends only on numbers at the same place."""
     whole = all(array.axes in ((ROW, COLUMN), ()) for array in (*plan.reads, *plan.writes))
     places = {node[2] for tree in trees for node in walk(tree) if node[0] == "load"}
     loops = [value.tree for value in plan.values.values() if value.stage == LOOPS]
@@ -62,14 +66,14 @@ def replaced(plan: Plan, node: Callable[[Node], Node], axes: Callable[[tuple[str
 
 
 def halved(plan: Plan) -> Plan:
-    """The plan with the column as two halves, an axis of rows and a column of half the size.
+    """The plan with the column as two axes: which half, and the column within the half.
 
     In half h the column is c + h C/2 for 0 ≤ c < C/2. So a place is c + m C/2, or m C/2, with an m for each half.
     """
     columns = {array.name for array in (*plan.reads, *plan.writes) if array.axes[-1:] == (COLUMN,)}
 
     def halves(tree: Node) -> tuple[int, int, int] | None:
-        """1 if c is part of a place, else 0, and m for both halves; None for anything else."""
+        """1 if c is part of a place, else 0; then m for each half. None for a place of another form."""
         kind, *parts = tree
         if tree == HERE:
             return 1, 0, 1
@@ -94,8 +98,8 @@ def halved(plan: Plan) -> Plan:
         return ("at", HALF) if m[1] else ("-", ("num", 1.0), ("at", HALF))
 
     def node(part: Node) -> Node:
-        if part[0] == "load" and part[2] and (found := halves(part[2][-1])):
-            _, *m = found
+        if part[0] == "load" and part[2] and (place := halves(part[2][-1])):
+            _, *m = place
             return ("load", part[1], (*part[2][:-1], *((which(tuple(m)),) if part[1] in columns else ()), HERE))
         if part[0] == "if" and len(part[1]) == 1:
             (relation, left, right) = part[1][0]
