@@ -1,9 +1,17 @@
 """Derivations compiled into loops: the equations of a docstring, written once, are what runs.
 
-`equations` reads which form of each name is computed, `trees` makes of it what a loop can compute for one element,
-`plan` puts that into passes over a row, and `derivation` says what forward and backward need. `numba_code` and its
-neighbours print a plan for one target each, and `twins` calls what was printed. `pairs` does this for a user's
-functions, and `show` prints the loops for a reader.
+A derivation goes through these modules, from the text to loops that run:
+
+- `equations` reads the docstring and chooses the form in which each name is computed.
+- `trees` turns each form into what a loop computes for one element.
+- `plan` arranges these elements in passes over a row. Its heading says what a plan is. `axes` changes the axes of a
+  plan, and `derivation` makes the plans of a forward and its backward.
+- `numba_code`, `cuda_code`, `numpy_code` and `javascript_code` print a plan as source. `text` is what they share.
+- `numba_target`, `cuda_target` and `numpy_target` run the source on arrays. `twins` calls the loops in place of an
+  operation, and `in_place` does so for operations that change arrays in place, such as the step of an optimizer.
+
+`pairs` compiles a user's functions, and `show` prints the loops for a reader. `neighbours` makes one operation of two,
+and `fusion` makes one of several that change arrays in place.
 """
 
 from __future__ import annotations
@@ -49,7 +57,7 @@ def compile(op: Callable, op_backward: Callable) -> tuple[Any, Any]:
 
 
 def add_all(target: Target) -> None:
-    """Register the twins of all operations of `ops`, and of those that step weights, for a target."""
+    """Register the twins of all operations of `ops`, and of those in `in_place`, for the arrays of a target."""
     from .. import ops
     from .in_place import IN_PLACE, add_in_place
     from .twins import add_twins

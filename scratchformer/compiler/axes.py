@@ -1,24 +1,27 @@
-"""Plans with other axes: all axes as one, the column in two halves, rows in another order."""
+"""Plans with other axes: all axes as one, the column in two halves, rows in another order.
+
+- If each number depends only on numbers at the same place, as in ReLU, all axes of the arrays are taken as one.
+- If a place in the column is taken modulo its size or half of it, as in rotary positions, the column is cut into two
+  *halves*: an axis of size 2, and a column of half the size. Then no loop has to divide.
+- If arrays lie in memory with their axes of rows in another order, the loops take that order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
-from ..notation.grammar import Node, walk
-from .plan import Plan, names
+from ..notation.grammar import Node, rebuilt, walk
+from .plan import Plan, names, reach
 from .trees import COLUMN, LOOPS, ROW, Array
 
-__all__ = ["HALF", "arranged", "halved", "reordered"]
+__all__ = ["HALF", "HERE", "arranged", "halved", "reordered", "replaced"]
 
 HALF = "half"  # the axis of the two halves of a column
 HERE = ("at", COLUMN)
 
 
 def arranged(plan: Plan) -> Plan:
-    """The plan with one axis where every number is computed on its own; with halves where the column is taken modulo
-    its half, so that no loop has to divide.
-    """
+    """The plan with one axis, or with the column in halves, where the heading of this module says so."""
     trees = [value.tree for value in plan.values.values()] + [each.tree for each in plan.sums.values()]
     if is_flat(plan, trees):
         return replaced(
@@ -26,56 +29,51 @@ def arranged(plan: Plan) -> Plan:
             lambda node: ("load", node[1], (HERE,)) if node[0] == "load" and node[2] else node,
             lambda _: (COLUMN,),
         )
-    if any(node[0] == "mod" for tree in trees for node in walk(tree)):
+    indices = {place for tree in trees for node in walk(tree) if node[0] == "load" for place in node[2]}
+    if any(node[0] == "mod" for place in indices for node in walk(place)):
         return halved(plan)
     return plan
 
 
 def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
-    """Whether every number is computed on its own, from numbers at the same place."""
+    """Whether each number depends only on numbers at the same place."""
     whole = all(array.axes in ((ROW, COLUMN), ()) for array in (*plan.reads, *plan.writes))
     places = {node[2] for tree in trees for node in walk(tree) if node[0] == "load"}
-    at = any(node[0] == "at" and node[1] == COLUMN for value in plan.values.values() for node in leaves(value.tree))
+    loops = [value.tree for value in plan.values.values() if value.stage == LOOPS]
+    at = any(node[0] in ("at", "size") for tree in loops for node in leaves(tree))
     return whole and not plan.sums and not at and places <= {(("at", ROW), HERE), ()}
 
 
 def leaves(tree: Node) -> Iterable[Node]:
     """The nodes of a tree that are not in an index."""
-    if tree[0] != "load":
-        yield tree
-        for part in tree[1:]:
-            for each in part if isinstance(part, tuple) and part and isinstance(part[0], tuple) else (part,):
-                if isinstance(each, tuple):
-                    yield from leaves(each)
+    return walk(rebuilt(tree, lambda node: node[:2] if node[0] == "load" else node))
 
 
 def replaced(plan: Plan, node: Callable[[Node], Node], axes: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Plan:
     """The plan with other nodes in its trees, and other axes of its loops and arrays."""
 
-    def tree(part: Any) -> Any:
-        if not isinstance(part, tuple):
-            return part
-        return node(tuple(map(tree, part))) if part and isinstance(part[0], str) else tuple(map(tree, part))
-
     def arrays(given: Sequence[Array]) -> tuple[Array, ...]:
         return tuple(array._replace(axes=axes(array.axes) if array.axes else ()) for array in given)
 
-    values = {name: value._replace(tree=tree(value.tree)) for name, value in plan.values.items()}
-    sums = {name: each._replace(tree=tree(each.tree), at=each.at and tree(each.at)) for name, each in plan.sums.items()}
+    values = {name: value._replace(tree=rebuilt(value.tree, node)) for name, value in plan.values.items()}
+    sums = {
+        name: each._replace(tree=rebuilt(each.tree, node), at=rebuilt(each.at, node))
+        for name, each in plan.sums.items()
+    }
     return plan._replace(
         axes=axes(plan.axes), reads=arrays(plan.reads), writes=arrays(plan.writes), values=values, sums=sums
     )
 
 
 def halved(plan: Plan) -> Plan:
-    """The plan with the column as two halves, an axis of rows and a column of half the size.
+    """The plan with the column as two axes: which half, and the column within the half.
 
     In half h the column is c + h C/2 for 0 ≤ c < C/2. So a place is c + m C/2, or m C/2, with an m for each half.
     """
     columns = {array.name for array in (*plan.reads, *plan.writes) if array.axes[-1:] == (COLUMN,)}
 
     def halves(tree: Node) -> tuple[int, int, int] | None:
-        """1 if c is part of a place, else 0, and m for both halves; None for anything else."""
+        """1 if c is part of a place, else 0; then m for each half. None for a place of another form."""
         kind, *parts = tree
         if tree == HERE:
             return 1, 0, 1
@@ -100,8 +98,8 @@ def halved(plan: Plan) -> Plan:
         return ("at", HALF) if m[1] else ("-", ("num", 1.0), ("at", HALF))
 
     def node(part: Node) -> Node:
-        if part[0] == "load" and part[2] and (found := halves(part[2][-1])):
-            _, *m = found
+        if part[0] == "load" and part[2] and (place := halves(part[2][-1])):
+            _, *m = place
             return ("load", part[1], (*part[2][:-1], *((which(tuple(m)),) if part[1] in columns else ()), HERE))
         if part[0] == "if" and len(part[1]) == 1:
             (relation, left, right) = part[1][0]
@@ -113,7 +111,13 @@ def halved(plan: Plan) -> Plan:
                 return ("if", (("=", ("at", HALF), ("num", float(below[1]))),), *part[2:])
         return part
 
-    plan = replaced(plan, node, lambda axes: (*axes[:-1], HALF, COLUMN) if axes[-1] == COLUMN else axes)
+    whole, plan = plan, replaced(plan, node, lambda axes: (*axes[:-1], HALF, COLUMN) if axes[-1] == COLUMN else axes)
+    trees = [("value", name) for name in plan.results]
+    trees += [plan.values[name].tree for name in reach(trees, plan.values, plan.sums) if name in plan.values]
+    left = {each for tree in trees for each in leaves(tree)}
+    loads = [each for each in left if each[0] == "load" and each[1] in columns]
+    if plan.sums or {HERE, ("size", COLUMN)} & left or any(len(each[2]) < 2 or each[2][-1] != HERE for each in loads):
+        return whole  # its places are not those of two halves
     used = names(value.tree for value in plan.values.values() if value.stage == LOOPS)
     head = tuple(name for name in plan.head if name in used or plan.values[name].axes)
     return plan._replace(numbers=tuple(name for name in plan.numbers if name in used), head=head)
@@ -128,7 +132,7 @@ def reordered(plan: Plan, order: tuple[str, ...]) -> Plan:
     axes_of = {array.name: array.axes for array in (*plan.reads, *plan.writes)}
 
     def node(part: Node) -> Node:
-        if part[0] != "load" or len(part[2]) < 2:
+        if part[0] != "load" or len(part[2]) < 2 or part[1] not in axes_of:  # what only the head reads is whole
             return part
         places = dict(zip(axes_of[part[1]], part[2], strict=True))
         return ("load", part[1], tuple(places[axis] for axis in sorted_axes(axes_of[part[1]])))

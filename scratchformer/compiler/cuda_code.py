@@ -71,7 +71,7 @@ def listed(parts: Sequence[str], margin: str = "        ") -> str:
 
 
 class CudaPrinter(Printer):
-    calls = {"abs": "fabs", "max": "greater", "min": "lesser", "mod": "modulo"}  # noqa: RUF012
+    calls = {"abs": "fabs", "max": "greater", "min": "lesser", "mod": "modulo", "^": "pow"}  # noqa: RUF012
     comment, const, end, opens, closes, reserved = "//", "R ", ";", " {", "}", WORDS
     choice, both = "{0} ? {1} : {2}", " && "
     integers = {}  # noqa: RUF012
@@ -82,6 +82,7 @@ class CudaPrinter(Printer):
     def __init__(self, plan: Plan, types: Sequence[str]) -> None:
         super().__init__(plan, 1)
         self.rows, self.flat = [axis for axis in plan.axes if axis != COLUMN], is_flat(plan)
+        self.kind = "Index" if self.flat else "int"  # of the place in a row
         self.types = dict(zip(self.arrays, types, strict=True))
         self.totals = [name for name, each in plan.sums.items() if each.at is not None]
         self.again = any(each.sums for each in plan.passes) and not self.totals
@@ -172,34 +173,17 @@ class CudaPrinter(Printer):
         needed = reach(trees, values, {}, self.stepped)
         steps = [name for name in values if name in needed]
         self.start(each.sums)
-        kind, start, step = "int", "threadIdx.x * V", "THREADS * V"
-        if self.flat:
-            kind, start, step = (
-                "Index",
-                f"((Index)blockIdx.x * THREADS + {start[:-4]}) * V",
-                f"(Index)gridDim.x * {step}",
-            )
-        head = f"for ({kind} first = {start}; first < columns; first += {step})"
-        if each.totals:
-            head = f"for (int i = 0, first = {start}; i < PER; ++i, first += {step})"
-        with self.block(head):
+        with self.block(self.head(each)):
             for node in self.neighbours([*trees, *(values[name].tree for name in steps)]):
                 others = [known[1] for known in self.vectors].count(node[1])
-                name = self.variable(node[1]) + (str(others + 1) if others else "")
+                name = self.variable(node[1]) + (f"_{others + 1}" if others else "")
                 vector = f"Vector<{self.types[node[1]]}, V> {name}_v"
                 self.put(f"{vector} = load<V>({self.row_start(node)} + first, columns - first);")
                 self.vectors[node] = f"{name}_c"
             for name in each.stores:
                 self.put(f"Vector<{self.types[name]}, V> {self.variable(name)}_to;")
-            with self.block(f"for ({kind} c = first, j = 0; j < V && c < columns; ++c, ++j)"):
-                for node, name in self.vectors.items():
-                    integer, element = self.types[node[1]] == "Index", f"{name[:-1]}v.at[j]"
-                    self.put(f"{'Index' if integer else 'R'} {name} = {self.read(node[1], element)};")
-                for name in steps:
-                    self.step(name)
-                self.add((*each.sums, *each.totals))
-                for name in each.stores:
-                    self.put(f"{self.variable(name)}_to.at[j] = {self.narrow(name)};")
+            with self.block(f"for ({self.kind} c = first, j = 0; j < V && c < columns; ++c, ++j)"):
+                self.column(each, steps)
             self.vectors = {}
             for name in each.stores:
                 node = ("load", name, self.places(name))
@@ -208,6 +192,26 @@ class CudaPrinter(Printer):
             self.put(f"{name} = block_{sums[name].function}<THREADS>({name});")
             if self.again and sums[name].function == "sum":
                 self.put(f"finite = finite && {name} - {name} == 0;")
+
+    def head(self, each: Pass) -> str:
+        """The head of a loop over the vectors of a row."""
+        start, step = "threadIdx.x * V", "THREADS * V"
+        if each.totals:
+            return f"for (int i = 0, first = {start}; i < PER; ++i, first += {step})"
+        if self.flat:
+            start, step = "((Index)blockIdx.x * THREADS + threadIdx.x) * V", f"(Index)gridDim.x * {step}"
+        return f"for ({self.kind} first = {start}; first < columns; first += {step})"
+
+    def column(self, each: Pass, steps: Sequence[str]) -> None:
+        """What a thread does for a number of its vectors."""
+        for node, name in self.vectors.items():
+            integer, element = self.types[node[1]] == "Index", f"{name[:-1]}v.at[j]"
+            self.put(f"{'Index' if integer else 'R'} {name} = {self.read(node[1], element)};")
+        for name in steps:
+            self.step(name)
+        self.add((*each.sums, *each.totals))
+        for name in each.stores:
+            self.put(f"{self.variable(name)}_to.at[j] = {self.narrow(name)};")
 
     def step(self, name: str) -> None:
         value, variable = self.plan.values[name], self.variable(name)
@@ -274,10 +278,7 @@ class CudaPrinter(Printer):
         return self.read(array.name, f"{self.pointer(array)}[{self.among(array.axes, places)}]")
 
     def expression(self, tree: Node) -> tuple[str, int]:
-        kind, *parts = tree
-        if kind == "^" and parts[1] not in (("num", 2.0), ("num", 3.0)):
-            return f"pow({self.text(parts[0])}, {self.text(parts[1])})", ATOM
-        if kind in ("num", "number", "size"):
+        if tree[0] in ("num", "number", "size"):
             return f"R({super().expression(tree)[0]})", ATOM
         return super().expression(tree)
 

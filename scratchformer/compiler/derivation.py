@@ -1,4 +1,4 @@
-"""A derivation as plans: what of an operation's arguments are arrays, and what its backward needs from its forward."""
+"""From a derivation to plans: which arguments are arrays, and what the backward needs from the forward."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..dispatch import cache_type
-from ..notation.grammar import canonical, walk
+from ..notation.grammar import Node, canonical, walk
 from ..notation.run import source_tree
-from .axes import arranged
+from .axes import arranged, replaced
 from .equations import Definitions, definitions_of
 from .plan import Plan, kind, make_plan, names
 from .trees import COLUMN, ROW, Array, Lowering, row_letters
@@ -20,7 +20,7 @@ __all__ = ["Derivation", "Pair"]
 
 
 class Pair(NamedTuple):
-    """The plans of a forward and a backward. kept: what the forward hands over to the backward, by name."""
+    """The plans of a forward and a backward. kept: the names of what the forward keeps for the backward."""
 
     forward: Plan
     backward: Plan | None
@@ -40,7 +40,7 @@ class Derivation:
         self.op, self.signature, self.gives = op, inspect.signature(op), gives
         self.arguments = {canonical(name): name for name in self.signature.parameters}
         self.fields: tuple[str, ...] = ()
-        bits: set[str] = set()  # names of fields that are not drawn yet
+        bits: set[str] = set()  # the fields that hold random bits, which the loops draw where they use them
         if op_backward is not None:
             gradient, parameter, *_ = inspect.signature(op_backward).parameters
             self.fields = tuple(map(canonical, fields_of(op_backward, parameter)))
@@ -50,8 +50,8 @@ class Derivation:
         self.has_backward = op_backward is not None
         wanted = [*self.arguments, *(self.fields if self.has_backward else map(before, self.arguments))]
         self.definitions = definitions_of(op, op_backward, wanted, docstring)
-        found = arrays_of(self.definitions, wanted)
-        self.arrays = {a.name: a._replace(kind="bits") if a.name in bits else a for a in found}
+        arrays = arrays_of(self.definitions, wanted)
+        self.arrays = {a.name: a._replace(kind="bits") if a.name in bits else a for a in arrays}
         sides = [node for _, side in self.definitions.sides for node in walk(side) if node[0] in ("cases", "bracket")]
         self.deciding = {leaf[1] for node in sides for leaf in walk(node) if leaf[0] == "name" and not leaf[2]}
         self.pair = cache(self.make_pair)
@@ -66,7 +66,7 @@ class Derivation:
         return self.pair(numbers, tuple((name, options[name]) for name in options if name in self.deciding))
 
     def make_pair(self, numbers: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Pair:
-        """The plans, if these arguments are numbers, and those have these values."""
+        """The plans for calls in which the arguments `numbers` are numbers, and `options` have these values."""
         name, chosen, known = self.definitions.operation, dict(options), self.definitions.known
         given = [array for array in self.arrays.values() if array.name in self.gives or array.name not in known]
         there = [array for array in given if array.name not in numbers]
@@ -103,36 +103,33 @@ def fields_of(op_backward: Callable, parameter: str) -> tuple[str, ...]:
     """The names of what the cache keeps: the fields of its NamedTuple; or those that the backward unpacks it into, as
     in `x, s = cache`; or the name of the parameter, if the cache is one array.
     """
-    found = getattr(cache_type(op_backward, parameter), "_fields", ())
+    fields = getattr(cache_type(op_backward, parameter), "_fields", ())
     parsed = source_tree(op_backward)
-    for node in ast.walk(parsed[1]) if parsed and not found else ():
+    for node in ast.walk(parsed[1]) if parsed and not fields else ():
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == parameter:
             into = tuple(name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name))
-            found = into if isinstance(node.targets[0], ast.Tuple) else found
-    return found or (parameter,)
+            fields = into if isinstance(node.targets[0], ast.Tuple) else fields
+    return fields or (parameter,)
 
 
 def before(name: str) -> str:
-    """What equations call an argument before an operation that changes it in place: m0 is m before."""
+    """The name that equations have for an argument before the operation changes it in place: m0 for m."""
     return f"{name}0"
 
 
 def in_place(plan: Plan, definitions: Definitions) -> Plan:
-    """The plan that reads what is there before from the array that it writes. That is safe only if every number depends
-    on others at the same place alone.
+    """The plan with earlier values, such as m0, read from the array to which the new ones, m, are written. That is safe
+    only if each number depends only on numbers at the same place.
     """
     if plan.axes != (COLUMN,):
         raise definitions.error("in place only what is at the same place can be read: not sums, nor other indices")
     old = {before(name): name for name in plan.results}
 
-    def renamed(tree: Any) -> Any:
-        if not isinstance(tree, tuple):
-            return tree
-        return ("load", old.get(tree[1], tree[1]), tree[2]) if tree[:1] == ("load",) else tuple(map(renamed, tree))
+    def renamed(node: Node) -> Node:
+        return ("load", old.get(node[1], node[1]), node[2]) if node[0] == "load" else node
 
-    values = {key: value._replace(tree=renamed(value.tree)) for key, value in plan.values.items()}
     reads = tuple(array for array in plan.reads if array.name not in old)
-    return plan._replace(reads=reads, values=values, in_place=True)
+    return replaced(plan, renamed, tuple)._replace(reads=reads, in_place=True)
 
 
 def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]) -> Array | None:
@@ -145,14 +142,14 @@ def there_or_computed(name: str, lowering: Lowering, arrays: Mapping[str, Array]
 
 
 def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
-    """Those of the wanted names that equations use as arrays, with their axes.
+    """The arrays among the wanted names, with their axes: the names that equations use with indices.
 
     Equations may leave out n, the rows. An array without it has rows all the same, unless the gradient of the array is
     a sum over rows: then all rows share it. (Where rows have other letters, none is left out.)
     """
     rows = row_letters(definitions)
-    found: dict[str, Array] = {}
-    for clear in (True, False):  # first from indices that are plain letters
+    arrays: dict[str, Array] = {}
+    for clear in (True, False):  # first from indices that no "with" clause defines
         for bound, side in definitions.sides:
             for node in walk(side):
                 if node[0] != "name" or not node[2]:
@@ -160,15 +157,15 @@ def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
                 name, indices = definitions.resolve(node[1]), [i[1] if i[0] == "idx" else "" for i in node[2]]
                 if node is side and name in definitions.known:  # the left side of an equation
                     continue
-                if name not in wanted or name in found or "" in indices or (clear and {*indices} & {*bound}):
+                if name not in wanted or name in arrays or "" in indices or (clear and {*indices} & {*bound}):
                     continue
                 axes = [axis_of(letter, bound, rows) for letter in indices]
                 gradient = definitions.known.get(f"d{name}")
                 shared = gradient is not None and gradient.node[0] == "over" and ROW in gradient.node[2]
                 if rows == {ROW} and ROW not in axes and not shared:
                     axes = [ROW, *axes]
-                found[name] = Array(name, tuple(axes), "integer" if name in places_in(definitions) else "real")
-    return list(found.values())
+                arrays[name] = Array(name, tuple(axes), "integer" if name in places_in(definitions) else "real")
+    return list(arrays.values())
 
 
 def axis_of(letter: str, bound: Sequence[str], rows: frozenset[str]) -> str:
@@ -177,15 +174,15 @@ def axis_of(letter: str, bound: Sequence[str], rows: frozenset[str]) -> str:
 
 
 def places_in(definitions: Definitions) -> set[str]:
-    """The names of arrays of places: those that a "with" clause, an index, or an equality with an index uses."""
-    found = set()
+    """The names of integer arrays: those in a "with" clause or an index, or compared with an index."""
+    used = set()
     for _, side in definitions.sides:
         for node in walk(side):
             if node[0] == "name":
-                found |= {part[1] for index in node[2] for part in walk(index) if part[0] == "name"}
+                used |= {part[1] for index in node[2] for part in walk(index) if part[0] == "name"}
             if node[0] == "bracket":
                 for relation, a, b in node[1]:
-                    found |= {x[1] for x, y in ((a, b), (b, a)) if relation == "=" and x[0] == "name" and y[0] == "idx"}
+                    used |= {x[1] for x, y in ((a, b), (b, a)) if relation == "=" and x[0] == "name" and y[0] == "idx"}
     for definition in definitions.known.values():
-        found |= {part[1] for _, node in definition.bindings for part in walk(node) if part[0] == "name"}
-    return {definitions.resolve(name) for name in found}
+        used |= {part[1] for _, node in definition.bindings for part in walk(node) if part[0] == "name"}
+    return {definitions.resolve(name) for name in used}

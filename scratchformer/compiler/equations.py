@@ -1,10 +1,10 @@
 """What the equations of a docstring define: for each name, the form in which it is computed.
 
-A derivation gives a quantity in several forms, which are equal. The rules that say which of them is computed:
+A derivation may give a quantity in several equal forms. These rules say which of them is computed:
 
-- The last one. A chain `a = b = c` ends on its last form, and a later equation for the same name replaces an earlier
-  one.
-- A form with a partial derivative is not computed, nor is one that holds only under a condition ("for").
+- The last form is computed. A chain `a = b = c` ends on its last form, and a later equation for the same name replaces
+  an earlier one.
+- A form with a partial derivative is never computed, nor is one that holds only under a condition ("for").
 - `z := logits` makes z another name of the argument `logits`, and dz one of its gradient.
 """
 
@@ -24,17 +24,17 @@ __all__ = ["Definition", "Definitions", "definitions_of"]
 
 
 class Definition(NamedTuple):
-    """name_letters = node, an equation on a line of a docstring. The letters are those after n, the rows."""
+    """The equation name_letters = node, in the form that is computed. letters: the indices, without n for the rows."""
 
     name: str
     letters: tuple[str, ...]
     node: Node
     bindings: tuple[tuple[str, Node], ...]  # of its "with" clause
-    line: int
-    text: str  # of the equation
+    line: int  # of the docstring
+    text: str  # of the whole equation
 
     def spelled(self) -> str:
-        """The equation with the form that is computed."""
+        """The text of the equation in the form that is computed."""
         left = spelled(("name", self.name, tuple(("idx", letter) for letter in self.letters)))
         with_ = "".join(f", {letter} = {spelled(node)}" for letter, node in self.bindings)
         return f"{left} = {spelled(self.node)}{with_ and ' with ' + with_[2:]}"
@@ -45,9 +45,9 @@ class Definitions(NamedTuple):
 
     operation: str
     known: dict[str, Definition]
-    partial: dict[str, Definition]  # those that have no form without a partial derivative
+    partial: dict[str, Definition]  # of names that have no form without a partial derivative
     aliases: dict[str, str]
-    sides: tuple[tuple[tuple[str, ...], Node], ...]  # of every equation: its "with" letters, and each of its sides
+    sides: tuple[tuple[tuple[str, ...], Node], ...]  # each side of each equation, after its "with" letters
     lost: frozenset[str] = frozenset()  # the arguments that the backward does not have
 
     def resolve(self, name: str) -> str:
@@ -81,7 +81,7 @@ class Definitions(NamedTuple):
     def needed_by(self, user: Definition | None) -> Iterator[Definition]:
         """A definition, and all that it needs."""
         names = [user.name] if user else []
-        for name in names:  # which grows
+        for name in names:  # `names` grows in the loop
             if name in self.known:
                 yield self.known[name]
                 used = [self.resolve(node[1]) for node in walk(self.known[name].node) if node[0] == "name"]
@@ -104,9 +104,9 @@ def is_product(node: Node) -> bool:
     """Whether a node is a sum over an axis that two arrays share, each of which has an axis that the other lacks."""
     if node[0] != "over" or node[1] != "sum":
         return False
-    found = [{index[1] for index in part[2]} for part in walk(node[3]) if part[0] == "name"]
-    found = [letters for letters in found if letters & {*node[2]}]
-    return any(a - b and b - a for a in found for b in found)
+    indices = [{index[1] for index in part[2]} for part in walk(node[3]) if part[0] == "name"]
+    indices = [letters for letters in indices if letters & {*node[2]}]
+    return any(a - b and b - a for a in indices for b in indices)
 
 
 def definitions_of(
@@ -150,8 +150,8 @@ def definitions_of(
         letters = tuple(index[1] for i, index in enumerate(indices) if i or index[1].rstrip("'") != "n")
         here = known if right else partial
         here[name] = Definition(name, letters, node, equation.bindings, item.line, normal(item.text))
-    found = Definitions(called, {}, {}, aliases, tuple(trees))
-    for into, definitions in ((found.known, known), (found.partial, partial)):
+    result = Definitions(called, {}, {}, aliases, tuple(trees))
+    for into, definitions in ((result.known, known), (result.partial, partial)):
         for name, definition in definitions.items():
-            into[found.resolve(name)] = definition._replace(name=found.resolve(name))
-    return found
+            into[result.resolve(name)] = definition._replace(name=result.resolve(name))
+    return result

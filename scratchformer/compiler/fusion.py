@@ -1,7 +1,7 @@
-"""The equations of several operations put together, so that one loop computes them all.
+"""The equations of several operations that change arrays in place, put together, so that one loop computes them all.
 
-What one operation computes and another takes gets one name; then their equations, one after the other, are a derivation
-like any other, which can be checked and compiled.
+What one operation computes and another takes has one name in both. Then their equations, one after the other, are a
+derivation like any other, which can be checked and compiled.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..notation.grammar import Node
+from ..notation.grammar import Node, rebuilt
 from ..notation.spelling import name as spelled_name
 from .derivation import Derivation
 from .equations import Definition, Definitions
 
 __all__ = ["Part", "joined"]
 
-Part = tuple[Any, Mapping[str, str]]  # an operation without backward, and new names for some of its own
+Part = tuple[Any, Mapping[str, str]]  # an operation without backward, and new names for some of those in its equations
 
 
 def joined(heading: str, parts: Sequence[Part]) -> str:
@@ -25,7 +25,7 @@ def joined(heading: str, parts: Sequence[Part]) -> str:
     Raises CompileError if two of them define the same name: then one of these needs a new name.
     """
     lines: list[str] = []
-    of: dict[str, Definitions] = {}  # which defined a name
+    of: dict[str, Definitions] = {}  # by name: the operation that defines it
     for op, names in parts:
         definitions = Derivation(op.reference, None).definitions
         for definition in in_order(definitions):
@@ -39,25 +39,23 @@ def joined(heading: str, parts: Sequence[Part]) -> str:
 
 def in_order(definitions: Definitions) -> list[Definition]:
     """Each definition after those that it needs."""
-    found: dict[str, Definition] = {}
+    ordered: dict[str, Definition] = {}
     for definition in definitions.known.values():
-        needed = [each for each in definitions.needed_by(definition) if each.name not in found]
-        found |= {each.name: each for each in reversed(needed)}
-    return [*found.values()]
+        needed = [each for each in definitions.needed_by(definition) if each.name not in ordered]
+        ordered |= {each.name: each for each in reversed(needed)}
+    return [*ordered.values()]
 
 
 def equation(definition: Definition, definitions: Definitions, names: Mapping[str, str]) -> str:
     """The equation of a definition with new names."""
 
-    def renamed(part: Any) -> Any:
-        if not isinstance(part, tuple):
-            return part
-        if part[:1] == ("name",):
-            name = definitions.resolve(part[1])
-            return ("name", spelled_name(names.get(name, name)), renamed(part[2]))
-        return tuple(map(renamed, part))
+    def change(node: Node) -> Node:
+        if node[0] != "name":
+            return node
+        name = definitions.resolve(node[1])
+        return ("name", spelled_name(names.get(name, name)), node[2])
 
     left: Node = ("name", definition.name, tuple(("idx", letter) for letter in definition.letters))
-    new = definition._replace(name=renamed(left)[1], node=renamed(definition.node))
-    new = new._replace(bindings=tuple((letter, renamed(node)) for letter, node in definition.bindings))
+    new = definition._replace(name=change(left)[1], node=rebuilt(definition.node, change))
+    new = new._replace(bindings=tuple((letter, rebuilt(node, change)) for letter, node in definition.bindings))
     return new.spelled() if definition.letters else new.spelled().replace(" = ", " := ", 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -18,7 +17,7 @@ from ..optim.sgd import sgd_step
 from . import CompileError
 from .derivation import Derivation, before
 from .fusion import Part, joined
-from .twins import Shape, Target, evaluate, is_number
+from .twins import Shape, Target, Twin, evaluate, is_number
 
 __all__ = ["FUSED", "IN_PLACE", "add_in_place"]
 
@@ -43,16 +42,15 @@ def derivation_of(op: Any) -> Derivation:
     return Derivation(op.reference, None, docstring=joined("", FUSED[op]) if op in FUSED else None)
 
 
-class InPlace:
+class InPlace(Twin):
     """The twin of an operation that has no backward: its results are those arguments that an equation defines.
 
     All arrays have one shape. They are called on pieces of cache size, so as little as possible is done in each call.
     """
 
     def __init__(self, op: Operation, target: Target) -> None:
-        self.op, self.target = op, target
-        self.loops = lru_cache(64)(self.make_loops)  # for each learning rate
-        self.printed: dict[tuple[int, np.dtype], Callable] = {}  # by plan; the derivation keeps the plans
+        super().__init__(op, None, target)
+        self.prepared = lru_cache(64)(self.prepare)  # for each learning rate
 
     @cached_property
     def derivation(self) -> Derivation:
@@ -74,24 +72,12 @@ class InPlace:
             found[0 if read else 1 if name in known else 2].append(i)
         return tuple(found[0]), tuple(found[1]), tuple(found[2])
 
-    @cached_property
-    def defaults(self) -> tuple[Any, ...]:
-        return tuple(parameter.default for parameter in self.derivation.signature.parameters.values())
-
-    def bound(self, args: tuple, kwargs: dict) -> tuple[Any, ...]:
-        """The arguments in order, all of them."""
-        if not kwargs and inspect.Parameter.empty not in (rest := self.defaults[len(args) :]):
-            return args + rest
-        bound = self.derivation.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound.args
-
     def fits(self, *args: Any, **kwargs: Any) -> bool:
         """Whether the loops can compute with these: contiguous arrays of one shape, those that are read of one type."""
         read, written, others = self.places
         if not read:
             return False
-        args = self.bound(args, kwargs)
+        args = self.in_order(args, kwargs)
         kind: Any = self.target.kind
         takes = self.target.takes
         first = args[read[0]]
@@ -110,13 +96,13 @@ class InPlace:
         return not any(type(args[i]) is kind and args[i].shape for i in others)
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
-        args = self.bound(args, kwargs)
+        args = self.in_order(args, kwargs)
         read, _, others = self.places
         kind = self.target.kind
         numbers = tuple([None if type(x) is kind else x for x in [args[i] for i in others]])
-        self.loops(args[read[0]].dtype, numbers)(args)
+        self.prepared(args[read[0]].dtype, numbers)(args)
 
-    def make_loops(self, dtype: np.dtype, others: tuple) -> Callable[[tuple], object]:
+    def prepare(self, dtype: np.dtype, others: tuple) -> Callable[[tuple], object]:
         """A function of the arguments that runs the loops. others: the values of those that are not arrays; None for a
         number that is in an array ().
         """
@@ -128,9 +114,7 @@ class InPlace:
         for name in plan.head:
             values[name] = evaluate(plan.values[name].tree, values, Shape({}, (), dtype), np)
         given = [float(values[name]) for name in plan.numbers]
-        if (id(plan), dtype) not in self.printed:
-            self.printed[id(plan), dtype] = self.target.loops(plan, dtype)
-        run = self.printed[id(plan), dtype]
+        run = self.loops_of(plan, dtype)
         reads = [(names.index(array.name), array.axes) for array in plan.reads]
         writes = [names.index(array.name) for array in plan.writes]
 

@@ -141,7 +141,7 @@ class JavaScriptPrinter(Printer):
 
     def total(self, function: str, tree: Node) -> str:
         """The variable of a sum over all rows, which is computed by lines that are put here."""
-        axes, name = self.axes_in(tree), f"total{len(self.body)}"
+        axes, name = self.axes_in(tree), f"total_{len(self.body)}"
         self.put(f"let {name} = 0;")
         with self.loops(axes):
             self.put(f"{name} += {self.text(tree)};")

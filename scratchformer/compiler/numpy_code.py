@@ -118,7 +118,7 @@ class NumpyPrinter(Printer):
             return super().expression(tree)
         if tree not in self.named:
             text = super().expression(tree)[0]
-            self.named[tree] = f"t{len(self.named)}"
+            self.named[tree] = f"t_{len(self.named)}"  # no name of the equations has an underscore
             self.put(f"{self.named[tree]} = {text}")
         return self.named[tree], ATOM
 
@@ -150,7 +150,7 @@ class NumpyPrinter(Printer):
     def chosen(self, conditions: Sequence[tuple], a: Node, b: Node) -> tuple[str, int]:
         holds = " & ".join(self.test(*condition) for condition in conditions)
         if (a, b) == (("num", 1.0), ("num", 0.0)):
-            return f"({holds}).astype(R)", ATOM
+            return f"np.asarray({holds}, R)", ATOM
         texts = (f"R({self.text(x)})" if x[0] in ("num", "number") else self.text(x) for x in (a, b))
         return f"np.where({', '.join([holds, *texts])})", ATOM
 

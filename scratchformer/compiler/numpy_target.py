@@ -40,7 +40,7 @@ class NumpyTarget:
         def run(reads: list, numbers: list, writes: list) -> bool:
             arrays = (x if isinstance(x, Bits) or np.ndim(x) else float(x) for x in reads)
             with np.errstate(over="ignore", invalid="ignore"):  # then the reference runs, and says so
-                return bool(function(*arrays, *numbers, *writes))
+                return bool(function(*arrays, *map(dtype.type, numbers), *writes))
 
         return run
 

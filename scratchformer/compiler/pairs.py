@@ -1,4 +1,4 @@
-"""A user's operation compiled: its pair of functions gets twins, whose first call is compared with the functions."""
+"""A user's functions compiled: they become an operation with twins, whose first call is compared with the functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .derivation import Derivation
 from .twins import Kept, Target, Twin
 
 TOLERANCE = 1e-6  # of the largest number, in float64
-ROUNDING = 1e-12  # of the arguments: what may be left of a number that is 0
+ROUNDING = 1e-12  # of the largest argument: how far a result that is 0 may be from 0
 
 
 def compiled(op: Any, op_backward: Any) -> tuple[Any, Any]:
@@ -44,21 +44,21 @@ def compiled(op: Any, op_backward: Any) -> tuple[Any, Any]:
 
 def targets() -> list[Target]:
     """What this machine can compile for: NumPy arrays with Numba, and CuPy arrays if there is a GPU."""
-    found: list[Target] = []
+    available: list[Target] = []
     if find_spec("numba"):
         from .numba_target import NumbaTarget
 
-        found.append(NumbaTarget())
+        available.append(NumbaTarget())
     try:
         if gpus()[1]:
             from .cuda_target import CudaTarget
 
-            found.append(CudaTarget())
+            available.append(CudaTarget())
     except DeviceError:
         pass
-    if not found:
+    if not available:
         raise ImportError("compile: needs Numba, of the extra fast: pip install 'scratchformer[fast]'")
-    return found
+    return available
 
 
 class Compared(Twin):

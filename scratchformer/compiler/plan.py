@@ -1,12 +1,22 @@
-"""From values to loops: which sums of a row need which pass, what is kept, and what is computed again.
+"""From values to loops: in which order the values of an operation are computed, and which of them are stored.
 
-Each row is computed on its own, apart from sums over rows. A sum or maximum over the column needs a pass over the row
-before the passes that use it; those that depend on the same sums are taken in one pass. What has a column is computed
-again in each pass that uses it, since that is faster than memory. Only what contains an exponential, or another
-function that takes long, is kept in a row of memory for the later passes.
+A *plan* says how the results of a forward or of a backward are computed, for any target. It has three parts:
 
-What depends on no array with a column is computed before the loops by the array library: the *head*. What depends on a
-sum over all rows is computed after them: the *tail*.
+- The *head* is what depends on no array with a column, such as 1/(1 − p) in dropout. The array library computes it
+  before the loops.
+- The *loops* go over all rows, and within each row over its columns. A row depends on no other row.
+- The *tail* is what depends on a sum over all rows. The array library computes it after the loops.
+
+A *pass* is one loop over the columns of a row. A sum or maximum over a row is complete only after a pass, so what uses
+it belongs to a later pass; sums that depend on the same earlier sums share one. For example, softmax takes three
+passes: one for the maximum, one for the sum of the exponentials, and one for the results.
+
+What has a column is computed again in each pass that uses it, since that is faster than reading it from memory. The
+exceptions are the *kept values*: if more than one pass uses a result, or a value with an exponential or another slow
+function, the first of them writes it to a row of memory, and the later ones read it there.
+
+A *total* is a sum over rows, such as the gradient of γ in layer norm. Each row adds its terms to an array, which is 0
+at the beginning. No row can use a total; only results and the tail do.
 """
 
 from __future__ import annotations
@@ -22,21 +32,22 @@ from .trees import COLUMN, HEAD, LOOPS, ROW, SLOW, TAIL, Array, Lowering, Sum, V
 class Pass(NamedTuple):
     """One loop over the columns of a row; the values in it are names of the plan's `values` and `sums`."""
 
-    before: tuple[str, ...]  # what the row needs once
-    steps: tuple[str, ...]  # what each column needs, in order
-    sums: tuple[str, ...]  # over the column
-    totals: tuple[str, ...]  # over rows
-    stores: tuple[str, ...]  # the steps that are results
-    keep: tuple[str, ...]  # the steps that later passes read from a row of memory
-    kept: tuple[str, ...]  # the steps that this pass reads from there
+    before: tuple[str, ...]  # what is computed once for the row, before this loop
+    steps: tuple[str, ...]  # what is computed for each column, in order
+    sums: tuple[str, ...]  # sums and maxima over the column
+    totals: tuple[str, ...]  # sums over rows
+    stores: tuple[str, ...]  # the steps that are written to arrays
+    keep: tuple[str, ...]  # the steps that are written to a row of memory for later passes
+    kept: tuple[str, ...]  # the values that an earlier pass has written there
 
 
 class Plan(NamedTuple):
     """The loops for some results of an operation.
 
-    axes: of the loops, the column last. Only ("column",) if every number is computed on its own: then all axes of the
-    arrays are one. reads: the arrays that the loops read. numbers: what they need besides: numbers of the call and of
-    the head. writes: the arrays that they write; sums over rows must be 0 before.
+    axes: of the loops, the column last. Only ("column",) if each number depends only on numbers at the same place: then
+    all axes of the arrays are taken as one. reads: the arrays that the loops read. numbers: what else the loops read:
+    arguments that are numbers, and numbers of the head. writes: the arrays that they write; those of totals must be 0
+    before.
     """
 
     name: str
@@ -45,14 +56,14 @@ class Plan(NamedTuple):
     numbers: tuple[str, ...]
     head: tuple[str, ...]
     passes: tuple[Pass, ...]
-    last: tuple[str, ...]  # values of the row after its last pass
+    last: tuple[str, ...]  # what is computed once for the row, after its last pass
     writes: tuple[Array, ...]
     tail: tuple[str, ...]
     results: tuple[str, ...]
-    places: tuple[tuple[str, str], ...]  # arrays of places, each with the axis that it has places on
+    places: tuple[tuple[str, str], ...]  # integer arrays that are indices, each with the axis that it is an index of
     values: Mapping[str, Value]
     sums: Mapping[str, Sum]
-    in_place: bool = False  # whether a load from an array in `writes` gives what is there before the loops
+    in_place: bool = False  # whether the loops also read the arrays that they write, as they were before
 
 
 def make_plan(
@@ -150,24 +161,24 @@ def reach(
     among: Collection[str] | None = None,
     stop: Collection[str] = (),
 ) -> set[str]:
-    """The names of values and sums that trees need, also by way of others; only those in `among`, if given. What the
-    values in `stop` need is not looked for.
+    """The names of values and sums that trees need, directly or through others; only those in `among`, if given. The
+    search does not go on from the values in `stop`.
     """
     reached: set[str] = set()
-    open_ones = [*trees]
-    while open_ones:
-        for name in names([open_ones.pop()]):
+    pending = [*trees]
+    while pending:
+        for name in names([pending.pop()]):
             if name in reached or (among is not None and name not in among):
                 continue
             if name in values or name in sums:
                 reached.add(name)
                 if name not in stop:
-                    open_ones += [values[name].tree] if name in values else sums[name].trees
+                    pending += [values[name].tree] if name in values else sums[name].trees
     return reached
 
 
 def places(trees: Iterable[Node], sums: Iterable[Sum], arrays: Mapping[str, Array]) -> set[tuple[str, str]]:
-    """The arrays of integers that are indices of others, or of sums, and the axes that they have places on."""
+    """The integer arrays that are indices of other arrays or of sums, each with the axis that it is an index of."""
     pairs = [(arrays[n[1]].axes, n[2]) for tree in trees for n in walk(tree) if n[0] == "load" and n[1] in arrays]
     pairs += [(each.axes, each.at) for each in sums if each.at]
     return {(p[1], axis) for axes, at in pairs for axis, p in zip(axes, at, strict=True) if p[0] == "load"}
@@ -184,7 +195,7 @@ def is_slow(tree: Node) -> bool:
 
 
 def kind(tree: Node) -> str:
-    """The kind of an array of values of a tree: those of a bracket are booleans."""
+    """The kind of an array that holds the values of a tree: booleans for a bracket."""
     return "bool" if is_bracket(tree) else "real"
 
 

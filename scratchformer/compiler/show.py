@@ -45,7 +45,7 @@ def shown(op: Callable, op_backward: Callable | None, target: str) -> str:
 
 
 def remarks(plan: Plan, in_place: bool) -> Iterator[str]:
-    """What a plan reads and returns, or changes in place, and what is computed before its loops and after them."""
+    """What a plan reads, what is computed before its loops and after them, and what it returns or changes in place."""
     computed = {*plan.head, *plan.sums}
     read = {array.name: described(array) for array in plan.reads}
     for name in plan.head:

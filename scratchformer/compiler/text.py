@@ -33,7 +33,9 @@ def here(axes: Iterable[str]) -> tuple[Node, ...]:
 class Printer:
     """The expressions of a plan in a language, and the lines that have been written with them."""
 
-    calls: Mapping[str, str] = {}  # functions whose names differ from those of the notation
+    calls: Mapping[
+        str, str
+    ] = {}  # functions that have other names than in the notation, and operators that are functions
     relations: Mapping[str, str] = {"=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "<": "<", ">": ">"}
     integers: Mapping[str, str] = {"mod": "%", "/": "//"}  # operators of integers
     reserved: Collection[str] = ()  # names that variables must not have
@@ -50,6 +52,8 @@ class Printer:
     def __init__(self, plan: Plan, depth: int) -> None:
         self.plan, self.depth = plan, depth
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
+        axes = {*plan.axes, *(axis for array in self.arrays.values() for axis in array.axes)}
+        self.taken = {*self.reserved, "rows", "columns", *map(self.place, axes), *(axis.upper() for axis in axes)}
         self.drawn = {self.variable(array.name) for array in plan.reads if array.kind == "bits"}
         self.kept = list(dict.fromkeys(name for each in plan.passes for name in each.keep))
         self.body: list[str] = []
@@ -165,9 +169,7 @@ class Printer:
 
     def variable(self, name: str) -> str:
         """The variable for a name of the equations; the loops have variables too."""
-        axes = {*self.plan.axes, *(axis for array in self.arrays.values() for axis in array.axes)}
-        of_loops = {"rows", "columns", *map(self.place, axes), *(axis.upper() for axis in axes)}
-        return f"{name}_" if name in self.reserved or name in of_loops else name
+        return f"{name}_" if name in self.taken else name
 
     def pointer(self, array: Array) -> str:
         """The variable for an array."""
@@ -188,7 +190,9 @@ class Printer:
     def expression(self, tree: Node) -> tuple[str, int]:
         """The expression of a tree, and how tightly its parts are held together."""
         kind, *parts = tree
-        if kind == "mod" and kind in self.calls:
+        if kind == "^" and parts[1][0] == "num" and parts[1][1] in self.powers:
+            return " * ".join([self.text(parts[0], SIGN)] * int(parts[1][1])), PRODUCT
+        if kind in self.calls:
             kind, parts = "call", [kind, parts]
         if kind in LEVELS or kind == "mod":
             level = LEVELS.get(kind, PRODUCT)
@@ -203,8 +207,6 @@ class Printer:
             return (self.rounded.format(self.text(parts[0])), ATOM) if self.rounded else self.expression(parts[0])
         if kind == "neg":
             return f"-{self.text(parts[0], POWER)}", SIGN
-        if kind == "^" and parts[1][0] == "num" and parts[1][1] in self.powers:
-            return " * ".join([self.text(parts[0], SIGN)] * int(parts[1][1])), PRODUCT
         if kind == "^":
             return f"{self.text(parts[0], ATOM)} ** {self.text(parts[1], POWER)}", POWER
         if kind == "call":
@@ -261,4 +263,4 @@ class Printer:
     def has_column(self, trees: Any) -> bool:
         """Whether a tree, or one of several, depends on the column."""
         values = self.plan.values
-        return any(x == HERE or (x[0] == "value" and COLUMN in values[x[1]].axes) for x in walk(trees))
+        return any(x == HERE or (x[0] == "value" and self.has_column(values[x[1]].tree)) for x in walk(trees))

@@ -6,7 +6,7 @@ the column, whatever it is called.
 
 The trees are tuples as in `notation.grammar`, with these nodes in place of names, sums and conditions:
 
-- `("number", name)`: a number of the call; `("size", axis)`: the size of an axis
+- `("number", name)`: an argument that is a number; `("size", axis)`: the size of an axis
 - `("at", axis)`: the place on an axis; `("load", array, places)`: an element of an array
 - `("value", name)`: what was computed under that name; `("sum", name)`: a sum or maximum, see `Sum`
 - `("over", function, tree)`: a sum or mean over all rows
@@ -17,21 +17,38 @@ The trees are tuples as in `notation.grammar`, with these nodes in place of name
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..notation.grammar import Node, walk
+from ..notation.grammar import Node, rebuilt, walk
 from ..notation.spelling import spelled
 from . import CompileError
 from .equations import Definition, Definitions, is_product
 
 COLUMN, ROW = "column", "n"
 SLOW = ("exp", "log", "tanh", "erf", "sin", "cos")
-HEAD, LOOPS, TAIL = range(3)  # computed before the loops by the array library, in the loops, after them
+OPERATORS: Mapping[str, Callable] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "^": operator.pow,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "=": operator.eq,
+    "≠": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "≤": operator.le,
+    "≥": operator.ge,
+}
+CONSTANT = {**OPERATORS, "sqrt": math.sqrt, "exp": math.exp, "log": math.log}  # what is computed with constants
+HEAD, LOOPS, TAIL = range(3)  # the stages of a plan: before the loops, in them, after them; see `plan`
 
 
 class Array(NamedTuple):
-    """An array that the loops read or write. kind: "real", "integer", "bool", or "bits" for one that is drawn."""
+    """An array that the loops read or write. kind: "real", "integer", "bool", or "bits" for random bits."""
 
     name: str
     axes: tuple[str, ...]
@@ -45,12 +62,14 @@ class Value(NamedTuple):
     stage: int = HEAD
     level: int = 0  # how many passes over a row come before it
     axes: frozenset[str] = frozenset()
-    letters: frozenset[str] = frozenset()  # those of the column, except where a sum has taken them away
+    letters: frozenset[str] = frozenset()  # index letters of the column that no sum binds
     text: str = ""  # the equation
 
 
 class Sum(NamedTuple):
-    """A sum or maximum over the column; or, with `at`, over rows: it is added to an array at these places."""
+    """A sum or maximum over the column; or, with `at`, a sum over rows, whose terms are added to an array at these
+    places.
+    """
 
     function: str
     tree: Node
@@ -61,7 +80,7 @@ class Sum(NamedTuple):
 
     @property
     def trees(self) -> tuple[Node, ...]:
-        """What it is computed from, and its places."""
+        """The tree of its terms, and those of its places."""
         return (self.tree, *(self.at or ()))
 
 
@@ -80,11 +99,11 @@ def row_letters(definitions: Definitions) -> frozenset[str]:
 
 
 class Lowering:
-    """Everything that a set of names needs.
+    """The values and sums of the names given to `value`, and of all names that these depend on.
 
-    given: the arrays that are there. numbers: names of numbers that are there. options: the values of those arguments
-    that are neither, on which cases depend. kept: what the cache will keep of the values. Others are computed from it
-    as it is kept, rounded, so that they are what the backward takes them for.
+    given: the arrays that are known. numbers: the names of arguments that are numbers. options: the values of the other
+    arguments, which decide cases. kept: the names that the cache will keep. Values that depend on these are computed
+    from the rounded numbers in the cache, so that forward and backward agree.
     """
 
     def __init__(
@@ -102,6 +121,7 @@ class Lowering:
         self.values: dict[str, Value] = {}  # each after those that it depends on
         self.sums: dict[str, Sum] = {}
         self.open: list[str] = []  # names that are being lowered
+        self.exact = False  # whether a quotient must be rounded once
         self.definition: Definition | None = None
 
     def fail(self, message: str) -> CompileError:
@@ -128,7 +148,8 @@ class Lowering:
         if extra := value.letters - set(definition.letters):
             raise self.fail(f"the index {', '.join(sorted(extra))} is on the right only")
         if value.stage != TAIL and (missing := {*map(self.axis, definition.letters)} - value.axes):
-            value = value._replace(stage=LOOPS, axes=value.axes | missing)  # the same all along these axes
+            value = self.under_a_name(value, "k")  # the same all along these axes
+            value = value._replace(stage=LOOPS, axes=value.axes | missing)
         self.open.pop()
         self.definition = outer
         self.values[name] = value = value._replace(text=definition.spelled())
@@ -177,15 +198,27 @@ class Lowering:
             value = self.join([self.lower(part, places) for part in node[2]], lambda *trees: ("call", node[1], trees))
             value = value._replace(text=spelled(node))
             return self.under_a_name(value, node[1]) if node[1] in SLOW and COLUMN in value.axes else value
-        if kind in ("floor", "abs"):
+        if kind == "abs":
             return self.join([self.lower(node[1], places)], lambda *trees: ("call", kind, trees))
+        if kind == "floor":
+            return self.join([self.exactly(node[1], places)], lambda *trees: ("call", kind, trees))
         if kind == "/":
             return self.quotient(*(self.lower(part, places) for part in node[1:]))
-        if kind in ("+", "-", "*", "^", "mod", "neg"):
+        if kind == "mod":
+            return self.join([self.exactly(part, places) for part in node[1:]], lambda *trees: (kind, *trees))
+        if kind in ("+", "-", "*", "^", "neg"):
             return self.join([self.lower(part, places) for part in node[1:]], lambda *trees: (kind, *trees))
         raise self.fail(f"{spelled(node)} has no value that a loop can compute")
 
+    def exactly(self, node: Node, places: dict[str, Node]) -> Value:
+        """The value of a node whose last bit counts: 49 (1/49) is less than 49/49."""
+        before, self.exact = self.exact, True
+        value = self.lower(node, places)
+        self.exact = before
+        return value
+
     def place(self, letter: str, places: dict[str, Node]) -> Value:
+        """The value of an index letter that stands in an equation as a number."""
         if letter not in places and self.axis(letter) != ROW:
             raise self.fail(f"the index {letter} stands for nothing here")
         at = places.get(letter, ("at", ROW))
@@ -227,13 +260,11 @@ class Lowering:
         return Value(("load", array.name, places), HEAD if whole else LOOPS, level, axes, letters)
 
     def spread(self, place: Node) -> Node:
-        """A place without names of other places."""
-        if place[0] == "value":
-            return self.spread(self.values[place[1]].tree)
-        return tuple(self.spread(part) if isinstance(part, tuple) and part else part for part in place)
+        """A place with the trees of the values that it refers to, in place of their names."""
+        return rebuilt(place, lambda node: self.spread(self.values[node[1]].tree) if node[0] == "value" else node)
 
     def join(self, parts: Sequence[Value], build: Callable[..., Node]) -> Value:
-        """A value that is made of others."""
+        """The value of an expression, from the values of its parts."""
         stage = max(part.stage for part in parts)
         if stage == LOOPS:
             parts = [self.under_a_name(part, "k") for part in parts]
@@ -249,15 +280,16 @@ class Lowering:
         return Value(folded(tree), stage, max(part.level for part in parts), axes, letters)
 
     def quotient(self, a: Value, b: Value) -> Value:
-        """a/b. What has no column is inverted once, and each column multiplied by it."""
-        if COLUMN in a.axes and COLUMN not in b.axes:
+        """a/b. What has no column is inverted once, and each column multiplied by it, unless the last bit counts."""
+        exact = self.exact and not (b.tree[0] == "num" and math.frexp(b.tree[1])[0] == 0.5)  # a power of 2
+        if COLUMN in a.axes and COLUMN not in b.axes and not exact:
             inverse = self.join([Value(("num", 1.0)), b], lambda *trees: ("/", *trees))
             inverse = inverse._replace(text=f"1/({b.text})" if " " in b.text else f"1/{b.text}")
             return self.join([a, inverse], lambda *trees: ("*", *trees))
         return self.join([a, b], lambda *trees: ("/", *trees))
 
     def under_a_name(self, value: Value, prefix: str) -> Value:
-        """The value with a name in place of its tree. prefix: of the name; "k" is for values of the head only."""
+        """The value with a name in place of its tree. prefix: of the name; with "k" only values of the head get one."""
         if prefix == "k" and value.stage != HEAD:
             return value
         if value.tree in (("size", COLUMN), ("size", ROW)):
@@ -274,25 +306,25 @@ class Lowering:
         return value._replace(tree=("value", name))
 
     def unused(self, name: str) -> str:
-        """The name, with a letter more for each time that the equations have it too."""
+        """The name, with as many x added as it takes to differ from the names of the equations."""
         while name in self.definitions.known or name in self.given or name in self.numbers:
             name += "x"
         return name
 
     def choose(self, cases: Sequence, otherwise: Node, places: dict[str, Node]) -> Value:
-        """a where condition, b elsewhere. A condition on an option is decided now."""
+        """The first of the cases whose conditions hold, or else `otherwise`. Conditions on options are decided here."""
         if not cases:
             return self.lower(otherwise, places)
         (node, conditions), *others = cases
-        open_ones = [condition for condition in conditions if not self.on_option(condition)]
+        undecided = [condition for condition in conditions if not self.on_option(condition)]
         if not all(self.holds(condition) for condition in conditions if self.on_option(condition)):
             return self.choose(others, otherwise, places)
-        if not open_ones:
+        if not undecided:
             return self.lower(node, places)
-        sides = [self.lower(side, places) for _, left, right in open_ones for side in (left, right)]
+        sides = [self.exactly(side, places) for _, left, right in undecided for side in (left, right)]
 
         def build(*trees: Node) -> Node:
-            relations = [relation for relation, _, _ in open_ones]
+            relations = [relation for relation, _, _ in undecided]
             return ("if", tuple(zip(relations, trees[:-2:2], trees[1:-2:2], strict=True)), *trees[-2:])
 
         return self.join([*sides, self.lower(node, places), self.choose(others, otherwise, places)], build)
@@ -302,10 +334,13 @@ class Lowering:
 
     def holds(self, condition: tuple) -> bool:
         relation, left, right = condition
+        option = self.options[left[1]]
+        if not isinstance(option, str | bool | None) and spelled(right).lower() != "none":  # such as NumPy's True
+            raise self.fail(f"{left[1]} is neither True, False, None nor a string")
         return (str(self.options[left[1]]).lower() == spelled(right).lower()) == (relation == "=")
 
     def over(self, node: Node, places: dict[str, Node]) -> Value:
-        """A sum, a mean or a maximum, unless it is over rows and has a column."""
+        """A sum, mean or maximum within an expression. (For totals with a column see `sum_over_rows`.)"""
         _, function, letters, body, conditions = node
         if is_product(node):
             raise self.definitions.product(node, self.definition)
@@ -325,7 +360,7 @@ class Lowering:
         return self.quotient(total, size) if function == "mean" else total
 
     def of_rows(self, node: Node, value: Value, axes: set[str]) -> Value:
-        """A sum over rows of what has no column; `axes` has the one that it is over."""
+        """A sum or mean over rows of a value without a column. axes: the one axis that it is over."""
         if COLUMN in value.axes or node[1] == "max":
             raise self.fail(
                 f"{spelled(node)}: a sum over rows must stand alone on the right, as in a_c = Σ_n ..., and only the "
@@ -335,7 +370,9 @@ class Lowering:
             size = Value(("size", *axes))
             return value if node[1] == "mean" else self.join([value, size], lambda *trees: ("*", *trees))
         if value.axes != axes:
-            raise self.fail(f"{spelled(node)}: the sum leaves some axes of rows, and what has those needs a column too")
+            raise self.fail(
+                f"{spelled(node)}: this is not over all axes of what has no column, and only such a sum can be compiled"
+            )
         stage = TAIL if value.stage else HEAD
         if value.stage == LOOPS:
             value = self.under_a_name(value, "row")
@@ -370,7 +407,7 @@ class Lowering:
         return Value(("sum", self.register(entry)), TAIL, 0, frozenset(axes), frozenset(definition.letters))
 
     def register(self, entry: Sum) -> str:
-        """The name of a sum; the same for the same sum, however its index is spelled."""
+        """The name of a sum. Equal sums have one name, whatever the letters of their indices."""
         same = (name for name, known in self.sums.items() if known._replace(text=entry.text) == entry)
         name = next(same, None) or self.unused(f"{entry.function}{len(self.sums)}")
         self.sums.setdefault(name, entry)
@@ -378,7 +415,7 @@ class Lowering:
 
 
 def is_bracket(tree: Node) -> bool:
-    """Whether a tree is 1 where conditions hold, and else 0: an array of these is one of booleans."""
+    """Whether a tree is 1 where conditions hold, and else 0. An array of such values holds booleans."""
     return tree[0] == "if" and tree[2:] == (("num", 1.0), ("num", 0.0))
 
 
@@ -396,22 +433,8 @@ def product(*trees: Node) -> Node:
     return first
 
 
-CONSTANT: Mapping[str, Callable[..., float]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "^": lambda a, b: a**b,
-    "neg": lambda a: -a,
-    "mod": lambda a, b: a % b,
-    "sqrt": math.sqrt,
-    "exp": math.exp,
-    "log": math.log,
-}
-
-
 def folded(tree: Node) -> Node:
-    """A tree of constants as one constant; 1 a as a."""
+    """A tree of constants as one constant; any other tree as it is."""
     parts = tree[2] if tree[0] == "call" else tree[1:]
     function = CONSTANT.get(tree[1] if tree[0] == "call" else tree[0])
     if function and all(part[:1] == ("num",) for part in parts):

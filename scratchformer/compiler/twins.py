@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -10,31 +11,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..backend import erf
 from ..dispatch import Operation
 from ..notation.grammar import Node
 from . import CompileError
 from .axes import HALF, reordered
 from .derivation import Derivation, Pair
 from .plan import Plan, names
-from .trees import COLUMN, ROW, Array
+from .trees import COLUMN, OPERATORS, ROW, Array
 
 __all__ = ["Target", "add_twins"]
 
-SIGNS: Mapping[str, Callable] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "^": operator.pow,
-    "mod": operator.mod,
-    "neg": operator.neg,
-    "=": operator.eq,
-    "≠": operator.ne,
-    "<": operator.lt,
-    ">": operator.gt,
-    "≤": operator.le,
-    "≥": operator.ge,
-}
 CALLS = 256  # the most shapes that a twin remembers
 NOTHING: tuple[tuple, Any] = (), None
 FUNCTIONS: Mapping[str, str] = {"max": "maximum", "min": "minimum"}  # the array library's names of functions
@@ -116,6 +103,13 @@ class Twin:
         self.call = lru_cache(CALLS)(self.make_call)
         self.asked: tuple[tuple, Any] = NOTHING  # the arguments of the latest `fits`, and its call
 
+    def loops_of(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
+        """The loops of a plan, which the derivation, or a dictionary of orders, keeps."""
+        key = id(plan), dtype
+        if key not in self.loops:
+            self.loops[key] = self.target.loops(plan, dtype)
+        return self.loops[key]
+
     @cached_property
     def derivation(self) -> Derivation:
         """Raises CompileError if it cannot be compiled."""
@@ -151,9 +145,11 @@ class Twin:
         if len(args) == len(self.parameters) and not kwargs:
             return args
         others = self.parameters[len(args) :]
-        if kwargs.keys() - dict(others).keys() or len(args) > len(self.parameters):
+        values = [kwargs.get(name, default) for name, default in others]
+        missing = any([x is inspect.Parameter.empty for x in values])
+        if missing or kwargs.keys() - dict(others).keys() or len(args) > len(self.parameters):
             self.derivation.signature.bind(*args, **kwargs)  # raises TypeError
-        return (*args, *[kwargs.get(name, default) for name, default in others])
+        return (*args, *values)
 
     def signature(self, args: tuple[Any, ...]) -> tuple:
         """What decides which loops run: of an array its shape and type, an option, of other arguments the type."""
@@ -207,7 +203,7 @@ class Twin:
                 if given.kind not in "iu":
                     return None
             elif given.kind not in "biu":
-                if dtype not in (None, given):
+                if dtype is not None and dtype != given:  # (float64 is equal to None)
                     return None
                 dtype = given
             axes = [axis for axis in array.axes if axis != ROW]
@@ -306,10 +302,7 @@ class Run:
     """
 
     def __init__(self, twin: Twin, plan: Plan, shape: Shape, given: Plan | None = None) -> None:
-        key = id(plan), shape.dtype  # the derivation, or the dictionary of orders, keeps the plan
-        if key not in twin.loops:
-            twin.loops[key] = twin.target.loops(plan, shape.dtype)
-        self.loops, self.plan, self.shape, self.twin = twin.loops[key], plan, shape, twin
+        self.loops, self.plan, self.shape, self.twin = twin.loops_of(plan, shape.dtype), plan, shape, twin
         self.xp, self.orders = twin.target.xp, {plan.axes: self}
         wide, flat = shape.wide, plan.axes == (COLUMN,)  # if flat, all axes of an array are one
         before = given or plan
@@ -339,13 +332,10 @@ class Run:
 
     def in_order_of_memory(self, values: Mapping[str, Any]) -> Run:
         """This run, or one whose loops over rows go as the first array with all rows lies in memory."""
-        axes = next((array.axes for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
-        if axes is None:
+        array = next((array for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
+        if array is None or (x := values[array.name]).ndim != len(axes := without_half(array.axes)):
             return self
-        x = values[next(array.name for array in self.plan.reads if array.axes == axes)]
-        if x.ndim != len(without_half(axes)):
-            return self
-        strides = dict(zip(without_half(axes), x.strides, strict=True))
+        strides = dict(zip(axes, x.strides, strict=True))
         order = (*sorted(self.rows, key=lambda axis: -strides[axis]), *self.plan.axes[len(self.rows) :])
         if order not in self.orders:
             self.orders[order] = Run(self.twin, reordered(self.plan, order), self.shape, self.plan)
@@ -439,15 +429,17 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
         return getattr(evaluate(parts[1], env, shape, xp), parts[0])()  # sum or mean
     if kind == "call":
         inside = [evaluate(part, env, shape, xp) for part in parts[1]]
+        if parts[0] == "erf":  # which is in no array library
+            return erf(*inside)
         return getattr(xp, str(FUNCTIONS.get(parts[0], parts[0])))(*inside)
     if kind == "if":
         holds: Any = True
         for relation, left, right in parts[0]:
-            holds = holds & SIGNS[relation](evaluate(left, env, shape, xp), evaluate(right, env, shape, xp))
+            holds = holds & OPERATORS[relation](evaluate(left, env, shape, xp), evaluate(right, env, shape, xp))
         return xp.where(holds, *(evaluate(part, env, shape, xp) for part in parts[1:]))
     inside = [evaluate(part, env, shape, xp) for part in parts]
     try:
-        x = SIGNS[kind](*inside)
+        x = OPERATORS[kind](*inside)
     except ArithmeticError:  # of Python's numbers, where NumPy has infinity or NaN
-        return float(SIGNS[kind](*map(np.float64, inside)))
+        return float(OPERATORS[kind](*map(np.float64, inside)))
     return math.nan if isinstance(x, complex) else x

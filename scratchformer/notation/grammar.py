@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 Node = tuple[Any, ...]
@@ -453,3 +453,11 @@ def walk(node: Any) -> Iterator[Node]:
         for part in node:
             if isinstance(part, tuple):
                 yield from walk(part)
+
+
+def rebuilt(tree: Any, change: Callable[[Node], Any]) -> Any:
+    """A tree with `change` of each of its nodes, children first."""
+    if not isinstance(tree, tuple):
+        return tree
+    parts = tuple([rebuilt(part, change) for part in tree])
+    return change(parts) if parts and isinstance(parts[0], str) else parts

@@ -29,7 +29,9 @@ class MeanSquareCache(NamedTuple):
 def mean_square(x: Array) -> tuple[Array, MeanSquareCache]:
     """The mean over the rows of the sums of their squares.
 
-    l_n = Σ_c x_nc²        loss = mean_n(l_n)        dx_nc = 2 dloss x_nc/N
+    For each row n:
+
+        l_n = Σ_c x_nc²        loss = mean_n(l_n)        dx_nc = 2 dloss x_nc/N
     """
     return (x * x).sum(axis=-1).mean(), MeanSquareCache(x)
 
