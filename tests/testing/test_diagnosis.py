@@ -42,10 +42,9 @@ CODE = {
     "layernorm: the third term is forgotten": [(" - xhat * (g * xhat).mean(axis=-1, keepdims=True))", ")")],
     "layernorm: β gets the mean over the rows": [("dbeta = dy.sum(axis=rows)", "dbeta = dy.mean(axis=rows)")],
     "gather: assigned instead of added": [
-        ("dx = embedding_backward(dy, cache.rows)", "dx = 0 * embedding_backward(dy, cache.rows)"),
-        ("    return dx", "    dx.reshape(-1, dy.shape[-1])[cache.rows.ids] = dy\n    return dx"),
+        ("    return dx", "    dx[...] = 0\n    dx.reshape(-1, C)[rows] = dy\n    return dx"),
     ],
-    "dropout: the scale is left out of backward": [("dx = dy * cache.keep * cache.scale\n", "dx = dy * cache.keep\n")],
+    "dropout: the scale is left out of backward": [("dx = dy * keep * scale\n", "dx = dy * keep\n")],
     "mean pool: the padding gets a gradient": [
         ("weights = cache.weights\n", "weights = cache.weights.max(axis=1, keepdims=True) + 0 * cache.weights\n")
     ],
@@ -128,8 +127,8 @@ WITHOUT = WITH | {
     "log softmax: y is taken for a probability": "a function lost: dz_k = dy_k − y_k Σ_i dy_i",
     "cross entropy: rows that do not count still pass a gradient": ("a factor lost: dℓ_n = dloss/count"),
     "layer norm: backward right only while gamma is uniform": "right for uniform gamma",
-    "layernorm: the third term is forgotten": "a term dropped: dx_k = (g_k − mean_c(g_c))/σ",
-    "RMS norm: backward without the term of the root mean square": "a term dropped: dx_k = g_k/ρ",
+    "layernorm: the third term is forgotten": "a term dropped: dx_k = rstd (g_k − mean_c(g_c))",
+    "RMS norm: backward without the term of the root mean square": "a term dropped: dx_k = rrms g_k",
     "embedding: dW[ids] += dy, so that repeated tokens lose gradient": "counted once",
     "gather: assigned instead of added": "counted once",
     "rotary positions: backward rotates forward": "Jacobian not transposed",
