@@ -235,7 +235,7 @@ class Loop:
         return any(self.due(interval, done) for interval in (self.log_every, self.evaluate_every, self.snapshot_every))
 
     def gradients(self, batch: Any, number: int, key: Key) -> tuple[Any, Any]:
-        """Compute the gradients of a batch. Returns the loss, and their norm; by what `update` clips them is kept."""
+        """Compute the gradients of a batch, and the share by which `update` clips them. Returns the loss and their norm."""
         scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
         loss = self.replicas.gradients(batch, key, self.remember and partial(self.remember, number), scale)
         grads = self.optimizer.gradients()
