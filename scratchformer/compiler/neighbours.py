@@ -209,8 +209,8 @@ def fused(
     of its first argument, is the first argument of the second, and is called `middle`. The arguments are those of the
     first, then the others of the second. A name that both derivations use gets a digit in the second.
 
-    `caches` of the operation are two functions, which make the cache of the first and that of the second from its cache,
-    so that their backwards can run. A layer does so if it needs fewer gradients than the fused backward computes.
+    `caches` of the operation are two functions. From the operation's cache they make that of the first and that of the
+    second, so that a layer can run the two backwards instead, if it needs fewer gradients than the fused one computes.
     """
     one, two = Part(*first), Part(*second)
     one.names[one.output] = two.names[canonical(next(iter(two.signature.parameters)))] = middle
