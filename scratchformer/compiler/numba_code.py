@@ -17,7 +17,7 @@ from .trees import COLUMN, ROW, Array
 __all__ = ["numba_source"]
 
 BLOCK = 1024  # random integers that are drawn before they are used
-RESERVED = """R np c n t rows columns finite read narrow plus column_of maximum_of_row
+RESERVED = """R np c n t rows columns finite read narrow plus column_of maximum_of_row greater lesser
     words place first drawn draw i sqrt floor abs max min exp log tanh erf sin cos range""".split()
 
 
@@ -30,7 +30,7 @@ def numba_source(plan: Plan) -> str:
 
 
 class NumbaPrinter(Printer):
-    calls = {"sqrt": "np.sqrt", "floor": "np.floor"}  # noqa: RUF012
+    calls = {"sqrt": "np.sqrt", "floor": "np.floor", "max": "greater", "min": "lesser"}  # noqa: RUF012
     starts = {"sum": "{} = R(0)", "max": "{} = R(-np.inf)"}  # noqa: RUF012
     adds = {"sum": "{0} = plus({0}, {1})", "max": "{0} = max({0}, {1})"}  # noqa: RUF012
     powers = (2.0, 3.0, 4.0)

@@ -7,6 +7,7 @@ These functions exist in compiled code only: Numba chooses their implementation 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numba
@@ -165,6 +166,18 @@ def mixed(word: Any) -> Any:
     word = (word ^ (word >> np.uint64(30))) * MIX_1
     word = (word ^ (word >> np.uint64(27))) * MIX_2
     return word ^ (word >> np.uint64(31))
+
+
+@partial(compiled, inline=True)
+def greater(a: Any, b: Any) -> Any:
+    """The greater of two numbers, NaN if one is NaN."""
+    return a if a > b or a != a else b
+
+
+@partial(compiled, inline=True)
+def lesser(a: Any, b: Any) -> Any:
+    """The lesser of two numbers, NaN if one is NaN."""
+    return a if a < b or a != a else b
 
 
 @compiled

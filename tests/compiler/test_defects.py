@@ -40,6 +40,7 @@ CASES = {
     ),
     "half of a row": ("x", (x,), np.where(rows / 2 == 1, x, 0), "y_btc = x_btc where t/2 = 1, 0 elsewhere"),
     "whole quotients": ("x", (49.0 * np.arange(5),), np.arange(5), "y_i = ⌊x_i/49⌋"),
+    "the lesser of 0 and NaN": ("x", (np.array([np.nan, 1]),), np.array([np.nan, 0]), "y_i = min(0, x_i)"),
     "infinity": ("x", (half,), np.where(half > 0, half, -np.inf), "y_i = x_i where x_i > 0, −∞ elsewhere"),
     "the same in a row": ("x", (half,), 0 * half + half.sum(-1, keepdims=True), "y_i = Σ_j x_j"),
     "names of the loops": ("x, b, t1", (x, x[0, 0], x[1]), x + x[0, 0] + x[1] ** 2, "y_btc = x_btc + b_c + t1_tc²"),

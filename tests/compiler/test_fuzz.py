@@ -26,7 +26,7 @@ class UncompiledTarget(NumpyTarget):
     def loops(self, plan, dtype):
         space = {name: getattr(np, name) for name in ("exp", "log", "tanh", "sin", "cos")}
         space |= {"np": np, "R": np.float64, "erf": erf, "read": np.float64, "narrow": lambda x, to: x, "plus": np.add}
-        space |= {"maximum_of_row": lambda x, row: x[row].max()}
+        space |= {"maximum_of_row": lambda x, row: x[row].max(), "greater": np.maximum, "lesser": np.minimum}
         space |= {"column_of": lambda place, columns: place if 0 <= place < columns else -1}
         exec(numba_source(plan), space)
         return lambda reads, numbers, writes: space[plan.name](*reads, *map(np.float64, numbers), *writes) == 0

@@ -68,6 +68,7 @@ class Interpreted:
         space = {"np": np, "R": float, "read": float, "narrow": lambda x, to: x, "plus": lambda a, b: a + b}
         space |= {name: getattr(math, name) for name in ("exp", "log", "tanh", "erf", "sin", "cos")}
         space |= {"maximum_of_row": lambda x, n: x[n].max(), "column_of": lambda place, columns: place, "draw": draw}
+        space |= {"greater": np.maximum, "lesser": np.minimum}
         exec(self.source_of(plan).replace(f"def {plan.name}(", "def loops("), space)
 
         def run(reads: list, numbers: list, writes: list) -> bool:
