@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ..notation.grammar import Node, rebuilt, walk
 from .plan import Plan, names, reach
@@ -44,9 +45,13 @@ def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
     return whole and not plan.sums and not at and places <= {(("at", ROW), HERE), ()}
 
 
-def leaves(tree: Node) -> Iterable[Node]:
+def leaves(tree: Any) -> Iterator[Node]:
     """The nodes of a tree that are not in an index."""
-    return walk(rebuilt(tree, lambda node: node[:2] if node[0] == "load" else node))
+    if isinstance(tree, tuple):
+        if tree and isinstance(tree[0], str):
+            yield tree
+        if tree[:1] != ("load",):
+            yield from (node for part in tree for node in leaves(part))
 
 
 def replaced(plan: Plan, node: Callable[[Node], Node], axes: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Plan:
