@@ -11,10 +11,10 @@ An operation is a pair of functions. Decorated, their names dispatch:
     ops.relu.add_twin(np.ndarray, fits, forward, relu_backward)             # in kernels/: for NumPy arrays
     ops.relu.add_twin(np.ndarray, fits, forward, relu_backward, fast=True)  # one that runs inside `fast()`
 
-`fits` and `forward` take the arguments of the operation. The twin runs if `fits` returns true; otherwise the next one
-is asked, and in the end the reference runs. What `forward` returns as the cache is wrapped in a `TwinCache`, which
-remembers the backward. So the cache of a fused forward never reaches a reference backward, and the backward of a twin
-gets a dy of the shape and type of y.
+`fits` and `forward` take the arguments of the operation. The twin runs if `fits` returns true; otherwise the next twin
+is tried. If none fits, the reference runs. What `forward` returns as the cache is wrapped in a `TwinCache`, which
+remembers the backward. So the cache of a twin never reaches a reference backward, and the backward of a twin gets a dy
+of the shape and type of y.
 
 The twin is chosen by the type of the first array. Inside `reference_only()` every forward call runs the reference. Fast
 twins need libraries that take time to import, and compile themselves when they are first called. So they run only
@@ -138,7 +138,7 @@ class Operation(Protocol[Arguments]):
     ) -> None:
         """Register a twin for calls whose first argument is a `kind`: see the heading of this module.
 
-        fast: only inside `fast()`, where it is asked before the others.
+        fast: the twin runs only inside `fast()`, where it is tried before the others.
         """
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
@@ -147,9 +147,9 @@ class Operation(Protocol[Arguments]):
 def operation(reference: Any = None, given: Callable | None = None, gives: tuple[str, ...] = ()) -> Any:
     """Make `reference` an operation, which can have twins.
 
-    given: a function of the same arguments that checks them, and may return a dict: what the equations of the operation
-    take as given besides the arguments, by name. The reference calls it too. gives: those of these names that are not
-    in the cache, or that the equations also define. `@operation(given=check)` is a decorator.
+    given: a function of the same arguments that checks them. It may return a dict with what the equations take as given
+    besides the arguments, by name. The reference calls it too. gives: those names in the dict that are not fields of
+    the cache, or that the equations also define. `@operation(given=check)` is a decorator.
     """
     if reference is None:
         return functools.partial(operation, given=given, gives=gives)
@@ -211,8 +211,8 @@ def backward(reference: Callable) -> Operation[...]:
 
 
 def twins_of(op: Any, kind: type = np.ndarray, fast: bool = False) -> list[Twin]:
-    """The twins of an operation for a `kind` of array, in the order in which they are asked: those that run everywhere,
-    or with `fast` the others.
+    """The twins of an operation for a `kind` of array, in the order in which they are tried: those that also run
+    outside `fast()`, or with `fast` the others.
     """
     plain = op.chosen[False].get(kind, [])
     return [twin for twin in op.chosen[True].get(kind, []) if twin not in plain] if fast else list(plain)
@@ -259,7 +259,7 @@ def cache_type(backward: Callable, argument: str) -> type | None:
 
 
 def expect_cache(name: str, cache: Any, expected: type | None) -> None:
-    """Raise TypeError, naming the cache `name`, unless it is of the type that `cache_type` found. An array must be of
+    """Raise TypeError, naming the cache `name`, unless it is of the type that `cache_type` gives. An array must be of
     numbers.
     """
     if expected is None:
@@ -273,5 +273,5 @@ def expect_cache(name: str, cache: Any, expected: type | None) -> None:
     if fits:
         return
     kind = "array" if expected is np.ndarray else expected.__name__
-    found = "None" if cache is None else type(cache).__name__
-    raise TypeError(f"{name}: expected the {kind} that forward returned, got {found}")
+    got = "None" if cache is None else type(cache).__name__
+    raise TypeError(f"{name}: expected the {kind} that forward returned, got {got}")

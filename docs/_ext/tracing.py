@@ -271,7 +271,7 @@ def _operations() -> Iterator[Any]:
 
 
 def _twins(op: Any) -> list[Twin]:
-    """Those for NumPy arrays that are no half precision."""
+    """The twins for NumPy arrays that are not in half precision."""
     return [t for t in getattr(op, "chosen", [{}])[0].get(np.ndarray, ()) if not t.forward.__module__.endswith("half")]
 
 

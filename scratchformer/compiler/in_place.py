@@ -21,7 +21,7 @@ from .twins import Shape, Target, Twin, evaluate, is_number
 
 __all__ = ["FUSED", "IN_PLACE", "add_in_place"]
 
-CLIPPED: Part = (scale, {"x": "g", "x0": "grad"})  # g is not an argument of what they are part of: it is not stored
+CLIPPED: Part = (scale, {"x": "g", "x0": "grad"})  # g is no argument of the fused operation, so it is not stored
 FUSED: Mapping[Any, Sequence[Part]] = {
     clip_adam: (CLIPPED, (adam_step, {})),
     clip_adam_round: (CLIPPED, (adam_step, {}), (round_into, {"x": "w", "out": "half"})),

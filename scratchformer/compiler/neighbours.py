@@ -97,7 +97,7 @@ class Part:
         return f"{self.renamed(name[:-3])}hat" if name.endswith("hat") and name != "hat" else name
 
     def rename_apart(self, taken: set[str]) -> None:
-        """Give those names a digit that are taken, but for names that were given, and their gradients."""
+        """Add a digit to the names that are taken, except those in `names` and their gradients."""
         for name in sorted(self.all_names - {*self.names, *(f"d{name}" for name in self.names)}, key=len):
             if self.renamed(name) in taken:
                 self.names[name] = f"{self.renamed(name)}2"
@@ -209,8 +209,8 @@ def fused(
     of its first argument, is the first argument of the second, and is called `middle`. The arguments are those of the
     first, then the others of the second. A name that both derivations use gets a digit in the second.
 
-    `caches` of the operation are two functions. They make of its cache that of the first and that of the second, with
-    which their backwards can run. A layer does so if it needs fewer gradients than the fused backward computes.
+    `caches` of the operation are two functions. From the operation's cache they make that of the first and that of the
+    second, so that a layer can run the two backwards instead, if it needs fewer gradients than the fused one computes.
     """
     one, two = Part(*first), Part(*second)
     one.names[one.output] = two.names[canonical(next(iter(two.signature.parameters)))] = middle

@@ -104,7 +104,7 @@ class Compared(Twin):
         largest = self.largest(expected)
         if not (error <= TOLERANCE * largest + ROUNDING * scale).all():
             share = float(error.max()) / largest if largest else float("inf")
-            raise self.wrong(f"by the equations {name} is another by {share:.1e} of its largest number")
+            raise self.wrong(f"{name} differs by {share:.1e} of its largest number")
 
     def largest(self, x: Any) -> float:
         """The largest finite number of an array; 1 for anything else."""

@@ -90,12 +90,12 @@ def union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
 
 def row_letters(definitions: Definitions) -> frozenset[str]:
     """The index letters of rows: n, and those that are followed by another."""
-    found = {ROW}
+    letters = {ROW}
     for _, tree in definitions.sides:
         for node in walk(tree):
             if node[0] == "name":
-                found.update(index[1].rstrip("'") for index in node[2][:-1] if index[0] == "idx")
-    return frozenset(found)
+                letters.update(index[1].rstrip("'") for index in node[2][:-1] if index[0] == "idx")
+    return frozenset(letters)
 
 
 class Lowering:

@@ -223,7 +223,7 @@ class Twin:
         args = self.in_order(args, kwargs)
         before, call = self.asked
         self.asked = NOTHING
-        if len(args) != len(before) or any(map(operator.is_not, args, before)):  # another thread has asked in between
+        if len(args) != len(before) or any(map(operator.is_not, args, before)):  # another thread has called `fits`
             call = self.call(self.signature(args))
             assert call is not None  # the arguments fit
         values = dict(zip(self.names, args, strict=True))

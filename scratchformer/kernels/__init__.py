@@ -1,9 +1,10 @@
 """Fast twins of the operations. Importing this package registers them; without it everything works, but slower.
 
-The twins named `numpy_...` need only NumPy. Those named `numba_...` and `mkl_...` need the extra `fast`, and are
-registered when `dispatch.fast()` is first entered. Those named `cupy_...` are for a GPU, are
-registered when one is chosen, and run inside `dispatch.fast()`; those with matrix products need nvmath-python, which
-the extras `cuda12` and `cuda13` bring.
+The modules named `numpy_...` need only NumPy. Those named `numba_...` and `mkl_...` need the extra `fast`; their twins
+are registered when `dispatch.fast()` is first entered. The twins in those named `cupy_...` are for a GPU: they are
+registered when one is chosen, and run inside `dispatch.fast()`. Those with matrix products need nvmath-python, which
+the extras `cuda12` and `cuda13` bring. With each of the three sets, twins that `compiler` makes from derivations are
+registered too.
 """
 
 import warnings
@@ -72,7 +73,7 @@ def load_cuda() -> None:
     from ..compiler import add_all
     from ..compiler.cuda_target import CudaTarget
 
-    add_all(CudaTarget())  # first: the twins by hand are asked before them
+    add_all(CudaTarget())  # first, since twins that are registered later are tried before these
     for name in CUDA:
         import_module(f"{__name__}.{name}")
 

@@ -15,7 +15,7 @@ LEVELS = 2**16  # uniform 16-bit integers decide, so p is rounded to a multiple 
 
 
 class DropoutCache(NamedTuple):
-    u: Bits  # uniform integers, which decide
+    u: Bits  # the uniform integers that decide what is kept
     p: float
     shape: tuple[int, ...]  # of x
 

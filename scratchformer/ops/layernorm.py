@@ -45,8 +45,8 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
         μ = 1/C Σ_c x_c        σ = √(1/C Σ_c (x_c − μ)² + eps)        x̂_c = (x_c − μ)/σ        y_c = γ_c x̂_c + β_c
         Σ_c x̂_c = 0            mean_c(x̂_c²) = 1 − eps/σ²
 
-    μ would be rounded in proportion to its size, which may be large beside σ. So what is computed subtracts the row's
-    first number before the sum. The difference from the mean is the same:
+    μ would be rounded in proportion to its size, which may be large beside σ. So the row's first
+    number is subtracted before the sum. The difference from the mean is the same:
 
         u_c = x_c − x_{0}        shift = μ − x_{0} = mean_c(u_c)
         rstd = 1/σ = 1/√(mean_c((u_c − shift)²) + eps)        x̂_c = (u_c − shift) rstd

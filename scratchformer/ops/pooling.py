@@ -117,8 +117,8 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
 
     The cache keeps the winners, (B, C), rather than x, (B, T, C).
     """
-    found = winners(x, lengths)
-    winner, live, xp = found["winner"], found["live"], array_module(x)
+    given = winners(x, lengths)
+    winner, live, xp = given["winner"], given["live"], array_module(x)
     y = xp.take_along_axis(x, winner[:, None, :], axis=1)[:, 0, :]
     return xp.where(live, y, 0).astype(x.dtype, copy=False), MaxPoolCache(winner, live, x.shape[1])
 

@@ -27,8 +27,8 @@ def adam_step(
     steps: int,
     decay: float = 0.0,
 ) -> None:
-    """A step of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, but not g. decay: by which
-    share the weights shrink before, as `AdamW` has it.
+    """A step of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, but not g. decay: the share
+    by which the weights shrink first, as in `AdamW`.
 
     For each number i, with w0, m0 and v0 for the values before the step, and t for `steps`, counted from 1:
 
@@ -42,7 +42,7 @@ def adam_step(
         w_i = (1 − decay) w0_i − (rate m_i/(root √v_i + eps) + 0 v_i)
 
     (1 − β2) g² is (1 − β2) g times g, since in float32 g² overflows from 1.8e19 on. Where v overflows all the same, for
-    the default β2 from 5.8e20 on, the quotient would be 0 ever after. So 0 v, which is then NaN, is added to the
+    the default β2 from 5.8e20 on, the quotient would be 0 from then on. So 0 v, which is then NaN, is added to the
     change: the weight becomes NaN, which the next loss shows, instead of standing still.
     """
     xp = array_module(w)
@@ -122,7 +122,7 @@ class Adam(Optimizer):
     """
 
     buffers = ("m", "v")
-    decoupled = False  # whether weight decay is not in the gradient
+    decoupled = False  # whether weight decay shrinks the weights themselves, and is not part of the gradient
 
     def __init__(
         self,

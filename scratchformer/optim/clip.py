@@ -23,7 +23,7 @@ def sum_of_squares(x: Array) -> Array:
 
 @operation
 def scale(x: Array, share: float | Array) -> None:
-    """Multiply an array (n,) by a number, in place; on a GPU by an array () there.
+    """Multiply an array (n,) in place. share: a number; on a GPU it may be an array () there.
 
     With x0 for x before,
 
@@ -71,8 +71,8 @@ def clip_by_global_norm(
 
 
 def share_for(norm: float | Array, max_norm: float) -> float | Array:
-    """By what a gradient of this norm is multiplied so that its norm is at most `max_norm`; 1 if it is not finite. As
-    the norm, it is an array () on a GPU.
+    """The number by which a gradient of this norm is multiplied, so that its norm is at most `max_norm`; 1 if the norm
+    is not finite. On a GPU it is an array (), as the norm is.
     """
     xp = array_module(norm)
     if xp is np:

@@ -102,7 +102,7 @@ def to_bfloat16(x: Array) -> Array:
 
 @operation
 def nesterov(u: Array, g: Array, m: Array, momentum: float) -> None:
-    """The momentum of `Muon`: writes u and changes m in place, arrays of the shape of g.
+    """The momentum of `Muon`: writes u and changes m in place. Both have the shape of g.
 
     For each number i, with m0 for m before the step:
 
@@ -116,7 +116,7 @@ def nesterov(u: Array, g: Array, m: Array, momentum: float) -> None:
 
 @operation
 def move(w: Array, change: Array, size: float, decay: float) -> None:
-    """Change weights in place by `size` times `change`, after they have shrunk by the share `decay`.
+    """Subtract `size` times `change` from weights in place, after they have shrunk by the share `decay`.
 
     For each number i, with w0 for w before:
 

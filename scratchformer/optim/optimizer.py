@@ -252,9 +252,9 @@ class Optimizer:
         """Update the parameters in place from their gradients, which are not changed.
 
         map: applies a function to independent pieces of the arrays; the `map` of a thread pool runs them in parallel.
-        The largest come first, so that threads which take turns have about equal work. share: what gradients are
-        multiplied by first, see `clip.share_for`. half: as long as the flat array; gets the new weights, rounded to its
-        type. With these, clipping, step and rounding take one pass over the arrays.
+        The largest come first, so that threads which take turns have about equal work. share: the number
+        by which gradients are first multiplied, see `clip.share_for`. half: an array as long as the flat array, which
+        gets the new weights, rounded to its type. With both, one pass over the arrays does it all.
         """
         self._expect_same_parameters()
         self._lay_out()

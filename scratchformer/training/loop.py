@@ -196,7 +196,7 @@ class Loop:
         if self.due(self.log_every, done):
             self.log(measured)
         if self.evaluate is not None and self.due(self.evaluate_every, done):
-            self.replicas.rounded = False  # what scores may change the weights
+            self.replicas.rounded = False  # evaluation may change the weights
             self.run.evaluate(self.evaluate, self.note)
             self.restart_clock()
         interrupted = self.signals()
@@ -235,7 +235,7 @@ class Loop:
         return any(self.due(interval, done) for interval in (self.log_every, self.evaluate_every, self.snapshot_every))
 
     def gradients(self, batch: Any, number: int, key: Key) -> tuple[Any, Any]:
-        """Compute the gradients of a batch. Returns the loss, and their norm; by what `update` clips them is kept."""
+        """Compute the gradients of a batch, and by what `update` multiplies them. Returns the loss and their norm."""
         scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
         loss = self.replicas.gradients(batch, key, self.remember and partial(self.remember, number), scale)
         grads = self.optimizer.gradients()

@@ -104,7 +104,7 @@ class Replicas:
         self.slices = slices_of(self.flat.data, self.ranks.size)  # of the gradient: which rank adds which
         self.sharded = False
         self.as_before = ExitStack()  # of the libraries for products of a run, see `numerics`
-        self.rounded = False  # whether `half` has the weights that the model has
+        self.rounded = False  # whether `half` already holds the weights of the model
         self.stale = False  # whether only `half` has the present weights of all slices
         self.scale = 1.0  # of the loss in the present step
         self.structure = Structure(model)  # as it was when its parameters were last found to be the same

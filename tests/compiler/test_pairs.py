@@ -201,7 +201,7 @@ def test_the_first_call_notices_a_wrong_equation_in_each_set_of_options():
     with sf.fast():
         np.testing.assert_array_equal(compiled(x, twice=True)[0], 2 * x)
         for _ in range(2):
-            with pytest.raises(DerivationError, match=r"dx is another by 3\.3e-01 .*check_derivation\(thrice, "):
+            with pytest.raises(DerivationError, match=r"dx differs by 3\.3e-01 .*check_derivation\(thrice, "):
                 compiled(x)
 
 

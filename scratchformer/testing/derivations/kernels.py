@@ -40,7 +40,7 @@ def naming(op: Callable, cache: str) -> Callable:
 
 
 def twin_of(op: Any, fast: bool = False) -> Any:
-    """The forward of a NumPy or, with `fast`, of a compiled twin."""
+    """The forward of a twin for NumPy arrays; with `fast`, of a compiled one."""
     others = ".numpy_half", ".numpy_blocks", "compiler.twins"  # these have no derivations of their own
     return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(others))
 

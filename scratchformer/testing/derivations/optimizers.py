@@ -78,7 +78,7 @@ def adam(d: Sizes, optimizer: type[optim.Adam], decay: str) -> DerivationCase:
 
 
 def in_place(op: Callable, *args: Any) -> DerivationCase:
-    """An operation that changes arrays: w0 is what w is before."""
+    """An operation that changes arrays in place. w0 is w before the operation."""
     names = dict(zip(signature(op).parameters, args, strict=True))
     before = {f"{name}0": x.copy() for name, x in names.items() if np.ndim(x)}
     op(*args)
