@@ -132,13 +132,13 @@ def test_a_text_of_equations_alone_has_no_margin_below_its_first_line():
     assert check_derivation(swish, swish_backward, X, docstring=text + "\nThe end.\n").worst < 1e-14
 
 
-def test_a_function_whose_source_is_not_at_hand():
+def test_a_function_whose_source_is_not_at_hand(monkeypatch):
     """As in a terminal session: equations are checked, and no line counts as code."""
     source = (
         'def double(x):\n    """y = 2 x.\n\n        y_i = 2 x_i    dx_i = 2 dy_i\n\n    End."""\n    return 2 * x, ()\n'
     )
     source += "def double_backward(dy, cache):\n    return 2 * dy\n"
-    linecache.clearcache()
+    monkeypatch.setattr(linecache, "cache", {})
     session = {}
     exec(source, session)
     assert check_derivation(session["double"], session["double_backward"], X).worst < 1e-15
