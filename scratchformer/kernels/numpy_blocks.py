@@ -1,9 +1,9 @@
 """Twins on NumPy from derivations, without the extra `fast`: blocks of rows that stay in the processor's cache.
 
 NumPy goes over its arrays once for each operation on them. Where many operations follow each other, all are done for
-one block of rows and then for the next, so that memory is read and written once. An operation gets such a twin if that saves time: if its
-forward and its backward together are a long chain, without a condition on the place in a row, which costs more than the
-indexing that it stands for. Arrays smaller than a block are in the cache anyway.
+one block of rows and then for the next, so that memory is read and written once. An operation gets such a twin if that
+saves time: if its forward and backward together are a long chain, and no condition depends on the place in a row. (Such
+a condition costs more here than the indexing that it stands for.) Arrays smaller than a block are in the cache anyway.
 """
 
 from __future__ import annotations
