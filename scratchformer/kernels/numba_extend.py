@@ -48,7 +48,7 @@ ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 CORES = cores()
 PART = 1 << 20  # elements of a matrix that are worth a core of their own: one reads 4 MB in about 0.1 ms
 UNIT = 256  # numbers of a hidden layer that are computed together
-PREPARED: WeakKeyDictionary[nn.Layer, tuple] = WeakKeyDictionary()  # what a block has, and that for compiled code
+PREPARED: WeakKeyDictionary[nn.Layer, tuple] = WeakKeyDictionary()  # a block's parts, and its arrays for `step`
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
 ONE, CUBE, TANH = np.float32(1), np.float32(CUBIC), np.float32(math.sqrt(8 / math.pi))
@@ -124,11 +124,11 @@ def prepared(block: Any, norms: tuple, attentions: tuple) -> bool:
         state += norm.gamma.data, norm.beta.data if type(norm) is nn.LayerNorm else None, norm.eps
     for each in maps:
         state += each.w.data, None if each.b is None else each.b.data, each.activation
-    known, found = PREPARED.get(block, ((), None))
+    known, inputs = PREPARED.get(block, ((), None))
     if len(known) != len(state) or not all(map(operator.is_, known, state)):
-        found = arranged(state, len(norms), attentions)
-        PREPARED[block] = state, found
-    return found is not None
+        inputs = arranged(state, len(norms), attentions)
+        PREPARED[block] = state, inputs
+    return inputs is not None
 
 
 def arranged(state: list, count: int, attentions: tuple) -> tuple | None:
@@ -363,9 +363,9 @@ def attention_part(
                 keys[b, first + g, d, past] = narrow(k[b, g * D + d], keys)
                 values[b, first + g, past, d] = narrow(v[b, g * D + d], values)
         for h in range(q.shape[1] // D):
-            own, g = q[b, h * D : h * D + D], first + h * D // width
-            multiply(own, keys[b, g], start, z[:room])
-            average(z, places, values[b, g, start:], own)
+            head, g = q[b, h * D : h * D + D], first + h * D // width
+            multiply(head, keys[b, g], start, z[:room])
+            average(z, places, values[b, g, start:], head)
     add_up(means, q, unify, first, width, sums)
 
 
@@ -390,12 +390,12 @@ def cross_part(first: Any, last: Any, means: Any, n: Any, layers: Any, memory: A
     for b in range(B):
         places = min(max(lengths[b], 0), M)
         for h in range(first, last):
-            own = q[b, (h - first) * D : (h - first + 1) * D]
+            head = q[b, (h - first) * D : (h - first + 1) * D]
             if places:
-                multiply_transposed(own, keys[b, h], 0, z[:places])
-                average(z[: up(places, LANES)], places, values[b, h], own)
+                multiply_transposed(head, keys[b, h], 0, z[:places])
+                average(z[: up(places, LANES)], places, values[b, h], head)
             else:
-                own[:] = 0
+                head[:] = 0
     add_up(means, q, unify, first, D, sums)
 
 

@@ -1,9 +1,9 @@
 """Twins on NumPy from derivations, without the extra `fast`: blocks of rows that stay in the processor's cache.
 
-NumPy goes over its arrays once for each operation on them. Where many follow each other, they are done for one block of
-rows after another, and the memory is read and written once. An operation gets such a twin if that saves time: if its
-forward and its backward together are a long chain, without a condition on the place in a row, which costs more than the
-indexing that it stands for. Smaller arrays than a block are in the cache anyway.
+NumPy goes over its arrays once for each operation on them. Where many operations follow each other, all are done for
+one block of rows and then for the next, so that memory is read and written once. An operation gets such a twin if that
+saves time: if its forward and backward together are a long chain, and no condition depends on the place in a row. (Such
+a condition costs more here than the indexing that it stands for.) Arrays smaller than a block are in the cache anyway.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SMALLEST = 1 << 16  # numbers in an array
 
 
 def add_blocks(op: Any, op_backward: Any) -> None:
-    """Register the twin of an operation. It is made, or given up, at the first call with a large array."""
+    """Register the twin of an operation. The first call with a large array makes it, if it saves time."""
 
     @cache
     def twin() -> Any:

@@ -26,7 +26,7 @@ def twin(
 
 
 def naming(op: Callable, cache: str) -> Callable:
-    """`op`, which gives these names to what its cache has: equations can then refer to it."""
+    """`op` with a cache whose entries have these names, so that equations can refer to them."""
     if not cache:
         return op
     kind = namedtuple("kind", cache)  # type: ignore[misc]  # mypy wants to know the names
@@ -41,7 +41,7 @@ def naming(op: Callable, cache: str) -> Callable:
 
 def twin_of(op: Any, fast: bool = False) -> Any:
     """The forward of a twin for NumPy arrays; with `fast`, of a compiled one."""
-    others = ".numpy_half", ".numpy_blocks", "compiler.twins"  # these have no derivations of their own
+    others = ".numpy_half", ".numpy_blocks", "compiler.twins"  # their derivations are those of the references
     return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(others))
 
 
