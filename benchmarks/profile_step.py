@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, help="rows of a micro-batch")
     args = parser.parse_args()
     for name in ops.__all__:
-        if hasattr(getattr(ops, name), "twins"):
+        if hasattr(getattr(ops, name), "reference"):
             setattr(ops, name, timed(name, getattr(ops, name)))
     model, batches = make(args)
     adam, batch = Adam(model.parameters(), 1e-4), batches.batch(0)
