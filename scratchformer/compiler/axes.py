@@ -122,7 +122,7 @@ def halved(plan: Plan) -> Plan:
     left = {each for tree in trees for each in leaves(tree)}
     loads = [each for each in left if each[0] == "load" and each[1] in columns]
     if plan.sums or {HERE, ("size", COLUMN)} & left or any(len(each[2]) < 2 or each[2][-1] != HERE for each in loads):
-        return whole  # its places are not those of two halves
+        return whole  # a place in it does not lie in a known half
     used = names(value.tree for value in plan.values.values() if value.stage == LOOPS)
     head = tuple(name for name in plan.head if name in used or plan.values[name].axes)
     return plan._replace(numbers=tuple(name for name in plan.numbers if name in used), head=head)

@@ -132,7 +132,7 @@ class JavaScriptPrinter(Printer):
         self.stored[name] = variable, axes
 
     def axes_in(self, tree: Any) -> tuple[str, ...]:
-        """The axes of a tree of the head or the tail: those of the array in it that has most."""
+        """The axes of a tree of the head or the tail, which are the axes of its largest array."""
         if not isinstance(tree, tuple) or tree[:1] == ("over",):
             return ()
         if tree and tree[0] in ("value", "sum", "load"):
@@ -148,7 +148,7 @@ class JavaScriptPrinter(Printer):
         return name if function == "sum" else f"({' / '.join([name, *map(self.size, axes)])})"
 
     def element(self, variable: str, axes: Sequence[str], places: Sequence[Node] | None = None) -> str:
-        """The element of an array at these places, by default at those of the loops."""
+        """The element of an array at these places, by default where the loops are."""
         index: Node = ("num", 0.0)
         for axis, place in zip(axes, places or here(axes), strict=True):
             before = ("*", index, ("size", axis))

@@ -1,8 +1,8 @@
 """Neighbouring operations as one: their derivations put together, so that one kernel computes both.
 
-The docstring of a fused operation is written from those of its parts: the equations of both forwards, with one name for
-what the first hands to the second, and those of both backwards in the other order. It is a derivation like any other,
-so it is checked, typeset and compiled like any other.
+The docstring of a fused operation is written from the docstrings of its parts. It has the equations of both forwards,
+with one name for what the first hands to the second, and the equations of both backwards in the other order. It is a
+derivation like any other, so it is checked, typeset and compiled like any other.
 """
 
 from __future__ import annotations
