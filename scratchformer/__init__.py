@@ -27,6 +27,7 @@ from .backend import CPU, Device, DeviceError, get_device, to_cpu, to_device
 from .compiler import CompileError, compile
 from .dispatch import fast, reference_only
 from .rng import Key
+from .version import __version__ as __version__
 
 if find_spec(f"{__name__}.kernels"):  # fast twins; without that folder everything runs, slower
     from . import kernels as kernels

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
-from ..ops import IGNORED
-from ..ops.checks import (
+from ..checks import (
     LARGEST,
     expect_array,
     expect_at_least,
@@ -27,6 +26,7 @@ from ..ops.checks import (
     expect_range,
     expect_shape,
 )
+from ..ops import IGNORED
 from ..ops.ngrams import expect_orders, recalled
 from ..rng import Key, expect_key
 from ..shell.progress import progress_bar

@@ -9,6 +9,17 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
+from ..checks import (
+    expect_boolean,
+    expect_floating,
+    expect_fraction,
+    expect_ids,
+    expect_like,
+    expect_number,
+    expect_one_of,
+    expect_positive,
+    expect_shape,
+)
 from ..nn import (
     Dropout,
     EmbeddingBag,
@@ -26,17 +37,6 @@ from ..nn.attention import causal as and_causal
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.layer import repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import (
-    expect_boolean,
-    expect_floating,
-    expect_fraction,
-    expect_ids,
-    expect_like,
-    expect_number,
-    expect_one_of,
-    expect_positive,
-    expect_shape,
-)
 from ..ops.ngrams import expect_buckets, expect_orders
 from ..rng import Key, fold
 from .model import Model, named

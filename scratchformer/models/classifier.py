@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..nn import Frozen, Linear
-from ..ops.checks import (
+from ..checks import (
     checked_on_host,
     describe,
     expect_ids,
@@ -23,6 +22,7 @@ from ..ops.checks import (
     expect_range,
     is_inexact,
 )
+from ..nn import Frozen, Linear
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..ops.patterns import expect_pattern
 from ..rng import Key, fold

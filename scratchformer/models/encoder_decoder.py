@@ -7,6 +7,16 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import (
+    expect_fraction,
+    expect_ids,
+    expect_instance,
+    expect_lengths,
+    expect_number,
+    expect_positive,
+    expect_range,
+    expect_shape,
+)
 from ..nn import (
     DecoderBlock,
     Dropout,
@@ -23,16 +33,6 @@ from ..nn.embedding import extend_output
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.layer import repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import (
-    expect_fraction,
-    expect_ids,
-    expect_instance,
-    expect_lengths,
-    expect_number,
-    expect_positive,
-    expect_range,
-    expect_shape,
-)
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, fold
 from .predictor import Predictor

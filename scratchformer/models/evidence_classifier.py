@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ..backend import Array
-from ..ops.checks import expect_floating, expect_positive, expect_shape
+from ..checks import expect_floating, expect_positive, expect_shape
 from ..rng import Key
 from .classifier import AdversarialCache, Classifier, LogitsCache
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..backend import Array, array_module
-from .checks import expect_like, expect_number, expect_real, expect_shape
+from ..checks import expect_like, expect_number, expect_real, expect_shape
 from .pooling import within
 from .precision import widen
 

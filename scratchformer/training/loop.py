@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, array_module, to_cpu
-from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive
+from ..checks import expect_at_least, expect_instance, expect_number, expect_positive
 from ..optim.clip import global_norm, share_for
 from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import first_nonfinite

@@ -23,6 +23,7 @@ from ..shell.files import locked, make_folder, replacing
 from ..shell.options import MOST_STEPS, SEED, Parser
 from ..shell.reading import decoded, parsed, read_bytes
 from ..shell.text import one_line, printable, shown
+from ..version import __version__
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
 from .metrics import is_number
 
@@ -94,8 +95,6 @@ class Run(argparse.Namespace):
         Anything else that resuming needs, such as the vocabulary, must be written first: a folder without settings may
         be taken by another run.
         """
-        from ..version import __version__  # here, since the package defines it after importing this module
-
         settings = {name: value for name, value in vars(self).items() if name not in PASSING}
         make_folder(self.out)
         files = {name: _digest(self.out / name) for name in VOCABULARIES if (self.out / name).is_file()}
