@@ -21,7 +21,12 @@ from scratchformer.data import VALIDATION_BYTES, SegmentBatches, TextBatches
 from scratchformer.models import LanguageModel, Llama, TransformerXL
 from scratchformer.optim import Adam, Constant, Cosine, Muon
 from scratchformer.training import (
-    MUON_OPTIONS, evaluate_language_model, evaluate_transformer_xl, load_corpus, start, write_sample,
+    MUON_OPTIONS,
+    evaluate_language_model,
+    evaluate_transformer_xl,
+    load_corpus,
+    start,
+    write_sample,
 )  # fmt: skip
 
 PRESETS = {
@@ -36,7 +41,9 @@ PRESETS = {
 }  # fmt: skip
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
-    "bytes": dict(type=int, metavar="N", default=0, least=0, help="use the first N bytes; 0: all (default: the preset's)"),
+    "bytes": dict(
+        type=int, metavar="N", default=0, least=0, help="use the first N bytes; 0: all (default: the preset's)"
+    ),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
     **MUON_OPTIONS,
 }

@@ -18,7 +18,7 @@ derivation. One import is enough for all of these. `scratchformer.dispatch` has 
 two functions of your own.
 """
 
-from . import starting  # first  # isort: skip  # noqa: F401
+from .shell import starting  # first  # isort: skip  # noqa: F401
 
 from importlib.util import find_spec
 

@@ -10,11 +10,10 @@ from textwrap import shorten
 from typing import Any
 
 from ..nn import Layer
-from ..ops.checks import shown
 from ..optim.optimizer import Optimizer
-from ..process import one_line
+from ..parallel.numerics import is_record
+from ..shell.text import one_line, shown
 from .metrics import LARGEST_STEP, METRICS, Summary, kept_records
-from .numerics import is_record
 from .snapshot import (
     BEST,
     LAST,
