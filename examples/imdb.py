@@ -23,6 +23,7 @@ program:
 from contextlib import nullcontext
 
 import numpy as np
+from scratchformer.training.stage import as_text
 
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
 from scratchformer.models import Classifier, EvidenceClassifier
@@ -35,7 +36,6 @@ from scratchformer.training import (
     stack_weights,
     stacked,
 )
-from scratchformer.training.stage import as_text
 
 PRESETS = {
     "small": dict(

@@ -524,8 +524,11 @@ everything = Everything()
 @pytest.mark.parametrize(
     "name",
     [
-        *("unittest.mock:call", "scratchformer.commands.cli:main"),
-        "scratchformer.models:LanguageModel.from_pretrained",
+        *(
+            "unittest.mock:call",
+            "scratchformer.commands.cli:main",
+            "scratchformer.models:LanguageModel.from_pretrained",
+        ),
         *("os:system", "builtins:print", "scratchformer.training:save_snapshot", "scratchformer.__main__:main"),
         *(f"{__name__}:{name}" for name in ("Says.loud", "Says.Eager.Model", "everything", "everything.reference")),
     ],
