@@ -17,7 +17,7 @@ program:
 
 from functools import partial
 
-from scratchformer.data import VALIDATION_BYTES, SegmentBatches, TextBatches
+from scratchformer.data import SegmentBatches, TextBatches
 from scratchformer.models import LanguageModel, Llama, TransformerXL
 from scratchformer.optim import Adam, Constant, Cosine, Muon
 from scratchformer.training import (
@@ -58,8 +58,7 @@ def model(run, corpus):
 
 def score(run, replicas, corpus, part):
     evaluate = evaluate_transformer_xl if run.model == "xl" else evaluate_language_model
-    text = corpus.validation[:VALIDATION_BYTES] if part == "validation" else corpus.test
-    return evaluate(replicas, run.scored(part, text))
+    return evaluate(replicas, run.scored(part, getattr(corpus, part)))
 
 
 def main(run):
