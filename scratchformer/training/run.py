@@ -19,23 +19,24 @@ import numpy as np
 
 from ..backend import CPU, Device, array_module, to_cpu
 from ..data import VALIDATION_BYTES
-from ..data.files import expect_no_link, locked, make_folder, remove_unfinished, replacing
 from ..dispatch import fast
 from ..nn import recompute_blocks
-from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive, shown
+from ..ops.checks import expect_at_least, expect_instance, expect_positive
 from ..optim.optimizer import Optimizer
-from ..process import Stopped, one_line, requests_taken, signals_caught, stop
-from ..progress import progress_bar
+from ..parallel.diagnose import Diverged, nonfinite_tensor
+from ..parallel.memory import resident_bytes
+from ..parallel.numerics import as_before, changes, numerics
+from ..parallel.ranks import Elsewhere, Ranks
+from ..parallel.replicas import Replicas
 from ..rng import Key, room_for
-from .diagnose import Diverged, nonfinite_tensor
+from ..shell.files import expect_no_link, locked, make_folder, remove_unfinished, replacing
+from ..shell.process import Stopped, requests_taken, signals_caught, stop
+from ..shell.progress import progress_bar
+from ..shell.text import one_line, shown
 from .estimate import estimate, gpu_need
 from .folder import UNSAVED, holds_run, load_run
-from .memory import resident_bytes
 from .metrics import Metrics, Summary
-from .numerics import as_before, changes, numerics
-from .ranks import Elsewhere, Ranks
 from .readers import MEAN, load_vocabulary, vocabulary_file
-from .replicas import Replicas
 from .settings import COMMON, save_settings
 from .snapshot import (
     BEST,
@@ -52,7 +53,6 @@ from .snapshot import (
     restore,
     save_snapshot,
 )
-
 
 SHADOWED = ("steps", "replicas", "stage")  # settings that are read as `settings[name]`, since a method has the name
 
@@ -289,7 +289,10 @@ class Run:
             count = 1
         elif count is None or (self.ranks.size > 1 and "replicas" not in self.given):
             count = self.ranks.cores()
-        return {"count": count, **{name: getattr(self, name) for name in ("micro_batch", "micro_batches", "precision", "ranks")}}
+        return {
+            "count": count,
+            **{name: getattr(self, name) for name in ("micro_batch", "micro_batches", "precision", "ranks")},
+        }
 
     def steps(
         self,
@@ -320,7 +323,12 @@ class Run:
         expect_parts(replicas, optimizer, batches, select)
         self._replicas, self._optimizer, self._model = replicas, optimizer, replicas.model
         self._batches = batches if hasattr(batches, "state_dict") else None
-        self._metric, self._sign, self._kept, self._log_every = select[0], 1 if select[1] == "max" else -1, keep, log_every
+        self._metric, self._sign, self._kept, self._log_every = (
+            select[0],
+            1 if select[1] == "max" else -1,
+            keep,
+            log_every,
+        )
         try:
             self.begin()
             while self._values["step"] < self.total:
@@ -453,7 +461,12 @@ class Run:
         self._received = self._opened.enter_context(interrupts())
         self._bar = self._opened.enter_context(
             progress_bar(
-                total=self.total, initial=self._values["step"], unit="step", delay=0, leave=True, disable=not ranks.first
+                total=self.total,
+                initial=self._values["step"],
+                unit="step",
+                delay=0,
+                leave=True,
+                disable=not ranks.first,
             )
         )
         self._replicas.note = self.note
@@ -561,7 +574,9 @@ class Run:
                 self._unread.clear()
                 what = ", ".join(f"{name} {value}" for name, value in numbers.items())
                 if measured.step < step or self.device is not CPU:
-                    what += f" (on a GPU they are read only when they are logged, scored or saved; noticed in step {step})"
+                    what += (
+                        f" (on a GPU they are read only when they are logged, scored or saved; noticed in step {step})"
+                    )
                 raise self.diverged(what, measured.step)
         self._unread.clear()
         return numbers
