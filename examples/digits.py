@@ -16,7 +16,7 @@ from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.generation import generate
 from scratchformer.models import SparseTransformer
 from scratchformer.optim import AdamW, Cosine
-from scratchformer.plots import plot_images
+from scratchformer.commands.plots import plot_images
 from scratchformer.training import mean_loss, start
 
 PRESETS = {

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scratchformer import cli
+from scratchformer.commands import cli
 from scratchformer.training.program import Program, load_file, program_in
 
 SECONDS = 600  # after which a program that hangs is ended
