@@ -115,9 +115,7 @@ class Replicas:
         self.scale = 1.0  # of the loss in the present step
         self.loss_scale = LossScale() if precision == "float16" else None
         self.share: float | Array = 1.0  # by which the present gradient is multiplied in `step`
-        self.computed: tuple[Any, Key | None, Any] | None = (
-            None  # the batch, key and loss of a gradient not clipped yet
-        )
+        self.computed: tuple[Any, Key | None, Any] | None = None  # batch, key and loss of a new gradient
         self.skipping = False  # whether the present gradient has overflowed
         self.diverged: Callable[[str], BaseException] = partial(diverged, self.ranks)  # a `Run` puts its own here,
         self.note: Callable[[str], None] = partial(note, self.ranks)  # and here

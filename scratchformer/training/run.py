@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Device, array_module, to_cpu
+from ..data import VALIDATION_BYTES
 from ..dispatch import fast
 from ..nn import recompute_blocks
-from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive
+from ..ops.checks import expect_at_least, expect_instance, expect_positive
 from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import Diverged, nonfinite_tensor
 from ..parallel.memory import resident_bytes
@@ -41,6 +42,7 @@ from .snapshot import (
     BEST,
     LAST,
     NotFinite,
+    Snapshot,
     SnapshotError,
     average_snapshots,
     best_snapshot,
@@ -223,12 +225,15 @@ class Run:
 
         These are all, except of the test part for a run with fewer steps than its preset. Then there are as many as the
         run is trained on, `trained`, but at least `min`. The validation part is always scored as a whole, since a run
-        that is resumed with more steps compares its scores with earlier ones. `scratchformer evaluate` scores all.
+        that is resumed with more steps compares its scores with earlier ones; but of a text, only the first 100,000
+        tokens. `scratchformer evaluate` scores all of the test part.
         items: an array of tokens, or texts, of which `evenly(count)` are taken. trained: by default steps × batch_size,
         for tokens × context. min: by default 20,000 tokens, or 1,000 texts.
         """
         texts = hasattr(items, "evenly")
         size = len(items.labels) if texts else len(items)
+        if part == "validation" and not texts:
+            return items[:VALIDATION_BYTES]
         if part != "test" or self.total >= self.preset_steps:
             return items
         if trained is None:
@@ -405,11 +410,15 @@ class Run:
     def load_weights(self, model: Any, path: Path) -> None:
         """Load the weights of a snapshot into the model. Raises SnapshotError if it was made with other data."""
         snapshot = load_snapshot(path, earlier=True)
+        self.expect_same_data(snapshot)
+        restore(snapshot, model)
+
+    def expect_same_data(self, snapshot: Snapshot) -> None:
+        """Raise SnapshotError if a snapshot was made with other data."""
         for name, here in json.loads(json.dumps(self.identity)).items():
             if (there := snapshot.state.get(name)) != here:
                 there, here = (shorten(repr(value), 100, placeholder="...") for value in (there, here))
-                raise SnapshotError(f"{path} was made with other data: {name} {there} in it, {here} here")
-        restore(snapshot, model)
+                raise SnapshotError(f"{snapshot.path} was made with other data: {name} {there} in it, {here} here")
 
     # What is behind it
 

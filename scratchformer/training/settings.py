@@ -89,7 +89,7 @@ def save_settings(out: Path, settings: Mapping[str, Any]) -> None:
     Anything else that resuming needs, such as the vocabulary, must be written first: a folder without settings may
     be taken by another run.
     """
-    from ..version import __version__  # here, since the package defines it after importing this module
+    from ..version import __version__
 
     make_folder(out)
     files = {name: _digest(out / name) for name in VOCABULARIES if (out / name).is_file()}
