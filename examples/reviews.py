@@ -22,6 +22,7 @@ import math
 from functools import cached_property
 
 import numpy as np
+from scratchformer.training.stage import Stage
 
 from scratchformer.checks import expect_probabilities
 from scratchformer.data import (
@@ -52,7 +53,6 @@ from scratchformer.training import (
     stack_weights,
     stacked,
 )
-from scratchformer.training.stage import Stage
 
 PRESETS = {
     "small": dict(

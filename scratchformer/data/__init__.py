@@ -15,7 +15,6 @@ from .batching import (
     recalling,
     windows,
 )
-from .bpe_dropout import DroppedMerges
 from .digits import Digits, Images, load_digits
 from .download import DataError, NoConnection, fetch, verify
 from .enwik8 import (
@@ -43,7 +42,6 @@ __all__ = [
     "DataError",
     "Digits",
     "DrawnBatches",
-    "DroppedMerges",
     "Evidence",
     "EvidenceBatch",
     "Found",

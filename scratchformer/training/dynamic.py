@@ -25,11 +25,11 @@ from ..models.predictor import Predictor
 from ..ops import IGNORED
 from ..optim import DynamicRMS
 from ..optim.optimizer import Optimizer
+from ..parallel.diagnose import Diverged
 from ..parallel.replicas import Replicas
 from ..rng import Key
 from ..shell.progress import progress_bar
 from .evaluate import predicted_bytes
-from .state import Diverged
 
 
 class ScoredBatch(NamedTuple):
