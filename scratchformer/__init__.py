@@ -30,7 +30,7 @@ from .rng import Key
 from .version import __version__ as __version__
 
 if find_spec(f"{__name__}.kernels"):  # fast twins; without that folder everything runs, slower
-    from . import kernels as kernels
+    from . import fast_twins as fast_twins
 
 __all__ = [
     "CPU",
