@@ -26,7 +26,7 @@ program:
 from argparse import BooleanOptionalAction
 
 from scratchformer.data import SegmentBatches
-from scratchformer.models import LanguageModel, Llama, TransformerXL
+from scratchformer.models import LanguageModel, Llama, NGrams, Recall, TransformerXL
 from scratchformer.training import MUON_OPTIONS, LanguageProgram
 
 PRESETS = {
@@ -114,10 +114,12 @@ class Enwik8(LanguageProgram):
         if self.run.model == "xl":
             return TransformerXL(256, memory=self.run.memory, d_ff=self.run.xl_d_ff, key=key, **sizes, **block)
         recall = [n for n, times in RECALL.items() if n <= self.run.recall for _ in range(times)]
-        more = dict(ngrams=list(range(2, self.run.ngrams + 1)) or None, recall=recall or None)
+        ngrams = list(range(2, self.run.ngrams + 1))
+        embeddings = [{"layer": NGrams, "orders": ngrams}] if ngrams else []
+        embeddings += [{"layer": Recall, "orders": recall}] if recall else []
         if self.run.model == "llama":
-            return Llama(256, key=key, **more, **sizes, **LLAMA[self.run.preset])
-        return LanguageModel(256, key=key, **more, **sizes, **block, **self.sizes("positions"))
+            return Llama(256, key=key, embeddings=embeddings, **sizes, **LLAMA[self.run.preset])
+        return LanguageModel(256, key=key, embeddings=embeddings, **sizes, **block, **self.sizes("positions"))
 
     def make_batches(self, key):
         if self.run.model != "xl":

@@ -86,9 +86,7 @@ class Features(Linear):
     name: ClassVar[str] = "features"
     reach, recalls = 0, ()
 
-    def __init__(
-        self, vocab_size: int | None, d_model: int, width: int, std: float = 1.0, key: Key = Key(0)
-    ) -> None:
+    def __init__(self, vocab_size: int | None, d_model: int, width: int, std: float = 1.0, key: Key = Key(0)) -> None:
         expect_positive(features=width)
         super().__init__(width, d_model, False, key)
         self.width = width

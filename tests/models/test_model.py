@@ -29,9 +29,7 @@ MADE_OF = {
     "SparseTransformer": SIZES | dict(context=4, stride=2),
     "TransformerXL": SIZES | dict(context=4, memory=2),
 }
-BODY = (
-    "positions, dropout, causal, recompute, embedding_std, units, ngrams, buckets, recall, features, block, final_norm"
-)
+BODY = "positions, dropout, causal, recompute, embedding_std, units, embeddings, block, final_norm"
 BLOCK = "norm, wide, d_ff, activation, bias, eps"
 every_model = pytest.mark.parametrize("name", MADE_OF)
 
@@ -59,7 +57,7 @@ def test_the_list_of_the_classifier():
     beginning = r"^Classifier: no option 'n_heads'; expected one of vocab_size, num_classes, "
     with pytest.raises(TypeError, match=beginning) as e:
         Classifier(5, 2, 4, n_heads=2, depth=1, max_length=4)
-    assert str(e.value).endswith(f"d_model, heads, depth, max_length, pool, key, adversarial, {BODY}, {BLOCK}")
+    assert str(e.value).endswith(f"d_model, heads, depth, max_length, pool, key, {BODY}, {BLOCK}")
 
 
 @every_model

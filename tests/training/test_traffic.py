@@ -38,9 +38,12 @@ TEXT = (IDS, TARGETS)
 # Models, and the arrays that their `loss` takes.
 CASES = {
     "LanguageModel": lambda: (models.LanguageModel(V, context=T, dropout=0.1, **SIZES), TEXT),
-    "LanguageModel, n-grams": lambda: (models.LanguageModel(V, context=T, ngrams=(2, 3), **SIZES), TEXT),
+    "LanguageModel, n-grams": lambda: (
+        models.LanguageModel(V, context=T, embeddings=[{"layer": models.NGrams, "orders": (2, 3)}], **SIZES),
+        TEXT,
+    ),
     "LanguageModel, recall": lambda: (
-        models.LanguageModel(V, context=T, recall=[1, 2], **SIZES),
+        models.LanguageModel(V, context=T, embeddings=[{"layer": models.Recall, "orders": [1, 2]}], **SIZES),
         (integers((B, T, 3), V), TARGETS),
     ),
     "LanguageModel, sinusoidal, recompute": lambda: (
@@ -69,10 +72,6 @@ CASES = {
         models.EvidenceClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
         (IDS, normal((B, T, 2)), LENGTHS, integers((B,), 2)),
     ),
-    "Classifier with noise": lambda: (
-        models.Classifier(V, K, max_length=T, dropout=0.1, adversarial=0.1, **SIZES),
-        (IDS, LENGTHS, LABELS),
-    ),
     "Classifier of probabilities": lambda: (
         models.Classifier(V, K, max_length=T, **SIZES),
         (IDS, LENGTHS, np.full((B, K), np.float32(1 / K))),
@@ -94,7 +93,7 @@ CASES = {
         (IDS, LENGTHS, LABELS, SEGMENTS),
     ),
     "EncoderDecoder": lambda: (
-        models.EncoderDecoder(V, d_ff=16, dropout=0.1, r_drop=1.0, **SIZES),
+        models.EncoderDecoder(V, d_ff=16, dropout=0.1, **SIZES),
         (integers((B, S), V), np.array([S, 2, 1]), IDS, TARGETS),
     ),
 }
