@@ -28,6 +28,8 @@ from .compiler import CompileError, compile
 from .dispatch import fast, reference_only
 from .rng import Key
 
+testing.known.learn_from(f"{__name__}.catalogue")
+
 if find_spec(f"{__name__}.kernels"):  # fast twins; without that folder everything runs, slower
     from . import kernels as kernels
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.compiler.derivation import Derivation
 from scratchformer.compiler.javascript_code import javascript_source
 from scratchformer.compiler.numpy_target import NumpyTarget
 from scratchformer.compiler.twins import Twin
 from scratchformer.optim.adam import adam_step
 from scratchformer.rng import Bits
-from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple
 
 COLUMN = {"C": 1, "D": 1, "F": 1, "V": 1}

@@ -7,13 +7,13 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import Array
+from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.compiler import numpy_code
 from scratchformer.compiler.in_place import InPlace
 from scratchformer.compiler.numpy_target import NumpyTarget
 from scratchformer.compiler.twins import Twin
 from scratchformer.dispatch import TwinCache, backward, operation
 from scratchformer.optim.adam import adam_step
-from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple
 
 PRODUCTS = ("attention", "dense", "linear", "relative")
