@@ -18,7 +18,7 @@ derivation. One import is enough for all of these. `scratchformer.dispatch` has 
 two functions of your own.
 """
 
-from . import starting  # first  # isort: skip  # noqa: F401
+from .shell import starting  # first  # isort: skip  # noqa: F401
 
 from importlib.util import find_spec
 
@@ -32,8 +32,6 @@ testing.known.learn_from(f"{__name__}.catalogue")
 
 if find_spec(f"{__name__}.kernels"):  # fast twins; without that folder everything runs, slower
     from . import kernels as kernels
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CPU",

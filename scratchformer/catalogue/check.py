@@ -13,7 +13,7 @@ from typing import Any
 from .. import ops
 from ..backend import CPU, Device
 from ..dispatch import Twin, reference_only
-from ..progress import on_terminal, progress_bar
+from ..shell.progress import on_terminal, progress_bar
 from ..testing.gradcheck import Report, Row, check_gradients, check_layer
 from ..testing.precision import as_type, check_precision
 from . import LAYERS, OPERATIONS, Draw

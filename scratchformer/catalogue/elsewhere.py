@@ -117,9 +117,9 @@ MISTAKES = [
     ),
     Mistake(
         name="gradient accumulation: micro-batches weigh alike, whatever their size",
-        file="training/replicas.py",
+        file="parallel/replicas.py",
         replace={"weight = micro.weight / total": "weight = 1 / len(micro_batches)"},
-        tests="tests/training/test_replicas.py",
+        tests="tests/parallel/test_replicas.py",
     ),
     Mistake(
         name="predictions: left in the order of the texts' lengths",

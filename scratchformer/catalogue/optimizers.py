@@ -21,8 +21,8 @@ from ..optim.clip import scale
 from ..optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
 from ..optim.optimizer import Optimizer
 from ..optim.sgd import sgd_step
+from ..parallel.precision import LARGEST, LossScale
 from ..testing.draw import Sizes
-from ..training.precision import LARGEST, LossScale
 from .derived import shows
 from .entry import DerivationCase, Entry
 

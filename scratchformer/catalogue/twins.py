@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 from .. import nn, ops
 from ..dispatch import fast, twins_of
 from ..testing.draw import Sizes
-from . import affine
 from .entry import SAME_SHAPE, DerivationCase, Entry
 
 
@@ -42,7 +41,7 @@ def naming(op: Callable, cache: str) -> Callable:
 
 def twin_of(op: Any, fast: bool = False) -> Any:
     """The forward of a twin for NumPy arrays; with `fast`, of a compiled one."""
-    others = ".numpy_half", ".numpy_blocks", "compiler.twins"  # their derivations are those of the references
+    others = ".numpy_half", "compiler.twins"  # their derivations are those of the references
     return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(others))
 
 
@@ -51,32 +50,10 @@ def backward_of(twin: Callable) -> Callable:
     return getattr(import_module(twin.__module__), f"{twin.__name__}_backward")  # type: ignore[no-any-return]
 
 
-def linear(d: Sizes) -> DerivationCase:
-    reference = next(entry for entry in affine.ENTRIES if entry.name == "linear")
-    return reference.derivations["linear"](d)
-
-
-def compiled(case: Callable[[Sizes], DerivationCase]) -> Callable[[Sizes], DerivationCase]:
-    """The same case for the twin that runs inside `fast()`. `case` may also be one of the reference."""
-
-    def of_fast_twin(d: Sizes) -> DerivationCase:
-        plain = case(d)
-        with fast():  # registers it
-            op = twin_of(getattr(ops, plain.op.__name__), fast=True)
-        names = {"dense": DENSE}.get(op.__name__, "")
-        return plain._replace(op=naming(op, names), op_backward=plain.op_backward and backward_of(op))
-
-    return of_fast_twin
-
-
-DENSE = "linear kept activation"  # what the caches of its twins have
-
-
-def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
-    names = {name: number for number, name in enumerate(ops.ACTIVATIONS)}
-    x, w, b = d("B T I"), d("I O") / d.scale**2, d("O") / d.scale  # h of order 1: far out, φ is lost in 1 − Φ
-    names["activation"] = names[activation]
-    return of_twin("dense", x, w, b, activation, names=names, cache=DENSE)
+def compiled_linear(d: Sizes) -> DerivationCase:
+    with fast():  # registers the twin
+        op = twin_of(ops.linear, fast=True)
+    return DerivationCase(op, backward_of(op), (d("B T I"), d("I O"), d("O")))
 
 
 def allowed(d: Sizes) -> tuple[ops.Pattern | None, np.ndarray]:
@@ -110,7 +87,7 @@ def compiled_attention(d: Sizes) -> DerivationCase:
     d.sizes |= dict(zip("TS", sorted((d.T, d.S)), strict=True))
     pattern = [None, ops.Causal(), ops.Local(1), ops.Padding(np.array([d.S, d.S - 1]))][d.seed % 4]
     names = {"W": 2, "J": -(-d.S // 2), "I": -(-d.T // 2)}
-    with fast():  # registers the twin
+    with fast():
         op = twin_of(ops.attention, fast=True)
     arrays = d("B H T D"), keys(d, "B G S D"), d("B G S D")
     named = naming(op, "q k v y shift inverse begin end amx")
@@ -145,37 +122,16 @@ def scores_by_place(d: Sizes) -> DerivationCase:
     return DerivationCase(scores_by_place, None, (d("B H T D"), layer, d.S), names)
 
 
-FAST_ERF = """
-if activation == "gelu" and h.dtype == np.float32:
-t = np.abs(h)
-t *= ERF_P * math.sqrt(0.5)
-t += 1
-np.reciprocal(t, out=t)
-np.multiply(t, ERF_POLYNOMIAL[0], out=out)
-for coefficient in ERF_POLYNOMIAL[1:]:
-out += coefficient
-out *= t
-out *= bell(h)
-np.subtract(1, out, out=out)  # erf(|h|/√2)
-np.copysign(out, h, out=out)
-out += 1
-out *= 0.5
-return out
-""".strip()
-HEADS = "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))"
-OTHER_HEADS = {
-    f"{HEADS} -> {HEADS.replace('(q, k, v)', others)}": SAME_SHAPE
-    for others in ("(q, k, k)", "(q, v, k)", "(q, v, v)", "(y, k, v)")
-}
+def other_arrays(line: str, *others: tuple[str, str]) -> dict[str, str]:
+    """Changes of a line, each of which takes the shape of another array: survivors."""
+    return {f"{line} -> {line.replace(right, other, 1)}": SAME_SHAPE for right, other in others}
 
 
-def other_shape(line: str) -> dict[str, str]:
-    """A loop over the groups of a pattern, with the shape of another array than q."""
-    return {f"{line} -> {line.replace('q.shape', f'{other}.shape', 1)}": SAME_SHAPE for other in ("dq", "y")}
-
-
-SIZES = "(_, H, _, D), (_, G, S, _) = q.shape, k.shape"
-RELATIVE_SIZES = "(_, _, T, D), S = q.shape, k.shape[2]"
+HEADS = other_arrays(
+    "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))",
+    *(("(q, k, v)", others) for others in ("(q, k, k)", "(q, v, k)", "(q, v, v)", "(y, k, v)")),
+)
+GROUPS = "for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype"
 TESTS = "tests/kernels/test_twins.py"
 
 ENTRIES = [
@@ -219,33 +175,18 @@ ENTRIES = [
         replace={"if heads.start % shared == 0:": "if True:"},
         tests="tests/kernels/test_twins.py -k grouped",
     )
-    .survivors("attention_backward", {f"{SIZES} -> {SIZES.replace('q', 'y')}": SAME_SHAPE})
-    .survivors("attention_backward", {f"{SIZES} -> {SIZES.replace('k', 'v')}": SAME_SHAPE})
-    .survivors("attention_backward", OTHER_HEADS)
     .survivors(
         "attention_backward",
-        other_shape(
-            "for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True):"
-        ),
+        HEADS
+        | other_arrays("(_, H, _, D), (_, G, S, _) = q.shape, k.shape", ("q.", "y."), ("k.", "v."))
+        | other_arrays(f"{GROUPS}, shared), bounds, strict=True):", ("q.shape", "dq.shape"), ("q.shape", "y.shape")),
     ),
     Entry(
-        "dense.numpy",
-        "kernels/numpy_dense.py",
-        tests=f"{TESTS} tests/ops/test_dense.py tests/ops/test_all_operations.py -k dense",
+        "gelu.numpy",
+        "kernels/numpy_gelu.py",
+        tests=f"{TESTS} tests/ops/test_activations.py tests/ops/test_all_operations.py -k gelu",
         helpers=True,
-    )
-    .derivation("", dense)
-    .derivation("gelu", partial(dense, activation="gelu"))
-    .derivation("gelu_tanh", partial(dense, activation="gelu_tanh"))
-    .derivation("silu", partial(dense, activation="silu"))
-    .mistake(
-        "A bias of one number is spread over all columns",
-        "A bias of the wrong shape is accepted.",
-        name="a kernel: a bias of one number is spread over all columns",
-        replace={" and (b is None or b.shape == w.shape[1:])": ""},
-        tests="tests/ops/test_dense.py",
-    )
-    .survivors("cdf", {f"{FAST_ERF} -> pass": "the way for float64 gives the same in more time"}),
+    ).derivation("", lambda d: of_twin("gelu", d("B T C") / d.scale)),  # of order 1: far out, φ is lost in 1 − Φ
     Entry(
         "relative_attention.numpy",
         "kernels/numpy_relative.py",
@@ -259,18 +200,12 @@ ENTRIES = [
         replace={"            dr[heads][near] += (db": "            dr[heads][near] = (db"},
         tests="tests/kernels/test_twins.py -k relative",
     )
-    .survivors("relative_attention_backward", OTHER_HEADS)
     .survivors(
         "relative_attention_backward",
-        other_shape("for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype), bounds, strict=True):"),
-    )
-    .survivors(
-        "relative_attention_backward",
-        {
-            f"{RELATIVE_SIZES} -> {RELATIVE_SIZES.replace('q', 'y')}": SAME_SHAPE,
-            f"{RELATIVE_SIZES} -> {RELATIVE_SIZES.replace('k', 'v')}": "v is as long as k",
-            "shifted(db)[...] = da -> shifted(db)[...] += da": "db is 0 before",
-        },
+        HEADS
+        | other_arrays("(_, _, T, D), S = q.shape, k.shape[2]", ("q.", "y."), ("k.", "v."))
+        | other_arrays(f"{GROUPS}), bounds, strict=True):", ("q.shape", "dq.shape"), ("q.shape", "y.shape"))
+        | {"shifted(db)[...] = da -> shifted(db)[...] += da": "db is 0 before"},
     ),
     Entry("scores_by_place.numpy", "kernels/numpy_extend.py")
     .derivation("", scores_by_place)
@@ -292,16 +227,10 @@ ENTRIES = [
 ]
 if find_spec("numba"):
     ENTRIES += [
-        Entry("linear.numba", "kernels/numba_linear.py", tests=f"{TESTS} -k linear").derivation("", compiled(linear)),
-        Entry("dense.numba", "kernels/numba_dense.py", tests=f"{TESTS} -k dense")
-        .derivation("", compiled(dense))
-        .derivation("gelu", compiled(partial(dense, activation="gelu")))
-        .derivation("gelu_tanh", compiled(partial(dense, activation="gelu_tanh")))
-        .derivation("silu", compiled(partial(dense, activation="silu"))),
+        Entry("linear.numba", "kernels/numba_linear.py", tests=f"{TESTS} -k linear").derivation("", compiled_linear),
         Entry(
             "attention.numba", "kernels/numba_attention.py", tests="tests/kernels/test_numba_attention.py"
         ).derivation("", compiled_attention),
-        # Parts of the backwards of several twins.
-        Entry("activations.numba", "kernels/numba_activations.py", tests=f"{TESTS} -k dense"),
+        # A part of it, for another processor.
         Entry("amx.numba", "kernels/numba_amx.py", tests="tests/kernels/test_numba_attention.py"),
     ]

@@ -10,7 +10,7 @@ from scratchformer import ops
 from scratchformer.backend import CPU, array_module
 from scratchformer.catalogue import OPERATIONS, Draw, check
 from scratchformer.catalogue.check import check_cases
-from scratchformer.cli import main
+from scratchformer.commands.cli import main
 from scratchformer.dispatch import Twin, TwinCache, reference_only, twins_of
 from scratchformer.nn import Linear
 from scratchformer.testing.contracts import as_tuple
