@@ -29,6 +29,8 @@ from .dispatch import fast, reference_only
 from .rng import Key
 from .version import __version__ as __version__
 
+testing.known.learn_from(f"{__name__}.catalogue")
+
 if find_spec(f"{__name__}.kernels"):  # fast twins; without that folder everything runs, slower
     from . import fast_twins as fast_twins
 

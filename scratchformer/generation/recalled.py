@@ -10,7 +10,7 @@ import numpy as np
 
 def recall_orders(model: Any) -> Sequence[int]:
     """The lengths of n-grams of a model with recall; () for any other model."""
-    return getattr(getattr(model, "body", None), "recall_orders", ())
+    return getattr(getattr(model, "body", None), "recalls", ())
 
 
 class RecalledTexts:

@@ -104,7 +104,7 @@ class Body(Model):
         recompute: bool = False,
         embedding_std: float = 1.0,
         units: int | None = None,
-        embeddings: Sequence[Mapping[str, Any]] = (),
+        embeddings: Sequence[Mapping[str, Any]] | None = None,
         block: Callable[..., Layer] = TransformerBlock,
         final_norm: Callable[[int], Layer] | None = None,
         key: Key = Key(0),
@@ -130,7 +130,7 @@ class Body(Model):
             tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
         elif units is not None:
             tokens = Linear(units, d_model, key=fold(key, "tokens"))
-        further = [made(each, vocab_size, d_model, embedding_std, key) for each in expect_embeddings(embeddings)]
+        further = [made(each, vocab_size, d_model, embedding_std, key) for each in expect_embeddings(embeddings or [])]
         layer = positions if isinstance(positions, Layer) else kinds[positions]()
         self.embedding = EmbeddingSum([tokens, *further], layer, dropout=Dropout(dropout))
         if positions == "relative":

@@ -195,7 +195,7 @@ def _places(model: Layer, kind: type) -> Iterator[_Place]:
             continue
         seen.add(id(layer))
         attributes = layer.named_attributes().items()
-        parts = {name: value for name, value in attributes if name != "config"}  # config: the arguments of a Model
+        parts = {name: value for name, value in attributes if name != "config"}  # which has the arguments of a Model
         yield from _places_in(layer, parts, f"{prefix}." if prefix else "", kind)
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.models import BidirectionalClassifier, BidirectionalLanguageModel, LanguageModel
+from scratchformer.models import BidirectionalClassifier, BidirectionalLanguageModel, LanguageModel, Recall
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import Frozen, RMSNorm
 from scratchformer.ops import IGNORED
@@ -177,8 +177,8 @@ def test_wrong_arguments():
     with pytest.raises(TypeError, match="model: expected a LanguageModel or a class derived from it"):
         language_model(model=lambda *sizes, **options: LanguageModel(*sizes, **options))
     for make in (language_model, classifier):
-        with pytest.raises(ValueError, match="recall: expected None"):
-            make(recall=[2, 3])
+        with pytest.raises(ValueError, match="embeddings: expected none that recalls"):
+            make(embeddings=[{"layer": Recall, "orders": [2, 3]}])
     for wrong in {"units": 3}, {"pool": "none"}:
         with pytest.raises(ValueError, match=f"{min(wrong)}: expected "):
             classifier(**wrong)

@@ -5,7 +5,7 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.models import Classifier, EvidenceClassifier, LanguageModel, Llama, SparseTransformer
+from scratchformer.models import Classifier, EvidenceClassifier, LanguageModel, Llama, NGrams, SparseTransformer
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import RMSNorm
 from scratchformer.ops.cross_entropy import IGNORED
@@ -252,6 +252,7 @@ def test_units_that_do_not_fit(device):
         model.loss(to_device(UNITS, device), None, to_device(np.array([0, IGNORED]), device))
 
 
+NGRAMS = [{"layer": NGrams, "orders": [2], "buckets": 64}]
 LLAMA = dict(causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm)
 
 
@@ -259,7 +260,7 @@ LLAMA = dict(causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm
     ("pretrained", "options"),
     [
         (Llama(V, 8, 2, 2, T, key=Key(1)), LLAMA),
-        (LanguageModel(V, 8, 2, 2, T, norm="pre", ngrams=[2], buckets=64), dict(norm="pre", ngrams=[2], buckets=64)),
+        (LanguageModel(V, 8, 2, 2, T, norm="pre", embeddings=NGRAMS), dict(norm="pre", embeddings=NGRAMS)),
     ],
 )
 def test_it_starts_from_a_language_model(pretrained, options):
@@ -278,7 +279,7 @@ def test_it_starts_from_a_language_model(pretrained, options):
     np.testing.assert_allclose(y, pretrained.body(ids), rtol=1e-5, atol=1e-6)
     reader.zero_grad()
     reader.body.backward(np.random.default_rng(0).standard_normal(y.shape, np.float32), cache)
-    assert reader.body.features.w.grad.all()  # it can be learned
+    assert reader.body.further[-1].w.grad.all()  # it can be learned
 
 
 @pytest.mark.parametrize(

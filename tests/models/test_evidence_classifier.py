@@ -3,7 +3,7 @@ import pytest
 
 from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import EvidenceBatch, Labelled
-from scratchformer.models import Classifier, EvidenceClassifier
+from scratchformer.models import Classifier, EvidenceClassifier, Features
 from scratchformer.nn import Frozen
 from scratchformer.rng import Key
 from scratchformer.training import Replicas, evaluate_classifier, load_model, save_snapshot
@@ -31,7 +31,9 @@ def batch(device, seed=0, padding=(0, 0.0)):
 def test_it_is_a_classifier_with_features(device, pool):
     """In evaluation and in training."""
     model = make(device, pool=pool, dropout=0.3)
-    deep = Classifier(V, 2, 8, 2, 2, T, pool, key=Key(1), features=I, dropout=0.3).to(device, np.float64)
+    deep = Classifier(V, 2, 8, 2, 2, T, pool, key=Key(1), embeddings=[{"layer": Features, "width": I}], dropout=0.3).to(
+        device, np.float64
+    )
     deep.load_state_dict(model.state_dict())
     ids, evidence, lengths = batch(device)
     for key in (None, Key(3)):

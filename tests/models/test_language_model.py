@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.models import LanguageModel
+from scratchformer.models import LanguageModel, NGrams
 from scratchformer.ops.cross_entropy import IGNORED
 from scratchformer.rng import Key
 
@@ -20,7 +20,13 @@ def make(device, **options):
 @NORMS
 @pytest.mark.parametrize(
     "options",
-    [{}, {"wide": True, "positions": "sinusoidal"}, {"positions": "relative"}, {"recompute": True}, {"ngrams": [2, 3]}],
+    [
+        {},
+        {"wide": True, "positions": "sinusoidal"},
+        {"positions": "relative"},
+        {"recompute": True},
+        {"embeddings": [{"layer": NGrams, "orders": [2, 3]}]},
+    ],
 )
 def test_the_future_has_no_influence(norm, options, device):
     """When the tokens from t + 1 on change, the logits up to t stay the same and those at t + 1 change."""
