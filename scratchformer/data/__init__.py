@@ -2,7 +2,7 @@
 
 from .batching import (
     DrawnBatches,
-    EvidenceBatch,
+    Labelled,
     LabelledBatch,
     LabelledBatches,
     SegmentBatch,
@@ -26,8 +26,7 @@ from .enwik8 import (
     load_enwik8,
     load_standard_library,
 )
-from .evidence import Evidence, Found, find_evidence, fit_evidence
-from .imdb import Imdb, Labelled, load_imdb, load_imdb_subwords, read_reviews, read_splits
+from .imdb import Imdb, load_imdb, load_imdb_subwords, read_reviews, read_splits
 from .masked import MaskedBatch, MaskedBatches, single_texts
 from .multi30k import Multi30k, Pairs, load_multi30k
 from .photos import load_photos
@@ -43,9 +42,6 @@ __all__ = [
     "Digits",
     "DrawnBatches",
     "DroppedMerges",
-    "Evidence",
-    "EvidenceBatch",
-    "Found",
     "Images",
     "Imdb",
     "Labelled",
@@ -70,8 +66,6 @@ __all__ = [
     "cache_dir",
     "encode_pairs",
     "fetch",
-    "find_evidence",
-    "fit_evidence",
     "in_order",
     "joined",
     "load_bytes",

@@ -118,10 +118,11 @@ class DecoderCache:
         expect_positive(length=length, copies=copies)
         length, copies = int(length), int(copies)
         self.model, self.device, self.length = model, model.device, 0
+        self.vocab_size = model.config["vocab_size"]
         self.room, self.copies, self.rows = length, copies, len(source) * copies
         source, lengths = expect_array("source", source), expect_array("lengths", lengths)
         model.check_source(source, lengths)
-        expect_ids("source", source, model.config["vocab_size"])
+        expect_ids("source", source, self.vocab_size)
         lengths = to_device(lengths, self.device)
         with checked_on_host():
             memory, _ = model.encode(to_device(source, self.device), lengths)
@@ -141,7 +142,7 @@ class DecoderCache:
         IndexError if one is out of range.
         """
         ids = ids if hasattr(ids, "dtype") else expect_array("ids", ids)
-        expect_next(ids, self.rows, self.model.config["vocab_size"], self.model.tokens.table.data)
+        expect_next(ids, self.rows, self.vocab_size, self.model.tokens.table.data)
         if (total := self.length + ids.shape[1]) > self.room:
             raise ValueError(f"ids: expected at most {self.room} target tokens, the length of the cache, got {total}")
         with checked_on_host():

@@ -30,7 +30,6 @@ from .snapshot import (
     restore,
     save_snapshot,
 )
-from .stacking import stack_weights, stacked
 from .stage import MUON_OPTIONS, VALIDATION_OPTION
 from .state import Diverged
 
@@ -67,7 +66,5 @@ __all__ = [
     "restore",
     "save_snapshot",
     "scores_of_classes",
-    "stack_weights",
-    "stacked",
     "train",
 ]

@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module
+from ..models import Classifier, LanguageModel, Llama, Model
+from ..models.predictor import ClassPredictor
 from ..ops.checks import expect_ids, expect_instance, expect_shape, shown
 from ..rng import Key, fold
-from .classifier import Classifier
-from .language_model import LanguageModel
-from .llama import Llama
-from .model import Model
-from .predictor import ClassPredictor
 
 
 class BothCache(NamedTuple):
