@@ -6,8 +6,7 @@ scored. With --models 2 a second model is trained after the first, from other we
 translate together; each has a subfolder in the run's folder. With --models 2 --backwards 1 the second model writes from
 the end of a sentence to its beginning. Then each direction proposes translations, and all models judge them. With
 --neighbours 32 the scored translations also use the tokens that followed at the 32 most similar places of the training
-pairs. The preset hour has three models, the last of which writes backwards, and 32 neighbours. With --bpe-dropout 0.1
-words are split differently in each epoch.
+pairs. The preset hour has three models, the last of which writes backwards, and 32 neighbours.
 
 BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
 Without --data the official files are downloaded.
@@ -15,7 +14,7 @@ Without --data the official files are downloaded.
 
 from functools import cached_property
 
-from scratchformer.data import DroppedMerges, Subwords, TranslationBatches, encode_pairs, load_multi30k
+from scratchformer.data import Subwords, TranslationBatches, encode_pairs, load_multi30k
 from scratchformer.generation import bleu, printable, translate, with_neighbours
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
@@ -38,7 +37,7 @@ PRESETS = {
         tokens=25_000, max_length=128, lr=7e-4, warmup=4000, steps=100_000, average=5, beam=4, length_penalty=0.6,
     ),
 }  # fmt: skip
-SIZES = ("d_model", "heads", "depth", "d_ff", "dropout", "norm", "r_drop")
+SIZES = ("d_model", "heads", "depth", "d_ff", "dropout", "norm")
 OPTIONS = {
     **MUON_OPTIONS,
     **MODELS_OPTION,
@@ -61,22 +60,6 @@ OPTIONS = {
         "of the training pairs (0: none; default: the preset's)",
     ),
     "norm": dict(choices=("post", "pre"), default="post", help="of the blocks (default: the preset's)"),
-    "r-drop": dict(
-        type=float,
-        default=0.0,
-        metavar="A",
-        least=0,
-        most=1000,
-        help="predict twice, under two draws of dropout, and weigh their divergence by A (default: the preset's)",
-    ),
-    "bpe-dropout": dict(
-        type=float,
-        default=0.0,
-        metavar="P",
-        least=0,
-        most=0.9,
-        help="probability of skipping a merge of sub-words in training (0)",
-    ),
 }
 
 
@@ -122,11 +105,7 @@ class Translate(Ensemble):
             raise ValueError(
                 f"--neighbours: expected at most the {known:,} tokens of the pairs, got {self.run.neighbours}"
             )
-        dropped = None
-        if self.run.bpe_dropout:
-            texts = self.data.train.source + self.data.train.target
-            dropped = DroppedMerges(self.vocabulary, texts, self.run.bpe_dropout, key.fold("dropped merges"))
-        return TranslationBatches(training, self.run.tokens, self.vocabulary, key, dropped, self.backwards)
+        return TranslationBatches(training, self.run.tokens, self.vocabulary, key, self.backwards)
 
     def largest_batch(self):
         batches = map(self.batches.batch, range(len(self.batches)))

@@ -31,7 +31,6 @@ from ..ops.checks import (
     expect_floating,
     expect_fraction,
     expect_ids,
-    expect_like,
     expect_number,
     expect_one_of,
     expect_positive,
@@ -200,21 +199,12 @@ class Body(Model):
         key: Key | None = None,
         memory: Array | None = None,
         features: Array | None = None,
-        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, BodyCache]:
-        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`. features: (B, T, I).
-
-        noise: a function of what enters the blocks, (B, T, C); what it returns, of the same shape, is added to it as a
-        constant, which has no gradient.
-        """
+        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`. features: (B, T, I)."""
         self.check(ids, rows=self.recall is not None)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
         x, embedding = self.embedding.forward(*self.inputs(ids, features=features), key=fold(key, "embedding"))
-        if noise is not None:
-            r = noise(x)
-            expect_like("noise", r, x.shape)
-            x, _ = ops.add(x, r)
         pattern = and_causal(pattern) if self.causal else pattern
         x, stack = self.stack.forward(x, key=fold(key, "block"), memories=memory, pattern=pattern)
         return x, BodyCache(embedding, stack)

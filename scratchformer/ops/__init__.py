@@ -46,7 +46,6 @@ from .gather import gather, gather_backward
 from .layernorm import layernorm, layernorm_backward
 from .linear import linear, linear_backward
 from .ngrams import ngram_buckets, recall
-from .noise import adversarial_noise
 from .patterns import Causal, Full, Local, Padding, Pattern, Strided
 from .pooling import max_pool, max_pool_backward, mean_pool, mean_pool_backward
 from .positions import sinusoidal_positions
@@ -58,7 +57,6 @@ from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backwar
 from .sparse_patterns import BlockEnds, Edges, Heads, SameBlock
 from .squared_relu import squared_relu, squared_relu_backward
 from .swiglu import swiglu, swiglu_backward
-from .symmetric_kl import symmetric_kl, symmetric_kl_backward
 
 __all__ = [
     "ACTIVATIONS",
@@ -77,7 +75,6 @@ __all__ = [
     "activation_pair",
     "add",
     "add_backward",
-    "adversarial_noise",
     "attention",
     "attention_backward",
     "cross_entropy",
@@ -128,8 +125,6 @@ __all__ = [
     "squared_relu_backward",
     "swiglu",
     "swiglu_backward",
-    "symmetric_kl",
-    "symmetric_kl_backward",
     "tanh",
     "tanh_backward",
 ]

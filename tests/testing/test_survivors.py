@@ -52,7 +52,6 @@ TESTS = {
     "-k soft_cross_entropy",
     "ops/softmax.py": f"tests/ops/test_softmax.py {EVERY_OPERATION} {PRECISION} -k 'softmax or large_scores'",
     "ops/squared_relu.py": f"tests/ops/test_squared_relu.py {EVERY_OPERATION} {PRECISION} -k squared_relu",
-    "ops/symmetric_kl.py": f"tests/ops/test_symmetric_kl.py {EVERY_OPERATION} {PRECISION} -k symmetric_kl",
     "ops/swiglu.py": f"tests/ops/test_swiglu.py {EVERY_OPERATION} -k swiglu",
     "kernels/numba_activations.py": f"{TWINS} -k dense",
     "kernels/numba_amx.py": "tests/kernels/test_numba_attention.py",
