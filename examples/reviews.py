@@ -210,7 +210,7 @@ class PseudoLabelled(LabelledBatches):
         if state.keys() != {"labels"}:
             raise ValueError(f"pseudo-labels: expected a state with labels, got {', '.join(state) or 'an empty one'}")
         expect_probabilities("pseudo-labels", state["labels"], self.dataset.labels.shape)
-        self.dataset = self.dataset._replace(labels=state["labels"])
+        self.dataset = replace(self.dataset, labels=state["labels"])
 
 
 class SelfTraining(Classification):

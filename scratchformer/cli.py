@@ -335,7 +335,8 @@ def text_before(args: argparse.Namespace) -> Any:
 
 
 def translate(args: argparse.Namespace) -> None:
-    from . import generation
+    from .generation import printable
+    from .records import translate_together
     from .training.ranks import Ranks
     from .training.readers import load_translators
     from .training.settings import read_settings
@@ -355,11 +356,11 @@ def translate(args: argparse.Namespace) -> None:
         models = [placed(model, args) for model in models]
         sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
         try:
-            found = iter(generation.translate(models, subwords, sentences, **options, ranks=ranks))
+            found = iter(translate_together(models, subwords, sentences, **options, ranks=ranks))
         except ValueError as error:
             raise ValueError(of_line(str(error), lines)) from error
         for line in lines:
-            print(generation.printable(next(found)) if line else "")
+            print(printable(next(found)) if line else "")
 
 
 def of_line(message: str, lines: list[str]) -> str:

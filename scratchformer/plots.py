@@ -17,11 +17,12 @@ from .data.files import expect_no_link, replacing
 from .data.subwords import BEGIN, END
 from .dispatch import reference_only
 from .generation import beam_search
-from .models import Classifier, EncoderDecoder, EvidenceClassifier, LanguageModel
+from .models import Classifier, EncoderDecoder, LanguageModel
 from .nn.recompute import RecomputeCache
 from .ops import sinusoidal_positions
 from .ops.checks import printable
 from .process import one_line
+from .records import EvidenceClassifier
 from .training import best_snapshot, load_model, read_metrics
 from .training.readers import load_reader, load_vocabulary, reads_text
 from .training.settings import read_settings

@@ -172,8 +172,8 @@ class Labelled:
     ids: list[np.ndarray]
     labels: np.ndarray
 
-    def chosen(self, indices: Sequence[int]) -> Labelled:
-        """The texts with these indices."""
+    def chosen(self, indices: Any) -> Labelled:
+        """The texts with these indices, a list of integers."""
         return replace(self, ids=[self.ids[i] for i in indices], labels=np.asarray(self.labels)[indices])
 
     def evenly(self, count: int) -> Labelled:
@@ -183,8 +183,8 @@ class Labelled:
             raise ValueError(f"count: expected at most the {len(self.labels)} texts, got {count}")
         return self.chosen((np.arange(int(count)) * len(self.labels) // int(count or 1)).tolist())
 
-    def batch(self, indices: Sequence[int], cut: Callable[[np.ndarray], np.ndarray]) -> Any:
-        """The texts with these indices as a batch; `cut` shortens what comes with each word of a text."""
+    def batch(self, indices: Any, cut: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """The texts with these indices, integers, as a batch; `cut` shortens what comes with each word of a text."""
         texts = [cut(self.ids[i]) for i in indices]
         labels = np.asarray(self.labels)
         kind = np.float32 if labels.ndim == 2 and labels.dtype.kind == "f" else np.int64

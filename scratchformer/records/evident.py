@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,11 +70,11 @@ class Evident(Labelled):
     evidence: Sequence[np.ndarray] = ()
     logits: np.ndarray = field(default_factory=lambda: np.empty(0))
 
-    def chosen(self, indices: Sequence[int]) -> Evident:
+    def chosen(self, indices: Any) -> Evident:
         texts = Labelled(self.ids, self.labels).chosen(indices)
         return Evident(texts.ids, texts.labels, [self.evidence[i] for i in indices], self.logits[indices])
 
-    def batch(self, indices: Sequence[int], cut: Callable[[np.ndarray], np.ndarray]) -> EvidenceBatch:
+    def batch(self, indices: Any, cut: Callable[[np.ndarray], np.ndarray]) -> EvidenceBatch:
         ids, lengths, labels = super().batch(indices, cut)
         return EvidenceBatch(ids, padded([cut(self.evidence[i]) for i in indices], 0, np.float32), lengths, labels)
 

@@ -120,13 +120,12 @@ def search_together(
 
 
 def translate_together(
-    models: Sequence[EncoderDecoder], subwords: Subwords, sentences: list[str], *arguments: Any, **options: Any
+    models: Sequence[EncoderDecoder], subwords: Subwords, sentences: list[str], **options: Any
 ) -> list[str]:
-    """The translations of `sentences` by `choose_translations`. The other arguments are those of `translate`."""
+    """The translations of `sentences` by `choose_translations`. options: those of `generation.translate`."""
     expect_together(models)
-    return translate(
-        models[0], subwords, sentences, *arguments, search=functools.partial(choose_translations, models), **options
-    )
+    chosen = functools.partial(choose_translations, models)
+    return translate(models[0], subwords, sentences, search=chosen, **options)
 
 
 def choose_translations(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import models, nn, ops
+from .. import models, nn, ops, records
 from ..backend import CPU, Array, Device, to_device
 from ..dispatch import Twin, reference_only
 from ..progress import on_terminal, progress_bar
@@ -372,12 +372,12 @@ def _classifier_of_units(d: Draw, **options: Any) -> LayerCase:
 
 
 def _evidence_classifier(d: Draw, **options: Any) -> LayerCase:
-    model = models.EvidenceClassifier(d.V, d.I, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
+    model = records.EvidenceClassifier(d.V, d.I, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
     return LayerCase(model, (d.integers("B T", d.V), d("B T I"), d.lengths()), {"key": d.key})
 
 
 def _bidirectional_classifier(d: Draw, **options: Any) -> LayerCase:
-    model = models.BidirectionalClassifier(d.V, d.K, d.C, d.H, 1, d.T + 1, key=Key(d.seed), causal=True, **options)
+    model = records.BidirectionalClassifier(d.V, d.K, d.C, d.H, 1, d.T + 1, key=Key(d.seed), causal=True, **options)
     return LayerCase(model, (d.integers("B T", d.V), d.lengths()))
 
 
@@ -513,7 +513,7 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "EvidenceClassifier, mean": partial(_evidence_classifier, dropout=0.2),
     "EvidenceClassifier, max, pre": partial(_evidence_classifier, pool="max", norm="pre", ngrams=[2], buckets=3),
     "BidirectionalLanguageModel": lambda d: LayerCase(
-        models.BidirectionalLanguageModel(d.V, d.C, d.H, 1, d.T + 1, models.LanguageModel, Key(d.seed)),
+        records.BidirectionalLanguageModel(d.V, d.C, d.H, 1, d.T + 1, models.LanguageModel, Key(d.seed)),
         (d.integers("B T", d.V),),
         {"key": d.key},
     ),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import scratchformer
-from scratchformer import models
+from scratchformer import models, records
 from scratchformer.backend import CPU, DeviceError, get_device, to_device
 from scratchformer.data import Labelled
 from scratchformer.generation import generate
@@ -66,7 +66,7 @@ CASES = {
         (normal((B, T, 4)), LENGTHS, LABELS),
     ),
     "EvidenceClassifier": lambda: (
-        models.EvidenceClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
+        records.EvidenceClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
         (IDS, normal((B, T, 2)), LENGTHS, integers((B,), 2)),
     ),
     "Classifier of probabilities": lambda: (
@@ -74,11 +74,11 @@ CASES = {
         (IDS, LENGTHS, np.full((B, K), np.float32(1 / K))),
     ),
     "BidirectionalLanguageModel": lambda: (
-        models.BidirectionalLanguageModel(V, context=T, dropout=0.1, **SIZES),
+        records.BidirectionalLanguageModel(V, context=T, dropout=0.1, **SIZES),
         (IDS, integers((B, T), V)),
     ),
     "BidirectionalClassifier": lambda: (
-        models.BidirectionalClassifier(V, K, max_length=T, dropout=0.1, **SIZES),
+        records.BidirectionalClassifier(V, K, max_length=T, dropout=0.1, **SIZES),
         (IDS, LENGTHS, LABELS),
     ),
     "BertPretraining": lambda: (
