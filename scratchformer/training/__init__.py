@@ -1,7 +1,7 @@
 """Training: the loop, replicas, snapshots, metrics, and programs made of them."""
 
+from .diagnose import Diverged
 from .dynamic import evaluate_dynamic, observe_gradients
-from .ensemble import MODELS_OPTION, Ensemble
 from .estimate import Estimate, estimate
 from .evaluate import (
     evaluate_classifier,
@@ -13,12 +13,12 @@ from .evaluate import (
     predict_classes,
     scores_of_classes,
 )
-from .language import LanguageProgram
-from .loop import train
+from .language import load_corpus, score_dynamically, write_sample
 from .metrics import Metrics, read_metrics
 from .precision import LossScale
-from .program import Program
 from .replicas import Replicas
+from .run import Run
+from .settings import MUON_OPTIONS, VALIDATION_OPTION
 from .snapshot import (
     Snapshot,
     SnapshotError,
@@ -30,21 +30,17 @@ from .snapshot import (
     restore,
     save_snapshot,
 )
-from .stage import MUON_OPTIONS, VALIDATION_OPTION
-from .state import Diverged
+from .start import start
 
 __all__ = [
-    "MODELS_OPTION",
     "MUON_OPTIONS",
     "VALIDATION_OPTION",
     "Diverged",
-    "Ensemble",
     "Estimate",
-    "LanguageProgram",
     "LossScale",
     "Metrics",
-    "Program",
     "Replicas",
+    "Run",
     "Snapshot",
     "SnapshotError",
     "average_snapshots",
@@ -57,6 +53,7 @@ __all__ = [
     "evaluate_transformer_xl",
     "evaluate_translation",
     "kept_snapshots",
+    "load_corpus",
     "load_model",
     "load_snapshot",
     "mean_loss",
@@ -65,6 +62,8 @@ __all__ = [
     "read_metrics",
     "restore",
     "save_snapshot",
+    "score_dynamically",
     "scores_of_classes",
-    "train",
+    "start",
+    "write_sample",
 ]

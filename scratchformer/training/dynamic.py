@@ -27,9 +27,9 @@ from ..optim import DynamicRMS
 from ..optim.optimizer import Optimizer
 from ..progress import progress_bar
 from ..rng import Key
+from .diagnose import Diverged
 from .evaluate import predicted_bytes
 from .replicas import Replicas
-from .state import Diverged
 
 
 class ScoredBatch(NamedTuple):
