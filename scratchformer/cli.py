@@ -337,8 +337,8 @@ def text_before(args: argparse.Namespace) -> Any:
 def translate(args: argparse.Namespace) -> None:
     from .generation import printable
     from .records import translate_together
+    from .records.ensembles import load_translators
     from .training.ranks import Ranks
-    from .training.readers import load_translators
     from .training.settings import read_settings
 
     run = Path(args.run_folder)

@@ -6,14 +6,17 @@ known translations; and what followed earlier n-grams of a text.
 """
 
 from .bidirectional import BidirectionalClassifier, BidirectionalLanguageModel
+from .ensembles import MODELS_OPTION, load_finished, member, other_members
 from .evidence import Evidence, Found, find_evidence, fit_evidence
 from .evidence_classifier import EvidenceClassifier
 from .evident import EvidenceBatch, Evident, with_evidence
 from .neighbours import with_neighbours
+from .pseudo_labels import PseudoLabelled, Reviews
 from .stacking import stack_weights, stacked
 from .translators import BackwardEncoderDecoder, as_written, search_together, translate_together
 
 __all__ = [
+    "MODELS_OPTION",
     "BackwardEncoderDecoder",
     "BidirectionalClassifier",
     "BidirectionalLanguageModel",
@@ -22,9 +25,14 @@ __all__ = [
     "EvidenceClassifier",
     "Evident",
     "Found",
+    "PseudoLabelled",
+    "Reviews",
     "as_written",
     "find_evidence",
     "fit_evidence",
+    "load_finished",
+    "member",
+    "other_members",
     "search_together",
     "stack_weights",
     "stacked",
