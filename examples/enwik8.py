@@ -1,9 +1,9 @@
 """Train a transformer on the bytes of Wikipedia (enwik8), then let it write.
 
---model llama trains a Llama. --model xl trains a Transformer-XL, which reads the text in order and keeps a memory of it.
-The preset small uses the first 4,000,000 bytes of the text; --bytes 0 uses all of it. Without --data the official
-archive is downloaded; without a network, the program says so and trains on the sources of Python's standard library, as
-with --data stdlib.
+--model llama trains a Llama; --model xl a Transformer-XL, which reads the text in order and keeps a memory of it. The
+preset small uses the first 4,000,000 bytes of the text; --bytes 0 uses all of it. Without --data the official archive
+is downloaded; without a network, the program says so and trains on the sources of Python's standard library, as with
+--data stdlib.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/generate.py),
 with the width and the number of steps given in the tutorial. Adam's learning rate rises to 1e-4 over 5,000 texts (156
@@ -17,11 +17,16 @@ program:
 
 from functools import partial
 
-from scratchformer.data import VALIDATION_BYTES, SegmentBatches, TextBatches
+from scratchformer.data import SegmentBatches, TextBatches
 from scratchformer.models import LanguageModel, Llama, TransformerXL
 from scratchformer.optim import Adam, Constant, Cosine, Muon
 from scratchformer.training import (
-    MUON_OPTIONS, evaluate_language_model, evaluate_transformer_xl, load_corpus, start, write_sample,
+    MUON_OPTIONS,
+    evaluate_language_model,
+    evaluate_transformer_xl,
+    load_corpus,
+    start,
+    write_sample,
 )  # fmt: skip
 
 PRESETS = {
@@ -36,7 +41,7 @@ PRESETS = {
 }  # fmt: skip
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
-    "bytes": dict(type=int, metavar="N", default=0, least=0, help="use the first N bytes; 0: all (default: the preset's)"),
+    "bytes": dict(type=int, metavar="N", default=0, least=0, help="the first N bytes; 0: all (default: the preset's)"),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
     **MUON_OPTIONS,
 }
@@ -58,8 +63,7 @@ def model(run, corpus):
 
 def score(run, replicas, corpus, part):
     evaluate = evaluate_transformer_xl if run.model == "xl" else evaluate_language_model
-    text = corpus.validation[:VALIDATION_BYTES] if part == "validation" else corpus.test
-    return evaluate(replicas, run.scored(part, text))
+    return evaluate(replicas, run.scored(part, getattr(corpus, part)))
 
 
 def main(run):

@@ -22,6 +22,7 @@ import math
 from functools import cached_property
 
 import numpy as np
+from scratchformer.training.stage import Stage
 
 from scratchformer.data import (
     Labelled,
@@ -38,7 +39,7 @@ from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import RMSNorm
 from scratchformer.ops.checks import expect_probabilities
 from scratchformer.optim import AdamW
-from scratchformer.progress import counted
+from scratchformer.shell.progress import counted
 from scratchformer.training import (
     VALIDATION_OPTION,
     Program,
@@ -52,7 +53,6 @@ from scratchformer.training import (
     stack_weights,
     stacked,
 )
-from scratchformer.training.stage import Stage
 
 PRESETS = {
     "small": dict(

@@ -19,7 +19,7 @@ derivation. One import is enough for all of these. `scratchformer.dispatch` has 
 two functions of your own.
 """
 
-from . import starting  # first  # isort: skip  # noqa: F401
+from .shell import starting  # first  # isort: skip  # noqa: F401
 
 from importlib.util import find_spec
 
@@ -31,8 +31,6 @@ from .rng import Key
 
 if find_spec(f"{__name__}.kernels"):  # fast twins; without that folder everything runs, slower
     from . import kernels as kernels
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CPU",

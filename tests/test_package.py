@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import scratchformer as sf
-from scratchformer.doctor import report
+from scratchformer.commands.doctor import report
 
 ROOT = Path(__file__).parent.parent
 PAGES = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))

@@ -13,10 +13,10 @@ downloaded; without a network, the program says so and trains on the sources of 
 
 import numpy as np
 
-from scratchformer.data import VALIDATION_BYTES, TextBatches
+from scratchformer.data import VALIDATION_BYTES, TextBatches, tokens_of
 from scratchformer.models import LanguageModel, Llama
 from scratchformer.optim import Cosine, Muon
-from scratchformer.records import NGrams, Recall, tokens_of, with_recalled
+from scratchformer.records import NGrams, Recall, with_recalled
 from scratchformer.training import evaluate_language_model, load_corpus, start, write_sample
 
 PRESETS = {

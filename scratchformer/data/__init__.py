@@ -11,7 +11,7 @@ from .batching import (
     TextBatches,
     in_order,
     joined,
-    recalling,
+    tokens_of,
     windows,
 )
 from .digits import Digits, Images, load_digits
@@ -77,9 +77,9 @@ __all__ = [
     "pairs_in_order",
     "read_reviews",
     "read_splits",
-    "recalling",
     "single_texts",
     "tokenize",
+    "tokens_of",
     "verify",
     "windows",
 ]

@@ -27,12 +27,10 @@ from ..ops.checks import (
     expect_positive,
     expect_range,
     expect_shape,
-    shown,
 )
-from ..ops.ngrams import expect_orders, recalled
-from ..progress import progress_bar
 from ..rng import Key, expect_key
-from .reading import DataError
+from ..shell.reading import DataError
+from ..shell.text import shown
 from .vocabulary import PAD, UNKNOWN
 
 _CHUNK = 64  # batches whose texts are sorted by length together
@@ -52,7 +50,7 @@ def width_of(targets: np.ndarray) -> int:
 class TextBatch(NamedTuple):
     """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id that follows, or IGNORED.
 
-    For a model with recall, ids may be (B, T, 1 + K): see `recalling`.
+    For a model that reads further columns of ids (see `Body`), ids may be (B, T, J), with the tokens in the first.
     """
 
     ids: np.ndarray
@@ -208,9 +206,9 @@ class Labelled:
                 raise ValueError(f"dataset: text number {i} is empty")
 
 
-def expect_text(data: np.ndarray, recalled: bool = True) -> None:
-    """Raise TypeError or ValueError unless `data` is (n,), or, if `recalled`, (n, 1 + K) from `recalling`; integers."""
-    expect_shape("data", data, "n J" if recalled and getattr(data, "ndim", 1) == 2 else "n")
+def expect_text(data: np.ndarray, columns: bool = True) -> None:
+    """Raise TypeError or ValueError unless `data` is (n,), or, if it may have `columns`, (n, J); integers."""
+    expect_shape("data", data, "n J" if columns and getattr(data, "ndim", 1) == 2 else "n")
     expect_token_ids("data", data)
 
 
@@ -221,32 +219,8 @@ def expect_token_ids(name: str, ids: np.ndarray) -> None:
         expect_range(name, ids, -LARGEST, LARGEST)
 
 
-def recalling(text: np.ndarray, orders: Sequence[int]) -> np.ndarray:
-    """A text as rows for a model with recall=orders: each token, and what followed earlier occurrences of its n-grams.
-
-    text: (n,), integers from 0 to 2³¹ − 2. Returns (n, 1 + len(orders)): uint16 if all values fit, otherwise int32.
-    Column 0 is the token, and the others are those of `ops.recall`, with the whole text as one sequence. `TextBatches`,
-    `windows` and the functions that use them take these rows in place of tokens. To find matches in earlier parts of a
-    text, such as the training part, call this before the text is split. It takes time O(n log n), and 70 bytes a token
-    beside the rows. Raises ValueError for a wrong shape, wrong lengths or values out of range, TypeError for anything
-    but integers.
-    """
-    expect_shape("text", text, "n")
-    expect_integers("text", text)
-    expect_range("text", text, 0, np.iinfo(np.int32).max - 1)
-    expect_orders(orders)
-    most = int(text.max(initial=0)) + 1
-    rows = np.empty((len(text), 1 + len(orders)), np.uint16 if most < 2**16 else np.int32)
-    rows[:, 0] = text
-    with progress_bar("looking up n-grams", len(orders), "lengths") as bar:
-        for i, column in recalled(text[None], orders):
-            rows[:, 1 + i] = column[0]
-            bar.update(1)
-    return rows
-
-
 def tokens_of(data: np.ndarray) -> np.ndarray:
-    """The tokens (n,) of a text, without what each recalls."""
+    """The tokens (n,) of a text (n,), or (n, J) with further columns."""
     return data if data.ndim == 1 else data[:, 0]
 
 
@@ -269,8 +243,8 @@ def joined(texts: Sequence[np.ndarray], end: int) -> np.ndarray:
 class TextBatches:
     """Training batches from one long text: subsequences from random starts, drawn afresh at every step.
 
-    `data`: (n,), integers, or (n, 1 + K) from `recalling`. `batch_size`: B. `context`: T. Raises DataError if
-    n < T + 1.
+    `data`: (n,), integers, or (n, J) for a model that reads further columns of ids, with the tokens in the first.
+    `batch_size`: B. `context`: T. Raises DataError if n < T + 1.
     """
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key) -> None:
@@ -325,7 +299,7 @@ class SegmentBatches:
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key, depth: int, d_model: int) -> None:
         expect_positive(batch_size=batch_size, context=context, depth=depth, d_model=d_model)
         batch_size, context = int(batch_size), int(context)
-        expect_text(data, recalled=False)
+        expect_text(data, columns=False)
         expect_key(key)
         self.stream = len(data) // batch_size  # tokens
         if self.stream < context + 1:
@@ -496,7 +470,7 @@ def by_length(dataset: Labelled, max_length: int) -> np.ndarray:
 
 
 def _text_batch(data: np.ndarray, starts: np.ndarray, context: int) -> TextBatch:
-    rows = data[starts[:, None] + np.arange(context + 1)].astype(np.int32)  # (B, T + 1), or (B, T + 1, 1 + K)
+    rows = data[starts[:, None] + np.arange(context + 1)].astype(np.int32)  # (B, T + 1), or (B, T + 1, J)
     targets = rows[:, 1:] if rows.ndim == 2 else rows[:, 1:, 0]
     return TextBatch(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(targets))
 

@@ -16,13 +16,13 @@ from ..data.subwords import BEGIN, END, PAD
 from ..dispatch import fast
 from ..models import EncoderDecoder
 from ..ops.checks import expect_at_least
-from ..progress import counted
+from ..shell.progress import counted
 from .beam import LONGER, beam_search, expect_options
 from .bleu import expect_list
 from .generate import expect_vocabulary
 
 if TYPE_CHECKING:
-    from ..training.ranks import Ranks
+    from ..parallel.ranks import Ranks
 
 ROWS = 256  # hypotheses at once, at most
 FEWEST = 4  # batches, so that as many cores have work; not the number of cores, on which the results would depend
@@ -47,7 +47,7 @@ def translate(
     each source. Raises ValueError for a longer or an empty sentence, with its number, if the vocabulary and the model
     differ in size, and like `beam_search`; TypeError for a single text instead of a list.
     """
-    from ..training.ranks import Ranks  # here, since training imports this package
+    from ..parallel.ranks import Ranks  # here, since training imports this package
 
     expect_options(beam, LONGER, length_penalty)
     beam = int(beam)  # a small integer of NumPy's would wrap

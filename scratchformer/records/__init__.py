@@ -6,12 +6,15 @@ known translations; and what followed earlier n-grams of a text.
 """
 
 from .bidirectional import BidirectionalClassifier, BidirectionalLanguageModel
+from .embeddings import Features, NGrams, Recall
 from .ensembles import MODELS_OPTION, load_finished, member, other_members
 from .evidence import Evidence, Found, find_evidence, fit_evidence
 from .evidence_classifier import EvidenceClassifier
 from .evident import EvidenceBatch, Evident, with_evidence
 from .neighbours import with_neighbours
+from .ngrams import ngram_buckets, recall
 from .pseudo_labels import PseudoLabelled, Reviews
+from .recall import recalling, with_recalled
 from .stacking import stack_weights, stacked
 from .translators import BackwardEncoderDecoder, as_written, search_together, translate_together
 
@@ -24,19 +27,26 @@ __all__ = [
     "EvidenceBatch",
     "EvidenceClassifier",
     "Evident",
+    "Features",
     "Found",
+    "NGrams",
     "PseudoLabelled",
+    "Recall",
     "Reviews",
     "as_written",
     "find_evidence",
     "fit_evidence",
     "load_finished",
     "member",
+    "ngram_buckets",
     "other_members",
+    "recall",
+    "recalling",
     "search_together",
     "stack_weights",
     "stacked",
     "translate_together",
     "with_evidence",
     "with_neighbours",
+    "with_recalled",
 ]

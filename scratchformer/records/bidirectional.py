@@ -10,8 +10,9 @@ import numpy as np
 from ..backend import Array, array_module
 from ..models import Classifier, LanguageModel, Llama, Model
 from ..models.predictor import ClassPredictor
-from ..ops.checks import expect_ids, expect_instance, expect_shape, shown
+from ..ops.checks import expect_ids, expect_instance, expect_shape
 from ..rng import Key, fold
+from ..shell.text import shown
 
 
 class BothCache(NamedTuple):

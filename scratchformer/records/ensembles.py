@@ -17,7 +17,7 @@ from typing import Any
 
 from ..data import Subwords
 from ..models import EncoderDecoder
-from ..ops.checks import with_article
+from ..shell.text import with_article
 from ..training import Run, load_model
 from ..training.readers import MEAN, load_vocabulary, mean_snapshot
 from ..training.settings import read_settings

@@ -22,7 +22,7 @@ from ..nn import Layer
 from ..ops.checks import expect_array, expect_instance, expect_number, expect_positive, expect_shape
 from ..ops.cross_entropy import IGNORED
 from ..ops.precision import widen
-from ..training.ranks import Ranks
+from ..parallel.ranks import Ranks
 from .translators import as_written
 
 TOKENS = 2048  # of known translations at once, at most, unless a single one is longer

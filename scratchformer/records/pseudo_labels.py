@@ -14,8 +14,9 @@ import numpy as np
 
 from ..data import Imdb, Labelled, LabelledBatches
 from ..ops.checks import expect_probabilities
-from ..progress import counted
-from ..training import Replicas, predict_classes
+from ..parallel.replicas import Replicas
+from ..shell.progress import counted
+from ..training import predict_classes
 from .evidence import Evidence, fit_evidence
 from .stacking import stack_weights, stacked
 

@@ -1,6 +1,8 @@
 """Training: the loop, replicas, snapshots, metrics, and programs made of them."""
 
-from .diagnose import Diverged
+from ..parallel.diagnose import Diverged
+from ..parallel.precision import LossScale
+from ..parallel.replicas import Replicas
 from .dynamic import evaluate_dynamic, observe_gradients
 from .estimate import Estimate, estimate
 from .evaluate import (
@@ -15,8 +17,6 @@ from .evaluate import (
 )
 from .language import load_corpus, score_dynamically, write_sample
 from .metrics import Metrics, read_metrics
-from .precision import LossScale
-from .replicas import Replicas
 from .run import Run
 from .settings import MUON_OPTIONS, VALIDATION_OPTION
 from .snapshot import (

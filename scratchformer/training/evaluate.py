@@ -37,8 +37,8 @@ from ..ops.checks import (
     expect_shape,
     is_inexact,
 )
-from ..progress import progress_bar
-from .replicas import Replicas
+from ..parallel.replicas import Replicas
+from ..shell.progress import progress_bar
 
 MOST_ROWS = 1024  # at once on a GPU: more are no faster
 GROUPS = 8  # in which a Transformer-XL reads the parts of a text, however many replicas there are
@@ -53,7 +53,7 @@ def evaluate_language_model(
 ) -> dict[str, float]:
     """Loss (nats per token) and bits per byte of a text. Each token but the first is predicted once.
 
-    data: tokens (n,), or rows (n, 1 + K) from `data.recalling` for a model with recall. A window is as long as the
+    data: as for `TextBatches`. A window is as long as the
     model's context, and the next starts `stride` tokens later; only tokens that no earlier window predicted are
     counted. stride: half the context by default, so every prediction outside the first window has at least that much
     text before it. batch_size: windows per batch; by default as many as in training, or as fit on a GPU. sizes: the
@@ -132,7 +132,7 @@ def evaluate_transformer_xl(
     Raises ValueError for numbers out of range, DataError if n < 2.
     """
     expect_instance("replicas", replicas, Replicas)
-    expect_text(data, recalled=False)
+    expect_text(data, columns=False)
     model = replicas.model
     context = model.context
     memory = model.memory if memory is None else memory

@@ -10,11 +10,10 @@ from textwrap import shorten
 from typing import Any
 
 from ..nn import Layer
-from ..ops.checks import shown
 from ..optim.optimizer import Optimizer
-from ..process import one_line
+from ..parallel.numerics import is_record
+from ..shell.text import one_line, shown
 from .metrics import LARGEST_STEP, METRICS, Summary, kept_records
-from .numerics import is_record
 from .snapshot import (
     BEST,
     LAST,
@@ -42,9 +41,9 @@ def holds_run(folder: Path) -> bool:
 def read_run(folder: Path) -> Snapshot | None:
     """The snapshot from which the run in `folder` resumes; None if none was saved yet, so the run starts at step 0.
 
-    Changes nothing. Raises SnapshotError if last.safetensors was saved but is missing, if it was not made by a run of this
-    version,
-    or if it, the best model or a snapshot that was kept is damaged; ValueError if metrics.jsonl is damaged.
+    Changes nothing. Raises SnapshotError if last.safetensors was saved but is missing, if it was not made by a run, or
+    by one of an earlier version, or if it, the best model or a snapshot that was kept is damaged; ValueError if
+    metrics.jsonl is damaged.
     """
     last, best, metrics = folder / LAST, folder / BEST, folder / METRICS
     if not os.path.lexists(last):

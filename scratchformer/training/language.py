@@ -12,9 +12,9 @@ from ..data import STANDARD_LIBRARY, Corpus, NoConnection, TextBatches, load_enw
 from ..data.batching import tokens_of
 from ..generation import printable, stream_text
 from ..optim import DynamicRMS
-from ..process import one_line
+from ..parallel.replicas import Replicas
+from ..shell.text import one_line
 from .dynamic import evaluate_dynamic, expect_adaptable, observe_gradients
-from .replicas import Replicas
 from .run import Run
 from .snapshot import class_name
 

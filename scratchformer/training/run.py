@@ -18,28 +18,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Device, array_module, to_cpu
-from ..data.files import expect_no_link, locked, make_folder, remove_unfinished, replacing
+from ..data import VALIDATION_BYTES
 from ..dispatch import fast
 from ..nn import recompute_blocks
-from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive, shown
+from ..ops.checks import expect_at_least, expect_instance, expect_positive
 from ..optim.optimizer import Optimizer
-from ..process import Stopped, one_line, requests_taken, signals_caught, stop
-from ..progress import progress_bar
+from ..parallel.diagnose import Diverged, nonfinite_tensor
+from ..parallel.memory import resident_bytes
+from ..parallel.numerics import as_before, changes, numerics
+from ..parallel.ranks import Elsewhere, Ranks
+from ..parallel.replicas import Replicas
 from ..rng import Key, room_for
-from .diagnose import Diverged, nonfinite_tensor
+from ..shell.files import expect_no_link, locked, make_folder, remove_unfinished, replacing
+from ..shell.process import Stopped, requests_taken, signals_caught, stop
+from ..shell.progress import progress_bar
+from ..shell.text import one_line, shown
 from .estimate import estimate, gpu_need
 from .folder import UNSAVED, holds_run, load_run
-from .memory import resident_bytes
 from .metrics import Metrics, Summary
-from .numerics import as_before, changes, numerics
-from .ranks import Elsewhere, Ranks
 from .readers import MEAN, load_vocabulary, vocabulary_file
-from .replicas import Replicas
 from .settings import COMMON, save_settings
 from .snapshot import (
     BEST,
     LAST,
     NotFinite,
+    Snapshot,
     SnapshotError,
     average_snapshots,
     best_snapshot,
@@ -50,7 +53,6 @@ from .snapshot import (
     restore,
     save_snapshot,
 )
-
 
 SHADOWED = ("steps", "replicas", "stage")  # settings that are read as `settings[name]`, since a method has the name
 
@@ -223,12 +225,15 @@ class Run:
 
         These are all, except of the test part for a run with fewer steps than its preset. Then there are as many as the
         run is trained on, `trained`, but at least `min`. The validation part is always scored as a whole, since a run
-        that is resumed with more steps compares its scores with earlier ones. `scratchformer evaluate` scores all.
+        that is resumed with more steps compares its scores with earlier ones; but of a text, only the first 100,000
+        tokens. `scratchformer evaluate` scores all of the test part.
         items: an array of tokens, or texts, of which `evenly(count)` are taken. trained: by default steps × batch_size,
         for tokens × context. min: by default 20,000 tokens, or 1,000 texts.
         """
         texts = hasattr(items, "evenly")
         size = len(items.labels) if texts else len(items)
+        if part == "validation" and not texts:
+            return items[:VALIDATION_BYTES]
         if part != "test" or self.total >= self.preset_steps:
             return items
         if trained is None:
@@ -284,7 +289,10 @@ class Run:
             count = 1
         elif count is None or (self.ranks.size > 1 and "replicas" not in self.given):
             count = self.ranks.cores()
-        return {"count": count, **{name: getattr(self, name) for name in ("micro_batch", "micro_batches", "precision", "ranks")}}
+        return {
+            "count": count,
+            **{name: getattr(self, name) for name in ("micro_batch", "micro_batches", "precision", "ranks")},
+        }
 
     def steps(
         self,
@@ -315,7 +323,12 @@ class Run:
         expect_parts(replicas, optimizer, batches, select)
         self._replicas, self._optimizer, self._model = replicas, optimizer, replicas.model
         self._batches = batches if hasattr(batches, "state_dict") else None
-        self._metric, self._sign, self._kept, self._log_every = select[0], 1 if select[1] == "max" else -1, keep, log_every
+        self._metric, self._sign, self._kept, self._log_every = (
+            select[0],
+            1 if select[1] == "max" else -1,
+            keep,
+            log_every,
+        )
         try:
             self.begin()
             while self._values["step"] < self.total:
@@ -397,11 +410,15 @@ class Run:
     def load_weights(self, model: Any, path: Path) -> None:
         """Load the weights of a snapshot into the model. Raises SnapshotError if it was made with other data."""
         snapshot = load_snapshot(path, earlier=True)
+        self.expect_same_data(snapshot)
+        restore(snapshot, model)
+
+    def expect_same_data(self, snapshot: Snapshot) -> None:
+        """Raise SnapshotError if a snapshot was made with other data."""
         for name, here in json.loads(json.dumps(self.identity)).items():
             if (there := snapshot.state.get(name)) != here:
                 there, here = (shorten(repr(value), 100, placeholder="...") for value in (there, here))
-                raise SnapshotError(f"{path} was made with other data: {name} {there} in it, {here} here")
-        restore(snapshot, model)
+                raise SnapshotError(f"{snapshot.path} was made with other data: {name} {there} in it, {here} here")
 
     # What is behind it
 
@@ -444,7 +461,12 @@ class Run:
         self._received = self._opened.enter_context(interrupts())
         self._bar = self._opened.enter_context(
             progress_bar(
-                total=self.total, initial=self._values["step"], unit="step", delay=0, leave=True, disable=not ranks.first
+                total=self.total,
+                initial=self._values["step"],
+                unit="step",
+                delay=0,
+                leave=True,
+                disable=not ranks.first,
             )
         )
         self._replicas.note = self.note
@@ -552,7 +574,9 @@ class Run:
                 self._unread.clear()
                 what = ", ".join(f"{name} {value}" for name, value in numbers.items())
                 if measured.step < step or self.device is not CPU:
-                    what += f" (on a GPU they are read only when they are logged, scored or saved; noticed in step {step})"
+                    what += (
+                        f" (on a GPU they are read only when they are logged, scored or saved; noticed in step {step})"
+                    )
                 raise self.diverged(what, measured.step)
         self._unread.clear()
         return numbers

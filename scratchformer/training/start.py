@@ -23,11 +23,11 @@ from types import ModuleType
 from typing import Any
 
 from ..backend import CPU, get_device
-from ..ops.checks import printable, shown
-from ..process import run_program
-from .ranks import Ranks
+from ..parallel.ranks import Ranks
+from ..parallel.replicas import Replicas
+from ..shell.process import run_program
+from ..shell.text import printable, shown
 from .readers import mean_snapshot
-from .replicas import Replicas
 from .run import Estimated, Run
 from .settings import own_options, read_settings, saved_settings, start_run
 from .snapshot import BEST, LAST, NotImported, load_file
@@ -86,7 +86,9 @@ def open_run(run: Path, names: Mapping[str, Any], device: str, data: str | None,
         raise ValueError(f"--data: {name_of(names)} takes none, so leave it out")
     settings = saved_settings(run, name_of(names), names.get("PRESETS", {}), own_options(options)[0])
     settings |= {"data": data} if data else {}
-    return made(name_of(names), settings, dict(scoring=True), out=run, resume=True, device=get_device(device), ranks=ranks)
+    return made(
+        name_of(names), settings, dict(scoring=True), out=run, resume=True, device=get_device(device), ranks=ranks
+    )
 
 
 def scored_stages(run: Run, names: Mapping[str, Any]) -> Iterator[Run]:
@@ -94,7 +96,9 @@ def scored_stages(run: Run, names: Mapping[str, Any]) -> Iterator[Run]:
     if any((run.out / name).exists() for name in (LAST, BEST)):
         yield run
         return
-    chosen = names["stages"](run) if "stages" in names else sorted(path.parent.name for path in run.out.glob(f"*/{LAST}"))
+    chosen = (
+        names["stages"](run) if "stages" in names else sorted(path.parent.name for path in run.out.glob(f"*/{LAST}"))
+    )
     if not chosen:
         raise ValueError(f"{run.out} holds no model yet")
     for name in chosen:

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from scratchformer import CompileError, cli, ops
+from scratchformer import CompileError, ops
+from scratchformer.commands import cli
 from scratchformer.compiler.in_place import IN_PLACE
 from scratchformer.compiler.show import PRINTERS, shown
 
@@ -59,7 +60,7 @@ def double_backward(dy, cache):
     return 2 * dy
 '''
     )
-    cli.main(["show", f"{file}::double", "--numpy"])
+    cli.main(["show", f"{file}::double", "--numba"])
     out, _ = capsys.readouterr()
     assert out.startswith("# double: reads x (columns)\n# Returns y\ndef double(x, to_y):\n")
     assert "# double_backward: reads dy (columns)\n# Returns dx\ndef double_backward(dy, to_dx):\n" in out
@@ -73,7 +74,7 @@ def test_what_is_outside_the_loops_is_said():
 
 
 def test_printing_needs_neither_numba_nor_cupy():
-    code = "import sys; sys.modules |= dict.fromkeys(('numba', 'cupy')); from scratchformer.cli import main; "
+    code = "import sys; sys.modules |= dict.fromkeys(('numba', 'cupy')); from scratchformer.commands.cli import main; "
     for target in PRINTERS:
         ran = subprocess.run(
             [sys.executable, "-c", f"{code}main(['show', 'softmax', '--{target}'])"], capture_output=True
@@ -82,7 +83,7 @@ def test_printing_needs_neither_numba_nor_cupy():
 
 
 def test_a_target_must_be_named(capsys):
-    for options in ([], ["--numba", "--js"]):
+    for options in ([], ["--numba", "--cuda"]):
         with pytest.raises(SystemExit) as ended:
             cli.main(["show", "relu", *options])
         assert ended.value.code == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scratchformer.training.state import Diverged
 
 import scratchformer
 from scratchformer import models, records
@@ -17,7 +18,6 @@ from scratchformer.optim import AdamW, Cosine, Muon, clip_by_global_norm
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT, traffic
 from scratchformer.training import Replicas, evaluate_classifier, train
-from scratchformer.training.state import Diverged
 
 PACKAGE = Path(scratchformer.__file__).parent
 B, T, S, V, C, K = 3, 8, 5, 29, 12, 3
