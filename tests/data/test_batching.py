@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratchformer import ops
 from scratchformer.data import (
     DataError,
     DrawnBatches,
@@ -19,7 +18,6 @@ from scratchformer.data import (
     TextBatches,
     in_order,
     joined,
-    recalling,
     windows,
 )
 from scratchformer.data.vocabulary import UNKNOWN
@@ -72,14 +70,10 @@ def test_bytes_become_int32():
     assert batch.ids.dtype == np.int32
 
 
-def test_rows_of_a_text_that_recalls_are_cut_as_its_tokens_are():
-    """Batches and windows have the same tokens and targets as without recall, and the rows of the whole text."""
-    text = Key(0).generator().integers(0, 4, 60).astype(np.uint8)
-    rows = recalling(text, (1, 3, 1))
-    assert rows.dtype == np.uint16
-    assert recalling(text.astype(np.int64) * 20_000, (1,)).max() == 60_001
-    assert recalling(text.astype(np.int64) * 30_000, (1,)).max() == 90_001
-    np.testing.assert_array_equal(rows, np.concatenate([text[:, None], ops.recall(text[None], (1, 3, 1))[0]], axis=1))
+def test_rows_of_a_text_with_further_columns_are_cut_as_its_tokens_are():
+    """Batches and windows have the same tokens and targets as without them, and the rows of the whole text."""
+    rows = Key(0).generator().integers(0, 4, (60, 4)).astype(np.uint16)
+    text = rows[:, 0]
     place = np.concatenate([np.arange(60)[:, None], np.zeros((60, 3))], axis=1).astype(int)
     for cut in (
         lambda data: [TextBatches(data, 3, 8, Key(1)).batch(2)],
@@ -93,9 +87,6 @@ def test_rows_of_a_text_that_recalls_are_cut_as_its_tokens_are():
             for part, other in zip(batch.split(2), plain.split(2), strict=True):
                 np.testing.assert_array_equal(part.ids[:, :, 0], other.ids)
             assert batch.stretched(2, 11).ids.shape == (2, 11, 4)
-    for bad in text.astype(int) - 1, text.astype(np.int64) + 2**31:
-        with pytest.raises(ValueError, match="text: expected values from 0 to 2147483646"):
-            recalling(bad, (1,))
     with pytest.raises(ValueError, match=r"data: expected \(n\), got \(60, 4\)"):
         SegmentBatches(rows, 2, 4, Key(0), 1, 1)
 

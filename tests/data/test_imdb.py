@@ -507,7 +507,7 @@ def test_the_fingerprint_covers_everything_but_the_test_part(tmp_path):
     again = load_imdb(write_folder(tmp_path / "folder", reviews), validation=4)
     assert first.fingerprint == again.fingerprint
     assert len(first.fingerprint) == 64
-    texts, labels, *_ = first.train
+    texts, labels = first.train.ids, first.train.labels
     flipped = labels.copy()
     flipped[0] = 1 - flipped[0]
     moved = [np.concatenate(texts[:2]), texts[0][:0], *texts[2:]]

@@ -157,7 +157,7 @@ def test_sources_whose_search_is_over_are_taken_out(device, monkeypatch, beam_wi
     """After each step, or never: the translations are the same."""
     source, lengths = np.concatenate([SOURCE, SOURCE[:, ::-1]] * 3), np.tile(LENGTHS, 6)
     source = 2 + (source + np.arange(12)[:, None]) % 3
-    model, left, keep = make(device), [], DecoderCache.keep
+    model, left, keep = make(device, 1), [], DecoderCache.keep
 
     def spy(cache, sources):
         keep(cache, sources)
