@@ -14,7 +14,13 @@ import numpy as np
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
 from scratchformer.optim import AdamW, Cosine
 from scratchformer.records import (
-    MODELS_OPTION, EvidenceClassifier, member, other_members, stack_weights, stacked, with_evidence,
+    MODELS_OPTION,
+    EvidenceClassifier,
+    member,
+    other_members,
+    stack_weights,
+    stacked,
+    with_evidence,
 )  # fmt: skip
 from scratchformer.training import VALIDATION_OPTION, predict_classes, scores_of_classes, start
 

@@ -22,10 +22,20 @@ from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import RMSNorm
 from scratchformer.optim import AdamW, Cosine, Muon
 from scratchformer.records import (
-    BidirectionalClassifier, BidirectionalLanguageModel, PseudoLabelled, Reviews, load_finished,
+    BidirectionalClassifier,
+    BidirectionalLanguageModel,
+    PseudoLabelled,
+    Reviews,
+    load_finished,
 )  # fmt: skip
 from scratchformer.training import (
-    VALIDATION_OPTION, Replicas, best_snapshot, load_model, mean_loss, scores_of_classes, start,
+    VALIDATION_OPTION,
+    Replicas,
+    best_snapshot,
+    load_model,
+    mean_loss,
+    scores_of_classes,
+    start,
 )  # fmt: skip
 
 PRESETS = {

@@ -19,7 +19,13 @@ from scratchformer.generation import bleu, printable
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Cosine, Muon
 from scratchformer.records import (
-    MODELS_OPTION, BackwardEncoderDecoder, as_written, member, other_members, translate_together, with_neighbours,
+    MODELS_OPTION,
+    BackwardEncoderDecoder,
+    as_written,
+    member,
+    other_members,
+    translate_together,
+    with_neighbours,
 )  # fmt: skip
 from scratchformer.training import evaluate_translation, start
 

@@ -67,11 +67,11 @@ class Body(Model):
     initial token and position embeddings (1 as in the tutorial).
 
     embeddings: further layers whose vectors are added to those of the tokens, as dicts such as
-    {"layer": NGrams, "orders": [2, 3]}: the class, and its arguments beside those that the body gives it,
+    {"layer": Numbers, "width": 3}: the class, and its arguments beside those that the body gives it,
     `layer(vocab_size, d_model, std=embedding_std, key=key, ...)`. Its `forward` takes a `Reading`, and returns vectors
     (B, T, C) and a cache. It has these attributes:
 
-    | name        of the layer in the body, such as "ngrams", and of its parameters
+    | name        of the layer in the body, such as "numbers", and of its parameters
     | reach       how many ids before a token it reads, which generation keeps for it: a number, or None for all
     | columns     K, if it can read further columns of ids, else 0: (B, T, 1 + K) are then accepted beside (B, T).
     |             `expect_columns(columns)` checks them. For generation, `texts_after(before)` takes the tokens (n,)
@@ -105,7 +105,7 @@ class Body(Model):
         recompute: bool = False,
         embedding_std: float = 1.0,
         units: int | None = None,
-        embeddings: Sequence[Mapping[str, Any]] = (),
+        embeddings: Sequence[Mapping[str, Any]] | None = None,
         block: Callable[..., Layer] = TransformerBlock,
         final_norm: Callable[[int], Layer] | None = None,
         key: Key = Key(0),
@@ -131,7 +131,7 @@ class Body(Model):
             tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
         elif units is not None:
             tokens = Linear(units, d_model, key=fold(key, "tokens"))
-        further = [made(each, vocab_size, d_model, embedding_std, key) for each in expect_embeddings(embeddings)]
+        further = [made(each, vocab_size, d_model, embedding_std, key) for each in expect_embeddings(embeddings or [])]
         layer = positions if isinstance(positions, Layer) else kinds[positions]()
         self.embedding = EmbeddingSum([tokens, *further], layer, dropout=Dropout(dropout))
         if positions == "relative":

@@ -42,9 +42,7 @@ class TransformerXL(LanguageModel):
     fixed: ClassVar[Mapping[str, str]] = {
         **LanguageModel.fixed,
         "positions": "has relative ones",
-        "ngrams": "does not store the ids before a segment",
-        "buckets": "does not store the ids before a segment",
-        "recall": "does not store the ids before a segment",
+        "embeddings": "does not store the ids before a segment",
     }
 
     def __init__(

@@ -9,6 +9,7 @@ from ..backend import Array
 from ..models.classifier import Classifier, LogitsCache
 from ..ops.checks import expect_floating, expect_positive, expect_shape
 from ..rng import Key
+from .embeddings import Features
 
 
 class EvidenceClassifier(Classifier):
@@ -29,7 +30,6 @@ class EvidenceClassifier(Classifier):
     fixed: ClassVar[Mapping[str, str]] = {
         "num_classes": "has two classes",
         "units": "reads words",
-        "features": "has them from evidence=I",
     }
 
     def __init__(
@@ -47,7 +47,8 @@ class EvidenceClassifier(Classifier):
         expect_positive(evidence=evidence)
         if pool == "none":
             raise ValueError("pool: expected one that gives a vector for the whole text, got 'none'")
-        super().__init__(vocab_size, 2, d_model, heads, depth, max_length, pool, key, features=evidence, **body)
+        body["embeddings"] = [*(body.get("embeddings") or ()), {"layer": Features, "width": evidence}]
+        super().__init__(vocab_size, 2, d_model, heads, depth, max_length, pool, key, **body)
         self.evidence = evidence
 
     def logits(

@@ -324,8 +324,12 @@ def _language_model(d: Draw, **options: Any) -> LayerCase:
     return LayerCase(model, (d.integers("B T", d.V),), {"key": d.key})
 
 
+RECALL = [{"layer": records.Recall, "orders": [1, 2]}]
+NGRAMS = [{"layer": records.NGrams, "orders": [2], "buckets": 3}]
+
+
 def _recalling_model(d: Draw, **options: Any) -> LayerCase:
-    model = models.LanguageModel(d.V, d.C, d.H, 1, d.T + 1, recall=[1, 2], key=Key(d.seed), **options)
+    model = models.LanguageModel(d.V, d.C, d.H, 1, d.T + 1, embeddings=RECALL, key=Key(d.seed), **options)
     d.sizes["J"] = 3
     ids = d.integers("B T J", d.V)  # each is valid in any column, since the checks exchange them
     return LayerCase(model, (ids,), {"key": d.key})
@@ -511,7 +515,7 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "Classifier, max, pre, no positions": partial(_classifier, pool="max", norm="pre", positions="none"),
     "Classifier, max, pre, relative": partial(_classifier, pool="max", norm="pre", positions="relative", dropout=0.2),
     "EvidenceClassifier, mean": partial(_evidence_classifier, dropout=0.2),
-    "EvidenceClassifier, max, pre": partial(_evidence_classifier, pool="max", norm="pre", ngrams=[2], buckets=3),
+    "EvidenceClassifier, max, pre": partial(_evidence_classifier, pool="max", norm="pre", embeddings=NGRAMS),
     "BidirectionalLanguageModel": lambda d: LayerCase(
         records.BidirectionalLanguageModel(d.V, d.C, d.H, 1, d.T + 1, models.LanguageModel, Key(d.seed)),
         (d.integers("B T", d.V),),

@@ -9,6 +9,7 @@ from scratchformer.models import Classifier, LanguageModel, Llama, SparseTransfo
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import RMSNorm
 from scratchformer.ops.cross_entropy import IGNORED
+from scratchformer.records import NGrams
 from scratchformer.rng import Key
 
 V, K, T = 11, 3, 6
@@ -252,6 +253,7 @@ def test_units_that_do_not_fit(device):
         model.loss(to_device(UNITS, device), None, to_device(np.array([0, IGNORED]), device))
 
 
+NGRAMS = [{"layer": NGrams, "orders": [2], "buckets": 64}]
 LLAMA = dict(causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm)
 
 
@@ -259,7 +261,7 @@ LLAMA = dict(causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm
     ("pretrained", "options"),
     [
         (Llama(V, 8, 2, 2, T, key=Key(1)), LLAMA),
-        (LanguageModel(V, 8, 2, 2, T, norm="pre", ngrams=[2], buckets=64), dict(norm="pre", ngrams=[2], buckets=64)),
+        (LanguageModel(V, 8, 2, 2, T, norm="pre", embeddings=NGRAMS), dict(norm="pre", embeddings=NGRAMS)),
     ],
 )
 def test_it_starts_from_a_language_model(pretrained, options):

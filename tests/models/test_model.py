@@ -26,9 +26,7 @@ MADE_OF = {
     "SparseTransformer": SIZES | dict(context=4, stride=2),
     "TransformerXL": SIZES | dict(context=4, memory=2),
 }
-BODY = (
-    "positions, dropout, causal, recompute, embedding_std, units, ngrams, buckets, recall, features, block, final_norm"
-)
+BODY = "positions, dropout, causal, recompute, embedding_std, units, embeddings, block, final_norm"
 BLOCK = "norm, wide, d_ff, activation, bias, eps"
 every_model = pytest.mark.parametrize("name", MADE_OF)
 

@@ -5,7 +5,7 @@ from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.models import Classifier, Llama
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import Frozen, RMSNorm
-from scratchformer.records import EvidenceBatch, EvidenceClassifier, Evident
+from scratchformer.records import EvidenceBatch, EvidenceClassifier, Evident, Features
 from scratchformer.rng import Key
 from scratchformer.training import Replicas, evaluate_classifier, load_model, save_snapshot
 
@@ -32,7 +32,9 @@ def batch(device, seed=0, padding=(0, 0.0)):
 def test_it_is_a_classifier_with_features(device, pool):
     """In evaluation and in training."""
     model = make(device, pool=pool, dropout=0.3)
-    deep = Classifier(V, 2, 8, 2, 2, T, pool, key=Key(1), features=I, dropout=0.3).to(device, np.float64)
+    deep = Classifier(V, 2, 8, 2, 2, T, pool, key=Key(1), embeddings=[{"layer": Features, "width": I}], dropout=0.3).to(
+        device, np.float64
+    )
     deep.load_state_dict(model.state_dict())
     ids, evidence, lengths = batch(device)
     for key in (None, Key(3)):
@@ -161,7 +163,7 @@ def test_it_starts_from_a_language_model():
     np.testing.assert_allclose(y, pretrained.body(ids), rtol=1e-5, atol=1e-6)
     model.zero_grad()
     model.body.backward(np.random.default_rng(0).standard_normal(y.shape, np.float32), cache)
-    assert model.body.features.w.grad.all()
+    assert model.body.further[-1].w.grad.all()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.data import Corpus
 from scratchformer.generation import KeyValueCache, generate
-from scratchformer.records import recall, recalling, with_recalled
+from scratchformer.records import Recall, recall, recalling, with_recalled
 from scratchformer.records.recall import RecalledTexts
 from scratchformer.rng import Key
 
@@ -32,7 +32,7 @@ def test_rows_are_those_of_training(past, new, V, seed, orders):
 
 def test_the_cache_gives_the_logits_of_the_full_forward(device, make_model):
     """Token after token, also after it has slid; each row has a text of its own before it."""
-    model = make_model(device, np.float64, norm="pre", recall=ORDERS)
+    model = make_model(device, np.float64, norm="pre", embeddings=[{"layer": Recall, "orders": ORDERS}])
     draw = Key(0).generator()
     ids, before = draw.integers(0, 4, (2, 3 * CONTEXT)), [draw.integers(0, 4, n) for n in (40, 7)]
     rows = np.stack([recalling(np.concatenate(text), ORDERS)[-3 * CONTEXT :] for text in zip(before, ids, strict=True)])
@@ -51,7 +51,7 @@ def test_the_cache_gives_the_logits_of_the_full_forward(device, make_model):
 
 def test_generate_searches_the_text_before_and_the_prompt(make_model):
     """A prompt may be longer than the context."""
-    model = make_model(dtype=np.float64, norm="pre", recall=ORDERS)
+    model = make_model(dtype=np.float64, norm="pre", embeddings=[{"layer": Recall, "orders": ORDERS}])
     draw = Key(1).generator()
     before, prompt = draw.integers(0, 31, 200), draw.integers(0, 31, (1, 30))
     whole = np.concatenate([before, prompt[0]])
@@ -65,7 +65,7 @@ def test_generate_searches_the_text_before_and_the_prompt(make_model):
 
 
 def test_what_does_not_fit_is_refused(make_model):
-    model, plain = make_model(recall=ORDERS), make_model()
+    model, plain = make_model(embeddings=[{"layer": Recall, "orders": ORDERS}]), make_model()
     prompt = np.zeros((1, 3), int)
     for other, before, message in (
         (plain, np.zeros(3, int), "before: the model has no recall"),

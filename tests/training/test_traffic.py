@@ -38,9 +38,12 @@ TEXT = (IDS, TARGETS)
 # Models, and the arrays that their `loss` takes.
 CASES = {
     "LanguageModel": lambda: (models.LanguageModel(V, context=T, dropout=0.1, **SIZES), TEXT),
-    "LanguageModel, n-grams": lambda: (models.LanguageModel(V, context=T, ngrams=(2, 3), **SIZES), TEXT),
+    "LanguageModel, n-grams": lambda: (
+        models.LanguageModel(V, context=T, embeddings=[{"layer": records.NGrams, "orders": (2, 3)}], **SIZES),
+        TEXT,
+    ),
     "LanguageModel, recall": lambda: (
-        models.LanguageModel(V, context=T, recall=[1, 2], **SIZES),
+        models.LanguageModel(V, context=T, embeddings=[{"layer": records.Recall, "orders": [1, 2]}], **SIZES),
         (integers((B, T, 3), V), TARGETS),
     ),
     "LanguageModel, sinusoidal, recompute": lambda: (
