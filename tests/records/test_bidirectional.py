@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.models import BidirectionalClassifier, BidirectionalLanguageModel, LanguageModel, Recall
+from scratchformer.models import LanguageModel
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import Frozen, RMSNorm
 from scratchformer.ops import IGNORED
+from scratchformer.records import BidirectionalClassifier, BidirectionalLanguageModel, Recall
 from scratchformer.rng import Key
 from scratchformer.training import load_model, save_snapshot
 

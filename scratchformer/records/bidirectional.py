@@ -9,13 +9,10 @@ import numpy as np
 
 from ..backend import Array, array_module
 from ..checks import expect_ids, expect_instance, expect_shape
+from ..models import Classifier, LanguageModel, Llama, Model
+from ..models.predictor import ClassPredictor
 from ..rng import Key, fold
 from ..shell.text import shown
-from .classifier import Classifier
-from .language_model import LanguageModel
-from .llama import Llama
-from .model import Model
-from .predictor import ClassPredictor
 
 
 class BothCache(NamedTuple):
@@ -177,8 +174,8 @@ class BidirectionalClassifier(ClassPredictor):
 
 
 def expect_no_recall(both: Any) -> None:
-    """Raise ValueError if the two models have an embedding that recalls: one of them reads in reverse."""
-    if both.rightward.body.recalls:
+    """Raise ValueError if the two models have an embedding that reads further columns: one of them reads in reverse."""
+    if both.rightward.body.column_reader is not None:
         raise ValueError(f"embeddings: expected none that recalls, since a {type(both).__name__} has none")
 
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.data import recalling
+from scratchformer.data import Corpus
 from scratchformer.generation import KeyValueCache, generate
-from scratchformer.generation.recalled import RecalledTexts
-from scratchformer.models import Recall
+from scratchformer.records import Recall, recall, recalling, with_recalled
+from scratchformer.records.recall import RecalledTexts
 from scratchformer.rng import Key
 
 CONTEXT = 12  # of the models of `make_model`
@@ -80,3 +80,23 @@ def test_what_does_not_fit_is_refused(make_model):
             next(generate(model, prompt, 1, before=np.array([0, beyond, 3])))
     with pytest.raises(ValueError, match="before: expected the tokens before 2 sequences, got 1"):
         KeyValueCache(model, 2, [np.zeros(3, int)])
+
+
+def test_a_text_with_what_each_token_recalls():
+    """The rows have the smallest type that holds them."""
+    text = Key(0).generator().integers(0, 4, 60).astype(np.uint8)
+    rows = recalling(text, (1, 3, 1))
+    assert rows.dtype == np.uint16
+    assert recalling(text.astype(np.int64) * 20_000, (1,)).max() == 60_001
+    assert recalling(text.astype(np.int64) * 30_000, (1,)).max() == 90_001
+    np.testing.assert_array_equal(rows, np.concatenate([text[:, None], recall(text[None], (1, 3, 1))[0]], axis=1))
+    for bad in text.astype(int) - 1, text.astype(np.int64) + 2**31:
+        with pytest.raises(ValueError, match="text: expected values from 0 to 2147483646"):
+            recalling(bad, (1,))
+
+
+def test_each_part_of_a_corpus_recalls_the_parts_before_it():
+    text = Key(0).generator().integers(0, 4, 60).astype(np.uint8)
+    corpus = with_recalled(Corpus("text", text[:40], text[40:50], text[50:]), (2, 4))
+    np.testing.assert_array_equal(np.concatenate(corpus[1:]), recalling(text, (2, 4)))
+    assert [len(part) for part in corpus[1:]] == [40, 10, 10] and corpus.name == "text"
