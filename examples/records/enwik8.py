@@ -30,7 +30,7 @@ PRESETS = {
     ),
 }  # fmt: skip
 OPTIONS = {
-    "bytes": dict(type=int, metavar="N", default=0, least=0, help="use the first N bytes; 0: all (default: the preset's)"),
+    "bytes": dict(type=int, metavar="N", default=0, min=0, help="use the first N bytes; 0: all (default: the preset's)"),
 }
 # The lengths of n-grams whose earlier occurrences are looked up, each as often as its number of occurrences.
 ORDERS = [n for n, times in {3: 3, 4: 4, 5: 4, 6: 3, 8: 2, 12: 1, 16: 1, 24: 1}.items() for _ in range(times)]
