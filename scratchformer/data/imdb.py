@@ -207,7 +207,8 @@ def _check_whole(folder: Path, found: Mapping[str, Mapping]) -> None:
     """Raise DataError if the folder aclImdb has fewer reviews than its tables have lines."""
     for split, reviews in found.items():
         table = folder / TABLES[split]
-        if reviews and table.is_file() and len(reviews) < (lines := read_bytes(table, DataError, TABLE_MOST).count(b"\n")):
+        lines = read_bytes(table, max_bytes=TABLE_MOST).count(b"\n") if reviews and table.is_file() else 0
+        if len(reviews) < lines:
             raise DataError(
                 f"{folder}: expected {lines:,} reviews in {_folders(split)}, as in {table.name}, got {len(reviews):,}; "
                 f"unpack the archive again, or delete {table.name} if you want only a part"
