@@ -16,12 +16,22 @@ from ..testing.draw import Draw, Sizes
 from .blocks import memory
 from .derived import GELU, derived, prepared, shows
 from .entry import DerivationCase, Entry, LayerCase, on
-from .positions import LLAMA3
+from .tables import LLAMA3
 
 
-def language_model(d: Draw, **options: Any) -> LayerCase:
-    model = models.LanguageModel(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
-    return on(model, d.integers("B T", d.V), key=d.key)
+def language_model(
+    d: Draw, model: Callable[..., nn.Layer] = models.LanguageModel, heads: int = 0, **options: Any
+) -> LayerCase:
+    """Two blocks. heads: their number, if it is not to be drawn."""
+    d.sizes |= {"H": heads} if heads else {}
+    layer = model(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
+    return on(layer, d.integers("B T", d.V), key=d.key)
+
+
+gpt2 = partial(language_model, model=models.GPT2)
+# Four heads of queries, two of keys and values, of a width of their own.
+llama = partial(language_model, model=models.Llama, heads=4, kv_heads=2, head_width=2)
+sparse_transformer = partial(language_model, model=models.SparseTransformer, stride=2)
 
 
 def recalling_model(d: Draw, **options: Any) -> LayerCase:
@@ -52,18 +62,6 @@ def encoder_decoder(d: Sizes) -> DerivationCase:
     return DerivationCase(model.forward, model.backward, ids, names, {"functions": functions}, docstring)
 
 
-def gpt2(d: Draw, **options: Any) -> LayerCase:
-    model = models.GPT2(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
-    return on(model, d.integers("B T", d.V), key=d.key)
-
-
-def llama(d: Draw, **options: Any) -> LayerCase:
-    """Four heads of queries, two of keys and values, of a width of their own."""
-    d.sizes["H"] = 4
-    model = models.Llama(d.V, d.C, d.H, 2, d.T + 1, kv_heads=2, head_width=2, key=Key(d.seed), **options)
-    return on(model, d.integers("B T", d.V), key=d.key)
-
-
 def transformer_xl(d: Draw, **options: Any) -> LayerCase:
     d.sizes["L"] = 2
     model = models.TransformerXL(d.V, d.C, d.H, d.L, d.T + 1, d.M, key=Key(d.seed), **options)
@@ -79,12 +77,6 @@ def classifier_of_units(d: Draw, **options: Any) -> LayerCase:
     model = models.Classifier(None, d.K, d.C, d.H, 2, d.T + 1, units=d.I, key=Key(d.seed), **options)
     pattern = ops.Edges(d.integers("T T", 3) > 0)
     return on(model, d("B T I"), d.lengths(), key=d.key, pattern=pattern)
-
-
-def sparse_transformer(d: Draw, heads: int, **options: Any) -> LayerCase:
-    d.sizes["H"] = heads
-    model = models.SparseTransformer(d.V, d.C, d.H, 2, d.T + 1, 2, key=Key(d.seed), **options)
-    return on(model, d.integers("B T", d.V), key=d.key)
 
 
 def evidence_classifier(d: Draw, **options: Any) -> LayerCase:
@@ -239,7 +231,6 @@ ENTRIES = [
     .mistake(
         "The gradient of the first vector goes to all of them",
         "Only the first vector is read, so the others get no gradient.",
-        name="BERT: the gradient of the first vector goes to all of them",
         file="models/bert_heads.py",
         replace={
             "cache.dense)\n        return dx\n\n\nclass Masked": (
