@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import models, nn, ops
+from .. import models, nn, ops, records
 from ..notation.run import getdoc
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
@@ -35,7 +35,9 @@ sparse_transformer = partial(language_model, model=models.SparseTransformer, str
 
 
 def recalling_model(d: Draw, **options: Any) -> LayerCase:
-    model = models.LanguageModel(d.V, d.C, d.H, 1, d.T + 1, recall=[1, 2], key=Key(d.seed), **options)
+    model = models.LanguageModel(
+        d.V, d.C, d.H, 1, d.T + 1, embeddings=[{"layer": records.Recall, "orders": [1, 2]}], key=Key(d.seed), **options
+    )
     d.sizes["J"] = 3
     return on(model, d.integers("B T J", d.V), key=d.key)  # each id is valid in any column: the checks exchange them
 
@@ -80,17 +82,17 @@ def classifier_of_units(d: Draw, **options: Any) -> LayerCase:
 
 
 def evidence_classifier(d: Draw, **options: Any) -> LayerCase:
-    model = models.EvidenceClassifier(d.V, d.I, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
+    model = records.EvidenceClassifier(d.V, d.I, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
     return on(model, d.integers("B T", d.V), d("B T I"), d.lengths(), key=d.key)
 
 
 def bidirectional_language_model(d: Draw) -> LayerCase:
-    model = models.BidirectionalLanguageModel(d.V, d.C, d.H, 1, d.T + 1, models.LanguageModel, Key(d.seed))
+    model = records.BidirectionalLanguageModel(d.V, d.C, d.H, 1, d.T + 1, models.LanguageModel, Key(d.seed))
     return on(model, d.integers("B T", d.V), key=d.key)
 
 
 def bidirectional_classifier(d: Draw) -> LayerCase:
-    model = models.BidirectionalClassifier(d.V, d.K, d.C, d.H, 1, d.T + 1, key=Key(d.seed), causal=True)
+    model = records.BidirectionalClassifier(d.V, d.K, d.C, d.H, 1, d.T + 1, key=Key(d.seed), causal=True)
     return on(model, d.integers("B T", d.V), d.lengths())
 
 
@@ -223,7 +225,15 @@ ENTRIES = [
     ),
     Entry("EvidenceClassifier")
     .case("mean", partial(evidence_classifier, dropout=0.2))
-    .case("max, pre", partial(evidence_classifier, pool="max", norm="pre", ngrams=[2], buckets=3)),
+    .case(
+        "max, pre",
+        partial(
+            evidence_classifier,
+            pool="max",
+            norm="pre",
+            embeddings=[{"layer": records.NGrams, "orders": [2], "buckets": 3}],
+        ),
+    ),
     Entry("BidirectionalLanguageModel").case("", bidirectional_language_model),
     Entry("BidirectionalClassifier").case("", bidirectional_classifier),
     Entry("Pooler", "models/bert_heads.py")

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from scratchformer import models, nn
+from scratchformer import models, nn, records
 from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.catalogue import LAYERS, Draw, check
 from scratchformer.catalogue.check import check_layer_case
@@ -200,7 +200,7 @@ def test_inputs_that_are_not_floating_point_arrays(name):
     """Integers and lists are rejected with the name of the input; a layer does not convert them."""
     case = LAYERS[name](Draw(1))
     layer = case.layer.layer if isinstance(case.layer, nn.Recompute) else case.layer
-    forward = layer.logits if isinstance(layer, (models.Classifier, models.BidirectionalClassifier)) else layer.forward
+    forward = layer.logits if isinstance(layer, (models.Classifier, records.BidirectionalClassifier)) else layer.forward
     names = [n.replace("ids", "units") for n in inspect.signature(forward).parameters]
     if type(layer) in (nn.Stack, nn.EmbeddingSum):
         names = ["x", "memory"]  # as the parts call their inputs

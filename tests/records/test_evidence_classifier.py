@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.data import EvidenceBatch, Labelled
-from scratchformer.models import Classifier, EvidenceClassifier
-from scratchformer.nn import Frozen
+from scratchformer.models import Classifier, Llama
+from scratchformer.models.llama import LlamaBlock
+from scratchformer.nn import Frozen, RMSNorm
+from scratchformer.records import EvidenceBatch, EvidenceClassifier, Evident, Features
 from scratchformer.rng import Key
 from scratchformer.training import Replicas, evaluate_classifier, load_model, save_snapshot
 
@@ -31,7 +32,9 @@ def batch(device, seed=0, padding=(0, 0.0)):
 def test_it_is_a_classifier_with_features(device, pool):
     """In evaluation and in training."""
     model = make(device, pool=pool, dropout=0.3)
-    deep = Classifier(V, 2, 8, 2, 2, T, pool, key=Key(1), features=I, dropout=0.3).to(device, np.float64)
+    deep = Classifier(V, 2, 8, 2, 2, T, pool, key=Key(1), embeddings=[{"layer": Features, "width": I}], dropout=0.3).to(
+        device, np.float64
+    )
     deep.load_state_dict(model.state_dict())
     ids, evidence, lengths = batch(device)
     for key in (None, Key(3)):
@@ -83,7 +86,7 @@ def labelled(count=9):
     draw = np.random.default_rng(5)
     ids = [draw.integers(1, V, n).astype(np.int32) for n in draw.integers(1, T + 3, count)]
     evidence = [draw.standard_normal((len(text), I)).astype(np.float32) for text in ids]
-    return Labelled(ids, draw.integers(0, 2, count), evidence)
+    return Evident(ids, draw.integers(0, 2, count), evidence)
 
 
 @pytest.mark.parametrize("keep", ["head", "tail"])
@@ -146,3 +149,27 @@ def test_a_frozen_body():
         _, cache = model.loss(ids, evidence, lengths, LABELS, key)
         model.loss_backward(1.0, cache)
         assert model.output.w.grad.any() and not any(p.grad.any() for p in body.parameters())
+
+
+def test_it_starts_from_a_language_model():
+    """The bodies then compute the same, since the map of the evidence is 0; it can be learned."""
+    ids, evidence = np.array([[4, 7, 1], [2, 9, 9]]), np.ones((2, 3, I), np.float32)
+    pretrained = Llama(V, 8, 2, 2, T, key=Key(1))
+    model = EvidenceClassifier(
+        V, I, 8, 2, 2, T, causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm, key=Key(2)
+    )
+    model.start_from(pretrained)
+    y, cache = model.body.forward(ids, features=evidence)
+    np.testing.assert_allclose(y, pretrained.body(ids), rtol=1e-5, atol=1e-6)
+    model.zero_grad()
+    model.body.backward(np.random.default_rng(0).standard_normal(y.shape, np.float32), cache)
+    assert model.body.further[-1].w.grad.all()
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [("num_classes", "has two classes"), ("units", "reads words"), ("features", "has them from .*")],
+)
+def test_what_it_sets_itself(option, reason):
+    with pytest.raises(ValueError, match=f"^{option}: an EvidenceClassifier {reason}, and takes no such option$"):
+        make(**{option: True})

@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.records import ngram_buckets, recall
 
 IDS = np.array([[3, 1, 4, 1, 5, 3, 1, 4], [1, 4, 1, 5, 9, 2, 6, 5]], np.int32)
 
 
 def test_the_same_ngram_has_the_same_bucket_wherever_it_is(device):
-    found = to_cpu(ops.ngram_buckets(to_device(IDS, device), (1, 2, 3), 1000))
+    found = to_cpu(ngram_buckets(to_device(IDS, device), (1, 2, 3), 1000))
     assert found.shape == (2, 8, 3)
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found[0, 2], found[0, 7])  # 3 1 4
@@ -23,21 +23,21 @@ def test_the_same_ngram_has_the_same_bucket_wherever_it_is(device):
 def test_an_ngram_depends_on_its_n_ids_alone():
     other = IDS.copy()
     other[:, 2] += 1
-    same = ops.ngram_buckets(IDS, (2, 3), 1 << 20) == ops.ngram_buckets(other, (2, 3), 1 << 20)
+    same = ngram_buckets(IDS, (2, 3), 1 << 20) == ngram_buckets(other, (2, 3), 1 << 20)
     np.testing.assert_array_equal(same[:, :, 0], np.broadcast_to([1, 1, 0, 0, 1, 1, 1, 1], (2, 8)).astype(bool))
     np.testing.assert_array_equal(same[:, :, 1], np.broadcast_to([1, 1, 0, 0, 0, 1, 1, 1], (2, 8)).astype(bool))
 
 
 def test_buckets_are_the_same_on_every_machine():
     """A saved model is useless where they differ."""
-    assert ops.ngram_buckets(np.array([[0, 1, 2]]), (1, 2), 16_384).tolist() == [
+    assert ngram_buckets(np.array([[0, 1, 2]]), (1, 2), 16_384).tolist() == [
         [[811, 29535], [1622, 25536], [1168, 22258]]
     ]
 
 
 def test_orders_have_buckets_of_their_own_and_fill_them_evenly():
     ids = np.random.default_rng(0).integers(0, 256, (4, 5_000))
-    found = ops.ngram_buckets(ids, (3, 5), 100)
+    found = ngram_buckets(ids, (3, 5), 100)
     for i in range(2):
         counts = np.bincount(found[:, 10:, i].reshape(-1), minlength=200)
         assert not counts[: 100 * i].any()
@@ -47,7 +47,7 @@ def test_orders_have_buckets_of_their_own_and_fill_them_evenly():
 
 
 def test_the_order_of_ids_matters():
-    found = ops.ngram_buckets(np.array([[1, 2], [2, 1]]), [2], 1 << 20)
+    found = ngram_buckets(np.array([[1, 2], [2, 1]]), [2], 1 << 20)
     assert found[0, 1, 0] != found[1, 1, 0]
 
 
@@ -67,7 +67,7 @@ def test_the_order_of_ids_matters():
 )
 def test_bad_arguments_are_named(ids, orders, buckets, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        ops.ngram_buckets(ids, orders, buckets)
+        ngram_buckets(ids, orders, buckets)
 
 
 def followed(ids, n, times):
@@ -86,7 +86,7 @@ def followed(ids, n, times):
 )  # fmt: skip
 def test_what_followed_is_recalled(B, T, V, orders, seed, dtype):
     ids = (255 - np.random.default_rng(seed).integers(0, V, (B, T))).astype(dtype)
-    found = ops.recall(ids, orders)
+    found = recall(ids, orders)
     assert found.dtype == np.int32 and found.shape == (B, T, len(orders))
     for b in range(B):
         for i, n in enumerate(orders):
@@ -96,15 +96,15 @@ def test_what_followed_is_recalled(B, T, V, orders, seed, dtype):
 
 def test_the_docstrings_example(device):
     text = np.frombuffer(b"the cat sat on the c", np.uint8)[None]
-    assert to_cpu(ops.recall(to_device(text, device), [2]))[0, -1, 0] == 1 + ord("a")
+    assert to_cpu(recall(to_device(text, device), [2]))[0, -1, 0] == 1 + ord("a")
 
 
 def test_nothing_later_is_recalled():
     """A position is the same whatever follows it."""
     ids = np.random.default_rng(0).integers(0, 3, (1, 300))
-    found = ops.recall(ids, (1, 2, 4, 4))
+    found = recall(ids, (1, 2, 4, 4))
     for T in 1, 2, 57, 299:
-        np.testing.assert_array_equal(ops.recall(ids[:, :T], (1, 2, 4, 4)), found[:, :T])
+        np.testing.assert_array_equal(recall(ids[:, :T], (1, 2, 4, 4)), found[:, :T])
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_nothing_later_is_recalled():
 )
 def test_bad_arguments_of_recall_are_named(ids, orders, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        ops.recall(ids, orders)
+        recall(ids, orders)

@@ -8,9 +8,10 @@ from scratchformer.backend import to_cpu, to_device
 from scratchformer.data import Pairs, Subwords, encode_pairs
 from scratchformer.data.subwords import BEGIN, END
 from scratchformer.data.translation import TokenPairs
-from scratchformer.generation import beam_search, neighbours, translate, with_neighbours
-from scratchformer.generation.neighbours import NeighbourOutput, largest
+from scratchformer.generation import beam_search
 from scratchformer.models import EncoderDecoder
+from scratchformer.records import BackwardEncoderDecoder, neighbours, translate_together, with_neighbours
+from scratchformer.records.neighbours import NeighbourOutput, largest
 from scratchformer.rng import Key
 
 TEXTS = Pairs(["a cat sits", "a dog runs", "the cat runs"], ["eine Katze sitzt", "ein Hund rennt", "die Katze rennt"])
@@ -18,7 +19,8 @@ SUBWORDS = Subwords.bpe(TEXTS.source + TEXTS.target, 40)
 
 
 def make(device, backwards=False, dtype=np.float64):
-    return EncoderDecoder(len(SUBWORDS), 8, 2, 1, norm="pre", backwards=backwards, key=Key(3)).to(device, dtype)
+    kind = BackwardEncoderDecoder if backwards else EncoderDecoder
+    return kind(len(SUBWORDS), 8, 2, 1, norm="pre", key=Key(3)).to(device, dtype)
 
 
 def by_hand(logits, x, keys, values, K, weight, temperature):
@@ -72,10 +74,10 @@ def test_the_largest_are_those_of_a_full_sort(device, count):
 def test_a_model_with_neighbours_repeats_what_it_has_seen(device, backwards):
     """An untrained model writes the known translations, since the nearest vector is its own; the model is unchanged."""
     model, pairs = make(device, backwards), encode_pairs(SUBWORDS, TEXTS, 64)
-    before = translate(model, SUBWORDS, TEXTS.source, 1)
+    before = translate_together([model], SUBWORDS, TEXTS.source, beam=1)
     known = with_neighbours(model, pairs, SUBWORDS, neighbours=1, weight=0.99, temperature=1.0)
-    assert translate(known, SUBWORDS, TEXTS.source, 1) == TEXTS.target != before
-    assert translate(model, SUBWORDS, TEXTS.source, 1) == before
+    assert translate_together([known], SUBWORDS, TEXTS.source, beam=1) == TEXTS.target != before
+    assert translate_together([model], SUBWORDS, TEXTS.source, beam=1) == before
     assert known.parameters() == model.parameters()
     assert list(known.state_dict()) == list(model.state_dict())
     with pytest.raises(ValueError, match="model: expected one without neighbours"):

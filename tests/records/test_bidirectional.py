@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.models import BidirectionalClassifier, BidirectionalLanguageModel, LanguageModel
+from scratchformer.models import LanguageModel
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import Frozen, RMSNorm
 from scratchformer.ops import IGNORED
+from scratchformer.records import BidirectionalClassifier, BidirectionalLanguageModel, Recall
 from scratchformer.rng import Key
 from scratchformer.training import load_model, save_snapshot
 
@@ -177,8 +178,8 @@ def test_wrong_arguments():
     with pytest.raises(TypeError, match="model: expected a LanguageModel or a class derived from it"):
         language_model(model=lambda *sizes, **options: LanguageModel(*sizes, **options))
     for make in (language_model, classifier):
-        with pytest.raises(ValueError, match="recall: expected None"):
-            make(recall=[2, 3])
+        with pytest.raises(ValueError, match="embeddings: expected none that recalls"):
+            make(embeddings=[{"layer": Recall, "orders": [2, 3]}])
     for wrong in {"units": 3}, {"pool": "none"}:
         with pytest.raises(ValueError, match=f"{min(wrong)}: expected "):
             classifier(**wrong)

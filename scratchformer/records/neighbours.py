@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import suppress
+from importlib.util import find_spec
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..backend import Array, array_module, to_cpu, to_device
+from ..checks import expect_array, expect_instance, expect_number, expect_positive, expect_shape
 from ..data import Subwords
 from ..data.translation import TokenPairs, pairs_in_order
-from ..dispatch import fast, operation
+from ..dispatch import fast, operation, turned_off, when_fast
+from ..generation.generate import expect_vocabulary
 from ..models import EncoderDecoder
 from ..nn import Layer
-from ..ops.checks import expect_array, expect_instance, expect_number, expect_positive, expect_shape
 from ..ops.cross_entropy import IGNORED
 from ..ops.precision import widen
-from .generate import expect_vocabulary
-
-if TYPE_CHECKING:
-    from ..parallel.ranks import Ranks
+from ..parallel.ranks import Ranks
+from .translators import as_written
 
 TOKENS = 2048  # of known translations at once, at most, unless a single one is longer
 ROWS = 256  # vectors that are compared with all keys at once, at most
@@ -179,8 +180,6 @@ def with_neighbours(
     Raises TypeError for an unknown option, ValueError if the vocabulary and the model differ in size, if there are no
     pairs or if `model` has neighbours already, and like `NeighbourOutput`.
     """
-    from ..parallel.ranks import Ranks  # here, since training imports this package
-
     expect_instance("model", model, EncoderDecoder)
     expect_vocabulary(model, len(subwords))
     if not pairs.target:
@@ -190,7 +189,7 @@ def with_neighbours(
     inner, found = copy.copy(model), copy.copy(model)
     inner.output = Unchanged()
     ranks = ranks or Ranks()
-    batches = list(pairs_in_order(pairs, TOKENS, subwords, model.backwards))
+    batches = list(pairs_in_order(as_written(model, pairs), TOKENS, subwords))
     part, own = ranks.part(len(batches)), []
     with fast(), threadpool_limits(1 if ranks.size > 1 else None, "blas"):
         for batch in batches[part.start : part.stop]:
@@ -200,3 +199,13 @@ def with_neighbours(
     keys, values = map(np.concatenate, zip(*chain(*ranks.gather(own)), strict=True))
     found.output = NeighbourOutput(model.output, keys, values, **options)
     return found
+
+
+def load_twin() -> None:
+    """Register the fast twin of `nearest_keys`, unless Numba is missing or the environment turns it off."""
+    if find_spec("numba") and not turned_off():
+        with suppress(ImportError):  # of which `kernels` warns
+            from . import numba_neighbours as numba_neighbours
+
+
+when_fast(load_twin)

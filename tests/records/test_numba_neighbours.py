@@ -5,11 +5,11 @@ import pytest
 
 from scratchformer import nn
 from scratchformer.dispatch import fast
-from scratchformer.generation.neighbours import NeighbourOutput, nearest_keys
+from scratchformer.records.neighbours import NeighbourOutput, nearest_keys
 
 pytest.importorskip("numba")
 with fast():
-    numba_neighbours = pytest.importorskip("scratchformer.kernels.numba_neighbours")
+    numba_neighbours = pytest.importorskip("scratchformer.records.numba_neighbours")
 
 
 @pytest.fixture(params=["float32", "as measured"], autouse=True)

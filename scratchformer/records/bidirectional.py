@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module
-from ..ops.checks import expect_ids, expect_instance, expect_shape
+from ..checks import expect_ids, expect_instance, expect_shape
+from ..models import Classifier, LanguageModel, Llama, Model
+from ..models.predictor import ClassPredictor
 from ..rng import Key, fold
 from ..shell.text import shown
-from .classifier import Classifier
-from .language_model import LanguageModel
-from .llama import Llama
-from .model import Model
-from .predictor import ClassPredictor
 
 
 class BothCache(NamedTuple):
@@ -51,13 +48,12 @@ class BidirectionalLanguageModel(Model):
     ) -> None:
         if not (isinstance(model, type) and issubclass(model, LanguageModel)):
             raise TypeError(f"model: expected a LanguageModel or a class derived from it, got {shown(model)}")
-        if options.get("recall") is not None:
-            raise ValueError("recall: expected None, since a BidirectionalLanguageModel has none")
         self.context = context
         self.rightward, self.leftward = (
             model(vocab_size, d_model, heads, depth, context, key=fold(key, name), **options)
             for name in ("rightward", "leftward")
         )
+        expect_no_recall(self)
 
     @classmethod
     def passes_to(cls, options: Mapping[str, Any]) -> Callable:
@@ -126,15 +122,15 @@ class BidirectionalClassifier(ClassPredictor):
         key: Key = Key(0),
         **options: Any,
     ) -> None:
-        for name in ("recall", "units"):
-            if options.get(name) is not None:
-                raise ValueError(f"{name}: expected None, since a BidirectionalClassifier has none")
+        if options.get("units") is not None:
+            raise ValueError("units: expected None, since a BidirectionalClassifier has none")
         if options.get("pool") == "none":
             raise ValueError("pool: expected 'mean' or 'max', since whole texts are classified, got 'none'")
         self.rightward, self.leftward = (
             Classifier(vocab_size, num_classes, d_model, heads, depth, max_length, key=fold(key, name), **options)
             for name in ("rightward", "leftward")
         )
+        expect_no_recall(self)
 
     def start_from(self, pretrained: BidirectionalLanguageModel) -> None:
         """Copy the bodies of two language models: see `Classifier.start_from`."""
@@ -175,6 +171,12 @@ class BidirectionalClassifier(ClassPredictor):
     def check_batch(self, ids: Array, lengths: Array | None, labels: Array) -> None:
         """Raise an error for an argument of `loss` that is out of range: see `Predictor`."""
         self.rightward.check_batch(ids, lengths, labels)
+
+
+def expect_no_recall(both: Any) -> None:
+    """Raise ValueError if the two models have an embedding that reads further columns: one of them reads in reverse."""
+    if both.rightward.body.column_reader is not None:
+        raise ValueError(f"embeddings: expected none that recalls, since a {type(both).__name__} has none")
 
 
 def in_reverse(ids: Array, lengths: Array | None) -> Array:

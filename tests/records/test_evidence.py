@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from scratchformer.data import DataError, find_evidence, fit_evidence
-from scratchformer.data.evidence import FOLDS, Evidence, by_class, count, fit, keys_of, log_ratios, logistic
+from scratchformer.data import DataError
 from scratchformer.notation import DerivationError, check_equations
+from scratchformer.records import find_evidence, fit_evidence
+from scratchformer.records.evidence import FOLDS, Evidence, by_class, count, fit, keys_of, log_ratios, logistic
 
 LARGEST = (1 << 20) - 2  # the largest id
 

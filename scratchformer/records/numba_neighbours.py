@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..generation.neighbours import NeighbourOutput, largest, largest_in, nearest_keys
-from .mkl_products import product, products, widen
-from .numba_code import compiled
-from .numba_multiply import half
+from ..kernels.mkl_products import product, products, widen
+from ..kernels.numba_code import compiled
+from ..kernels.numba_multiply import half
+from .neighbours import NeighbourOutput, largest, largest_in, nearest_keys
 
 MORE = 8  # the fewest blocks that are searched beyond K after rounding
 ROUNDED: WeakKeyDictionary[NeighbourOutput, tuple[np.ndarray, np.ndarray]] = WeakKeyDictionary()
@@ -26,7 +26,7 @@ def fits(x: np.ndarray, layer: Any) -> bool:
 
 
 def nearest(x: np.ndarray, layer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """As `generation.neighbours.nearest_keys`, for float32.
+    """As `neighbours.nearest_keys`, for float32.
 
     If bfloat16 is multiplied faster than float32 here (see `mkl_products`), the maxima of the blocks are those of
     rounded keys. Rounding may change their order, so max(8, K/2) more blocks are searched. The scores in these blocks

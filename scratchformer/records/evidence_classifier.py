@@ -6,21 +6,22 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..backend import Array
-from ..ops.checks import expect_floating, expect_positive, expect_shape
+from ..checks import expect_floating, expect_positive, expect_shape
+from ..models.classifier import Classifier, LogitsCache
 from ..rng import Key
-from .classifier import Classifier, LogitsCache
+from .embeddings import Features
 
 
 class EvidenceClassifier(Classifier):
     """A `Classifier` of two classes that also reads numbers for each word. Positive ones speak for class 1.
 
-    evidence: I, the numbers for each word, such as those of `data.find_evidence`. The other arguments are those of
+    evidence: I, the numbers for each word, such as those of `find_evidence`. The other arguments are those of
     `Classifier`. evidence (B, T, I) is read with the embedding of its word. `backward` returns its gradient, or None if
     the body is frozen.
 
     The linear model's own logits are not read: a transformer that sees them in training learns only to correct the
     linear model, and its corrections are right on training texts alone. In evaluation the two may decide together: see
-    `training.stacked`.
+    `stacked`.
 
     Source: Wang, Manning, "Baselines and bigrams", 2012, for the linear model; Mesnil et al., "Ensemble of generative
     and discriminative techniques for sentiment analysis of movie reviews", 2014, for joining it with another model.
@@ -29,7 +30,6 @@ class EvidenceClassifier(Classifier):
     fixed: ClassVar[Mapping[str, str]] = {
         "num_classes": "has two classes",
         "units": "reads words",
-        "features": "has them from evidence=I",
     }
 
     def __init__(
@@ -47,7 +47,8 @@ class EvidenceClassifier(Classifier):
         expect_positive(evidence=evidence)
         if pool == "none":
             raise ValueError("pool: expected one that gives a vector for the whole text, got 'none'")
-        super().__init__(vocab_size, 2, d_model, heads, depth, max_length, pool, key, features=evidence, **body)
+        body["embeddings"] = [*(body.get("embeddings") or ()), {"layer": Features, "width": evidence}]
+        super().__init__(vocab_size, 2, d_model, heads, depth, max_length, pool, key, **body)
         self.evidence = evidence
 
     def logits(
