@@ -13,9 +13,9 @@ MISTAKES = [
     ),
     Mistake(
         "beam search: an ensemble predicts the mean of the logarithms",
-        file="generation/beam.py",
+        file="records/translators.py",
         replace={"return top + np.log(sum(np.exp(each - top) for each in log_p))": "return np.mean(log_p, axis=0)"},
-        tests="tests/generation/test_beam.py -k ensemble",
+        tests="tests/records/test_translators.py -k ensemble",
     ),
     Mistake(
         "beam search: the cache is not reordered",
@@ -25,15 +25,15 @@ MISTAKES = [
     ),
     Mistake(
         "translation: what a model writes backwards is not turned round",
-        file="generation/translation.py",
-        replace={"return ids[::-1] if model.backwards else ids": "return ids"},
-        tests="tests/generation/test_translation.py -k read",
+        file="records/translators.py",
+        replace={"return ids[::-1] if writes_backwards(model) else ids": "return ids"},
+        tests="tests/records/test_translators.py -k read",
     ),
     Mistake(
         "neighbours: the nearest are those with the largest product",
-        file="generation/neighbours.py",
+        file="records/neighbours.py",
         replace={"        scores -= self.halves[blocks][..., None, :]\n": ""},
-        tests="tests/generation/test_neighbours.py -k mixed",
+        tests="tests/records/test_neighbours.py -k mixed",
     ),
     Mistake(
         "the sampler returns its prompt",
@@ -94,17 +94,20 @@ MISTAKES = [
     ),
     Mistake(
         "resume restarts the learning-rate schedule",
-        file="training/loop.py",
-        replace={"optimizer.lr = self.schedule(step)": "optimizer.lr = self.schedule(self.bar.n - self.bar.initial)"},
+        file="training/run.py",
+        replace={"yield self.step - 1": "yield self.step - 1 - self._bar.initial"},
         tests="tests/training/test_train.py -k bit_for_bit",
     ),
     Mistake(
         "the logged validation loss is the last training loss",
-        file="training/loop.py",
+        file="training/run.py",
         replace={
-            "run.evaluate(self.evaluate, self.note)": (
-                'run.evaluate(lambda: {**self.evaluate(), "loss": measured.loss}, self.note)'
-            )
+            "self._unread.append(Measured(step, numbers))": (
+                'self.last = float(numbers["loss"])\n        self._unread.append(Measured(step, numbers))'
+            ),
+            "for name, value in scores.items()}, self.step": (
+                'for name, value in scores.items()} | {"loss": self.last}, self.step'
+            ),
         },
         tests="tests/training/test_train.py -k best",
     ),
