@@ -43,6 +43,7 @@ from ..backend import CPU
 from ..data.files import expect_no_link, locked
 from ..ops.checks import printable, shown
 from ..process import run_program
+from .examples import examples, is_example
 from .ranks import Ranks
 from .readers import load_vocabulary, mean_snapshot, vocabulary_file
 from .replicas import Replicas
@@ -210,7 +211,7 @@ def find_program(run: Path, file: str | None = None) -> type[Program]:
     """The program that made the run in folder `run`: from `file`, or from the source that the run's settings name.
 
     Loading a program executes its code, and the settings may come from a stranger. So without `file` it must be one of
-    the examples of this checkout, or in a module that is imported already. Raises NotImported if `file` is needed,
+    the package's examples, or in a module that is imported already. Raises NotImported if `file` is needed,
     ValueError if the program is not in it.
     """
     settings = read_settings(run)
@@ -233,9 +234,8 @@ def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None)
     source, name = settings.get("made_by"), settings["program"]
     if isinstance(imported := sys.modules.get(str(source)), ModuleType):
         return imported
-    own = PACKAGE / "examples" / f"{name}.py"
-    if source is None and name.isidentifier() and is_example(own):  # a run of an earlier version
-        return load_file(own)
+    if source is None and name in examples():  # a run of an earlier version
+        return load_file(examples()[name])
     if source is None:
         raise NotImported(f"{run} does not say in which file its program {shown(name)} is: add --program FILE")
     path, source = Path(source), printable(source)
@@ -248,12 +248,6 @@ def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None)
         return load_file(path)
     came = ", which came with it" if run.resolve() in path.resolve().parents else ""
     raise NotImported(f"{run} was made by {source}{came}; to execute that file, name it with --program")
-
-
-def is_example(path: Path) -> bool:
-    """Whether a file is in examples/ of the checkout that holds this package. An installed package has no examples."""
-    examples = (PACKAGE / "examples").resolve()
-    return (PACKAGE / "pyproject.toml").is_file() and path.is_file() and path.resolve().parent == examples
 
 
 def file_of(run: Path) -> str:
