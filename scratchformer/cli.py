@@ -1,4 +1,4 @@
-"""The command `scratchformer`, with its own commands from `train` to `learn`."""
+"""The command `scratchformer`: train, score and use models, check gradients, and learn to write them."""
 
 from __future__ import annotations
 
