@@ -26,7 +26,7 @@ def release_notes(changelog: str, version: str, pages: str = "docs/") -> str:
 
 def package_version() -> str:
     """The version of the package, without importing it."""
-    source = (ROOT / "scratchformer" / "__init__.py").read_text(encoding="utf-8")
+    source = (ROOT / "scratchformer" / "version.py").read_text(encoding="utf-8")
     return re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)[0]
 
 

@@ -66,7 +66,7 @@ def serve(work: str, data: str | None) -> None:
     """What a worker does: import or load once for each line that it reads."""
     from scratchformer.data import load_imdb
     from scratchformer.models import GPT2
-    from scratchformer.training.memory import resident_bytes
+    from scratchformer.parallel.memory import resident_bytes
 
     def imported() -> float:
         subprocess.run([sys.executable, "-c", "import scratchformer"], check=True)

@@ -21,7 +21,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from scratchformer import Key, ops, reference_only
-from scratchformer.training.memory import keep_freed_memory
+from scratchformer.parallel.memory import keep_freed_memory
 
 HEADS, WIDTH = 8, 256
 CONTEXTS = [256 * 2**i for i in range(6)]

@@ -24,8 +24,8 @@ from scratchformer import Key
 from scratchformer.data import TextBatches, load_enwik8, windows
 from scratchformer.models import LanguageModel
 from scratchformer.optim import Adam, Cosine, clip_by_global_norm
+from scratchformer.parallel.replicas import cores
 from scratchformer.training import Replicas, evaluate_language_model
-from scratchformer.training.replicas import cores
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from enwik8 import PRESETS

@@ -30,8 +30,8 @@ from scratchformer.data import TextBatches
 from scratchformer.generation import generate
 from scratchformer.models import GPT2
 from scratchformer.optim import AdamW, clip_by_global_norm
+from scratchformer.parallel.memory import resident_bytes
 from scratchformer.training import Replicas
-from scratchformer.training.memory import resident_bytes
 
 PROMPT = 16
 

@@ -169,7 +169,7 @@ def relative_updates(model: LanguageModel, batch: Any, adam: Adam) -> np.ndarray
 
 
 def two_plots() -> tuple[Any, Any, Any]:
-    from scratchformer.plots import subplots
+    from scratchformer.commands.plots import subplots
 
     figure, (left, right) = subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     return figure, left, right

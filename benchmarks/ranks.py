@@ -68,11 +68,11 @@ from scratchformer.data import TextBatches
 from scratchformer.dispatch import fast
 from scratchformer.models import LanguageModel
 from scratchformer.optim import Adam, clip_by_global_norm
+from scratchformer.parallel.memory import resident_bytes
+from scratchformer.parallel.ranks import Ranks, allowed
+from scratchformer.parallel.replicas import slices_of
+from scratchformer.parallel.sums import TreeSum
 from scratchformer.training import Replicas
-from scratchformer.training.memory import resident_bytes
-from scratchformer.training.ranks import Ranks, allowed
-from scratchformer.training.replicas import slices_of
-from scratchformer.training.sums import TreeSum
 
 SIZES = 1_000_000, 10_000_000, 50_000_000, 124_000_000  # parameters
 

@@ -17,8 +17,8 @@ import time
 from setups import add_model_options, make, our_step
 
 from scratchformer.backend import cores
+from scratchformer.parallel.memory import resident_bytes
 from scratchformer.training import Replicas
-from scratchformer.training.memory import resident_bytes
 
 
 def run_one(args: argparse.Namespace) -> None:

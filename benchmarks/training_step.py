@@ -37,8 +37,8 @@ from setups import (
 )
 
 from scratchformer.nn import Layer
+from scratchformer.parallel.memory import resident_bytes
 from scratchformer.training import Replicas
-from scratchformer.training.memory import resident_bytes
 
 
 class Worker:

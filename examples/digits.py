@@ -11,12 +11,12 @@ import math
 import numpy as np
 
 from scratchformer import Key
+from scratchformer.commands.plots import plot_images
 from scratchformer.data import DrawnBatches, Images, TextBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.generation import generate
 from scratchformer.models import SparseTransformer
-from scratchformer.plots import plot_images
-from scratchformer.progress import counted
+from scratchformer.shell.progress import counted
 from scratchformer.training import Program, mean_loss
 
 PRESETS = {

@@ -38,7 +38,7 @@ from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import RMSNorm
 from scratchformer.ops.checks import expect_probabilities
 from scratchformer.optim import AdamW
-from scratchformer.progress import counted
+from scratchformer.shell.progress import counted
 from scratchformer.training import (
     VALIDATION_OPTION,
     Program,

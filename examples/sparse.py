@@ -21,7 +21,7 @@ import time
 from scratchformer.data import load_photos
 from scratchformer.data.photos import WIDTH
 from scratchformer.models import LanguageModel, SparseTransformer
-from scratchformer.progress import counted
+from scratchformer.shell.progress import counted
 from scratchformer.training import MUON_OPTIONS, LanguageProgram
 
 SIZES = dict(d_model=128, heads=4, depth=4, lr=2e-3, warmup=100, steps=1000)

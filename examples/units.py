@@ -22,7 +22,7 @@ from scratchformer.data import DrawnBatches, Images, LabelledBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE, Digits
 from scratchformer.models import Classifier
 from scratchformer.optim import Adam
-from scratchformer.progress import counted
+from scratchformer.shell.progress import counted
 from scratchformer.training import Program
 
 PATCH = 4  # pixels on a side

@@ -18,7 +18,7 @@ derivation. One import is enough for all of these. `scratchformer.dispatch` has 
 two functions of your own.
 """
 
-from . import starting  # first  # isort: skip  # noqa: F401
+from .shell import starting  # first  # isort: skip  # noqa: F401
 
 from importlib.util import find_spec
 
@@ -27,11 +27,10 @@ from .backend import CPU, Device, DeviceError, get_device, to_cpu, to_device
 from .compiler import CompileError, compile
 from .dispatch import fast, reference_only
 from .rng import Key
+from .version import __version__ as __version__
 
 if find_spec(f"{__name__}.kernels"):  # fast twins; without that folder everything runs, slower
     from . import kernels as kernels
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CPU",

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from scratchformer.backend import CPU, Device, DeviceError, get_device
-from scratchformer.process import SIGNALS
+from scratchformer.shell.process import SIGNALS
 from scratchformer.testing.diagnosis import without_diagnosis
 from scratchformer.testing.strict import STRICT
 

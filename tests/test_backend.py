@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from scratchformer import backend, doctor, nn
+from scratchformer import backend, nn
 from scratchformer.backend import (
     CPU,
     CUPY_HELP,
@@ -22,6 +22,7 @@ from scratchformer.backend import (
     to_device,
     when_gpu,
 )
+from scratchformer.commands import doctor
 from scratchformer.testing.strict import STRICT
 
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scratchformer import doctor, processor
+from scratchformer import processor
+from scratchformer.commands import doctor
 from scratchformer.processor import Processors, instructions, processors, quota
 
 SLICE, JOB = "/user.slice", "/user.slice/job"

@@ -20,8 +20,8 @@ from sphinx.application import Sphinx
 from step_curves import step_curve
 
 from scratchformer import models, nn, ops
+from scratchformer.course.course import NAMES, exercise
 from scratchformer.dispatch import twins_of
-from scratchformer.learn.course import NAMES, exercise
 from scratchformer.testing.derivations import CASES
 from scratchformer.testing.mistakes import Mistake, mistakes_of
 

@@ -26,13 +26,13 @@ from ..ops.checks import (
     expect_positive,
     expect_range,
     expect_shape,
-    shown,
 )
 from ..ops.ngrams import expect_orders, recalled
-from ..progress import progress_bar
 from ..rng import Key, expect_key
+from ..shell.progress import progress_bar
+from ..shell.reading import DataError
+from ..shell.text import shown
 from .imdb import Labelled
-from .reading import DataError
 from .vocabulary import PAD, UNKNOWN
 
 _CHUNK = 64  # batches whose texts are sorted by length together

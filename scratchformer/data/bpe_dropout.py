@@ -16,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 
 from ..ops.checks import expect_fraction, expect_instance, expect_positive, expect_texts
-from ..progress import counted
 from ..rng import Key, expect_key
+from ..shell.progress import counted
 from .subwords import UNKNOWN, Subwords
 
 

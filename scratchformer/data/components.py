@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..ops.checks import shown
-from .reading import DataError
+from ..shell.reading import DataError
+from ..shell.text import shown
 
 PARTS_MOST = 64  # parts of one kind; DeepSeek's tokenizers have 8
 TEXT_MOST = 64  # characters that a part inserts

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..ops.checks import shown
-from .reading import DataError, expect_file
+from ..shell.reading import DataError, expect_file
+from ..shell.text import shown
 
 
 class NoConnection(DataError):

@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ops.checks import describe, expect_positive, printable
+from ..ops.checks import describe, expect_positive
 from ..rng import Key
-from .download import fetch
-from .reading import (
+from ..shell.reading import (
     BEGINNING,
     RATIO,
     UNPACKED_MOST,
@@ -36,6 +35,8 @@ from .reading import (
     unpacking_errors,
     what_else,
 )
+from ..shell.text import printable
+from .download import fetch
 
 URL = "http://mattmahoney.net/dc/enwik8.zip"
 CHECKSUM = "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops.checks import expect_at_least, expect_integers, expect_number, expect_positive, expect_shape
-from ..progress import counted
-from .reading import DataError
+from ..shell.progress import counted
+from ..shell.reading import DataError
 
 BITS = 20  # of an id in the key of an n-gram: three fit in 63 bits
 MOST_ORDER = 3

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops.checks import expect_at_least, expect_instance
-from ..progress import counted, progress_bar
 from ..rng import Key
+from ..shell.progress import counted, progress_bar
+from ..shell.reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes
 from .download import fetch
 from .evidence import FOLDS, MOST_ORDER, find_evidence
 from .films import films_of
-from .reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes
 from .subwords import Subwords
 from .vocabulary import Vocabulary, has_word
 

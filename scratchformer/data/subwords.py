@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_instance, expect_texts, printable, shown
-from ..progress import counted
+from ..ops.checks import expect_at_least, expect_instance, expect_texts
+from ..shell.files import replacing
+from ..shell.progress import counted
+from ..shell.reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
+from ..shell.text import printable, shown
 from .components import expect_bounded, expect_short
-from .files import replacing
-from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
 from .vocabulary import expect_sequence
 
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation

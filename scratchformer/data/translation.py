@@ -10,10 +10,10 @@ import numpy as np
 from ..ops import IGNORED
 from ..ops.checks import expect_boolean, expect_positive
 from ..rng import Key, expect_key
+from ..shell.reading import DataError
 from .batching import count_of, padded, slices, width_of
 from .bpe_dropout import DroppedMerges
 from .multi30k import Pairs
-from .reading import DataError
 from .subwords import BEGIN, END, PAD, Subwords
 
 

@@ -22,7 +22,7 @@ from ..ops.precision import widen
 from .generate import expect_vocabulary
 
 if TYPE_CHECKING:
-    from ..training.ranks import Ranks
+    from ..parallel.ranks import Ranks
 
 TOKENS = 2048  # of known translations at once, at most, unless a single one is longer
 ROWS = 256  # vectors that are compared with all keys at once, at most
@@ -179,7 +179,7 @@ def with_neighbours(
     Raises TypeError for an unknown option, ValueError if the vocabulary and the model differ in size, if there are no
     pairs or if `model` has neighbours already, and like `NeighbourOutput`.
     """
-    from ..training.ranks import Ranks  # here, since training imports this package
+    from ..parallel.ranks import Ranks  # here, since training imports this package
 
     expect_instance("model", model, EncoderDecoder)
     expect_vocabulary(model, len(subwords))

@@ -18,7 +18,7 @@ from ..models import EncoderDecoder
 from ..ops.checks import expect_at_least
 from ..ops.cross_entropy import IGNORED
 from ..ops.precision import widen
-from ..progress import counted
+from ..shell.progress import counted
 from .beam import (
     LONGER,
     beam_search,
@@ -34,7 +34,7 @@ from .bleu import expect_list
 from .generate import expect_vocabulary
 
 if TYPE_CHECKING:
-    from ..training.ranks import Ranks
+    from ..parallel.ranks import Ranks
 
 ROWS = 256  # hypotheses at once, at most
 TOKENS = 2048  # of proposed translations at once, at most, unless a single one is longer
@@ -59,7 +59,7 @@ def translate(
     all get all translations. Raises ValueError for a longer or an empty sentence, with its number, if the vocabulary
     and the model differ in size, and like `beam_search`; TypeError for a single text instead of a list.
     """
-    from ..training.ranks import Ranks  # here, since training imports this package
+    from ..parallel.ranks import Ranks  # here, since training imports this package
 
     models = ensemble(model)
     expect_options(beam, LONGER, length_penalty)

@@ -151,7 +151,7 @@ def choice() -> Choice | None:
         return found
     measured = measure()
     with contextlib.suppress(OSError):
-        from ..data.files import append, force_to_disk, make_folder
+        from ..shell.files import append, force_to_disk, make_folder
 
         make_folder(_file().parent)
         line = json.dumps({machine(): measured._asdict()})

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module
-from ..ops.checks import expect_ids, expect_instance, expect_shape, shown
+from ..ops.checks import expect_ids, expect_instance, expect_shape
 from ..rng import Key, fold
+from ..shell.text import shown
 from .classifier import Classifier
 from .language_model import LanguageModel
 from .llama import Llama

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..nn import Layer
-from ..ops.checks import expect_number, shown
+from ..ops.checks import expect_number
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
+from ..shell.text import shown
 from .pretrained import Folder, PretrainedError, Tensor, expect_sizes, load_weights, read_config, stored_name
 
 SETTINGS = {

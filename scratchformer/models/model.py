@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from ..nn import Layer, Param
 from ..nn.layer import named_parts, plain
-from ..ops.checks import with_article
+from ..shell.text import with_article
 
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 

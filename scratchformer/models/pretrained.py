@@ -21,7 +21,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..backend import array_module
-from ..data.reading import (
+from ..nn import Layer, Param
+from ..shell.progress import counted
+from ..shell.reading import (
     VOCABULARY_MOST,
     decoded,
     expect_file,
@@ -31,9 +33,7 @@ from ..data.reading import (
     read_json,
     what_else,
 )
-from ..nn import Layer, Param
-from ..ops.checks import printable, shown
-from ..progress import counted
+from ..shell.text import printable, shown
 
 WEIGHTS = "model.safetensors"
 INDEX = WEIGHTS + ".index.json"  # of weights in several files

@@ -23,9 +23,9 @@ from ..ops.checks import (
     expect_memory,
     expect_positive,
     expect_real,
-    printable,
 )
 from ..rng import Key, expect_key
+from ..shell.text import printable
 
 LAYER_OBJECTS = 1 << 12  # the memory of a block's Python objects, counted in float32 numbers
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, array_module, is_floating_type, memory
+from ..shell.text import shown, with_article
 
 LARGEST = 2**31 - 1  # the largest size; ids are 32-bit integers, and an axis of this length takes 8 GB in float32
 UNLIKE_ARRAYS = (np.matrix, np.ma.MaskedArray)
@@ -97,33 +98,6 @@ def describe(x: Any) -> Any:
     if x is None:
         return "None"
     return type(x).__name__ if _kind(x) is None or isinstance(x, UNLIKE_ARRAYS) else x.dtype
-
-
-def shown(x: Any) -> str:
-    """`x` for a message: its repr on one line, cut after 80 characters."""
-    if isinstance(x, type):
-        return f"the class {x.__name__}"
-    if isinstance(x, int) and x.bit_length() > 64:
-        return f"a number of {int(x.bit_length() * math.log10(2)) + 1} digits"
-    try:
-        text = " ".join(repr(x).split())
-    except (RecursionError, ValueError):  # nested too deeply; too many digits
-        text = f"a {type(x).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def printable(text: str, most: int = 200) -> str:
-    """`text` from a file, for a message: unchanged, or as `shown` if it is long or has characters that do not print."""
-    return text if len(text) <= most and text.isprintable() else shown(text)
-
-
-def apart(x: float, y: float) -> tuple[str, str]:
-    """Two numbers for a message, with six digits each, or with as many as it takes to see that they differ."""
-    for digits in range(6, 18):
-        texts = f"{x:.{digits}g}", f"{y:.{digits}g}"
-        if texts[0] != texts[1]:
-            break
-    return texts
 
 
 def _advice(name: str, x: Any) -> str:
@@ -211,11 +185,6 @@ def expect_one_of(name: str, x: Any, known: Iterable[str]) -> None:
     """Raise ValueError unless `x` is one of the words `known`."""
     if not isinstance(x, str) or x not in known:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {shown(x)}")
-
-
-def with_article(kind: Any) -> str:
-    """The name of a class with its article: "a Linear", "an EmbeddingBag"."""
-    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
 
 
 def expect_instance(name: str, x: Any, kind: Any, none: bool = False) -> None:

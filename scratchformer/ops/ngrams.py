@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..backend import Array, array_module
-from .checks import expect_integers, expect_positive, expect_range, expect_shape, shown
+from ..shell.text import shown
+from .checks import expect_integers, expect_positive, expect_range, expect_shape
 
 LONGEST = 64  # tokens of an n-gram
 MULTIPLIERS = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)  # odd 64-bit numbers, from splitmix64 and rrmxmx

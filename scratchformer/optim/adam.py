@@ -9,8 +9,9 @@ from typing import Any
 from ..backend import Array, array_module
 from ..dispatch import operation
 from ..nn import Param
-from ..ops.checks import expect_fraction, expect_number, shown
+from ..ops.checks import expect_fraction, expect_number
 from ..ops.precision import round_into
+from ..shell.text import shown
 from .optimizer import Group, Optimizer, scaled
 
 

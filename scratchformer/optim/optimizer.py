@@ -15,8 +15,9 @@ import numpy as np
 from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
 from ..nn.structure import Structure
-from ..ops.checks import expect_boolean, expect_instance, expect_number, printable, shown
+from ..ops.checks import expect_boolean, expect_instance, expect_number
 from ..ops.precision import round_into
+from ..shell.text import printable, shown
 
 MOST_STEPS = 1 << 53  # a float64 is exact up to here
 CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache

@@ -19,8 +19,8 @@ import numpy as np
 from .. import models, nn, ops
 from ..backend import CPU, Array, Device, to_device
 from ..dispatch import Twin, reference_only
-from ..progress import on_terminal, progress_bar
 from ..rng import Key
+from ..shell.progress import on_terminal, progress_bar
 from .gradcheck import Report, Row, check_gradients, check_layer
 from .precision import as_type, check_precision
 

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array, Device, to_cpu
-from ..ops.checks import expect_at_least, expect_fraction, expect_positive, expect_real, shown
+from ..ops.checks import expect_at_least, expect_fraction, expect_positive, expect_real
 from ..rng import Key
+from ..shell.text import shown
 from . import diagnosis
 from .contracts import (
     GradientError,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
-from ..ops.checks import apart
+from ..shell.text import apart
 from .contracts import GradientError, Untouched, as_tuple, expect_type, labelled
 from .differences import label
 from .runs import Outcome, Run, like

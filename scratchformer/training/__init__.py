@@ -1,5 +1,7 @@
 """Training: the loop, replicas, snapshots, metrics, and programs made of them."""
 
+from ..parallel.precision import LossScale
+from ..parallel.replicas import Replicas
 from .dynamic import evaluate_dynamic, observe_gradients
 from .ensemble import MODELS_OPTION, Ensemble
 from .estimate import Estimate, estimate
@@ -16,9 +18,7 @@ from .evaluate import (
 from .language import LanguageProgram
 from .loop import train
 from .metrics import Metrics, read_metrics
-from .precision import LossScale
 from .program import Program
-from .replicas import Replicas
 from .snapshot import (
     Snapshot,
     SnapshotError,

@@ -25,10 +25,10 @@ from ..ops import IGNORED
 from ..ops.checks import expect_instance, expect_one_of, expect_positive
 from ..optim import DynamicRMS
 from ..optim.optimizer import Optimizer
-from ..progress import progress_bar
+from ..parallel.replicas import Replicas
 from ..rng import Key
+from ..shell.progress import progress_bar
 from .evaluate import predicted_bytes
-from .replicas import Replicas
 from .state import Diverged
 
 

@@ -17,11 +17,11 @@ from ..models.classifier import AdversarialCache
 from ..models.encoder_decoder import TwiceCache
 from ..nn import add_lora, recompute_blocks
 from ..nn.recompute import RecomputeCache, recomputes_blocks
-from ..ops.checks import shown
 from ..optim import Adam
+from ..parallel.memory import resident_bytes
+from ..parallel.replicas import Replicas
 from ..rng import Key
-from .memory import resident_bytes
-from .replicas import Replicas
+from ..shell.text import shown
 from .snapshot import needed_key
 
 WATCHED = 32  # rows to measure with, at most; with too few, other arrays than usual determine the peak

@@ -37,8 +37,8 @@ from ..ops.checks import (
     expect_shape,
     is_inexact,
 )
-from ..progress import progress_bar
-from .replicas import Replicas
+from ..parallel.replicas import Replicas
+from ..shell.progress import progress_bar
 
 MOST_ROWS = 1024  # at once on a GPU: more are no faster
 GROUPS = 8  # in which a Transformer-XL reads the parts of a text, however many replicas there are

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..ops.checks import shown
+from ..shell.text import shown
 from .metrics import LARGEST_STEP, METRICS, Summary, kept_records
 from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
 

@@ -25,12 +25,12 @@ from ..generation import printable, stream_text
 from ..generation.recalled import recall_orders
 from ..models import TransformerXL
 from ..optim import DynamicRMS
-from ..process import one_line
+from ..parallel.replicas import Replicas
 from ..rng import Key
+from ..shell.text import one_line
 from .dynamic import evaluate_dynamic, expect_adaptable, observe_gradients
 from .evaluate import evaluate_language_model, evaluate_transformer_xl
 from .program import Program, file_of
-from .replicas import Replicas
 from .settings import Run
 from .snapshot import class_name
 from .stage import as_text as scores_as_text

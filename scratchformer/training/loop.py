@@ -17,17 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, array_module, to_cpu
-from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive, shown
+from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive
 from ..optim.clip import global_norm, share_for
 from ..optim.optimizer import Optimizer
-from ..process import Stopped, requests_taken, signals_caught, stop
-from ..progress import progress_bar
+from ..parallel.diagnose import first_nonfinite
+from ..parallel.precision import LossScale
+from ..parallel.ranks import Elsewhere
+from ..parallel.replicas import Replicas
 from ..rng import Key
-from .diagnose import first_nonfinite
+from ..shell.process import Stopped, requests_taken, signals_caught, stop
+from ..shell.progress import progress_bar
+from ..shell.text import shown
 from .metrics import Summary
-from .precision import LossScale
-from .ranks import Elsewhere
-from .replicas import Replicas
 from .state import Diverged, RunState
 
 NOTED = 3  # skipped batches that are noted one by one

@@ -15,9 +15,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..data.files import append, expect_no_link, force_to_disk, replacing
-from ..data.reading import parsed, read_bytes
-from ..process import one_line
+from ..shell.files import append, expect_no_link, force_to_disk, replacing
+from ..shell.reading import parsed, read_bytes
+from ..shell.text import one_line
 
 METRICS = "metrics.jsonl"  # each line has the checksum of itself and of all lines before it
 LARGEST_STEP = 1 << 53  # a float64 is exact up to here

@@ -40,13 +40,13 @@ from types import ModuleType
 from typing import Any, ClassVar, Self
 
 from ..backend import CPU
-from ..data.files import expect_no_link, locked
-from ..ops.checks import printable, shown
-from ..process import run_program
+from ..parallel.ranks import Ranks
+from ..parallel.replicas import Replicas
+from ..shell.files import expect_no_link, locked
+from ..shell.process import run_program
+from ..shell.text import printable, shown
 from .examples import examples, is_example
-from .ranks import Ranks
 from .readers import load_vocabulary, mean_snapshot, vocabulary_file
-from .replicas import Replicas
 from .settings import Run, open_run, read_settings, start_run
 from .snapshot import LAST, NotImported, load_file, load_snapshot
 from .stage import Stage

@@ -13,7 +13,7 @@ from ..models import GPT2, EncoderDecoder, LanguageModel, Llama
 from ..models.llama_weights import KINDS, llama_config
 from ..models.pretrained import PretrainedError, read_config
 from ..nn import Layer
-from ..ops.checks import with_article
+from ..shell.text import with_article
 from .folder import SUBWORDS, WORDS
 from .settings import expect_unchanged, read_settings
 from .snapshot import SnapshotError, best_snapshot, load_model

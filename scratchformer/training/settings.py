@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from ..backend import Device, get_device
-from ..data.files import locked, make_folder, replacing
-from ..data.reading import decoded, parsed, read_bytes
-from ..ops.checks import printable, shown
-from ..options import MOST_STEPS, SEED, Parser
-from ..process import one_line
+from ..parallel.precision import PRECISIONS
+from ..parallel.ranks import Ranks
+from ..parallel.replicas import MOST_REPLICAS
+from ..shell.files import locked, make_folder, replacing
+from ..shell.options import MOST_STEPS, SEED, Parser
+from ..shell.reading import decoded, parsed, read_bytes
+from ..shell.text import one_line, printable, shown
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
 from .metrics import is_number
-from .precision import PRECISIONS
-from .ranks import Ranks
-from .replicas import MOST_REPLICAS
 
 # What every settings.json has, with examples of its values.
 NAMES: dict[str, tuple[Any, ...]] = {
@@ -95,7 +94,7 @@ class Run(argparse.Namespace):
         Anything else that resuming needs, such as the vocabulary, must be written first: a folder without settings may
         be taken by another run.
         """
-        from .. import __version__  # here, since the package defines it after importing this module
+        from ..version import __version__  # here, since the package defines it after importing this module
 
         settings = {name: value for name, value in vars(self).items() if name not in PASSING}
         make_folder(self.out)

@@ -34,13 +34,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .. import models
-from ..data.files import make_folder, replacing
-from ..data.reading import expect_itself, open_file, parsed
 from ..nn import Layer, add_lora
-from ..ops.checks import printable, shown
 from ..optim.optimizer import Optimizer
+from ..parallel.diagnose import nonfinite_tensor
 from ..rng import Key, Zeros, room_for
-from .diagnose import nonfinite_tensor
+from ..shell.files import make_folder, replacing
+from ..shell.reading import expect_itself, open_file, parsed
+from ..shell.text import printable, shown
 
 FORMAT = "scratchformer snapshot 2"
 EARLIER = ("scratchformer snapshot 1",)

@@ -14,12 +14,12 @@ from ..dispatch import fast
 from ..nn import Layer, recompute_blocks
 from ..optim import Adam, AdamW, Constant, Cosine, Muon
 from ..optim.optimizer import Optimizer
+from ..parallel.memory import resident_bytes
+from ..parallel.replicas import Replicas
 from ..rng import Key, room_for
 from .estimate import estimate, gpu_need
 from .loop import train
-from .memory import resident_bytes
 from .readers import MEAN, mean_snapshot
-from .replicas import Replicas
 from .settings import Run
 from .snapshot import (
     LAST,

@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 
 from ..backend import CPU
-from ..data.files import locked, remove_unfinished, replacing
 from ..nn import Layer
-from ..ops.checks import shown
 from ..optim.optimizer import Optimizer
-from ..process import one_line
-from .diagnose import nonfinite_tensor
+from ..parallel.diagnose import nonfinite_tensor
+from ..parallel.numerics import as_before, changes, is_record, numerics
+from ..parallel.precision import LossScale
+from ..parallel.ranks import Elsewhere, Ranks
+from ..parallel.replicas import Replicas
+from ..shell.files import locked, remove_unfinished, replacing
+from ..shell.text import one_line, shown
 from .folder import UNSAVED, holds_run, read_run
 from .metrics import Metrics, Summary
-from .numerics import as_before, changes, is_record, numerics
-from .precision import LossScale
-from .ranks import Elsewhere, Ranks
-from .replicas import Replicas
 from .snapshot import (
     BEST,
     LAST,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from area import Area, Verdict, judge
 
-from scratchformer.process import SIGNALS
+from scratchformer.shell.process import SIGNALS
 
 CEILING = 4 << 30  # bytes of memory at which a case is stopped
 WAITING = 20  # times its seconds of processor time a case may take if it waits, for example for the processor

@@ -22,8 +22,8 @@ from area import Area, Case, last_line
 from scratchformer import Key
 from scratchformer.generation import generate
 from scratchformer.models import LanguageModel, TransformerXL
+from scratchformer.parallel.memory import resident_bytes
 from scratchformer.training import stage
-from scratchformer.training.memory import resident_bytes
 
 STEPS = 288_000  # twelve hours of `python examples/enwik8.py` at 0.15 s a step
 SIZES = dict(d_model=8, heads=1, depth=1, context=8, memory=8, xl_d_ff=8, batch_size=2)

@@ -18,7 +18,7 @@ from area import Area, Case
 from runs import SIZES, command, make_data
 
 import scratchformer
-from scratchformer import cli
+from scratchformer.commands import cli
 from scratchformer.training.program import load_file, program_in, run_program
 
 EXAMPLES = Path(scratchformer.__file__).parents[1] / "examples"

@@ -23,7 +23,7 @@ from area import Area, Case
 from options import EXAMPLES
 from runs import SIZES, command, make_data, with_intervals
 
-from scratchformer import cli
+from scratchformer.commands import cli
 from scratchformer.training import load_snapshot, stage
 from scratchformer.training.folder import read_run
 from scratchformer.training.program import load_file, program_in, run_program

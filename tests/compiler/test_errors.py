@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import scratchformer as sf
-from scratchformer import cli, ops
+from scratchformer import ops
+from scratchformer.commands import cli
 from scratchformer.compiler.derivation import Derivation
 
 

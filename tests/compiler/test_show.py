@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from scratchformer import CompileError, cli, ops
+from scratchformer import CompileError, ops
+from scratchformer.commands import cli
 from scratchformer.compiler.in_place import IN_PLACE
 from scratchformer.compiler.show import PRINTERS, shown
 
@@ -73,7 +74,7 @@ def test_what_is_outside_the_loops_is_said():
 
 
 def test_printing_needs_neither_numba_nor_cupy():
-    code = "import sys; sys.modules |= dict.fromkeys(('numba', 'cupy')); from scratchformer.cli import main; "
+    code = "import sys; sys.modules |= dict.fromkeys(('numba', 'cupy')); from scratchformer.commands.cli import main; "
     for target in PRINTERS:
         ran = subprocess.run(
             [sys.executable, "-c", f"{code}main(['show', 'softmax', '--{target}'])"], capture_output=True

@@ -373,7 +373,7 @@ def test_float32_loss(device):
 
 
 def test_a_number_that_is_not_finite_is_found_in_a_model_of_two_outputs():
-    from scratchformer.training.diagnose import first_nonfinite
+    from scratchformer.parallel.diagnose import first_nonfinite
 
     model = BertPretraining(*SIZES)
     model.following.b.data[1] = np.nan

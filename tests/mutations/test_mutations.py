@@ -60,7 +60,7 @@ TESTS = {
     "the sampler's number depends on nothing but its key": "tests/generation/test_generate.py",
     "dropout: not scaled by 1/(1 - p)": "tests/ops/test_dropout.py",
     "recompute: another dropout mask the second time": "tests/nn/test_block.py",
-    "gradient accumulation: micro-batches weigh alike, whatever their size": "tests/training/test_replicas.py",
+    "gradient accumulation: micro-batches weigh alike, whatever their size": "tests/parallel/test_replicas.py",
     "float64 from float32": "tests/ops/test_all_operations.py",
     "a kernel: tiled attention without the row sum of dO times O": "tests/kernels/test_twins.py -k attention",
     "a kernel: the log-sum-exp without the maximum": "tests/kernels/test_twins.py -k attention",
@@ -171,7 +171,7 @@ def test_without_kernels_nothing_but_speed_is_lost(environment, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(ONLY_THE_COPY)
     shutil.rmtree(tmp_path / "scratchformer" / "kernels", ignore_errors=True)
     tests = "tests/kernels tests/ops/test_attention.py tests/ops/test_dense.py tests/nn/test_block.py tests/optim"
-    tests += " tests/generation tests/training/test_replicas.py tests/test_dispatch.py"
+    tests += " tests/generation tests/parallel/test_replicas.py tests/test_dispatch.py"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
     left = ["strict", *SLOW_WITHOUT]  # the strict device uses no kernels
     command += ["-k", f"not {' and not '.join(left)}", "--deselect", "tests/generation/test_sampling.py"]

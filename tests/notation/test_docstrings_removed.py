@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scratchformer.learn.course import NAMES, exercise
+from scratchformer.course.course import NAMES, exercise
 
 ROOT = Path(__file__).parents[2]
 ALL = """

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratchformer.learn.grading import Wrong, expect_close
-from scratchformer.ops.checks import apart
+from scratchformer.course.grading import Wrong, expect_close
+from scratchformer.shell.text import apart
 from scratchformer.testing.layouts import differs
 
 NUMBERS = st.floats(-1e6, 1e6)

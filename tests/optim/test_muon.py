@@ -1,7 +1,7 @@
 """Muon and its orthogonalisation.
 
 Groups, frozen parameters and states are in test_groups.py and test_optimizer.py, which are about all optimizers, and
-training on several ranks is in tests/training/test_ranks.py.
+training on several ranks is in tests/parallel/test_ranks.py.
 """
 
 from concurrent.futures import ThreadPoolExecutor

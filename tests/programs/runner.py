@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scratchformer import cli
+from scratchformer.commands import cli
 from scratchformer.training.program import Program, load_file, program_in
 
 SECONDS = 600  # after which a program that hangs is ended
 OPTIONAL = ("matplotlib.pyplot", "networkx", "sacrebleu", "sacremoses", "sklearn.linear_model", "tokenizers")
-MODULES = ("generation", "plots", "doctor", "testing.cases", "training.readers")
+MODULES = ("generation", "commands.plots", "commands.doctor", "testing.cases", "training.readers")
 
 
 def with_sizes(path: Path, sizes: dict[str, Any]) -> type[Program]:

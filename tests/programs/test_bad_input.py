@@ -15,7 +15,7 @@ import zipfile
 
 import pytest
 
-from scratchformer.ops.checks import shown
+from scratchformer.shell.text import shown
 from scratchformer.training import load_snapshot
 
 without_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
@@ -410,7 +410,7 @@ def test_a_missing_setting_is_named(fail, enwik8_copy, imdb_copy, xl_run, tmp_pa
 def test_a_run_in_use_by_another_process(start, fail, call, enwik8_copy):
     """It is refused before any data is read; commands that only read the run still work."""
     hold = (
-        "import sys\nfrom pathlib import Path\nfrom scratchformer.data.files import locked\n"
+        "import sys\nfrom pathlib import Path\nfrom scratchformer.shell.files import locked\n"
         "with locked(Path(sys.argv[1])):\n    print('locked', flush=True)\n    sys.stdin.read()"
     )
     holder = start("python", "-c", hold, enwik8_copy, stdin=subprocess.PIPE)

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from scratchformer.dispatch import fast
+from scratchformer.parallel.memory import resident_bytes
 from scratchformer.training import Program
-from scratchformer.training.memory import resident_bytes
 
 
 def test_a_program_of_the_checkout_is_found_by_its_name(call, fail, enwik8_run, tmp_path):

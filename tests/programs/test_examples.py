@@ -276,7 +276,7 @@ def test_a_short_run_has_a_short_warm_up(enwik8_copy, call):
 
 def test_evaluate_uses_the_same_validation_bytes_as_training(enwik8_copy, monkeypatch):
     """With a lower limit, which training reads too, the command scores less."""
-    from scratchformer import cli
+    from scratchformer.commands import cli
     from scratchformer.data import load_enwik8
     from scratchformer.training import language
 
@@ -494,8 +494,8 @@ def test_plot_compares_runs(call, enwik8_run, xl_run, bert_run, tmp_path):
 )
 def test_plot_draws_every_kind_of_body(tmp_path, options):
     pytest.importorskip("matplotlib")
+    from scratchformer.commands.plots import attention_maps, encode, plot_attention, plot_positions
     from scratchformer.models import LanguageModel
-    from scratchformer.plots import attention_maps, encode, plot_attention, plot_positions
 
     model = LanguageModel(256, 8, 2, 2, 16, **options)
     labels, _, ids = encode(model, "ab é", tmp_path)
@@ -509,8 +509,8 @@ def test_plot_draws_every_kind_of_body(tmp_path, options):
 
 def test_plot_draws_the_pattern_of_a_sparse_transformer(tmp_path):
     pytest.importorskip("matplotlib")
+    from scratchformer.commands.plots import attention_maps, encode, plot_positions
     from scratchformer.models import SparseTransformer
-    from scratchformer.plots import attention_maps, encode, plot_positions
 
     model = SparseTransformer(256, 8, 2, 2, 16, 4, kind="fixed")
     maps = attention_maps(model, encode(model, "0123456789", tmp_path)[2])

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scratchformer.data import files, subwords, vocabulary
+from scratchformer.data import subwords, vocabulary
+from scratchformer.shell import files
 from scratchformer.training import load_snapshot, loop, metrics, settings, snapshot
 
 MODULES = (subwords, vocabulary, loop, metrics, settings, snapshot)

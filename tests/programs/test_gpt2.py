@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
+from scratchformer.commands.plots import attention_maps, encode
 from scratchformer.data import Subwords
 from scratchformer.models import GPT2
-from scratchformer.plots import attention_maps, encode
 from scratchformer.training import load_model, load_snapshot, read_metrics
 from scratchformer.training.settings import read_settings
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scratchformer.parallel.numerics import PRODUCTS
 from scratchformer.training import load_snapshot, program
-from scratchformer.training.numerics import PRODUCTS
 
 from .conftest import EXAMPLES, PATIENCE, TINY
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scratchformer import cli
+from scratchformer.commands import cli
 from scratchformer.training import load_snapshot, program
 
 LISTING = re.search(r"\n    (\"\"\"Train a small.*?main\(\))\n", program.__doc__, re.DOTALL)[1]

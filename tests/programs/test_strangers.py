@@ -16,11 +16,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from scratchformer import cli, plots
-from scratchformer.data.files import LOCK, InUse, append, locked
-from scratchformer.data.reading import DataError
-from scratchformer.learn.progress import FILE, find
-from scratchformer.process import one_line, run_program
+from scratchformer.commands import cli, plots
+from scratchformer.course.progress import FILE, find
+from scratchformer.shell.files import LOCK, InUse, append, locked
+from scratchformer.shell.process import run_program
+from scratchformer.shell.reading import DataError
+from scratchformer.shell.text import one_line
 from scratchformer.training.metrics import seal as sealed_line
 from scratchformer.training.settings import seal
 from scratchformer.training.snapshot import checksum

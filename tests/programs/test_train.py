@@ -51,7 +51,7 @@ def test_only_names_of_programs_are_taken(fail, tmp_path, name):
 def test_a_module_in_the_current_folder_is_not_imported(call, tmp_path):
     for module in ("numpy", "enwik8", "scratchformer"):
         (tmp_path / f"{module}.py").write_text("open('executed', 'w')")
-    command = ["-c", "import sys; sys.path.remove(''); from scratchformer.cli import main; main()"]
+    command = ["-c", "import sys; sys.path.remove(''); from scratchformer.commands.cli import main; main()"]
     call("python", *command, "train", "enwik8", "--help", cwd=tmp_path, stdin=None)
     assert not (tmp_path / "executed").exists()
 

@@ -11,10 +11,10 @@ import weakref
 import numpy as np
 import pytest
 
-from scratchformer import cli
+from scratchformer.commands import cli
+from scratchformer.commands.plots import attention_maps, encode
 from scratchformer.data import encode_pairs, load_multi30k
 from scratchformer.generation import bleu, translate, with_neighbours
-from scratchformer.plots import attention_maps, encode
 from scratchformer.training import kept_snapshots, load_model, load_snapshot
 from scratchformer.training.program import find_program
 from scratchformer.training.readers import load_translators, mean_snapshot
@@ -194,7 +194,7 @@ def test_a_run_that_goes_on_has_no_mean_until_it_ends(copy):
 
     assert (copy / "average.safetensors").exists()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError) as raised:
-        patch.setattr("scratchformer.training.replicas.Replicas.gradients", stop)
+        patch.setattr("scratchformer.parallel.replicas.Replicas.gradients", stop)
         find_program(copy).start(["--resume", str(copy), "--steps", "5", "--device", "cpu"])
     assert raised.value is stopped and not (copy / "average.safetensors").exists()
     assert mean_snapshot(copy).name == "best.safetensors"

@@ -8,7 +8,7 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import CPU, array_module
-from scratchformer.cli import main
+from scratchformer.commands.cli import main
 from scratchformer.dispatch import Twin, TwinCache, reference_only, twins_of
 from scratchformer.nn import Linear
 from scratchformer.testing import cases

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scratchformer import cli
+from scratchformer.commands import cli
 from scratchformer.testing.mutate import Runner, mutants, run
 
 OPS = '''

@@ -10,7 +10,7 @@ from scipy.special import erf, erfc, expit
 
 from scratchformer import ops
 from scratchformer.backend import array_module
-from scratchformer.cli import main
+from scratchformer.commands.cli import main
 from scratchformer.dispatch import reference_only
 from scratchformer.testing import GradientError, bounds, check_precision
 from scratchformer.testing.bounds import Arithmetic, gamma

@@ -18,12 +18,12 @@ from scratchformer.models import (
     TransformerXL,
 )
 from scratchformer.nn import recompute_blocks
+from scratchformer.parallel.memory import keep_freed_memory
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import Replicas, estimate
-from scratchformer.training.memory import keep_freed_memory
 
-from .ranks_in_threads import run_ranks
+from ..parallel.ranks_in_threads import run_ranks
 
 RUN = """
 import sys
@@ -37,7 +37,7 @@ from scratchformer.rng import Key
 from scratchformer.training import (
     Replicas, estimate, evaluate_classifier, evaluate_language_model, evaluate_transformer_xl, save_snapshot
 )
-from scratchformer.training.memory import resident_bytes
+from scratchformer.parallel.memory import resident_bytes
 
 kind, recompute, estimates = sys.argv[1], sys.argv[2] == "recompute", sys.argv[3] == "estimate"
 if kind == "LanguageModel":
@@ -241,7 +241,7 @@ def test_the_memory_of_this_process():
     """In a process of its own, since this one may have had gigabytes."""
     code = """
 import numpy as np
-from scratchformer.training.memory import resident_bytes
+from scratchformer.parallel.memory import resident_bytes
 
 now, most = resident_bytes(), resident_bytes(peak=True)
 assert 0 < now <= most
@@ -262,7 +262,7 @@ def test_freed_memory_is_kept(count, size):
     code = f"""
 import ctypes, resource
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE
-from scratchformer.training.memory import keep_freed_memory
+from scratchformer.parallel.memory import keep_freed_memory
 keep_freed_memory()
 def blocks():
     return [bytearray(b"x") * {size} for _ in range({count})]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from scratchformer import cli
+from scratchformer.commands import cli
 from scratchformer.data import DataError, PublishedTokenizer
 from scratchformer.generation import generate, printable, stream_text
 from scratchformer.models import Llama

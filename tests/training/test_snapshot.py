@@ -524,7 +524,8 @@ everything = Everything()
 @pytest.mark.parametrize(
     "name",
     [
-        *("unittest.mock:call", "scratchformer.cli:main", "scratchformer.models:LanguageModel.from_pretrained"),
+        *("unittest.mock:call", "scratchformer.commands.cli:main"),
+        "scratchformer.models:LanguageModel.from_pretrained",
         *("os:system", "builtins:print", "scratchformer.training:save_snapshot", "scratchformer.__main__:main"),
         *(f"{__name__}:{name}" for name in ("Says.loud", "Says.Eager.Model", "everything", "everything.reference")),
     ],
@@ -733,7 +734,7 @@ def test_a_snapshot_is_saved_even_if_folders_cannot_be_opened(tmp_path, make_mod
         assert flags & os.O_RDWR
         return opened(path, flags, *mode)
 
-    from scratchformer.data import files
+    from scratchformer.shell import files
 
     class Windows:
         name = "nt"

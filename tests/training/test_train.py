@@ -15,11 +15,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from scratchformer import process
 from scratchformer.backend import CPU, to_cpu
-from scratchformer.data import files
-from scratchformer.data.files import InUse
 from scratchformer.optim import SGD, Adam, AdamW, Cosine
+from scratchformer.shell import files, process
+from scratchformer.shell.files import InUse
 from scratchformer.training import (
     SnapshotError,
     kept_snapshots,

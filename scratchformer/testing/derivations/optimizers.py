@@ -21,7 +21,7 @@ from ...optim.clip import scale
 from ...optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
 from ...optim.optimizer import Optimizer
 from ...optim.sgd import sgd_step
-from ...training.precision import LARGEST, LossScale
+from ...parallel.precision import LARGEST, LossScale
 from .case import DerivationCase, Sizes
 from .layers import shows
 

@@ -113,7 +113,7 @@ MISTAKES = (
     ),
     Mistake(
         name="gradient accumulation: micro-batches weigh alike, whatever their size",
-        file="training/replicas.py",
+        file="parallel/replicas.py",
         replacements=(
             ("            weight = micro.weight / total\n", "            weight = 1 / len(micro_batches)\n"),
         ),

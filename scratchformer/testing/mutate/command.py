@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...progress import on_terminal, progress_bar
+from ...shell.progress import on_terminal, progress_bar
 from .mutants import mutants
 from .run import Job, Outcome, run_jobs
 from .targets import Target, choose_tests, find_targets

@@ -1,0 +1,450 @@
+"""The command `scratchformer`: train, score and use models, check gradients, and learn to write them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import runpy
+import shlex
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ..course.command import add_command as add_learn
+from ..generation.beam import WIDEST
+from ..parallel.replicas import MOST_REPLICAS
+from ..shell.options import SEED, Parser
+from ..shell.process import run_program
+from ..shell.text import one_line
+from ..version import __version__
+
+DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the command line and run one command; an error gives one line and exit status 1."""
+    run_program(lambda: run_command(sys.argv[1:] if argv is None else argv))
+
+
+def run_command(argv: list[str]) -> None:
+    """Parse this command line and run its command; errors are raised."""
+    end = own_arguments(argv)
+    args = make_parser().parse_args(argv[:end])
+    args.others = argv[end:]
+    from ..training.program import file_of
+    from ..training.snapshot import NotImported
+
+    try:
+        args.run(args)
+    except NotImported as error:
+        command = shlex.join(["scratchformer", *argv, "--program", file_of(Path(args.run_folder))])
+        raise ValueError(f"{error}; if you trust it: {command}") from error
+
+
+def own_arguments(argv: list[str]) -> int:
+    """How many of the arguments are those of a command; the others are passed on, to pytest, mpiexec or a program."""
+    if argv[:1] == ["train"]:
+        return 2
+    if argv[:1] == ["mutate"] and "--" in argv:
+        return argv.index("--")
+    if argv[:1] != ["mpiexec"]:
+        return len(argv)
+    own = ("mpiexec", "--restarts", "-h", "--help")
+    others = (i for i, argument in enumerate(argv) if argument.split("=")[0] not in own and argv[i - 1] != "--restarts")
+    return next(others, len(argv))
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="scratchformer", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"scratchformer {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "train",
+        help="run one of the programs that train a model, or list them",
+        usage="scratchformer train [NAME [OPTIONS OF THE PROGRAM]]",
+    )
+    command.add_argument("name", nargs="?", metavar="NAME", help="for example enwik8; without it, all are listed")
+    command.set_defaults(run=train)
+
+    command = commands.add_parser("doctor", help="print what a bug report needs")
+    command.set_defaults(run=doctor)
+
+    command = commands.add_parser("check", help="check the gradients of all operations and layers, or of those named")
+    command.add_argument("names", nargs="*", metavar="NAME", help="for example attention, SelfAttention, LanguageModel")
+    command.add_argument("--only", choices=("reference", "twin"), help="references or fast twins (default: both)")
+    command.add_argument("--device", default="cpu", help="auto, cpu, gpu or gpu:1 (default: cpu)")
+    command.add_argument("--seed", default=0, **SEED, help="random seed of the arrays (default: 0)")
+    command.add_argument(
+        "--dtype", choices=("float16", "bfloat16", "float32"), help="check the precision in this type instead"
+    )
+    command.add_argument("--details", action="store_true", help="one row per tensor instead of one per case")
+    command.add_argument(
+        "--derivations", action="store_true", help="evaluate every equation of the derivations instead"
+    )
+    command.add_argument("--mistakes", action="store_true", help="with --derivations: also plant mistakes in them")
+    command.set_defaults(run=check)
+
+    command = commands.add_parser(
+        "mutate",
+        help="plant mistakes in a backward and report those that your tests miss",
+        usage="scratchformer mutate [OPTIONS] MODULE[::FUNCTION] ... [-- PYTEST ARGUMENTS]",
+    )
+    command.add_argument(
+        "names", nargs="+", metavar="MODULE[::FUNCTION]", help="for example my_ops.py::cube_backward, my_ops"
+    )
+    command.add_argument("--helpers", action="store_true", help="also in functions that the backward calls")
+    number = {"type": int, "metavar": "N", "least": 1}
+    command.add_argument("-j", "--jobs", **number, most=MOST_REPLICAS, help="processes (default: one for each core)")
+    command.add_argument("--limit", **number, help="plant N mistakes, drawn at random")
+    command.add_argument("--seed", default=0, **SEED, help="random seed of --limit (default: 0)")
+    command.add_argument("--list", action="store_true", help="list the mistakes and run nothing")
+    command.add_argument("--json", metavar="FILE", help="write every outcome to this file")
+    command.set_defaults(run=mutate)
+
+    command = commands.add_parser("show", help="print the loops that are made from the derivation of an operation")
+    command.add_argument(
+        "name", metavar="NAME", help="an operation of the package, or FILE.py::FUNCTION, whose file is executed"
+    )
+    target = command.add_mutually_exclusive_group(required=True)
+    for option, what in (("numba", "Numba"), ("cuda", "CUDA"), ("js", "JavaScript"), ("numpy", "NumPy")):
+        target.add_argument(
+            f"--{option}", dest="target", action="store_const", const=option, help=f"the loops in {what}"
+        )
+    command.set_defaults(run=show)
+
+    command = commands.add_parser("generate", help="generate text with a trained language model")
+    add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
+    command.add_argument("--prompt", default="\n", help="what to continue (default: a new line)")
+    tokens = "how many tokens (bytes or sub-words) to write (default: 500)"
+    command.add_argument("--tokens", type=int, default=500, metavar="N", least=0, help=tokens)
+    number = {"type": float, "metavar": "X", "least": 0}
+    command.add_argument("--temperature", default=0.8, **number, help="0 is greedy (default: 0.8)")
+    likely = "draw only from the K most likely tokens (default: from all)"
+    command.add_argument("--top-k", type=int, metavar="K", least=1, help=likely)
+    likely = "draw only from the smallest set of tokens whose probabilities sum to at least P (default: from all)"
+    command.add_argument("--top-p", type=float, metavar="P", least=0, most=1, help=likely)
+    command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
+    command.add_argument("--device", **DEVICE)
+    add_precision(command)
+    command.set_defaults(run=generate)
+
+    command = commands.add_parser("translate", help="translate with a trained encoder-decoder")
+    add_run(command, "folder of a run of an encoder-decoder")
+    command.add_argument("sentences", nargs="*", metavar="SENTENCE", help="(default: the lines of standard input)")
+    beam = "number of hypotheses; 1 is greedy (default: as in the run)"
+    command.add_argument("--beam", type=int, metavar="K", least=1, most=WIDEST, help=beam)
+    penalty = "how strongly longer translations are preferred; 0 is not at all (default: as in the run)"
+    command.add_argument("--length-penalty", **number, help=penalty)
+    command.add_argument("--device", **DEVICE)
+    add_precision(command)
+    command.set_defaults(run=translate)
+
+    command = commands.add_parser("evaluate", help="score a trained model on held-out data")
+    add_run(command, "folder of a run")
+    command.add_argument("--data", metavar="PATH", help="the data, if it has moved since the run")
+    parts = "the part of the data to score (default: test)"
+    command.add_argument("--part", choices=("validation", "test"), default="test", help=parts)
+    add_dynamic(command)
+    command.add_argument("--device", **DEVICE)
+    command.set_defaults(run=evaluate)
+
+    command = commands.add_parser("plot", help="plot a run: curves, attention maps, position encodings")
+    add_run(command, "folder of a run")
+    command.add_argument(
+        "beside", nargs="*", metavar="OTHER", help="runs to compare it with: plot only curves, together"
+    )
+    command.add_argument("--text", help="the text whose attention is shown")
+    command.add_argument("--out", metavar="DIR", help="folder for the plots (default: RUN/plots)")
+    command.set_defaults(run=plot)
+
+    command = commands.add_parser(
+        "mpiexec",
+        help="run mpiexec with these arguments; Ctrl-C saves a snapshot, and lost ranks may be started again",
+        usage="scratchformer mpiexec [--restarts N] ARGUMENTS OF MPIEXEC",
+    )
+    restarts = "start all ranks again, up to N times, when one is killed or hangs or a host is lost (default: 0)"
+    command.add_argument("--restarts", type=int, default=0, metavar="N", least=0, help=restarts)
+    command.set_defaults(run=mpiexec)
+
+    add_learn(commands)
+    return parser
+
+
+def add_run(command: Parser, what: str) -> None:
+    command.add_argument("run_folder", metavar="RUN", help=what)
+    command.add_argument(
+        "--program", metavar="FILE", help="execute this file: the program of the run, unless it is one of examples/"
+    )
+
+
+def add_dynamic(command: Parser) -> None:
+    learning = "also score a language model that learns from the text while it reads (dynamic evaluation)"
+    command.add_argument("--dynamic", action="store_true", help=learning)
+    number: dict[str, Any] = {"type": float, "metavar": "X", "least": 0}
+    command.add_argument("--lr", **number, help="with --dynamic: the learning rate (2e-5)")
+    command.add_argument("--decay", **number, help="with --dynamic: how fast weights return to the trained ones (0)")
+    number = {"type": int, "metavar": "N", "least": 1}
+    stride = "with --dynamic: tokens from one window to the next (an eighth of the context)"
+    command.add_argument("--stride", **number, help=stride)
+    command.add_argument("--windows", **number, help="with --dynamic: windows that are read in each step (4)")
+
+
+def dynamic_settings(args: argparse.Namespace) -> dict[str, Any] | None:
+    """What was given of the settings of dynamic evaluation; None without --dynamic."""
+    given = {name: value for name in ("lr", "decay", "stride", "windows") if (value := getattr(args, name)) is not None}
+    if given and not args.dynamic:
+        raise ValueError(f"--{min(given)}: applies only to --dynamic, so add it or leave --{min(given)} out")
+    return given if args.dynamic else None
+
+
+def add_precision(command: Parser) -> None:
+    halves = "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time (default: float32)"
+    command.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help=halves)
+
+
+def placed(model: Any, args: argparse.Namespace) -> Any:
+    """The model on the device of --device, in the type of --precision."""
+    from ..backend import get_device
+    from ..parallel.precision import half_type
+
+    model.to(get_device(args.device))
+    return model if (half := half_type(args.precision, model)) is None else model.to(dtype=half)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Run a program as `python FILE` would, or list all. A file in the current folder is never taken for one."""
+    from ..training.examples import examples, first_line
+
+    programs = examples()
+    if args.name is None:
+        for name, file in programs.items():
+            print(f"{name:<22} {first_line(file)}")
+        return
+    if args.name not in programs:
+        known = ", ".join(programs) or "none, since this package was installed without its programs"
+        raise ValueError(f"train: expected the name of a program ({known}), got {args.name!r}")
+    sys.argv = [str(programs[args.name]), *args.others]
+    sys.path.insert(0, str(programs[args.name].parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def doctor(args: argparse.Namespace) -> None:
+    from .doctor import report
+
+    for subject, finding in report():
+        print(f"{subject:<14} {finding}")
+
+
+def check(args: argparse.Namespace) -> None:
+    from ..backend import get_device
+    from ..testing.cases import check_cases, select_cases
+
+    expect_one_check(args)
+    started = time.perf_counter()
+    if args.derivations:
+        from ..testing.derivations import check_all, select_derivations
+
+        if wrong := check_all(args.names, args.seed, args.mistakes):
+            sys.exit(f"wrong: {', '.join(wrong)}")
+        print(f"\nall {len(select_derivations(args.names))} right in {time.perf_counter() - started:.0f} s")
+        return
+    if wrong := check_cases(args.names, get_device(args.device), args.seed, args.details, args.only, args.dtype):
+        sys.exit(f"wrong: {', '.join(wrong)}")
+    count = len(select_cases(args.names, args.dtype))
+    print(f"\nall {count} right in {time.perf_counter() - started:.0f} s")
+
+
+def expect_one_check(args: argparse.Namespace) -> None:
+    """Raise ValueError for options of `check` that would have no effect."""
+    if args.mistakes and not args.derivations:
+        raise ValueError("--mistakes: applies only to --derivations, so add it or leave --mistakes out")
+    for name in ("only", "dtype", "details") if args.derivations else ():
+        if getattr(args, name):
+            raise ValueError(f"--{name}: does not apply to --derivations, so leave one of the two out")
+    if args.derivations and args.device not in ("cpu", "auto"):
+        raise ValueError("--device: derivations are checked on the CPU, so leave it out")
+
+
+def mutate(args: argparse.Namespace) -> None:
+    from ..testing.mutate import mutate
+
+    given = {"--json": args.json, "what follows --": args.others[1:]}
+    if args.list and (without_effect := [name for name, value in given.items() if value]):
+        raise ValueError(f"--list: runs nothing, so leave out {', '.join(without_effect)}")
+    output = None if args.json is None else Path(args.json)
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise ValueError(f"--json: expected a file in an existing folder, got {output}")
+    options = {"helpers": args.helpers, "processes": args.jobs, "limit": args.limit, "seed": args.seed}
+    if not mutate(args.names, args.others[1:], only_list=args.list, output=output, **options):
+        sys.exit(1)
+
+
+def show(args: argparse.Namespace) -> None:
+    """Print the loops; exit status 2 means that the derivation cannot be compiled, for the reason that is printed."""
+    from ..compiler import CompileError
+    from ..compiler.show import shown
+    from ..generation import printable
+
+    op, op_backward = find_pair(args.name)
+    try:
+        print(printable(shown(op, op_backward, args.target)))
+    except CompileError as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        sys.exit(2)
+
+
+def find_pair(name: str) -> tuple[Any, Any]:
+    """The operation that a name or FILE.py::FUNCTION stands for, and its backward, or None."""
+    from .. import ops
+    from ..compiler.in_place import IN_PLACE
+    from ..training.snapshot import load_file
+
+    file, separator, function = name.rpartition("::")
+    module: Any = load_file(file) if separator else ops
+    op = getattr(module, function, None) or {op.__name__: op for op in IN_PLACE}.get(name)
+    known = [each for each in ops.__all__ if f"{each}_backward" in ops.__all__] + [op.__name__ for op in IN_PLACE]
+    if not callable(op) or isinstance(op, type):
+        where = (
+            f"{file} has no function {function}" if separator else f"expected FILE.py::FUNCTION or {', '.join(known)}"
+        )
+        raise ValueError(f"{name}: {where}")
+    return op, getattr(module, f"{function}_backward", None)
+
+
+def generate(args: argparse.Namespace) -> None:
+    from ..generation import printable, stream_text
+    from ..generation.recalled import recall_orders
+    from ..rng import Key
+    from ..training.readers import load_writer
+
+    if args.top_p == 0:
+        raise ValueError(f"--top-p: expected more than 0, got {args.top_p}")
+    model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens, program_of(args))
+    prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
+    options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
+    if recall_orders(model):
+        options["before"] = text_before(args)
+    texts = stream_text(placed(model, args), prompt, args.tokens, vocabulary, **options)
+    first = next(texts, "")  # first, so that a bad option prints its error alone
+    for text in chain([prompt.decode("utf-8", "replace"), first], texts):
+        print(printable(text), end="", flush=True)
+    print()
+
+
+def program_of(args: argparse.Namespace) -> Any:
+    """The module that --program becomes, or None."""
+    from ..training.snapshot import load_file
+
+    return None if args.program is None else load_file(args.program)
+
+
+def text_before(args: argparse.Namespace) -> Any:
+    """The tokens of a run's text, for a model with recall; None, with a note, if they cannot be read."""
+    from ..parallel.ranks import Ranks
+    from ..training.language import LanguageProgram
+    from ..training.program import find_program
+    from ..training.snapshot import best_snapshot, load_snapshot
+
+    run = Path(args.run_folder)
+    run = run if run.is_dir() else run.parent  # of a snapshot
+    try:
+        kind = find_program(run, args.program)
+        with Ranks.find() as ranks:
+            program = kind.open(run, "cpu", None, ranks)
+            if not isinstance(program, LanguageProgram):
+                return None
+            program.expect_same_data(load_snapshot(best_snapshot(args.run_folder), earlier=True))
+            return program.read_before()
+    except (ValueError, OSError) as error:
+        print(one_line(f"matches are searched only in the text that is written: {error}"), file=sys.stderr)
+        return None
+
+
+def translate(args: argparse.Namespace) -> None:
+    from .. import generation
+    from ..parallel.ranks import Ranks
+    from ..training.readers import load_translators
+    from ..training.settings import read_settings
+
+    run = Path(args.run_folder)
+    with Ranks.find() as ranks:
+        ranks.expect_same_program(sys.argv[1:])
+        settings = ranks.from_first(lambda: read_settings(run if run.is_dir() else run.parent))
+        models, subwords = load_translators(run, program_of(args))
+        for model in models:
+            ranks.expect_same_bits("parameters", model.flat.data)
+        given = {"beam": args.beam, "length_penalty": args.length_penalty}
+        options: dict[str, Any] = {name: settings.get(name) if v is None else v for name, v in given.items()}
+        options = {name: value for name, value in options.items() if value is not None}
+        options["max_length"] = settings.get("max_length")
+        lines = ranks.from_first(lambda: [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)])
+        models = [placed(model, args) for model in models]
+        sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
+        try:
+            found = iter(generation.translate(models, subwords, sentences, **options, ranks=ranks))
+        except ValueError as error:
+            raise ValueError(of_line(str(error), lines)) from error
+        for line in lines:
+            print(generation.printable(next(found)) if line else "")
+
+
+def of_line(message: str, lines: list[str]) -> str:
+    """The message about a sentence, with its number among all lines, of which the blank ones are no sentences."""
+    found = re.match(r"sentence (\d+):", message)
+    numbers = [number for number, line in enumerate(lines, 1) if line]
+    return message if found is None else f"sentence {numbers[int(found[1]) - 1]}:{message[found.end() :]}"
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    from ..parallel.ranks import Ranks
+    from ..training.language import LanguageProgram
+    from ..training.program import find_program
+    from ..training.settings import read_settings
+
+    run, dynamic = Path(args.run_folder), dynamic_settings(args)
+    with Ranks.find() as ranks:
+        ranks.expect_same_program(sys.argv[1:])
+        ranks.from_first(lambda: read_settings(run))  # what cannot be read is reported once
+        kind = find_program(run, args.program)
+        if dynamic is not None and not issubclass(kind, LanguageProgram):
+            raise ValueError(f"--dynamic: {kind.name} trains no language model, so leave it out")
+        program = kind.open(run, args.device, args.data, ranks)
+        if isinstance(program, LanguageProgram):
+            program.dynamic = dynamic
+        for line in program.scores(args.part):
+            print(line)
+
+
+def plot(args: argparse.Namespace) -> None:
+    from .plots import plot_run, plot_runs
+
+    run, out = Path(args.run_folder), args.out and Path(args.out)
+    if out and out.is_file():
+        raise ValueError(f"--out: {out} is not a folder")
+    if args.beside:
+        for name in "text", "program":
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name}: only curves are drawn of several runs, so leave it out")
+        paths = plot_runs([run, *map(Path, args.beside)], out)
+    else:
+        paths = plot_run(run, None if args.text is None else as_typed(args.text), out, program_of(args))
+    for path in paths:
+        print(one_line(str(path)))
+
+
+def mpiexec(args: argparse.Namespace) -> None:
+    from .mpiexec import launch
+
+    sys.exit(launch(args.others, args.restarts))
+
+
+def as_typed(text: str) -> str:
+    """Text of the command line or standard input, decoded as UTF-8 where the locale (LC_ALL=C) could not."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+if __name__ == "__main__":
+    main()

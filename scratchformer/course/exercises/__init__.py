@@ -1,0 +1,1 @@
+"""One file for each exercise; `scratchformer.course.exercise` describes its form."""

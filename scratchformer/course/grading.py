@@ -1,0 +1,397 @@
+"""Checks a student's file: what `check` of an exercise calls, and the verdict."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import time
+import traceback
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..notation import DerivationError, NotationError, check_derivation
+from ..notation.check import read_and_run
+from ..notation.grammar import canonical, parse
+from ..notation.layout import items
+from ..notation.layout import normal as normal_space
+from ..notation.mistakes import in_words, mistakes
+from ..notation.run import run, source_of
+from ..notation.spelling import spelled
+from ..notation.walk import Walk
+from ..rng import Key
+from ..shell.reading import expect_file
+from ..shell.text import apart
+from ..testing import GradientError, check_gradients
+from ..testing.diagnosis import without_diagnosis
+from .exercise import LEFT, Exercise, blanks_left
+from .shortcuts import Shortcut, expect_formula, expect_no_shortcut
+
+SECONDS = 2.0  # that the search for the name of a mistake may take
+
+
+class Wrong(AssertionError):
+    """An answer is wrong; the message says what, with numbers."""
+
+
+class Verdict(NamedTuple):
+    passed: bool
+    message: str
+
+
+@np.errstate(all="ignore")  # if a wrong answer overflows, the check of its result says so
+def grade(exercise: Exercise, path: Path) -> Verdict:
+    """Check the student's file, and say what is right or wrong."""
+    expect_file(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # as Python reads it, without a byte-order mark
+    except UnicodeDecodeError as error:
+        return Verdict(False, f"{path.name} is not in UTF-8, see its byte {error.start}: save it as UTF-8")
+    try:
+        with expect_no_shortcut(exercise, path, text) if exercise.kind == "code" else nullcontext():
+            student = load(path, text)
+            student.__dict__["__exercise__"] = exercise
+            expect_functions(exercise, text)
+            expect_defined(exercise, student)
+            expect_kept(exercise, text)
+            if (left := blanks_left(text, exercise.kind)) and exercise.kind == "derivation":
+                exercise.check(student)  # raises an error for a wrong line above the blank
+                return Verdict(False, f"The lines above are right; {first_blank(text, left)}")
+            try:
+                with without_diagnosis():
+                    return Verdict(True, exercise.check(student) or "")
+            except Exception:
+                if left:  # a blank that the answer does without is none
+                    return Verdict(False, first_blank(text, left))
+                raise
+    except SyntaxError as error:
+        return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
+    except GradientError as error:
+        message = in_file(error, text)
+        return Verdict(False, recognised(exercise, path, message) or explained(exercise, student, text) or message)
+    except Shortcut as error:
+        return Verdict(False, str(error))
+    except (DerivationError, NotationError, Wrong) as error:
+        message = in_file(error, text)
+        return Verdict(False, recognised(exercise, path, message) or message)
+    except (Exception, SystemExit) as error:
+        return Verdict(False, where(error, path))
+
+
+def load(path: Path, text: str) -> ModuleType:
+    """Run a student's file as a module. No bytecode is kept: two saves within a second would look alike."""
+    linecache.checkcache(str(path))
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    module.__dict__["__source__"] = text
+    exec(compile(text, str(path), "exec", optimize=0), module.__dict__)  # -OO would drop derivations
+    return module
+
+
+def recognised(exercise: Exercise, path: Path, message: str) -> str:
+    """The message with the name of a mistake that leads to the same one, numbers included, if one does.
+
+    The mistakes are the exercise's own; then, for a derivation, those that `notation.mistakes` plants in its equation.
+    """
+    named = ((each.what, exercise.solution.replace(each.right, each.wrong)) for each in exercise.mistakes if each.what)
+    wanted, start = findings(exercise, message), time.perf_counter()
+    for what, wrong in chain(named, planted(exercise, message)):
+        try:
+            with without_diagnosis():
+                exercise.check(load(path, wrong))
+        except Exception as error:
+            if findings(exercise, in_file(error, wrong)) == wanted:
+                return f"{message}\nThis is what one gets when {what}."
+        if time.perf_counter() - start > SECONDS:
+            break
+    return ""
+
+
+def planted(exercise: Exercise, message: str) -> Iterator[tuple[str, str]]:
+    """The solution with one mistake in the equation that the message is about, in all ways, each with its name."""
+    head, found = findings(exercise, message)
+    if not head or found == message:
+        return
+    line = next(line for line in exercise.solution.splitlines() if normal_space(line).startswith(head))
+    right = parse(line.strip())
+    opposite = right._replace(parts=(*right.parts[:-1], ("neg", ("group", right.parts[-1]))))
+    named = ((in_words(what, right, wrong), wrong) for what, wrong in mistakes(right))
+    for name, wrong in chain([("the sign is wrong", opposite)], named):
+        if wrong.parts[:-1] == right.parts[:-1]:
+            yield name, exercise.solution.replace(line.strip(), spelled(wrong), 1)
+
+
+def findings(exercise: Exercise, message: str) -> tuple[str, str]:
+    """What two answers with the same mistake have in common, however they are spelled.
+
+    For an equation that is not true, its given part and the numbers. Otherwise the message as it is.
+    """
+    first, _, numbers = message.partition("\n")
+    equation = normal_space(re.sub(r"^.*?line \d+: ", "", first))
+    heads = [head for head in map(given_part, exercise.start.splitlines()) if head and equation.startswith(head)]
+    if heads and "relative error" in numbers and not re.search(r"\b(nan|inf)\b", numbers):
+        return max(heads, key=len), numbers
+    return "", message
+
+
+def explained(exercise: Exercise, student: ModuleType, text: str) -> str:
+    """The message with a diagnosis, if a gradient is wrong."""
+    try:
+        exercise.check(student)
+    except GradientError as error:
+        return in_file(error, text)
+    except Exception:  # it is not about a gradient, so there is no diagnosis
+        pass
+    return ""
+
+
+def first_blank(text: str, left: list[int]) -> str:
+    return f"line {left[0]} is still blank: {text.splitlines()[left[0] - 1].strip()}"
+
+
+def expect_functions(exercise: Exercise, text: str) -> None:
+    """Raise Wrong if a function is gone, or if one that has no blank was changed. Prints may be added."""
+    found, solved = functions(text), functions(exercise.solution)
+    for name, given in functions(exercise.start).items():
+        if name not in found:
+            raise Wrong(f"{name} is gone: the check calls it")
+        if statements(given) == statements(solved[name]) != statements(found[name]):
+            raise Wrong(
+                f"line {found[name].lineno}: {name} is given and was changed. Put it back: `scratchformer learn reset` "
+                "writes a new file and keeps yours"
+            )
+
+
+def expect_defined(exercise: Exercise, student: ModuleType) -> None:
+    """Raise Wrong if a function or a class of the exercise is another one in the end, such as an imported one."""
+    for name in functions(exercise.start):
+        found: Any = student
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        code = getattr(source_of(found), "__code__", None)
+        if code is None or code.co_filename != student.__file__:
+            raise Wrong(f"{name} is replaced by another function: define it in your file, with def")
+
+
+def functions(text: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a module and the methods of its classes, by name."""
+    tree = ast.parse(text)
+    bodies = [("", tree.body), *((f"{node.name}.", node.body) for node in tree.body if isinstance(node, ast.ClassDef))]
+    return {scope + node.name: node for scope, body in bodies for node in body if isinstance(node, ast.FunctionDef)}
+
+
+def statements(function: ast.FunctionDef) -> str:
+    """What a function computes: all but its docstring, and calls whose result is not used, such as prints."""
+    parts = (ast.dump(node) for node in [function.args, *function.body] if not isinstance(node, ast.Expr))
+    return "\n".join(parts)
+
+
+def expect_kept(exercise: Exercise, text: str) -> None:
+    """Raise Wrong if an equation of the exercise is gone, or if a blank was filled with what it asks for, or in part.
+
+    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is; so is the detour a := dx, dx = a. An answer
+    with "for" or "with" may be true of some elements only.
+    """
+    if exercise.kind != "derivation":
+        return
+    found, start, solution = equations(text), equations(exercise.start), equations(exercise.solution)
+    known = tuple(line.partition("?")[0] for _, line in start)
+    added = [(number, line) for number, line in found if "=" in line and not line.startswith(known)]
+    for (_, line), (_, solved) in zip(start, solution, strict=True):
+        if not (head := given_part(line)):
+            continue
+        answers = [(number, each[len(head) :]) for number, each in found if each.startswith(head)]
+        if not answers:
+            raise Wrong(f"a line of the exercise is missing: {head}?")
+        number, answer = answers[0]
+        for above, line in added:
+            left, _, right = line.partition("=")
+            if above < number and asked_for(head, right) and not asked_for(head, left):
+                raise Wrong(f"line {above}: {line}\n    An added equation must not use what is asked for below it")
+        if re.search("∂|partial", answer) and "∂" not in solved.removeprefix(head):
+            raise Wrong(f"line {number}: write the right side without ∂")
+        if not head.startswith("∂") and names_in(head)[0] in names_in(answer):
+            raise Wrong(f"line {number}: {head.split()[0]} is on both sides")
+        if (added_clause := clause(answer)) != (given := clause(solved)):
+            leave_out = f'leave out "{added_clause}": the answer must hold for all indices; use δ or [...] instead'
+            raise Wrong(f"line {number}: " + (f'the end is given: "{given}"' if given else leave_out))
+
+
+def equations(text: str) -> list[tuple[int, str]]:
+    """The equations of a file, each with the number of its line. Lines of prose and of code may be among them."""
+    found = items(text.expandtabs().splitlines())
+    return [(item.line, normal_space(item.text)) for item in found if item.kind == "equation"]
+
+
+def clause(equation: str) -> str:
+    """What follows after "for" or "with", with the word itself, or "" if there is neither."""
+    match = re.search(r"\b(for|with) .*", equation)
+    return match[0] if match else ""
+
+
+def asked_for(head: str, text: str) -> bool:
+    """Whether a text has a derivative, or the gradient that an equation begins with."""
+    return bool(re.search("∂|partial", text)) or (not head.startswith("∂") and names_in(head)[0] in names_in(text))
+
+
+def given_part(line: str) -> str:
+    """An equation of an exercise up to its blank, "dx_k =", or "" if the line has none."""
+    return normal_space(line).partition("?")[0].strip() if re.search(r"= \?(?= for |$)", normal_space(line)) else ""
+
+
+def names_in(text: str) -> list[str]:
+    """The names in an equation, without their indices, spelled in ASCII."""
+    return [canonical(name) for name in re.findall(r"(?<![_\w])[^\W\d_\u0302][^\W_\u0302]*\u0302?", text)]
+
+
+def in_file(error: Exception, text: str) -> str:
+    """The message with line numbers of the file, not of the docstring, and without how to repeat the check."""
+    message = str(error).partition("\nRepeat with")[0]
+    counted = not isinstance(error, Wrong) and re.search(r"line \d+[:,]", message)
+    for node in ast.walk(ast.parse(text)):
+        if counted and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+            before, line, after = re.split(r"(?<=line )(\d+)(?=[:,])", message, maxsplit=1)
+            return f"{before}{int(line) + node.body[0].lineno - 1}{after}"
+    return message
+
+
+def where(error: BaseException, path: Path) -> str:
+    """The error, with the line of the student's file that it comes from and the shapes of the arrays in that line."""
+    text = f"{type(error).__name__}: {error}"
+    steps = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename == str(path)]
+    if not steps:
+        return text
+    frame, number = steps[-1]
+    line = linecache.getline(str(path), number).strip()
+    if not isinstance(error, ValueError | IndexError | TypeError):
+        return f"line {number}: {line}\n    {text}"
+    arrays = {name: each for name, each in frame.f_locals.items() if isinstance(each, np.ndarray)}
+    shapes = [f"{name} {each.shape}" for name, each in arrays.items() if re.search(rf"\b{name}\b", line)]
+    return f"line {number}: {line}\n    {text}" + (f"\n    The shapes: {', '.join(shapes)}" if shapes else "")
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    """Standard normal numbers."""
+    return Key(seed).fold("exercise").generator().standard_normal(shape)
+
+
+FLOAT32 = """
+The check repeats everything in float32, and every result must stay float32. NumPy gives float64 when booleans or
+integers are divided, for np.sqrt of an integer, and for np.zeros or np.eye without a dtype."""
+
+
+def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], ...]) -> None:
+    """Raise Wrong if an answer, even a true one, is not what is asked for, such as its left side in other words.
+
+    restricted: the beginning of a line, a pattern of what the answer must not contain, and what to say.
+    """
+    for number, line in equations(vars(student)["__source__"]):
+        for head, pattern, why in restricted:
+            if line.startswith(head) and re.search(pattern, line.removeprefix(head)):
+                raise Wrong(f"line {number}: {line}\n    {why}")
+
+
+def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:
+    """`check_gradients`, for a student's pair. It need not work for empty arrays, or in every layout."""
+    try:
+        check_gradients(op, op_backward, *args, layouts=False, **options)
+    except GradientError as error:
+        if "inputs are float32" not in str(error):
+            raise
+        raise Wrong("The values are right in float64. " + in_file(error, "") + FLOAT32) from error
+    expect_formula(op, op_backward, *args)
+
+
+def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:
+    """The arrays of one run of a student's pair, by name: arguments, dy, gradients and local variables."""
+    ran = run(op, op_backward, *args)
+    return {name: value for variables in ran.locals.values() for name, value in variables.items()} | ran.values
+
+
+def check_equations_of(
+    op: Callable, op_backward: Callable, *runs: tuple, names: Mapping[str, Any] | None = None
+) -> str:
+    """Check the derivation in the docstring of a student's op, down to its first blank. Returns a remark.
+
+    runs: the arguments of op, several times, with other sizes each time: else a number could pass for a size.
+    """
+    remark = ""
+    for seed, args in enumerate(runs):
+        try:
+            remark = check_run_of(op, op_backward, *args, names=names, seed=seed)
+        except DerivationError as error:
+            if not seed:
+                raise
+            raise DerivationError(f"{error}\n    {ONE_SIZE}") from error
+    return remark
+
+
+ONE_SIZE = "It is true for arrays of one size only: in place of a number write a size, such as C, or a name from above"
+
+
+def check_run_of(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> str:
+    """`check_equations_of` for one run."""
+    docstring = op.__doc__ or ""
+    if not (blank := LEFT["derivation"].search(docstring)):
+        report = check_derivation(op, op_backward, *args, **options)
+        return f"{len(report.rows)} equations are true, the worst error is {report.worst:.0e}"
+    docstring = docstring[: docstring.rfind("\n", 0, blank.end()) + 1]
+    ran, derivation = read_and_run(op, op_backward, *args, docstring=docstring, **options)
+    walk = Walk(ran)
+    walk.prepare(derivation)
+    walk.items(ran.name, derivation.items)
+    return ""
+
+
+def peak_memory(call: Callable[[], Any]) -> int:
+    """The most bytes that a call takes at once."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def expect_no_jacobian(op: Callable, op_backward: Callable, *args: Any) -> None:
+    """Raise Wrong if the backward of an operation on rows builds a table with a row and a column for each number."""
+    y, cache = op(*args)
+    n, peak = y.shape[-1], peak_memory(lambda: op_backward(y, cache))
+    if peak > 8 * n * n // 2:
+        raise Wrong(
+            f"With rows of {n} numbers the backward takes {peak // 1000} kB at once, a row only {8 * n // 1000} kB: "
+            f"is there a Jacobian, with {n}·{n} numbers for each row? Simplify the sum first"
+        )
+
+
+@contextmanager
+def expect_unchanged(**arrays: np.ndarray) -> Iterator[None]:
+    """Raise Wrong if the student's code writes to one of the arrays."""
+    before = {name: x.copy() for name, x in arrays.items()}
+    yield
+    for name, x in arrays.items():
+        if not np.array_equal(x, before[name]):
+            raise Wrong(f"{name} is changed in place; make a new array")
+
+
+def expect_close(name: str, found: Any, expected: Any, why: str = "", rtol: float = 1e-9) -> None:
+    """Raise Wrong, naming the worst element, unless two arrays (or numbers) are equal to rounding."""
+    if found is None:
+        raise Wrong(f"{name}: expected an array, got None")
+    found, expected = np.asarray(found), np.asarray(expected)
+    if found.shape != expected.shape:
+        raise Wrong(f"{name}: expected shape {expected.shape}, got {found.shape}{why and '. '}{why}")
+    difference = np.abs(found - expected)
+    if np.all(difference <= rtol * max(np.abs(expected).max(initial=0), 1e-300)):
+        return
+    at = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), expected.shape)
+    index = f"[{', '.join(map(str, map(int, at)))}]" if at else ""
+    right, wrong = apart(expected[at] + 0, found[at])
+    raise Wrong(f"{name}{index}: expected {right}, got {wrong}{why and '. '}{why}")

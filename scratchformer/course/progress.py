@@ -1,0 +1,112 @@
+"""What a student has done, in a file beside the exercises: it moves with the folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..shell.files import InUse, locked, replacing
+from ..shell.reading import read_json
+from ..shell.text import shown
+from .course import NAMES
+
+FILE = "progress.json"
+FOLDER = "exercises"
+PATIENCE = 30.0  # seconds to wait for another command, which holds the lock for a few milliseconds
+
+
+@dataclass
+class Record:
+    """The record of one exercise. hints: how many were given. solution: whether it was seen before passing."""
+
+    passed: bool = False
+    hints: int = 0
+    solution: bool = False
+
+
+@dataclass
+class Progress:
+    """The records by exercise, as they were when they were read.
+
+    written: the whole file, so that what is unknown here is kept.
+    """
+
+    folder: Path
+    records: dict[str, Record] = field(default_factory=dict)
+    written: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, name: str) -> Record:
+        return self.records.setdefault(name, Record())
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.py"
+
+    def started(self, name: str) -> bool:
+        return self.path(name).exists()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Read the records, let the block change them, and write them, while no other command can.
+
+        A full disk or a crash leaves the old file.
+        """
+        with ExitStack() as stack:
+            give_up = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    stack.enter_context(locked(self.folder))
+                    break
+                except InUse:
+                    if time.monotonic() > give_up:
+                        raise
+                    time.sleep(0.01)
+            current = find(str(self.folder))
+            self.records, self.written = current.records, current.written
+            yield
+            for name, each in self.records.items():
+                if name in self.written or each != Record():
+                    self.written[name] = self.written.get(name, {}) | asdict(each)
+            write(self.folder / FILE, json.dumps(self.written, indent=1) + "\n")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with replacing(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+def find(folder: str | None = None) -> Progress:
+    """The progress in `folder`; by default in the current folder if it has exercises, otherwise in ./exercises.
+
+    Raises ValueError if the progress file cannot be read, or has a value that cannot be right.
+    """
+    if folder is None:
+        folder = "." if Path(FILE).is_file() else FOLDER
+    path = Path(folder) / FILE
+    if not path.exists():
+        return Progress(Path(folder))
+    contents = read_json(path, unreadable)
+    records = {name: record(value, f"{path}: {name}") for name, value in contents.items() if name in NAMES}
+    return Progress(Path(folder), records, contents)
+
+
+def unreadable(what: str) -> ValueError:
+    return ValueError(f"{what}. Your progress cannot be read: repair this file, or move it away to start over")
+
+
+def record(value: Any, where: str) -> Record:
+    """The record of an exercise, from its part of the file."""
+    if not isinstance(value, dict):
+        raise unreadable(f"{where}: expected an object {{...}}, got {shown(value)}")
+    values = {each.name: value[each.name] for each in fields(Record) if each.name in value}
+    for name, each in values.items():
+        if name == "hints" and not (type(each) is int and 0 <= each <= 3):
+            raise unreadable(f"{where}: hints: expected a number from 0 to 3, got {shown(each)}")
+        if name != "hints" and type(each) is not bool:
+            raise unreadable(f"{where}: {name}: expected true or false, got {shown(each)}")
+    return Record(**values)

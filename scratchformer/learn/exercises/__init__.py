@@ -1,1 +1,0 @@
-"""One file for each exercise; `scratchformer.learn.exercise` describes its form."""

@@ -1,0 +1,210 @@
+"""Writing files so that they survive a kill or a power cut, and locking a folder.
+
+A folder may come from a stranger, and a link in it may name any file of the user. No link inside a folder is followed
+for writing: a file is replaced as a whole (`replacing`), which replaces a link too, or it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import shutil
+import stat
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from .reading import DataError, Error, expect_file
+from .text import printable
+
+LOCK = "run.lock"
+HOLDER_MOST = 1000  # bytes of the name of the process that holds a lock
+_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # on Windows there are neither
+
+
+class InUse(RuntimeError):
+    """Another process is using this folder."""
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, in a folder of its own beside `path`; at the end the new file is flushed to disk and renamed
+    to `path`.
+
+    If the program is killed, the power fails or the disk is full, the old file is still there. Everything that a killed
+    program leaves, including temporary files of other libraries, is in that folder, which the next write removes. The
+    umask sets the permissions.
+    """
+    folder = path.with_name(path.name + ".unfinished")
+    unfinished = folder / "new"
+    _remove(folder)
+    try:
+        with _naming(path):
+            folder.mkdir()
+            unfinished.touch()
+            mode = unfinished.stat().st_mode
+            yield unfinished
+            unfinished.chmod(mode)  # safetensors makes files that only the owner may read
+            force_to_disk(unfinished)
+            os.replace(unfinished, path)
+            force_to_disk(path.parent)
+    finally:
+        _remove(folder)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the unfinished files that a killed program has left. The caller must hold the folder's lock."""
+    for path in folder.glob("*.unfinished"):
+        _remove(path)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of unfinished files, or the unfinished file of an earlier version, if it is there."""
+    with contextlib.suppress(OSError):
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Create `folder` and its parents, where missing, and flush each to disk. Returns the new ones, innermost first."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in made:
+        force_to_disk(path.parent)
+    return made
+
+
+def force_to_disk(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk, so that they survive a power cut."""
+    folder = path.is_dir()
+    if folder and os.name != "posix":  # Windows cannot open folders
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not (folder and error.errno in (errno.EACCES, errno.EINVAL)):  # a folder that cannot be flushed
+            raise
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to the end of a text file. It may be lost in a power cut until `force_to_disk` is called."""
+    with _naming(path), open(opened_in_place(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def opened_in_place(path: Path, flags: int, error: Error = DataError) -> int:
+    """A descriptor of the file at `path`, which is made if it is missing, for writing without replacing the file.
+
+    Raises `error` if it is a link, has a second name (a hard link), or is not a regular file.
+    """
+    if os.path.lexists(path):
+        expect_no_link(path, error)
+        expect_file(path, error)
+    descriptor = os.open(path, flags | os.O_CREAT | _UNFOLLOWED, 0o666)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise error(f"{path}: expected a file with one name, got one with several (hard links): remove it")
+    return descriptor
+
+
+def expect_no_link(path: Path, error: Error = DataError) -> Path:
+    """`path`, a file or a folder that is to be written to, and may be missing. Raises `error` if it is a link."""
+    if path.is_symlink():
+        raise error(f"{path}: expected no link, got one to {printable(os.readlink(path))}: remove it")
+    return path
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep every other process and thread out of `folder`, which is created if necessary, while the block runs.
+
+    Raises InUse, which names the process that holds the lock. The operating system locks the file `LOCK`, and unlocks
+    it when the process ends, even if it is killed; a file left by a killed process does no harm. At the end the file is
+    removed, as is the folder if it was created here and is still empty. A warning says if the file system has no locks.
+    """
+    made, file = make_folder(folder), None
+    try:
+        file = _lock_file(folder)
+        yield
+    finally:
+        if file is not None:
+            _give_up(file, folder / LOCK)
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _lock_file(folder: Path) -> TextIO:
+    """The lock file of `folder`, opened and locked, with the name of this process in it."""
+    path = folder / LOCK
+    while True:
+        file = open(opened_in_place(path, os.O_RDWR | os.O_APPEND, InUse), "a+", encoding="utf-8", errors="replace")
+        try:
+            _lock(file)
+            if os.name == "posix" and not _is_at(file, path):
+                file.close()  # the last holder removed it after it was opened here
+                continue
+        except (BlockingIOError, PermissionError) as error:
+            file.seek(0)
+            holder = printable(file.read(HOLDER_MOST).strip()) or "another process"
+            file.close()
+            raise InUse(f"{folder} is in use by {holder}: wait until it ends, or choose another folder") from error
+        except OSError as error:
+            name = printable(str(folder), 4096)
+            warnings.warn(f"{name} cannot be locked: this file system has no locks ({error})", stacklevel=2)
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+            file.flush()
+        except OSError as error:  # a full disk
+            _give_up(file, path)
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        return file
+
+
+def _lock(file: TextIO) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows: lock a byte far beyond the text, so that others can still read the text
+        import msvcrt
+
+        file.seek(1 << 20)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # there on Windows
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _give_up(file: TextIO, path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if os.name != "posix":  # Windows removes only files that nobody has open
+            file.close()
+        path.unlink()
+    with contextlib.suppress(OSError):
+        file.close()
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Add the name of this file to write errors that name none, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise

@@ -1,0 +1,273 @@
+"""Reading files that this package did not write, such as data and published weights. All of them are opened here.
+
+Such a file may be damaged, enormous, or not a regular file. Only regular files of limited size are read: opening a FIFO
+may wait for ever, and a device may have no end. Compressed files are unpacked up to a limit, since a few kilobytes can
+unpack to gigabytes. The message of every error is one line that begins with the path.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from typing import Any
+
+from .text import shown
+
+MEGABYTE = 1 << 20
+MOST = 4096 * MEGABYTE  # bytes of any file that is read into memory
+JSON_MOST = 2 * MEGABYTE  # bytes of a file of settings
+JSON_PARTS = 1_000_000  # objects and lists in a JSON file; published tokenizers have up to 600,000
+VOCABULARY_MOST = 64 * MEGABYTE  # bytes of a vocabulary; the largest published ones have 35 MB
+UNPACKED_MOST = 16 * MEGABYTE  # bytes that any compressed file may unpack to
+RATIO = 8  # unpacked to compressed size, the limit for larger files; English text has 3 to 4
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip
+
+BEGINNING = 8192  # bytes of a file that show what it is
+
+_PIECE = MEGABYTE
+_LFS = b"version https://git-lfs.github.com/spec/"
+_PAGE = re.compile(  # of a server: HTML, or the XML in which file stores report errors
+    rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*(<!doctype\s+html|<html|<head>|<error>\s*<code>)",
+    re.I | re.S,
+)
+# How files other than text begin. Any other binary file is recognised by its control characters.
+_BEGINNINGS = {
+    rb"PK(\x03\x04|\x05\x06|\x07\x08)": "a zip archive",
+    rb"\x1f\x8b": "a gzip",
+    rb"\x1f[\x9d\xa0]": "compressed data",
+    rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": "compressed data (bzip2)",
+    rb"\xfd7zXZ\x00": "compressed data (xz)",
+    rb"[\x22-\x28]\xb5/\xfd": "compressed data (Zstandard)",
+    rb"\x04\x22M\x18": "compressed data (LZ4)",
+    rb"7z\xbc\xaf'\x1c": "a 7z archive",
+    rb"Rar!\x1a\x07": "a RAR archive",
+    rb"!<arch>\n": "an ar archive",
+    rb".{257}ustar": "a tar archive",
+    rb"\x93NUMPY": "a NumPy array",
+    rb"\x80[\x02-\x05][\x80-\xff(\]})cKX]|\([dlt]p\d\n|c(copy_reg|numpy|pandas)[\w.]*\n\w+\n": "a pickle",
+    rb".{6}\x00\x00\{": "a safetensors file",
+    rb"GGUF.\x00": "a GGUF file",
+    rb"\x89HDF\r\n": "an HDF5 file",
+    rb"SQLite format 3\x00": "an SQLite database",
+    rb"\x89PNG\r\n": "a PNG image",
+    rb"\xff\xd8\xff": "a JPEG image",
+    rb"GIF8[79]a.*\x00": "a GIF image",
+    rb"%PDF-": "a PDF document",
+    rb"\x7fELF": "a program",
+    rb"\xff\xfe|\xfe\xff": "text in UTF-16, which must be converted to UTF-8",
+}
+_CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+PathLike = os.PathLike[str] | str
+Error = Callable[[str], Exception]
+
+
+class DataError(ValueError):
+    """A data file is missing, damaged or not what it should be, or a download failed."""
+
+
+def expect_file(path: PathLike, error: Error = DataError, most: float = MOST) -> int:
+    """The size of the file at `path`. Raises `error` unless it is a regular file of at most `most` bytes."""
+    with _reading(path, error):
+        try:
+            found = os.stat(path)
+        except ValueError as problem:  # a NUL in the path
+            raise error(f"{str(path)!r}: not the name of a file") from problem
+    if stat.S_ISDIR(found.st_mode):
+        raise error(f"{path}: expected a file, got a folder")
+    if not stat.S_ISREG(found.st_mode):
+        raise error(f"{path}: expected a regular file, got {_kind(found.st_mode)}")
+    if found.st_size > most:
+        raise error(f"{path}: expected at most {most:,} bytes, got {found.st_size:,}")
+    return found.st_size
+
+
+def read_bytes(path: PathLike, error: Error = DataError, most: int = MOST) -> bytes:
+    """The contents of the file at `path`. Raises `error` if it cannot be read: see `expect_file`."""
+    size = expect_file(path, error, most)
+    with _reading(path, error), open(path, "rb") as file:
+        return file.read(size)
+
+
+def read_text(path: PathLike, error: Error = DataError, most: int = MOST) -> str:
+    """The text of a UTF-8 file, without a byte-order mark. Raises `error` if it cannot be read or is not UTF-8."""
+    return decoded(read_bytes(path, error, most), path, error)
+
+
+def read_json(path: PathLike, error: Error = DataError, most: int = JSON_MOST) -> dict[str, Any]:
+    """The object in a JSON file. Raises `error` if the file cannot be read or holds anything else."""
+    return parsed(read_text(path, error, most), path, error)
+
+
+def decoded(data: bytes | bytearray, where: PathLike, error: Error = DataError) -> str:
+    """UTF-8 `data` as text, without a byte-order mark. Raises `error` naming `where` if it is not UTF-8, or something
+    else in the place of the file: see `expect_itself`.
+    """
+    expect_itself(data[:BEGINNING], where, error)
+    try:
+        return data.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as found:
+        kind = what_else(data[:BEGINNING])
+        hint = f" ({kind})" if kind else "; convert text in another encoding, such as Latin-1, to UTF-8 first"
+        raise error(f"{where} is damaged: not UTF-8 at byte {found.start}{hint}") from found
+
+
+def expect_itself(start: bytes | bytearray, where: PathLike, error: Error = DataError) -> None:
+    """Raise `error` if a file that begins with `start` has something else in its place: the pointer that Git LFS leaves
+    for a file that was not fetched, or a page that a server sent instead. A file named .html may be a page.
+    """
+    if start.startswith(_LFS):
+        raise error(f"{where}: a Git LFS pointer, not the file itself; to fetch that, run: git lfs pull")
+    if _PAGE.match(start) and not str(where).lower().endswith((".html", ".htm", ".xhtml", ".xml")):
+        raise error(f"{where}: a web page, perhaps a login form or an error report of the server, not the file itself")
+
+
+def what_else(start: bytes | bytearray) -> str | None:
+    """The kind of a file that begins with `start`; None if it is text in UTF-8, Latin-1 or a similar encoding."""
+    for beginning, kind in _BEGINNINGS.items():
+        if re.match(beginning, start, re.S):
+            return kind
+    controls = len(start) - len(start.translate(None, _CONTROLS))
+    return "binary data" if 0 in start or 20 * controls > len(start) else None
+
+
+def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, Any]:
+    """The JSON object in `text`.
+
+    Raises `error`, naming `where`, if the text is not JSON or not an object, is nested too deeply, has more than
+    JSON_PARTS objects and lists or a number of too many digits, gives two values for one name, or has an unpaired
+    surrogate.
+    """
+    if text.count("{") + text.count("[") > JSON_PARTS:  # each takes 72 bytes of memory, or more
+        raise error(f"{where} is damaged: more than {JSON_PARTS:,} objects and lists")
+    try:
+        found = json.loads(text, object_pairs_hook=_object)
+        if _SURROGATE.search(text):  # surrogateescape, since a byte of a path that is not UTF-8 is kept as a surrogate
+            json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
+    except json.JSONDecodeError as problem:
+        what = f"not JSON at line {problem.lineno}, column {problem.colno}: {problem.msg}"
+    except UnicodeEncodeError as problem:
+        what = f"an unpaired surrogate, {problem.object[problem.start]!r}, in a text"
+    except RecursionError:
+        what = "nested too deeply"
+    except _Twice as problem:
+        what = f"two values for {shown(problem.args[0])}"
+    except ValueError:  # int() refuses thousands of digits
+        what = "a number with thousands of digits"
+    else:
+        if isinstance(found, dict):
+            return found
+        what = f"expected an object {{...}}, got {shown(found)}"
+    raise error(f"{where} is damaged: {what}")
+
+
+def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST) -> bytes | bytearray:
+    """The contents of a file, unpacked if it is a gzip by its name (.gz) or its first bytes.
+
+    Raises `error` if it cannot be read, is damaged, or unpacks to more than `most` bytes and more than RATIO times its
+    own size.
+    """
+    with open_file(path, error) as file, _reading(path, error):
+        packed = str(path).endswith(".gz") or file.peek(2)[:2] == GZIP
+    if not packed:
+        return read_bytes(path, error)
+    with open_gzip(path, error, most) as stream:
+        return read_all(stream)
+
+
+@contextmanager
+def open_file(path: PathLike, error: Error = DataError, most: float = MOST) -> Iterator[BufferedReader]:
+    """The file at `path`, open for reading: see `expect_file`."""
+    expect_file(path, error, most)
+    with _reading(path, error):
+        file = open(path, "rb")
+    with file:
+        yield file
+
+
+@contextmanager
+def open_gzip(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST, ratio: int = RATIO) -> Iterator[Any]:
+    """The unpacked content of a gzip, open for reading: see `Unpacking`. Errors of reading it are raised as `error`."""
+    with open_file(path, error) as file, unpacking_errors(path, error), gzip.GzipFile(fileobj=file) as stream:
+        if not (start := file.peek(BEGINNING)[:BEGINNING]).startswith(GZIP):
+            expect_itself(start, path, error)
+            kind = what_else(start) or f"a file that begins with {start[:2]!r}"
+            raise error(f"{path}: expected a gzip, got {kind}" if start else f"{path}: empty")
+        yield Unpacking(stream, path, error, most, ratio)
+
+
+@contextmanager
+def unpacking_errors(path: PathLike, error: Error) -> Iterator[None]:
+    """Raise the errors of gzip, zlib and the system about a damaged archive as `error`."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+        raise error(f"{path}: truncated or corrupt ({problem})") from problem
+    except OSError as problem:
+        raise error(f"{path}: {problem.strerror or problem}") from problem
+
+
+class Unpacking:
+    """A compressed stream that can be read up to a limit: `most` bytes, or `ratio` times the size of the file at
+    `path`, whichever is more. Reading beyond the limit raises `error`.
+    """
+
+    def __init__(
+        self, stream: Any, path: PathLike, error: Error, most: int = UNPACKED_MOST, ratio: int = RATIO
+    ) -> None:
+        self.stream, self.path, self.error = stream, path, error
+        self.left = self.most = max(most, ratio * os.path.getsize(path))
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most `size`; none at the end."""
+        data = self.stream.read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise self.error(
+                f"{self.path}: unpacks to more than {self.most:,} bytes, far more than text does; "
+                "if you trust it, unpack it first"
+            )
+        return data
+
+
+def read_all(stream: Any) -> bytearray:
+    """All remaining bytes of a stream."""
+    data = bytearray()
+    while piece := stream.read(_PIECE):
+        data += piece
+    return data
+
+
+@contextmanager
+def _reading(path: PathLike, error: Error) -> Iterator[None]:
+    """Raise the system's errors about `path` as `error`."""
+    try:
+        yield
+    except OSError as problem:
+        raise error(f"{path}: {problem.strerror or problem}") from problem
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    return kinds.get(stat.S_IFMT(mode), "something else")
+
+
+class _Twice(Exception):
+    """A name in a JSON object has two values."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for name, value in pairs:
+            if found[name] != value:
+                raise _Twice(name)
+    return found

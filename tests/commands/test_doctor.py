@@ -1,0 +1,110 @@
+"""What `scratchformer doctor` says about the driver, without one and with a stand-in for nvidia-smi."""
+
+import configparser
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scratchformer import kernels
+from scratchformer.commands import doctor
+
+
+def test_it_names_what_a_bug_report_needs():
+    subjects = [subject for subject, _ in doctor.report()]
+    for wanted in ("Python", "NumPy", "BLAS", "CPU", "free memory", "NVIDIA driver", "CuPy", "GPU", "data cache"):
+        assert wanted in subjects or any(s.startswith("gpu:") for s in subjects)
+
+
+def test_it_lists_every_package_of_the_metadata(monkeypatch):
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[2] / "setup.cfg", encoding="utf-8")
+    lists = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    named = {re.split("[><=;]", line)[0] for lines in lists for line in lines.split("\n") if line}
+    installed = doctor._installed
+    monkeypatch.setattr(doctor, "_installed", lambda package: package != "sacrebleu" and installed(package))
+    found = dict(doctor.report())
+    assert {"tokenizers", "sacrebleu", "scikit-learn", "networkx"} <= named
+    apart = ("numpy", "cupy", "nvmath", "nvidia")
+    assert {name for name in named if not name.startswith(apart)} <= found.keys()
+    ways = ("pip install 'scratchformer[test]'", "pip install 'scratchformer[translate]'")
+    assert found["sacrebleu"] == f"not installed; {' or '.join(ways)}"
+
+
+@pytest.mark.parametrize(("version", "extra"), [("580.65.06", "cuda13"), ("550.54", "cuda12")])
+def test_the_extra_that_fits_the_driver(version, extra, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\necho "{version}, NVIDIA H200, 140000 MiB"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (finding,) = (finding for subject, finding in doctor.report() if subject == "NVIDIA driver")
+    assert finding == f"{version}; NVIDIA H200, 140000 MiB free; install scratchformer[{extra}]"
+
+
+def test_the_mpi(monkeypatch, tmp_path):
+    """A stand-in for the process that asks; and an mpi4py without an MPI."""
+    monkeypatch.setattr(doctor, "_installed", lambda package: True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert doctor._mpi() == "mpi4py finds no MPI: pip install 'scratchformer[distributed]'"
+    (tmp_path / "python").write_text("#!/bin/sh\necho 'Open MPI v5.0.11, package: x'\n")
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "mpiexec").touch()
+    assert doctor._mpi() == f"Open MPI v5.0.11, {tmp_path / 'mpiexec'}"
+    monkeypatch.setattr(doctor, "_installed", lambda package: False)
+    assert doctor._mpi().startswith("mpi4py not installed")
+
+
+AMX = ["AVX2", "AVX-512", "AVX512-BF16", "AMX"]
+SLOWER = "installed; bfloat16 would be slower than float32 on this processor"
+
+
+@pytest.mark.parametrize(
+    ("instructions", "missing", "half", "advice"),
+    [
+        (AMX, (), "MKL", f"installed; use {doctor.IN_HARDWARE} (AMX)"),
+        (AMX, (), "Numba", f"installed; use {doctor.IN_HARDWARE} (AVX512-BF16)"),
+        ([], (), "MKL", f"installed; use {doctor.IN_HARDWARE} (MKL)"),  # where the system does not describe it
+        (AMX, (), "float32", SLOWER),
+        (AMX, (), None, SLOWER),
+        (AMX, ["mkl"], "float32", f"mkl not installed; for faster kernels and {doctor.IN_HARDWARE} (AMX)"),
+        (AMX, ["mkl"], None, f"mkl not installed; for faster kernels and {doctor.IN_HARDWARE} (AMX)"),
+    ],
+)
+def test_bfloat16_is_recommended_where_it_is_multiplied_or_would_be(monkeypatch, instructions, missing, half, advice):
+    monkeypatch.setattr(doctor, "turned_off", lambda: "")
+    monkeypatch.setattr(doctor, "_installed", lambda package: package not in missing)
+    found = doctor._fast(instructions, half and SimpleNamespace(bfloat16=half))
+    assert found == advice + ": pip install 'scratchformer[fast]'" * bool(missing)
+
+
+@pytest.mark.parametrize(
+    ("error", "finding"),
+    [(RuntimeError("broken"), "not chosen (RuntimeError: broken)"), (None, "by NumPy")],
+)
+def test_products_that_cannot_be_chosen_are_a_finding(monkeypatch, error, finding):
+    def choice():
+        if error:
+            raise error
+
+    monkeypatch.setattr(doctor, "turned_off", lambda: "")
+    monkeypatch.setattr(doctor, "find_spec", lambda package: True)
+    monkeypatch.setattr(kernels, "mkl_products", SimpleNamespace(choice=choice), raising=False)
+    monkeypatch.setattr(kernels, "numba_tiles", SimpleNamespace(available=lambda: True), raising=False)
+    assert doctor._products() == (None, finding)
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_products_name_our_own_code_for_amx_where_it_is_used(monkeypatch, tiles):
+    monkeypatch.setattr(doctor, "turned_off", lambda: "")
+    monkeypatch.setattr(doctor, "find_spec", lambda package: True)
+    monkeypatch.setattr(kernels, "mkl_products", SimpleNamespace(choice=lambda: "by MKL"), raising=False)
+    monkeypatch.setattr(kernels, "numba_tiles", SimpleNamespace(available=lambda: tiles), raising=False)
+    assert doctor._products() == ("by MKL", "by MKL" + doctor.TILES * tiles)
+
+
+def test_no_driver(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (finding,) = (finding for subject, finding in doctor.report() if subject == "NVIDIA driver")
+    assert finding.startswith("none found")

@@ -1,0 +1,114 @@
+"""Command lines: limits of numbers, empty values, options in any place."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from scratchformer.commands.cli import make_parser
+from scratchformer.shell.options import LARGEST, Parser
+from scratchformer.training.program import load_file, program_in
+from scratchformer.training.settings import _parser
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FOR_STUDY = {"tensor_parallel"}  # it has no options
+
+
+def all_parsers():
+    """The parsers of all commands and programs, by name."""
+    found = {"scratchformer": make_parser()}
+    for name, parser in list(found.items()):
+        found |= commands_of(name, parser)
+    for path in sorted(EXAMPLES.glob("*.py")):
+        if path.stem in FOR_STUDY:
+            continue
+        program = program_in(load_file(path), path.stem)
+        found[path.name] = _parser(program.name, "", program.presets, program.options, program.without)
+    return found
+
+
+def commands_of(name, parser):
+    found = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command, own in action.choices.items():
+                found |= {f"{name} {command}": own} | commands_of(f"{name} {command}", own)
+    return found
+
+
+def test_every_option_has_a_help_and_every_number_has_limits():
+    parsers = all_parsers()
+    assert len(parsers) > 20
+    for name, parser in parsers.items():
+        assert type(parser) is Parser, name
+        for action in parser._actions:
+            assert action.help or isinstance(action, argparse._SubParsersAction), (name, action.dest)
+            if action.type in (int, float):
+                for value in "nan", "1e400", str(LARGEST + 1), str(-LARGEST - 1):
+                    with pytest.raises((ValueError, SystemExit)) as refused:
+                        parser.parse_args([f"{action.option_strings[-1]}={value}"])
+                    if refused.type is ValueError:
+                        assert f"{action.option_strings[-1]}: expected at " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--beam", "5", "RUN", "a b", "c"],
+        ["RUN", "--beam=5", "a b", "c"],
+        ["RUN", "a b", "--beam", "5", "c"],
+        ["RUN", "a b", "c", "--beam", "5"],
+        ["RUN", "--beam", "5", "--", "a b", "c"],
+    ],
+)
+def test_options_stand_anywhere(argv):
+    args = make_parser().parse_args(["translate", *argv])
+    assert (args.run_folder, args.beam, args.sentences) == ("RUN", 5, ["a b", "c"])
+
+
+def test_nothing_after_two_dashes_is_an_option():
+    args = make_parser().parse_args(["translate", "RUN", "a b", "--", "-x", "--beam", "--"])
+    assert (args.beam, args.sentences) == (None, ["a b", "-x", "--beam", "--"])
+
+
+def test_details_after_a_name():
+    args = make_parser().parse_args(["check", "linear", "--details", "relu"])
+    assert args.details and args.names == ["linear", "relu"]
+
+
+def test_two_dashes_are_a_value_after_an_equals_sign(capsys):
+    assert make_parser().parse_args(["plot", "RUN", "--text=--"]).text == "--"
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["mutate", "x", "-j--"])
+    assert capsys.readouterr().err.endswith("argument -j/--jobs: invalid int value: '--'\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["plot", ""], "RUN: expected at least one character"),
+        (["plot", "RUN", "--text", ""], "--text: expected at least one character"),
+        (["learn", "--dir="], "--dir: expected at least one character"),
+        (["translate", "RUN", "--beam", "100000"], "--beam: expected at most 1,000, got 100000"),
+        (
+            ["generate", "RUN", "--tokens", "1" + "0" * 30],
+            "--tokens: expected at most 9,223,372,036,854,775,807, got 1",
+        ),
+    ],
+)
+def test_values_out_of_range(argv, message):
+    with pytest.raises(ValueError) as refused:
+        make_parser().parse_args(argv)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_long_value_is_shortened_in_the_message(capsys):
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["check", "--seed", "9" * 5000])
+    assert len(capsys.readouterr().err) < 2000
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("scratchformer ")

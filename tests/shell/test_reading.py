@@ -1,0 +1,237 @@
+import bz2
+import gzip
+import io
+import lzma
+import os
+import pickle
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from scratchformer.data import Subwords, Vocabulary, load_bytes, load_enwik8, load_imdb, load_multi30k
+from scratchformer.shell import reading
+from scratchformer.shell.reading import DataError, read_bytes, read_json, read_text, read_unpacked
+from scratchformer.training import load_snapshot
+
+
+class Refused(ValueError):
+    pass
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "file").write_bytes(b"text")
+    assert read_bytes(tmp_path / "link") == b"text"
+    for path, message in [
+        (tmp_path / "fifo", "expected a regular file, got a FIFO"),
+        (tmp_path, "expected a file, got a folder"),
+        ("/dev/zero", "expected a regular file, got a device"),
+        (tmp_path / "loop", "Too many levels of symbolic links"),
+        (tmp_path / "none", "No such file or directory"),
+        (tmp_path / "file" / "none", "Not a directory"),
+        ("a\0b", "not the name of a file"),
+    ]:
+        for read in read_bytes, read_text, read_json, read_unpacked:
+            with pytest.raises(Refused, match=message) as refused:
+                read(path, Refused)
+            assert str(refused.value).startswith((str(path), repr(str(path))))
+
+
+def test_limits(tmp_path):
+    path = tmp_path / "huge"
+    with open(path, "wb") as file:
+        file.truncate(reading.MOST + 1)  # a hole: it takes no room on the disk
+    for read in read_bytes, read_text, read_json, read_unpacked:
+        with pytest.raises(DataError, match=r"huge: expected at most [\d,]+ bytes, got 4,294,967,297$"):
+            read(path)
+    path.write_bytes(gzip.compress(b" " * 100_000))
+    assert read_unpacked(path) == b" " * 100_000
+    with pytest.raises(DataError, match=r"huge: unpacks to more than 99,999 bytes"):
+        read_unpacked(path, most=99_999)
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(b"\xef\xbb\xbf{}")
+    assert read_text(path) == "{}"
+    assert read_json(path) == {}
+    path.write_bytes(b"{}\xef\xbb")
+    with pytest.raises(DataError, match=r"text is damaged: not UTF-8 at byte 2"):
+        read_text(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1,}', "not JSON at line 1, column "),
+        ("", "not JSON at line 1, column 1"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": ' * 100_000, "nested too deeply"),
+        ('{"a": %s}' % ("9" * 10_000), "a number with thousands of digits"),
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "two values for 'c'"),
+        (r'{"a": "\ud800"}', "an unpaired surrogate"),
+        ("[1, 2]", r"expected an object \{...\}, got \[1, 2\]"),
+        ('"%s"' % ("a" * 1000), r"expected an object \{...\}, got 'a{76}...$"),
+    ],
+)
+def test_json_that_is_damaged(tmp_path, text, message):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(Refused, match=rf"config\.json is damaged: {message}"):
+        read_json(path, Refused)
+
+
+def test_json_that_is_right(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(r'{"a": 1, "a": 1, "b": ["\ud83d\ude00", 1e400, null]}')
+    assert read_json(path) == {"a": 1, "b": ["😀", float("inf"), None]}
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+PAGE = b"<!DOCTYPE html>\n<html><head><title>Log in</title></head></html>"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (POINTER, r"a Git LFS pointer, .* git lfs pull"),
+        (PAGE, "a web page"),
+        (b"\xef\xbb\xbf\n<?xml version='1.0'?>\n<!-- a\nb -->\n" + PAGE.lower(), "a web page"),
+        (b'<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>', "a web page"),
+    ],
+)
+def test_what_stands_in_for_a_file_is_named(tmp_path, content, what):
+    """By every reader, whatever the name of the file says."""
+    folders = {}
+    for name in ("a.txt", "a.json", "a.gz", "a.zip", "aclImdb.tar.gz", "vocab.txt", "train/pos/0_9.txt"):
+        folders[name] = tmp_path / name.replace("/", "_")
+        (folders[name] / name).parent.mkdir(parents=True)
+        (folders[name] / name).write_bytes(content)
+    for part in ("train", "val", "test_2016_flickr"):
+        for language in ("en", "de"):
+            (folders["a.txt"] / f"{part}.{language}").write_bytes(content)
+    for name, read in [
+        ("a.txt", read_text),
+        ("a.json", read_json),
+        ("a.txt", load_enwik8),
+        ("a.gz", load_enwik8),
+        ("a.zip", load_bytes),
+        ("aclImdb.tar.gz", load_imdb),
+        ("a.txt", load_imdb),
+        ("a.txt", Vocabulary.load),
+        ("a.json", Subwords.load),
+        ("a.zip", load_snapshot),
+    ]:
+        with pytest.raises(ValueError, match=rf"^{folders[name] / name}: {what}"):
+            read(folders[name] / name)
+    for name, read in [
+        ("a.txt", load_multi30k),
+        ("train/pos/0_9.txt", load_imdb),
+        ("vocab.txt", Subwords.from_bert),
+    ]:
+        with pytest.raises(DataError, match=rf"^{folders[name]}/.*: {what}"):
+            read(folders[name])
+
+
+def test_a_page_is_text_if_its_name_says_so(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_bytes(PAGE)
+    assert read_text(path) == PAGE.decode() and load_enwik8(path).name == "page.html"
+
+
+def packed(kind):
+    """A file of another kind, as a user may give it in place of a text."""
+    text, buffer = b"The film was good. " * 50, io.BytesIO()
+    if kind.startswith("tar"):
+        with tarfile.open(fileobj=buffer, mode=kind.replace("tar", "w:", 1)) as archive:
+            member = tarfile.TarInfo("a.txt")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    elif kind == "zip":
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("another", text)
+    elif kind == "npz":
+        np.savez(buffer, a=np.ones(3))
+    elif kind == "npy":
+        np.save(buffer, np.ones(3))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (packed("zip"), "no member|a zip archive"),
+        (packed("npz"), "no member|a zip archive"),
+        (b"PK\5\6" + bytes(18), "a zip archive"),
+        (packed("tar"), "a tar archive"),
+        (packed("targz"), "a tar archive|a gzip"),
+        (packed("npy"), "a NumPy array"),
+        (bz2.compress(b"text " * 100), r"compressed data \(bzip2\)"),
+        (lzma.compress(b"text " * 100), r"compressed data \(xz\)"),
+        (b"\x28\xb5\x2f\xfd\x04\x58abcdefgh", r"compressed data \(Zstandard\)"),
+        (b"7z\xbc\xaf\x27\x1c\0\4", "a 7z archive"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a PNG image"),
+        (b"\xff\xd8\xff\xe0JFIF", "a JPEG image"),
+        (b"%PDF-1.7\n", "a PDF document"),
+        (b"\x7fELF\2\1\1\0", "a program"),
+        (b"SQLite format 3\0", "an SQLite database"),
+        (pickle.dumps({"weight": [1.0, 2.0]}), "a pickle"),
+        (pickle.dumps([1], 2), "a pickle"),
+        (pickle.dumps({"a": 1}, 0), "a pickle"),
+        (save({"a": np.ones(3)}), "a safetensors file"),
+        ("text".encode("utf-16"), "text in UTF-16"),
+        ("text".encode("utf-16-le"), "binary data"),
+        (np.arange(100, dtype=np.float32).tobytes(), "binary data"),
+        (np.random.default_rng(0).integers(1, 256, 400, np.uint8).tobytes(), "binary data"),  # without a NUL
+    ],
+)
+def test_a_file_of_another_kind_is_no_text(tmp_path, content, what, compressed):
+    path = tmp_path / ("a.gz" if compressed else "a")
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    for load in load_enwik8, load_bytes:
+        with pytest.raises(DataError, match=rf"^{path}: ({what}|expected a text, got ({what}))"):
+            load(path)
+    with pytest.raises(
+        DataError, match=rf"^{path}: (expected a gzip, got ({what})|truncated, corrupt, or not)|^{path}: no "
+    ):
+        load_imdb(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "x^α + 1, 日本語, \u00a0é".encode(),
+        "Café, naïve".encode("latin-1"),
+        "“Café”".encode("cp1252"),
+        "Привет".encode("koi8-r"),
+        "今日は".encode("shift-jis"),
+        "今日は".encode("euc-jp"),
+        b"\xef\xbb\xbftext",
+        b"a\r\nb\r\n\tc\x0c\x0b",
+        b"\x1b[31mred\x1b[0m",
+        b"PK is short for Phil Katz, BZh for bzip2, %PDF for PDF",
+        b"<p>a part of a page</p>",
+        b"version 1 of the text",
+        b"a",
+    ],
+)
+def test_text_in_any_encoding_of_bytes_is_text(tmp_path, content):
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    assert np.concatenate(load_enwik8(path)[1:]).tobytes() == content
+
+
+def test_an_encoding_that_cannot_be_read_is_named(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("the\ncafé\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"damaged: not UTF-8 at byte 7; convert text in another encoding"):
+        read_text(path)
+    path.write_bytes("the\ncafé\n".encode("utf-16"))
+    with pytest.raises(DataError, match=r"damaged: not UTF-8 at byte 0 \(text in UTF-16, which must be converted"):
+        read_text(path)
