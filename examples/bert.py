@@ -15,6 +15,8 @@ vocabulary, from a folder in Hugging Face's format.
 
 from functools import cached_property
 
+from scratchformer.training.stage import Stage
+
 from scratchformer.data import LabelledBatches, MaskedBatches, Subwords, load_imdb_subwords, single_texts
 from scratchformer.models import BertClassifier, BertPretraining
 from scratchformer.nn import Frozen, add_lora
@@ -29,7 +31,6 @@ from scratchformer.training import (
     load_model,
 )
 from scratchformer.training.folder import holds_run
-from scratchformer.training.stage import Stage
 
 PRESETS = {
     "small": dict(

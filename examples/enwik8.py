@@ -1,17 +1,9 @@
-"""Train the text-generation transformer on bytes of Wikipedia (enwik8), then let it write.
+"""Train a transformer on the bytes of Wikipedia (enwik8), then let it write.
 
-For the last few bytes, the model also gets the bytes that followed their earlier occurrences (--recall), and the
-matrices of its blocks are trained with Muon. --recall 0 --optimizer adam trains a plain model with Adam.
-
---model xl trains a Transformer-XL, which reads the text in order and keeps a memory of it, without --recall; --model
-llama trains a Llama.
-
---preset hour trains a larger Llama, with vectors for n-grams too. It is meant for an hour on two cores with the extra
-`fast`, --precision bfloat16 and --micro-batch 8.
-
-The presets small and hour use the first 4,000,000 bytes of the text; --bytes 0 uses all of it. Without --data the
-official archive is downloaded; without a network, the program says so and trains on the sources of Python's standard
-library, as with --data stdlib.
+--model llama trains a Llama; --model xl a Transformer-XL, which reads the text in order and keeps a memory of it. The
+preset small uses the first 4,000,000 bytes of the text; --bytes 0 uses all of it. Without --data the official archive
+is downloaded; without a network, the program says so and trains on the sources of Python's standard library, as with
+--data stdlib.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/generate.py),
 with the width and the number of steps given in the tutorial. Adam's learning rate rises to 1e-4 over 5,000 texts (156
@@ -23,120 +15,91 @@ program:
 - Each byte is scored given at least the 128 bytes before it; there, given all 256 that the model reads.
 """
 
-from argparse import BooleanOptionalAction
+from functools import partial
 
-from scratchformer.data import SegmentBatches
+from scratchformer.data import SegmentBatches, TextBatches
 from scratchformer.models import LanguageModel, Llama, TransformerXL
-from scratchformer.training import MUON_OPTIONS, LanguageProgram
+from scratchformer.optim import Adam, Constant, Cosine, Muon
+from scratchformer.training import (
+    MUON_OPTIONS,
+    evaluate_language_model,
+    evaluate_transformer_xl,
+    load_corpus,
+    start,
+    write_sample,
+)  # fmt: skip
 
 PRESETS = {
     "small": dict(
-        d_model=128, heads=4, depth=4, context=128, norm="pre", embedding_std=0.02,
-        bytes=4_000_000, recall=24, batch_size=32, optimizer="muon", lr=2e-3, warmup=100, steps=1000,
-        memory=128, xl_d_ff=448,
+        d_model=128, heads=4, depth=4, context=128, norm="pre", embedding_std=0.02, llama_d_ff=396, xl_d_ff=448,
+        bytes=4_000_000, batch_size=32, optimizer="muon", lr=2e-3, warmup=100, steps=1000,
     ),
     "tutorial": dict(
-        d_model=256, heads=8, depth=12, context=256, norm="post", embedding_std=1.0,
-        batch_size=32, lr=1e-4, warmup=5000 // 32, schedule="constant", steps=170_000, memory=256, xl_d_ff=896,
-    ),
-    "hour": dict(
-        model="llama", d_model=256, heads=4, depth=8, context=512, norm="pre", embedding_std=0.02, dropout=0.25,
-        bytes=4_000_000, ngrams=3, recall=24, batch_size=16, optimizer="muon", lr=2e-3, weight_decay=0.1, warmup=150,
-        steps=3600, memory=256, xl_d_ff=896,
+        d_model=256, heads=8, depth=12, context=256, norm="post", embedding_std=1.0, llama_d_ff=776, xl_d_ff=896,
+        batch_size=32, lr=1e-4, warmup=5000 // 32, schedule="constant", steps=170_000,
     ),
 }  # fmt: skip
-# xl_d_ff is below 4 d_model to make up for the Transformer-XL's projections of distances, which are larger than a table
-# of positions. LLAMA, by preset: the key-value heads, and the width of the three feed-forward matrices, if not the
-# usual ones. RECALL: for each length of n-grams, how many earlier occurrences to look up.
-LLAMA = {"small": dict(kv_heads=2, d_ff=396), "tutorial": dict(kv_heads=4, d_ff=776), "hour": {}}
-RECALL = {3: 3, 4: 4, 5: 4, 6: 3, 8: 2, 12: 1, 16: 1, 24: 1}
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
-    "positions": dict(choices=("sinusoidal", "relative"), help="positions of the plain model (default: learned)"),
-    "dynamic": dict(
-        action=BooleanOptionalAction, default=False, help="also score the model while it learns from the test part"
-    ),
-    "bytes": dict(
-        type=int,
-        metavar="N",
-        default=0,
-        least=0,
-        help="use the first N bytes of the text; 0: all (default: the preset's)",
-    ),
-    "ngrams": dict(
-        type=int,
-        choices=(0, *range(2, 9)),
-        default=0,
-        help="vectors for n-grams of 2 to N bytes; 0: none (default: the preset's)",
-    ),
-    "recall": dict(
-        type=int,
-        choices=(0, *RECALL),
-        default=0,
-        help="what followed earlier n-grams of up to N bytes; 0: none (default: the preset's)",
-    ),
+    "bytes": dict(type=int, metavar="N", default=0, least=0, help="the first N bytes; 0: all (default: the preset's)"),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
     **MUON_OPTIONS,
 }
 
 
-class Enwik8(LanguageProgram):
-    name = "enwik8"
-    description = __doc__
-    presets = PRESETS
-    options = OPTIONS
-    passing = ("dynamic",)
+def data(run):
+    return load_corpus(run)
 
-    def check(self):
-        if self.run.model != "plain" and self.run.positions:
-            kind = {"xl": "a Transformer-XL has relative ones", "llama": "a Llama has rotary ones"}[self.run.model]
-            raise ValueError(f"--positions {self.run.positions}: {kind}, so leave it out")
-        for name in "ngrams", "recall":
-            if self.run.model == "xl" and name in self.run.given and getattr(self.run, name):
-                raise ValueError(
-                    f"--{name}: a Transformer-XL does not store the bytes before a segment, so leave --{name} out"
-                )
-        if self.run.model == "xl" and self.run.dynamic:
-            raise ValueError("--dynamic: a Transformer-XL reads segments, not windows, so leave it out")
-        if self.run.dynamic and self.run.precision == "float16":
-            raise ValueError("--dynamic: it has no loss scale for float16; use bfloat16, or leave it out")
-        if self.run.dynamic and self.run.ranks.size > 1:
-            raise ValueError("--dynamic: it takes one process; leave it out, or add --no-dynamic to resume the run")
 
-    def load(self):
-        super().load()
-        self.dynamic = {} if self.run.dynamic else None
+def model(run, corpus):
+    sizes, key = run.sizes("d_model", "heads", "depth", "context"), run.key("weights")
+    if run.model == "llama":
+        return Llama(256, **sizes, kv_heads=run.heads // 2, d_ff=run.llama_d_ff, dropout=0.0, key=key)
+    sizes |= run.sizes("norm", "embedding_std")
+    if run.model == "xl":  # the narrower d_ff makes up for its projections of distances
+        return TransformerXL(256, memory=run.context, d_ff=run.xl_d_ff, dropout=0.0, **sizes, key=key)
+    return LanguageModel(256, dropout=0.0, **sizes, key=key)
 
-    def make_model(self, key):
-        sizes = self.sizes("d_model", "heads", "depth", "context")
-        sizes["dropout"] = getattr(self.run, "dropout", 0.0)
-        block = self.sizes("norm", "embedding_std")
-        if self.run.model == "xl":
-            return TransformerXL(256, memory=self.run.memory, d_ff=self.run.xl_d_ff, key=key, **sizes, **block)
-        recall = [n for n, times in RECALL.items() if n <= self.run.recall for _ in range(times)]
-        more = dict(ngrams=list(range(2, self.run.ngrams + 1)) or None, recall=recall or None)
-        if self.run.model == "llama":
-            return Llama(256, key=key, **more, **sizes, **LLAMA[self.run.preset])
-        return LanguageModel(256, key=key, **more, **sizes, **block, **self.sizes("positions"))
 
-    def make_batches(self, key):
-        if self.run.model != "xl":
-            return super().make_batches(key)
-        sizes = self.sizes("batch_size", "context", "depth", "d_model")
-        return SegmentBatches(self.tokens("train"), key=key, **sizes)
+def score(run, replicas, corpus, part):
+    evaluate = evaluate_transformer_xl if run.model == "xl" else evaluate_language_model
+    return evaluate(replicas, run.scored(part, getattr(corpus, part)))
 
-    def test(self, replicas):
-        found = super().test(replicas)
-        if self.run.model == "xl":
-            found["longer"] = self.evaluate(replicas, "test", memory=2 * self.run.memory)["bits_per_byte"]
-        return found
 
-    def described(self, state, test):
-        described = super().described(state, test)
-        if "longer" in test:
-            described += f"\n{self.corpus.name}: {test['longer']:.4f} with a memory twice as long as in training"
-        return described
+def main(run):
+    corpus = run.load(data)
+    print(f"{corpus.name}: {len(corpus.train):,} training bytes")
+    sizes = run.sizes("batch_size", "context", "depth", "d_model")
+    if run.model == "xl":
+        batches = SegmentBatches(corpus.train, key=run.key("batches"), **sizes)
+    else:
+        batches = TextBatches(corpus.train, run.batch_size, run.context, run.key("batches"))
+    with run.replicas(model(run, corpus), batches) as replicas:
+        parameters = replicas.model.parameters()
+        if run.optimizer == "muon":
+            precision = "bfloat16" if run.precision == "bfloat16" else "float32"
+            optimizer = Muon(parameters, run.muon_lr, run.lr, precision=precision)
+        else:
+            optimizer = Adam(parameters, run.lr)
+        peak, warmup = optimizer.lr, min(run.warmup, run.total // 5)
+        cosine = run.schedule == "cosine"
+        rate = Cosine(peak, warmup, run.total, peak / 10) if cosine else Constant(peak, warmup)
+        for step in run.steps(replicas, optimizer, batches, select=("bits_per_byte", "min")):
+            remember = partial(batches.remember, step) if run.model == "xl" else None
+            loss = replicas.gradients(batches.batch(step), run.key("train", step), remember)  # forward and backward
+            norm = replicas.clip(optimizer, 1.0)
+            optimizer.lr = rate(step)
+            replicas.step(optimizer)
+            run.log(loss=loss, norm=norm)
+            if run.due(max(250, run.total // 20)):
+                run.keep_best(score(run, replicas, corpus, "validation"))
+        run.load_best()
+        bits = score(run, replicas, corpus, "test")["bits_per_byte"]
+    count, size = len(run.scored("test", corpus.test)), len(corpus.test)
+    where = "the last 5%" if count == size else "the first " + run.share(count, size, "bytes of the last 5%")
+    print(f"{corpus.name}: {bits:.4f} bits per byte on {where}, the best of {run.total} steps")
+    write_sample(run, replicas.model, corpus)
 
 
 if __name__ == "__main__":
-    Enwik8.main()
+    start(main)

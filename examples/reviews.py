@@ -22,6 +22,7 @@ import math
 from functools import cached_property
 
 import numpy as np
+from scratchformer.training.stage import Stage
 
 from scratchformer.data import (
     Labelled,
@@ -52,7 +53,6 @@ from scratchformer.training import (
     stack_weights,
     stacked,
 )
-from scratchformer.training.stage import Stage
 
 PRESETS = {
     "small": dict(

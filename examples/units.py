@@ -21,9 +21,9 @@ from scratchformer.backend import to_cpu, to_device
 from scratchformer.data import DrawnBatches, Images, LabelledBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE, Digits
 from scratchformer.models import Classifier
-from scratchformer.optim import Adam
+from scratchformer.optim import Adam, AdamW, Cosine
 from scratchformer.shell.progress import counted
-from scratchformer.training import Program
+from scratchformer.training import start
 
 PATCH = 4  # pixels on a side
 PATCHES = (SIDE - PATCH + 1) ** 2
@@ -36,6 +36,24 @@ PRESETS = {
         graph=dict(d_model=64, heads=2, depth=4, dropout=0.5, lr=1e-3, steps=200, seeds=10),
     ),
 }  # fmt: skip
+OPTIONS = {"data": None, "estimate": None}
+
+
+def data(run):
+    return load_digits()
+
+
+def model(run, digits):
+    sizes = run.sizes("d_model", "heads", "depth", "dropout")
+    options = dict(max_length=PATCHES, units=PATCH * PATCH, norm="pre", activation="gelu", embedding_std=0.5)
+    return Classifier(None, CLASSES, key=run.key("weights"), **options, **sizes)
+
+
+def score(run, replicas, digits, part):
+    batch = replicas.move(as_patches(getattr(digits, part)))
+    loss, _ = replicas.model.loss(*batch)
+    right = replicas.model(batch.ids).argmax(axis=-1) == batch.labels
+    return {"loss": float(loss), "accuracy": float(right.mean())}
 
 
 def as_patches(images: Images) -> LabelledBatch:
@@ -110,7 +128,7 @@ def predict_clubs(run, pattern: ops.Pattern | None, known: np.ndarray, clubs: np
         norm="pre", dropout=size["dropout"], key=key.fold("weights"),
     ).to(run.device)  # fmt: skip
     adam = Adam(model.parameters(), size["lr"])
-    for step in range(min(size["steps"], run.steps)):
+    for step in range(min(size["steps"], run.total)):
         _, cache = model.loss(units, None, labels, key.fold("train", step), pattern)
         model.zero_grad()
         model.loss_backward(1.0, cache)
@@ -138,48 +156,29 @@ def train_on_graph(run) -> None:
     print(f"graph: harmonic function, {harmonic_clubs(edges, known, clubs):.1%}")
 
 
-class Units(Program):
-    name = "units"
-    description = __doc__
-    presets = PRESETS
-    without = ("data", "estimate")
-
-    def load(self):
-        self.digits = load_digits()
-
-    def identity(self):
-        return {"data": self.digits.fingerprint}
-
-    def make_model(self, key):
-        return Classifier(
-            None, CLASSES, max_length=PATCHES, units=PATCH * PATCH, norm="pre", activation="gelu", embedding_std=0.5,
-            key=key, **self.sizes("d_model", "heads", "depth", "dropout"),
-        )  # fmt: skip
-
-    def make_batches(self, key):
-        images = with_changed_copies(self.digits.train, key.fold("copies").generator())
-        return DrawnBatches(as_patches(images), self.run.batch_size, key)
-
-    def training(self):
-        return dict(evaluate_every=max(25, self.steps // 20))
-
-    def evaluate(self, replicas, part):
-        batch = replicas.move(as_patches(getattr(self.digits, part)))
-        loss, _ = replicas.model.loss(*batch)
-        right = replicas.model(batch.ids).argmax(axis=-1) == batch.labels
-        return {"loss": float(loss), "accuracy": float(right.mean())}
-
-    def describe(self):
-        images = len(self.digits.train.labels)
-        print(f"images: {images:,} for training, and {COPIES} copies of each, of {PATCHES} units")
-        print(f"images: {self.parameters} parameters")
-
-    def report(self, state, test):
-        images = len(self.digits.test.labels)
-        others = ", ".join(f"{name} {accuracy:.2%}" for name, accuracy in baselines(self.digits).items())
-        print(f"images: {test['accuracy']:.2%} of {images} test images right; {others}")
-        train_on_graph(self.run)
+def main(run):
+    digits = run.load(data)
+    print(f"images: {len(digits.train.labels):,} for training, and {COPIES} copies of each, of {PATCHES} units")
+    key = run.key("batches")
+    images = with_changed_copies(digits.train, key.fold("copies").generator())
+    batches = DrawnBatches(as_patches(images), run.batch_size, key)
+    with run.replicas(model(run, digits), batches) as replicas:
+        adam = AdamW(replicas.model.parameters(), run.lr, weight_decay=run.weight_decay)
+        rate = Cosine(run.lr, min(run.warmup, run.total // 5), run.total)
+        for step in run.steps(replicas, adam, batches):
+            loss = replicas.gradients(batches.batch(step), run.key("train", step))  # forward and backward
+            norm = replicas.clip(adam, 1.0)
+            adam.lr = rate(step)
+            replicas.step(adam)
+            run.log(loss=loss, norm=norm)
+            if run.due(max(25, run.total // 20)):
+                run.keep_best(score(run, replicas, digits, "validation"))
+        run.load_best()
+        right = score(run, replicas, digits, "test")["accuracy"]
+    others = ", ".join(f"{name} {accuracy:.2%}" for name, accuracy in baselines(digits).items())
+    print(f"images: {right:.2%} of {len(digits.test.labels)} test images right; {others}")
+    train_on_graph(run)
 
 
 if __name__ == "__main__":
-    Units.main()
+    start(main)

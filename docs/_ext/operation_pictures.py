@@ -32,7 +32,6 @@ CASES: dict[str, Callable[[Sizes], OperationCase]] = {**OPERATIONS, "attention":
 WITHOUT_BACKWARD: dict[str, Callable[[Sizes], tuple[dict[str, np.ndarray], np.ndarray]]] = {  # inputs and output
     "sinusoidal_positions": lambda d: ({}, ops.sinusoidal_positions(d.T, d.C)),
     "rotary_frequencies": lambda d: ({}, ops.rotary_frequencies(d.D)),
-    "adversarial_noise": lambda d: ({"x": (x := d("B T C")), "dx": x}, ops.adversarial_noise(x, x, 0.1)),
 }
 
 

@@ -33,8 +33,8 @@ def run_command(argv: list[str]) -> None:
     end = own_arguments(argv)
     args = make_parser().parse_args(argv[:end])
     args.others = argv[end:]
-    from ..training.program import file_of
     from ..training.snapshot import NotImported
+    from ..training.start import file_of
 
     try:
         args.run(args)
@@ -109,7 +109,7 @@ def make_parser() -> Parser:
         "name", metavar="NAME", help="an operation of the package, or FILE.py::FUNCTION, whose file is executed"
     )
     target = command.add_mutually_exclusive_group(required=True)
-    for option, what in (("numba", "Numba"), ("cuda", "CUDA"), ("js", "JavaScript"), ("numpy", "NumPy")):
+    for option, what in (("numba", "Numba"), ("cuda", "CUDA")):
         target.add_argument(
             f"--{option}", dest="target", action="store_const", const=option, help=f"the loops in {what}"
         )
@@ -343,21 +343,22 @@ def program_of(args: argparse.Namespace) -> Any:
 
 def text_before(args: argparse.Namespace) -> Any:
     """The tokens of a run's text, for a model with recall; None, with a note, if they cannot be read."""
+    import numpy as np
+
+    from ..data.batching import tokens_of
     from ..parallel.ranks import Ranks
-    from ..training.language import LanguageProgram
-    from ..training.program import find_program
     from ..training.snapshot import best_snapshot, load_snapshot
+    from ..training.start import find_program, open_run
 
     run = Path(args.run_folder)
     run = run if run.is_dir() else run.parent  # of a snapshot
     try:
-        kind = find_program(run, args.program)
+        program = find_program(run, args.program)
         with Ranks.find() as ranks:
-            program = kind.open(run, "cpu", None, ranks)
-            if not isinstance(program, LanguageProgram):
-                return None
-            program.expect_same_data(load_snapshot(best_snapshot(args.run_folder), earlier=True))
-            return program.read_before()
+            opened = open_run(run, program, "cpu", None, ranks)
+            corpus = opened.load(program["data"])
+            opened.expect_same_data(load_snapshot(best_snapshot(args.run_folder), earlier=True))
+            return np.concatenate([tokens_of(part) for part in (corpus.train, corpus.validation)])
     except (ValueError, OSError) as error:
         print(one_line(f"matches are searched only in the text that is written: {error}"), file=sys.stderr)
         return None
@@ -399,22 +400,21 @@ def of_line(message: str, lines: list[str]) -> str:
 
 
 def evaluate(args: argparse.Namespace) -> None:
+    from functools import partial
+
     from ..parallel.ranks import Ranks
-    from ..training.language import LanguageProgram
-    from ..training.program import find_program
+    from ..training import score_dynamically
     from ..training.settings import read_settings
+    from ..training.start import find_program, open_run, scores
 
     run, dynamic = Path(args.run_folder), dynamic_settings(args)
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:])
         ranks.from_first(lambda: read_settings(run))  # what cannot be read is reported once
-        kind = find_program(run, args.program)
-        if dynamic is not None and not issubclass(kind, LanguageProgram):
-            raise ValueError(f"--dynamic: {kind.name} trains no language model, so leave it out")
-        program = kind.open(run, args.device, args.data, ranks)
-        if isinstance(program, LanguageProgram):
-            program.dynamic = dynamic
-        for line in program.scores(args.part):
+        program = find_program(run, args.program)
+        opened = open_run(run, program, args.device, args.data, ranks)
+        also = None if dynamic is None else partial(score_dynamically, **dynamic)
+        for line in scores(opened, program, args.part, also):
             print(line)
 
 

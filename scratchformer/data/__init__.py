@@ -14,7 +14,6 @@ from .batching import (
     recalling,
     windows,
 )
-from .bpe_dropout import DroppedMerges
 from .digits import Digits, Images, load_digits
 from .download import DataError, NoConnection, cache_dir, fetch, verify
 from .enwik8 import (
@@ -42,7 +41,6 @@ __all__ = [
     "DataError",
     "Digits",
     "DrawnBatches",
-    "DroppedMerges",
     "Evidence",
     "EvidenceBatch",
     "Found",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..backend import Array
 from ..ops.checks import expect_floating, expect_positive, expect_shape
 from ..rng import Key
-from .classifier import AdversarialCache, Classifier, LogitsCache
+from .classifier import Classifier, LogitsCache
 
 
 class EvidenceClassifier(Classifier):
@@ -57,16 +56,15 @@ class EvidenceClassifier(Classifier):
         evidence: Array,
         lengths: Array | None = None,
         key: Key | None = None,
-        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, LogitsCache]:
         """Logits (B, 2) of ids (B, T) and evidence (B, T, I); lengths (B,), or None if all texts have T words.
 
-        `forward` takes the same arguments and returns log-probabilities. noise: see `Body.forward`.
+        `forward` takes the same arguments and returns log-probabilities.
         """
         self.body.check(ids)
         expect_floating(evidence=evidence)
         expect_shape("evidence", evidence, "B T I", B=ids.shape[0], T=ids.shape[1], I=self.evidence)
-        return super().logits(ids, lengths, key, features=evidence, noise=noise)
+        return super().logits(ids, lengths, key, features=evidence)
 
     def loss(
         self,
@@ -75,16 +73,11 @@ class EvidenceClassifier(Classifier):
         lengths: Array | None,
         labels: Array,
         key: Key | None = None,
-        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats, of labels (B,), or of probabilities (B, 2): see `Classifier`."""
-        z, logits = self.logits(ids, evidence, lengths, key, noise)
+        z, logits = self.logits(ids, evidence, lengths, key)
         loss, cross_entropy = self.cross_entropy(z, labels)
-        if key is None or noise is not None or not self.adversarial:
-            return loss, (logits, cross_entropy)
-        self.expect_noise()
-        again = partial(self.loss, ids, evidence, lengths, labels, key)
-        return loss, AdversarialCache(logits, cross_entropy, lengths, again)
+        return loss, (logits, cross_entropy)
 
     def check_batch(self, ids: Array, evidence: Array, lengths: Array | None, labels: Array) -> None:
         super().check_batch(ids, lengths, labels)

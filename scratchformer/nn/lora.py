@@ -194,7 +194,7 @@ def _places(model: Layer, kind: type) -> Iterator[_Place]:
         if id(layer) in seen or isinstance(layer, LoRA):
             continue
         seen.add(id(layer))
-        parts = {name: value for name, value in vars(layer).items() if name != "config"}  # the arguments of a Model
+        parts = {name: value for name, value in layer.named_attributes().items() if name != "config"}  # the arguments of a Model
         yield from _places_in(layer, parts, f"{prefix}." if prefix else "", kind)
 
 

@@ -1,16 +1,22 @@
-"""Finding the first tensor that is not finite."""
+"""The error of a run that diverges, and the first tensor that is not finite."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..backend import Array, array_module
 from ..nn import Layer
 from ..rng import Key
-from .replicas import Replicas
+
+if TYPE_CHECKING:
+    from .replicas import Replicas
+
+
+class Diverged(RuntimeError):
+    """The loss, a gradient, a parameter or the optimizer's state is no longer finite."""
 
 
 def nonfinite_tensor(tensors: Mapping[str, Array]) -> str | None:
@@ -21,7 +27,7 @@ def nonfinite_tensor(tensors: Mapping[str, Array]) -> str | None:
     return None
 
 
-def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
+def first_nonfinite(replicas: Replicas, batch: Any, key: Key | None) -> str:
     """Compute the loss of `batch` again, with the micro-batches and keys of `replicas.gradients(batch, key)`, and name
     the first layer whose output contains NaN or infinity. If all outputs are finite, name the first parameter whose
     gradient is not, in the order of backward, from the output to the input.
@@ -49,7 +55,7 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
         for index, micro in enumerate(batch.split(replicas.rows(batch))):
             if not found:
                 with np.errstate(**replicas.errors):
-                    model.loss(*replicas.move(micro), key=key.fold(index))
+                    model.loss(*replicas.move(micro), key=None if key is None else key.fold(index))
     finally:
         for layer in layers.values():
             layer.__dict__.pop("forward", None)

@@ -14,10 +14,12 @@ copied: there are log2(S) further arrays with one replica, and one less with two
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -28,15 +30,17 @@ from ..backend import CPU, Array, array_module, cores, is_floating_type, to_devi
 from ..dispatch import fast, is_fast
 from ..nn import Layer
 from ..nn.structure import Structure
-from ..ops.checks import checked_on_host, expect_instance, expect_positive
+from ..ops.checks import checked_on_host, expect_instance, expect_number, expect_positive
 from ..ops.precision import round_into, widen
+from ..optim.clip import global_norm, share_for
 from ..optim.optimizer import Optimizer, pieces
 from ..rng import Key, expect_key
 from ..shell.text import shown
+from .diagnose import Diverged, first_nonfinite
 from .graphs import Graphs
 from .memory import keep_freed_memory
-from .precision import advice, half_type
-from .ranks import Ranks
+from .precision import LossScale, advice, half_type
+from .ranks import Elsewhere, Ranks
 from .sums import TreeSum
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
@@ -44,6 +48,7 @@ MOST_REPLICAS = 512  # more than the cores of the largest machines
 AHEAD = 4  # items that may be in progress or waiting for each replica
 FEWEST = 4  # automatic micro-batches of a batch on a CPU, if it has as many rows
 SHARES = 8  # partial sums of gradients: as many replicas, of all ranks, can work at a batch
+NOTED = 3  # skipped batches that are noted one by one
 
 
 class Replicas:
@@ -52,7 +57,7 @@ class Replicas:
     and the process keeps the memory that it frees from then on (`memory.keep_freed_memory`).
 
     model: the first replica, a Layer with `loss(*batch, key=)`, which returns the mean loss and a cache, and
-    `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
+    `loss_backward(dloss, cache)`, which adds to the gradients. A `Run` saves it, and needs its `config`, JSON values.
     A batch is a NamedTuple of NumPy arrays, the first (rows, tokens), with `weight`, the number of items in the mean of
     its loss (targets that are `ops.IGNORED` do not count), `tokens`, the number of its tokens, and `split(size)`, its
     rows in order as batches of at most `size` rows. For `estimate` it also needs `stretched(rows, length)`.
@@ -97,7 +102,7 @@ class Replicas:
         if dtype is not None:
             self.half = array_module(self.flat.data).empty_like(self.flat.data, dtype=dtype)
         first = model if self.half is None else model.replica(self.half, self.flat.grad)
-        # An overflow of float16 makes a loss or gradient that is not finite, which `train` handles.
+        # An overflow of float16 makes a loss or gradient that is not finite, which `clip` handles.
         self.errors: dict[str, Any] = {"over": "ignore", "invalid": "ignore"} if precision == "float16" else {}
         self.models = [first, *(first.replica() for _ in range(self.count - 1))]
         self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block, replicas run one after another
@@ -108,6 +113,13 @@ class Replicas:
         self.rounded = False  # whether `half` already holds the weights of the model
         self.stale = False  # whether only `half` has the present weights of all slices
         self.scale = 1.0  # of the loss in the present step
+        self.loss_scale = LossScale() if precision == "float16" else None
+        self.share: float | Array = 1.0  # by which the present gradient is multiplied in `step`
+        self.computed: tuple[Any, Key | None, Any] | None = None  # batch, key and loss of a new gradient
+        self.skipping = False  # whether the present gradient has overflowed
+        self.diverged: Callable[[str], BaseException] = partial(diverged, self.ranks)  # a `Run` puts its own here,
+        self.note: Callable[[str], None] = partial(note, self.ranks)  # and here
+        self.tokens = 0  # in all batches of `gradients`
         self.structure = Structure(model)  # as it was when its parameters were last found to be the same
         self.graphs = None if self.device.index is None else Graphs(self.device, self.step_on_device)
         self.refresh()
@@ -307,7 +319,6 @@ class Replicas:
         batch: Any,
         key: Key | None,
         remember: Callable[[list], None] | None = None,
-        scale: float = 1.0,
         loss: Callable[[Any, Any, Key | None], tuple[Array, Any]] | None = None,
     ) -> float | Array:
         """Put ∂loss/∂w of the whole batch into the model's flat gradient. Returns the loss, the mean over the batch; on
@@ -318,8 +329,8 @@ class Replicas:
         key: of dropout; None for no dropout.
         remember: for a model with a memory; called with a list of what `model.remember` returns for each micro-batch,
         in order; they stay on the device.
-        scale: a power of two by which the gradient is larger while it passes backward (see `training.LossScale`). The
-        flat gradient is divided by it; an overflow on the way leaves infinity or NaN there.
+        In float16 the gradient is larger by a power of two while it passes backward (see `LossScale`). The flat
+        gradient is divided by it; an overflow on the way leaves infinity or NaN there, see `clip`.
         loss: called with a replica, a micro-batch on its device and a key, in place of `model.loss(*micro, key=key)`.
         Raises ValueError if the model was moved or cast (`to`), or its parameters were changed, after the replicas were
         made.
@@ -329,6 +340,8 @@ class Replicas:
         if key is not None:
             expect_key(key)
         self.expect_same_parameters()
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
+        self.share, self.skipping, self.tokens = 1.0, False, self.tokens + getattr(batch, "tokens", 0)
         total = max(1, batch.weight)
         micro_batches = batch.split(self.rows(batch))
         shares = np.array_split(range(len(micro_batches)), self.shares(len(micro_batches)))
@@ -354,6 +367,7 @@ class Replicas:
         if self.graphs is not None and remember is None and loss is None and len(micro_batches) == 1 and batch.weight:
             recorded = self.run_recorded(batch, key, scale)
             if recorded is not None:
+                self.computed = batch, key, recorded
                 return recorded
         found = self._map(run_share, own)
         found, branches = zip(*self.ranks.gather((found, sorted(sums.waiting))), strict=True)
@@ -368,7 +382,9 @@ class Replicas:
             sums.release(sums.total)
         if remember is not None:
             remember(list(memories))
-        return float(sum(losses)) if self.device is CPU else sum(losses)
+        mean = float(sum(losses)) if self.device is CPU else sum(losses)
+        self.computed = batch, key, mean
+        return mean
 
     def run_recorded(self, batch: Any, key: Key | None, scale: float) -> Array | None:
         """What `gradients` does for a batch that is a single micro-batch, as a CUDA graph (see `graphs`), or None."""
@@ -398,11 +414,50 @@ class Replicas:
         self.slices, self.sharded = optimizer.slices(self.ranks.size), True
         optimizer.keep(self.slices[self.ranks.rank])
 
-    def step(self, optimizer: Optimizer, share: float | Array = 1.0) -> None:
-        """Step an optimizer, as `Optimizer.step` does, and `join` the weights. In the same pass they are rounded for
-        replicas in half precision.
+    def clip(self, optimizer: Optimizer, max_norm: float | None) -> float | Array:
+        """Let the next `step` scale the gradients of the optimizer's parameters so that their global norm is at most
+        `max_norm`; None only measures. Returns the norm before; on a GPU as an array () there.
+
+        On a CPU, and in float16, raises Diverged if the loss or the norm is not finite, naming the first layer or
+        tensor. But in float16 an overflow halves the loss scale if that is possible, and `step` then changes nothing.
         """
-        optimizer.step(self.map, share, self.half)
+        if max_norm is not None:
+            expect_number("max_norm", max_norm, zero=False, infinite=True)
+        gather = (self.ranks.gather,) if self.sharded else ()
+        norm = global_norm(optimizer.gradients(), self.map, *gather)
+        self.share = 1.0 if max_norm is None else share_for(norm, max_norm)
+        computed, self.computed = self.computed, None
+        if computed is not None and (self.device is CPU or self.loss_scale is not None):
+            batch, key, loss = computed
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                self.overflowed(batch, key, float(loss), float(norm))
+            elif self.loss_scale is not None:
+                self.loss_scale.skips(float(norm))  # counts it
+        return norm
+
+    def overflowed(self, batch: Any, key: Key | None, loss: float, norm: float) -> None:
+        """Skip the step if only a gradient overflowed float16 and the loss scale can be halved; else raise Diverged."""
+        scale = 0.0 if self.loss_scale is None else self.loss_scale.scale
+        if self.loss_scale is not None and math.isfinite(loss) and self.loss_scale.skips(norm):
+            self.skipping = True
+            if self.loss_scale.skipped <= NOTED:
+                reason = f"a gradient overflowed float16 at loss scale {scale:g}"
+                self.note(f"{reason}; the scale is halved, and the step skipped")
+            return
+        if self.sharded:
+            self.ranks.join(self.flat.grad, self.slices)
+        where = first_nonfinite(self, batch, key)
+        raise self.diverged(f"loss {loss}, gradient norm {norm}; the first that is not finite is {where}")
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Step an optimizer, as `Optimizer.step` does, with the gradients that `clip` has scaled, and `join` the
+        weights. In the same pass they are rounded for replicas in half precision.
+        """
+        if self.loss_scale is not None and self.computed is not None:
+            self.clip(optimizer, None)  # an overflow must not reach the weights
+        if self.skipping:
+            return
+        optimizer.step(self.map, self.share, self.half)
         self.rounded = self.half is not None
         self.join()
 
@@ -455,6 +510,18 @@ class Replicas:
         shares = math.ceil(self.shares(micro_batches) / self.ranks.size)
         each = math.ceil(shares / self.count)  # of a replica
         return self.count + (each - 1).bit_length() + (self.ranks.size > 1 and each == 1)
+
+
+def diverged(ranks: Ranks, what: str) -> BaseException:
+    """The error to raise: every rank finds the same, and rank 0 reports it."""
+    ranks.ending = True
+    return Diverged(what) if ranks.first else Elsewhere(1)
+
+
+def note(ranks: Ranks, text: str) -> None:
+    """Print a line on standard error, in rank 0."""
+    if ranks.first:
+        print(text, file=sys.stderr)
 
 
 def own_check(model: Any) -> Callable | None:

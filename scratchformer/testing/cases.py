@@ -165,11 +165,6 @@ def _soft_cross_entropy(d: Draw) -> OperationCase:
     return OperationCase(ops.soft_cross_entropy, ops.soft_cross_entropy_backward, args)
 
 
-def _symmetric_kl(d: Draw, **options: Any) -> OperationCase:
-    args = (d("B T V"), d("B T V"), d.integers("B T", d.V))
-    return OperationCase(ops.symmetric_kl, ops.symmetric_kl_backward, args, options)
-
-
 OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "add": lambda d: OperationCase(ops.add, ops.add_backward, (d("B T C"), d("B T C")), analytic=True),
     "linear": lambda d: OperationCase(ops.linear, ops.linear_backward, (d("B T I"), d("I O"), d("O")), analytic=True),
@@ -268,8 +263,6 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "cross_entropy, ignored": partial(_cross_entropy, ignore_index=0),
     "cross_entropy, smoothing, ignored": partial(_cross_entropy, label_smoothing=0.1, ignore_index=0),
     "soft_cross_entropy": _soft_cross_entropy,
-    "symmetric_kl": _symmetric_kl,
-    "symmetric_kl, ignored": partial(_symmetric_kl, ignore_index=0),
 }
 
 

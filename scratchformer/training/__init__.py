@@ -1,9 +1,9 @@
 """Training: the loop, replicas, snapshots, metrics, and programs made of them."""
 
+from ..parallel.diagnose import Diverged
 from ..parallel.precision import LossScale
 from ..parallel.replicas import Replicas
 from .dynamic import evaluate_dynamic, observe_gradients
-from .ensemble import MODELS_OPTION, Ensemble
 from .estimate import Estimate, estimate
 from .evaluate import (
     evaluate_classifier,
@@ -15,10 +15,10 @@ from .evaluate import (
     predict_classes,
     scores_of_classes,
 )
-from .language import LanguageProgram
-from .loop import train
+from .language import load_corpus, score_dynamically, write_sample
 from .metrics import Metrics, read_metrics
-from .program import Program
+from .run import Run
+from .settings import MUON_OPTIONS, VALIDATION_OPTION
 from .snapshot import (
     Snapshot,
     SnapshotError,
@@ -31,21 +31,17 @@ from .snapshot import (
     save_snapshot,
 )
 from .stacking import stack_weights, stacked
-from .stage import MUON_OPTIONS, VALIDATION_OPTION
-from .state import Diverged
+from .start import start
 
 __all__ = [
-    "MODELS_OPTION",
     "MUON_OPTIONS",
     "VALIDATION_OPTION",
     "Diverged",
-    "Ensemble",
     "Estimate",
-    "LanguageProgram",
     "LossScale",
     "Metrics",
-    "Program",
     "Replicas",
+    "Run",
     "Snapshot",
     "SnapshotError",
     "average_snapshots",
@@ -58,6 +54,7 @@ __all__ = [
     "evaluate_transformer_xl",
     "evaluate_translation",
     "kept_snapshots",
+    "load_corpus",
     "load_model",
     "load_snapshot",
     "mean_loss",
@@ -66,8 +63,10 @@ __all__ = [
     "read_metrics",
     "restore",
     "save_snapshot",
+    "score_dynamically",
     "scores_of_classes",
     "stack_weights",
     "stacked",
-    "train",
+    "start",
+    "write_sample",
 ]

@@ -25,11 +25,11 @@ from ..ops import IGNORED
 from ..ops.checks import expect_instance, expect_one_of, expect_positive
 from ..optim import DynamicRMS
 from ..optim.optimizer import Optimizer
+from ..parallel.diagnose import Diverged
 from ..parallel.replicas import Replicas
 from ..rng import Key
 from ..shell.progress import progress_bar
 from .evaluate import predicted_bytes
-from .state import Diverged
 
 
 class ScoredBatch(NamedTuple):

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
-from ..shell.text import shown
+from ..nn import Layer
+from ..optim.optimizer import Optimizer
+from ..parallel.numerics import is_record
+from ..shell.text import one_line, shown
 from .metrics import LARGEST_STEP, METRICS, Summary, kept_records
-from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
+from .snapshot import (
+    BEST,
+    LAST,
+    Snapshot,
+    SnapshotError,
+    expect_model,
+    kept_snapshots,
+    load_snapshot,
+    restore,
+)
 
 SETTINGS = "settings.json"
 WORDS, SUBWORDS = VOCABULARIES = ("vocabulary.txt", "vocabulary.json")
@@ -27,8 +41,9 @@ def holds_run(folder: Path) -> bool:
 def read_run(folder: Path) -> Snapshot | None:
     """The snapshot from which the run in `folder` resumes; None if none was saved yet, so the run starts at step 0.
 
-    Changes nothing. Raises SnapshotError if last.safetensors was saved but is missing, if it was not made by `train`,
-    or if it, the best model or a snapshot that was kept is damaged; ValueError if metrics.jsonl is damaged.
+    Changes nothing. Raises SnapshotError if last.safetensors was saved but is missing, if it was not made by a run, or
+    by one of an earlier version, or if it, the best model or a snapshot that was kept is damaged; ValueError if
+    metrics.jsonl is damaged.
     """
     last, best, metrics = folder / LAST, folder / BEST, folder / METRICS
     if not os.path.lexists(last):
@@ -44,6 +59,9 @@ def read_run(folder: Path) -> Snapshot | None:
         raise SnapshotError(f"{last} is not a file, so the run cannot go on: put it back, or choose another folder")
     snapshot = load_snapshot(last)
     _check_state(last, snapshot.state)
+    if "schedule" in snapshot.state:
+        what = "was made by an earlier version, whose runs cannot go on: score or use it as it is, or begin a new run"
+        raise SnapshotError(f"{last} {what}")
     if os.path.lexists(metrics):
         kept_records(metrics, snapshot.state["step"], snapshot.state.get("records"))
     for path in ([best] if os.path.lexists(best) else []) + kept_snapshots(folder):
@@ -52,7 +70,7 @@ def read_run(folder: Path) -> Snapshot | None:
 
 
 def _check_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Raise SnapshotError unless the state is one that `train` saved."""
+    """Raise SnapshotError unless the state is one that a run saved."""
     if "step" not in state or "best" not in state:
         raise SnapshotError(f"{path} is not a snapshot of a run: it has no step or no best score")
     step, best, records = state["step"], state["best"], state.get("records")
@@ -69,3 +87,56 @@ def _check_state(path: Path, state: Mapping[str, Any]) -> None:
 def _is_score(value: Any) -> bool:
     """Whether a value may be a score of the best model. Besides the one that selects it, a score may be NaN."""
     return type(value) in (int, float)
+
+
+def load_run(
+    out: Path,
+    model: Layer,
+    optimizer: Optimizer,
+    batches: Any,
+    state: dict[str, Any],
+    fixed: Iterable[str],
+    metric: str,
+) -> tuple[int | None, Sequence[int] | None]:
+    """Load the last snapshot of the run in `out` into the model, the optimizer, the batches if they have a state, and
+    `state`.
+
+    Returns its step, or None if none was saved yet, and the `Summary` of the metrics before it, or None if it has none.
+    Raises SnapshotError if the snapshot has another value for one of the entries `fixed` of `state`, if its best score
+    is not by `metric`, or if it, the best one or one that was kept is of another run or model.
+    """
+
+    def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
+        for name in names:
+            if (found := snapshot.state.get(name)) != state[name]:
+                found, own = (shorten(repr(value), 200, placeholder="...") for value in (found, state[name]))
+                raise SnapshotError(f"{snapshot.path} has {name} {found}, this run has {own}")
+
+    snapshot = read_run(out)
+    if snapshot is None:
+        if (out / UNSAVED).exists():
+            note = f"{out}: no snapshot was saved yet, so training starts from the beginning"
+            print(one_line(note), file=sys.stderr)
+        return None, Summary()
+    expect_same(snapshot, fixed)
+    expect_model(snapshot, model)
+    expect_same(snapshot, (name for name in state if name.startswith("optimizer_")))
+    for path in (out / BEST, *kept_snapshots(out)):
+        if path.exists():
+            other = load_snapshot(path)
+            expect_same(other, fixed)
+            expect_model(other, model)
+    step, best = snapshot.state["step"], snapshot.state["best"]
+    if best is not None and best.get(metric) is None:
+        raise SnapshotError(f"{snapshot.path} has the best score {shown(best)}, this run selects by {metric}")
+    restore(snapshot, model, optimizer, batches)
+    state |= {"step": step, "best": best}
+    if is_record(found := snapshot.state.get("numerics")):
+        state["numerics"] = found
+    if "loss_scale" in snapshot.state:
+        state["loss_scale"] = snapshot.state["loss_scale"]
+    if best is not None and not (out / BEST).exists():
+        note = f"{out / BEST} is missing: the best model is selected afresh from here on"
+        print(one_line(note), file=sys.stderr)
+        state["best"] = None
+    return step, snapshot.state.get("records")

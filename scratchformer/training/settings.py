@@ -15,9 +15,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..backend import Device, get_device
+from ..backend import get_device
 from ..parallel.precision import PRECISIONS
-from ..parallel.ranks import Ranks
 from ..parallel.replicas import MOST_REPLICAS
 from ..shell.files import locked, make_folder, replacing
 from ..shell.options import MOST_STEPS, SEED, Parser
@@ -61,47 +60,42 @@ NEWER: Mapping[str, Mapping[str, Any]] = {
         help="keep only the inputs of blocks and compute the rest again in backward: less memory, same results",
     ),
 }
-# Attributes of a Run that are not saved.
-PASSING = ("device", "out", "resume", "estimate", "given", "state", "preset_steps", "ranks")
+MUON_OPTIONS = {  # for a program whose presets may have them too
+    "optimizer": dict(
+        choices=("adam", "muon"), default="adam", help="muon: for the matrices of blocks (default: the preset's)"
+    ),
+    "muon-lr": dict(
+        type=float,
+        default=0.02,
+        metavar="X",
+        least=1e-9,
+        most=1000,
+        help="learning rate of Muon (default: the preset's, or 0.02)",
+    ),
+}
+VALIDATION_OPTION = {
+    "validation": dict(type=int, metavar="N", default=2_500, least=2, help="reviews held out (default: 2500)"),
+}
+# What a run has that is given none of it.
+COMMON: dict[str, Any] = {
+    **{"preset": "", "data": None, "replicas": None, "micro_batch": None, "micro_batches": None},
+    **{"precision": "float32", "recompute": False, "shard": False, "tensorboard": False},
+}
 
 
-class Run(argparse.Namespace):
-    """The settings of a run: those of its preset, overridden by options, and the attributes of PASSING."""
+def save_settings(out: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings to the run's folder, just before training starts.
 
-    device: Device
-    out: Path
-    resume: bool
-    estimate: bool
-    given: frozenset[str]  # names of the settings that were given on the command line
-    state: Mapping[str, Any]  # of the snapshot from which the run is resumed; empty if there is none
-    preset_steps: int = 0  # the preset's number of steps; 0 if the run is only scored
-    ranks: Ranks = Ranks()
+    Anything else that resuming needs, such as the vocabulary, must be written first: a folder without settings may
+    be taken by another run.
+    """
+    from ..version import __version__
 
-    def replicas_on_device(self) -> dict[str, Any]:
-        """The arguments of `Replicas`."""
-        if self.device.index is not None:
-            count = 1
-        elif self.replicas is None or (self.ranks.size > 1 and "replicas" not in self.given):
-            count = self.ranks.cores()
-        else:
-            count = self.replicas
-        own = {name: getattr(self, name) for name in ("micro_batch", "micro_batches", "precision", "ranks")}
-        return {"count": count, **own}
-
-    def save(self) -> None:
-        """Write the settings to the run's folder. `train` calls this just before it starts (`on_start`).
-
-        Anything else that resuming needs, such as the vocabulary, must be written first: a folder without settings may
-        be taken by another run.
-        """
-        from ..version import __version__  # here, since the package defines it after importing this module
-
-        settings = {name: value for name, value in vars(self).items() if name not in PASSING}
-        make_folder(self.out)
-        files = {name: _digest(self.out / name) for name in VOCABULARIES if (self.out / name).is_file()}
-        text = json.dumps({VERSION: __version__, **settings, FILES: files}, indent=2) + "\n"
-        with replacing(self.out / SETTINGS) as unfinished:
-            unfinished.write_bytes(seal(text).encode())
+    make_folder(out)
+    files = {name: _digest(out / name) for name in VOCABULARIES if (out / name).is_file()}
+    text = json.dumps({VERSION: __version__, **settings, FILES: files}, indent=2) + "\n"
+    with replacing(out / SETTINGS) as unfinished:
+        unfinished.write_bytes(seal(text).encode())
 
 
 def start_run(
@@ -109,22 +103,22 @@ def start_run(
     description: str,
     presets: Mapping[str, Mapping[str, Any]],
     argv: list[str] | None,
-    options: Mapping[str, Mapping[str, Any]] = {},
-    passing: Collection[str] = (),
-    without: Collection[str] = (),
-) -> Run:
-    """Parse the command line of a program; with --resume, read the settings from the run's folder.
+    options: Mapping[str, Mapping[str, Any] | None] = {},
+) -> dict[str, Any]:
+    """Parse the command line of a program; with --resume, read the settings from the run's folder. Returns the
+    arguments of `Run`, and the attributes `given`, `estimating`, `preset_steps` and `state`.
 
     presets: settings by name. The default is the preset with the name of a given option, if there is one, else "small".
     options: the program's own options, by name, with the arguments of `options.Parser.add_argument`; their values
-    become settings. An option with the metavar PATH is a path. without: "data", "estimate" or both, if the program does
-    not take these options.
-    A resumed run keeps its settings: only --device, --data, --steps, --replicas, --shard, --recompute and the options
-    in `passing` may be given, and an option that is newer than the run has its default. Raises ValueError if the
-    presets lack what every program needs, if the folder already holds a run, or, with --resume, if it holds none.
+    become settings. An option with the metavar PATH is a path. An option that is `changeable` may be given with
+    --resume. None takes away an option that every program has, "data" or "estimate".
+    A resumed run keeps its settings: only --device, --data, --steps, --replicas, --shard, --recompute and changeable
+    options may be given, and an option that is newer than the run has its default. Raises ValueError if the presets
+    lack what every program needs, if the folder already holds a run, or, with --resume, if it holds none.
     """
     _check_presets(presets)
-    options, passing = {**NEWER, **options}, [_setting(option) for option in passing]
+    without = [option for option, described in options.items() if described is None]
+    options, passing = own_options(options)
     args = _parser(name, description, presets, options, without).parse_args(argv)
     names = [_setting(option) for option in options]
     given = {name: value for name in (*KEPT, *CHANGEABLE, *names) if (value := getattr(args, name)) is not None}
@@ -151,9 +145,16 @@ def start_run(
         if kept:
             asked = ", ".join(f"--{_option(name)} {settings[name]}".removesuffix(" True") for name in kept)
             print(one_line(f"as before: {asked}; to change this, give the option again"), flush=True)
-    passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate, state=state)
     usual = presets.get(settings["preset"], presets["small"])["steps"]
-    return Run(**settings, **passed, given=frozenset(given), preset_steps=usual)
+    attributes = dict(given=frozenset(given), estimating=args.estimate, preset_steps=usual, state=state)
+    return dict(out=out, resume=args.resume is not None, device=device, settings=settings, attributes=attributes)
+
+
+def own_options(options: Mapping[str, Mapping[str, Any] | None]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The options of a program, those of every program included, and the settings of those that are changeable."""
+    described = {name: {**option} for name, option in options.items() if option is not None}
+    changeable = [_setting(name) for name, option in described.items() if option.pop("changeable", False)]
+    return {**{name: {**option} for name, option in NEWER.items()}, **described}, changeable
 
 
 def _continue(args: argparse.Namespace, given: dict[str, Any], passing: Collection[str]) -> dict[str, Any]:
@@ -219,22 +220,6 @@ def _new_settings(
     return settings
 
 
-def open_run(
-    name: str,
-    presets: Mapping[str, Mapping[str, Any]],
-    options: Mapping[str, Mapping[str, Any]],
-    out: Path,
-    device: str,
-    data: str | None = None,
-) -> Run:
-    """The run of program `name` in folder `out`, for scoring rather than training: its `resume` is True. data: the path
-    of the data, if it has moved. Raises what `saved_settings` raises.
-    """
-    settings = saved_settings(out, name, presets, options) | ({"data": data} if data else {})
-    passed = dict(device=get_device(device), out=out, resume=True, estimate=False, given=frozenset(), state={})
-    return Run(**settings, **passed)
-
-
 def read_settings(run: Path, *names: str) -> dict[str, Any]:
     """The settings of the run in folder `run`. Raises ValueError if there is no run, or its settings are damaged.
 
@@ -293,7 +278,6 @@ def saved_settings(
     """All settings of a run of program `name`, with defaults for options that are newer than the run. Raises ValueError
     if they are damaged, or belong to another program.
     """
-    options = {**NEWER, **options}
     settings, defaults = read_settings(run), _defaults(options)
     if settings["program"] != name:
         raise ValueError(f"--resume: {run} is a run of {printable(settings['program'])}, not of {name}")
@@ -313,8 +297,6 @@ def _check_settings(
 ) -> None:
     """Raise ValueError unless every setting has its type in the presets, or the type of the program's option."""
     for name, value in settings.items():
-        if hasattr(Run, name) or name in PASSING:
-            raise ValueError(f"{run / SETTINGS} is damaged: {shown(name)} is not a setting")
         examples = [preset[name] for preset in presets.values() if name in preset]
         if examples and name not in map(_setting, options):
             _expect_like(run, name, value, examples, least=min(0, *(e for e in examples if type(e) is int), 0))
@@ -400,14 +382,12 @@ def _option(setting: str) -> str:
 
 
 def _check_presets(presets: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ValueError unless there is a preset "small", and each has "steps" and no setting that a Run has itself."""
+    """Raise ValueError unless there is a preset "small", and each has "steps"."""
     if "small" not in presets:
         raise ValueError(f"presets: expected one named small, got {', '.join(presets) or 'none'}")
     for name, preset in presets.items():
         if "steps" not in preset:
             raise ValueError(f"presets: {name} has no steps")
-        if taken := [setting for setting in preset if setting in PASSING or hasattr(Run, setting)]:
-            raise ValueError(f"presets: {name} has {', '.join(taken)}, which every run has already")
 
 
 def _defaults(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

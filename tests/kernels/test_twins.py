@@ -37,8 +37,7 @@ for kind in KINDS.values():
 def twins(op, kind):
     """Those that run inside KINDS[kind]."""
     found = twins_of(op, fast=kind != "numpy") if type(getattr(op, "chosen", None)) is tuple else ()
-    elsewhere = ".numpy_half", ".numpy_blocks"  # see test_half.py and tests/compiler
-    return [twin for twin in found if not twin.forward.__module__.endswith(elsewhere)]
+    return [twin for twin in found if not twin.forward.__module__.endswith(".numpy_half")]  # see test_half.py
 
 
 def by_hand(op, kind):
@@ -103,8 +102,6 @@ def expect_what_the_reference_gives(kind, name, dtype, scale, small, seed):
         tolerance = 1e-12 if dtype == np.float64 else 1e-5
         if "attention" in name:  # scores of size |z| lose |z| eps before they are exponents
             tolerance *= max(1, scale**2)
-        if "symmetric_kl" in name:  # the smaller the logits, the more digits p − q loses
-            tolerance /= min(1, scale)
         np.testing.assert_allclose(f, p, rtol=0, atol=tolerance * max(np.abs(p).max(), 0.1 * largest))
 
 
@@ -399,20 +396,6 @@ def test_backward_has_the_probabilities_of_forward(small, relative):
             _, _, dv = ops.attention_backward(one, cache)
     assert 0.01 < p.max(axis=-1).min() < 0.99  # in some rows, more than one probability counts
     np.testing.assert_allclose(dv, p.swapaxes(-1, -2), rtol=1e-12, atol=1e-300)
-
-
-@pytest.mark.parametrize(
-    "activation", [*ops.ACTIVATIONS, (ops.tanh, ops.tanh_backward)], ids=[*ops.ACTIVATIONS, "a pair"]
-)
-@pytest.mark.parametrize("in_place", [False, True])
-def test_activation_of_one_row(activation, in_place):
-    """As generation calls it: into another array or in place, for a name or for a pair of the user's own."""
-    dense = pytest.importorskip("scratchformer.kernels.numpy_dense", reason="no kernels")
-    h = np.linspace(-30, 30, 7)
-    expected, _ = ops.activation_pair(activation)[0](h)
-    out = h if in_place else np.empty_like(h)
-    assert dense.activate(h, activation, out=out) is out
-    np.testing.assert_allclose(out, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -59,7 +59,7 @@ def test_the_list_of_the_classifier():
     beginning = r"^Classifier: no option 'n_heads'; expected one of vocab_size, num_classes, "
     with pytest.raises(TypeError, match=beginning) as e:
         Classifier(5, 2, 4, n_heads=2, depth=1, max_length=4)
-    assert str(e.value).endswith(f"d_model, heads, depth, max_length, pool, key, adversarial, {BODY}, {BLOCK}")
+    assert str(e.value).endswith(f"d_model, heads, depth, max_length, pool, key, {BODY}, {BLOCK}")
 
 
 @every_model

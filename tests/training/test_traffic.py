@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scratchformer.training.state import Diverged
 
 import scratchformer
 from scratchformer import models
@@ -17,7 +18,6 @@ from scratchformer.optim import AdamW, Cosine, Muon, clip_by_global_norm
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT, traffic
 from scratchformer.training import Replicas, evaluate_classifier, train
-from scratchformer.training.state import Diverged
 
 PACKAGE = Path(scratchformer.__file__).parent
 B, T, S, V, C, K = 3, 8, 5, 29, 12, 3
@@ -69,10 +69,6 @@ CASES = {
         models.EvidenceClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
         (IDS, normal((B, T, 2)), LENGTHS, integers((B,), 2)),
     ),
-    "Classifier with noise": lambda: (
-        models.Classifier(V, K, max_length=T, dropout=0.1, adversarial=0.1, **SIZES),
-        (IDS, LENGTHS, LABELS),
-    ),
     "Classifier of probabilities": lambda: (
         models.Classifier(V, K, max_length=T, **SIZES),
         (IDS, LENGTHS, np.full((B, K), np.float32(1 / K))),
@@ -94,7 +90,7 @@ CASES = {
         (IDS, LENGTHS, LABELS, SEGMENTS),
     ),
     "EncoderDecoder": lambda: (
-        models.EncoderDecoder(V, d_ff=16, dropout=0.1, r_drop=1.0, **SIZES),
+        models.EncoderDecoder(V, d_ff=16, dropout=0.1, **SIZES),
         (integers((B, S), V), np.array([S, 2, 1]), IDS, TARGETS),
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -41,7 +41,7 @@ def naming(op: Callable, cache: str) -> Callable:
 
 def twin_of(op: Any, fast: bool = False) -> Any:
     """The forward of a twin for NumPy arrays; with `fast`, of a compiled one."""
-    others = ".numpy_half", ".numpy_blocks", "compiler.twins"  # their derivations are those of the references
+    others = ".numpy_half", "compiler.twins"  # their derivations are those of the references
     return next(t.forward for t in twins_of(op, fast=fast) if not t.forward.__module__.endswith(others))
 
 
@@ -58,20 +58,9 @@ def compiled(case: Callable[[Sizes], DerivationCase]) -> Callable[[Sizes], Deriv
         found = case(d)
         with fast():  # registers it
             op = twin_of(getattr(ops, found.op.__name__), fast=True)
-        names = {"dense": DENSE}.get(op.__name__, "")
-        return found._replace(op=naming(op, names), op_backward=found.op_backward and backward_of(op))
+        return found._replace(op=op, op_backward=found.op_backward and backward_of(op))
 
     return of_fast_twin
-
-
-DENSE = "linear kept activation"  # what the caches of its twins have
-
-
-def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
-    names = {name: number for number, name in enumerate(ops.ACTIVATIONS)}
-    x, w, b = d("B T I"), d("I O") / d.scale**2, d("O") / d.scale  # h of order 1: far out, φ is lost in 1 − Φ
-    names["activation"] = names[activation]
-    return twin("dense", x, w, b, activation, names=names, cache=DENSE)
 
 
 def allowed(d: Sizes) -> tuple[ops.Pattern | None, np.ndarray]:
@@ -142,16 +131,11 @@ def scores_by_place(d: Sizes) -> DerivationCase:
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "attention.numpy": attention,
-    "dense.numpy": dense,
-    "dense.numpy, gelu": partial(dense, activation="gelu"),
-    "dense.numpy, gelu_tanh": partial(dense, activation="gelu_tanh"),
-    "dense.numpy, silu": partial(dense, activation="silu"),
+    "gelu.numpy": lambda d: twin("gelu", d("B T C") / d.scale),  # of order 1: far out, φ is lost in 1 − Φ
     "relative_attention.numpy": relative_attention,
     "scores_by_place.numpy": scores_by_place,
 }
 
 if find_spec("numba"):
     CASES["linear.numba"] = compiled(operations.CASES["linear"])
-    for activation in "", ", gelu", ", gelu_tanh", ", silu":
-        CASES[f"dense.numba{activation}"] = compiled(CASES[f"dense.numpy{activation}"])
     CASES["attention.numba"] = compiled_attention

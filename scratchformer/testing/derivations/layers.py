@@ -282,9 +282,7 @@ def predictor(d: Sizes, smoothing: float = 0.0) -> DerivationCase:
         return forward(targets)
 
     names = {"logits": model.forward(*inputs)[0], "epsilon": smoothing}
-    shared = models.predictor.Predictor
-    backward = shared.loss_backward.__get__(model)  # an encoder and decoder has one of its own for R-Drop
-    return DerivationCase(loss, backward, (targets,), names, {}, getdoc(shared))
+    return DerivationCase(loss, model.loss_backward, (targets,), names, {}, getdoc(models.predictor.Predictor))
 
 
 def encoder_decoder(d: Sizes) -> DerivationCase:

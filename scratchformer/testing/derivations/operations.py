@@ -49,7 +49,6 @@ ACTIVATIONS = {name: float(number) for number, name in enumerate(ops.ACTIVATIONS
 
 # What a derivation uses besides the arguments and the cache, given the arguments.
 NAMES: dict[str, Callable[..., dict[str, Any]]] = {
-    "adversarial_noise": lambda x, dx, epsilon, lengths=None: whole(x, lengths),
     "attention": lambda q, k, v, pattern=None: allowed(q, k, pattern),
     "relative_attention": lambda q, k, v, r, content_bias, position_bias, pattern=None: allowed(q, k, pattern),
     "dense": lambda x, w, b, activation="relu": ACTIVATIONS | {"activation": ACTIVATIONS[activation]},
@@ -170,7 +169,6 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "cross_entropy, smoothing": partial(cross_entropy, label_smoothing=0.1),
     "cross_entropy, smoothing, ignored": partial(cross_entropy, ignore_index=0, label_smoothing=0.1),
     "soft_cross_entropy": lambda d: reference("soft_cross_entropy", d("B T V"), d("B T V")),
-    "symmetric_kl": lambda d: reference("symmetric_kl", d("B T V"), d("B T V"), d.integers("B T", d.V), 0),
     "layernorm": layernorm,
     "rmsnorm": lambda d: reference("rmsnorm", d("B T C"), d("C")),
     "embedding": lambda d: reference("embedding", d.integers("B T", d.V), d("V C")),
@@ -183,8 +181,6 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "dropout": dropout,
     "dropout, nearly all": partial(dropout, p=1 - 1e-6),
     "dropout_add": lambda d: reference("dropout_add", d("B T C"), 0.4, d.key, d("B T C")),
-    "adversarial_noise": lambda d: reference("adversarial_noise", d("B T C"), d("B T C"), 0.1),
-    "adversarial_noise, padding": lambda d: reference("adversarial_noise", d("B T C"), d("B T C"), 0.1, d.lengths()),
     "mean_pool": partial(pool, "mean_pool"),
     "mean_pool, padding": partial(pool, "mean_pool", padding=True),
     "max_pool": partial(pool, "max_pool"),

@@ -116,7 +116,7 @@ MISTAKES = (
         title="A bias of one number is spread over all columns",
         effect="A bias of the wrong shape is accepted.",
         operation="dense",
-        file="kernels/numpy_dense.py",
+        file="kernels/numba_linear.py",
         replacements=((" and (b is None or b.shape == w.shape[1:])", ""),),
     ),
     Mistake(
