@@ -1,18 +1,10 @@
-"""Fast twins of the operations. Importing this package registers them; without it everything works, but slower.
+"""Fast implementations of operations, written by hand, each registered as a twin by the module that has it.
 
-The modules named `numpy_...` need only NumPy. Those named `numba_...` and `mkl_...` need the extra `fast`; their twins
-are registered when `dispatch.fast()` is first entered. The twins in those named `cupy_...` are for a GPU: they are
-registered when one is chosen, and run inside `dispatch.fast()`. Those with matrix products need nvmath-python, which
-the extras `cuda12` and `cuda13` bring. With the last two sets, twins that `compiler` makes from derivations are
-registered too.
+The modules named `numpy_...` need only NumPy, and importing this package registers their twins. Those named `numba_...`
+and `mkl_...` need the extra `fast`. Those named `cupy_...` are for a GPU, and those of them with matrix products need
+nvmath-python, which the extras `cuda12` and `cuda13` bring. `scratchformer.fast_twins` says when they are imported.
 """
 
-import warnings
-from importlib import import_module
-from importlib.util import find_spec
-
-from ..backend import when_gpu
-from ..dispatch import turned_off, when_fast
 from . import numpy_attention, numpy_extend, numpy_gelu, numpy_half, numpy_relative
 
 __all__ = ["numpy_attention", "numpy_extend", "numpy_gelu", "numpy_half", "numpy_relative"]
