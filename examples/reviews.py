@@ -24,6 +24,7 @@ from functools import cached_property
 import numpy as np
 from scratchformer.training.stage import Stage
 
+from scratchformer.checks import expect_probabilities
 from scratchformer.data import (
     Labelled,
     LabelledBatches,
@@ -37,7 +38,6 @@ from scratchformer.data import (
 from scratchformer.models import BidirectionalClassifier, BidirectionalLanguageModel
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import RMSNorm
-from scratchformer.ops.checks import expect_probabilities
 from scratchformer.optim import AdamW
 from scratchformer.shell.progress import counted
 from scratchformer.training import (

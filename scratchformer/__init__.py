@@ -28,6 +28,9 @@ from .backend import CPU, Device, DeviceError, get_device, to_cpu, to_device
 from .compiler import CompileError, compile
 from .dispatch import fast, reference_only
 from .rng import Key
+from .version import __version__ as __version__
+
+testing.known.learn_from(f"{__name__}.catalogue")
 
 if find_spec(f"{__name__}.kernels"):  # fast twins; without that folder everything runs, slower
     from . import kernels as kernels

@@ -11,9 +11,9 @@ from letters import Letters, Sizes
 from tracing import Call, trace
 
 from scratchformer import models, nn, records
+from scratchformer.catalogue import LAYERS, LayerCase
 from scratchformer.dispatch import reference_only
 from scratchformer.rng import Key
-from scratchformer.testing.cases import LAYERS, LayerCase
 
 DEPTH = 2
 

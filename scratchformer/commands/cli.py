@@ -212,12 +212,12 @@ def doctor(args: argparse.Namespace) -> None:
 
 def check(args: argparse.Namespace) -> None:
     from ..backend import get_device
-    from ..testing.cases import check_cases, select_cases
+    from ..catalogue.check import check_cases, select_cases
 
     expect_one_check(args)
     started = time.perf_counter()
     if args.derivations:
-        from ..testing.derivations import check_all, select_derivations
+        from ..catalogue.derivations import check_all, select_derivations
 
         if wrong := check_all(args.names, args.seed, args.mistakes):
             sys.exit(f"wrong: {', '.join(wrong)}")

@@ -1,5 +1,6 @@
 """Data: reading corpora, building vocabularies and making batches."""
 
+from ..shell.files import cache_dir
 from .batching import (
     DrawnBatches,
     Labelled,
@@ -15,7 +16,7 @@ from .batching import (
     windows,
 )
 from .digits import Digits, Images, load_digits
-from .download import DataError, NoConnection, cache_dir, fetch, verify
+from .download import DataError, NoConnection, fetch, verify
 from .enwik8 import (
     STANDARD_LIBRARY,
     VALIDATION_BYTES,

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
-from ..ops import IGNORED
-from ..ops.checks import (
+from ..checks import (
     LARGEST,
     expect_array,
     expect_at_least,
@@ -28,6 +27,7 @@ from ..ops.checks import (
     expect_range,
     expect_shape,
 )
+from ..ops import IGNORED
 from ..rng import Key, expect_key
 from ..shell.reading import DataError
 from ..shell.text import shown

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_instance
+from ..checks import expect_at_least, expect_instance
 from ..rng import Key
 from ..shell.progress import counted, progress_bar
 from ..shell.reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes

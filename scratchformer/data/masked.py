@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_ids, expect_positive, expect_shape
+from ..checks import expect_at_least, expect_ids, expect_positive, expect_shape
 from ..rng import Key, expect_key
 from .batching import Labelled, batches_by_length, count_of, slices
 from .subwords import BERT_SPECIALS, Subwords

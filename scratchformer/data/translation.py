@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..checks import expect_positive
 from ..ops import IGNORED
-from ..ops.checks import expect_positive
 from ..rng import Key, expect_key
 from ..shell.reading import DataError
 from .batching import count_of, padded, slices, width_of

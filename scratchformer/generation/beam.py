@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dispatch import fast
-from ..models import EncoderDecoder
-from ..ops.checks import (
+from ..checks import (
     expect_array,
     expect_at_least,
     expect_lengths,
@@ -20,6 +18,8 @@ from ..ops.checks import (
     expect_positive,
     expect_shape,
 )
+from ..dispatch import fast
+from ..models import EncoderDecoder
 from ..ops.precision import widen
 from .cache import DecoderCache
 

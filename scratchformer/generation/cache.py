@@ -10,11 +10,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module, to_cpu, to_device
-from ..models import EncoderDecoder, TransformerXL
-from ..models.encoder_decoder import expect_tokens
-from ..nn import Layer
-from ..nn.stack import Stored
-from ..ops.checks import (
+from ..checks import (
     checked_on_host,
     expect_array,
     expect_ids,
@@ -23,6 +19,10 @@ from ..ops.checks import (
     expect_positive,
     expect_shape,
 )
+from ..models import EncoderDecoder, TransformerXL
+from ..models.encoder_decoder import expect_tokens
+from ..nn import Layer
+from ..nn.stack import Stored
 
 
 def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:

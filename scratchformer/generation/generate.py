@@ -12,10 +12,10 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from ..backend import CPU, cores, to_cpu
+from ..checks import expect_array, expect_at_least, expect_integers
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
-from ..ops.checks import expect_array, expect_at_least, expect_integers
 from ..rng import Key, expect_key
 from ..shell.text import shown
 from .cache import KeyValueCache, cache_for

@@ -10,12 +10,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..backend import CPU
+from ..checks import expect_at_least
 from ..data import Subwords
 from ..data.batching import padded
 from ..data.subwords import BEGIN, END, PAD
 from ..dispatch import fast
 from ..models import EncoderDecoder
-from ..ops.checks import expect_at_least
 from ..shell.progress import counted
 from .beam import LONGER, beam_search, expect_options
 from .bleu import expect_list

@@ -9,6 +9,16 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
+from ..checks import (
+    expect_boolean,
+    expect_floating,
+    expect_fraction,
+    expect_instance,
+    expect_number,
+    expect_one_of,
+    expect_positive,
+    expect_shape,
+)
 from ..nn import (
     Dropout,
     EmbeddingSum,
@@ -25,18 +35,8 @@ from ..nn.attention import causal as and_causal
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.layer import Part, repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import (
-    expect_boolean,
-    expect_floating,
-    expect_fraction,
-    expect_instance,
-    expect_number,
-    expect_one_of,
-    expect_positive,
-    expect_shape,
-    shown,
-)
 from ..rng import Key, fold
+from ..shell.text import shown
 from .model import Model, named
 
 

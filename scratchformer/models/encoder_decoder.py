@@ -7,6 +7,14 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import (
+    expect_fraction,
+    expect_ids,
+    expect_lengths,
+    expect_positive,
+    expect_range,
+    expect_shape,
+)
 from ..nn import (
     DecoderBlock,
     Dropout,
@@ -23,14 +31,6 @@ from ..nn.embedding import extend_output
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.layer import Part, repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import (
-    expect_fraction,
-    expect_ids,
-    expect_lengths,
-    expect_positive,
-    expect_range,
-    expect_shape,
-)
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, fold
 from .predictor import Predictor

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module
+from ..checks import expect_ids, expect_instance, expect_shape
 from ..models import Classifier, LanguageModel, Llama, Model
 from ..models.predictor import ClassPredictor
-from ..ops.checks import expect_ids, expect_instance, expect_shape
 from ..rng import Key, fold
 from ..shell.text import shown
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..backend import Array, array_module
+from ..checks import expect_ids, expect_positive, expect_shape
 from ..models.body import Reading
 from ..nn import EmbeddingBag, Linear
 from ..nn.embedding import EmbeddingBagCache
-from ..ops.checks import expect_ids, expect_positive, expect_shape
 from ..rng import Key
 from .ngrams import expect_buckets, expect_orders, ngram_buckets, recall
 from .recall import RecalledTexts

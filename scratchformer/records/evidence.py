@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_integers, expect_number, expect_positive, expect_shape
+from ..checks import expect_at_least, expect_integers, expect_number, expect_positive, expect_shape
 from ..shell.progress import counted
 from ..shell.reading import DataError
 

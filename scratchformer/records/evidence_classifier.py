@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..backend import Array
+from ..checks import expect_floating, expect_positive, expect_shape
 from ..models.classifier import Classifier, LogitsCache
-from ..ops.checks import expect_floating, expect_positive, expect_shape
 from ..rng import Key
 from .embeddings import Features
 

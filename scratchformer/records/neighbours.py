@@ -13,13 +13,13 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..backend import Array, array_module, to_cpu, to_device
+from ..checks import expect_array, expect_instance, expect_number, expect_positive, expect_shape
 from ..data import Subwords
 from ..data.translation import TokenPairs, pairs_in_order
 from ..dispatch import fast, operation, turned_off, when_fast
 from ..generation.generate import expect_vocabulary
 from ..models import EncoderDecoder
 from ..nn import Layer
-from ..ops.checks import expect_array, expect_instance, expect_number, expect_positive, expect_shape
 from ..ops.cross_entropy import IGNORED
 from ..ops.precision import widen
 from ..parallel.ranks import Ranks

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..backend import Array, array_module
-from ..ops.checks import expect_integers, expect_positive, expect_range, expect_shape
+from ..checks import expect_integers, expect_positive, expect_range, expect_shape
 from ..shell.text import shown
 
 LONGEST = 64  # tokens of an n-gram

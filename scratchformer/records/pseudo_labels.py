@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import expect_probabilities
 from ..data import Imdb, Labelled, LabelledBatches
-from ..ops.checks import expect_probabilities
 from ..parallel.replicas import Replicas
 from ..shell.progress import counted
 from ..training import predict_classes

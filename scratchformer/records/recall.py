@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..checks import expect_integers, expect_range, expect_shape
 from ..data import Corpus
-from ..ops.checks import expect_integers, expect_range, expect_shape
 from ..shell.progress import progress_bar
 from .ngrams import expect_orders, recalled
 

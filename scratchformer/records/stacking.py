@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from ..ops.checks import expect_floating, expect_ids, expect_probabilities, expect_shape
+from ..checks import expect_floating, expect_ids, expect_probabilities, expect_shape
 
 
 def stack_weights(probabilities: np.ndarray, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:

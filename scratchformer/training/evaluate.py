@@ -11,6 +11,18 @@ import numpy as np
 
 from .. import ops
 from ..backend import CPU, free_memory, to_cpu
+from ..checks import (
+    expect_array,
+    expect_at_least,
+    expect_floating,
+    expect_ids,
+    expect_instance,
+    expect_integers,
+    expect_positive,
+    expect_probabilities,
+    expect_shape,
+    is_inexact,
+)
 from ..data import (
     DataError,
     Labelled,
@@ -25,18 +37,6 @@ from ..data import (
 )
 from ..data.batching import by_length, expect_text, tokens_of
 from ..ops import IGNORED
-from ..ops.checks import (
-    expect_array,
-    expect_at_least,
-    expect_floating,
-    expect_ids,
-    expect_instance,
-    expect_integers,
-    expect_positive,
-    expect_probabilities,
-    expect_shape,
-    is_inexact,
-)
 from ..parallel.replicas import Replicas
 from ..shell.progress import progress_bar
 

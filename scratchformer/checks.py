@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, array_module, is_floating_type, memory
-from ..shell.text import shown, with_article
+from .backend import Array, array_module, is_floating_type, memory
+from .shell.text import shown, with_article
 
 LARGEST = 2**31 - 1  # the largest size; ids are 32-bit integers, and an axis of this length takes 8 GB in float32
 UNLIKE_ARRAYS = (np.matrix, np.ma.MaskedArray)

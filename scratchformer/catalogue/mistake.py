@@ -1,46 +1,56 @@
-"""What a mistake is, and the code with it."""
+"""A mistake in the package's own code, and the code with it."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-from ... import ops
+from .. import ops
 
-PACKAGE = Path(__file__).parent.parent.parent
+PACKAGE = Path(__file__).parent.parent
 
 
-class Mistake(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Mistake:
     """A mistake in hand-written code, most of them found in other projects, where the tests passed.
 
-    name: never changes. title: the mistake in a few words. effect: what it does to the gradient. operation: the name in
-    `ops` of the operation that has it. equation: the one of the operation's derivation that is wrong, and `wrong`, what
-    was written instead. code: the wrong line of a program, if that says more than the equation. file: a file of the
-    package, with `replacements` of its text that plant the mistake. A mistake has an equation, a file, or both.
+    title: the mistake in a few words. effect: what it does to the gradient. name: never changes; by default the
+    operation and the title. equation: the one of the operation's derivation that is wrong, and `wrong`, what was
+    written instead. code: the wrong line of a program, if that says more than the equation. replace: text of a file, by
+    default that of the operation, and the wrong text in its place; each text must occur in the file exactly once.
+    tests: those that must fail then, as arguments of pytest. operation: set by the entry that has the mistake. A
+    mistake has an equation, a text to replace, or both.
     """
 
-    name: str
     title: str = ""
     effect: str = ""
-    operation: str = ""
+    name: str = ""
     equation: str = ""
     wrong: str = ""
     code: str = ""
     file: str = ""
-    replacements: tuple[tuple[str, str], ...] = ()
+    replace: Mapping[str, str] = field(default_factory=dict)
+    tests: str = ""
+    operation: str = ""
 
     def source(self) -> str:
         """The text of the file with the mistake."""
         text = (PACKAGE / self.file).read_text(encoding="utf-8")
-        for right, wrong in self.replacements:
+        for right, wrong in self.replace.items():
             text = text.replace(right, wrong)
         return text
+
+    def classes(self) -> set[str]:
+        """The names of the classes in the file."""
+        return set(re.findall(r"^class (\w+)", self.source(), re.MULTILINE)) if self.file else set()
 
     def module(self) -> ModuleType:
         """The module of the file, without the mistake."""
@@ -50,10 +60,10 @@ class Mistake(NamedTuple):
     def names(self) -> dict[str, Any]:
         """What the file defines if it is executed with the mistake. The package itself does not change."""
         module = self.module()
-        found = {"__name__": module.__name__, "__package__": module.__package__, "__file__": module.__file__}
+        defined = {"__name__": module.__name__, "__package__": module.__package__, "__file__": module.__file__}
         with no_twins():
-            exec(compile(self.source(), self.file, "exec"), found)
-        return found
+            exec(compile(self.source(), self.file, "exec"), defined)
+        return defined
 
     def pair(self) -> tuple[Any, Any]:
         """The operation and its backward with the mistake."""
@@ -71,6 +81,6 @@ def no_twins() -> Iterator[None]:
     try:
         yield
     finally:
-        for table, kept in zip(tables, before, strict=True):
+        for table, twins in zip(tables, before, strict=True):
             table.clear()
-            table.update(kept)
+            table.update(twins)

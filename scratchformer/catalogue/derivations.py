@@ -1,8 +1,4 @@
-"""The derivations of the package as cases for `check_derivation`, with sizes and arrays drawn from a seed.
-
-Sizes are all different and larger than 1, so that an exchanged index shows. The tests, `scratchformer check
---derivations` and the site use the same table.
-"""
+"""The checks of the catalogue's derivations: every equation evaluated, and mistakes planted in them."""
 
 from __future__ import annotations
 
@@ -12,14 +8,20 @@ from itertools import product
 from textwrap import indent
 from typing import Any
 
-from ...notation import DerivationError, Mistake, NotationError, Report, check_derivation, plant_mistakes
-from . import kernels, layers, operations, optimizers
-from .case import DerivationCase, Sizes
+from ..notation import (
+    DerivationError,
+    DerivationReport,
+    NotationError,
+    PlantedMistake,
+    check_derivation,
+    plant_mistakes,
+)
+from . import Sizes, derivations_of
 
-CASES = {**operations.CASES, **kernels.CASES, **layers.CASES, **optimizers.CASES}
+CASES = derivations_of()
 
 
-def check(name: str, seed: int = 0, scale: float = 1.0) -> Report:
+def check(name: str, seed: int = 0, scale: float = 1.0) -> DerivationReport:
     """Check the derivation of this name, on arrays drawn from the seed. Raises DerivationError where it is not true."""
     case = CASES[name](Sizes(seed, scale))
     return check_derivation(
@@ -32,16 +34,16 @@ def variants(name: str) -> list[str]:
     return [case for case in CASES if name in (case, case.partition(",")[0])]
 
 
-def plant(name: str, seeds: Sequence[int] = (0, 1, 2), **options: Any) -> list[Mistake]:
+def plant(name: str, seeds: Sequence[int] = (0, 1, 2), **options: Any) -> list[PlantedMistake]:
     """Plant mistakes in the derivation of this name, see `plant_mistakes`.
 
     Mistakes that one seed, or one of the derivation's cases, does not catch are tried with the next.
     """
-    found: dict[tuple[int, str, str], Mistake] = {}
+    tried: dict[tuple[int, str, str], PlantedMistake] = {}
     for seed, variant in product(seeds, variants(name)):
         case = CASES[variant](Sizes(seed))
-        survivors = {key for key, mistake in found.items() if not mistake.caught}
-        if found and not survivors:
+        survivors = {key for key, mistake in tried.items() if not mistake.caught}
+        if tried and not survivors:
             break
         planted = plant_mistakes(
             case.op,
@@ -54,8 +56,8 @@ def plant(name: str, seeds: Sequence[int] = (0, 1, 2), **options: Any) -> list[M
             options=case.options,
             **options,
         )
-        found |= {(mistake.line, mistake.what, mistake.wrong): mistake for mistake in planted}
-    return list(found.values())
+        tried |= {(mistake.line, mistake.what, mistake.wrong): mistake for mistake in planted}
+    return list(tried.values())
 
 
 def check_all(names: Sequence[str] = (), seed: int = 0, mistakes: bool = False) -> list[str]:
@@ -65,7 +67,7 @@ def check_all(names: Sequence[str] = (), seed: int = 0, mistakes: bool = False) 
     in the equations, and print those that the check does not find. Raises ValueError for an unknown name.
     """
     chosen = select_derivations(names)
-    wrong, lines, worst, planted = [], 0, 0.0, list[Mistake]()
+    wrong, lines, worst, planted = [], 0, 0.0, list[PlantedMistake]()
     for name in chosen:
         try:
             report = check(name, seed)
@@ -77,10 +79,10 @@ def check_all(names: Sequence[str] = (), seed: int = 0, mistakes: bool = False) 
         print(f"{name}:{heading.partition(':')[2]}", *rows, sep="\n", flush=True)
         lines, worst = lines + len(report.rows), max(worst, report.worst)
         if mistakes and name == variants(name.partition(",")[0])[0]:
-            found = plant(name.partition(",")[0])
-            planted += found
-            print(f"       {sum(m.caught for m in found)} of {len(found)} planted mistakes caught")
-            for mistake in found:
+            tried = plant(name.partition(",")[0])
+            planted += tried
+            print(f"       {sum(m.caught for m in tried)} of {len(tried)} planted mistakes caught")
+            for mistake in tried:
                 if not mistake.caught:
                     print(f"  {mistake.line:4} not caught: {mistake.what}: {mistake.wrong}")
     print(f"\n{len(chosen)} derivations, {lines} equations and lines of code, none skipped; worst error {worst:.0e}")
@@ -94,6 +96,3 @@ def select_derivations(names: Sequence[str] = ()) -> list[str]:
     if unknown := set(names) - set(CASES) - {re.split("[.,]", name)[0] for name in CASES}:
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(CASES)}")
     return [name for name in CASES if not names or {name, re.split("[.,]", name)[0]} & set(names)]
-
-
-__all__ = ["CASES", "DerivationCase", "Sizes", "check", "check_all", "plant", "select_derivations"]

@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from ... import ops, optim
-from ...compiler.fusion import joined
-from ...compiler.in_place import FUSED
-from ...nn import Param
-from ...notation.run import getdoc
-from ...ops.precision import round_into
-from ...optim import adam as adam_module
-from ...optim.clip import scale
-from ...optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
-from ...optim.optimizer import Optimizer
-from ...optim.sgd import sgd_step
-from ...parallel.precision import LARGEST, LossScale
-from .case import DerivationCase, Sizes
-from .layers import shows
+from .. import ops, optim
+from ..compiler.fusion import joined
+from ..compiler.in_place import FUSED
+from ..nn import Param
+from ..notation.run import getdoc
+from ..ops.precision import round_into
+from ..optim import adam as adam_module
+from ..optim.clip import scale
+from ..optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
+from ..optim.optimizer import Optimizer
+from ..optim.sgd import sgd_step
+from ..parallel.precision import LARGEST, LossScale
+from ..testing.draw import Sizes
+from .derived import shows
+from .entry import DerivationCase, Entry
 
 STEPS = 6
 
@@ -72,9 +73,9 @@ def adam(d: Sizes, optimizer: type[optim.Adam], decay: str) -> DerivationCase:
     """decay: the name of the weight decay in the equations."""
     betas, eps, weight_decay = (0.7, 0.9), 0.1 * d.scale, 0.3
     buffers = {"m": "m", "v": "v"}
-    found = history(d, optimizer, buffers, betas=betas, eps=eps, weight_decay=weight_decay)
+    states = history(d, optimizer, buffers, betas=betas, eps=eps, weight_decay=weight_decay)
     names = {"β1": betas[0], "β2": betas[1], "eps": eps, decay: weight_decay}
-    return found._replace(names={**found.names, **names})
+    return states._replace(names={**states.names, **names})
 
 
 def in_place(op: Callable, *args: Any) -> DerivationCase:
@@ -92,8 +93,8 @@ def adam_step(d: Sizes, op: Callable, *between: Any) -> DerivationCase:
 
 
 def sgd(d: Sizes) -> DerivationCase:
-    found = history(d, optim.SGD, {"u": "velocity"}, momentum=0.8, weight_decay=0.3)
-    return found._replace(names={**found.names, "μ": 0.8, "λ": 0.3})
+    states = history(d, optim.SGD, {"u": "velocity"}, momentum=0.8, weight_decay=0.3)
+    return states._replace(names={**states.names, "μ": 0.8, "λ": 0.3})
 
 
 def muon(d: Sizes) -> DerivationCase:
@@ -183,24 +184,60 @@ def loss_scale(d: Sizes) -> DerivationCase:
     return case(LossScale.skips, getdoc(LossScale), names)
 
 
-CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
-    "Adam": partial(adam, optimizer=optim.Adam, decay="λ"),
-    "AdamW": partial(adam, optimizer=optim.AdamW, decay="weight_decay"),
-    "adam_step": lambda d: adam_step(d, adam_module.adam_step),
-    "clip_adam": lambda d: adam_step(d, adam_module.clip_adam, 0.3),
-    "clip_adam_round": lambda d: adam_step(d, adam_module.clip_adam_round, np.zeros(d.F), 0.3),
-    "sgd_step": lambda d: in_place(sgd_step, d("F"), d("F"), d("F"), 0.01, 0.9, 0.1),
-    "nesterov": lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9),
-    "move": lambda d: in_place(move, d("F"), d("F"), 0.3, 0.1),
-    "SGD": sgd,
-    "Muon": muon,
-    "newton_schulz": newton_schulz,
-    "DynamicRMS": dynamic,
-    "clip_by_global_norm": clipping,
-    "scale": lambda d: in_place(scale, d("F"), 0.3),
-    "round_into": lambda d: in_place(round_into, d("F"), np.zeros(d.F)),
-    "Constant": partial(schedule, kind=optim.Constant),
-    "Cosine": lambda d: schedule(d, optim.Cosine, total=15, floor=0.1 * d.scale),
-    "InverseSquareRoot": partial(schedule, kind=optim.InverseSquareRoot),
-    "LossScale": loss_scale,
-}
+ENTRIES = [
+    Entry("Adam", "optim/adam.py")
+    .derivation("", partial(adam, optimizer=optim.Adam, decay="λ"))
+    .mistake(
+        name="Adam: v updated with 1 - beta1",
+        replace={"v += (1 - beta2) * g * g": "v += (1 - beta1) * g * g"},
+        tests="tests/optim",
+    )
+    .mistake(
+        name="Adam: no bias correction of v",
+        replace={"    denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂\n": ""},
+        tests="tests/optim",
+    )
+    .mistake(
+        name="Adam: no bias correction of m",
+        replace={"(lr / (1 - beta1**steps)) * m": "lr * m"},
+        tests="tests/optim",
+    )
+    .mistake(
+        name="zero_grad also clears Adam's moments",
+        file="optim/optimizer.py",
+        replace={
+            "grad[...] = 0": "grad[...] = 0\n        for name in self.buffers:\n            getattr(self, name)[...] = 0"
+        },
+        tests="tests/optim",
+    )
+    .mistake(
+        name="a tied table stepped twice",
+        file="optim/optimizer.py",
+        replace={"list({id(p): p for p in params}.values())": "list(params)"},
+        tests="tests/optim",
+    )
+    .mistake(
+        name="resume without Adam's step count",
+        file="optim/optimizer.py",
+        replace={"self.steps = steps": "self.steps = 0"},
+        tests="tests/optim",
+    ),
+    Entry("AdamW").derivation("", partial(adam, optimizer=optim.AdamW, decay="weight_decay")),
+    Entry("adam_step").derivation("", lambda d: adam_step(d, adam_module.adam_step)),
+    Entry("clip_adam").derivation("", lambda d: adam_step(d, adam_module.clip_adam, 0.3)),
+    Entry("clip_adam_round").derivation("", lambda d: adam_step(d, adam_module.clip_adam_round, np.zeros(d.F), 0.3)),
+    Entry("sgd_step").derivation("", lambda d: in_place(sgd_step, d("F"), d("F"), d("F"), 0.01, 0.9, 0.1)),
+    Entry("nesterov").derivation("", lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9)),
+    Entry("move").derivation("", lambda d: in_place(move, d("F"), d("F"), 0.3, 0.1)),
+    Entry("SGD").derivation("", sgd),
+    Entry("Muon").derivation("", muon),
+    Entry("newton_schulz").derivation("", newton_schulz),
+    Entry("DynamicRMS").derivation("", dynamic),
+    Entry("clip_by_global_norm").derivation("", clipping),
+    Entry("scale").derivation("", lambda d: in_place(scale, d("F"), 0.3)),
+    Entry("round_into").derivation("", lambda d: in_place(round_into, d("F"), np.zeros(d.F))),
+    Entry("Constant").derivation("", partial(schedule, kind=optim.Constant)),
+    Entry("Cosine").derivation("", lambda d: schedule(d, optim.Cosine, total=15, floor=0.1 * d.scale)),
+    Entry("InverseSquareRoot").derivation("", partial(schedule, kind=optim.InverseSquareRoot)),
+    Entry("LossScale").derivation("", loss_scale),
+]
