@@ -3,7 +3,7 @@
 The modules named `numpy_...` need only NumPy. Those named `numba_...` and `mkl_...` need the extra `fast`; their twins
 are registered when `dispatch.fast()` is first entered. The twins in those named `cupy_...` are for a GPU: they are
 registered when one is chosen, and run inside `dispatch.fast()`. Those with matrix products need nvmath-python, which
-the extras `cuda12` and `cuda13` bring. With each of the three sets, twins that `compiler` makes from derivations are
+the extras `cuda12` and `cuda13` bring. With the last two sets, twins that `compiler` makes from derivations are
 registered too.
 """
 
@@ -13,31 +13,15 @@ from importlib.util import find_spec
 
 from ..backend import when_gpu
 from ..dispatch import turned_off, when_fast
-from . import (
-    numpy_attention,
-    numpy_blocks,
-    numpy_dense,
-    numpy_extend,
-    numpy_half,
-    numpy_relative,
-)
+from . import numpy_attention, numpy_extend, numpy_gelu, numpy_half, numpy_relative
 
-__all__ = [
-    "numpy_attention",
-    "numpy_blocks",
-    "numpy_dense",
-    "numpy_extend",
-    "numpy_half",
-    "numpy_relative",
-]
+__all__ = ["numpy_attention", "numpy_extend", "numpy_gelu", "numpy_half", "numpy_relative"]
 
 FAST = (  # the modules of the extra `fast`
     "numba_attention",
-    "numba_dense",
     "numba_extend",
     "numba_linear",
     "mkl_muon",
-    "numba_neighbours",
 )
 
 CUDA = (  # the modules for a GPU

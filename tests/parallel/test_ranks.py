@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scratchformer.training.program import files_of, load_file, program_in
 
 from scratchformer.data import Pairs, SegmentBatch, Subwords, TextBatches, encode_pairs
 from scratchformer.generation import neighbours, translate, translation, with_neighbours
@@ -20,7 +21,6 @@ from scratchformer.parallel.replicas import slices_of
 from scratchformer.parallel.sums import TreeSum
 from scratchformer.rng import Key
 from scratchformer.training import Diverged, Replicas, evaluate_language_model, load_snapshot, train
-from scratchformer.training.program import files_of, load_file, program_in
 
 from .ranks_in_threads import run_ranks
 from .test_sums import tree

@@ -25,7 +25,7 @@ from scratchformer.training.snapshot import load_file
 
 SECONDS = 600  # after which a program that hangs is ended
 OPTIONAL = ("matplotlib.pyplot", "networkx", "sacrebleu", "sacremoses", "sklearn.linear_model", "tokenizers")
-MODULES = ("generation", "commands.plots", "commands.doctor", "testing.cases", "training.readers")
+MODULES = ("generation", "commands.plots", "commands.doctor", "catalogue.check", "training.readers")
 
 
 def with_sizes(path: Path, sizes: dict[str, Any]) -> ModuleType:

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from scratchformer.training.stage import Stage
 
 from scratchformer.data import Labelled
 from scratchformer.models import LanguageModel
 from scratchformer.optim import Adam, AdamW, Muon
 from scratchformer.training.settings import Run
-from scratchformer.training.stage import Stage
 
 
 def test_a_short_run_is_scored_on_no_more_than_it_trained_on_but_at_least_1000():
