@@ -13,9 +13,9 @@ from importlib.util import find_spec
 
 from ..backend import when_gpu
 from ..dispatch import turned_off, when_fast
-from . import numpy_attention, numpy_extend, numpy_gelu, numpy_half, numpy_relative
+from . import numpy_attention, numpy_extend, numpy_half, numpy_relative
 
-__all__ = ["numpy_attention", "numpy_extend", "numpy_gelu", "numpy_half", "numpy_relative"]
+__all__ = ["numpy_attention", "numpy_extend", "numpy_half", "numpy_relative"]
 
 FAST = (  # the modules of the extra `fast`
     "numba_attention",

@@ -58,7 +58,6 @@ TESTS = {
     "kernels/numba_linear.py": f"{TWINS} -k linear",
     "kernels/numpy_attention.py": f"{TWINS} tests/ops/test_attention.py {EVERY_OPERATION} "
     "-k 'not_finite or without_heads or attention and (agrees or refused)'",
-    "kernels/numpy_gelu.py": f"{TWINS} tests/ops/test_activations.py {EVERY_OPERATION} -k gelu",
     "kernels/numpy_relative.py": f"{TWINS} {EVERY_OPERATION} -k 'not_finite or relative and (agrees or refused)'",
     "nn/attention.py": f"{EVERY_LAYER} tests/nn/test_attention.py -k 'test_attention.py or Attention'",
     "nn/linear.py": f"{EVERY_LAYER} tests/nn/test_linear.py -k 'Linear or FeedForward'",
@@ -66,7 +65,7 @@ TESTS = {
 }
 
 # Files of which the functions that a backward calls get mistakes too: part of the derivative is in them.
-HELPERS = ("ops/embedding.py", "ops/relative.py", "ops/rotary.py", "kernels/numpy_gelu.py")
+HELPERS = ("ops/embedding.py", "ops/relative.py", "ops/rotary.py")
 
 HALF = "in half precision it rounds less; float32 is the same"
 SHAPE = "it has the same shape"

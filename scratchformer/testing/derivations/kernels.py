@@ -131,7 +131,6 @@ def scores_by_place(d: Sizes) -> DerivationCase:
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "attention.numpy": attention,
-    "gelu.numpy": lambda d: twin("gelu", d("B T C") / d.scale),  # of order 1: far out, φ is lost in 1 − Φ
     "relative_attention.numpy": relative_attention,
     "scores_by_place.numpy": scores_by_place,
 }
