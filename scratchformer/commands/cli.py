@@ -212,12 +212,12 @@ def doctor(args: argparse.Namespace) -> None:
 
 def check(args: argparse.Namespace) -> None:
     from ..backend import get_device
-    from ..testing.cases import check_cases, select_cases
+    from ..catalogue.check import check_cases, select_cases
 
     expect_one_check(args)
     started = time.perf_counter()
     if args.derivations:
-        from ..testing.derivations import check_all, select_derivations
+        from ..catalogue.derivations import check_all, select_derivations
 
         if wrong := check_all(args.names, args.seed, args.mistakes):
             sys.exit(f"wrong: {', '.join(wrong)}")
@@ -288,7 +288,7 @@ def find_pair(name: str) -> tuple[Any, Any]:
 
 def generate(args: argparse.Namespace) -> None:
     from ..generation import printable, stream_text
-    from ..generation.recalled import recall_orders
+    from ..generation.cache import column_reader
     from ..rng import Key
     from ..training.readers import load_writer
 
@@ -297,7 +297,7 @@ def generate(args: argparse.Namespace) -> None:
     model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens, program_of(args))
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
-    if recall_orders(model):
+    if column_reader(model) is not None:
         options["before"] = text_before(args)
     texts = stream_text(placed(model, args), prompt, args.tokens, vocabulary, **options)
     first = next(texts, "")  # first, so that a bad option prints its error alone
@@ -314,7 +314,7 @@ def program_of(args: argparse.Namespace) -> Any:
 
 
 def text_before(args: argparse.Namespace) -> Any:
-    """The tokens of a run's text, for a model with recall; None, with a note, if they cannot be read."""
+    """The tokens of a run's text, for a model that looks up earlier ones; None, with a note, if they cannot be read."""
     import numpy as np
 
     from ..data.batching import tokens_of
@@ -337,9 +337,10 @@ def text_before(args: argparse.Namespace) -> Any:
 
 
 def translate(args: argparse.Namespace) -> None:
-    from .. import generation
+    from ..generation import printable
     from ..parallel.ranks import Ranks
-    from ..training.readers import load_translators
+    from ..records import translate_together
+    from ..records.ensembles import load_translators
     from ..training.settings import read_settings
 
     run = Path(args.run_folder)
@@ -357,11 +358,11 @@ def translate(args: argparse.Namespace) -> None:
         models = [placed(model, args) for model in models]
         sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
         try:
-            found = iter(generation.translate(models, subwords, sentences, **options, ranks=ranks))
+            found = iter(translate_together(models, subwords, sentences, **options, ranks=ranks))
         except ValueError as error:
             raise ValueError(of_line(str(error), lines)) from error
         for line in lines:
-            print(generation.printable(next(found)) if line else "")
+            print(printable(next(found)) if line else "")
 
 
 def of_line(message: str, lines: list[str]) -> str:

@@ -22,7 +22,6 @@ FAST = (  # the modules of the extra `fast`
     "numba_extend",
     "numba_linear",
     "mkl_muon",
-    "numba_neighbours",
 )
 
 CUDA = (  # the modules for a GPU

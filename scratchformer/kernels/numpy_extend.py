@@ -30,11 +30,10 @@ CROSS = nn.SelfAttention, nn.CrossAttention
 
 def parts_of(block: Any) -> tuple[tuple, tuple]:
     """The norms and the attentions of a block or a decoder block; none if its branches are not theirs."""
-    if type(block).branches is nn.Block.branches:
-        return (block.norm1, block.norm2), (block.attention,)
-    if type(block).branches is nn.DecoderBlock.branches:
-        return (block.norm1, block.norm2, block.norm3), (block.attention, block.cross)
-    return (), ()
+    branches = (block.first, block.second, *([block.third] if isinstance(block, nn.DecoderBlock) else []))
+    if any(type(each) is not nn.Residual or each.order != block.norm for each in branches):
+        return (), ()
+    return tuple([each.norm for each in branches]), tuple([each.branch for each in branches[:-1]])
 
 
 def fits(

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..nn import Linear
-from ..ops.checks import (
+from ..checks import (
     describe,
     expect_ids,
     expect_instance,
@@ -20,6 +19,7 @@ from ..ops.checks import (
     expect_range,
     is_inexact,
 )
+from ..nn import Linear
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..ops.patterns import expect_pattern
 from ..rng import Key, fold
@@ -33,7 +33,7 @@ POOLS = {
     "max": (ops.max_pool, ops.max_pool_backward),
 }
 # Options of a body that do not change what its weights mean; the shapes of weights are compared when they are loaded.
-MAY_DIFFER = {"max_length", "dropout", "recompute", "embedding_std", "features", "final_norm", "buckets", "d_ff"}
+MAY_DIFFER = {"max_length", "dropout", "recompute", "embedding_std", "final_norm", "d_ff"}
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,8 +53,8 @@ class Classifier(ClassPredictor):
 
     vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
     longest text. pool: "mean", "max", or "none" to classify every unit of a sequence separately. `body`: the
-    other options of `Body`, which are positions, dropout, causal, recompute, embedding_std, units, ngrams, buckets,
-    recall, features, block, final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
+    other options of `Body`, which are positions, dropout, causal, recompute, embedding_std, units, embeddings,
+    block, final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
 
     Every position attends to all of its text, but not to padding, so the class of a text does not depend on the other
     texts in the batch.
@@ -96,7 +96,7 @@ class Classifier(ClassPredictor):
 
         `forward` takes the same arguments and returns log-probabilities. Sequence b ends after lengths[b] of its ids,
         from 1 to T. pattern: which positions may attend to which; None for all. features: (B, T, I), of a model with
-        features=I.
+        an embedding of features.
         """
         expect_pattern(pattern)
         if lengths is not None:
@@ -128,20 +128,23 @@ class Classifier(ClassPredictor):
     def start_from(self, pretrained: LanguageModel) -> None:
         """Copy the body of a language model. The sizes and the blocks must be the same, and this body causal too.
 
-        A language model has no map of `features`; it becomes 0. Raises ValueError if the bodies do not fit. Source:
-        Dai, Le, "Semi-supervised sequence learning", 2015; Howard, Ruder, "Universal language model fine-tuning for
-        text classification", 2018.
+        A language model has no embedding of features; its weights become 0. Raises ValueError if the bodies do not
+        fit. Source: Dai, Le, "Semi-supervised sequence learning", 2015; Howard, Ruder, "Universal language model
+        fine-tuning for text classification", 2018.
         """
         expect_instance("pretrained", pretrained, LanguageModel)
         own, other = (with_defaults(model.body.config) for model in (self, pretrained))
+        pairs = zip(own["embeddings"] or (), self.body.further, strict=True)
+        own["embeddings"] = [each for each, layer in pairs if not layer.width]
+        other["embeddings"] = other["embeddings"] or []
         if pretrained.pattern is not None:
             raise ValueError(f"pretrained: expected full causal attention, got {pretrained.pattern}")
         for name in sorted((own.keys() | other.keys()) - MAY_DIFFER):
             if own.get(name) != other.get(name):
                 raise ValueError(f"pretrained: expected a body with {name} {own.get(name)}, got {other.get(name)}")
         weights = pretrained.body.state_dict()
-        if self.body.features is not None:
-            weights["features.w"] = 0 * self.body.features.w.data
+        for layer in (each for each in self.body.further if each.width):
+            weights |= {f"{layer.name}.{name}": 0 * data for name, data in layer.state_dict().items()}
         self.body.load_state_dict(weights)
 
     def loss(

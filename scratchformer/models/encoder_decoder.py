@@ -7,6 +7,14 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import (
+    expect_fraction,
+    expect_ids,
+    expect_lengths,
+    expect_positive,
+    expect_range,
+    expect_shape,
+)
 from ..nn import (
     DecoderBlock,
     Dropout,
@@ -21,17 +29,8 @@ from ..nn import (
 )
 from ..nn.embedding import extend_output
 from ..nn.embedding_sum import EmbeddingSumCache
-from ..nn.layer import repeated
+from ..nn.layer import Part, repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import (
-    expect_fraction,
-    expect_ids,
-    expect_instance,
-    expect_lengths,
-    expect_positive,
-    expect_range,
-    expect_shape,
-)
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, fold
 from .predictor import Predictor
@@ -63,9 +62,7 @@ class EncoderDecoder(Predictor):
     output map (section 3.4): see `nn.TiedOutput`. It is initially normal with standard deviation 1/√C. So embeddings
     start with deviation 1, as large as the positions, and logits with the deviation of the decoder's output. Positions
     are sinusoidal, so texts can have any length. label_smoothing: of the training loss. norm: "post", as in the paper,
-    or "pre", with a norm after the last blocks. backwards: whether the model writes a translation
-    from its end to its beginning. Then `target` and `targets` are in this order: see `data.TranslationBatches` and
-    `generation.translate`. Nothing else in the model changes.
+    or "pre", with a norm after the last blocks.
 
     Forward. The table's rows enter the encoder as u and the decoder as w, and the table turns vectors into logits. Here
     the encoder and the decoder start with the positions and dropout:
@@ -88,6 +85,12 @@ class EncoderDecoder(Predictor):
     Source: Vaswani et al., "Attention is all you need", 2017.
     """
 
+    tokens, positions = Part("embedding.embeddings.0"), Part("embedding.positions")
+    dropout = Part("embedding.dropout")
+    encoder, encoder_norm = Part("encoder_stack.blocks"), Part("encoder_stack.norm")
+    decoder, decoder_norm = Part("decoder_stack.blocks"), Part("decoder_stack.norm")
+    recompute = Part("encoder_stack.recompute", "decoder_stack.recompute")
+
     def __init__(
         self,
         vocab_size: int,
@@ -101,25 +104,20 @@ class EncoderDecoder(Predictor):
         bias: bool = True,
         eps: float = 1e-5,
         label_smoothing: float = 0.1,
-        backwards: bool = False,
         key: Key = Key(0),
     ) -> None:
-        expect_instance("backwards", backwards, bool)
-        self.backwards = backwards
         block: dict[str, Any] = dict(norm=norm, d_ff=d_ff, activation=activation, dropout=dropout, bias=bias, eps=eps)
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth)
         expect_fraction("label_smoothing", label_smoothing)
-        self.label_smoothing, self.scale = label_smoothing, math.sqrt(d_model)
-        self.tokens = TokenEmbedding(vocab_size, d_model, 1 / self.scale, fold(key, "tokens"))
-        self.positions = SinusoidalPositions()
+        self.label_smoothing, scale = label_smoothing, math.sqrt(d_model)
+        tokens = TokenEmbedding(vocab_size, d_model, 1 / scale, fold(key, "tokens"))
         expect_fraction("dropout", dropout, letter="p")
-        self.dropout = Dropout(dropout)
-        self.encoder = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
-        self.encoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None
-        self.decoder = repeated(lambda i: DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
-        self.decoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None
-        self.output: Layer = TiedOutput(self.tokens)
-        self.recompute = False  # see `nn.recompute_blocks`
+        self.embedding = EmbeddingSum([tokens], SinusoidalPositions(), dropout=Dropout(dropout), scale=scale)
+        encoder = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
+        self.encoder_stack = Stack(encoder, LayerNorm(d_model, eps) if norm == "pre" else None)
+        decoder = repeated(lambda i: DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
+        self.decoder_stack = Stack(decoder, LayerNorm(d_model, eps) if norm == "pre" else None)
+        self.output: Layer = TiedOutput(tokens)
 
     def forward(
         self, source: Array, lengths: Array, target: Array, key: Key | None = None
@@ -161,18 +159,6 @@ class EncoderDecoder(Predictor):
         expect_tokens("source", source)
         expect_lengths(lengths, B=source.shape[0])
         expect_range("lengths", lengths, 1, source.shape[1])
-
-    @property
-    def embedding(self) -> EmbeddingSum:
-        return EmbeddingSum([self.tokens], self.positions, dropout=self.dropout, scale=self.scale)
-
-    @property
-    def encoder_stack(self) -> Stack:
-        return Stack(self.encoder, self.encoder_norm, self.recompute)
-
-    @property
-    def decoder_stack(self) -> Stack:
-        return Stack(self.decoder, self.decoder_norm, self.recompute)
 
     def loss(
         self, source: Array, lengths: Array, target: Array, targets: Array, key: Key | None = None

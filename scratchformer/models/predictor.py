@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import describe, expect_probabilities, is_inexact
+from ..checks import describe, expect_probabilities, is_inexact
 from .model import Model
 
 

@@ -14,8 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..backend import CPU, Array, Device, array_module, device_of, get_device, is_floating_type, to_cpu, to_device
-from ..dispatch import cache_type, expect_cache
-from ..ops.checks import (
+from ..checks import (
     UNLIKE_ARRAYS,
     describe,
     expect_floating_type,
@@ -24,6 +23,7 @@ from ..ops.checks import (
     expect_positive,
     expect_real,
 )
+from ..dispatch import cache_type, expect_cache
 from ..rng import Key, expect_key
 from ..shell.text import printable
 
@@ -173,6 +173,35 @@ class Parameters(list):
         self.layer = layer
 
 
+class Part:
+    """An attribute that a layer keeps in one of the parts it is built of: with `attention = Part("first.branch")`,
+    `block.attention` is `block.first.branch`. In the names of parameters it is "attention", and "first" does not occur.
+
+    paths: where it is; if there are several, it is in each of these places. A number is a place in a list.
+    """
+
+    def __init__(self, *paths: str) -> None:
+        self.paths = [path.split(".") for path in paths]
+
+    def __get__(self, layer: Any, kind: type | None = None) -> Any:
+        return self if layer is None else reached(layer, self.paths[0])
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        for *path, last in self.paths:
+            holder = reached(layer, path)
+            if isinstance(holder, list):
+                holder[int(last)] = value
+            else:
+                setattr(holder, last, value)
+
+
+def reached(layer: Any, path: Iterable[str]) -> Any:
+    """The object at a path of attributes and places in lists."""
+    for name in path:
+        layer = layer[int(name)] if isinstance(layer, list) else getattr(layer, name)
+    return layer
+
+
 class Layer:
     """Something with parameters, a forward and a backward.
 
@@ -184,8 +213,8 @@ class Layer:
 
     y may be x itself (dropout without a key) and dx may be dy, so do not write to what a layer was given or returned.
 
-    Parameters and sub-layers are found among the attributes, in the order of their assignment, including those in
-    lists, tuples and dicts.
+    Parameters and sub-layers are the attributes of these types, in the order of their assignment, including those in
+    lists, tuples and dicts. A class may declare that it keeps some in a part of it: see `Part`.
 
     A layer with random initial weights takes `key=` in its constructor: two layers with the same key, or both without
     one, start with the same weights. A composite layer folds its key for each of its parts. A layer with dropout takes
@@ -214,7 +243,18 @@ class Layer:
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
         """Every layer and parameter among the attributes, with its name ("norm1", "blocks.0")."""
-        return named_parts("", vars(self))
+        return named_parts("", self.named_attributes())
+
+    def named_attributes(self) -> dict[str, Any]:
+        """The attributes by name: first those that are kept in parts, then all others but these parts."""
+        kinds = reversed(type(self).__mro__)
+        kept = {name: part for kind in kinds for name, part in vars(kind).items() if isinstance(part, Part)}
+        if not kept:
+            return vars(self)
+        parts = {path[0] for part in kept.values() for path in part.paths}
+        return {name: getattr(self, name) for name in kept} | {
+            name: value for name, value in vars(self).items() if name not in parts
+        }
 
     def named_layers(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
         """This layer and all below it, outermost first, with their full names ("" for this one)."""
@@ -320,9 +360,11 @@ class Layer:
 
 
 def plain(x: Any) -> Any:
-    """`x`, with NumPy's numbers, though not its booleans, replaced by Python's, also in lists and tuples."""
+    """`x`, with NumPy's numbers, though not its booleans, replaced by Python's, also in lists, tuples and dicts."""
     if type(x) in (list, tuple):
         return type(x)(map(plain, x))
+    if type(x) is dict:
+        return {name: plain(value) for name, value in x.items()}
     return x.item() if isinstance(x, np.generic) and x.dtype.kind in "iuf" else x
 
 

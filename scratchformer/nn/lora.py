@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, to_device
-from ..ops.checks import expect_instance, expect_number, expect_positive
+from ..checks import expect_instance, expect_number, expect_positive
 from ..rng import Key, fold
 from .frozen import Frozen
 from .layer import Layer, Param
@@ -194,7 +194,8 @@ def _places(model: Layer, kind: type) -> Iterator[_Place]:
         if id(layer) in seen or isinstance(layer, LoRA):
             continue
         seen.add(id(layer))
-        parts = {name: value for name, value in vars(layer).items() if name != "config"}  # the arguments of a Model
+        attributes = layer.named_attributes().items()
+        parts = {name: value for name, value in attributes if name != "config"}  # which has the arguments of a Model
         yield from _places_in(layer, parts, f"{prefix}." if prefix else "", kind)
 
 

@@ -108,7 +108,7 @@ def scored_stages(run: Run, names: Mapping[str, Any]) -> Iterator[Run]:
 def scores(run: Run, names: Mapping[str, Any], part: str, also: Callable[..., Any] | None = None) -> Iterator[str]:
     """One line for each scored stage: the scores of its best model on a part, "validation" or "test".
 
-    also: called with the stage, its replicas, the data and the part; the scores that it returns get a line of their own.
+    also: called with the stage, its replicas, the data and the part; the scores that it returns get another line.
     """
     data = run.load(names["data"])
     for stage in scored_stages(run, names):

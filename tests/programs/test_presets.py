@@ -96,9 +96,9 @@ def test_enwik8_recalls_and_learns_with_muon(trained):
         assert (type(optimizer), optimizer.lr, optimizer.adam_lr) == (Muon, 0.02, 2e-3)
         assert batches.batch(0).ids.shape[2] == columns
         assert batches.data.dtype == np.uint16
-        assert model.body.recall.table.data.shape == ((columns - 1) * 257, d_model)
+        assert model.body.further[-1].table.data.shape == ((columns - 1) * 257, d_model)
     model, optimizer, _, batches, _ = trained("enwik8", "--preset", "tutorial")
-    assert model.body.recall is None and type(optimizer) is not Muon and batches.batch(0).ids.ndim == 2
+    assert not model.body.further and type(optimizer) is not Muon and batches.batch(0).ids.ndim == 2
 
 
 def test_the_translators_of_an_hour_are_three_of_the_usual_size(trained, example):

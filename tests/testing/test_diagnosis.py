@@ -9,15 +9,15 @@ diagnosis with the catalogue and without it. It takes about half a minute.
 import re
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from scratchformer import nn, ops
+from scratchformer import catalogue, nn, ops
+from scratchformer.catalogue import LAYERS, MISTAKES, OPERATIONS, Draw, mistakes_of
 from scratchformer.dispatch import twins_of
-from scratchformer.testing import GradientError, check_gradients, check_layer, diagnose, diagnosis, mistakes
-from scratchformer.testing.cases import LAYERS, OPERATIONS, Draw
-from scratchformer.testing.mistakes import MISTAKES, Mistake, mistakes_of
+from scratchformer.testing import GradientError, check_gradients, check_layer, diagnose, diagnosis
 
 pytestmark = pytest.mark.diagnosis
 
@@ -163,7 +163,7 @@ def planted(mistake):
     if mistake.file:
         return mistake
     file = getattr(ops, mistake.operation).__module__.removeprefix("scratchformer.").replace(".", "/") + ".py"
-    return Mistake(mistake.name, operation=mistake.operation, file=file, replacements=tuple(CODE[mistake.name]))
+    return replace(mistake, file=file, replace=dict(CODE[mistake.name]))
 
 
 def check(mistake):
@@ -191,11 +191,9 @@ def first(mistake):
 
 @contextmanager
 def empty_catalogue():
-    mistakes.MISTAKES, kept = (), mistakes.MISTAKES
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalogue, "MISTAKES", [])
         yield
-    finally:
-        mistakes.MISTAKES = kept
 
 
 WRONG = [mistake for mistake in MISTAKES if mistake.name in WITHOUT.keys() | CODE.keys() | LAYER.keys()]
