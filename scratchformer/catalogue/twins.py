@@ -178,12 +178,6 @@ ENTRIES = [
         | other_arrays(f"{GROUPS}, shared), bounds, strict=True):", ("q.shape", "dq.shape"), ("q.shape", "y.shape")),
     ),
     Entry(
-        "gelu.numpy",
-        "kernels/numpy_gelu.py",
-        tests=f"{TESTS} tests/ops/test_activations.py tests/ops/test_all_operations.py -k gelu",
-        helpers=True,
-    ).derivation("", lambda d: of_twin("gelu", d("B T C") / d.scale)),  # of order 1: far out, φ is lost in 1 − Φ
-    Entry(
         "relative_attention.numpy",
         "kernels/numpy_relative.py",
         tests=f"{TESTS} tests/ops/test_all_operations.py -k 'not_finite or relative and (agrees or refused)'",
