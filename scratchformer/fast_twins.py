@@ -19,7 +19,6 @@ FAST = (  # the modules of the extra `fast`
     "numba_extend",
     "numba_linear",
     "mkl_muon",
-    "numba_neighbours",
 )
 
 CUDA = (  # the modules for a GPU
