@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module
+from ..nn.layer import expect_backward
 from ..ops.checks import expect_ids, expect_instance, expect_shape
 from ..rng import Key, fold
 from ..shell.text import shown
@@ -72,6 +73,7 @@ class BidirectionalLanguageModel(Model):
         return (following, preceding[:, ::-1]), BothCache(rightward, leftward)
 
     def backward(self, dy: tuple[Array, Array], cache: BothCache) -> None:
+        expect_backward(cache, BothCache)
         self.rightward.backward(dy[0], cache.rightward)
         self.leftward.backward(dy[1][:, ::-1], cache.leftward)
 
