@@ -93,7 +93,8 @@ def main(run):
             written, scores = translations(run, replicas, pairs, "test", beam)
             for name, (value, signature) in scores.items():
                 print(f"{value:.2f} {name} on the {len(written):,} test sentences, beam {beam} ({signature})")
-    for source, target, reference in list(zip(pairs.sentences.test.source, written, pairs.sentences.test.target))[:5]:
+    sentences = pairs.sentences.test
+    for source, target, reference in list(zip(sentences.source, written, sentences.target, strict=True))[:5]:
         print(printable(f"\n{run.source}: {source}\n{run.target}: {target}\n    (reference: {reference})"))
 
 

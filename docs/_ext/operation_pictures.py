@@ -12,8 +12,8 @@ from svg import Canvas, wrapped
 from tracing import Call, owner, trace_operation
 
 from scratchformer import ops
+from scratchformer.catalogue import OPERATIONS, OperationCase
 from scratchformer.dispatch import reference_only
-from scratchformer.testing.cases import OPERATIONS, OperationCase
 
 WIDTH, COLUMNS = 400, 3
 SIDE = {  # the length of an axis in pixels

@@ -12,6 +12,17 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
+from ..checks import (
+    expect_boolean,
+    expect_fraction,
+    expect_ids,
+    expect_instance,
+    expect_lengths,
+    expect_number,
+    expect_positive,
+    expect_range,
+    expect_shape,
+)
 from ..nn import (
     Dropout,
     EmbeddingSum,
@@ -25,17 +36,6 @@ from ..nn import (
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.layer import Part, expect_backward, repeated
 from ..nn.stack import StackCache
-from ..ops.checks import (
-    expect_boolean,
-    expect_fraction,
-    expect_ids,
-    expect_instance,
-    expect_lengths,
-    expect_number,
-    expect_positive,
-    expect_range,
-    expect_shape,
-)
 from ..ops.cross_entropy import counted_targets
 from ..rng import Key, Zeros, expect_key, fold
 from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
+from ..checks import expect_instance, is_checked
 from ..nn import Layer, LayerNorm, Linear, TiedOutput, TokenEmbedding
 from ..nn.layer import expect_backward
-from ..ops.checks import expect_instance, is_checked
 from ..rng import Key
 
 GELU = "gelu"  # the activation of the paper

@@ -10,6 +10,16 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
+from ..checks import (
+    expect_boolean,
+    expect_floating,
+    expect_fraction,
+    expect_instance,
+    expect_number,
+    expect_one_of,
+    expect_positive,
+    expect_shape,
+)
 from ..nn import (
     Dropout,
     EmbeddingSum,
@@ -26,18 +36,8 @@ from ..nn.attention import causal as and_causal
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.layer import Part, expect_backward, repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import (
-    expect_boolean,
-    expect_floating,
-    expect_fraction,
-    expect_instance,
-    expect_number,
-    expect_one_of,
-    expect_positive,
-    expect_shape,
-    shown,
-)
 from ..rng import Key, fold
+from ..shell.text import shown
 from .model import Model, named
 
 
@@ -46,7 +46,7 @@ class Reading(NamedTuple):
 
     ids: Array
     before: Array | None = None  # (B, P), ids that precede them
-    columns: Array | None = None  # (B, T, K), from `data.recalling`
+    columns: Array | None = None  # (B, T, K), further columns of the ids
     features: Array | None = None  # (B, T, I)
 
 
@@ -68,14 +68,15 @@ class Body(Model):
     initial token and position embeddings (1 as in the tutorial).
 
     embeddings: further layers whose vectors are added to those of the tokens, as dicts such as
-    {"layer": NGrams, "orders": [2, 3]}: the class, and its arguments beside those that the body gives it,
+    {"layer": Numbers, "width": 3}: the class, and its arguments beside those that the body gives it,
     `layer(vocab_size, d_model, std=embedding_std, key=key, ...)`. Its `forward` takes a `Reading`, and returns vectors
     (B, T, C) and a cache. It has these attributes:
 
-    | name        of the layer in the body, such as "ngrams", and of its parameters
+    | name        of the layer in the body, such as "numbers", and of its parameters
     | reach       how many ids before a token it reads, which generation keeps for it: a number, or None for all
-    | recalls     the orders of n-grams whose successors are further columns of ids: (B, T, 1 + len(recalls)) from
-    |             `data.recalling` are then accepted beside (B, T); `expect_columns(columns)` checks their values
+    | columns     K, if it can read further columns of ids, else 0: (B, T, 1 + K) are then accepted beside (B, T).
+    |             `expect_columns(columns)` checks them. For generation, `texts_after(before)` takes the tokens (n,)
+    |             before each sequence, and returns an object with `append(ids)`: new tokens with their columns
     | width       I, if it reads features (B, T, I), which `forward` of the body then takes
 
     `backward` of the body returns the gradient of these features.
@@ -155,9 +156,9 @@ class Body(Model):
         return self.embedding.embeddings[1:]
 
     @property
-    def recalls(self) -> Sequence[int]:
-        """The orders of n-grams whose successors may be further columns of ids: see the class."""
-        return next((each.recalls for each in self.further if each.recalls), ())
+    def column_reader(self) -> Any:
+        """The embedding that can read further columns of ids, or None."""
+        return next((each for each in self.further if each.columns), None)
 
     def named_attributes(self) -> dict[str, Any]:
         """As for every layer; further embeddings come after that of tokens, under their own names."""
@@ -168,7 +169,7 @@ class Body(Model):
     def inputs(self, ids: Array, before: Array | None = None, features: Array | None = None) -> list[Any]:
         """The inputs of the embeddings: ids (B, T), or units, and a `Reading` for each further embedding.
 
-        ids: (B, T), or (B, T, 1 + K) from `data.recalling`. before: (B, P), the ids that precede them. features:
+        ids: (B, T), or (B, T, 1 + K) with further columns. before: (B, P), the ids that precede them. features:
         (B, T, I).
         """
         if features is not None and not any(each.width for each in self.further):
@@ -228,21 +229,20 @@ class Body(Model):
     def check(self, ids: Array, past: int = 0) -> None:
         """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length.
 
-        With an embedding that recalls, ids may also be (B, T, 1 + K); IndexError if one of the K columns is out of
-        range.
+        With an embedding that reads K further columns, ids may also be (B, T, 1 + K); IndexError if one of these is out
+        of range.
         """
         if self.units is not None:
             name, what, letters, sizes = "units", "units", "B T I", {"I": self.units}
             expect_floating(units=ids)
         else:
             name, what, letters, sizes = "ids", "tokens", "B T", {}
-        if getattr(ids, "ndim", 2) == 3 and self.recalls:
-            letters, sizes = "B T J", {"J": 1 + len(self.recalls)}
+        reader = self.column_reader
+        if getattr(ids, "ndim", 2) == 3 and reader is not None:
+            letters, sizes = "B T J", {"J": 1 + reader.columns}
         expect_shape(name, ids, letters, **sizes)
         if letters == "B T J":
-            for each in self.further:
-                if each.recalls:
-                    each.expect_columns(ids[:, :, 1:])
+            reader.expect_columns(ids[:, :, 1:])
         expected = f"{name}: expected ({letters.replace(' ', ', ')}) with T"
         if not ids.shape[1]:
             raise ValueError(f"{expected} >= 1, got {tuple(ids.shape)}")

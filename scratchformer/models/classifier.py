@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..nn import Linear
-from ..ops.checks import (
+from ..checks import (
     describe,
     expect_ids,
     expect_instance,
@@ -20,6 +19,7 @@ from ..ops.checks import (
     expect_range,
     is_inexact,
 )
+from ..nn import Linear
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..ops.patterns import expect_pattern
 from ..rng import Key, fold

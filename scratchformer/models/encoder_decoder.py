@@ -7,6 +7,14 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import (
+    expect_fraction,
+    expect_ids,
+    expect_lengths,
+    expect_positive,
+    expect_range,
+    expect_shape,
+)
 from ..nn import (
     DecoderBlock,
     Dropout,
@@ -23,15 +31,6 @@ from ..nn.embedding import extend_output
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.layer import Part, expect_backward, repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import (
-    expect_fraction,
-    expect_ids,
-    expect_instance,
-    expect_lengths,
-    expect_positive,
-    expect_range,
-    expect_shape,
-)
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, fold
 from .predictor import Predictor
@@ -63,9 +62,7 @@ class EncoderDecoder(Predictor):
     output map (section 3.4): see `nn.TiedOutput`. It is initially normal with standard deviation 1/√C. So embeddings
     start with deviation 1, as large as the positions, and logits with the deviation of the decoder's output. Positions
     are sinusoidal, so texts can have any length. label_smoothing: of the training loss. norm: "post", as in the paper,
-    or "pre", with a norm after the last blocks. backwards: whether the model writes a translation
-    from its end to its beginning. Then `target` and `targets` are in this order: see `data.TranslationBatches` and
-    `generation.translate`. Nothing else in the model changes.
+    or "pre", with a norm after the last blocks.
 
     Forward. The table's rows enter the encoder as u and the decoder as w, and the table turns vectors into logits. Here
     the encoder and the decoder start with the positions and dropout:
@@ -107,11 +104,8 @@ class EncoderDecoder(Predictor):
         bias: bool = True,
         eps: float = 1e-5,
         label_smoothing: float = 0.1,
-        backwards: bool = False,
         key: Key = Key(0),
     ) -> None:
-        expect_instance("backwards", backwards, bool)
-        self.backwards = backwards
         block: dict[str, Any] = dict(norm=norm, d_ff=d_ff, activation=activation, dropout=dropout, bias=bias, eps=eps)
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth)
         expect_fraction("label_smoothing", label_smoothing)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive
 from ..nn import Block, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
-from ..ops.checks import expect_boolean, expect_fraction, expect_number, expect_positive
 from ..ops.positions import BASE
 from ..rng import Key, Zeros, fold
 from .body import Body

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import describe, expect_probabilities, is_inexact
 from ..nn.layer import expect_backward
-from ..ops.checks import describe, expect_probabilities, is_inexact
 from .model import Model
 
 

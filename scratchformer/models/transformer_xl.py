@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from .. import ops
 from ..backend import Array, array_module
+from ..checks import expect_at_least, expect_instance, expect_positive, expect_shape
 from ..nn import Linear
-from ..ops.checks import expect_at_least, expect_instance, expect_positive, expect_shape
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key, fold
 from .body import Body

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
-from ..dispatch import operation
-from ..ops.checks import (
+from ..checks import (
     expect_boolean,
     expect_floating,
     expect_fraction,
@@ -15,6 +14,7 @@ from ..ops.checks import (
     expect_one_of,
     expect_shape,
 )
+from ..dispatch import operation
 from ..rng import Key, fold
 from .attention import SelfAttention
 from .dropout import Dropout

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import expect_fraction, expect_one_of
 from ..dispatch import operation
-from ..ops.checks import expect_fraction, expect_one_of
 from ..rng import Key, fold
 from .attention import CrossAttention, SelfAttention
 from .dropout import Dropout

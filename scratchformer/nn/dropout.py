@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_fraction, expect_real
+from ..checks import expect_fraction, expect_real
 from ..rng import Key
 from .layer import Layer
 

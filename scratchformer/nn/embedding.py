@@ -8,8 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
-from ..dispatch import operation
-from ..ops.checks import (
+from ..checks import (
     expect_at_least,
     expect_boolean,
     expect_floating,
@@ -19,6 +18,7 @@ from ..ops.checks import (
     expect_real,
     expect_shape,
 )
+from ..dispatch import operation
 from ..ops.precision import widen
 from ..rng import Key, fold
 from .layer import Layer, Param, expect_backward, initial_generator

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..backend import Array
-from ..ops.checks import expect_instance, expect_number
+from ..checks import expect_instance, expect_number
 from ..rng import Key
 from .dropout import Dropout
 from .layer import Layer, expect_backward, list_of_layers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..backend import Array
+from ..checks import expect_positive
 from ..ops import Activation
-from ..ops.checks import expect_positive
 from ..rng import Key, fold
 from .layer import Layer, expect_backward
 from .linear import Linear

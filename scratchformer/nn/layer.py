@@ -13,8 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..backend import CPU, Array, Device, array_module, device_of, get_device, is_floating_type, to_cpu, to_device
-from ..dispatch import expect_cache
-from ..ops.checks import (
+from ..checks import (
     UNLIKE_ARRAYS,
     describe,
     expect_floating_type,
@@ -23,6 +22,7 @@ from ..ops.checks import (
     expect_positive,
     expect_real,
 )
+from ..dispatch import expect_cache
 from ..rng import Key, expect_key
 from ..shell.text import printable
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_number, expect_positive
+from ..checks import expect_number, expect_positive
 from .layer import Layer, Param
 
 

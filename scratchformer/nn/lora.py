@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, to_device
-from ..ops.checks import expect_instance, expect_number, expect_positive
+from ..checks import expect_instance, expect_number, expect_positive
 from ..rng import Key, fold
 from .frozen import Frozen
 from .layer import Layer, Param, expect_backward

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_at_least, expect_boolean, expect_real, expect_shape
+from ..checks import expect_at_least, expect_boolean, expect_real, expect_shape
 from ..rng import Key, fold
 from .attention import CrossAttention, causal, length_with
 from .layer import Param, expect_backward

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import expect_instance, expect_one_of, expect_shape
 from ..dispatch import has_twin, is_fast
-from ..ops.checks import expect_instance, expect_one_of, expect_shape
 from ..rng import Key
 from .dropout import Dropout
 from .frozen import Frozen

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
+from ..checks import expect_boolean, expect_floating, expect_positive, expect_shape
 from ..ops.positions import BASE
 from ..rng import Key
 from .attention import MultiHead, length_with

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_boolean, expect_floating, expect_like, expect_positive, expect_shape
+from ..checks import expect_boolean, expect_floating, expect_like, expect_positive, expect_shape
 from ..rng import Key, fold
 from .layer import Layer, expect_backward
 from .linear import Linear

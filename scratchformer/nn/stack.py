@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_boolean, expect_instance
+from ..checks import expect_boolean, expect_instance
 from ..rng import Key, fold
 from .attention import causal, length_with
 from .frozen import Frozen

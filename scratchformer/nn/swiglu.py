@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_positive
+from ..checks import expect_positive
 from ..rng import Key, fold
 from .layer import Layer, expect_backward
 from .linear import Linear

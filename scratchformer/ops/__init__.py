@@ -44,7 +44,6 @@ from .embedding import embedding, embedding_backward
 from .gather import gather, gather_backward
 from .layernorm import layernorm, layernorm_backward
 from .linear import linear, linear_backward
-from .ngrams import ngram_buckets, recall
 from .patterns import Causal, Full, Local, Padding, Pattern, Strided
 from .pooling import max_pool, max_pool_backward, mean_pool, mean_pool_backward
 from .positions import sinusoidal_positions
@@ -100,8 +99,6 @@ __all__ = [
     "max_pool_backward",
     "mean_pool",
     "mean_pool_backward",
-    "ngram_buckets",
-    "recall",
     "relative_attention",
     "relative_attention_backward",
     "relative_shift",

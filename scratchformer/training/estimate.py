@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array, free_memory
-from ..models.bidirectional import BothCache
 from ..nn import add_lora, recompute_blocks
 from ..nn.recompute import RecomputeCache, recomputes_blocks
 from ..optim import Adam
@@ -268,8 +267,10 @@ def _parts(name: str, cache: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_loss(cache: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of the cache of a `loss`, with names; those of two predictions have the same names."""
-    if isinstance(cache, BothCache):
+    """The parts of the cache of a `loss`, with names: (forward, cross-entropy), or a NamedTuple of several of them. The
+    parts of several have the same names.
+    """
+    if hasattr(cache, "_asdict"):
         for one in cache:
             yield from _parts_of_loss(one)
         return

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Device, array_module, to_cpu
+from ..checks import expect_at_least, expect_instance, expect_positive
 from ..data import VALIDATION_BYTES
 from ..dispatch import fast
 from ..nn import recompute_blocks
-from ..ops.checks import expect_at_least, expect_instance, expect_positive
 from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import Diverged, nonfinite_tensor
 from ..parallel.memory import resident_bytes
@@ -89,8 +89,8 @@ class Run:
     micro_batches, precision, recompute, shard, tensorboard.
 
     In the folder: metrics.jsonl; last.safetensors, written every 100 steps and at the end; best.safetensors;
-    step-N.safetensors, the model alone, if `steps` is told to keep some. Until last.safetensors is first saved, the file
-    no-snapshot-yet says so. The folder is locked while there are steps to do.
+    step-N.safetensors, the model alone, if `steps` is told to keep some. Until last.safetensors is first saved, the
+    file no-snapshot-yet says so. The folder is locked while there are steps to do.
     """
 
     name = ""  # of the program
@@ -147,6 +147,11 @@ class Run:
     @total.setter
     def total(self, steps: int) -> None:
         self.settings["steps"] = steps
+
+    @property
+    def step(self) -> int:
+        """The step in progress, counted from 1; afterwards, how many steps are done."""
+        return self._values["step"]
 
     def key(self, *parts: int | str) -> Key:
         """The key of this name: of "weights", "batches", or "train" and a step."""
@@ -289,10 +294,8 @@ class Run:
             count = 1
         elif count is None or (self.ranks.size > 1 and "replicas" not in self.given):
             count = self.ranks.cores()
-        return {
-            "count": count,
-            **{name: getattr(self, name) for name in ("micro_batch", "micro_batches", "precision", "ranks")},
-        }
+        names = ("micro_batch", "micro_batches", "precision", "ranks")
+        return {"count": count, **{name: getattr(self, name) for name in names}}
 
     def steps(
         self,
@@ -323,23 +326,19 @@ class Run:
         expect_parts(replicas, optimizer, batches, select)
         self._replicas, self._optimizer, self._model = replicas, optimizer, replicas.model
         self._batches = batches if hasattr(batches, "state_dict") else None
-        self._metric, self._sign, self._kept, self._log_every = (
-            select[0],
-            1 if select[1] == "max" else -1,
-            keep,
-            log_every,
-        )
+        self._metric, self._sign = select[0], 1 if select[1] == "max" else -1
+        self._kept, self._log_every = keep, log_every
         try:
             self.begin()
-            while self._values["step"] < self.total:
+            while self.step < self.total:
                 self._values["step"] += 1
-                yield self._values["step"] - 1
+                yield self.step - 1
                 self._bar.update()
-                done = self._values["step"]
+                done = self.step
                 asked = self.signals()
                 if asked or done % snapshot_every == 0 or done == self.total:
                     self.read(done)
-                    self.snapshot(keep and done % snapshot_every == 0)
+                    self.snapshot(alone=keep > 0 and done % snapshot_every == 0)
                 if asked:  # also after the last step: what would follow, a score or another stage, may take long
                     raise self.ended(asked[0])
             if (scale := replicas.loss_scale) is not None and scale.skipped and self.ranks.first:
@@ -351,9 +350,9 @@ class Run:
         """Whether this step is the last one, or a multiple of `every` (0: only the last one). If so, all ranks have the
         whole model, to score it. Raises Diverged if a parameter is not finite.
         """
-        due = self._values["step"] == self.total or (every > 0 and self._values["step"] % every == 0)
+        due = self.step == self.total or (every > 0 and self.step % every == 0)
         if due:
-            self.read(self._values["step"])
+            self.read(self.step)
             self._replicas.join_whole()
             self.expect_finite()
         return due
@@ -363,7 +362,7 @@ class Run:
         show it beside the progress bar. The numbers of all steps must be finite. On a GPU they are read only when one
         of them is needed.
         """
-        step = self._values["step"]
+        step = self.step
         self._unread.append(Measured(step, numbers))
         due = step == self.total or step % self._log_every == 0
         if not (due or self.device is CPU):
@@ -377,7 +376,7 @@ class Run:
         if self._metric not in scores:
             raise ValueError(f"select: expected one of {', '.join(scores)}, which are scored, got {self._metric!r}")
         self._replicas.rounded = False  # scoring may have changed the weights
-        scores, step = {name: float(value) for name, value in scores.items()}, self._values["step"]
+        scores, step = {name: float(value) for name, value in scores.items()}, self.step
         if self.ranks.first:
             self._metrics.write(step, **{f"validation_{name}": value for name, value in scores.items()})
         self.note(f"step {step}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in scores.items()))
@@ -459,17 +458,9 @@ class Run:
             self.send()
         self._replicas.diverged = self.diverged
         self._received = self._opened.enter_context(interrupts())
-        self._bar = self._opened.enter_context(
-            progress_bar(
-                total=self.total,
-                initial=self._values["step"],
-                unit="step",
-                delay=0,
-                leave=True,
-                disable=not ranks.first,
-            )
-        )
-        self._replicas.note = self.note
+        options: dict[str, Any] = dict(initial=self.step, delay=0, leave=True, disable=not ranks.first)
+        self._bar = self._opened.enter_context(progress_bar(total=self.total, unit="step", **options))
+        self._replicas.note = lambda text: self.note(f"step {self.step}: {text}")
         self.restart_clock()
 
     def load_last(self) -> Sequence[int] | None:
@@ -485,7 +476,7 @@ class Run:
                     self._replicas.loss_scale.restore(self._values["loss_scale"])
                 except ValueError as error:
                     raise SnapshotError(f"{self.out / LAST}: {error}") from error
-            if self._values["step"] > self.total:
+            if self.step > self.total:
                 done = f"which the run in {self.out} has already done, got {self.total}"
                 raise ValueError(f"steps: expected at least {self._values['step']}, {done}")
         elif holds_run(self.out):
@@ -496,7 +487,7 @@ class Run:
     def open(self, records: Sequence[int] | None) -> Metrics:
         """Write to the folder for the first time: the log, the settings, and the vocabulary of a new run."""
         remove_unfinished(self.out)
-        metrics = Metrics(self.out, self._values["step"], self.tensorboard, records)
+        metrics = Metrics(self.out, self.step, self.tensorboard, records)
         self._values["records"] = list(metrics.summary)
         top = self.parent or self
         if self.vocabulary_to_save is not None and not self.resumed:
@@ -539,7 +530,7 @@ class Run:
         parts = self.parts()
         if self.shard and not ranks.first:
             self._replicas.shard(optimizer)
-        if self._values["step"]:  # otherwise all ranks have made the same state
+        if self.step:  # otherwise all ranks have made the same state
             for name in optimizer.buffers:
                 ranks.send_parts(getattr(optimizer, name), parts)
         if self.shard and ranks.first:
@@ -574,9 +565,8 @@ class Run:
                 self._unread.clear()
                 what = ", ".join(f"{name} {value}" for name, value in numbers.items())
                 if measured.step < step or self.device is not CPU:
-                    what += (
-                        f" (on a GPU they are read only when they are logged, scored or saved; noticed in step {step})"
-                    )
+                    why = "on a GPU they are read only when they are logged, scored or saved"
+                    what += f" ({why}; this was noticed in step {step})"
                 raise self.diverged(what, measured.step)
         self._unread.clear()
         return numbers
@@ -658,15 +648,16 @@ class Run:
         except NotFinite as error:
             raise self.diverged(str(error)) from error
         if path.name == LAST:
-            self._saved = self._values["step"]
+            self._saved = self.step
             (self.out / UNSAVED).unlink(missing_ok=True)
 
     def expect_weights(self) -> None:
-        """Until the model is `made`, let a run that is resumed draw about as many numbers as its snapshot has weights."""
+        """Until the model is `made`, let a resumed run draw about as many numbers as its snapshot has weights."""
         if self.resumed and (count := count_weights(self.out / LAST)) is not None:
             self._room.enter_context(room_for(count))
 
     def made(self) -> None:
+        """Say that the model is made."""
         self._room.close()
 
 

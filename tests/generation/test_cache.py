@@ -6,7 +6,8 @@ import pytest
 from scratchformer.backend import CPU, DeviceError, to_cpu, to_device
 from scratchformer.dispatch import fast
 from scratchformer.generation import DecoderCache, KeyValueCache, SegmentCache, cache_for, generate
-from scratchformer.models import EncoderDecoder, NGrams, Recall, SparseTransformer, TransformerXL
+from scratchformer.models import EncoderDecoder, SparseTransformer, TransformerXL
+from scratchformer.records import NGrams, Recall
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 

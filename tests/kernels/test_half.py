@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.testing.cases import OPERATIONS, Draw
+from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple, is_floating
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

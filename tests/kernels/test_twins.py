@@ -1,7 +1,7 @@
 """Every twin compared with its reference, at all scales, on shapes that need several tiles and pieces.
 
-The cases are those of `scratchformer.testing.cases` and, for the twins' own derivations, of
-`scratchformer.testing.derivations`. Without `scratchformer/kernels` there is nothing to test here.
+The cases are those of `scratchformer.catalogue` and, for the twins' own derivations, of
+`scratchformer.catalogue`. Without `scratchformer/kernels` there is nothing to test here.
 """
 
 import inspect
@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratchformer import ops
+from scratchformer.catalogue import OPERATIONS, Draw, derivations
+from scratchformer.catalogue.check import check_operation
 from scratchformer.dispatch import fast, reference_only, twins_of
 from scratchformer.notation import check_derivation
 from scratchformer.notation.layout import normal
 from scratchformer.notation.run import statements
 from scratchformer.ops import patterns
 from scratchformer.optim import adam
-from scratchformer.testing import check_precision, derivations
-from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
+from scratchformer.testing import check_precision
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strategies import SCALES, arrays
 

@@ -3,7 +3,8 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.models import Body, Features, NGrams, Recall
+from scratchformer.models import Body
+from scratchformer.records import Features, NGrams, Recall, ngram_buckets, recall
 from scratchformer.rng import Key
 
 V, C, T = 7, 6, 5
@@ -114,7 +115,7 @@ def test_vectors_of_ngrams_are_added_to_those_of_tokens(device):
     body = make(device, positions="none", embeddings=[{"layer": NGrams, "orders": (2, 3), "buckets": 10}])
     x, _ = body.embedding.forward(*body.inputs(to_device(IDS, device)))
     table = to_cpu(body.further[0].table.data)
-    rows = to_cpu(ops.ngram_buckets(to_device(IDS, device), (2, 3), 10))
+    rows = to_cpu(ngram_buckets(to_device(IDS, device), (2, 3), 10))
     expected = to_cpu(body.tokens.table.data)[IDS] + table[rows[:, :, 0]] + table[rows[:, :, 1]]
     np.testing.assert_allclose(to_cpu(x), expected, rtol=1e-12)
     assert table.shape == (20, C)
@@ -125,7 +126,7 @@ def test_vectors_of_what_is_recalled_are_added_to_those_of_tokens(device):
     body = make(device, positions="none", embeddings=[{"layer": Recall, "orders": (1, 2, 1)}])
     table = to_cpu(body.further[0].table.data).reshape(3, V + 1, C)
     ids = np.array([[3, 1, 3, 1, 3], [0, 0, 0, 6, 0]])
-    found = to_cpu(ops.recall(to_device(ids, device), (1, 2, 1)))
+    found = to_cpu(recall(to_device(ids, device), (1, 2, 1)))
     np.testing.assert_array_equal(found[:, :, 0], [[0, 0, 2, 4, 2], [0, 1, 1, 0, 7]])
     given = np.random.default_rng(0).integers(0, V + 1, (2, 5, 3))
     for inputs, recalled in (ids, found), (np.concatenate([ids[:, :, None], given], axis=2), given):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.models import LanguageModel, NGrams
+from scratchformer.models import LanguageModel
 from scratchformer.ops.cross_entropy import IGNORED
+from scratchformer.records import NGrams
 from scratchformer.rng import Key
 
 V, T = 9, 6

@@ -7,8 +7,9 @@ import pytest
 
 from scratchformer import models, nn
 from scratchformer.backend import CPU, DeviceError, array_module, to_cpu, to_device
-from scratchformer.models import LanguageModel, NGrams
+from scratchformer.models import LanguageModel
 from scratchformer.nn import FlatParameters, Layer, Linear, Param, PositionEmbedding
+from scratchformer.records import NGrams
 from scratchformer.rng import Key
 from scratchformer.testing import check_layer
 from scratchformer.testing.strict import STRICT

@@ -4,10 +4,11 @@ import inspect
 
 import pytest
 
+from scratchformer.catalogue import Sizes
+from scratchformer.catalogue.derivations import CASES, plant
 from scratchformer.notation.check import read_and_run
 from scratchformer.notation.mistakes import mistakes
 from scratchformer.notation.spelling import spelled
-from scratchformer.testing.derivations import CASES, Sizes, plant
 
 SHORT = "round_into", "scale"  # out_i = x_i and x_i = share x0_i, in which nothing can be changed
 NAMES = [name for name in dict.fromkeys(name.partition(",")[0] for name in CASES) if name not in SHORT]

@@ -1,4 +1,4 @@
-"""Properties of every operation, on every backend, with the cases of `scratchformer.testing.cases`."""
+"""Properties of every operation, on every backend, with the cases of `scratchformer.catalogue`."""
 
 import inspect
 from contextlib import nullcontext
@@ -10,9 +10,9 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import CPU, DeviceError, array_module, to_cpu, to_device
+from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.dispatch import fast, reference_only
 from scratchformer.rng import Key
-from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strict import STRICT
 

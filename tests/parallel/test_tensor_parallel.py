@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scratchformer.training.program import load_file
 
+from scratchformer.catalogue import Sizes
 from scratchformer.nn import FeedForward
 from scratchformer.notation import DerivationError, check_derivation
-from scratchformer.testing.derivations import Sizes
 
 from .ranks_in_threads import run_ranks
 

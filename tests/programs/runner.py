@@ -24,7 +24,7 @@ from scratchformer.commands import cli
 
 SECONDS = 600  # after which a program that hangs is ended
 OPTIONAL = ("matplotlib.pyplot", "networkx", "sacrebleu", "sacremoses", "sklearn.linear_model", "tokenizers")
-MODULES = ("generation", "plots", "doctor", "testing.cases", "training.readers")
+MODULES = ("generation", "plots", "doctor", "catalogue.check", "training.readers")
 
 
 def with_sizes(path: Path, sizes: dict[str, Any]) -> type[Program]:

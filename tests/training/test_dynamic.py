@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.data import DataError, TextBatches, recalling
-from scratchformer.models import Recall, TransformerXL
+from scratchformer.data import DataError, TextBatches
+from scratchformer.models import TransformerXL
 from scratchformer.ops import IGNORED
 from scratchformer.optim import SGD, Adam, DynamicRMS
+from scratchformer.records import Recall, recalling
 from scratchformer.rng import Key
 from scratchformer.training import Diverged, Replicas, evaluate_dynamic, evaluate_language_model, observe_gradients
 

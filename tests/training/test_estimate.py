@@ -10,7 +10,6 @@ import pytest
 
 from scratchformer.data import LabelledBatch, SegmentBatch, TextBatch, TextBatches, TranslationBatch
 from scratchformer.models import (
-    BidirectionalLanguageModel,
     Classifier,
     EncoderDecoder,
     LanguageModel,
@@ -18,6 +17,7 @@ from scratchformer.models import (
 )
 from scratchformer.nn import recompute_blocks
 from scratchformer.parallel.memory import keep_freed_memory
+from scratchformer.records import BidirectionalLanguageModel
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import Replicas, estimate
@@ -27,8 +27,7 @@ from ..parallel.ranks_in_threads import run_ranks
 RUN = """
 import sys
 import numpy as np
-from scratchformer.data import LabelledBatches, SegmentBatches, TextBatches, TranslationBatch
-from scratchformer.data.imdb import Labelled
+from scratchformer.data import Labelled, LabelledBatches, SegmentBatches, TextBatches, TranslationBatch
 from scratchformer.dispatch import fast
 from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.optim import Adam

@@ -9,7 +9,7 @@ import pytest
 from scratchformer.training.state import Diverged
 
 import scratchformer
-from scratchformer import models
+from scratchformer import models, records
 from scratchformer.backend import CPU, DeviceError, get_device, to_device
 from scratchformer.data import Labelled
 from scratchformer.generation import generate
@@ -39,11 +39,11 @@ TEXT = (IDS, TARGETS)
 CASES = {
     "LanguageModel": lambda: (models.LanguageModel(V, context=T, dropout=0.1, **SIZES), TEXT),
     "LanguageModel, n-grams": lambda: (
-        models.LanguageModel(V, context=T, embeddings=[{"layer": models.NGrams, "orders": (2, 3)}], **SIZES),
+        models.LanguageModel(V, context=T, embeddings=[{"layer": records.NGrams, "orders": (2, 3)}], **SIZES),
         TEXT,
     ),
     "LanguageModel, recall": lambda: (
-        models.LanguageModel(V, context=T, embeddings=[{"layer": models.Recall, "orders": [1, 2]}], **SIZES),
+        models.LanguageModel(V, context=T, embeddings=[{"layer": records.Recall, "orders": [1, 2]}], **SIZES),
         (integers((B, T, 3), V), TARGETS),
     ),
     "LanguageModel, sinusoidal, recompute": lambda: (
@@ -69,7 +69,7 @@ CASES = {
         (normal((B, T, 4)), LENGTHS, LABELS),
     ),
     "EvidenceClassifier": lambda: (
-        models.EvidenceClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
+        records.EvidenceClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
         (IDS, normal((B, T, 2)), LENGTHS, integers((B,), 2)),
     ),
     "Classifier of probabilities": lambda: (
@@ -77,11 +77,11 @@ CASES = {
         (IDS, LENGTHS, np.full((B, K), np.float32(1 / K))),
     ),
     "BidirectionalLanguageModel": lambda: (
-        models.BidirectionalLanguageModel(V, context=T, dropout=0.1, **SIZES),
+        records.BidirectionalLanguageModel(V, context=T, dropout=0.1, **SIZES),
         (IDS, integers((B, T), V)),
     ),
     "BidirectionalClassifier": lambda: (
-        models.BidirectionalClassifier(V, K, max_length=T, dropout=0.1, **SIZES),
+        records.BidirectionalClassifier(V, K, max_length=T, dropout=0.1, **SIZES),
         (IDS, LENGTHS, LABELS),
     ),
     "BertPretraining": lambda: (
