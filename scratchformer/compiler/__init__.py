@@ -19,14 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .errors import CompileError
+
 if TYPE_CHECKING:
     from .twins import Target
 
 __all__ = ["CompileError", "add_all", "compile"]
-
-
-class CompileError(ValueError):
-    """A derivation that cannot be made into loops."""
 
 
 def compile(op: Callable, op_backward: Callable) -> tuple[Any, Any]:
