@@ -53,9 +53,8 @@ def data(run):
     sentences, vocabulary = load_multi30k(run.data, run.source, run.target), run.saved_vocabulary(Subwords)
     if vocabulary is None:
         vocabulary = Subwords.bpe(sentences.train.source + sentences.train.target, run.vocabulary)
-    pairs = {
-        part: encode_pairs(vocabulary, getattr(sentences, part), run.max_length, part) for part in ("train", "validation")
-    }
+    parts = dict(train=sentences.train, validation=sentences.validation)
+    pairs = {name: encode_pairs(vocabulary, part, run.max_length, name) for name, part in parts.items()}
     known = sum(len(ids) + 1 for ids in pairs["train"].target)
     if run.neighbours > known:
         raise ValueError(f"--neighbours: expected at most the {known:,} tokens of the pairs, got {run.neighbours}")
@@ -81,14 +80,14 @@ def translate_part(run, models, corpus, part, beam):
     if run.neighbours:
         known = corpus.pairs["train"], corpus.vocabulary, run.ranks
         models = [with_neighbours(each, *known, neighbours=run.neighbours) for each in models]
-    sentences, options = getattr(corpus.sentences, part).source, dict(length_penalty=run.length_penalty, ranks=run.ranks)
-    return translate_together(models, corpus.vocabulary, sentences, beam=beam, **options)
+    options = dict(beam=beam, length_penalty=run.length_penalty, ranks=run.ranks)
+    return translate_together(models, corpus.vocabulary, getattr(corpus.sentences, part).source, **options)
 
 
 def bleu_of(run, written, references):
-    """BLEU by sacreBLEU's name for the way to count, of mixed case and of lower-case words."""
-    counts = {"BLEU": bleu(written, references, None), "lower-case, tokenised BLEU": bleu(written, references, run.target)}
-    return {name: (value, signature) for name, (value, signature) in counts.items()}
+    """BLEU and sacreBLEU's signature, of mixed case and of lower-case words split by Moses."""
+    ways = {"BLEU": None, "lower-case, tokenised BLEU": run.target}
+    return {name: bleu(written, references, moses) for name, moses in ways.items()}
 
 
 def score(run, replicas, corpus, part):

@@ -188,36 +188,36 @@ ENTRIES = [
     Entry("Adam", "optim/adam.py")
     .derivation("", partial(adam, optimizer=optim.Adam, decay="λ"))
     .mistake(
-        name="Adam: v updated with 1 - beta1",
+        "v updated with 1 - beta1",
         replace={"v += (1 - beta2) * g * g": "v += (1 - beta1) * g * g"},
         tests="tests/optim",
     )
     .mistake(
-        name="Adam: no bias correction of v",
+        "no bias correction of v",
         replace={"    denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂\n": ""},
         tests="tests/optim",
     )
     .mistake(
-        name="Adam: no bias correction of m",
+        "no bias correction of m",
         replace={"(lr / (1 - beta1**steps)) * m": "lr * m"},
         tests="tests/optim",
     )
     .mistake(
-        name="zero_grad also clears Adam's moments",
+        "zero_grad also clears Adam's moments",
         file="optim/optimizer.py",
         replace={
-            "grad[...] = 0": "grad[...] = 0\n        for name in self.buffers:\n            getattr(self, name)[...] = 0"
+            "grad[...] = 0": "grad[...] = 0\n        for name in self.buffers:\n            vars(self)[name][...] = 0"
         },
         tests="tests/optim",
     )
     .mistake(
-        name="a tied table stepped twice",
+        "a tied table stepped twice",
         file="optim/optimizer.py",
         replace={"list({id(p): p for p in params}.values())": "list(params)"},
         tests="tests/optim",
     )
     .mistake(
-        name="resume without Adam's step count",
+        "resume without Adam's step count",
         file="optim/optimizer.py",
         replace={"self.steps = steps": "self.steps = 0"},
         tests="tests/optim",

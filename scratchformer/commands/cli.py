@@ -1,9 +1,10 @@
-"""The command `scratchformer`: doctor, check, mutate, show, generate, translate, evaluate, plot, mpiexec, learn."""
+"""The command `scratchformer`: train, score and use models, check gradients, and learn to write them."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import runpy
 import shlex
 import sys
 import time
@@ -43,7 +44,9 @@ def run_command(argv: list[str]) -> None:
 
 
 def arguments_of_command(argv: list[str]) -> int:
-    """How many of the arguments are those of a command; the others are passed on, to pytest or mpiexec."""
+    """How many of the arguments are those of a command; the others are passed on, to pytest, mpiexec or a program."""
+    if argv[:1] == ["train"]:
+        return 2
     if argv[:1] == ["mutate"] and "--" in argv:
         return argv.index("--")
     if argv[:1] != ["mpiexec"]:
@@ -57,6 +60,14 @@ def make_parser() -> Parser:
     parser = Parser(prog="scratchformer", description=__doc__)
     parser.add_argument("--version", action="version", version=f"scratchformer {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "train",
+        help="run one of the programs that train a model, or list them",
+        usage="scratchformer train [NAME [OPTIONS OF THE PROGRAM]]",
+    )
+    command.add_argument("name", nargs="?", metavar="NAME", help="for example enwik8; without it, all are listed")
+    command.set_defaults(run=train)
 
     command = commands.add_parser("doctor", help="print what a bug report needs")
     command.set_defaults(run=doctor)
@@ -201,6 +212,23 @@ def placed(model: Any, args: argparse.Namespace) -> Any:
 
     model.to(get_device(args.device))
     return model if (half := half_type(args.precision, model)) is None else model.to(dtype=half)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Run a program as `python FILE` would, or list all. A file in the current folder is never taken for one."""
+    from ..training.examples import examples, first_line
+
+    programs = examples()
+    if args.name is None:
+        for name, file in programs.items():
+            print(f"{name:<22} {first_line(file)}")
+        return
+    if args.name not in programs:
+        known = ", ".join(programs) or "none, since this package was installed without its programs"
+        raise ValueError(f"train: expected the name of a program ({known}), got {args.name!r}")
+    sys.argv = [str(programs[args.name]), *args.others]
+    sys.path.insert(0, str(programs[args.name].parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def doctor(args: argparse.Namespace) -> None:
