@@ -169,15 +169,15 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     raise error(f"{where} is damaged: {what}")
 
 
-def read_unpacked(path: PathLike, max_bytes: int = MAX_UNPACKED) -> bytes | bytearray:
+def read_unpacked(path: PathLike, error: Error = DataError, max_bytes: int = MAX_UNPACKED) -> bytes | bytearray:
     """The contents of a file, unpacked if it is a gzip by its name (.gz) or its first bytes.
 
-    Raises DataError if it cannot be read, is damaged, or unpacks to more than `max_bytes` bytes and more than RATIO
-    times its own size.
+    Raises `error` if it cannot be read, is damaged, or unpacks to more than `max_bytes` bytes and more than RATIO times
+    its own size.
     """
-    if not str(path).endswith(".gz") and not (data := read_bytes(path)).startswith(GZIP):
+    if not str(path).endswith(".gz") and not (data := read_bytes(path, error)).startswith(GZIP):
         return data
-    with open_gzip(path, max_bytes=max_bytes) as stream:
+    with open_gzip(path, error, max_bytes) as stream:
         return read_all(stream)
 
 
