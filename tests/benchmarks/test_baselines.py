@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from scratchformer.training.program import load_file
 
 for name in "pyppmd", "sklearn", "PIL":

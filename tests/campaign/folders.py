@@ -19,10 +19,10 @@ from area import Area, Case
 from runs import ARGUMENTS, EXAMPLES, INTERVALS, SIZES, make_data
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from scratchformer.training.program import load_file, program_in, run_program
 
 from scratchformer.commands import cli
 from scratchformer.training import metrics, settings, stage
-from scratchformer.training.program import load_file, program_in, run_program
 from scratchformer.training.snapshot import checksum
 
 STEPS = 7

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from area import Area, Case
 from runs import SIZES, command, make_data
+from scratchformer.training.program import load_file, program_in, run_program
 
 import scratchformer
 from scratchformer.commands import cli
-from scratchformer.training.program import load_file, program_in, run_program
 
 EXAMPLES = Path(scratchformer.__file__).parents[1] / "examples"
 PROGRAMS = ("enwik8", "imdb", "translate", "bert", "reviews", "gpt2", "sparse", "digits", "units")

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from area import Area, Case
 from folders import quiet
+from scratchformer.training.program import run_program
 
 from scratchformer.data import Vocabulary
 from scratchformer.models import LanguageModel
 from scratchformer.training import LanguageProgram, load_snapshot, read_metrics, stage
-from scratchformer.training.program import run_program
 
 STEPS = 8
 INTERVALS = dict(snapshot_every=2, evaluate_every=3, log_every=1, keep=2)

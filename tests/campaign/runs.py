@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scratchformer.training import stage
 from scratchformer.training.program import PACKAGE, Program, load_file, program_in
+
+from scratchformer.training import stage
 
 EXAMPLES = PACKAGE / "examples"  # of the checkout that is tested
 LANGUAGE = dict(d_model=16, heads=2, depth=2, context=32, memory=16, xl_d_ff=24, batch_size=8)

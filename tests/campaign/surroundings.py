@@ -22,11 +22,11 @@ import numpy as np
 from area import Area, Case
 from options import EXAMPLES
 from runs import SIZES, command, make_data, with_intervals
+from scratchformer.training.program import load_file, program_in, run_program
 
 from scratchformer.commands import cli
 from scratchformer.training import load_snapshot, stage
 from scratchformer.training.folder import read_run
-from scratchformer.training.program import load_file, program_in, run_program
 
 STEPS = 8
 BROKEN = ("closed", "no reader", "full disk")

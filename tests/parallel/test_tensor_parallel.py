@@ -9,7 +9,7 @@ import pytest
 from scratchformer.nn import FeedForward
 from scratchformer.notation import DerivationError, check_derivation
 from scratchformer.testing.derivations import Sizes
-from scratchformer.training.program import load_file
+from scratchformer.training.snapshot import load_file
 
 from .ranks_in_threads import run_ranks
 

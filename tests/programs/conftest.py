@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from scratchformer.training.program import Program, load_file, program_in
 
 from scratchformer.data import Subwords
 from scratchformer.data.subwords import GPT2_END
 from scratchformer.models import GPT2
 from scratchformer.models.gpt2 import stored_as
 from scratchformer.rng import Key
-from scratchformer.training.program import Program, load_file, program_in
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"

@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scratchformer.commands import cli
 from scratchformer.training.program import Program, load_file, program_in
+
+from scratchformer.commands import cli
 
 SECONDS = 600  # after which a program that hangs is ended
 OPTIONAL = ("matplotlib.pyplot", "networkx", "sacrebleu", "sacremoses", "sklearn.linear_model", "tokenizers")

@@ -7,9 +7,9 @@ import signal
 
 import numpy as np
 import pytest
+from scratchformer.training.program import run_program
 
 from scratchformer.training import load_model, load_snapshot, read_metrics
-from scratchformer.training.program import run_program
 
 from .conftest import PATIENCE
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scratchformer.training.program import load_file
 
 from scratchformer import ops
 from scratchformer.backend import CPU, to_cpu
@@ -17,7 +18,6 @@ from scratchformer.optim import AdamW
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT, traffic
 from scratchformer.training import Replicas, load_model, load_snapshot
-from scratchformer.training.program import load_file
 from scratchformer.training.settings import read_settings
 
 

@@ -5,7 +5,6 @@ import shutil
 import sys
 
 import pytest
-
 from scratchformer.training.program import run_program
 
 TERMINALS = {

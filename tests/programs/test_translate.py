@@ -10,13 +10,13 @@ import weakref
 
 import numpy as np
 import pytest
+from scratchformer.training.program import find_program
 
 from scratchformer.commands import cli
 from scratchformer.commands.plots import attention_maps, encode
 from scratchformer.data import encode_pairs, load_multi30k
 from scratchformer.generation import bleu, translate, with_neighbours
 from scratchformer.training import kept_snapshots, load_model, load_snapshot
-from scratchformer.training.program import find_program
 from scratchformer.training.readers import load_translators, mean_snapshot
 
 pytest.importorskip("tokenizers")

@@ -14,13 +14,13 @@ import sys
 import time
 
 import numpy as np
+from scratchformer.training.program import run_program
 
 from scratchformer import Key
 from scratchformer.data import TextBatches
 from scratchformer.models import LanguageModel
 from scratchformer.optim import Adam, Cosine
 from scratchformer.training import Replicas, evaluate_language_model, train
-from scratchformer.training.program import run_program
 
 
 class EventfulBatches(TextBatches):

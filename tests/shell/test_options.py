@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 
 import pytest
+from scratchformer.training.program import load_file, program_in
 
 from scratchformer.commands.cli import make_parser
 from scratchformer.shell.options import LARGEST, Parser
-from scratchformer.training.program import load_file, program_in
 from scratchformer.training.settings import _parser
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
