@@ -7,8 +7,8 @@ fast, and `jax.test_util.check_grads` in reverse mode. Those of PyTorch and JAX 
 and with tight ones. All get the same code on the same arrays, in float64: the operation and its backward in NumPy, for
 PyTorch inside a `torch.autograd.Function`, for JAX inside a `custom_vjp` with `pure_callback`.
 
-`catalogue`: the mistakes of `scratchformer.testing.mistakes` that change a gradient or break the contract, but do not
-change the result; each on the smallest case of `scratchformer.testing.cases` that it changes. `planted`: kinds of
+`catalogue`: the mistakes of `scratchformer.catalogue` that change a gradient or break the contract, but do not
+change the result; each on the smallest case of `scratchformer.catalogue` that it changes. `planted`: kinds of
 mistakes, each in ten operations. `right`: the package as it is, at scales from 1e-3 to 1e2, which no checker should
 refuse. Prints Markdown. Needs PyTorch and JAX; one core (`OMP_NUM_THREADS=1 taskset -c 0`) gives the steadiest times.
 """
@@ -37,14 +37,14 @@ from jax.test_util import check_grads
 from planted import OF_A_GRADIENT, OF_A_PAIR, OWN, RIGHT, Parts, in_gradient
 
 from scratchformer.backend import CPU
+from scratchformer.catalogue import MISTAKES, Mistake, known_operations
+from scratchformer.catalogue import check as cases
+from scratchformer.catalogue.mistake import PACKAGE
 from scratchformer.dispatch import reference_only
 from scratchformer.notation.consequences import consequences
 from scratchformer.notation.grammar import canonical, parse
-from scratchformer.testing import cases, check_gradients
+from scratchformer.testing import check_gradients
 from scratchformer.testing.contracts import as_tuple, is_floating, own_copy
-from scratchformer.testing.derivations.operations import reference
-from scratchformer.testing.mistakes import MISTAKES, Mistake
-from scratchformer.testing.mistakes.mistake import PACKAGE
 from scratchformer.testing.runs import argument_names
 
 PLACES = ("ops", "kernels", "nn", "models")  # where mistakes of gradients are
@@ -63,7 +63,7 @@ class Pair(NamedTuple):
 
 
 def case_of(package: Any, name: str, scale: float = 1.0) -> Any:
-    """A case of `testing.cases`; the parameters of a layer are drawn too."""
+    """A case of `catalogue`; the parameters of a layer are drawn too."""
     draw = package.Draw(0, scale)
     if name in package.OPERATIONS:
         return package.OPERATIONS[name](draw)
@@ -74,7 +74,7 @@ def case_of(package: Any, name: str, scale: float = 1.0) -> Any:
 
 
 def pair_of(package: Any, name: str, scale: float = 1.0, dtype: Any = np.float64) -> Pair:
-    """The pair of a case of `testing.cases`, with the check of the same copy of the package."""
+    """The pair of a case of `catalogue`, with the check of the same copy of the package."""
     case = case_of(package, name, scale)
     if hasattr(case, "layer"):
         return layer_pair(case, dtype, package.check_layer)
@@ -255,9 +255,9 @@ def show(lines: list[str]) -> None:
 
 @contextmanager
 def package_with(mistake: Mistake) -> Iterator[Any]:
-    """`testing.cases` of a second copy of the package, which has the mistake. Afterwards the right one is back."""
+    """`catalogue.check` of a second copy of the package, which has the mistake. Afterwards the right one is back."""
     path, code = str(PACKAGE / mistake.file), mistake.source()
-    if not all(wrong in code for _, wrong in mistake.replacements):
+    if not all(wrong in code for wrong in mistake.replace.values()):
         raise ValueError(f"{mistake.name}: what it replaces is not in {mistake.file}")
     loader = importlib.machinery.SourceFileLoader
     as_it_stands = loader.get_code
@@ -270,7 +270,7 @@ def package_with(mistake: Mistake) -> Iterator[Any]:
         del sys.modules[name]
     loader.get_code = get_code  # type: ignore[method-assign]
     try:
-        yield importlib.import_module("scratchformer.testing.cases")
+        yield importlib.import_module("scratchformer.catalogue.check")
     finally:
         loader.get_code = as_it_stands  # type: ignore[method-assign]
         for name in modules():
@@ -351,12 +351,13 @@ def equation_pair(mistake: Mistake, name: str, dtype: Any = np.float64) -> Pair:
         return tuple(g.astype(dtype) for g in known[key])
 
     def evaluated(dy: Any, args: tuple) -> tuple:
-        made = reference(mistake.operation, *args, **case.options)
-        derivation = consequences(made.op, made.op_backward, *args, names=made.names, dy=dy, **case.options)
+        entry = known_operations()[mistake.operation]
+        pair, names = (entry.op, entry.op_backward), entry.names(*args, **case.options)
+        derivation = consequences(*pair, *args, names=names, dy=dy, **case.options)
         place = derivation.equations.index(parse(mistake.equation, derivation.values))
         values = derivation.values | derivation.of(place, parse(mistake.wrong, derivation.values))
-        names = [canonical(n) for n, x in zip(argument_names(made.op, args), args, strict=True) if is_floating(x)]
-        return tuple(values[derivation.gradient(n)].reshape(values[n].shape) for n in names)
+        floating = [canonical(n) for n, x in zip(argument_names(pair[0], args), args, strict=True) if is_floating(x)]
+        return tuple(values[derivation.gradient(n)].reshape(values[n].shape) for n in floating)
 
     return own_pair(op, op_backward, tuple(own_copy(x, CPU, dtype) for x in case.args))
 

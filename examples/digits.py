@@ -16,8 +16,8 @@ from scratchformer.data import DrawnBatches, Images, TextBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.generation import generate
 from scratchformer.models import SparseTransformer
-from scratchformer.shell.progress import counted
-from scratchformer.training import Program, mean_loss
+from scratchformer.optim import AdamW, Cosine
+from scratchformer.training import mean_loss, start
 
 PRESETS = {
     "small": dict(
@@ -25,8 +25,23 @@ PRESETS = {
         weight_decay=0.01, warmup=50, steps=1500,
     ),
 }  # fmt: skip
+OPTIONS = {"data": None}
 DRAWN = 4  # generated images of each digit
 TEMPERATURE = 0.8
+
+
+def data(run):
+    return load_digits()
+
+
+def model(run, digits):
+    sizes = run.sizes("d_model", "heads", "depth", "stride", "kind", "dropout")
+    return SparseTransformer(GREYS + CLASSES, context=SIDE * SIDE, key=run.key("weights"), **sizes)
+
+
+def score(run, replicas, digits, part):
+    loss = mean_loss(replicas, as_sequences(getattr(digits, part)).split(64))
+    return {"loss": loss, "bits_per_pixel": loss / math.log(2)}
 
 
 def as_sequences(images: Images) -> TextBatch:
@@ -55,55 +70,39 @@ def draw(model: SparseTransformer, prompts: np.ndarray, key: Key) -> np.ndarray:
     return np.concatenate([known, np.stack(list(sampled), axis=1)], axis=1).reshape(-1, SIDE, SIDE)
 
 
-class Digits(Program):
-    name = "digits"
-    description = __doc__
-    presets = PRESETS
-    without = ("data",)
+def pictures(run, model, test):
+    """Rows of images by name; each row has one image of every digit."""
+    first = [int(np.flatnonzero(test.labels == digit)[0]) for digit in range(CLASSES)]
+    real = Images(*(a[first] for a in test))
+    prompts, rows = as_sequences(real).ids, {"real": real.pixels}
+    for i in range(DRAWN):
+        rows["generated" if i == 0 else " " * i] = draw(model, prompts[:, :1], run.key("draw", i))
+    upper = prompts[:, : 1 + SIDE * SIDE // 2]
+    return rows | {"lower half generated": draw(model, upper, run.key("complete"))}
 
-    def load(self):
-        self.digits = load_digits()
 
-    def identity(self):
-        return {"corpus": "scikit-learn's digits", "data": self.digits.fingerprint}
-
-    def make_model(self, key):
-        sizes = self.sizes("d_model", "heads", "depth", "stride", "kind", "dropout")
-        return SparseTransformer(GREYS + CLASSES, context=SIDE * SIDE, key=key, **sizes)
-
-    def make_batches(self, key):
-        return DrawnBatches(as_sequences(self.digits.train), self.run.batch_size, key)
-
-    def schedule(self):
-        return super().schedule(floor=self.lr / 10)
-
-    def training(self):
-        return dict(evaluate_every=max(25, self.steps // 20), select=("bits_per_pixel", "min"))
-
-    def evaluate(self, replicas, part):
-        loss = mean_loss(replicas, as_sequences(getattr(self.digits, part)).split(64))
-        return {"loss": loss, "bits_per_pixel": loss / math.log(2)}
-
-    def describe(self):
-        print(f"{len(self.digits.train.labels):,} training images; {self.parameters} parameters")
-
-    def report(self, state, test):
-        bits, images = test["bits_per_pixel"], len(self.digits.test.labels)
-        baseline = bits_of_frequencies(self.digits.train, self.digits.test)
-        print(f"{bits:.4f} bits per pixel on {images} test images, the best of {self.steps} steps")
-        print(f"{baseline:.4f} by each pixel's frequencies, {math.log2(GREYS):.4f} if all greys were equally likely")
-        print(plot_images(self.pictures(), GREYS - 1, self.out / "digits.png"))
-
-    def pictures(self):
-        """Rows of images by name; each row has one image of every digit."""
-        first = [int(np.flatnonzero(self.digits.test.labels == digit)[0]) for digit in range(CLASSES)]
-        real = Images(*(a[first] for a in self.digits.test))
-        prompts, rows = as_sequences(real).ids, {"real": real.pixels}
-        for i in counted(range(DRAWN), "drawing", "rows"):
-            rows["generated" if i == 0 else " " * i] = draw(self.model, prompts[:, :1], self.key.fold("draw", i))
-        upper = prompts[:, : 1 + SIDE * SIDE // 2]
-        return rows | {"lower half generated": draw(self.model, upper, self.key.fold("complete"))}
+def main(run):
+    digits = run.load(data)
+    print(f"{len(digits.train.labels):,} training images")
+    batches = DrawnBatches(as_sequences(digits.train), run.batch_size, run.key("batches"))
+    with run.replicas(model(run, digits), batches) as replicas:
+        adam = AdamW(replicas.model.parameters(), run.lr, weight_decay=run.weight_decay)
+        rate = Cosine(run.lr, min(run.warmup, run.total // 5), run.total, run.lr / 10)
+        for step in run.steps(replicas, adam, batches, select=("bits_per_pixel", "min")):
+            loss = replicas.gradients(batches.batch(step), run.key("train", step))  # forward and backward
+            norm = replicas.clip(adam, 1.0)
+            adam.lr = rate(step)
+            replicas.step(adam)
+            run.log(loss=loss, norm=norm)
+            if run.due(max(25, run.total // 20)):
+                run.keep_best(score(run, replicas, digits, "validation"))
+        run.load_best()
+        bits = score(run, replicas, digits, "test")["bits_per_pixel"]
+    baseline = bits_of_frequencies(digits.train, digits.test)
+    print(f"{bits:.4f} bits per pixel on {len(digits.test.labels)} test images, the best of {run.total} steps")
+    print(f"{baseline:.4f} by each pixel's frequencies, {math.log2(GREYS):.4f} if all greys were equally likely")
+    print(plot_images(pictures(run, replicas.model, digits.test), GREYS - 1, run.out / "digits.png"))
 
 
 if __name__ == "__main__":
-    Digits.main()
+    start(main)

@@ -1,9 +1,9 @@
 """Train a transformer on the bytes of Wikipedia (enwik8), then let it write.
 
---model llama trains a Llama; --model xl a Transformer-XL, which reads the text in order and keeps a memory of it. The
-preset small uses the first 4,000,000 bytes of the text; --bytes 0 uses all of it. Without --data the official archive
-is downloaded; without a network, the program says so and trains on the sources of Python's standard library, as with
---data stdlib.
+The preset small trains a Llama with Muon. --model plain trains the tutorial's kind of model, --model xl a
+Transformer-XL, which reads the text in order and keeps a memory of it; --optimizer adam trains with Adam. The preset
+uses the first 4,000,000 bytes of the text; --bytes 0 uses all of it. Without --data the official archive is downloaded;
+without a network, the program says so and trains on the sources of Python's standard library, as with --data stdlib.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/generate.py),
 with the width and the number of steps given in the tutorial. Adam's learning rate rises to 1e-4 over 5,000 texts (156
@@ -31,8 +31,8 @@ from scratchformer.training import (
 
 PRESETS = {
     "small": dict(
-        d_model=128, heads=4, depth=4, context=128, norm="pre", embedding_std=0.02, llama_d_ff=396, xl_d_ff=448,
-        bytes=4_000_000, batch_size=32, optimizer="muon", lr=2e-3, warmup=100, steps=1000,
+        model="llama", d_model=128, heads=4, depth=4, context=128, norm="pre", embedding_std=0.02, llama_d_ff=396,
+        xl_d_ff=448, bytes=4_000_000, batch_size=32, optimizer="muon", lr=2e-3, warmup=100, steps=1000,
     ),
     "tutorial": dict(
         d_model=256, heads=8, depth=12, context=256, norm="post", embedding_std=1.0, llama_d_ff=776, xl_d_ff=896,
@@ -40,7 +40,7 @@ PRESETS = {
     ),
 }  # fmt: skip
 OPTIONS = {
-    "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
+    "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: the preset's, or plain)"),
     "bytes": dict(type=int, metavar="N", default=0, least=0, help="the first N bytes; 0: all (default: the preset's)"),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
     **MUON_OPTIONS,
@@ -78,7 +78,7 @@ def main(run):
         parameters = replicas.model.parameters()
         if run.optimizer == "muon":
             precision = "bfloat16" if run.precision == "bfloat16" else "float32"
-            optimizer = Muon(parameters, run.muon_lr, run.lr, precision=precision)
+            optimizer = Muon(parameters, run.muon_lr, run.lr, weight_decay=0.0, precision=precision)
         else:
             optimizer = Adam(parameters, run.lr)
         peak, warmup = optimizer.lr, min(run.warmup, run.total // 5)

@@ -2,198 +2,101 @@
 
 Unlike in the paper, the preset small has layer norms before attention and feed-forward layers, and trains with Muon.
 The preset adam has them after these layers, and trains with Adam, as in the paper. The mean of the last snapshots is
-scored. With --models 2 a second model is trained after the first, from other weights and on other batches, and both
-translate together; each has a subfolder in the run's folder. With --models 2 --backwards 1 the second model writes from
-the end of a sentence to its beginning. Then each direction proposes translations, and all models judge them. With
---neighbours 32 the scored translations also use the tokens that followed at the 32 most similar places of the training
-pairs. The preset hour has three models, the last of which writes backwards, and 32 neighbours. With --bpe-dropout 0.1
-words are split differently in each epoch.
+scored. Several models that translate together are in examples/records/translate.py.
 
 BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
 Without --data the official files are downloaded.
 """
 
-from functools import cached_property
+from types import SimpleNamespace
 
-from scratchformer.data import DroppedMerges, Subwords, TranslationBatches, encode_pairs, load_multi30k
-from scratchformer.generation import bleu, printable, translate, with_neighbours
+from scratchformer.data import Subwords, TranslationBatches, encode_pairs, load_multi30k
+from scratchformer.generation import bleu, printable, translate
 from scratchformer.models import EncoderDecoder
-from scratchformer.optim import Adam, InverseSquareRoot
-from scratchformer.training import MODELS_OPTION, MUON_OPTIONS, Ensemble, evaluate_translation
+from scratchformer.optim import Adam, Cosine, InverseSquareRoot, Muon
+from scratchformer.training import evaluate_translation, start
 
-SMALL = dict(
-    source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, norm="pre",
-    tokens=4096, max_length=128, optimizer="muon", muon_lr=0.01, lr=5e-3, warmup=300, steps=7680, average=10,
-    beam=5, length_penalty=1.0,
-)  # fmt: skip
 PRESETS = {
-    "small": SMALL,
-    "hour": SMALL | dict(models=3, backwards=1, neighbours=32, steps=6400),
+    "small": dict(
+        source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, norm="pre",
+        tokens=4096, max_length=128, optimizer="muon", muon_lr=0.01, lr=5e-3, warmup=300, steps=7680, average=10,
+        beam=5, length_penalty=1.0,
+    ),
     "adam": dict(
-        source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, tokens=4096,
-        max_length=128, lr=4e-3, warmup=1920, steps=7680, average=10, beam=5, length_penalty=1.0,
+        source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, norm="post",
+        tokens=4096, max_length=128, optimizer="adam", lr=4e-3, warmup=1920, steps=7680, average=10,
+        beam=5, length_penalty=1.0,
     ),
     "paper": dict(
-        source="en", target="de", vocabulary=16_000, d_model=512, heads=8, depth=6, d_ff=2048, dropout=0.1,
-        tokens=25_000, max_length=128, lr=7e-4, warmup=4000, steps=100_000, average=5, beam=4, length_penalty=0.6,
+        source="en", target="de", vocabulary=16_000, d_model=512, heads=8, depth=6, d_ff=2048, dropout=0.1, norm="post",
+        tokens=25_000, max_length=128, optimizer="adam", lr=7e-4, warmup=4000, steps=100_000, average=5,
+        beam=4, length_penalty=0.6,
     ),
 }  # fmt: skip
-SIZES = ("d_model", "heads", "depth", "d_ff", "dropout", "norm", "r_drop")
-OPTIONS = {
-    **MUON_OPTIONS,
-    **MODELS_OPTION,
-    "backwards": dict(
-        type=int,
-        default=0,
-        metavar="N",
-        least=0,
-        most=100,
-        help="how many of the models write from the end of a sentence to its beginning; these are trained last "
-        "(default: the preset's)",
-    ),
-    "neighbours": dict(
-        type=int,
-        default=0,
-        metavar="K",
-        least=0,
-        most=1000,
-        help="in the scored translations, mix predictions with the tokens that followed at the K most similar places "
-        "of the training pairs (0: none; default: the preset's)",
-    ),
-    "norm": dict(choices=("post", "pre"), default="post", help="of the blocks (default: the preset's)"),
-    "r-drop": dict(
-        type=float,
-        default=0.0,
-        metavar="A",
-        least=0,
-        most=1000,
-        help="predict twice, under two draws of dropout, and weigh their divergence by A (default: the preset's)",
-    ),
-    "bpe-dropout": dict(
-        type=float,
-        default=0.0,
-        metavar="P",
-        least=0,
-        most=0.9,
-        help="probability of skipping a merge of sub-words in training (0)",
-    ),
-}
+BLEU = {"BLEU": False, "lower-case, tokenised BLEU": True}  # whether words are split by Moses
 
 
-class Translate(Ensemble):
-    name = "translate"
-    description = __doc__
-    presets = PRESETS
-    options = OPTIONS
-    hidden = "*coder.*.w"
+def data(run):
+    sentences = load_multi30k(run.data, run.source, run.target)
+    subwords = run.saved_vocabulary(Subwords)
+    if subwords is None:
+        subwords = Subwords.bpe(sentences.train.source + sentences.train.target, run.vocabulary)
+    train, validation = (
+        encode_pairs(subwords, getattr(sentences, part), run.max_length, part) for part in ("train", "validation")
+    )
+    known = dict(vocabulary=subwords, fingerprint=sentences.fingerprint)
+    return SimpleNamespace(sentences=sentences, train=train, validation=validation, **known)
 
-    def __init__(self, run, number=1):
-        if run.backwards >= run.models and not run.resume:
-            expected = f"expected fewer than --models, {run.models}, got {run.backwards}"
-            raise ValueError(f"--backwards: {expected}; add --backwards 0 for models that all write forwards")
-        super().__init__(run, number)
-        self.backwards = number > run.models - run.backwards
 
-    def load(self):
-        self.data = load_multi30k(self.run.data, self.run.source, self.run.target)
-        self.vocabulary = self.saved_vocabulary(Subwords)
-        if self.vocabulary is None:
-            self.vocabulary = Subwords.bpe(self.data.train.source + self.data.train.target, self.run.vocabulary)
+def model(run, pairs):
+    sizes = run.sizes("d_model", "heads", "depth", "d_ff", "dropout", "norm")
+    return EncoderDecoder(len(pairs.vocabulary), key=run.key("weights"), **sizes)
 
-    def identity(self):
-        return {"subwords": self.vocabulary.fingerprint, "data": self.data.fingerprint}
 
-    @cached_property
-    def encoded(self):
-        return {}
+def translations(run, replicas, pairs, part, beam):
+    """The translations of a part's sentences, and for each kind of BLEU the score and sacreBLEU's signature."""
+    source, target = getattr(pairs.sentences, part)
+    written = translate([replicas.model], pairs.vocabulary, source, beam, run.length_penalty, ranks=run.ranks)
+    return written, {name: bleu(written, target, run.target if moses else None) for name, moses in BLEU.items()}
 
-    def pairs(self, part):
-        """The sentences of a part of the data, as sub-words."""
-        if part not in self.encoded:
-            self.encoded[part] = encode_pairs(self.vocabulary, getattr(self.data, part), self.run.max_length, part)
-        return self.encoded[part]
 
-    def make_model(self, key):
-        return EncoderDecoder(len(self.vocabulary), backwards=self.backwards, key=key, **self.sizes(*SIZES))
+def score(run, replicas, pairs, part):
+    _, scores = translations(run, replicas, pairs, part, run.beam)
+    return {name: value for name, (value, _) in scores.items()}
 
-    def make_batches(self, key):
-        training, _ = map(self.pairs, ("train", "validation"))  # both now, to report bad sentences early
-        if self.run.neighbours > (known := sum(len(ids) + 1 for ids in training.target)):
-            raise ValueError(
-                f"--neighbours: expected at most the {known:,} tokens of the pairs, got {self.run.neighbours}"
-            )
-        dropped = None
-        if self.run.bpe_dropout:
-            texts = self.data.train.source + self.data.train.target
-            dropped = DroppedMerges(self.vocabulary, texts, self.run.bpe_dropout, key.fold("dropped merges"))
-        return TranslationBatches(training, self.run.tokens, self.vocabulary, key, dropped, self.backwards)
 
-    def largest_batch(self):
-        batches = map(self.batches.batch, range(len(self.batches)))
-        return max(batches, key=lambda batch: batch.source.size + batch.target.size)
-
-    def optimizer(self, model):
-        if self.with_muon:
-            return super().optimizer(model)
-        return Adam(model.parameters(), self.lr, betas=(0.9, 0.98), eps=1e-9)
-
-    def schedule(self):
-        if self.with_muon:
-            return super().schedule(floor=self.lr / 20)
-        return InverseSquareRoot(self.lr, min(self.run.warmup, max(1, self.steps // 4)))
-
-    def training(self):
-        epoch = len(self.batches)
-        return dict(evaluate_every=epoch, snapshot_every=epoch, keep=self.run.average)
-
-    def evaluate(self, replicas, part):
-        return evaluate_translation(replicas, self.pairs(part), self.run.tokens, self.vocabulary)
-
-    def describe(self):
-        pairs, words = len(self.data.train.source), len(self.vocabulary)
-        print(f"{pairs:,} pairs, {words:,} sub-words, {self.parameters} parameters")
-        print(f"{len(self.batches)} batches an epoch")
-
-    def test(self, replicas):
-        if not self.is_last:
-            return {}
-        self.tested = {beam: self.translations("test", beam) for beam in sorted({1, self.run.beam})}
-        return {}  # BLEU, in `report`
-
-    def translations(self, part, beam):
-        """The translations of a part's sentences."""
-        run, sentences = self.run, getattr(self.data, part)
-        return translate(self.models, self.vocabulary, sentences.source, beam, run.length_penalty, ranks=run.ranks)
-
-    @cached_property
-    def models(self):
-        """The models that translate together. With `neighbours`, each looks up its own vectors."""
-        models, k = [other.model for other in self.each()], self.run.neighbours
-        if not k:
-            return models
-        known = self.pairs("train"), self.vocabulary, self.run.ranks
-        return [with_neighbours(model, *known, neighbours=k) for model in models]
-
-    def summary(self, replicas, part):
-        found, references = self.translations(part, self.run.beam), getattr(self.data, part).target
-        scores = ((name, *bleu(found, references, moses)) for name, moses in self.kinds())
-        return "; ".join(f"{name} {score:.2f}, beam {self.run.beam} ({signature})" for name, score, signature in scores)
-
-    def kinds(self):
-        """The names of two ways to count BLEU, with the argument `moses` of each."""
-        return ("BLEU", None), ("lower-case, tokenised BLEU", self.run.target)
-
-    def report(self, state, test):
-        run, sentences = self.run, self.data.test
-        if not self.is_last:
-            return print(f"{self.which}best on validation: {state['best']}")
-        for beam, found in self.tested.items():
-            for name, moses in self.kinds():
-                score, signature = bleu(found, sentences.target, moses)
-                print(f"{score:.2f} {name} on the {len(found):,} test sentences, beam {beam} ({signature})")
-        for source, written, reference in list(zip(sentences.source, found, sentences.target, strict=True))[:5]:
-            print(printable(f"\n{run.source}: {source}\n{run.target}: {written}\n    (reference: {reference})"))
+def main(run):
+    pairs = run.load(data)
+    batches = TranslationBatches(pairs.train, run.tokens, pairs.vocabulary, run.key("batches"))
+    print(f"{len(pairs.train.source):,} pairs, {len(pairs.vocabulary):,} sub-words; {len(batches)} batches an epoch")
+    largest = max(map(batches.batch, range(len(batches))), key=lambda batch: batch.source.size + batch.target.size)
+    with run.replicas(model(run, pairs), batches, largest) as replicas:
+        parameters = replicas.model.parameters()
+        if run.optimizer == "muon":
+            precision = "bfloat16" if run.precision == "bfloat16" else "float32"
+            options = dict(hidden="*coder.*.w", weight_decay=0.0, precision=precision)
+            optimizer = Muon(parameters, run.muon_lr, run.lr, **options)
+            rate = Cosine(run.muon_lr, min(run.warmup, run.total // 5), run.total, run.muon_lr / 20)
+        else:
+            optimizer = Adam(parameters, run.lr, betas=(0.9, 0.98), eps=1e-9)
+            rate = InverseSquareRoot(run.lr, min(run.warmup, max(1, run.total // 4)))
+        for step in run.steps(replicas, optimizer, batches, keep=run.average, snapshot_every=len(batches)):
+            loss = replicas.gradients(batches.batch(step), run.key("train", step))  # forward and backward
+            norm = replicas.clip(optimizer, 1.0)
+            optimizer.lr = rate(step)
+            replicas.step(optimizer)
+            run.log(loss=loss, norm=norm)
+            if run.due(len(batches)):
+                run.keep_best(evaluate_translation(replicas, pairs.validation, run.tokens, pairs.vocabulary))
+        run.load_best()
+        for beam in sorted({1, run.beam}):
+            written, scores = translations(run, replicas, pairs, "test", beam)
+            for name, (value, signature) in scores.items():
+                print(f"{value:.2f} {name} on the {len(written):,} test sentences, beam {beam} ({signature})")
+    sentences = pairs.sentences.test
+    for source, target, reference in list(zip(sentences.source, written, sentences.target, strict=True))[:5]:
+        print(printable(f"\n{run.source}: {source}\n{run.target}: {target}\n    (reference: {reference})"))
 
 
 if __name__ == "__main__":
-    Translate.main()
+    start(main)

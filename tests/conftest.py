@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import math
 import os
 import random
 import signal
@@ -17,10 +18,12 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import Phase, settings
 
-from scratchformer.backend import CPU, Device, DeviceError, get_device
+from scratchformer.backend import CPU, Device, DeviceError, get_device, to_device
+from scratchformer.rng import Key
 from scratchformer.shell.process import SIGNALS
 from scratchformer.testing.diagnosis import without_diagnosis
 from scratchformer.testing.strict import STRICT
@@ -226,3 +229,24 @@ def guard() -> Iterator[None]:
     with subprocess.Popen(command, start_new_session=True, **streams) as process:
         yield
         process.kill()
+
+
+@pytest.fixture
+def check_loss_backward(device: Device) -> Callable[..., None]:
+    """A function that compares `loss_backward` with a central difference along a random direction of all weights."""
+
+    def check(model: Any, *batch: np.ndarray) -> None:
+        """model: in float64. batch: the NumPy arrays that its `loss` takes."""
+        arrays = [to_device(x, device) for x in batch]
+        flat, key, dloss, h = model.flat, Key(4), 2.5, 1e-6
+        _, cache = model.loss(*arrays, key=key)
+        model.loss_backward(dloss, cache)
+        direction = to_device(np.random.default_rng(0).standard_normal(flat.data.size), device)
+        start, losses = flat.data.copy(), []
+        for step in (h, -h):
+            flat.data[...] = start + step * direction
+            losses.append(float(model.loss(*arrays, key=key)[0]))
+        numeric = dloss * (losses[0] - losses[1]) / (2 * h)
+        assert math.isclose(float(flat.grad @ direction), numeric, rel_tol=1e-5)
+
+    return check

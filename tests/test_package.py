@@ -72,7 +72,7 @@ def test_the_version_is_given_in_one_place():
     """The package has it. What is installed, `scratchformer doctor` and the changelog say the same."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    assert setup["metadata"]["version"] == "attr: scratchformer.__version__"
+    assert setup["metadata"]["version"] == "attr: scratchformer.version.__version__"
     assert dict(report())["scratchformer"] == sf.__version__
     released = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert released[0] == sf.__version__

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scratchformer.testing.cases import LAYERS, OPERATIONS
+from scratchformer.catalogue import LAYERS, OPERATIONS
 
 HERE = Path(__file__).parent
 

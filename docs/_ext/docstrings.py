@@ -18,7 +18,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import scratchformer
 from scratchformer import Key, ops
-from scratchformer.notation import Equation, NotationError, Row, parse
+from scratchformer.notation import DerivationRow, Equation, NotationError, parse
 from scratchformer.notation.grammar import CALLS, OVER, canonical
 
 MODULES = ("data", "generation", "models", "nn", "notation", "ops", "optim", "testing", "training")
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     kind: str
     text: str
     comment: str = ""
-    row: Row | None = None
+    row: DerivationRow | None = None
     item: int = 0
 
 
@@ -68,7 +68,7 @@ def rendered(found: Iterable[Piece], name: str = "") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def label(row: Row) -> str:
+def label(row: DerivationRow) -> str:
     """What stands beside an equation or a line of code."""
     if row.error is None:
         return "defined" if row.kind == "defines" else ""

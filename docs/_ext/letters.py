@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scratchformer.testing.cases import Draw
+from scratchformer.catalogue import Draw
 
 # Chosen so that no two letters, and none of the sums and products that `Letters` knows, are equal.
 SIZES = {

@@ -16,11 +16,12 @@ from mathml import pieces
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from scratchformer.notation import Equation, NotationError, Report, check_derivation, parse
+from scratchformer.catalogue import DerivationCase, Sizes, mistakes_of
+from scratchformer.catalogue.derivations import CASES
+from scratchformer.notation import DerivationReport, Equation, NotationError, check_derivation, parse
 from scratchformer.notation.grammar import canonical, walk
 from scratchformer.notation.page import equation_as_json
-from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
-from scratchformer.testing.mistakes import mistakes_of, says
+from scratchformer.testing.diagnosis import says
 
 SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
 OWN_SIZES = {
@@ -69,7 +70,7 @@ class PageSizes(Sizes):
 def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     """The live section of a derivation, as HTML that needs the files of docs/_static/live and nothing else.
 
-    mistakes: as in `scratchformer.testing.mistakes`; those whose equation is not in the derivation are left out.
+    mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
     """
     data = live_data(name, mistakes)
     lists = {"equation": data["items"], "mistake": data["mistakes"]}
@@ -109,7 +110,7 @@ def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
     }
 
 
-def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
+def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
     """A derivation, and the arrays that its equations begin with.
 
     items: the equations, as text, tree and HTML. arrays: what the equations do not compute, by name. shapes: of what
@@ -145,7 +146,7 @@ def beginning(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def checked(case: DerivationCase) -> Report:
+def checked(case: DerivationCase) -> DerivationReport:
     options = {"names": case.names, "docstring": case.docstring, **case.options}
     return check_derivation(case.op, case.op_backward, *case.args, **options)
 
@@ -158,7 +159,7 @@ def bound(case: DerivationCase) -> dict[str, Any]:
     return {canonical(name): value for name, value in found.arguments.items()}
 
 
-def names_in(report: Report) -> tuple[set[str], set[str]]:
+def names_in(report: DerivationReport) -> tuple[set[str], set[str]]:
     """The names that the equations compute, and all that they mention; for a short name, what it stands for."""
     short: dict[str, str] = {}
     computed, mentioned = set(), set()
@@ -216,7 +217,7 @@ def limits(name: str, array: np.ndarray, argument: Any, draw: PageSizes) -> dict
     return None
 
 
-def planted(mistake: Any, report: Report) -> dict[str, Any] | None:
+def planted(mistake: Any, report: DerivationReport) -> dict[str, Any] | None:
     """The mistake, with its equation parsed and the number of the equation that it takes the place of."""
     try:
         right, wrong = (parse(text, report.values) for text in (mistake.equation, mistake.wrong))

@@ -13,7 +13,7 @@ import numpy as np
 from tracing import one_thread
 
 from scratchformer import reference_only
-from scratchformer.testing.cases import OPERATIONS, Draw
+from scratchformer.catalogue import OPERATIONS, Draw
 
 SIZES = dict(
     B=2, T=256, S=256, C=256, H=8, G=8, D=32, I=256, O=1024, F=1024, V=1000, K=16,

@@ -12,8 +12,8 @@ from svg import Canvas, wrapped
 from tracing import Call, owner, trace_operation
 
 from scratchformer import ops
+from scratchformer.catalogue import OPERATIONS, OperationCase
 from scratchformer.dispatch import reference_only
-from scratchformer.testing.cases import OPERATIONS, OperationCase
 
 WIDTH, COLUMNS = 400, 3
 SIDE = {  # the length of an axis in pixels
@@ -32,7 +32,6 @@ CASES: dict[str, Callable[[Sizes], OperationCase]] = {**OPERATIONS, "attention":
 WITHOUT_BACKWARD: dict[str, Callable[[Sizes], tuple[dict[str, np.ndarray], np.ndarray]]] = {  # inputs and output
     "sinusoidal_positions": lambda d: ({}, ops.sinusoidal_positions(d.T, d.C)),
     "rotary_frequencies": lambda d: ({}, ops.rotary_frequencies(d.D)),
-    "adversarial_noise": lambda d: ({"x": (x := d("B T C")), "dx": x}, ops.adversarial_noise(x, x, 0.1)),
 }
 
 

@@ -20,12 +20,12 @@ from sphinx.application import Sphinx
 from step_curves import step_curve
 
 from scratchformer import models, nn, ops
+from scratchformer.catalogue import Mistake, mistakes_of
+from scratchformer.catalogue.derivations import CASES
 from scratchformer.course.course import NAMES, exercise
 from scratchformer.dispatch import twins_of
-from scratchformer.testing.derivations import CASES
-from scratchformer.testing.mistakes import Mistake, mistakes_of
 
-WITHOUT_BACKWARD = ("sinusoidal_positions", "rotary_frequencies", "adversarial_noise")
+WITHOUT_BACKWARD = ("sinusoidal_positions", "rotary_frequencies")
 COMMON = ("Layer", "Param", "FlatParameters", "Model")  # what layers and models share: in the API reference alone
 OPERATIONS = (*(name for name in ops.__all__ if f"{name}_backward" in ops.__all__), *WITHOUT_BACKWARD)
 

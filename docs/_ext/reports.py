@@ -5,26 +5,27 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from scratchformer.notation import Item, Report, Row, parse
+from scratchformer.catalogue import Mistake, Sizes
+from scratchformer.catalogue.derivations import CASES, check, variants
+from scratchformer.notation import DerivationReport, DerivationRow, Item, parse
 from scratchformer.notation.check import Walk, read_and_run
 from scratchformer.notation.grammar import walk as nodes_of
 from scratchformer.notation.layout import normal
-from scratchformer.testing.derivations import CASES, Sizes, check, variants
-from scratchformer.testing.mistakes import Mistake, says
+from scratchformer.testing.diagnosis import says
 
 VISIBLE = 1e-6  # a relative error that is no rounding
 
 
 @cache
-def reports(name: str) -> tuple[Report, ...]:
+def reports(name: str) -> tuple[DerivationReport, ...]:
     """The checked derivation of this name, in all its cases: each may leave out what concerns another."""
     return tuple(check(case) for case in variants(name))
 
 
 @cache
-def items(name: str) -> tuple[tuple[Item, Row | None], ...]:
+def items(name: str) -> tuple[tuple[Item, DerivationRow | None], ...]:
     """The items of a derivation from top to bottom, each with its row of the largest error, if it has one."""
-    found: dict[tuple[int, int], tuple[Item, Row | None]] = {}
+    found: dict[tuple[int, int], tuple[Item, DerivationRow | None]] = {}
     for report in reports(name):
         for item in report.derivation.items:
             place = item.line, item.column

@@ -10,8 +10,8 @@ import numpy as np
 from svg import Canvas, width
 from tracing import one_thread
 
+from scratchformer.catalogue import OPERATIONS, Draw, OperationCase
 from scratchformer.dispatch import reference_only
-from scratchformer.testing.cases import OPERATIONS, Draw, OperationCase
 from scratchformer.testing.differences import Tensor, elements
 
 STEPS = tuple(10 ** (-k / 2) for k in range(2, 29))  # 1e-1 to 1e-14

@@ -10,10 +10,10 @@ import numpy as np
 from letters import Letters, Sizes
 from tracing import Call, trace
 
-from scratchformer import models, nn
+from scratchformer import models, nn, records
+from scratchformer.catalogue import LAYERS, LayerCase
 from scratchformer.dispatch import reference_only
 from scratchformer.rng import Key
-from scratchformer.testing.cases import LAYERS, LayerCase
 
 DEPTH = 2
 
@@ -56,18 +56,18 @@ def _classifier(d: Sizes) -> LayerCase:
 
 
 def _evidence_classifier(d: Sizes) -> LayerCase:
-    model = models.EvidenceClassifier(d.V, d.I, d.C, d.H, DEPTH, d.T + 1)
+    model = records.EvidenceClassifier(d.V, d.I, d.C, d.H, DEPTH, d.T + 1)
     evidence = d("B T I").astype(np.float32)
     return LayerCase(model, (_ids(d, "B T"), evidence, d.lengths(), _ids(d, "B", 2)))
 
 
 def _bidirectional_classifier(d: Sizes) -> LayerCase:
-    model = models.BidirectionalClassifier(d.V, d.K, d.C, d.H, DEPTH, d.T + 1)
+    model = records.BidirectionalClassifier(d.V, d.K, d.C, d.H, DEPTH, d.T + 1)
     return LayerCase(model, (_ids(d, "B T"), d.lengths(), _ids(d, "B", d.K)))
 
 
 def _bidirectional_language_model(d: Sizes) -> LayerCase:
-    model = models.BidirectionalLanguageModel(d.V, d.C, d.H, DEPTH, d.T + 1, models.LanguageModel)
+    model = records.BidirectionalLanguageModel(d.V, d.C, d.H, DEPTH, d.T + 1, models.LanguageModel)
     return LayerCase(model, (_ids(d, "B T"), _ids(d, "B T")))
 
 

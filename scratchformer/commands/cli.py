@@ -1,9 +1,10 @@
-"""The command `scratchformer`: doctor, check, mutate, show, generate, translate, evaluate, plot, mpiexec, learn."""
+"""The command `scratchformer`: train, score and use models, check gradients, and learn to write them."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import runpy
 import shlex
 import sys
 import time
@@ -43,7 +44,9 @@ def run_command(argv: list[str]) -> None:
 
 
 def own_arguments(argv: list[str]) -> int:
-    """How many of the arguments are those of a command; the others are passed on, to pytest or mpiexec."""
+    """How many of the arguments are those of a command; the others are passed on, to pytest, mpiexec or a program."""
+    if argv[:1] == ["train"]:
+        return 2
     if argv[:1] == ["mutate"] and "--" in argv:
         return argv.index("--")
     if argv[:1] != ["mpiexec"]:
@@ -57,6 +60,14 @@ def make_parser() -> Parser:
     parser = Parser(prog="scratchformer", description=__doc__)
     parser.add_argument("--version", action="version", version=f"scratchformer {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "train",
+        help="run one of the programs that train a model, or list them",
+        usage="scratchformer train [NAME [OPTIONS OF THE PROGRAM]]",
+    )
+    command.add_argument("name", nargs="?", metavar="NAME", help="for example enwik8; without it, all are listed")
+    command.set_defaults(run=train)
 
     command = commands.add_parser("doctor", help="print what a bug report needs")
     command.set_defaults(run=doctor)
@@ -98,7 +109,7 @@ def make_parser() -> Parser:
         "name", metavar="NAME", help="an operation of the package, or FILE.py::FUNCTION, whose file is executed"
     )
     target = command.add_mutually_exclusive_group(required=True)
-    for option, what in (("numba", "Numba"), ("cuda", "CUDA"), ("js", "JavaScript"), ("numpy", "NumPy")):
+    for option, what in (("numba", "Numba"), ("cuda", "CUDA")):
         target.add_argument(
             f"--{option}", dest="target", action="store_const", const=option, help=f"the loops in {what}"
         )
@@ -203,6 +214,23 @@ def placed(model: Any, args: argparse.Namespace) -> Any:
     return model if (half := half_type(args.precision, model)) is None else model.to(dtype=half)
 
 
+def train(args: argparse.Namespace) -> None:
+    """Run a program as `python FILE` would, or list all. A file in the current folder is never taken for one."""
+    from ..training.examples import examples, first_line
+
+    programs = examples()
+    if args.name is None:
+        for name, file in programs.items():
+            print(f"{name:<22} {first_line(file)}")
+        return
+    if args.name not in programs:
+        known = ", ".join(programs) or "none, since this package was installed without its programs"
+        raise ValueError(f"train: expected the name of a program ({known}), got {args.name!r}")
+    sys.argv = [str(programs[args.name]), *args.others]
+    sys.path.insert(0, str(programs[args.name].parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
 def doctor(args: argparse.Namespace) -> None:
     from .doctor import report
 
@@ -212,12 +240,12 @@ def doctor(args: argparse.Namespace) -> None:
 
 def check(args: argparse.Namespace) -> None:
     from ..backend import get_device
-    from ..testing.cases import check_cases, select_cases
+    from ..catalogue.check import check_cases, select_cases
 
     expect_one_check(args)
     started = time.perf_counter()
     if args.derivations:
-        from ..testing.derivations import check_all, select_derivations
+        from ..catalogue.derivations import check_all, select_derivations
 
         if wrong := check_all(args.names, args.seed, args.mistakes):
             sys.exit(f"wrong: {', '.join(wrong)}")
@@ -288,7 +316,7 @@ def find_pair(name: str) -> tuple[Any, Any]:
 
 def generate(args: argparse.Namespace) -> None:
     from ..generation import printable, stream_text
-    from ..generation.recalled import recall_orders
+    from ..generation.cache import column_reader
     from ..rng import Key
     from ..training.readers import load_writer
 
@@ -297,7 +325,7 @@ def generate(args: argparse.Namespace) -> None:
     model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens, program_of(args))
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
-    if recall_orders(model):
+    if column_reader(model) is not None:
         options["before"] = text_before(args)
     texts = stream_text(placed(model, args), prompt, args.tokens, vocabulary, **options)
     first = next(texts, "")  # first, so that a bad option prints its error alone
@@ -314,7 +342,7 @@ def program_of(args: argparse.Namespace) -> Any:
 
 
 def text_before(args: argparse.Namespace) -> Any:
-    """The tokens of a run's text, for a model with recall; None, with a note, if they cannot be read."""
+    """The tokens of a run's text, for a model that looks up earlier ones; None, with a note, if they cannot be read."""
     import numpy as np
 
     from ..data.batching import tokens_of
@@ -337,9 +365,10 @@ def text_before(args: argparse.Namespace) -> Any:
 
 
 def translate(args: argparse.Namespace) -> None:
-    from .. import generation
+    from ..generation import printable
     from ..parallel.ranks import Ranks
-    from ..training.readers import load_translators
+    from ..records import translate_together
+    from ..records.ensembles import load_translators
     from ..training.settings import read_settings
 
     run = Path(args.run_folder)
@@ -357,11 +386,11 @@ def translate(args: argparse.Namespace) -> None:
         models = [placed(model, args) for model in models]
         sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
         try:
-            found = iter(generation.translate(models, subwords, sentences, **options, ranks=ranks))
+            found = iter(translate_together(models, subwords, sentences, **options, ranks=ranks))
         except ValueError as error:
             raise ValueError(of_line(str(error), lines)) from error
         for line in lines:
-            print(generation.printable(next(found)) if line else "")
+            print(printable(next(found)) if line else "")
 
 
 def of_line(message: str, lines: list[str]) -> str:

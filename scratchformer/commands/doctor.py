@@ -21,6 +21,8 @@ from threadpoolctl import threadpool_info
 from .. import processor
 from ..backend import DeviceError, cores, get_device, gpus
 from ..dispatch import turned_off
+from ..shell.files import cache_dir
+from ..version import __version__
 
 if TYPE_CHECKING:
     from ..kernels.mkl_products import Choice
@@ -30,9 +32,6 @@ IN_HARDWARE = "--precision bfloat16, which this processor multiplies in hardware
 
 def report() -> Iterator[tuple[str, str]]:
     """Pairs (subject, finding)."""
-    from ..data import cache_dir
-    from ..version import __version__
-
     yield "scratchformer", __version__
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "NumPy", np.__version__

@@ -16,9 +16,10 @@ from ..data import Vocabulary
 from ..data.subwords import BEGIN, END
 from ..dispatch import reference_only
 from ..generation import beam_search
-from ..models import Classifier, EncoderDecoder, EvidenceClassifier, LanguageModel
+from ..models import Classifier, EncoderDecoder, LanguageModel
 from ..nn.recompute import RecomputeCache
 from ..ops import sinusoidal_positions
+from ..records import EvidenceClassifier
 from ..shell.files import expect_no_link, replacing
 from ..shell.text import one_line, printable
 from ..training import best_snapshot, load_model, read_metrics

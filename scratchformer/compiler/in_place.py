@@ -14,8 +14,8 @@ from ..optim.adam import adam_step, clip_adam, clip_adam_round
 from ..optim.clip import scale
 from ..optim.muon import move, nesterov
 from ..optim.sgd import sgd_step
-from . import CompileError
 from .derivation import Derivation, before
+from .errors import CompileError
 from .fusion import Part, joined
 from .twins import Shape, Target, Twin, evaluate, is_number
 

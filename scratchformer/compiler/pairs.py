@@ -10,8 +10,8 @@ import numpy as np
 from ..backend import DeviceError, gpus
 from ..dispatch import backward, operation, turned_off
 from ..notation import DerivationError
-from . import CompileError
 from .derivation import Derivation
+from .errors import CompileError
 from .twins import Kept, Target, Twin
 
 TOLERANCE = 1e-6  # of the largest number, in float64

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 
 from ..notation.grammar import walk
 from ..notation.spelling import name as spelled_name
+from .cuda_code import cuda_source
 from .derivation import Derivation
 from .in_place import IN_PLACE
 from .in_place import derivation_of as in_place
+from .numba_code import numba_source
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
 
-PRINTERS = {"numba": ("numba_code", "#"), "cuda": ("cuda_code", "//"), "js": ("javascript_code", "//"),
-            "numpy": ("numpy_code", "#")}  # fmt: skip
+PRINTERS: dict[str, tuple[Callable[[Plan], str], str]] = {"numba": (numba_source, "#"), "cuda": (cuda_source, "//")}
 
 
 def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterator[tuple[Plan, str]]:
@@ -22,8 +22,7 @@ def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterato
 
     op, op_backward: functions, decorated or not. Raises CompileError for what cannot be compiled.
     """
-    module = PRINTERS[target][0]
-    print_plan = getattr(import_module(f".{module}", __package__), module.replace("_code", "_source"))
+    print_plan, _ = PRINTERS[target]
     if op_backward is None and op in IN_PLACE:
         derivation = in_place(op)
     else:
@@ -37,7 +36,7 @@ def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterato
 
 def shown(op: Callable, op_backward: Callable | None, target: str) -> str:
     """The source of the forward and of the backward, each with comments on what is outside the loops."""
-    mark = PRINTERS[target][1]
+    _, mark = PRINTERS[target]
     return "\n\n".join(
         "\n".join([*(f"{mark} {line}" for line in remarks(plan, op_backward is None)), source.strip("\n")])
         for plan, source in loops_of(op, op_backward, target)

@@ -14,9 +14,9 @@ import numpy as np
 from ..backend import erf
 from ..dispatch import Operation
 from ..notation.grammar import Node
-from . import CompileError
 from .axes import HALF, reordered
 from .derivation import Derivation, Pair
+from .errors import CompileError
 from .plan import Plan, names
 from .trees import COLUMN, OPERATORS, ROW, Array
 

@@ -1,8 +1,9 @@
 """Data: reading corpora, building vocabularies and making batches."""
 
+from ..shell.files import cache_dir
 from .batching import (
     DrawnBatches,
-    EvidenceBatch,
+    Labelled,
     LabelledBatch,
     LabelledBatches,
     SegmentBatch,
@@ -11,12 +12,11 @@ from .batching import (
     TextBatches,
     in_order,
     joined,
-    recalling,
+    tokens_of,
     windows,
 )
-from .bpe_dropout import DroppedMerges
 from .digits import Digits, Images, load_digits
-from .download import DataError, NoConnection, cache_dir, fetch, verify
+from .download import DataError, NoConnection, fetch, verify
 from .enwik8 import (
     STANDARD_LIBRARY,
     VALIDATION_BYTES,
@@ -26,8 +26,7 @@ from .enwik8 import (
     load_enwik8,
     load_standard_library,
 )
-from .evidence import Evidence, Found, find_evidence, fit_evidence
-from .imdb import Imdb, Labelled, load_imdb, load_imdb_subwords, read_reviews, read_splits
+from .imdb import Imdb, load_imdb, load_imdb_subwords, read_reviews, read_splits
 from .masked import MaskedBatch, MaskedBatches, single_texts
 from .multi30k import Multi30k, Pairs, load_multi30k
 from .photos import load_photos
@@ -42,10 +41,6 @@ __all__ = [
     "DataError",
     "Digits",
     "DrawnBatches",
-    "DroppedMerges",
-    "Evidence",
-    "EvidenceBatch",
-    "Found",
     "Images",
     "Imdb",
     "Labelled",
@@ -70,8 +65,6 @@ __all__ = [
     "cache_dir",
     "encode_pairs",
     "fetch",
-    "find_evidence",
-    "fit_evidence",
     "in_order",
     "joined",
     "load_bytes",
@@ -85,9 +78,9 @@ __all__ = [
     "pairs_in_order",
     "read_reviews",
     "read_splits",
-    "recalling",
     "single_texts",
     "tokenize",
+    "tokens_of",
     "verify",
     "windows",
 ]

@@ -8,14 +8,14 @@ computes: it belongs to one step and is saved with the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
-from ..ops import IGNORED
-from ..ops.checks import (
+from ..checks import (
     LARGEST,
     expect_array,
     expect_at_least,
@@ -27,12 +27,10 @@ from ..ops.checks import (
     expect_range,
     expect_shape,
 )
-from ..ops.ngrams import expect_orders, recalled
+from ..ops import IGNORED
 from ..rng import Key, expect_key
-from ..shell.progress import progress_bar
 from ..shell.reading import DataError
 from ..shell.text import shown
-from .imdb import Labelled
 from .vocabulary import PAD, UNKNOWN
 
 _CHUNK = 64  # batches whose texts are sorted by length together
@@ -52,7 +50,7 @@ def width_of(targets: np.ndarray) -> int:
 class TextBatch(NamedTuple):
     """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id that follows, or IGNORED.
 
-    For a model with recall, ids may be (B, T, 1 + K): see `recalling`.
+    For a model that reads further columns of ids (see `Body`), ids may be (B, T, J), with the tokens in the first.
     """
 
     ids: np.ndarray
@@ -162,54 +160,55 @@ class LabelledBatch(NamedTuple):
         return parts
 
 
-class EvidenceBatch(NamedTuple):
-    """Texts with numbers for each word: a `LabelledBatch` with `evidence` (B, T, I) float32, 0 after the end."""
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Encoded texts and their classes: `ids`, an int32 array (T,) for each text, and `labels`, an int64 array (texts,).
 
-    ids: np.ndarray
-    evidence: np.ndarray
-    lengths: np.ndarray
+    Labels may also be probabilities, (texts, K) of K classes, to learn from.
+    """
+
+    ids: list[np.ndarray]
     labels: np.ndarray
 
-    @property
-    def inputs(self) -> tuple[np.ndarray, ...]:
-        """The arguments of the model's forward."""
-        return self.ids, self.evidence, self.lengths
+    def chosen(self, indices: Any) -> Labelled:
+        """The texts with these indices, a list of integers."""
+        return replace(self, ids=[self.ids[i] for i in indices], labels=np.asarray(self.labels)[indices])
 
-    @property
-    def weight(self) -> int:
-        """The number of labels."""
-        return len(self.labels)
+    def evenly(self, count: int) -> Labelled:
+        """`count` of the texts, evenly spaced, so that each class keeps its share even if the texts are sorted."""
+        expect_at_least(0, count=count)
+        if count > len(self.labels):
+            raise ValueError(f"count: expected at most the {len(self.labels)} texts, got {count}")
+        return self.chosen((np.arange(int(count)) * len(self.labels) // int(count or 1)).tolist())
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens without padding."""
-        return int(self.lengths.sum())
+    def batch(self, indices: Any, cut: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """The texts with these indices, integers, as a batch; `cut` shortens what comes with each word of a text."""
+        texts = [cut(self.ids[i]) for i in indices]
+        labels = np.asarray(self.labels)
+        kind = np.float32 if labels.ndim == 2 and labels.dtype.kind == "f" else np.int64
+        return LabelledBatch(padded(texts, PAD), np.array([len(ids) for ids in texts]), labels.astype(kind)[indices])
 
-    def without(self, dropped: np.ndarray) -> EvidenceBatch:
-        """The batch with <unk> in place of the words where `dropped` (B, T) is true, and without their evidence."""
-        return self._replace(
-            ids=np.where(dropped, np.int32(UNKNOWN), self.ids), evidence=self.evidence * ~dropped[:, :, None]
-        )
-
-    def stretched(self, rows: int, length: int) -> EvidenceBatch:
-        """A batch of the largest size, `rows` rows of `length` tokens, filled by repeating this one."""
-        ids, lengths, labels = LabelledBatch(self.ids, self.lengths, self.labels).stretched(rows, length)
-        evidence = np.resize(self.evidence[:rows], (rows, length, self.evidence.shape[2]))
-        return EvidenceBatch(ids, evidence, lengths, labels)
-
-    def split(self, size: int) -> list[EvidenceBatch]:
-        """The same rows, in order, as micro-batches of at most `size` rows, each as wide as its longest text."""
-        parts = []
-        for rows in slices(len(self.ids), size):
-            ids, evidence, lengths, labels = (a[rows] for a in self)
-            width = lengths.max()
-            parts.append(EvidenceBatch(ids[:, :width], evidence[:, :width], lengths, labels))
-        return parts
+    def check(self) -> None:
+        """Raise TypeError or ValueError unless there are texts, each with words and a label."""
+        if len(self.ids) != len(self.labels):
+            raise ValueError(f"dataset: {len(self.ids)} texts but {len(self.labels)} labels")
+        if len(self.ids) == 0:
+            raise ValueError("dataset: expected texts, got none")
+        labels = expect_array("dataset: labels", self.labels)
+        if labels.dtype.kind not in "biu" and (labels.dtype.kind, labels.ndim) != ("f", 2):
+            raise TypeError(
+                f"dataset: expected labels that are integers, or probabilities (texts, K), got {labels.dtype}"
+            )
+        for i, text in enumerate(self.ids):
+            expect_shape(f"dataset: text number {i}", text, "T")
+            expect_token_ids(f"dataset: text number {i}", text)
+            if not len(text):
+                raise ValueError(f"dataset: text number {i} is empty")
 
 
-def expect_text(data: np.ndarray, recalled: bool = True) -> None:
-    """Raise TypeError or ValueError unless `data` is (n,), or, if `recalled`, (n, 1 + K) from `recalling`; integers."""
-    expect_shape("data", data, "n J" if recalled and getattr(data, "ndim", 1) == 2 else "n")
+def expect_text(data: np.ndarray, columns: bool = True) -> None:
+    """Raise TypeError or ValueError unless `data` is (n,), or, if it may have `columns`, (n, J); integers."""
+    expect_shape("data", data, "n J" if columns and getattr(data, "ndim", 1) == 2 else "n")
     expect_token_ids("data", data)
 
 
@@ -220,32 +219,8 @@ def expect_token_ids(name: str, ids: np.ndarray) -> None:
         expect_range(name, ids, -LARGEST, LARGEST)
 
 
-def recalling(text: np.ndarray, orders: Sequence[int]) -> np.ndarray:
-    """A text as rows for a model with recall=orders: each token, and what followed earlier occurrences of its n-grams.
-
-    text: (n,), integers from 0 to 2³¹ − 2. Returns (n, 1 + len(orders)): uint16 if all values fit, otherwise int32.
-    Column 0 is the token, and the others are those of `ops.recall`, with the whole text as one sequence. `TextBatches`,
-    `windows` and the functions that use them take these rows in place of tokens. To find matches in earlier parts of a
-    text, such as the training part, call this before the text is split. It takes time O(n log n), and 70 bytes a token
-    beside the rows. Raises ValueError for a wrong shape, wrong lengths or values out of range, TypeError for anything
-    but integers.
-    """
-    expect_shape("text", text, "n")
-    expect_integers("text", text)
-    expect_range("text", text, 0, np.iinfo(np.int32).max - 1)
-    expect_orders(orders)
-    most = int(text.max(initial=0)) + 1
-    rows = np.empty((len(text), 1 + len(orders)), np.uint16 if most < 2**16 else np.int32)
-    rows[:, 0] = text
-    with progress_bar("looking up n-grams", len(orders), "lengths") as bar:
-        for i, column in recalled(text[None], orders):
-            rows[:, 1 + i] = column[0]
-            bar.update(1)
-    return rows
-
-
 def tokens_of(data: np.ndarray) -> np.ndarray:
-    """The tokens (n,) of a text, without what each recalls."""
+    """The tokens (n,) of a text (n,), or (n, J) with further columns."""
     return data if data.ndim == 1 else data[:, 0]
 
 
@@ -268,8 +243,8 @@ def joined(texts: Sequence[np.ndarray], end: int) -> np.ndarray:
 class TextBatches:
     """Training batches from one long text: subsequences from random starts, drawn afresh at every step.
 
-    `data`: (n,), integers, or (n, 1 + K) from `recalling`. `batch_size`: B. `context`: T. Raises DataError if
-    n < T + 1.
+    `data`: (n,), integers, or (n, J) for a model that reads further columns of ids, with the tokens in the first.
+    `batch_size`: B. `context`: T. Raises DataError if n < T + 1.
     """
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key) -> None:
@@ -324,7 +299,7 @@ class SegmentBatches:
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key, depth: int, d_model: int) -> None:
         expect_positive(batch_size=batch_size, context=context, depth=depth, d_model=d_model)
         batch_size, context = int(batch_size), int(context)
-        expect_text(data, recalled=False)
+        expect_text(data, columns=False)
         expect_key(key)
         self.stream = len(data) // batch_size  # tokens
         if self.stream < context + 1:
@@ -443,7 +418,7 @@ class LabelledBatches:
         expect_key(key)
         self.word_dropout = word_dropout
         self.dataset, self.batch_size, self.key = dataset, int(batch_size), key
-        self.max_length, self.keep = int(max_length), keep
+        self.cut = _shortener(int(max_length), keep)
         # The current epoch, and the indices of the texts in each of its batches.
         self._plan: tuple[int, list[np.ndarray]] | None = None
 
@@ -454,13 +429,13 @@ class LabelledBatches:
         """The epoch of training step `step`, from 0."""
         return step // len(self)
 
-    def batch(self, step: int) -> LabelledBatch | EvidenceBatch:
+    def batch(self, step: int) -> Any:
         """The batch of training step `step`, always the same one."""
         epoch, place = divmod(step, len(self))
         plan = self._plan  # read once: another thread may ask for another epoch
         if plan is None or plan[0] != epoch:
             plan = self._plan = (epoch, batches_by_length(self.lengths, self.batch_size, self.key.fold(epoch)))
-        batch = _labelled_batch(self.dataset, plan[1][place], self.max_length, self.keep)
+        batch = self.dataset.batch(plan[1][place], self.cut)
         if not self.word_dropout:
             return batch
         dropped = self.key.fold("word dropout", step).generator().random(batch.ids.shape) < self.word_dropout
@@ -482,13 +457,11 @@ def batches_by_length(lengths: np.ndarray, batch_size: int, key: Key, whole: boo
     return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def in_order(
-    dataset: Labelled, batch_size: int, max_length: int, keep: str = "head"
-) -> Iterator[LabelledBatch | EvidenceBatch]:
+def in_order(dataset: Labelled, batch_size: int, max_length: int, keep: str = "head") -> Iterator[Any]:
     """Batches for evaluation: every text once, in the order of `by_length`; arguments as for `LabelledBatches`."""
     _check_dataset(dataset, batch_size, max_length, keep)
-    order = by_length(dataset, max_length)
-    return (_labelled_batch(dataset, order[rows], max_length, keep) for rows in slices(len(order), batch_size))
+    order, cut = by_length(dataset, max_length), _shortener(int(max_length), keep)
+    return (dataset.batch(order[rows], cut) for rows in slices(len(order), batch_size))
 
 
 def by_length(dataset: Labelled, max_length: int) -> np.ndarray:
@@ -497,24 +470,21 @@ def by_length(dataset: Labelled, max_length: int) -> np.ndarray:
 
 
 def _text_batch(data: np.ndarray, starts: np.ndarray, context: int) -> TextBatch:
-    rows = data[starts[:, None] + np.arange(context + 1)].astype(np.int32)  # (B, T + 1), or (B, T + 1, 1 + K)
+    rows = data[starts[:, None] + np.arange(context + 1)].astype(np.int32)  # (B, T + 1), or (B, T + 1, J)
     targets = rows[:, 1:] if rows.ndim == 2 else rows[:, 1:, 0]
     return TextBatch(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(targets))
 
 
-def _labelled_batch(
-    dataset: Labelled, indices: np.ndarray, max_length: int, keep: str
-) -> LabelledBatch | EvidenceBatch:
-    def cut(texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [_cut(texts[i], max_length, keep) for i in indices]
+def _shortener(max_length: int, keep: str) -> Callable[[np.ndarray], np.ndarray]:
+    """A function that keeps at most `max_length` words of what it is given; see `LabelledBatches` for `keep`."""
+    head = {"head": max_length, "tail": 0, "both": max_length // 4}[keep]
 
-    lengths = np.array([min(len(dataset.ids[i]), max_length) for i in indices])
-    labels = np.asarray(dataset.labels)
-    soft = labels.ndim == 2 and labels.dtype.kind == "f"
-    ids, labels = padded(cut(dataset.ids), PAD), labels.astype(np.float32 if soft else np.int64)[indices]
-    if not len(dataset.evidence):
-        return LabelledBatch(ids, lengths, labels)
-    return EvidenceBatch(ids, padded(cut(dataset.evidence), 0, np.float32), lengths, labels)
+    def cut(text: np.ndarray) -> np.ndarray:
+        if len(text) <= max_length:
+            return text
+        return np.concatenate([text[:head], text[len(text) - (max_length - head) :]])
+
+    return cut
 
 
 def padded(rows: Sequence[np.ndarray], filler: int, dtype: Any = np.int32) -> np.ndarray:
@@ -525,14 +495,6 @@ def padded(rows: Sequence[np.ndarray], filler: int, dtype: Any = np.int32) -> np
     return found
 
 
-def _cut(text: np.ndarray, length: int, keep: str) -> np.ndarray:
-    """At most `length` words of `text`; see `LabelledBatches` for `keep`."""
-    if len(text) <= length:
-        return text
-    head = {"head": length, "tail": 0, "both": length // 4}[keep]
-    return np.concatenate([text[:head], text[len(text) - (length - head) :]])
-
-
 def slices(count: int, size: int) -> Iterator[slice]:
     """Slices of at most `size` that cover 0 to `count`."""
     expect_positive(size=size)
@@ -541,33 +503,9 @@ def slices(count: int, size: int) -> Iterator[slice]:
 
 
 def _check_dataset(dataset: Labelled, batch_size: int, max_length: int, keep: str) -> np.ndarray:
-    """The lengths of the texts after cutting, int64 (number of texts,); raises ValueError if something does not fit,
-    TypeError for labels or texts that are not numbers of the right kind.
-    """
+    """The lengths of the texts after cutting, int64 (texts,). Raises an error if something does not fit."""
     expect_instance("dataset", dataset, Labelled)
     expect_positive(batch_size=batch_size, max_length=max_length)
     expect_one_of("keep", keep, _KEEP)
-    if len(dataset.ids) != len(dataset.labels):
-        raise ValueError(f"dataset: {len(dataset.ids)} texts but {len(dataset.labels)} labels")
-    if len(dataset.ids) == 0:
-        raise ValueError("dataset: expected texts, got none")
-    labels = expect_array("dataset: labels", dataset.labels)
-    if labels.dtype.kind not in "biu" and (labels.dtype.kind, labels.ndim) != ("f", 2):
-        raise TypeError(f"dataset: expected labels that are integers, or probabilities (texts, K), got {labels.dtype}")
-    for i, text in enumerate(dataset.ids):
-        expect_shape(f"dataset: text number {i}", text, "T")
-        expect_token_ids(f"dataset: text number {i}", text)
-    lengths = np.array([len(text) for text in dataset.ids])
-    if not lengths.all():
-        raise ValueError(f"dataset: text number {np.argmin(lengths)} is empty")
-    if len(dataset.evidence):
-        width = np.shape(dataset.evidence[0])[1:]
-        if len(width) != 1 or [np.shape(e) for e in dataset.evidence] != [(n, *width) for n in lengths.tolist()]:
-            raise ValueError("dataset: expected evidence (T, I) for each text of T words, with the same I")
-    if len(dataset.logits) and np.shape(dataset.logits) != (len(dataset.ids),):
-        raise ValueError(f"dataset: {len(dataset.ids)} texts but logits of shape {np.shape(dataset.logits)}")
-    if len(dataset.logits):
-        logits = np.asarray(dataset.logits)
-        if logits.dtype.kind not in "iuf" or not np.isfinite(logits).all():
-            raise ValueError("dataset: expected logits that are finite numbers")
-    return np.minimum(lengths, max_length)
+    dataset.check()
+    return np.minimum([len(text) for text in dataset.ids], max_length)

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ..shell.files import cache_dir
 from ..shell.reading import DataError, expect_file
 from ..shell.text import shown
 
@@ -20,20 +21,13 @@ class NoConnection(DataError):
     """A download failed because of the network: no connection, or no answer in time."""
 
 
-def cache_dir() -> Path:
-    """The folder for downloads: $SCRATCHFORMER_DATA if set, otherwise the user's cache folder."""
-    import pooch  # here and below, since it takes 7 MB of memory that training does not need
-
-    return Path(os.environ.get("SCRATCHFORMER_DATA") or pooch.os_cache("scratchformer")).expanduser()
-
-
 def fetch(url: str, checksum: str, filename: str) -> Path:
     """The path of `filename` in `cache_dir()`, downloaded from `url` unless a file with that checksum is there.
 
     Raises NoConnection if the server cannot be reached, and DataError if it refuses, the checksum is wrong or the file
     cannot be written. Each message is one line. A failed download leaves no file behind.
     """
-    import pooch
+    import pooch  # here and below, since it takes 7 MB of memory that training does not need
     from requests.exceptions import ConnectionError, Timeout
 
     folder = cache_dir()

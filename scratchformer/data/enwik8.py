@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ops.checks import describe, expect_positive
+from ..checks import describe, expect_positive
 from ..rng import Key
 from ..shell.reading import (
     BEGINNING,

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_instance
+from ..checks import expect_at_least, expect_instance
 from ..rng import Key
 from ..shell.progress import counted, progress_bar
 from ..shell.reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes
+from .batching import Labelled
 from .download import fetch
-from .evidence import FOLDS, MOST_ORDER, find_evidence
 from .films import films_of
 from .subwords import Subwords
 from .vocabulary import Vocabulary, has_word
@@ -58,35 +58,11 @@ _WITHOUT_CONTENT = (
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0-9]+)\.txt")
 
 
-class Labelled(NamedTuple):
-    """Encoded texts and their classes: `ids`, an int32 array (T,) for each text, and `labels`, an int64 array (texts,).
-
-    labels: they may also be probabilities, (texts, K) of K classes, to learn from.
-    evidence: numbers that come with each word, a float32 array (T, I) for each text, or none: see `data.find_evidence`.
-    logits: for each text, another model's logit of class 1, of two classes, (texts,), or none. A classifier does not
-    read them: `training.stacked` joins its predictions with them.
-    """
-
-    ids: list[np.ndarray]
-    labels: np.ndarray
-    evidence: Sequence[np.ndarray] = ()
-    logits: np.ndarray | tuple[()] = ()
-
-    def evenly(self, count: int) -> Labelled:
-        """`count` of the texts, evenly spaced, so that each class keeps its share even if the texts are sorted."""
-        expect_at_least(0, count=count)
-        if count > len(self.labels):
-            raise ValueError(f"count: expected at most the {len(self.labels)} texts, got {count}")
-        chosen = (np.arange(int(count)) * len(self.labels) // int(count or 1)).tolist()
-        evidence = [self.evidence[i] for i in chosen] if len(self.evidence) else ()
-        logits = np.asarray(self.logits)[chosen] if len(self.logits) else ()
-        return Labelled([self.ids[i] for i in chosen], np.asarray(self.labels)[chosen], evidence, logits)
-
-
 class Imdb(NamedTuple):
     """The dataset, ready for a classifier: three parts and the vocabulary that encoded them.
 
-    `unlabelled`: texts to pre-train on, an int32 array (T,) each; empty from `load_imdb`.
+    `unlabelled`: texts to pre-train on, an int32 array (T,) each; empty from `load_imdb`. `films`: the number of the
+    film of each training text, (texts,), as guessed by `films_of`.
     """
 
     train: Labelled
@@ -94,6 +70,7 @@ class Imdb(NamedTuple):
     test: Labelled
     vocabulary: Vocabulary | Subwords
     unlabelled: Sequence[np.ndarray] = ()
+    films: np.ndarray = np.empty(0, int)
 
     @property
     def fingerprint(self) -> str:
@@ -112,7 +89,6 @@ def load_imdb(
     validation: int = 2_500,
     seed: int = 0,
     vocabulary: Vocabulary | None = None,
-    evidence: int = 0,
 ) -> Imdb:
     """The dataset at `path` (as for `read_splits`), or the official archive, downloaded, if `path` is None.
 
@@ -123,13 +99,8 @@ def load_imdb(
 
     The vocabulary, of at most `vocabulary_size` words, is built from the remaining training reviews. If `vocabulary` is
     given, as on resume, it is used unchanged. Raises DataError.
-
-    evidence: the longest n-grams of the linear model whose evidence comes with each word, and whose logits come with
-    each text (see `find_evidence`), up to 3, or 0 for none. The model is trained on the training part alone.
     """
-    expect_at_least(0, validation=validation, evidence=evidence)
-    if evidence > MOST_ORDER:
-        raise ValueError(f"evidence: expected at most {MOST_ORDER}, got {evidence}")
+    expect_at_least(0, validation=validation)
     expect_instance("vocabulary", vocabulary, Vocabulary, none=True)
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))
@@ -140,17 +111,8 @@ def load_imdb(
     def encode(texts: list[str], labels: np.ndarray) -> Labelled:
         return Labelled([vocabulary.encode(text) for text in counted(texts, "encoding", "reviews")], labels)
 
-    data = Imdb(encode(*train[:2]), encode(*held_out[:2]), encode(*parts["test"]), vocabulary)
-    return _with_evidence(data, evidence, train.films) if evidence else data
-
-
-def _with_evidence(data: Imdb, order: int, films: np.ndarray) -> Imdb:
-    """The dataset with the evidence of n-grams of up to `order`. films: (texts,), of the training part."""
-    others, folds = [data.validation.ids, data.test.ids], films % FOLDS
-    one_film = len(np.unique(folds)) < 2  # as in a few reviews that share a name
-    found = find_evidence(data.train.ids, data.train.labels, others, order, folds=None if one_film else folds)
-    encoded = zip(("train", "validation", "test"), found, strict=True)
-    return data._replace(**{name: getattr(data, name)._replace(**own._asdict()) for name, own in encoded})
+    encoded = encode(*train[:2]), encode(*held_out[:2]), encode(*parts["test"])
+    return Imdb(*encoded, vocabulary, films=train.films)
 
 
 def load_imdb_subwords(
@@ -188,7 +150,7 @@ def load_imdb_subwords(
 
     unlabelled = [ids for ids in vocabulary.encode_all(texts) if len(ids) > 1]
     encoded = encode(*train[:2]), encode(*held_out[:2]), encode(test, parts["test"][1])
-    return Imdb(*encoded, vocabulary, unlabelled)
+    return Imdb(*encoded, vocabulary, unlabelled, train.films)
 
 
 def read_reviews(path: str | os.PathLike[str], split: str) -> tuple[list[str], np.ndarray]:

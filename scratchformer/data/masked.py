@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_ids, expect_positive, expect_shape
+from ..checks import expect_at_least, expect_ids, expect_positive, expect_shape
 from ..rng import Key, expect_key
-from .batching import batches_by_length, count_of, slices
-from .imdb import Labelled
+from .batching import Labelled, batches_by_length, count_of, slices
 from .subwords import BERT_SPECIALS, Subwords
 
 MASKED, REPLACED = 0.8, 0.1  # shares of the chosen tokens shown as [MASK] and as a random token; the rest are kept
@@ -27,7 +27,7 @@ def single_texts(dataset: Labelled, vocabulary: Subwords) -> Labelled:
     Batches that cut them should `keep` "both" ends (see `LabelledBatches`): otherwise long ones lose [CLS] or [SEP].
     """
     first, last = ([vocabulary[token]] for token in ("[CLS]", "[SEP]"))
-    return dataset._replace(ids=[np.concatenate([first, ids, last], dtype=np.int32) for ids in dataset.ids])
+    return replace(dataset, ids=[np.concatenate([first, ids, last], dtype=np.int32) for ids in dataset.ids])
 
 
 class MaskedBatch(NamedTuple):

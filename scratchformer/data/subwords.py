@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_instance, expect_texts
+from ..checks import expect_at_least, expect_instance, expect_texts
 from ..shell.files import replacing
 from ..shell.progress import counted
 from ..shell.reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text

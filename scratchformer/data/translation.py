@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..checks import expect_positive
 from ..ops import IGNORED
-from ..ops.checks import expect_boolean, expect_positive
 from ..rng import Key, expect_key
 from ..shell.reading import DataError
 from .batching import count_of, padded, slices, width_of
-from .bpe_dropout import DroppedMerges
 from .multi30k import Pairs
 from .subwords import BEGIN, END, PAD, Subwords
 
@@ -97,10 +96,6 @@ class TranslationBatches:
     is a function of n. The cuts depend only on the lengths, so every epoch has the same number of batches, `len()`.
     Raises ValueError if there are no pairs or if one is longer than `tokens`.
 
-    dropped: a `DroppedMerges` of all source texts followed by all target texts, to split them differently in each
-    epoch; None to use `pairs` unchanged. Batches are cut by the lengths in `pairs`, so with `dropped` they can exceed
-    `tokens`. backwards: whether the targets in a batch are reversed, for a model that writes from the end to the
-    beginning; END comes last either way.
     """
 
     def __init__(
@@ -109,24 +104,17 @@ class TranslationBatches:
         tokens: int,
         subwords: Subwords,
         key: Key,
-        dropped: DroppedMerges | None = None,
-        backwards: bool = False,
     ) -> None:
         expect_positive(tokens=tokens)
         expect_key(key)
-        expect_boolean(backwards=backwards)
-        self.pairs, self.key, self.subwords, self.dropped = pairs, key, subwords, dropped
-        self.backwards = backwards
-        if dropped is not None and len(dropped.lengths) != 2 * len(pairs.source):
-            expected = f"all {len(pairs.source):,} sources and their targets"
-            raise ValueError(f"dropped: expected the texts of {expected}, got {len(dropped.lengths):,} texts")
+        self.pairs, self.key, self.subwords = pairs, key, subwords
         self.source_lengths, self.target_lengths = lengths_of(pairs)
         longest = np.maximum(self.source_lengths, self.target_lengths)
         if longest.max() > tokens:
             raise ValueError(f"tokens: expected pairs of at most {tokens} tokens, got one of {longest.max()}")
         order = np.lexsort((self.source_lengths, self.target_lengths))
         self.cuts = cut_by_tokens(longest[order], tokens)
-        self._plan: tuple[int, list[np.ndarray], TokenPairs] | None = None
+        self._plan: tuple[int, list[np.ndarray]] | None = None
 
     def __len__(self) -> int:
         return len(self.cuts)
@@ -143,25 +131,17 @@ class TranslationBatches:
             draw = self.key.fold(epoch).generator()
             order = np.lexsort((draw.random(len(self.source_lengths)), self.source_lengths, self.target_lengths))
             rows = [order[self.cuts[i]] for i in draw.permutation(len(self.cuts))]
-            plan = self._plan = (epoch, rows, self._pairs(epoch))
-        return translation_batch(plan[2], plan[1][place], self.subwords, self.backwards)
-
-    def _pairs(self, epoch: int) -> TokenPairs:
-        if self.dropped is None:
-            return self.pairs
-        found, n = self.dropped.encode(self.key.fold(epoch, "merges")), len(self.pairs.source)
-        return TokenPairs(with_end(found[:n], self.subwords), found[n:])
+            plan = self._plan = (epoch, rows)
+        return translation_batch(self.pairs, plan[1][place], self.subwords)
 
 
-def pairs_in_order(
-    pairs: TokenPairs, tokens: int, subwords: Subwords, backwards: bool = False
-) -> Iterator[TranslationBatch]:
+def pairs_in_order(pairs: TokenPairs, tokens: int, subwords: Subwords) -> Iterator[TranslationBatch]:
     """Batches for evaluation: every pair once, shortest first; the rest as for `TranslationBatches`."""
     expect_positive(tokens=tokens)
     source, target = lengths_of(pairs)
     order = np.lexsort((source, target))
     cuts = cut_by_tokens(np.maximum(source, target)[order], tokens)
-    return (translation_batch(pairs, order[cut], subwords, backwards) for cut in cuts)
+    return (translation_batch(pairs, order[cut], subwords) for cut in cuts)
 
 
 def lengths_of(pairs: TokenPairs) -> tuple[np.ndarray, np.ndarray]:
@@ -184,15 +164,12 @@ def cut_by_tokens(lengths: np.ndarray, tokens: int) -> list[slice]:
     return [*cuts, slice(start, len(lengths))]
 
 
-def translation_batch(
-    pairs: TokenPairs, rows: Sequence[int] | np.ndarray, subwords: Subwords, backwards: bool = False
-) -> TranslationBatch:
-    """The pairs with the indices `rows`, as a batch; backwards: with the targets reversed."""
+def translation_batch(pairs: TokenPairs, rows: Sequence[int] | np.ndarray, subwords: Subwords) -> TranslationBatch:
+    """The pairs with the indices `rows`, as a batch."""
     begin, end = (np.array([subwords[token]], np.int32) for token in (BEGIN, END))
     pad = subwords[PAD]
     source = [pairs.source[i] for i in rows]
-    written = [pairs.target[i][:: -1 if backwards else 1] for i in rows]
-    target = [np.concatenate([begin, ids]) for ids in written]
-    targets = [np.concatenate([ids, end]) for ids in written]
+    target = [np.concatenate([begin, pairs.target[i]]) for i in rows]
+    targets = [np.concatenate([pairs.target[i], end]) for i in rows]
     lengths = np.array([len(s) for s in source])
     return TranslationBatch(padded(source, pad), lengths, padded(target, pad), padded(targets, IGNORED))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..ops.checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_shape, expect_texts
+from ..checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_shape, expect_texts
 from ..shell.files import replacing
 from ..shell.reading import VOCABULARY_MOST, DataError, read_text
 from ..shell.text import shown

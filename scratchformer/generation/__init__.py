@@ -4,7 +4,6 @@ from .beam import Hypothesis, beam_search, n_best
 from .bleu import bleu
 from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
 from .generate import generate, printable, stream_text
-from .neighbours import with_neighbours
 from .sampling import probabilities, sample
 from .translation import translate
 
@@ -23,5 +22,4 @@ __all__ = [
     "sample",
     "stream_text",
     "translate",
-    "with_neighbours",
 ]

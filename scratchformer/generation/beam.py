@@ -1,26 +1,25 @@
-"""Beam search with the decoder of an encoder-decoder, or with several."""
+"""Beam search with the decoder of an encoder-decoder."""
 
 from __future__ import annotations
 
-import functools
 import math
 from bisect import insort
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dispatch import fast
-from ..models import EncoderDecoder
-from ..ops.checks import (
+from ..checks import (
     expect_array,
     expect_at_least,
-    expect_instance,
     expect_lengths,
     expect_number,
     expect_positive,
     expect_shape,
 )
+from ..dispatch import fast
+from ..models import EncoderDecoder
 from ..ops.precision import widen
 from .cache import DecoderCache
 
@@ -39,7 +38,7 @@ class Hypothesis(NamedTuple):
 
 @fast()
 def beam_search(
-    model: EncoderDecoder | Sequence[EncoderDecoder],
+    model: EncoderDecoder,
     source: np.ndarray,
     lengths: np.ndarray,
     begin: int,
@@ -49,13 +48,13 @@ def beam_search(
     longer: int = LONGER,
 ) -> list[Hypothesis]:
     """For each source, the translation with the highest score that the search can reach: the first one of `n_best`."""
-    translations = _search(model, source, lengths, begin, end, beam, length_penalty, longer, wanted=1)
-    return [hypotheses[0] for hypotheses in translations]
+    options = (source, lengths, begin, end, beam, length_penalty, longer)
+    return [hypotheses[0] for hypotheses in search(partial(DecoderCache, model), *options, wanted=1)]
 
 
 @fast()
 def n_best(
-    model: EncoderDecoder | Sequence[EncoderDecoder],
+    model: EncoderDecoder,
     source: np.ndarray,
     lengths: np.ndarray,
     begin: int,
@@ -72,9 +71,8 @@ def n_best(
     kept. K = 1 is greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α,
     where |y| includes `end`: log p falls with every token, so without the division short translations would win.
     length_penalty: α ≥ 0. longer: how many more tokens than its source a translation may have; at this limit hypotheses
-    are scored as they are. Several models with the same vocabulary are an ensemble: the probability of a token is the
-    mean of theirs. begin, end: two of the model's V tokens. Raises ValueError for an option out of range, for models
-    that are no ensemble, and if there is no source.
+    are scored as they are. begin, end: two of the model's V tokens. Raises ValueError for an option out of range, and
+    if there is no source.
 
     The search for a source stops when no open hypothesis can become one of the K best any more. Let an open hypothesis
     have log p = s after n tokens. When it finishes, it has N tokens, n < N ≤ limit, and log p ≤ s ≤ 0, since no
@@ -84,11 +82,12 @@ def n_best(
 
     Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
     """
-    return _search(model, source, lengths, begin, end, beam, length_penalty, longer, wanted=beam)
+    options = (source, lengths, begin, end, beam, length_penalty, longer)
+    return search(partial(DecoderCache, model), *options, wanted=beam)
 
 
-def _search(
-    model: EncoderDecoder | Sequence[EncoderDecoder],
+def search(
+    open_cache: Callable[..., Any],
     source: np.ndarray,
     lengths: np.ndarray,
     begin: int,
@@ -98,15 +97,12 @@ def _search(
     longer: int,
     wanted: int,
 ) -> list[list[Hypothesis]]:
-    """`n_best`, but only the best `wanted` of the K translations of each source."""
-    models = ensemble(model)
-    expect_one_direction(models)
+    """`n_best`, but only the best `wanted` of the K translations of each source.
+
+    open_cache: returns a `DecoderCache`, or what behaves like one; called with its arguments but the model.
+    """
     expect_options(beam, longer, length_penalty)
-    V = models[0].config["vocab_size"]
     expect_at_least(0, begin=begin, end=end)
-    for name, token in (("begin", begin), ("end", end)):
-        if token >= V:
-            raise ValueError(f"{name}: expected a token from 0 to {V - 1}, got {token}")
     source, lengths = expect_array("source", source), expect_array("lengths", lengths)
     expect_lengths(lengths)
     if not len(lengths):
@@ -114,7 +110,10 @@ def _search(
     expect_shape("source", source, "B S")
     B, K, limits = len(lengths), int(beam), np.asarray(lengths, np.int64) + longer
     most_tokens = int(limits.max())
-    caches = [DecoderCache(model, source, lengths, most_tokens, copies=K) for model in models]
+    cache = open_cache(source, lengths, most_tokens, copies=K)
+    for name, token in (("begin", begin), ("end", end)):
+        if token >= cache.vocab_size:
+            raise ValueError(f"{name}: expected a token from 0 to {cache.vocab_size - 1}, got {token}")
     if length_penalty * math.log(penalty(most_tokens, 1)) > LARGEST:
         raise ValueError(f"length_penalty: {length_penalty} is too large for translations of {most_tokens} tokens")
     scores = np.full((B, K), -np.inf)  # log p of the open hypotheses
@@ -124,7 +123,7 @@ def _search(
     last = np.full(B * K, begin)
     places = np.arange(B)  # the sources whose search goes on, and some whose search is over
     for n in range(1, most_tokens + 1):
-        total, parents, tokens = likeliest(scores, mixed([cache.logits(last[:, None]) for cache in caches]))
+        total, parents, tokens = likeliest(scores, cache.logits(last[:, None]))
         most = total.shape[1]  # at most K of them end, so at least K do not
         chosen = np.zeros((len(places), K), np.int64)  # which of them go on
         for b, place in enumerate(places):
@@ -148,45 +147,11 @@ def _search(
         kept = np.flatnonzero(~np.array(over))
         if not len(kept):
             break
-        for cache in caches:
-            cache.reorder((np.arange(len(places))[:, None] * K + rows).reshape(-1))
+        cache.reorder((np.arange(len(places))[:, None] * K + rows).reshape(-1))
         if len(kept) <= FEWER * len(places):
-            for cache in caches:
-                cache.keep(kept)
+            cache.keep(kept)
             places, scores, written, last = places[kept], scores[kept], written[kept], last.reshape(-1, K)[kept].ravel()
     return [hypotheses[:wanted] for hypotheses in finished]
-
-
-def ensemble(model: EncoderDecoder | Sequence[EncoderDecoder]) -> list[EncoderDecoder]:
-    """The models of an ensemble; raises ValueError unless they have the same vocabulary and are on the same device."""
-    if isinstance(model, EncoderDecoder):
-        return [model]
-    expect_instance("model", model, Sequence)
-    for one in model:
-        expect_instance("model", one, EncoderDecoder)
-    for what, found in (
-        ("vocabulary", {one.config["vocab_size"] for one in model}),
-        ("device", {one.device for one in model}),
-    ):
-        if len(found) != 1:
-            raise ValueError(f"model: expected at least one, all with the same {what}, got {len(found)} of them")
-    return list(model)
-
-
-def expect_one_direction(models: Sequence[EncoderDecoder]) -> None:
-    """Raise ValueError if some of the models write backwards and some do not: they do not predict the same token."""
-    if len({model.backwards for model in models}) > 1:
-        raise ValueError("model: expected models that all write in one direction, got both directions")
-
-
-def mixed(logits: list[np.ndarray]) -> np.ndarray:
-    """Logits (B K, V) whose softmax is the mean of the softmax of each of `logits`; for several, at least float32."""
-    if len(logits) == 1:
-        return logits[0]
-    log_p = [(z - log_sum_exp(z)).astype(z.dtype) for z in map(widen, logits)]
-    top = functools.reduce(np.maximum, log_p)
-    with np.errstate(invalid="ignore"):  # where no model gives a token any probability; see `likeliest`
-        return top + np.log(sum(np.exp(each - top) for each in log_p))
 
 
 def log_sum_exp(logits: np.ndarray) -> np.ndarray:

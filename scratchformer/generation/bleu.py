@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ops.checks import expect_instance, expect_texts
+from ..checks import expect_instance, expect_texts
 
 
 def bleu(found: list[str], references: list[str], moses: str | None = None) -> tuple[float, str]:

@@ -10,11 +10,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module, to_cpu, to_device
-from ..models import EncoderDecoder, TransformerXL
-from ..models.encoder_decoder import expect_tokens
-from ..nn import Layer
-from ..nn.stack import Stored
-from ..ops.checks import (
+from ..checks import (
     checked_on_host,
     expect_array,
     expect_ids,
@@ -23,7 +19,10 @@ from ..ops.checks import (
     expect_positive,
     expect_shape,
 )
-from .recalled import RecalledTexts, recall_orders
+from ..models import EncoderDecoder, TransformerXL
+from ..models.encoder_decoder import expect_tokens
+from ..nn import Layer
+from ..nn.stack import Stored
 
 
 def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:
@@ -39,13 +38,18 @@ def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> No
     expect_ids("ids", ids, vocab_size)
 
 
+def column_reader(model: Any) -> Any:
+    """The embedding of a model that reads further columns of ids, or None: see `Body`."""
+    return getattr(getattr(model, "body", None), "column_reader", None)
+
+
 class KeyValueCache:
     """What a language model stores for past tokens, such as keys and values, in arrays that are allocated once.
 
     In a causal model the vectors at past positions do not depend on later tokens. So a new token needs only its own
     query, and its key and value are stored after the others. `logits` returns the same numbers as the full forward. The
-    model decides what is stored: `allocate(batch_size)` creates the arrays, one tuple for each block and, with vectors
-    for n-grams or recall, one with the ids, and `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
+    model decides what is stored: `allocate(batch_size)` creates the arrays, one tuple for each block and, if
+    embeddings read earlier ids, one with the ids. `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
 
     When the context is full, it slides: the later half of the tokens is kept and computed again at positions from 0,
     since positions are absolute. So on average a token is computed twice, the second time together with others, and
@@ -55,20 +59,20 @@ class KeyValueCache:
     def __init__(self, model: Any, batch_size: int, before: Sequence[np.ndarray] | None = None) -> None:
         """model: a `LanguageModel`. Room for B = `batch_size` sequences, each as long as the model can see at once.
 
-        before: for a model with recall, the tokens (n,) that precede each of the B sequences. Matches are then searched
-        in them and in all tokens that are appended; None to search only those that are still in the cache.
+        before: for a model with an embedding that reads further columns (see `Body`), the tokens (n,) that precede each
+        of the B sequences, on which the columns depend. None: they depend on what is still in the cache.
         """
         expect_instance("model", model, Layer)
         expect_positive(batch_size=batch_size)
-        self.texts: RecalledTexts | None = None
+        self.texts: Any = None
         if before is not None:
-            if not (orders := recall_orders(model)):
-                raise ValueError("before: the model has no recall, so it takes none")
+            if (reader := column_reader(model)) is None:
+                raise ValueError("before: the model reads no further columns of ids, so it takes none")
             if len(before) != batch_size:
                 raise ValueError(f"before: expected the tokens before {batch_size} sequences, got {len(before)}")
             for tokens in before:
                 expect_ids("before", tokens, model.config["vocab_size"])
-            self.texts = RecalledTexts(orders, before)
+            self.texts = reader.texts_after(before)
         self.model, self.batch_size, self.length = model, batch_size, 0
         self.ids: Array | None = None
         self.room = model.context + getattr(model, "memory", 0)
@@ -118,10 +122,11 @@ class DecoderCache:
         expect_positive(length=length, copies=copies)
         length, copies = int(length), int(copies)
         self.model, self.device, self.length = model, model.device, 0
+        self.vocab_size = model.config["vocab_size"]
         self.room, self.copies, self.rows = length, copies, len(source) * copies
         source, lengths = expect_array("source", source), expect_array("lengths", lengths)
         model.check_source(source, lengths)
-        expect_ids("source", source, model.config["vocab_size"])
+        expect_ids("source", source, self.vocab_size)
         lengths = to_device(lengths, self.device)
         with checked_on_host():
             memory, _ = model.encode(to_device(source, self.device), lengths)
@@ -141,7 +146,7 @@ class DecoderCache:
         IndexError if one is out of range.
         """
         ids = ids if hasattr(ids, "dtype") else expect_array("ids", ids)
-        expect_next(ids, self.rows, self.model.config["vocab_size"], self.model.tokens.table.data)
+        expect_next(ids, self.rows, self.vocab_size, self.model.tokens.table.data)
         if (total := self.length + ids.shape[1]) > self.room:
             raise ValueError(f"ids: expected at most {self.room} target tokens, the length of the cache, got {total}")
         with checked_on_host():

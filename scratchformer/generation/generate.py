@@ -12,10 +12,10 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from ..backend import CPU, cores, to_cpu
+from ..checks import expect_array, expect_at_least, expect_integers
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
-from ..ops.checks import expect_array, expect_at_least, expect_integers
 from ..rng import Key, expect_key
 from ..shell.text import shown
 from .cache import KeyValueCache, cache_for
@@ -39,8 +39,8 @@ def generate(
 
     temperature, top_k, top_p, allowed: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the
     same text. If a prompt is longer than the model can see at once, only its end is read. On a CPU a large batch is
-    distributed over the cores. before: for a model with recall, tokens (n,) of a text before the prompts, in which
-    matches are searched too. Raises ValueError, when the first token is asked for, for an empty prompt or an option out
+    distributed over the cores. before: tokens (n,) of a text before the prompts, for a model that looks
+    up earlier tokens. Raises ValueError, when the first token is asked for, for an empty prompt or an option out
     of range.
     """
     expect_at_least(0, tokens=tokens)

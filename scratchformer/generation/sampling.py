@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..ops.checks import expect_array, expect_at_least, expect_number, expect_real_number, expect_shape
+from ..checks import expect_array, expect_at_least, expect_number, expect_real_number, expect_shape
 from ..rng import Key, expect_key
 
 

@@ -29,6 +29,7 @@ from numba.extending import intrinsic, overload
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from ..processor import described, instructions
+from ..shell.files import append, cache_dir, force_to_disk, make_folder
 from . import mkl, numba_bfloat16
 from .numba_code import compiled
 from .numba_math import BITS, read
@@ -151,8 +152,6 @@ def choice() -> Choice | None:
         return found
     measured = measure()
     with contextlib.suppress(OSError):
-        from ..shell.files import append, force_to_disk, make_folder
-
         make_folder(_file().parent)
         line = json.dumps({machine(): measured._asdict()})
         append(_file(), f"\n{line}")  # a full disk may have cut off the line before it
@@ -179,8 +178,6 @@ def _kept() -> Choice | None:
 
 
 def _file() -> Path:
-    from ..data import cache_dir
-
     return cache_dir() / "matrix_products.jsonl"
 
 

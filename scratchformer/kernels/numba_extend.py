@@ -35,10 +35,9 @@ from ..nn.stack import Stored
 from ..ops import Padding, Pattern
 from ..ops.activations import CUBIC
 from .mkl_products import products as blas
-from .numba_activations import normal_cdf, sigmoid
 from .numba_code import as_bits, compiled, plus
 from .numba_linear import affine
-from .numba_math import alike, narrow, read
+from .numba_math import alike, erf, exp, narrow, read
 from .numba_multiply import copy, means, multiply, multiply_rows, multiply_transposed
 from .numba_rows import centre, inverse_root, up
 from .numba_vectors import LANES, exp2, filled, larger, largest, load, store, total, vectorised
@@ -51,7 +50,8 @@ UNIT = 256  # numbers of a hidden layer that are computed together
 PREPARED: WeakKeyDictionary[nn.Layer, tuple] = WeakKeyDictionary()  # a block's parts, and its arrays for `step`
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
-ONE, CUBE, TANH = np.float32(1), np.float32(CUBIC), np.float32(math.sqrt(8 / math.pi))
+ONE, HALF, ROOT_HALF = np.float32(1), np.float32(0.5), np.float32(math.sqrt(0.5))
+CUBE, TANH = np.float32(CUBIC), np.float32(math.sqrt(8 / math.pi))
 
 
 def fits(
@@ -441,6 +441,11 @@ def forward_part(first: Any, last: Any, means: Any, n: Any, layers: Any, sums: A
 
 
 @compiled
+def sigmoid(x: Any) -> Any:
+    return ONE / (ONE + exp(-x))
+
+
+@compiled
 def activate(h: Any, kind: int) -> None:
     """h = f(h), see `ACTIVATIONS`."""
     if kind == 1:
@@ -448,7 +453,7 @@ def activate(h: Any, kind: int) -> None:
             h[i] = np.float32(0) if h[i] < 0 else h[i]
     elif kind == 2:
         for i in range(h.size):
-            h[i] *= normal_cdf(h[i])
+            h[i] *= HALF * (ONE + erf(ROOT_HALF * h[i]))
     elif kind == 3:
         for i in range(h.size):
             h[i] *= sigmoid(TANH * h[i] * (ONE + CUBE * h[i] * h[i]))  # ½ (1 + tanh u) = sigmoid(2 u)

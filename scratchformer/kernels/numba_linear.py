@@ -14,13 +14,17 @@ from . import numba_tiles
 from .mkl_products import product, products
 from .numba_code import as_bits, compiled
 from .numba_math import BITS, alike, narrow, read, rows, wide_buffer, wide_empty
-from .numpy_dense import are_affine
 
 BLOCK = 256, 512  # rows and columns: their float32 products stay in cache until they are rounded
 
 
 def fits(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> bool:
     return (alike(x, w) if b is None else alike(x, w, b)) and are_affine(x, w, b) and products() is not None
+
+
+def are_affine(x: np.ndarray, w: np.ndarray, b: np.ndarray | None) -> bool:
+    """Whether the shapes are those of x w + b."""
+    return w.ndim == 2 and x.shape[-1:] == w.shape[:1] and w.size > 0 and (b is None or b.shape == w.shape[1:])
 
 
 def matrix(w: np.ndarray) -> tuple[np.ndarray, bool]:

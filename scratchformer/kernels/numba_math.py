@@ -14,6 +14,7 @@ import numba
 import numpy as np
 from numba.extending import overload
 
+from ..backend import ERF_ABOVE, ERF_BELOW, ERF_BOUND
 from ..rng import GAMMA, MIX_1, MIX_2
 from .numba_code import as_bits, compiled, rounded, widened
 
@@ -203,17 +204,7 @@ TANH_ABOVE = tuple(  # tanh(x)/x
 TANH_BELOW = tuple(
     np.float32(c) for c in (1.19825839466702e-6, 1.18534705686654e-4, 2.26843463243900e-3, 4.89352518554385e-3)
 )
-ERF_ABOVE = tuple(  # erf(x)/x
-    np.float32(c)
-    for c in (-2.72614225801306e-10, 2.77068142495902e-8, -2.10102402082508e-6, -5.69250639462346e-5,
-              -7.34990630326855e-4, -2.95459980854025e-3, -1.60960333262415e-2)
-)  # fmt: skip
-ERF_BELOW = tuple(
-    np.float32(c)
-    for c in (-1.45660718464996e-5, -2.13374055278905e-4, -1.68282697438203e-3, -7.37332916720468e-3,
-              -1.42647390514189e-2)
-)  # fmt: skip
-TANH_BOUND, ERF_BOUND = np.float32(7.99881172180175781), np.float32(4)
+TANH_BOUND, LIMIT = np.float32(7.99881172180175781), np.float32(ERF_BOUND)
 
 
 @overload(log, strict=False, jit_options={"fastmath": {"contract"}})
@@ -273,12 +264,12 @@ def tanh64(x: Any) -> Any:
 def _erf(x: Any) -> Any:
     if x != numba.float32:
         return lambda x: math.erf(x)
-    a6, a5, a4, a3, a2, a1, a0 = ERF_ABOVE
-    b4, b3, b2, b1, b0 = ERF_BELOW
+    a6, a5, a4, a3, a2, a1, a0 = map(np.float32, ERF_ABOVE)
+    b4, b3, b2, b1, b0 = map(np.float32, ERF_BELOW)
 
     def erf32(x):  # type: ignore[no-untyped-def]
-        inside = -ERF_BOUND if x < -ERF_BOUND else x  # NaN stays
-        inside = ERF_BOUND if inside > ERF_BOUND else inside
+        inside = -LIMIT if x < -LIMIT else x  # NaN stays
+        inside = LIMIT if inside > LIMIT else inside
         z = inside * inside
         above = (((((a6 * z + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0
         return inside * above / ((((b4 * z + b3) * z + b2) * z + b1) * z + b0)

@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import nn
+from .. import nn, ops
 from ..nn.block import extend_block
 from ..nn.decoder_block import extend_decoder_block
 from ..nn.stack import Stored
-from ..ops import Pattern, sinusoidal_positions
+from ..ops import Pattern, activation_pair, sinusoidal_positions
 from ..ops.attention import masked_softmax
 from ..ops.rotary import rotary_tables, rotate
 from .numpy_arrays import normalised, one_real_dtype, root_mean_square
-from .numpy_dense import activate
 
 SELF = (nn.SelfAttention,), (nn.RelativeSelfAttention,), (nn.RotarySelfAttention,)
 CROSS = nn.SelfAttention, nn.CrossAttention
@@ -31,11 +30,10 @@ CROSS = nn.SelfAttention, nn.CrossAttention
 
 def parts_of(block: Any) -> tuple[tuple, tuple]:
     """The norms and the attentions of a block or a decoder block; none if its branches are not theirs."""
-    if type(block).branches is nn.Block.branches:
-        return (block.norm1, block.norm2), (block.attention,)
-    if type(block).branches is nn.DecoderBlock.branches:
-        return (block.norm1, block.norm2, block.norm3), (block.attention, block.cross)
-    return (), ()
+    branches = (block.first, block.second, *([block.third] if isinstance(block, nn.DecoderBlock) else []))
+    if any(type(each) is not nn.Residual or each.order != block.norm for each in branches):
+        return (), ()
+    return tuple([each.norm for each in branches]), tuple([each.branch for each in branches[:-1]])
 
 
 def fits(
@@ -102,14 +100,14 @@ def affine(x: np.ndarray, layer: Any) -> np.ndarray:
     y = x @ layer.w.data
     if layer.b is not None:
         y += layer.b.data
-    return y if f is None else activate(y, f, out=y)
+    return y if f is None else activation_pair(f)[0](y)[0]
 
 
 def feed_forward(x: np.ndarray, layer: Any) -> np.ndarray:
     u = affine(x, layer.up)
     if type(layer) is nn.SwiGLU:
         g = affine(x, layer.gate)
-        u *= activate(g, "silu", out=g)
+        u *= ops.silu(g)[0]
     return affine(u, layer.down)
 
 

@@ -2,11 +2,9 @@
 
 from .bert import Bert, BertClassifier, BertPretraining
 from .bert_heads import MaskedPrediction
-from .bidirectional import BidirectionalClassifier, BidirectionalLanguageModel
 from .body import Body
 from .classifier import Classifier
 from .encoder_decoder import EncoderDecoder
-from .evidence_classifier import EvidenceClassifier
 from .gpt2 import GPT2
 from .language_model import LanguageModel
 from .llama import Llama, LlamaBlock
@@ -20,12 +18,9 @@ __all__ = [
     "Bert",
     "BertClassifier",
     "BertPretraining",
-    "BidirectionalClassifier",
-    "BidirectionalLanguageModel",
     "Body",
     "Classifier",
     "EncoderDecoder",
-    "EvidenceClassifier",
     "LanguageModel",
     "Llama",
     "LlamaBlock",

@@ -12,6 +12,17 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
+from ..checks import (
+    expect_boolean,
+    expect_fraction,
+    expect_ids,
+    expect_instance,
+    expect_lengths,
+    expect_number,
+    expect_positive,
+    expect_range,
+    expect_shape,
+)
 from ..nn import (
     Dropout,
     EmbeddingSum,
@@ -23,19 +34,8 @@ from ..nn import (
     TransformerBlock,
 )
 from ..nn.embedding_sum import EmbeddingSumCache
-from ..nn.layer import repeated
+from ..nn.layer import Part, expect_backward, repeated
 from ..nn.stack import StackCache
-from ..ops.checks import (
-    expect_boolean,
-    expect_fraction,
-    expect_ids,
-    expect_instance,
-    expect_lengths,
-    expect_number,
-    expect_positive,
-    expect_range,
-    expect_shape,
-)
 from ..ops.cross_entropy import counted_targets
 from ..rng import Key, Zeros, expect_key, fold
 from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text
@@ -69,6 +69,11 @@ class Bert(Model):
     paper also applies dropout to the attention probabilities; this attention does not.
     """
 
+    tokens, positions = Part("embedding.embeddings.0"), Part("embedding.positions")
+    segments = Part("embedding.embeddings.1")
+    norm, dropout = Part("embedding.norm"), Part("embedding.dropout")
+    blocks, recompute = Part("stack.blocks"), Part("stack.recompute")
+
     def __init__(
         self,
         vocab_size: int,
@@ -87,28 +92,20 @@ class Bert(Model):
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
         expect_positive(segments=segments)
         expect_number("embedding_std", embedding_std)
-        d_ff = 4 * d_model if d_ff is None else d_ff
+        d_ff = 4 * int(d_model) if d_ff is None else d_ff
         self.config["d_ff"] = d_ff
         self.max_length = max_length
-        self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
-        self.positions = PositionEmbedding(max_length, d_model, key=Zeros())
+        tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
+        positions = PositionEmbedding(max_length, d_model, key=Zeros())
         clocks = ops.sinusoidal_positions(max_length, d_model)
-        self.positions.table.data[...] = np.float32(embedding_std * 2**0.5) * clocks
-        self.segments = TokenEmbedding(segments, d_model, embedding_std, fold(key, "segments"))
-        self.norm = LayerNorm(d_model, eps)
+        positions.table.data[...] = np.float32(embedding_std * 2**0.5) * clocks
+        of_segments = TokenEmbedding(segments, d_model, embedding_std, fold(key, "segments"))
+        norm = LayerNorm(d_model, eps)
         expect_fraction("dropout", dropout, letter="p")
-        self.dropout = Dropout(dropout)
-        self.recompute = False  # see `nn.recompute_blocks`
+        self.embedding = EmbeddingSum([tokens, of_segments], positions, norm, Dropout(dropout))
         options: dict[str, Any] = dict(d_ff=d_ff, activation=activation, dropout=dropout, bias=True, eps=eps)
-        self.blocks = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "block", i), **options), depth)
-
-    @property
-    def embedding(self) -> EmbeddingSum:
-        return EmbeddingSum([self.tokens, self.segments], self.positions, self.norm, self.dropout)
-
-    @property
-    def stack(self) -> Stack:
-        return Stack(self.blocks, recompute=self.recompute)
+        blocks = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "block", i), **options), depth)
+        self.stack = Stack(blocks)
 
     def forward(
         self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None
@@ -122,6 +119,7 @@ class Bert(Model):
         return x, BertCache(embedding, stack)
 
     def backward(self, dx: Array, cache: BertCache) -> None:
+        expect_backward(cache, BertCache, dx=dx)
         self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
     def check(self, ids: Array, lengths: Array | None, segments: Array | None) -> None:
@@ -220,6 +218,7 @@ class BertPretraining(Model):
         return (masked_logits, logits), BertPretrainingCache(body, masked, pooler, following)
 
     def backward(self, dy: tuple[Array, ...], cache: BertPretrainingCache) -> None:
+        expect_backward(cache, BertPretrainingCache)
         expect_instance("dy", dy, tuple)
         dx = self.masked.backward(dy[0], cache.masked)
         if self.pooler is not None and self.following is not None:

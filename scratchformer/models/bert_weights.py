@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..checks import expect_fraction
 from ..nn import Layer
-from ..ops.checks import expect_fraction
 from .pretrained import (
     LEAVES,
     Folder,

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
+from ..checks import (
+    expect_boolean,
+    expect_floating,
+    expect_fraction,
+    expect_instance,
+    expect_number,
+    expect_one_of,
+    expect_positive,
+    expect_shape,
+)
 from ..nn import (
     Dropout,
-    EmbeddingBag,
     EmbeddingSum,
     Layer,
     LayerNorm,
@@ -24,22 +34,20 @@ from ..nn import (
 )
 from ..nn.attention import causal as and_causal
 from ..nn.embedding_sum import EmbeddingSumCache
-from ..nn.layer import repeated
+from ..nn.layer import Part, expect_backward, repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import (
-    expect_boolean,
-    expect_floating,
-    expect_fraction,
-    expect_ids,
-    expect_like,
-    expect_number,
-    expect_one_of,
-    expect_positive,
-    expect_shape,
-)
-from ..ops.ngrams import expect_buckets, expect_orders
 from ..rng import Key, fold
+from ..shell.text import shown
 from .model import Model, named
+
+
+class Reading(NamedTuple):
+    """What a further embedding of a body may read beside the ids (B, T), each of them None if there is none."""
+
+    ids: Array
+    before: Array | None = None  # (B, P), ids that precede them
+    columns: Array | None = None  # (B, T, K), further columns of the ids
+    features: Array | None = None  # (B, T, I)
 
 
 class BodyCache(NamedTuple):
@@ -59,27 +67,31 @@ class Body(Model):
     sees a later one. recompute: gradient checkpointing of every block. embedding_std: the standard deviation of the
     initial token and position embeddings (1 as in the tutorial).
 
-    ngrams: lengths n of n-grams, such as (2, 3, 4). A position then also gets a vector for the n ids that end there:
-    a hash of them chooses one of `buckets` vectors for each n (see `ops.ngram_buckets`). So the first block already
-    knows what often follows a few tokens, which attention would have to learn to gather. Source: Clark et al.,
-    "Canine", 2022, section 3.2, for hashing; Pagnoni et al., "Byte latent transformer", 2024, section 3.2.1.
+    embeddings: further layers whose vectors are added to those of the tokens, as dicts such as
+    {"layer": Numbers, "width": 3}: the class, and its arguments beside those that the body gives it,
+    `layer(vocab_size, d_model, std=embedding_std, key=key, ...)`. Its `forward` takes a `Reading`, and returns vectors
+    (B, T, C) and a cache. It has these attributes:
 
-    recall: lengths n of n-grams, such as (3, 4, 4, 6). For each n a position also gets a vector for the token that
-    followed the previous occurrence of its last n tokens, or a vector for "none". Repeat n to use older occurrences too
-    (see `ops.recall`, also for sources). Pass ids as (B, T, 1 + len(recall)) from `data.recalling` to search the whole
-    text before each token. With ids (B, T), only these T tokens are searched, and in generation the stored ones.
+    | name        of the layer in the body, such as "numbers", and of its parameters
+    | reach       how many ids before a token it reads, which generation keeps for it: a number, or None for all
+    | columns     K, if it can read further columns of ids, else 0: (B, T, 1 + K) are then accepted beside (B, T).
+    |             `expect_columns(columns)` checks them. For generation, `texts_after(before)` takes the tokens (n,)
+    |             before each sequence, and returns an object with `append(ids)`: new tokens with their columns
+    | width       I, if it reads features (B, T, I), which `forward` of the body then takes
 
-    features: how many numbers come with each token, which `forward` then takes as features (B, T, I). A linear map of
-    them is added to the token's vector, and `backward` returns their gradient.
+    `backward` of the body returns the gradient of these features.
 
     block: a class of layers, or a function that creates one, called as `block(d_model, heads, key=key, **options)` for
     every block; `Stack` says what a block needs. options: all arguments that the body does not take itself; for the
     default, `TransformerBlock`, these are norm, wide, d_ff, activation, bias, eps.
     final_norm: creates the norm after the last block, called as `final_norm(d_model)`. The default is a `LayerNorm` if
-    the blocks are pre-norm (`block.norm` is "pre"), and otherwise none. A model can be saved if these two are classes.
+    the blocks are pre-norm (`block.norm` is "pre"), and otherwise none. A model can be saved if all these are classes.
     """
 
     fixed: ClassVar[Mapping[str, str]] = {"relative": 'has it from positions="relative"'}
+    tokens, positions = Part("embedding.embeddings.0"), Part("embedding.positions")
+    dropout = Part("embedding.dropout")
+    blocks, final_norm, recompute = Part("stack.blocks"), Part("stack.norm"), Part("stack.recompute")
 
     def __init__(
         self,
@@ -94,10 +106,7 @@ class Body(Model):
         recompute: bool = False,
         embedding_std: float = 1.0,
         units: int | None = None,
-        ngrams: Sequence[int] | None = None,
-        buckets: int = 16_384,
-        recall: Sequence[int] | None = None,
-        features: int | None = None,
+        embeddings: Sequence[Mapping[str, Any]] | None = None,
         block: Callable[..., Layer] = TransformerBlock,
         final_norm: Callable[[int], Layer] | None = None,
         key: Key = Key(0),
@@ -116,82 +125,58 @@ class Body(Model):
         expect_positive(d_model=d_model, heads=heads, depth=depth, max_length=max_length)
         expect_boolean(recompute=recompute, causal=causal)
         expect_number("embedding_std", embedding_std)
-        self.max_length, self.units, self.d_model = max_length, units, d_model
-        self.causal, self.recompute, self.relative = causal, recompute, positions == "relative"
-        self.tokens: Any
-        if vocab_size is not None:
-            self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
-        elif units is not None:
-            self.tokens = Linear(units, d_model, key=fold(key, "tokens"))
-        if vocab_size is None and (ngrams is not None or recall is not None):
-            raise ValueError(
-                f"{'ngrams' if recall is None else 'recall'}: expected None for units, since it needs token ids"
-            )
-        self.orders, self.buckets, self.ngrams = ngrams or (), buckets, None
-        expect_buckets(buckets, 1)
-        if ngrams is not None:
-            expect_orders(ngrams, "ngrams")
-            expect_buckets(buckets, len(ngrams))
-            self.ngrams = EmbeddingBag(len(ngrams) * buckets, d_model, embedding_std, fold(key, "ngrams"))
-        self.recall_orders, self.recall = recall or (), None
-        if recall is not None and vocab_size is not None:
-            expect_orders(recall, "recall")
-            self.recall_values = vocab_size + 1  # 0 for no previous occurrence, or 1 + a token id
-            rows = len(recall) * self.recall_values
-            self.recall = EmbeddingBag(rows, d_model, embedding_std, fold(key, "recall"))
-        self.features = None
-        if features is not None:
-            expect_positive(features=features)
-            self.features = Linear(features, d_model, False, fold(key, "features"))
-        self.positions = positions if isinstance(positions, Layer) else kinds[positions]()
         expect_fraction("dropout", dropout, letter="p")
-        self.dropout = Dropout(dropout)
-        own = options | ({"dropout": dropout} if dropout or "dropout" in named(block) else {})
-        own |= {"relative": True} if self.relative else {}
-        self.blocks = repeated(lambda i: block(d_model, heads, key=fold(key, "block", i), **own), depth)
-        self.final_norm: Layer | None
-        if final_norm is None:
-            pre_norm = options.get("norm", getattr(self.blocks[0], "norm", None)) == "pre"
-            self.final_norm = LayerNorm(d_model, options.get("eps", 1e-5)) if pre_norm else None
+        self.max_length, self.d_model, self.units, self.causal = int(max_length), int(d_model), units, causal
+        tokens: Layer
+        if vocab_size is not None:
+            tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
+        elif units is not None:
+            tokens = Linear(units, d_model, key=fold(key, "tokens"))
+        further = [made(each, vocab_size, d_model, embedding_std, key) for each in expect_embeddings(embeddings or [])]
+        layer = positions if isinstance(positions, Layer) else kinds[positions]()
+        self.embedding = EmbeddingSum([tokens, *further], layer, dropout=Dropout(dropout))
+        if positions == "relative":
+            options["relative"] = True
+        drops = {"dropout": dropout} if dropout or "dropout" in named(block) else {}
+        blocks = repeated(lambda i: block(d_model, heads, key=fold(key, "block", i), **options, **drops), depth)
+        if final_norm is not None:
+            norm: Layer | None = final_norm(d_model)
         else:
-            self.final_norm = final_norm(d_model)
+            pre_norm = options.get("norm", getattr(blocks[0], "norm", None)) == "pre"
+            norm = LayerNorm(d_model, options.get("eps", 1e-5)) if pre_norm else None
+        self.stack = Stack(blocks, norm, recompute)
 
     @classmethod
     def passes_to(cls, options: Mapping[str, Any]) -> Callable:
         return options.get("block", TransformerBlock)
 
     @property
-    def embedding(self) -> EmbeddingSum:
-        embeddings = [e for e in (self.tokens, self.ngrams, self.recall, self.features) if e is not None]
-        return EmbeddingSum(embeddings, self.positions, dropout=self.dropout)
-
-    def inputs(self, ids: Array, before: Array | None = None, features: Array | None = None) -> list[Array]:
-        """The inputs of the embeddings, without those that the body lacks: ids (B, T), the buckets of n-grams (B, T,
-        N), the rows of the table for recall (B, T, K), and features (B, T, I).
-
-        ids: (B, T), or (B, T, 1 + K) from `data.recalling`. before: (B, P), the ids that precede them.
-        """
-        xp = array_module(ids)
-        ids, recalled = (ids, None) if ids.ndim == 2 or self.units is not None else (ids[:, :, 0], ids[:, :, 1:])
-        seen, found = ids if before is None else xp.concatenate([before, ids], axis=1), [ids]
-        if self.ngrams is not None:
-            reach = ids.shape[1] + max(self.orders) - 1
-            found.append(ops.ngram_buckets(seen[:, -reach:], self.orders, self.buckets)[:, -ids.shape[1] :])
-        if self.recall is not None:
-            if recalled is None:
-                recalled = ops.recall(seen, self.recall_orders)[:, -ids.shape[1] :]
-            found.append(recalled + xp.arange(recalled.shape[2], dtype=np.int32) * self.recall_values)
-        if self.features is not None:
-            B, T = ids.shape[:2]
-            expect_shape("features", features, "B T I", B=B, T=T, I=len(self.features.w.data))
-            found.append(features)
-        elif features is not None:
-            raise ValueError("features: expected none, since the model was made without features=I")
-        return found
+    def further(self) -> list[Any]:
+        """The embeddings beside those of tokens and positions."""
+        return self.embedding.embeddings[1:]
 
     @property
-    def stack(self) -> Stack:
-        return Stack(self.blocks, self.final_norm, self.recompute)
+    def column_reader(self) -> Any:
+        """The embedding that can read further columns of ids, or None."""
+        return next((each for each in self.further if each.columns), None)
+
+    def named_attributes(self) -> dict[str, Any]:
+        """As for every layer; further embeddings come after that of tokens, under their own names."""
+        attributes = super().named_attributes()
+        tokens = attributes.pop("tokens")
+        return {"tokens": tokens} | {each.name: each for each in self.further} | attributes
+
+    def inputs(self, ids: Array, before: Array | None = None, features: Array | None = None) -> list[Any]:
+        """The inputs of the embeddings: ids (B, T), or units, and a `Reading` for each further embedding.
+
+        ids: (B, T), or (B, T, 1 + K) with further columns. before: (B, P), the ids that precede them. features:
+        (B, T, I).
+        """
+        if features is not None and not any(each.width for each in self.further):
+            raise ValueError("features: expected none, since the model was made without an embedding of features")
+        if ids.ndim == 2 or self.units is not None:
+            return [ids, *[Reading(ids, before, None, features)] * len(self.further)]
+        return [ids[:, :, 0], *[Reading(ids[:, :, 0], before, ids[:, :, 1:], features)] * len(self.further)]
 
     def forward(
         self,
@@ -200,70 +185,83 @@ class Body(Model):
         key: Key | None = None,
         memory: Array | None = None,
         features: Array | None = None,
-        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, BodyCache]:
-        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`. features: (B, T, I).
-
-        noise: a function of what enters the blocks, (B, T, C); what it returns, of the same shape, is added to it as a
-        constant, which has no gradient.
-        """
-        self.check(ids, rows=self.recall is not None)
+        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`. features: (B, T, I)."""
+        self.check(ids)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
         x, embedding = self.embedding.forward(*self.inputs(ids, features=features), key=fold(key, "embedding"))
-        if noise is not None:
-            r = noise(x)
-            expect_like("noise", r, x.shape)
-            x, _ = ops.add(x, r)
         pattern = and_causal(pattern) if self.causal else pattern
         x, stack = self.stack.forward(x, key=fold(key, "block"), memories=memory, pattern=pattern)
         return x, BodyCache(embedding, stack)
 
     def backward(self, dx: Array, cache: BodyCache) -> Array | None:
+        expect_backward(cache, BodyCache, dx=dx)
         return self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
     def allocate(self, batch_size: int) -> list[Stored]:
         """Room for what `extend` stores in each block for `batch_size` sequences of the longest length."""
         if not self.causal:
             raise ValueError("causal: this body is not causal, so it cannot generate")
-        if self.features is not None:
+        if any(each.width for each in self.further):
             raise ValueError("features: a new token has none, so this body cannot generate")
         expect_positive(batch_size=batch_size)
         weights = self.parameters()[0].data
         xp = array_module(weights)
         stored = self.stack.allocate(xp.empty((batch_size, 0, self.d_model), weights.dtype), self.max_length)
-        if self.ngrams is not None or self.recall is not None:
+        if self.further:
             stored.append((xp.zeros((batch_size, self.max_length), np.int32),))  # the ids
         return stored
 
     def extend(self, ids: Array, stored: list[Stored], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The vectors (B, T, C) of new tokens ids (B, T) after `past` stored ones: see `Stack`."""
-        self.check(ids, past, rows=self.recall is not None)
+        past = index(past)
+        self.check(ids, past)
         before = None
-        if self.ngrams is not None or self.recall is not None:
+        if self.further:
             *stored, (seen,) = stored
             seen[:, past : past + ids.shape[1]] = ids if ids.ndim == 2 else ids[:, :, 0]
-            reach = past if self.recall is not None else max(self.orders) - 1
+            reach = max(past if each.reach is None else each.reach for each in self.further)
             before = seen[:, max(0, past - reach) : past]
         x, _ = self.embedding.forward(*self.inputs(ids, before), start=past)
         return self.stack.extend(x, stored, past, pattern=pattern)
 
-    def check(self, ids: Array, past: int = 0, rows: bool = False) -> None:
+    def check(self, ids: Array, past: int = 0) -> None:
         """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length.
 
-        rows: whether ids may also be (B, T, 1 + K) from `data.recalling`; IndexError for one that is out of range.
+        With an embedding that reads K further columns, ids may also be (B, T, 1 + K); IndexError if one of these is out
+        of range.
         """
-        name, letters, what = ("ids", "B T", "tokens") if self.units is None else ("units", "B T I", "units")
-        sizes = {} if self.units is None else {"I": self.units}
         if self.units is not None:
+            name, what, letters, sizes = "units", "units", "B T I", {"I": self.units}
             expect_floating(units=ids)
-        elif rows and getattr(ids, "ndim", 2) == 3:
-            letters, sizes = "B T J", {"J": 1 + len(self.recall_orders)}
-            expect_shape(name, ids, letters, **sizes)
-            expect_ids("ids recalled", ids[:, :, 1:], self.recall_values)
+        else:
+            name, what, letters, sizes = "ids", "tokens", "B T", {}
+        reader = self.column_reader
+        if getattr(ids, "ndim", 2) == 3 and reader is not None:
+            letters, sizes = "B T J", {"J": 1 + reader.columns}
         expect_shape(name, ids, letters, **sizes)
+        if letters == "B T J":
+            reader.expect_columns(ids[:, :, 1:])
         expected = f"{name}: expected ({letters.replace(' ', ', ')}) with T"
         if not ids.shape[1]:
             raise ValueError(f"{expected} >= 1, got {tuple(ids.shape)}")
         if past + ids.shape[1] > self.max_length:
             raise ValueError(f"{expected} up to {self.max_length}, got {past + ids.shape[1]} {what}")
+
+
+def expect_embeddings(embeddings: Any) -> Sequence[Mapping[str, Any]]:
+    """Raise TypeError unless `embeddings` are those that `Body` takes; returns them."""
+    expect_instance("embeddings", embeddings, Sequence)
+    for each in embeddings:
+        kind = each.get("layer") if isinstance(each, Mapping) else None
+        if not (isinstance(kind, type) and issubclass(kind, Layer)):
+            raise TypeError(f'embeddings: expected dicts with a class of layers as "layer", got {shown(each)}')
+    return embeddings
+
+
+def made(embedding: Mapping[str, Any], vocab_size: int | None, d_model: int, std: float, key: Key) -> Any:
+    """The layer that a dict among the embeddings of a `Body` describes."""
+    kind = embedding["layer"]
+    options = {name: value for name, value in embedding.items() if name != "layer"}
+    return kind(vocab_size, d_model, std=std, key=fold(key, kind.name), **options)

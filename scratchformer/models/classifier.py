@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from inspect import Parameter
 from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..nn import Frozen, Linear
-from ..ops.checks import (
-    checked_on_host,
+from ..checks import (
     describe,
     expect_ids,
     expect_instance,
     expect_lengths,
-    expect_number,
     expect_one_of,
     expect_positive,
     expect_probabilities,
     expect_range,
     is_inexact,
 )
+from ..nn import Linear
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..ops.patterns import expect_pattern
 from ..rng import Key, fold
 from .body import Body
 from .language_model import LanguageModel
 from .model import named
-from .predictor import ClassPredictor, cross_entropy_backward
+from .predictor import ClassPredictor
 
 POOLS = {
     "mean": (ops.mean_pool, ops.mean_pool_backward),
     "max": (ops.max_pool, ops.max_pool_backward),
 }
 # Options of a body that do not change what its weights mean; the shapes of weights are compared when they are loaded.
-MAY_DIFFER = {"max_length", "dropout", "recompute", "embedding_std", "features", "final_norm", "buckets", "d_ff"}
+MAY_DIFFER = {"max_length", "dropout", "recompute", "embedding_std", "final_norm", "d_ff"}
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,21 +48,13 @@ class LogitsCache(NamedTuple):
     output: Any
 
 
-class AdversarialCache(NamedTuple):
-    logits: Any
-    cross_entropy: Any
-    lengths: Array | None
-    again: Callable  # the loss of the same batch, with `noise`
-
-
 class Classifier(ClassPredictor):
     """Token ids -> body -> pooling over each text without its padding -> linear -> log-probabilities.
 
     vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
-    longest text. pool: "mean", "max", or "none" to classify every unit of a sequence separately. adversarial: ε of the
-    noise that it learns to withstand (see `loss`), or 0 for none. `body`: the other options of `Body`, which are
-    positions, dropout, causal, recompute, embedding_std, units, ngrams, buckets, recall, features, block, final_norm,
-    and those of the block: norm, wide, d_ff, activation, bias, eps.
+    longest text. pool: "mean", "max", or "none" to classify every unit of a sequence separately. `body`: the
+    other options of `Body`, which are positions, dropout, causal, recompute, embedding_std, units, embeddings,
+    block, final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
 
     Every position attends to all of its text, but not to padding, so the class of a text does not depend on the other
     texts in the batch.
@@ -87,13 +76,11 @@ class Classifier(ClassPredictor):
         max_length: int,
         pool: str = "mean",
         key: Key = Key(0),
-        adversarial: float = 0.0,
         **body: Any,
     ) -> None:
         expect_one_of("pool", pool, (*POOLS, "none"))
         expect_positive(num_classes=num_classes)
-        expect_number("adversarial", adversarial)
-        self.pool, self.adversarial = pool, adversarial
+        self.pool = pool
         self.body = Body(vocab_size, d_model, heads, depth, max_length, key=fold(key, "body"), **body)
         self.output = Linear(d_model, num_classes, key=fold(key, "output"))
 
@@ -104,20 +91,19 @@ class Classifier(ClassPredictor):
         key: Key | None = None,
         pattern: ops.Pattern | None = None,
         features: Array | None = None,
-        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, LogitsCache]:
         """Logits (B, num_classes), or (B, T, num_classes) with pool "none", of ids (B, T) or units (B, T, I).
 
         `forward` takes the same arguments and returns log-probabilities. Sequence b ends after lengths[b] of its ids,
         from 1 to T. pattern: which positions may attend to which; None for all. features: (B, T, I), of a model with
-        features=I. noise: see `Body.forward`.
+        an embedding of features.
         """
         expect_pattern(pattern)
         if lengths is not None:
             self.check(ids, lengths)
             padding = ops.Padding(lengths)
             pattern = padding if pattern is None else pattern & padding
-        x, body = self.body.forward(ids, pattern, key, features=features, noise=noise)
+        x, body = self.body.forward(ids, pattern, key, features=features)
         pooled = None
         if self.pool != "none":
             pool, _ = POOLS[self.pool]
@@ -133,33 +119,32 @@ class Classifier(ClassPredictor):
 
     def logits_backward(self, dz: Array, cache: LogitsCache) -> Array | None:
         """The gradient of units, or None for ids, given the gradient of the logits."""
-        return self.body.backward(self.body_output_backward(dz, cache), cache.body)
-
-    def body_output_backward(self, dz: Array, cache: LogitsCache) -> Array:
-        """The gradient of the body's output, given the gradient of the logits."""
         dx = self.output.backward(dz, cache.output)
         if self.pool != "none":
             _, pool_backward = POOLS[self.pool]
             dx = pool_backward(dx, cache.pool)
-        return dx
+        return self.body.backward(dx, cache.body)
 
     def start_from(self, pretrained: LanguageModel) -> None:
         """Copy the body of a language model. The sizes and the blocks must be the same, and this body causal too.
 
-        A language model has no map of `features`; it becomes 0. Raises ValueError if the bodies do not fit. Source:
-        Dai, Le, "Semi-supervised sequence learning", 2015; Howard, Ruder, "Universal language model fine-tuning for
-        text classification", 2018.
+        A language model has no embedding of features; its weights become 0. Raises ValueError if the bodies do not
+        fit. Source: Dai, Le, "Semi-supervised sequence learning", 2015; Howard, Ruder, "Universal language model
+        fine-tuning for text classification", 2018.
         """
         expect_instance("pretrained", pretrained, LanguageModel)
         own, other = (with_defaults(model.body.config) for model in (self, pretrained))
+        pairs = zip(own["embeddings"] or (), self.body.further, strict=True)
+        own["embeddings"] = [each for each, layer in pairs if not layer.width]
+        other["embeddings"] = other["embeddings"] or []
         if pretrained.pattern is not None:
             raise ValueError(f"pretrained: expected full causal attention, got {pretrained.pattern}")
         for name in sorted((own.keys() | other.keys()) - MAY_DIFFER):
             if own.get(name) != other.get(name):
                 raise ValueError(f"pretrained: expected a body with {name} {own.get(name)}, got {other.get(name)}")
         weights = pretrained.body.state_dict()
-        if self.body.features is not None:
-            weights["features.w"] = 0 * self.body.features.w.data
+        for layer in (each for each in self.body.further if each.width):
+            weights |= {f"{layer.name}.{name}": 0 * data for name, data in layer.state_dict().items()}
         self.body.load_state_dict(weights)
 
     def loss(
@@ -169,48 +154,17 @@ class Classifier(ClassPredictor):
         labels: Array,
         key: Key | None = None,
         pattern: ops.Pattern | None = None,
-        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats, of labels (B,).
 
         With pool "none" labels are (B, T), and labels equal to `ops.IGNORED` do not count: padding, or units of unknown
         class. With another pool labels may also be probabilities, (B, num_classes), such as the predictions of another
         model.
-
-        With adversarial ε > 0 and a key, in training, the model learns from every batch twice: from the embeddings x,
-        and from x + r, with the noise r that makes the loss grow fastest (`ops.adversarial_noise`). r takes the
-        gradient of x, which is known only in backward. So `loss` returns the cross-entropy at x, but `loss_backward`
-        adds the gradient of the mean of both. r is a constant there, and dropout is the same both times:
-
-            loss = 1/2 (CE(x) + CE(x + r))
-            dx = 1/2 (∂CE/∂x + ∂CE/∂(x + r))
-
-        Source: Miyato, Dai, Goodfellow, "Adversarial training methods for semi-supervised text classification", 2017.
         """
-        z, logits = self.logits(ids, lengths, key, pattern, noise=noise)
+        z, logits = self.logits(ids, lengths, key, pattern)
         self.expect_classes(labels)
         loss, cross_entropy = self.cross_entropy(z, labels, self.ignored)
-        if key is None or noise is not None or not self.adversarial:
-            return loss, (logits, cross_entropy)
-        self.expect_noise()
-        again = partial(self.loss, ids, lengths, labels, key, pattern)
-        return loss, AdversarialCache(logits, cross_entropy, lengths, again)
-
-    def loss_backward(self, dloss: float, cache: tuple) -> None:
-        """Add dloss · ∂loss/∂w to the gradient of every parameter w. With noise, see `loss`."""
-        if not isinstance(cache, AdversarialCache):
-            return super().loss_backward(dloss, cache)
-        dx = self.stack_backward(dloss / 2, cache.logits, cache.cross_entropy)
-        with checked_on_host():  # `loss` has checked the batch
-            noise = partial(ops.adversarial_noise, dx=dx, epsilon=self.adversarial, lengths=cache.lengths)
-            _, (logits, cross_entropy) = cache.again(noise=noise)
-        dx = dx + self.stack_backward(dloss / 2, logits, cross_entropy)
-        self.body.embedding.backward(dx, cache.logits.body.embedding)
-
-    def stack_backward(self, dloss: float, cache: LogitsCache, cross_entropy: Any) -> Array:
-        """The gradient of what enters the blocks."""
-        dz = cross_entropy_backward(dloss, cross_entropy)
-        return self.body.stack.backward(self.body_output_backward(dz, cache), cache.body.stack)
+        return loss, (logits, cross_entropy)
 
     def check_batch(self, ids: Array, lengths: Array | None, labels: Array) -> None:
         """Raise an error for ids, lengths or labels out of range: see `Predictor`."""
@@ -228,13 +182,6 @@ class Classifier(ClassPredictor):
         """Raise ValueError for labels that are probabilities, if every unit has one."""
         if self.pool == "none" and is_inexact(labels):
             raise ValueError(f"labels: expected classes (B, T), integers, with pool 'none', got {describe(labels)}")
-
-    def expect_noise(self) -> None:
-        """Raise ValueError if the body or a block is frozen: `adversarial` needs a gradient of the embeddings."""
-        layers = [("the body", self.body), *((f"block {i}", block) for i, block in enumerate(self.body.blocks))]
-        for name, layer in layers:
-            if isinstance(layer, Frozen):
-                raise ValueError(f"adversarial: expected 0, since no gradient passes through {name}, which is frozen")
 
     @property
     def ignored(self) -> int | None:

@@ -7,6 +7,14 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import (
+    expect_fraction,
+    expect_ids,
+    expect_lengths,
+    expect_positive,
+    expect_range,
+    expect_shape,
+)
 from ..nn import (
     DecoderBlock,
     Dropout,
@@ -21,18 +29,8 @@ from ..nn import (
 )
 from ..nn.embedding import extend_output
 from ..nn.embedding_sum import EmbeddingSumCache
-from ..nn.layer import repeated
+from ..nn.layer import Part, expect_backward, repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import (
-    expect_fraction,
-    expect_ids,
-    expect_instance,
-    expect_lengths,
-    expect_number,
-    expect_positive,
-    expect_range,
-    expect_shape,
-)
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, fold
 from .predictor import Predictor
@@ -47,12 +45,6 @@ class EncoderDecoderCache(NamedTuple):
     encoder: SideCache
     decoder: SideCache
     output: Any
-
-
-class TwiceCache(NamedTuple):
-    forwards: tuple[EncoderDecoderCache, ...]  # one for each draw of dropout
-    cross_entropies: tuple[Any, ...]
-    symmetric_kl: Any
 
 
 class EncoderDecoder(Predictor):
@@ -70,9 +62,7 @@ class EncoderDecoder(Predictor):
     output map (section 3.4): see `nn.TiedOutput`. It is initially normal with standard deviation 1/√C. So embeddings
     start with deviation 1, as large as the positions, and logits with the deviation of the decoder's output. Positions
     are sinusoidal, so texts can have any length. label_smoothing: of the training loss. norm: "post", as in the paper,
-    or "pre", with a norm after the last blocks. r_drop: see `loss`. backwards: whether the model writes a translation
-    from its end to its beginning. Then `target` and `targets` are in this order: see `data.TranslationBatches` and
-    `generation.translate`. Nothing else in the model changes.
+    or "pre", with a norm after the last blocks.
 
     Forward. The table's rows enter the encoder as u and the decoder as w, and the table turns vectors into logits. Here
     the encoder and the decoder start with the positions and dropout:
@@ -95,6 +85,12 @@ class EncoderDecoder(Predictor):
     Source: Vaswani et al., "Attention is all you need", 2017.
     """
 
+    tokens, positions = Part("embedding.embeddings.0"), Part("embedding.positions")
+    dropout = Part("embedding.dropout")
+    encoder, encoder_norm = Part("encoder_stack.blocks"), Part("encoder_stack.norm")
+    decoder, decoder_norm = Part("decoder_stack.blocks"), Part("decoder_stack.norm")
+    recompute = Part("encoder_stack.recompute", "decoder_stack.recompute")
+
     def __init__(
         self,
         vocab_size: int,
@@ -108,27 +104,20 @@ class EncoderDecoder(Predictor):
         bias: bool = True,
         eps: float = 1e-5,
         label_smoothing: float = 0.1,
-        r_drop: float = 0.0,
-        backwards: bool = False,
         key: Key = Key(0),
     ) -> None:
-        expect_instance("backwards", backwards, bool)
-        self.backwards = backwards
         block: dict[str, Any] = dict(norm=norm, d_ff=d_ff, activation=activation, dropout=dropout, bias=bias, eps=eps)
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth)
         expect_fraction("label_smoothing", label_smoothing)
-        expect_number("r_drop", r_drop)
-        self.label_smoothing, self.r_drop, self.scale = label_smoothing, r_drop, math.sqrt(d_model)
-        self.tokens = TokenEmbedding(vocab_size, d_model, 1 / self.scale, fold(key, "tokens"))
-        self.positions = SinusoidalPositions()
+        self.label_smoothing, scale = label_smoothing, math.sqrt(d_model)
+        tokens = TokenEmbedding(vocab_size, d_model, 1 / scale, fold(key, "tokens"))
         expect_fraction("dropout", dropout, letter="p")
-        self.dropout = Dropout(dropout)
-        self.encoder = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
-        self.encoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None
-        self.decoder = repeated(lambda i: DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
-        self.decoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None
-        self.output: Layer = TiedOutput(self.tokens)
-        self.recompute = False  # see `nn.recompute_blocks`
+        self.embedding = EmbeddingSum([tokens], SinusoidalPositions(), dropout=Dropout(dropout), scale=scale)
+        encoder = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
+        self.encoder_stack = Stack(encoder, LayerNorm(d_model, eps) if norm == "pre" else None)
+        decoder = repeated(lambda i: DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
+        self.decoder_stack = Stack(decoder, LayerNorm(d_model, eps) if norm == "pre" else None)
+        self.output: Layer = TiedOutput(tokens)
 
     def forward(
         self, source: Array, lengths: Array, target: Array, key: Key | None = None
@@ -150,6 +139,7 @@ class EncoderDecoder(Predictor):
         """The memory goes to every block of the decoder; `Stack` returns the sum of its gradients, or None if the last
         blocks are `Frozen`, since what precedes them is not trained.
         """
+        expect_backward(cache, EncoderDecoderCache, dlogits=dlogits)
         encoder, decoder, output = cache
         found = self.decoder_stack.backward(self.output.backward(dlogits, output), decoder.stack)
         if found is None:
@@ -171,46 +161,17 @@ class EncoderDecoder(Predictor):
         expect_lengths(lengths, B=source.shape[0])
         expect_range("lengths", lengths, 1, source.shape[1])
 
-    @property
-    def embedding(self) -> EmbeddingSum:
-        return EmbeddingSum([self.tokens], self.positions, dropout=self.dropout, scale=self.scale)
-
-    @property
-    def encoder_stack(self) -> Stack:
-        return Stack(self.encoder, self.encoder_norm, self.recompute)
-
-    @property
-    def decoder_stack(self) -> Stack:
-        return Stack(self.decoder, self.decoder_norm, self.recompute)
-
     def loss(
         self, source: Array, lengths: Array, target: Array, targets: Array, key: Key | None = None
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats per token, of targets (B, T), the token after each of target (B, T).
 
         Targets equal to `ops.IGNORED` do not count. With a key, in training, labels are smoothed.
-
-        With r_drop α > 0 every batch is then predicted twice, with logits z and w under two draws of dropout. The loss
-        is half of the two cross-entropies and of α times the symmetric divergence J of the predictions
-        (`ops.symmetric_kl`). So the model learns predictions that dropout does not change:
-
-            loss = 1/2 (CE(z) + CE(w) + α J(z, w))
-            dz = 1/2 (∂CE/∂z + α ∂J/∂z)        dw = 1/2 (∂CE/∂w + α ∂J/∂w)
-
-        Source: Liang et al., "R-Drop: regularized dropout for neural networks", 2021; their loss is twice this one.
         """
-        if key is None or not self.r_drop:
-            logits, forward = self.forward(source, lengths, target, key)
-            smoothing = 0.0 if key is None else self.label_smoothing
-            loss, cross_entropy = ops.cross_entropy(logits, targets, IGNORED, smoothing)
-            return loss, (forward, cross_entropy)
-        keys = [key.fold("draw", i) for i in range(2)]
-        (z, w), forwards = zip(*(self.forward(source, lengths, target, own) for own in keys), strict=True)
-        found = [ops.cross_entropy(logits, targets, IGNORED, self.label_smoothing) for logits in (z, w)]
-        losses, cross_entropies = zip(*found, strict=True)
-        apart, symmetric_kl = ops.symmetric_kl(z, w, targets, IGNORED)
-        loss = (sum(losses) + self.r_drop * apart) / 2
-        return loss, TwiceCache(forwards, cross_entropies, symmetric_kl)
+        logits, forward = self.forward(source, lengths, target, key)
+        smoothing = 0.0 if key is None else self.label_smoothing
+        loss, cross_entropy = ops.cross_entropy(logits, targets, IGNORED, smoothing)
+        return loss, (forward, cross_entropy)
 
     def check_batch(self, source: Array, lengths: Array, target: Array, targets: Array) -> None:
         """Raise an error for an argument of `loss` that is out of range: see `Predictor`."""
@@ -219,17 +180,6 @@ class EncoderDecoder(Predictor):
         for ids in source, target:
             expect_ids("ids", ids, V)
         counted_targets(targets, V, IGNORED)
-
-    def loss_backward(self, dloss: float, cache: tuple) -> None:
-        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
-        if not isinstance(cache, TwiceCache):
-            return super().loss_backward(dloss, cache)
-        dloss = dloss / 2
-        parts = ops.symmetric_kl_backward(self.r_drop * dloss, cache.symmetric_kl)
-        for part, cross_entropy, forward in zip(parts, cache.cross_entropies, cache.forwards, strict=True):
-            dlogits = ops.cross_entropy_backward(dloss, cross_entropy)
-            dlogits += part
-            self.backward(dlogits, forward)
 
     def extend(
         self,

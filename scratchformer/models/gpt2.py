@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checks import expect_boolean, expect_fraction
 from ..nn import Layer, Linear, TiedOutput
-from ..ops.checks import expect_boolean, expect_fraction
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import expect_ids, expect_positive
 from ..nn import Layer, Linear
 from ..nn.embedding import extend_output
+from ..nn.layer import expect_backward
 from ..nn.stack import Stored
-from ..ops.checks import expect_ids, expect_positive
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, Zeros, expect_key, fold
 from .body import Body
@@ -27,12 +28,12 @@ class LanguageModel(Predictor):
     """Token ids -> causal body -> linear -> logits of the next token, at every position.
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H and the number of blocks. context: the longest
-    sequence. `body`: the other options of `Body`, which are positions, dropout, recompute, embedding_std, ngrams,
-    buckets, recall, block, final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
+    sequence. `body`: the other options of `Body`, which are positions, dropout, recompute, embedding_std,
+    embeddings, block, final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
     """
 
     body_class = Body
-    fixed: ClassVar[Mapping[str, str]] = {"causal": "always is", "units": "reads tokens", "features": "reads tokens"}
+    fixed: ClassVar[Mapping[str, str]] = {"causal": "always is", "units": "reads tokens"}
     pattern: ops.Pattern | None = None  # of every block, in addition to causal
 
     def __init__(
@@ -46,7 +47,7 @@ class LanguageModel(Predictor):
         **body: Any,
     ) -> None:
         expect_positive(context=context)
-        self.context = context
+        self.context = int(context)
         self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=fold(key, "body"), **body)
         self.output: Layer = Linear(d_model, vocab_size, key=fold(key, "output"))
 
@@ -64,6 +65,7 @@ class LanguageModel(Predictor):
         return logits, LanguageModelCache(body, output)
 
     def backward(self, dlogits: Array, cache: LanguageModelCache) -> None:
+        expect_backward(cache, LanguageModelCache, dlogits=dlogits)
         self.body.backward(self.output.backward(dlogits, cache.output), cache.body)
 
     def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, tuple]:
@@ -77,7 +79,7 @@ class LanguageModel(Predictor):
 
     def check_batch(self, ids: Array, targets: Array) -> None:
         """Raise an error for ids or targets out of range: see `Predictor`."""
-        self.body.check(ids, rows=self.body.recall is not None)
+        self.body.check(ids)
         V = self.config["vocab_size"]
         expect_ids("ids", ids if ids.ndim == 2 else ids[:, :, 0], V)
         counted_targets(targets, V, IGNORED)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive
 from ..nn import Block, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
-from ..ops.checks import expect_boolean, expect_fraction, expect_number, expect_positive
 from ..ops.positions import BASE
 from ..rng import Key, Zeros, fold
 from .body import Body
@@ -44,7 +44,7 @@ class LlamaBlock(Block):
         key: Key = Key(0),
     ) -> None:
         expect_positive(d_model=d_model)
-        d_ff = -(-8 * d_model // 3) if d_ff is None else d_ff
+        d_ff = -(-8 * int(d_model) // 3) if d_ff is None else d_ff
         options: dict[str, Any] = dict(base=base, scaling=scaling, window=window, bias=bias, output_bias=output_bias)
         attention = RotarySelfAttention(d_model, heads, kv_heads, head_width, **options, key=fold(key, "attention"))
         feedforward = SwiGLU(d_model, d_ff, feedforward_bias, fold(key, "feedforward"))
@@ -69,9 +69,8 @@ class Llama(LanguageModel):
 
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence. dropout: after
     the embedding and at the end of both branches of a block; the published models have none. recompute: gradient
-    checkpointing of every block. std: all weights start normal with this standard deviation, biases at 0. ngrams,
-    buckets: vectors for n-grams. recall: vectors for what followed earlier n-grams. See `Body`; the published models
-    have neither. `block` takes the remaining options, those of `LlamaBlock`.
+    checkpointing of every block. std: all weights start normal with this standard deviation, biases at 0.
+    embeddings: see `Body`; the published models have none. `block` takes the remaining options, those of `LlamaBlock`.
 
     Source: Touvron et al., "LLaMA: open and efficient foundation language models", 2023, section 2.2; Touvron et al.,
     "Llama 2", 2023, section 2.2, for grouped heads; Jiang et al., "Mistral 7B", 2023, section 2; Yang et al., "Qwen2
@@ -89,18 +88,16 @@ class Llama(LanguageModel):
         dropout: float = 0.0,
         recompute: bool = False,
         std: float = 0.02,
-        ngrams: Sequence[int] | None = None,
-        buckets: int = 16_384,
-        recall: Sequence[int] | None = None,
+        embeddings: Sequence[Mapping[str, Any]] | None = None,
         key: Key = Key(0),
         **block: Any,
     ) -> None:
         expect_boolean(tied=tied)
         expect_number("std", std)
         own: dict[str, Any] = dict(positions="none", causal=True, block=LlamaBlock, key=Zeros(), recompute=recompute)
-        own |= dict(dropout=dropout, buckets=buckets, final_norm=partial(RMSNorm, eps=block.get("eps", EPS)))
+        own |= dict(dropout=dropout, embeddings=embeddings, final_norm=partial(RMSNorm, eps=block.get("eps", EPS)))
         self.context = context
-        self.body = Body(vocab_size, d_model, heads, depth, context, ngrams=ngrams, recall=recall, **own, **block)
+        self.body = Body(vocab_size, d_model, heads, depth, context, **own, **block)
         self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
         self.draw_weights(key, lambda name: std)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checks import expect_number
 from ..nn import Layer
-from ..ops.checks import expect_number
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
 from ..shell.text import shown

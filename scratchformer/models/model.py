@@ -51,7 +51,7 @@ class Model(Layer):
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
         """As for every layer, but without the layers that are arguments in `config`."""
-        yield from named_parts("", {name: value for name, value in vars(self).items() if name != "config"})
+        return named_parts("", {name: value for name, value in self.named_attributes().items() if name != "config"})
 
     @classmethod
     def passes_to(cls, options: Mapping[str, Any]) -> Callable | None:

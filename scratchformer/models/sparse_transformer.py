@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..checks import expect_boolean, expect_one_of, expect_positive
 from ..nn import GridPositions, Linear
-from ..ops.checks import expect_boolean, expect_one_of, expect_positive
 from ..rng import Key, fold
 from .language_model import LanguageModel
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from .. import ops
 from ..backend import Array, array_module
+from ..checks import expect_at_least, expect_instance, expect_positive, expect_shape
 from ..nn import Linear
-from ..ops.checks import expect_at_least, expect_instance, expect_positive, expect_shape
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key, fold
 from .body import Body
@@ -42,9 +42,7 @@ class TransformerXL(LanguageModel):
     fixed: ClassVar[Mapping[str, str]] = {
         **LanguageModel.fixed,
         "positions": "has relative ones",
-        "ngrams": "does not store the ids before a segment",
-        "buckets": "does not store the ids before a segment",
-        "recall": "does not store the ids before a segment",
+        "embeddings": "does not store the ids before a segment",
     }
 
     def __init__(
@@ -60,8 +58,8 @@ class TransformerXL(LanguageModel):
     ) -> None:
         expect_positive(context=context)
         expect_at_least(0, memory=memory)
-        self.context, self.memory = context, memory
-        length = context + memory  # what attention sees at once
+        self.context, self.memory = int(context), int(memory)
+        length = self.context + self.memory  # what attention sees at once
         body_key = fold(key, "body")
         self.body = Body(
             vocab_size, d_model, heads, depth, length, positions="relative", causal=True, key=body_key, **body

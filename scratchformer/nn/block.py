@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
-from ..dispatch import operation
-from ..ops.checks import (
+from ..checks import (
     expect_boolean,
     expect_floating,
     expect_fraction,
@@ -15,11 +14,12 @@ from ..ops.checks import (
     expect_one_of,
     expect_shape,
 )
+from ..dispatch import operation
 from ..rng import Key, fold
 from .attention import SelfAttention
 from .dropout import Dropout
 from .feedforward import FeedForward
-from .layer import Layer
+from .layer import Layer, Part, expect_backward
 from .layernorm import LayerNorm
 from .relative_attention import RelativeSelfAttention
 from .residual import ORDERS, Residual, ResidualCache
@@ -42,6 +42,11 @@ class Block(Layer):
     x, y: (B, T, C). For the mathematics see `Residual`.
     """
 
+    attention, norm1 = Part("first.branch"), Part("first.norm")
+    feedforward, norm2 = Part("second.branch"), Part("second.norm")
+    dropout = Part("first.dropout", "second.dropout")
+    norm = Part("first.order", "second.order")
+
     def __init__(
         self,
         attention: Layer,
@@ -55,30 +60,21 @@ class Block(Layer):
             expect_instance(name, layer, Layer)
         expect_one_of("norm", norm, ORDERS)
         expect_fraction("dropout", dropout, letter="p")
-        self.norm = norm
-        self.attention: Any = attention  # a layer with `allocate` and `extend`, or without
-        self.norm1, self.feedforward, self.norm2 = norm1, feedforward, norm2
-        self.dropout = Dropout(dropout)
-
-    def branches(self) -> tuple[Residual, Residual]:
-        """The two branches, built from the block's current layers."""
-        return (
-            Residual(self.attention, self.norm1, self.norm, self.dropout),
-            Residual(self.feedforward, self.norm2, self.norm, self.dropout),
-        )
+        shared = Dropout(dropout)
+        self.first = Residual(attention, norm1, norm, shared)
+        self.second = Residual(feedforward, norm2, norm, shared)
 
     def forward(
         self, x: Array, pattern: ops.Pattern | None = None, key: Key | None = None, **options: Any
     ) -> tuple[Array, BlockCache]:
         """options: passed on to the attention."""
-        first, second = self.branches()
-        h, attention = first.forward(x, pattern, key=fold(key, 1), **options)
-        y, feedforward = second.forward(h, key=fold(key, 2))
+        h, attention = self.first.forward(x, pattern, key=fold(key, 1), **options)
+        y, feedforward = self.second.forward(h, key=fold(key, 2))
         return y, BlockCache(attention, feedforward)
 
     def backward(self, dy: Array, cache: BlockCache) -> Array:
-        first, second = self.branches()
-        return first.backward(second.backward(dy, cache.feedforward), cache.attention)
+        expect_backward(cache, BlockCache, dy=dy)
+        return self.first.backward(self.second.backward(dy, cache.feedforward), cache.attention)
 
     def allocate(self, x: Array, length: int) -> Stored:
         """Room for what the attention stores for `length` positions of sequences like x (B, any T, C)."""
@@ -165,6 +161,5 @@ class TransformerBlock(Block):
 @operation
 def extend_block(x: Array, block: Block, stored: Stored, past: int, pattern: ops.Pattern | None = None) -> Array:
     """What `Block.extend` returns: forward only, with the keys and values of past positions stored."""
-    first, second = block.branches()
-    h = first.around(lambda n: block.attention.extend(n, stored, past, pattern), x)
-    return second.around(block.feedforward, h)
+    h = block.first.around(lambda n: block.attention.extend(n, stored, past, pattern), x)
+    return block.second.around(block.feedforward, h)

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import expect_fraction, expect_one_of
 from ..dispatch import operation
-from ..ops.checks import expect_fraction, expect_one_of
 from ..rng import Key, fold
 from .attention import CrossAttention, SelfAttention
 from .dropout import Dropout
 from .feedforward import FeedForward
-from .layer import Layer
+from .layer import Layer, Part, expect_backward
 from .layernorm import LayerNorm
 from .residual import ORDERS, Residual, ResidualCache
 from .stack import Stored
@@ -55,6 +55,12 @@ class DecoderBlock(Layer):
     Source: Vaswani et al., "Attention is all you need", 2017, sections 3.1 and 3.2.3, figure 1.
     """
 
+    attention, norm1 = Part("first.branch"), Part("first.norm")
+    cross, norm2 = Part("second.branch"), Part("second.norm")
+    feedforward, norm3 = Part("third.branch"), Part("third.norm")
+    dropout = Part("first.dropout", "second.dropout", "third.dropout")
+    norm = Part("first.order", "second.order", "third.order")
+
     def __init__(
         self,
         d_model: int,
@@ -69,37 +75,29 @@ class DecoderBlock(Layer):
     ) -> None:
         expect_one_of("norm", norm, ORDERS)
         expect_fraction("dropout", dropout, letter="p")
-        self.norm = norm
-        self.attention = SelfAttention(d_model, heads, causal=True, bias=bias, key=fold(key, "attention"))
-        self.norm1 = LayerNorm(d_model, eps)
-        self.cross = CrossAttention(d_model, heads, bias=bias, key=fold(key, "cross"))
-        self.norm2 = LayerNorm(d_model, eps)
-        self.feedforward = FeedForward(d_model, d_ff, activation, fold(key, "feedforward"))
-        self.norm3 = LayerNorm(d_model, eps)
-        self.dropout = Dropout(dropout)
-
-    def branches(self) -> tuple[Residual, Residual, Residual]:
-        """The three branches, built from the block's current layers."""
-        return (
-            Residual(self.attention, self.norm1, self.norm, self.dropout),
-            Residual(self.cross, self.norm2, self.norm, self.dropout),
-            Residual(self.feedforward, self.norm3, self.norm, self.dropout),
+        branches = (
+            SelfAttention(d_model, heads, causal=True, bias=bias, key=fold(key, "attention")),
+            CrossAttention(d_model, heads, bias=bias, key=fold(key, "cross")),
+            FeedForward(d_model, d_ff, activation, fold(key, "feedforward")),
+        )
+        shared = Dropout(dropout)
+        self.first, self.second, self.third = (
+            Residual(branch, LayerNorm(d_model, eps), norm, shared) for branch in branches
         )
 
     def forward(
         self, x: Array, memory: Array, pattern: ops.Pattern | None = None, key: Key | None = None
     ) -> tuple[Array, DecoderBlockCache]:
-        first, second, third = self.branches()
-        g, attention = first.forward(x, key=fold(key, 1))
-        h, cross = second.forward(g, memory, pattern, key=fold(key, 2))
-        y, feedforward = third.forward(h, key=fold(key, 3))
+        g, attention = self.first.forward(x, key=fold(key, 1))
+        h, cross = self.second.forward(g, memory, pattern, key=fold(key, 2))
+        y, feedforward = self.third.forward(h, key=fold(key, 3))
         return y, DecoderBlockCache(attention, cross, feedforward)
 
     def backward(self, dy: Array, cache: DecoderBlockCache) -> tuple[Array, Array]:
-        first, second, third = self.branches()
-        dh = third.backward(dy, cache.feedforward)
-        dg, dmemory = second.backward(dh, cache.cross)
-        return first.backward(dg, cache.attention), dmemory
+        expect_backward(cache, DecoderBlockCache, dy=dy)
+        dh = self.third.backward(dy, cache.feedforward)
+        dg, dmemory = self.second.backward(dh, cache.cross)
+        return self.first.backward(dg, cache.attention), dmemory
 
     def allocate(self, x: Array, length: int) -> Stored:
         """Room for the keys and values of `length` target positions: see `Stack`."""
@@ -125,7 +123,6 @@ def extend_decoder_block(
     memory: tuple[Array, Array],
 ) -> Array:
     """What `DecoderBlock.extend` returns: forward only, with the keys and values of past positions stored."""
-    first, second, third = block.branches()
-    g = first.around(lambda n: block.attention.extend(n, stored, past), x)
-    h = second.around(lambda n: block.cross.attend(n, *memory, pattern), g)
-    return third.around(block.feedforward, h)
+    g = block.first.around(lambda n: block.attention.extend(n, stored, past), x)
+    h = block.second.around(lambda n: block.cross.attend(n, *memory, pattern), g)
+    return block.third.around(block.feedforward, h)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..ops.checks import expect_instance
+from ..checks import expect_instance
 from .layer import Layer, Param
 
 

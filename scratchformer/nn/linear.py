@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_boolean
+from ..checks import expect_boolean
 from ..rng import Key
 from .layer import Layer, Param, initial_generator
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..checks import expect_instance, expect_one_of, expect_shape
 from ..dispatch import has_twin, is_fast
-from ..ops.checks import expect_instance, expect_one_of, expect_shape
 from ..rng import Key
 from .dropout import Dropout
 from .frozen import Frozen
-from .layer import Layer
+from .layer import Layer, expect_backward
 
 ORDERS = ("post", "pre")
 
@@ -21,6 +21,7 @@ class ResidualCache(NamedTuple):
     norm: Any
     branch: Any
     dropout: Any
+    added: bool  # whether dropout and the sum were one operation
 
 
 class Residual(Layer):
@@ -75,26 +76,26 @@ class Residual(Layer):
     def forward(self, x: Array, *inputs: Any, key: Key | None = None, **options: Any) -> tuple[Array, ResidualCache]:
         if self.order == "post":
             f, branch = self.branch.forward(x, *inputs, **options)
-            s, dropout = self.sum(x[:, -f.shape[1] :], f, key)
+            s, *summed = self.sum(x[:, -f.shape[1] :], f, key)
             y, norm = self.norm.forward(s)
         else:
             n, norm = self.norm.forward(x)
             f, branch = self.branch.forward(n, *inputs, **options)
-            y, dropout = self.sum(x[:, -f.shape[1] :], f, key)
-        return y, ResidualCache(norm, branch, dropout)
+            y, *summed = self.sum(x[:, -f.shape[1] :], f, key)
+        return y, ResidualCache(norm, branch, *summed)
 
-    def sum(self, x: Array, f: Array, key: Key | None) -> tuple[Array, Any]:
-        """x + dropout(f), and the cache of dropout. Compiled loops compute both at once."""
+    def sum(self, x: Array, f: Array, key: Key | None) -> tuple[Array, Any, bool]:
+        """x + dropout(f), the cache of dropout, and whether compiled loops have computed both at once."""
         p = self.dropout.p if type(self.dropout) is Dropout else 0
         if key is not None and p and is_fast() and has_twin(ops.dropout_add, f, p, key, x):
-            s, cache = ops.dropout_add(f, p, key, x)
-            return s, ops.dropout_add.caches[0](cache)
+            return *ops.dropout_add(f, p, key, x), True
         f, dropout = self.dropout.forward(f, key)
         s, _ = ops.add(x, f)
-        return s, dropout
+        return s, dropout, False
 
     def backward(self, dy: Array, cache: ResidualCache) -> Any:
         """dx (B, T, C), of the last T positions; or a tuple of dx and the gradients of the further inputs."""
+        expect_backward(cache, ResidualCache, dy=dy)
         expect_shape("dy", dy, "B T C")
         for name, part in ("branch", self.branch), ("norm", self.norm):
             if isinstance(part, Frozen):
@@ -106,7 +107,11 @@ class Residual(Layer):
         ds = dy
         if self.order == "post":
             ds = self.norm.backward(dy, cache.norm)
-        dn = self.branch.backward(self.dropout.backward(ds, cache.dropout), cache.branch)
+        if cache.added:
+            df, _ = ops.dropout_add_backward(ds, cache.dropout)
+        else:
+            df = self.dropout.backward(ds, cache.dropout)
+        dn = self.branch.backward(df, cache.branch)
         dn, *others = dn if isinstance(dn, tuple) else (dn,)
         if self.order == "post":
             dx, _ = ops.add(ds, dn[:, -T:])

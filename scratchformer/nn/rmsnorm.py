@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_number, expect_positive
+from ..checks import expect_number, expect_positive
 from .layer import Layer, Param
 
 
@@ -17,7 +17,7 @@ class RMSNorm(Layer):
         expect_positive(d_model=d_model)
         expect_number("eps", eps, zero=False)
         self.gamma = Param(np.ones(d_model, np.float32), "gamma")
-        self.eps = eps
+        self.eps = float(eps)
 
     def forward(self, x: Array) -> tuple[Array, tuple]:
         return ops.rmsnorm(x, self.gamma.data, self.eps)

@@ -1,22 +1,22 @@
 """The index notation of derivations: read, evaluated, checked and typeset."""
 
-from .check import Report, check_derivation, check_equations
+from .check import DerivationReport, check_derivation, check_equations
 from .grammar import Equation, NotationError, parse
 from .latex import latex
 from .layout import Derivation, Item, read
-from .mistakes import Mistake, plant_mistakes
+from .mistakes import PlantedMistake, plant_mistakes
 from .page import array_as_json, as_json
-from .walk import DerivationError, Row
+from .walk import DerivationError, DerivationRow
 
 __all__ = [
     "Derivation",
     "DerivationError",
+    "DerivationReport",
+    "DerivationRow",
     "Equation",
     "Item",
-    "Mistake",
     "NotationError",
-    "Report",
-    "Row",
+    "PlantedMistake",
     "array_as_json",
     "as_json",
     "check_derivation",

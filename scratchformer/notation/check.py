@@ -10,14 +10,14 @@ import numpy as np
 from .grammar import canonical
 from .layout import Derivation, normal, read
 from .run import Run, as_array, docstring_of, run, statements
-from .walk import TOLERANCE, DerivationError, Row, Walk
+from .walk import TOLERANCE, DerivationError, DerivationRow, Walk
 
 
-class Report(NamedTuple):
+class DerivationReport(NamedTuple):
     """The result of `check_derivation`. values: every array by its name, those that equations define included."""
 
     derivation: Derivation
-    rows: list[Row]
+    rows: list[DerivationRow]
     values: dict[str, np.ndarray]
 
     @property
@@ -42,7 +42,7 @@ def check_derivation(
     seed: int = 0,
     functions: Mapping[str, Callable] | None = None,
     **options: Any,
-) -> Report:
+) -> DerivationReport:
     """Check the derivation in the docstring of an operation, equation by equation, on the arrays of a real run.
 
     op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. If op_backward is
@@ -75,20 +75,20 @@ def check_derivation(
     Raises DerivationError, which names the line, the equation and the values, for an equation that is not true or
     cannot be evaluated, and for what is left over; NotationError for an equation that cannot be read; ValueError for
     empty arrays or an argument that is written to; TypeError for an op or op_backward that is not of this form.
-    Returns a Report.
+    Returns a DerivationReport.
     """
     options |= {"names": names, "functions": functions, "docstring": docstring, "seed": seed}
     ran, derivation = read_and_run(op, op_backward, *args, **options)
     return walk_through(derivation, ran, tolerance)
 
 
-def walk_through(derivation: Derivation, ran: Run, tolerance: float) -> Report:
+def walk_through(derivation: Derivation, ran: Run, tolerance: float) -> DerivationReport:
     """Check all items of a derivation."""
     walk = Walk(ran, tolerance)
     walk.prepare(derivation)
     walk.items(ran.name, derivation.items)
     walk.expect_complete()
-    return Report(derivation, walk.rows, walk.scope.values)
+    return DerivationReport(derivation, walk.rows, walk.scope.values)
 
 
 def read_and_run(
@@ -112,7 +112,7 @@ def check_equations(
     code: Sequence[Callable] = (),
     name: str = "",
     tolerance: float = TOLERANCE,
-) -> Report:
+) -> DerivationReport:
     """Check the equations in a docstring of something that has no backward, such as an optimizer, on given arrays.
 
     names: the arrays and numbers that the equations are about, by name. code: functions whose statements may appear in

@@ -19,7 +19,7 @@ from .walk import DerivationError, Walk, is_whole
 LOOSER = {"≤": "<", "≥": ">", "<": "≤", ">": "≥"}
 
 
-class Mistake(NamedTuple):
+class PlantedMistake(NamedTuple):
     """A planted mistake. what: the kind of mistake. wrong: the equation with it. caught: whether the check failed."""
 
     line: int
@@ -143,7 +143,7 @@ def plant_mistakes(
     every: int = 1,
     among: Collection[tuple[int, str, str]] | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Iterator[Mistake]:
+) -> Iterator[PlantedMistake]:
     """Plant mistakes in the derivation of an operation, one at a time, and check the rest of it with each.
 
     Arguments as for `check_derivation`, but options are a mapping. every: plant one in this many mistakes.
@@ -159,7 +159,7 @@ def plant_mistakes(
             if skipped if among is None else (item.line, what, text) not in among:
                 continue
             planted = (item._replace(equation=wrong, text=text), *derivation.items[place + 1 :])
-            yield Mistake(item.line, item.text, what, text, fails(walk.copy(), derivation.name, planted))
+            yield PlantedMistake(item.line, item.text, what, text, fails(walk.copy(), derivation.name, planted))
         walk.items(derivation.name, [item])
 
 

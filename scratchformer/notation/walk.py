@@ -37,7 +37,7 @@ class DerivationError(AssertionError):
     """An equation or a line of code of a derivation that is not true."""
 
 
-class Row(NamedTuple):
+class DerivationRow(NamedTuple):
     """One equation, or one variable of a line of code, and what became of it.
 
     kind: "defines", if its left side was not known and has this value from here on; "compared"; "gradient", which is
@@ -69,7 +69,7 @@ class Walk:
         self.scope = Scope(dict(ran.values))
         self.scope.functions, self.scope.differentiate = ran.functions, self.partial
         self.rules: dict[str, Rule] = {}
-        self.rows: list[Row] = []
+        self.rows: list[DerivationRow] = []
         self.equations: list[Equation] = []
         self.code_lines: list[Item] = []
         self.last: dict[str, int] = {}  # by variable, the last line of the derivation whose code sets it
@@ -154,7 +154,7 @@ class Walk:
         first, *others = equation.parts
         if self.is_short_name(equation):
             self.scope.aliases[first[1]] = self.scope.resolve(others[0][1])
-            self.rows.append(Row(item.line, item.text, "name", None))
+            self.rows.append(DerivationRow(item.line, item.text, "name", None))
             return
         bind(equation, self.scope)
         equal = equation.relations[0] in _EQUAL
@@ -169,7 +169,7 @@ class Walk:
         else:
             errors.append(gradient)
         kind = "gradient" if gradient is not None else "defines" if defined and not errors else "compared"
-        self.rows.append(Row(item.line, item.text, kind, max(errors, default=None)))
+        self.rows.append(DerivationRow(item.line, item.text, kind, max(errors, default=None)))
         if kind == "defines":
             self.unused[self.scope.resolve(first[1])] = item
         elif equal and first[0] == "name":
@@ -392,10 +392,10 @@ class Walk:
                     f"{self.run.name}: line {item.line}: {text}\n    gives another {variable} than the equations: "
                     f"relative error {error:.1e}"
                 )
-            self.rows.append(Row(item.line, text, "code", error))
+            self.rows.append(DerivationRow(item.line, text, "code", error))
         if not found:
             self.expect_continued(item)
-            self.rows.append(Row(item.line, text, "step", None))
+            self.rows.append(DerivationRow(item.line, text, "step", None))
 
     def expect_continued(self, item: Item) -> None:
         """Raise NotationError unless a later line of code uses a variable that this step sets, or returns."""

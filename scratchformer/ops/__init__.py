@@ -21,8 +21,6 @@ Letters, the same in every module:
 The gradient of an array is named d and its name: dx is ∂L/∂x and has the shape of x.
 """
 
-from typing import Any
-
 from .activations import (
     ACTIVATIONS,
     Activation,
@@ -41,12 +39,11 @@ from .attention import attention, attention_backward
 from .cross_entropy import IGNORED, cross_entropy, cross_entropy_backward
 from .dense import dense, dense_backward
 from .dropout import dropout, dropout_backward
+from .dropout_add import dropout_add, dropout_add_backward
 from .embedding import embedding, embedding_backward
 from .gather import gather, gather_backward
 from .layernorm import layernorm, layernorm_backward
 from .linear import linear, linear_backward
-from .ngrams import ngram_buckets, recall
-from .noise import adversarial_noise
 from .patterns import Causal, Full, Local, Padding, Pattern, Strided
 from .pooling import max_pool, max_pool_backward, mean_pool, mean_pool_backward
 from .positions import sinusoidal_positions
@@ -58,7 +55,6 @@ from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backwar
 from .sparse_patterns import BlockEnds, Edges, Heads, SameBlock
 from .squared_relu import squared_relu, squared_relu_backward
 from .swiglu import swiglu, swiglu_backward
-from .symmetric_kl import symmetric_kl, symmetric_kl_backward
 
 __all__ = [
     "ACTIVATIONS",
@@ -77,7 +73,6 @@ __all__ = [
     "activation_pair",
     "add",
     "add_backward",
-    "adversarial_noise",
     "attention",
     "attention_backward",
     "cross_entropy",
@@ -104,8 +99,6 @@ __all__ = [
     "max_pool_backward",
     "mean_pool",
     "mean_pool_backward",
-    "ngram_buckets",
-    "recall",
     "relative_attention",
     "relative_attention_backward",
     "relative_shift",
@@ -128,17 +121,6 @@ __all__ = [
     "squared_relu_backward",
     "swiglu",
     "swiglu_backward",
-    "symmetric_kl",
-    "symmetric_kl_backward",
     "tanh",
     "tanh_backward",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """The operations of `fused`, which is loaded when one is first used."""
-    if name in __all__:
-        from . import fused
-
-        return getattr(fused, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..backend import Array, array_module, erf
+from ..checks import expect_floating, expect_like
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_like
 from .precision import widen
 
 

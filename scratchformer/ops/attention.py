@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 from ..backend import Array, array_module
+from ..checks import expect_columns, expect_floating, expect_like, expect_shape
 from ..dispatch import backward, operation
-from .checks import expect_columns, expect_floating, expect_like, expect_shape
 from .patterns import Full, Pattern, expect_pattern
 from .precision import widen
 

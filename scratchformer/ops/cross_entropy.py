@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..backend import Array, array_module
-from ..dispatch import backward, operation
-from .checks import (
+from ..checks import (
     LARGEST,
     expect_at_least,
     expect_columns,
@@ -16,6 +15,7 @@ from .checks import (
     expect_ids,
     expect_integers,
 )
+from ..dispatch import backward, operation
 from .precision import widen
 
 IGNORED = -1  # the `ignore_index` that the models here use for targets that do not count

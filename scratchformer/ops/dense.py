@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..backend import Array
+from ..checks import expect_floating
 from ..dispatch import backward, operation
 from .activations import Activation, activation_pair
-from .checks import expect_floating
 from .linear import LinearCache, linear, linear_backward
 
 

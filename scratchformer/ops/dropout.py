@@ -6,9 +6,9 @@ import math
 from typing import Any, NamedTuple
 
 from ..backend import Array, array_module
+from ..checks import expect_floating, expect_fraction, expect_like
 from ..dispatch import backward, operation
 from ..rng import Bits, Key, expect_key, start_of
-from .checks import expect_floating, expect_fraction, expect_like
 from .precision import widen
 
 LEVELS = 2**16  # uniform 16-bit integers decide, so p is rounded to a multiple of 1/65536

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module
+from ..checks import expect_floating, expect_integers, expect_like, expect_range, expect_shape
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_integers, expect_like, expect_range, expect_shape
 from .embedding import EmbeddingCache, embedding_backward
 
 

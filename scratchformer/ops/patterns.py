@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, Device, current_device, kept
-from .checks import LARGEST, as_integers, expect_at_least, expect_lengths, expect_positive, expect_range
+from ..checks import LARGEST, as_integers, expect_at_least, expect_lengths, expect_positive, expect_range
 
 SIDE = 64  # rows, and columns, of a tile
 

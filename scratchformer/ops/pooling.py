@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..backend import Array, array_module
+from ..checks import expect_floating, expect_lengths, expect_like, expect_range, expect_shape
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_lengths, expect_like, expect_range, expect_shape
 from .precision import widen
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, Device, current_device, kept, to_device
-from .checks import LARGEST, expect_at_least, expect_floating_type, expect_memory, expect_positive
+from ..checks import LARGEST, expect_at_least, expect_floating_type, expect_memory, expect_positive
 
 MOST_KEPT = 1 << 16  # positions of a table that is longer than a text needs
 BASE = 10_000  # wavelengths run from 2π to BASE · 2π

@@ -12,9 +12,9 @@ import math
 from typing import Any, NamedTuple
 
 from ..backend import Array, array_module
+from ..checks import expect_floating, expect_like, expect_shape
 from ..dispatch import backward, operation
 from .attention import check_attention, masked_softmax
-from .checks import expect_floating, expect_like, expect_shape
 from .patterns import Pattern
 from .precision import widen
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..backend import Array, array_module
+from ..checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
 from ..dispatch import backward, operation
-from .checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
 from .layernorm import root_mean_square
 from .precision import widen
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, Device, array_module, device_of, kept, to_device
+from ..checks import expect_at_least, expect_floating, expect_like, expect_number, expect_positive, expect_shape
 from ..dispatch import backward, operation
-from .checks import expect_at_least, expect_floating, expect_like, expect_number, expect_positive, expect_shape
 from .positions import BASE, kept_range
 from .precision import widen
 

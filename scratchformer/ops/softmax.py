@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..backend import Array, array_module
+from ..checks import expect_columns, expect_floating, expect_like
 from ..dispatch import backward, operation
-from .checks import expect_columns, expect_floating, expect_like
 from .precision import widen
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backend import Array
-from .checks import as_integers, describe, expect_positive, expect_shape
+from ..checks import as_integers, describe, expect_positive, expect_shape
 from .patterns import Full, Pattern, Piece, Tile, cut, ends, expect_pattern, joint_key, numbers, places
 
 

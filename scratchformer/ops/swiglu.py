@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..backend import Array, array_module
+from ..checks import expect_floating, expect_like
 from ..dispatch import backward, operation
 from .activations import sigmoid
-from .checks import expect_floating, expect_like
 from .precision import widen
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..backend import Array, array_module
+from ..checks import expect_fraction, expect_number
 from ..dispatch import operation
 from ..nn import Param
-from ..ops.checks import expect_fraction, expect_number
 from ..ops.precision import round_into
 from ..shell.text import shown
 from .optimizer import Group, Optimizer, scaled

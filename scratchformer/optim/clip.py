@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 
 from ..backend import Array, array_module
+from ..checks import expect_floating, expect_number
 from ..dispatch import operation
-from ..ops.checks import expect_floating, expect_number
 from .optimizer import pieces
 
 

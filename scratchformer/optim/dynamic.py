@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, array_module
+from ..checks import expect_number
 from ..nn import Param
-from ..ops.checks import expect_number
 from .optimizer import Group, Optimizer, pieces
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, array_module, device_of
+from ..checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of, expect_shape
 from ..dispatch import operation
 from ..nn import Param
-from ..ops.checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of, expect_shape
 from ..ops.precision import bfloat16
 from .adam import AdamW
 from .clip import sum_of_squares

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..ops.checks import as_integers, expect_at_least, expect_number, expect_positive
+from ..checks import as_integers, expect_at_least, expect_number, expect_positive
 
 
 @dataclass(frozen=True)

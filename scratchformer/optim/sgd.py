@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..backend import Array
+from ..checks import expect_fraction
 from ..dispatch import operation
 from ..nn import Param
-from ..ops.checks import expect_fraction
 from .optimizer import Group, Optimizer
 
 

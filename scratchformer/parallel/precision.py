@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..backend import CPU, Array, use_tf32
+from ..checks import expect_at_least, expect_number, expect_one_of, expect_positive
 from ..dispatch import turned_off
-from ..ops.checks import expect_at_least, expect_number, expect_one_of, expect_positive
 from ..ops.precision import bfloat16
 from ..shell.text import shown
 

@@ -38,6 +38,7 @@ from ..dispatch import turned_off
 from ..optim.optimizer import pieces
 from ..shell.process import in_words
 from ..shell.text import shown
+from ..version import __version__
 from .sums import Branch, TreeSum
 
 T = TypeVar("T")
@@ -185,8 +186,6 @@ class Ranks:
 
         program: files outside the package, which must be the same too.
         """
-        from ..version import __version__  # here, since the package defines it after importing this module
-
         if self.size > 1:
             code = {"version": __version__, "checksum of the package's code": code_checksum(PACKAGE.rglob("*.py"))}
             code |= {"checksum of the program": code_checksum(program), "version of NumPy": np.__version__}

@@ -27,10 +27,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..backend import CPU, Array, array_module, cores, is_floating_type, to_cpu, to_device
+from ..checks import checked_on_host, expect_instance, expect_number, expect_positive
 from ..dispatch import fast, is_fast
 from ..nn import Layer
-from ..nn.structure import Structure
-from ..ops.checks import checked_on_host, expect_instance, expect_number, expect_positive
+from ..nn.layer import Structure
 from ..ops.precision import round_into, widen
 from ..optim.clip import global_norm, share_for
 from ..optim.optimizer import Optimizer, pieces

@@ -30,6 +30,13 @@ class InUse(RuntimeError):
     """Another process is using this folder."""
 
 
+def cache_dir() -> Path:
+    """The folder for downloads: $SCRATCHFORMER_DATA if set, otherwise the user's cache folder."""
+    import pooch  # here, since it takes 7 MB of memory
+
+    return Path(os.environ.get("SCRATCHFORMER_DATA") or pooch.os_cache("scratchformer")).expanduser()
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, in a folder of its own beside `path`; at the end the new file is flushed to disk and renamed

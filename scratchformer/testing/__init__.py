@@ -5,14 +5,13 @@
 or float32, and `diagnose` says what a wrong gradient looks like.
 
 Other modules are imported separately: `strategies` draws shapes and arrays with Hypothesis; `strict` is a stand-in for
-device arrays that refuses to mix with NumPy arrays; `shrink` and `paste` make small counterexamples; `mistakes` holds
-known mistakes as data; `mutate` plants mistakes in a backward and runs your tests.
+device arrays that refuses to mix with NumPy arrays; `shrink` and `paste` make small counterexamples; `known` takes
+known mistakes; `mutate` plants mistakes in a backward and runs your tests.
 """
 
 from .adapters import check_jax, check_torch
-from .contracts import GradientError
-from .diagnosis import Diagnosis, diagnose
-from .gradcheck import Report, check_gradients, check_layer
+from .contracts import Diagnosis, GradientError
+from .gradcheck import Report, check_gradients, check_layer, diagnose
 from .precision import check_precision
 
 __all__ = [

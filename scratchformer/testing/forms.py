@@ -1,4 +1,4 @@
-"""General forms of a wrong gradient, found without knowledge of the operation: a constant factor, a transpose, ...
+"""General forms of a wrong gradient, seen without knowledge of the operation: a constant factor, a transpose, ...
 
 Each is computed from the numeric gradient, or from the numeric Jacobian J of the outputs by one tensor: the right
 gradient is Jᵀ dy.
@@ -9,43 +9,42 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .diagnosis import Evidence
+from .failed_check import FailedCheck
 
 Form = tuple[str, str]  # a sentence, and the name of the form
 ROUND_OFF = 1e-6  # of numeric derivatives, relative to the largest
 
 
-def forms(evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) -> list[Form]:
+def forms(failed: FailedCheck, dy: Any, arrays: Mapping[str, Any]) -> list[Form]:
     """The form of each wrong gradient, other than a constant factor; empty unless each has one.
 
     dy: an array, or a tuple of arrays. arrays: the arguments by name, numbers too, and the output as "y".
     """
     first: dict[tuple[str, str], list[str]] = {}
-    for name in evidence.wrong:
-        one = next(forms_of(name, evidence, dy, arrays), None)
+    for name in failed.wrong:
+        one = next(forms_of(name, failed, dy, arrays), None)
         if one is None:
             return []
         first.setdefault(one, []).append(name)
     return together([(text.format(of=of(names)), form) for (text, form), names in first.items()])
 
 
-def together(found: list[Form]) -> list[Form]:
+def together(explanations: list[Form]) -> list[Form]:
     """One form of several, of which each explains some of the gradients."""
-    return [(" ".join(text for text, _ in found), found[0][1])] if found else []
+    return [(" ".join(text for text, _ in explanations), explanations[0][1])] if explanations else []
 
 
-def agree(found: np.ndarray, right: np.ndarray) -> bool:
+def agree(analytic: np.ndarray, right: np.ndarray) -> bool:
     """Whether two gradients are equal, wherever the second is known."""
     known = np.isfinite(right)
-    if found.shape != right.shape or not known.any():
+    if analytic.shape != right.shape or not known.any():
         return False
-    found, right = found[known], right[known]
-    return bool(np.abs(found - right).max() <= ROUND_OFF * max(np.abs(found).max(), np.abs(right).max()))
+    analytic, right = analytic[known], right[known]
+    return bool(np.abs(analytic - right).max() <= ROUND_OFF * max(np.abs(analytic).max(), np.abs(right).max()))
 
 
 def of(names: list[str]) -> str:
@@ -54,15 +53,15 @@ def of(names: list[str]) -> str:
     return f"The gradients of {', '.join(others)} and {last} are" if others else f"The gradient of {last} is"
 
 
-def constant_factors(evidence: Evidence, arrays: Mapping[str, Any]) -> list[Form]:
+def constant_factors(failed: FailedCheck, arrays: Mapping[str, Any]) -> list[Form]:
     """The gradients are the right ones times a number."""
     by_factor: dict[float, list[str]] = {}
-    for name in evidence.wrong:
-        found, right = evidence.found[name], evidence.right[name]
+    for name in failed.wrong:
+        analytic, right = failed.analytic[name], failed.numeric[name]
         known = np.isfinite(right)
         size = float(right[known] @ right[known])
-        factor = float(found[known] @ right[known]) / size if size else np.nan
-        if not np.isfinite(factor) or not agree(found, factor * right):
+        factor = float(analytic[known] @ right[known]) / size if size else np.nan
+        if not np.isfinite(factor) or not agree(analytic, factor * right):
             return []
         if abs(factor) < ROUND_OFF:
             factor = 0.0
@@ -110,11 +109,11 @@ def meaning(factor: float, arrays: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def sizes(arrays: Mapping[str, Any]) -> dict[float, list[str]]:
     """The numbers that a factor may come from, each with what it is, the likeliest first."""
-    found: dict[float, list[str]] = {}
+    reasons: dict[float, list[str]] = {}
 
     def note(number: float, reason: str) -> None:
-        if number not in (0, 1) and reason not in found.setdefault(number, []):
-            found[number].append(reason)
+        if number not in (0, 1) and reason not in reasons.setdefault(number, []):
+            reasons[number].append(reason)
 
     seen = set()
     for name, x in arrays.items():
@@ -131,59 +130,59 @@ def sizes(arrays: Mapping[str, Any]) -> dict[float, list[str]]:
             note(math.prod(shape[:-1]), f"the number of rows of {name}")
         if len(shape) > 1:
             note(math.prod(shape), f"the number of elements of {name}")
-    return found
+    return reasons
 
 
-def forms_of(name: str, evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def forms_of(name: str, failed: FailedCheck, dy: Any, arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The forms of one gradient: sentences that begin with {of}, and the names of the forms."""
-    found, right = evidence.found[name], evidence.right[name]
+    analytic, right = failed.analytic[name], failed.numeric[name]
     whole = bool(np.isfinite(right).all())
-    if whole and (digits := right_digits(found, right)) > 2:
+    if whole and (digits := right_digits(analytic, right)) > 2:
         yield f"{{of}} right to {digits} digits: is a constant rounded, or something computed in float32?", "rounded"
         return  # it is nearly equal to whatever the right one is equal to
-    if not isinstance(dy, tuple) and np.shape(dy) == found.shape:
-        if agree(found, dy):
+    if not isinstance(dy, tuple) and np.shape(dy) == analytic.shape:
+        if agree(analytic, dy):
             yield "{of} dy itself, passed on unchanged.", "dy passed on"
         for sign, text in ((-1, "is missing from it"), (1, "is added to it")):
-            if agree(found, right + sign * dy):
+            if agree(analytic, right + sign * dy):
                 yield f"{{of}} right except that dy {text}.", f"dy {text}"
-    for other, value in evidence.right.items():
-        if other != name and value.shape == found.shape and agree(found, value):
+    for other, value in failed.numeric.items():
+        if other != name and value.shape == analytic.shape and agree(analytic, value):
             yield f"{{of}} that of {other}.", "another gradient"
     if whole:
-        yield from places(found, right)
-    yield from factors(name, evidence, arrays)
-    jacobian = evidence.jacobian(name) if not isinstance(dy, tuple) else None
+        yield from places(analytic, right)
+    yield from factors(name, failed, arrays)
+    jacobian = failed.jacobian(name) if not isinstance(dy, tuple) else None
     if jacobian is not None:
-        yield from of_jacobian(found, jacobian, np.asarray(dy), arrays)
+        yield from of_jacobian(analytic, jacobian, np.asarray(dy), arrays)
 
 
-def right_digits(found: np.ndarray, right: np.ndarray) -> int:
+def right_digits(analytic: np.ndarray, right: np.ndarray) -> int:
     """The number of digits to which all elements are right."""
-    scale, error = np.abs(right).max(initial=0), np.abs(found - right).max(initial=0)
+    scale, error = np.abs(right).max(initial=0), np.abs(analytic - right).max(initial=0)
     return math.floor(math.log10(scale / error)) if scale and 0 < error < math.inf else 0
 
 
-def places(found: np.ndarray, right: np.ndarray) -> Iterator[tuple[str, str]]:
+def places(analytic: np.ndarray, right: np.ndarray) -> Iterator[tuple[str, str]]:
     """The right numbers in other places."""
     for a, b in itertools.combinations(range(right.ndim), 2):
         exchanged = right.swapaxes(a, b)
-        if agree(found, exchanged):
+        if agree(analytic, exchanged):
             yield f"{{of}} right with axes {a} and {b} exchanged.", "transpose"
-        elif agree(found, exchanged.reshape(right.shape)):
+        elif agree(analytic, exchanged.reshape(right.shape)):
             yield f"{{of}} right with axes {a} and {b} exchanged, then reshaped.", "transpose"
     for axis in range(right.ndim):
-        if agree(found, np.flip(right, axis)):
+        if agree(analytic, np.flip(right, axis)):
             yield f"{{of}} reversed along axis {axis}.", "reversed"
         for shift in (1, -1):
             rolled = np.roll(right, shift, axis)
-            if agree(found, rolled) or agree(found, shifted(right, shift, axis)):
+            if agree(analytic, rolled) or agree(analytic, shifted(right, shift, axis)):
                 yield f"{{of}} shifted by {shift:+d} along axis {axis}.".replace("-", "−"), "shifted"
-    if found.size > 2 and agree(np.sort(found.ravel()), np.sort(right.ravel())):
+    if analytic.size > 2 and agree(np.sort(analytic.ravel()), np.sort(right.ravel())):
         yield "{of} made of the right numbers in the wrong places.", "wrong places"
     for axis in range(right.ndim):
         for function, text in ((np.sum, "sum"), (np.mean, "mean")):
-            if agree(found, np.broadcast_to(function(right, axis, keepdims=True), right.shape)):
+            if agree(analytic, np.broadcast_to(function(right, axis, keepdims=True), right.shape)):
                 yield f"{{of}} replaced by its {text} over axis {axis}.", f"{text} over an axis"
 
 
@@ -194,46 +193,46 @@ def shifted(x: np.ndarray, shift: int, axis: int) -> np.ndarray:
     return moved
 
 
-def factors(name: str, evidence: Evidence, arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def factors(name: str, failed: FailedCheck, arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """A factor left out or put in: another array of the call, broadcast to the shape of the gradient."""
-    found, right = evidence.found[name], evidence.right[name]
+    analytic, right = failed.analytic[name], failed.numeric[name]
     for other, x in arrays.items():
         if not hasattr(x, "shape") or x.dtype.kind not in "fb" or not x.size or np.all(x == x.flat[0]):
             continue
         try:
-            wide = np.broadcast_to(x, found.shape)
+            wide = np.broadcast_to(x, analytic.shape)
         except ValueError:
             continue
-        if agree(found, right * wide):
+        if agree(analytic, right * wide):
             yield f"{{of}} multiplied by {other} once too often.", "factor put in"
-        if agree(found * wide, right):
+        if agree(analytic * wide, right):
             yield f"{{of}} not multiplied by {other}, as it should be.", "factor left out"
 
 
 def of_jacobian(
-    found: np.ndarray, jacobian: np.ndarray, dy: np.ndarray, arrays: Mapping[str, Any]
+    analytic: np.ndarray, jacobian: np.ndarray, dy: np.ndarray, arrays: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Forms computed from the Jacobian, (outputs, elements of the tensor)."""
 
     def gives(upstream: np.ndarray) -> bool:
-        return agree(found, (np.broadcast_to(upstream, dy.shape).ravel() @ jacobian).reshape(found.shape))
+        return agree(analytic, (np.broadcast_to(upstream, dy.shape).ravel() @ jacobian).reshape(analytic.shape))
 
     if gives(np.ones(dy.shape)):
         yield "{of} that of the sum of y: dy is not used.", "dy not used"
-    if len(jacobian) == jacobian.shape[1] and found.shape == dy.shape:
+    if len(jacobian) == jacobian.shape[1] and analytic.shape == dy.shape:
         diagonal = np.diagonal(jacobian).reshape(dy.shape) * dy
         right = (dy.ravel() @ jacobian).reshape(dy.shape)
-        if agree(found, diagonal):
+        if agree(analytic, diagonal):
             yield (
                 "{of} that of the diagonal of the Jacobian alone, but each element changes other outputs too.",
                 "diagonal",
             )
-        if agree(found, right - diagonal):
+        if agree(analytic, right - diagonal):
             yield "{of} right except that the diagonal of the Jacobian is left out.", "diagonal left out"
-        if agree(found, (jacobian @ dy.ravel()).reshape(dy.shape)):
+        if agree(analytic, (jacobian @ dy.ravel()).reshape(dy.shape)):
             yield "{of} J dy and not Jᵀ dy: the Jacobian is not transposed.", "Jacobian not transposed"
     for other, ids in arrays.items():
-        if hasattr(ids, "dtype") and ids.dtype.kind in "iu" and 0 < ids.ndim <= dy.ndim and found.ndim:
+        if hasattr(ids, "dtype") and ids.dtype.kind in "iu" and 0 < ids.ndim <= dy.ndim and analytic.ndim:
             yield from repeated(other, ids, dy, gives)
     for axis in range(dy.ndim):
         if dy.shape[axis] < 2:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array, Device, to_cpu
-from ..ops.checks import expect_at_least, expect_fraction, expect_positive, expect_real
+from ..checks import expect_at_least, expect_fraction, expect_positive, expect_real
 from ..rng import Key
 from ..shell.text import shown
 from . import diagnosis
@@ -48,6 +48,7 @@ from .differences import (
     elements,
     label,
 )
+from .failed_check import FailedCheck
 from .layouts import check_empty, check_layouts
 from .linearity import check_linearity, nonlinearity
 from .runs import (
@@ -172,7 +173,7 @@ def check_gradients(
             directions=directions,
             layouts=layouts,
             extra=extra,
-            explain=lambda evidence: diagnosis.of_pair(evidence, run, dy),
+            explain=lambda failed: diagnosis.of_pair(failed, run, dy),
             single=lambda: PairRun(op, op_backward, names, args, kwargs, device, np.float32),
         )
 
@@ -241,11 +242,35 @@ def check_layer(
             directions=directions,
             together=together,
             layouts=layouts,
-            explain=lambda evidence: diagnosis.of_layer(evidence, run, dy),
+            explain=lambda failed: diagnosis.of_layer(failed, run, dy),
             single=lambda: LayerRun(layer, inputs, kwargs, device, np.float32),
         )
         original.check("the check of a deep copy")
         return report
+
+
+def diagnose(
+    op: Callable, op_backward: Callable, *args: Any, seed: int = 0, docstring: str | None = None, **kwargs: Any
+) -> list[diagnosis.Diagnosis]:
+    """What the mistake in `op_backward` looks like, the likeliest first; empty if the gradients are right.
+
+    It is also empty if no known mistake gives these gradients; `check_gradients` tells the two cases apart. docstring:
+    the derivation to look for mistakes in, by default that of `op`. The other arguments are those of `check_gradients`;
+    its GradientError has the same diagnoses.
+    """
+    forward = op
+    if docstring is not None:
+
+        @functools.wraps(op)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return op(*args, **kwargs)
+
+        forward.__doc__ = docstring
+    try:
+        check_gradients(forward, op_backward, *args, seed=seed, **kwargs)
+    except GradientError as error:
+        return list(error.diagnoses)
+    return []
 
 
 def _compare_all(
@@ -257,7 +282,7 @@ def _compare_all(
     max_elements: int,
     directions: int,
     layouts: bool,
-    explain: Callable[[diagnosis.Evidence], list[diagnosis.Diagnosis]],
+    explain: Callable[[FailedCheck], list[diagnosis.Diagnosis]],
     single: Callable[[], Run],
     together: int = 1,
     extra: Callable[[Tensor, list, float], list[Comparison]] | None = None,
@@ -268,7 +293,7 @@ def _compare_all(
     rng = key.fold("elements and directions").generator()
     differences = Differences(lambda: flat(run.forward()[0]), flat(dy))
     differences.measure_noise(tensors, functools.partial(run.evaluate, dy), rng)
-    report, found, evidence = Report(), {}, diagnosis.Evidence(differences)
+    report, found, failed = Report(), {}, FailedCheck(differences)
     along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
     indices = {t.name: elements(t, max_elements, rng) for t in tensors}
     of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
@@ -278,7 +303,7 @@ def _compare_all(
         by_element, by_direction = of_elements[t.name], along_directions[t.name] + of_equal[t.name]
         by_element += extra(t, indices[t.name], differences.round_off(FIRST_STEP * t.scale)) if extra else []
         found[t.name] = by_element, by_direction
-        evidence.add(t, indices[t.name], by_element, by_direction)
+        failed.add(t, indices[t.name], by_element, by_direction)
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         report.append(Row(t.name, tuple(t.base.shape), len(indices[t.name]), worst))
     _expect_resolved(found, {t.name: differences.resolution(t) for t in tensors})
@@ -287,7 +312,7 @@ def _compare_all(
     _raise_worst(
         found,
         lambda: nonlinearity(run, dy, outcome.named_gradients(), noise),
-        lambda: diagnosis.explained(explain, evidence),
+        lambda: diagnosis.explained(explain, failed),
     )
     _expect_decided(found)
     wide = {name: max(x, differences.floor) for name, x in noise.items()}

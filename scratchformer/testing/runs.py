@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array, Device, array_module, to_cpu, to_device
-from ..nn import Param
 from ..rng import Key
 from .contracts import (
     Diagnosis,
@@ -202,12 +201,13 @@ class PairRun(Run):
 
 
 def expect_named(layer: Any, objects: Iterable[Any]) -> None:
-    """Raise GradientError if one of `objects`, all that a deep copy of the layer found in it, is a Param that
+    """Raise GradientError if one of `objects`, all that a deep copy of the layer found in it, is a parameter that
     `named_parameters` does not find: no optimizer would step it, and no snapshot would have it.
     """
-    known = {id(p) for p in layer.named_parameters().values()}
+    named = {id(p) for p in layer.named_parameters().values()}
     for p in objects:
-        if isinstance(p, Param) and id(p) not in known:
+        is_parameter = hasattr(p, "frozen") and is_array(getattr(p, "data", None)) and is_array(p.grad)
+        if is_parameter and id(p) not in named:
             raise GradientError(
                 f"the parameter {p.name or 'without a name'} {tuple(p.data.shape)} is not among named_parameters(): "
                 "keep parameters and layers in attributes, or in lists, tuples or dicts there"

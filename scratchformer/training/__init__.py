@@ -30,7 +30,6 @@ from .snapshot import (
     restore,
     save_snapshot,
 )
-from .stacking import stack_weights, stacked
 from .start import start
 
 __all__ = [
@@ -65,8 +64,6 @@ __all__ = [
     "save_snapshot",
     "score_dynamically",
     "scores_of_classes",
-    "stack_weights",
-    "stacked",
     "start",
     "write_sample",
 ]

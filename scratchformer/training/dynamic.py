@@ -17,12 +17,12 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
+from ..checks import expect_instance, expect_one_of, expect_positive
 from ..data import TextBatch, windows
 from ..data.batching import count_of, expect_text, slices
 from ..models import TransformerXL
 from ..models.predictor import Predictor
 from ..ops import IGNORED
-from ..ops.checks import expect_instance, expect_one_of, expect_positive
 from ..optim import DynamicRMS
 from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import Diverged

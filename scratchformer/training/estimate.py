@@ -12,9 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array, free_memory
-from ..models.bidirectional import BothCache
-from ..models.classifier import AdversarialCache
-from ..models.encoder_decoder import TwiceCache
 from ..nn import add_lora, recompute_blocks
 from ..nn.recompute import RecomputeCache, recomputes_blocks
 from ..optim import Adam
@@ -214,12 +211,6 @@ def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], i
         model.loss_backward(1.0, cache)
         _, peak = tracemalloc.get_traced_memory()
         passing = peak - start
-        one = cache[0] if isinstance(cache, BothCache) else cache
-        if isinstance(one, AdversarialCache):  # whose backward makes another one; both do so one after the other
-            _, noisy = one.again(noise=lambda x: 0 * x)
-            again = _by_layer(noisy, {id(_owner(x)) for x in batch} | weights)
-            kept = {name: size + again[name] for name, size in kept.items()}
-            passing -= sum(again.values())
     return kept, passing
 
 
@@ -276,18 +267,15 @@ def _parts(name: str, cache: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_loss(cache: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of the cache of a `loss`, with names; those of two predictions have the same names."""
-    if isinstance(cache, TwiceCache):
-        forwards, cross_entropy = cache.forwards, (cache.cross_entropies, cache.symmetric_kl)
-    elif isinstance(cache, BothCache):
+    """The parts of the cache of a `loss`, with names: (forward, cross-entropy), or a NamedTuple of several of them. The
+    parts of several have the same names.
+    """
+    if hasattr(cache, "_asdict"):
         for one in cache:
             yield from _parts_of_loss(one)
         return
-    else:
-        forward, cross_entropy, *_ = cache
-        forwards = (forward,)
-    for forward in forwards:
-        yield from _parts("", forward)
+    forward, cross_entropy = cache
+    yield from _parts("", forward)
     yield "cross-entropy", cross_entropy
 
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .. import ops
 from ..backend import CPU, free_memory, to_cpu
+from ..checks import (
+    expect_array,
+    expect_at_least,
+    expect_floating,
+    expect_ids,
+    expect_instance,
+    expect_integers,
+    expect_positive,
+    expect_probabilities,
+    expect_shape,
+    is_inexact,
+)
 from ..data import (
     DataError,
     Labelled,
@@ -23,20 +36,7 @@ from ..data import (
     windows,
 )
 from ..data.batching import by_length, expect_text, tokens_of
-from ..models import BidirectionalLanguageModel
 from ..ops import IGNORED
-from ..ops.checks import (
-    expect_array,
-    expect_at_least,
-    expect_floating,
-    expect_ids,
-    expect_instance,
-    expect_integers,
-    expect_positive,
-    expect_probabilities,
-    expect_shape,
-    is_inexact,
-)
 from ..parallel.replicas import Replicas
 from ..shell.progress import progress_bar
 
@@ -53,7 +53,7 @@ def evaluate_language_model(
 ) -> dict[str, float]:
     """Loss (nats per token) and bits per byte of a text. Each token but the first is predicted once.
 
-    data: tokens (n,), or rows (n, 1 + K) from `data.recalling` for a model with recall. A window is as long as the
+    data: as for `TextBatches`. A window is as long as the
     model's context, and the next starts `stride` tokens later; only tokens that no earlier window predicted are
     counted. stride: half the context by default, so every prediction outside the first window has at least that much
     text before it. batch_size: windows per batch; by default as many as in training, or as fit on a GPU. sizes: the
@@ -61,8 +61,6 @@ def evaluate_language_model(
     """
     expect_instance("replicas", replicas, Replicas)
     expect_text(data)
-    if isinstance(replicas.model, BidirectionalLanguageModel):  # to which no target may be left out
-        raise TypeError("replicas: expected a model of one direction; use mean_loss for a BidirectionalLanguageModel")
     context = replicas.model.context
     stride = max(1, context // 2) if stride is None else stride
     batch_size = at_once(replicas, context) if batch_size is None else batch_size
@@ -112,10 +110,9 @@ def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = Non
 def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:
     """Loss (nats per token, END included, no label smoothing) of the reference translations, by teacher forcing.
 
-    A model that writes backwards is given them reversed. tokens: per side of a batch; see `data.TranslationBatches`.
+    tokens: per side of a batch; see `data.TranslationBatches`.
     """
-    batches = pairs_in_order(pairs, tokens, subwords, replicas.model.backwards)
-    return {"loss": mean_loss(replicas, batches, len(pairs.target))}
+    return {"loss": mean_loss(replicas, pairs_in_order(pairs, tokens, subwords), len(pairs.target))}
 
 
 def evaluate_transformer_xl(
@@ -135,7 +132,7 @@ def evaluate_transformer_xl(
     Raises ValueError for numbers out of range, DataError if n < 2.
     """
     expect_instance("replicas", replicas, Replicas)
-    expect_text(data, recalled=False)
+    expect_text(data, columns=False)
     model = replicas.model
     context = model.context
     memory = model.memory if memory is None else memory
@@ -184,7 +181,7 @@ def evaluate_classifier(
     batch_size: texts per batch; by default as many of the longest as in training, or as fit on a GPU.
     """
     expect_instance("dataset", dataset, Labelled)
-    dataset = dataset._replace(labels=expect_array("dataset.labels", dataset.labels))
+    dataset = replace(dataset, labels=expect_array("dataset.labels", dataset.labels))
     if is_inexact(dataset.labels):
         raise TypeError("dataset: expected labels that are classes, integers, got probabilities")
     log_probabilities = _log_probabilities(replicas, dataset, max_length, keep, batch_size)
@@ -220,7 +217,7 @@ def predict_classes(
     the dataset. Its labels are ignored. The arguments are those of `evaluate_classifier`.
     """
     expect_instance("dataset", dataset, Labelled)
-    unread = dataset._replace(labels=np.zeros(len(dataset.ids), np.int64))
+    unread = replace(dataset, labels=np.zeros(len(dataset.ids), np.int64))
     probabilities = np.exp(_log_probabilities(replicas, unread, max_length, keep, batch_size).astype(np.float64))
     return probabilities / probabilities.sum(axis=1, keepdims=True)
 

@@ -9,18 +9,17 @@ from types import ModuleType
 from typing import Any
 
 from ..data import PublishedTokenizer, Subwords, Vocabulary
-from ..models import GPT2, EncoderDecoder, LanguageModel, Llama
+from ..models import GPT2, LanguageModel, Llama
 from ..models.llama_weights import KINDS, llama_config
 from ..models.pretrained import PretrainedError, read_config
 from ..nn import Layer
 from ..shell.text import with_article
 from .folder import SUBWORDS, WORDS
-from .settings import expect_unchanged, read_settings
+from .settings import expect_unchanged
 from .snapshot import SnapshotError, best_snapshot, load_model
 
 BYTES = 256  # the vocabulary size of a byte-level model
 MEAN = "average.safetensors"  # the mean of a run's last snapshots
-MEMBER = "model-"  # and its number: the folder of a model of an ensemble
 
 
 def vocabulary_file(folder: Path, kind: Any) -> Path:
@@ -70,49 +69,12 @@ def load_writer(
     if (Path(path) / "config.json").is_file():
         gpt2 = read_config(path, ("gpt2", *KINDS))["model_type"] == "gpt2"
         return load_gpt2(path, dropout=0.0) if gpt2 else load_llama(path, prompt, tokens)
-    if members(Path(path)):
-        raise ValueError(f"{path} holds an ensemble, which cannot generate text")
     model, state = load_model(best_snapshot(path), program=program)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{path} holds {with_article(type(model))}, which cannot generate text")
     if isinstance(vocabulary := load_reader(path, model, state), Vocabulary):
         raise ValueError(f"{path} holds a word-level model, whose text cannot be streamed")
     return model, vocabulary
-
-
-def load_translators(run: Path, program: ModuleType | None = None) -> tuple[list[EncoderDecoder], Subwords]:
-    """The encoder-decoder of a run (see `mean_snapshot`), or all those of an ensemble, and their vocabulary. program:
-    see `load_model`.
-
-    Raises ValueError for a model that cannot translate, and the errors of `finished_members` and of loading.
-    """
-    models = []
-    for folder in finished_members(run) or [run]:
-        model, state = load_model(mean_snapshot(folder), program=program)
-        if not isinstance(model, EncoderDecoder):
-            raise ValueError(f"{run} holds {with_article(type(model))}, which cannot translate")
-        models.append(model)
-    return models, load_vocabulary(run, state)
-
-
-def members(run: Path) -> list[Path]:
-    """The folders of the models of an ensemble, of which each is a stage of the run; none for another run."""
-    found = {path: path.name.removeprefix(MEMBER) for path in run.glob(f"{MEMBER}*") if path.is_dir()}
-    return sorted((path for path, number in found.items() if number.isdecimal()), key=lambda path: int(found[path]))
-
-
-def finished_members(run: Path) -> list[Path]:
-    """`members` of a run whose setting `models` says how many there are. Raises ValueError for one that has not been
-    trained to its end, since the others alone are another ensemble.
-    """
-    if not members(run):
-        return []
-    count = read_settings(run, "models")["models"]
-    folders = [run / f"{MEMBER}{number}" for number in range(1, count + 1)]
-    for folder in folders:
-        if not (folder / MEAN).is_file():
-            raise ValueError(f"{folder.name} of {count} is not trained to its end: continue with --resume {run}")
-    return folders
 
 
 def mean_snapshot(run: Path) -> Path:

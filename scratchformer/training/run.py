@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Device, array_module, to_cpu
+from ..checks import expect_at_least, expect_instance, expect_positive
 from ..data import VALIDATION_BYTES
 from ..dispatch import fast
 from ..nn import recompute_blocks
-from ..ops.checks import expect_at_least, expect_instance, expect_positive
 from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import Diverged, nonfinite_tensor
 from ..parallel.memory import resident_bytes

@@ -22,6 +22,7 @@ from ..shell.files import locked, make_folder, replacing
 from ..shell.options import MOST_STEPS, SEED, Parser
 from ..shell.reading import decoded, parsed, read_bytes
 from ..shell.text import one_line, printable, shown
+from ..version import __version__
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
 from .metrics import is_number
 
@@ -89,7 +90,6 @@ def save_settings(out: Path, settings: Mapping[str, Any]) -> None:
     Anything else that resuming needs, such as the vocabulary, must be written first: a folder without settings may
     be taken by another run.
     """
-    from ..version import __version__
 
     make_folder(out)
     files = {name: _digest(out / name) for name in VOCABULARIES if (out / name).is_file()}

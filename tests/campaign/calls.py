@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scratchformer import backend, data, generation, models, nn, ops, optim, rng, testing, training
-from scratchformer.testing.cases import LAYERS, OPERATIONS, Draw
+from scratchformer.catalogue import LAYERS, OPERATIONS, Draw
 from scratchformer.testing.contracts import is_array
 
 KEY = rng.Key(3)

@@ -122,8 +122,6 @@ OWN = {
     "translate": [
         *MUON,
         choice("--norm", "pre", "post"),
-        Option("--bpe-dropout", [*NO_NUMBER, "1"], ["0", "0.9"]),
-        Option("--r-drop", [*NO_NUMBER, "-1"], ["0", "5"]),
         whole("--backwards", 0, least=0),
     ],
     "reviews": [choice("--stage", "pretrain", "finetune", "selftrain")],

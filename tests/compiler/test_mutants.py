@@ -112,10 +112,6 @@ def cases() -> dict[str, list[tuple]]:
         "soft_cross_entropy": [(z, abs(rows[0])) for z in logits],
         "softmax": [(z,) for z in logits],
         "swiglu": [(rows[0], rows[2])],
-        "symmetric_kl": [
-            (rows[i], rows[j], ids, k)
-            for i, j, ids, k in ((0, 2, targets, None), (1, 0, targets, 2), (0, 1, targets, 2), (0, 2, none, 2))
-        ],
         "tanh": [(rows[0],)],
     }
 

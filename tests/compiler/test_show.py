@@ -60,7 +60,7 @@ def double_backward(dy, cache):
     return 2 * dy
 '''
     )
-    cli.main(["show", f"{file}::double", "--numpy"])
+    cli.main(["show", f"{file}::double", "--numba"])
     out, _ = capsys.readouterr()
     assert out.startswith("# double: reads x (columns)\n# Returns y\ndef double(x, to_y):\n")
     assert "# double_backward: reads dy (columns)\n# Returns dx\ndef double_backward(dy, to_dx):\n" in out
@@ -83,7 +83,7 @@ def test_printing_needs_neither_numba_nor_cupy():
 
 
 def test_a_target_must_be_named(capsys):
-    for options in ([], ["--numba", "--js"]):
+    for options in ([], ["--numba", "--cuda"]):
         with pytest.raises(SystemExit) as ended:
             cli.main(["show", "relu", *options])
         assert ended.value.code == 2

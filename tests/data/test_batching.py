@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratchformer import ops
 from scratchformer.data import (
     DataError,
     DrawnBatches,
-    EvidenceBatch,
     Labelled,
     LabelledBatch,
     LabelledBatches,
@@ -20,7 +18,6 @@ from scratchformer.data import (
     TextBatches,
     in_order,
     joined,
-    recalling,
     windows,
 )
 from scratchformer.data.vocabulary import UNKNOWN
@@ -73,14 +70,10 @@ def test_bytes_become_int32():
     assert batch.ids.dtype == np.int32
 
 
-def test_rows_of_a_text_that_recalls_are_cut_as_its_tokens_are():
-    """Batches and windows have the same tokens and targets as without recall, and the rows of the whole text."""
-    text = Key(0).generator().integers(0, 4, 60).astype(np.uint8)
-    rows = recalling(text, (1, 3, 1))
-    assert rows.dtype == np.uint16
-    assert recalling(text.astype(np.int64) * 20_000, (1,)).max() == 60_001
-    assert recalling(text.astype(np.int64) * 30_000, (1,)).max() == 90_001
-    np.testing.assert_array_equal(rows, np.concatenate([text[:, None], ops.recall(text[None], (1, 3, 1))[0]], axis=1))
+def test_rows_of_a_text_with_further_columns_are_cut_as_its_tokens_are():
+    """Batches and windows have the same tokens and targets as without them, and the rows of the whole text."""
+    rows = Key(0).generator().integers(0, 4, (60, 4)).astype(np.uint16)
+    text = rows[:, 0]
     place = np.concatenate([np.arange(60)[:, None], np.zeros((60, 3))], axis=1).astype(int)
     for cut in (
         lambda data: [TextBatches(data, 3, 8, Key(1)).batch(2)],
@@ -94,9 +87,6 @@ def test_rows_of_a_text_that_recalls_are_cut_as_its_tokens_are():
             for part, other in zip(batch.split(2), plain.split(2), strict=True):
                 np.testing.assert_array_equal(part.ids[:, :, 0], other.ids)
             assert batch.stretched(2, 11).ids.shape == (2, 11, 4)
-    for bad in text.astype(int) - 1, text.astype(np.int64) + 2**31:
-        with pytest.raises(ValueError, match="text: expected values from 0 to 2147483646"):
-            recalling(bad, (1,))
     with pytest.raises(ValueError, match=r"data: expected \(n\), got \(60, 4\)"):
         SegmentBatches(rows, 2, 4, Key(0), 1, 1)
 
@@ -594,98 +584,6 @@ def test_evenly_spaced_texts_are_some_of_them():
             dataset.evenly(count)
 
 
-# Evidence
-
-
-def with_evidence(dataset):
-    """Two numbers for each word: its place in its text, from 1, and that times the text's index + 1."""
-    places = [np.arange(1, len(ids) + 1, dtype=np.float32) for ids in dataset.ids]
-    return dataset._replace(
-        evidence=[np.stack([t, t * ids[0]], axis=1) for t, ids in zip(places, dataset.ids, strict=True)]
-    )
-
-
-def check_evidence(batch, first=1):
-    """What `with_evidence` gives, from place `first` of each text, and 0 in the padding."""
-    assert batch.evidence.dtype == np.float32 and batch.evidence.shape == (*batch.ids.shape, 2)
-    places = np.arange(batch.ids.shape[1]) + np.reshape(first, (-1, 1))
-    inside = np.arange(batch.ids.shape[1]) < batch.lengths[:, None]
-    np.testing.assert_array_equal(batch.evidence[:, :, 0], inside * places)
-    np.testing.assert_array_equal(batch.evidence[:, :, 1], inside * places * batch.ids)
-
-
-@pytest.mark.parametrize("keep", ["head", "tail"])
-def test_evidence_stays_with_its_words(keep):
-    """When texts are drawn, put in order, cut and padded. The rest is as for texts without evidence."""
-    plain = make_dataset(30, longest=12)
-    dataset = with_evidence(plain)
-    whole = np.array([len(ids) for ids in dataset.ids])
-    batches, expected = (LabelledBatches(d, 7, 8, Key(2), keep) for d in (dataset, plain))
-    found = [*map(batches.batch, range(5)), *in_order(dataset, 7, 8, keep)]
-    for batch, bare in zip(found, [*map(expected.batch, range(5)), *in_order(plain, 7, 8, keep)], strict=True):
-        assert isinstance(batch, EvidenceBatch) and isinstance(bare, LabelledBatch)
-        assert equal((batch.ids, batch.lengths, batch.labels), bare)
-        assert (batch.weight, batch.tokens) == (bare.weight, bare.tokens)
-        assert equal(batch.inputs, (batch.ids, batch.evidence, batch.lengths))
-        check_evidence(batch, 1 + whole[batch.ids[:, 0] - 1] - batch.lengths if keep == "tail" else 1)
-
-
-def test_evidence_batch_split_and_stretched():
-    (batch,) = in_order(with_evidence(make_dataset(5, longest=9)), 5, 9)
-    parts = batch.split(2)
-    assert [len(part.ids) for part in parts] == [2, 2, 1]
-    for part in parts:
-        assert isinstance(part, EvidenceBatch)
-        check_padding(part)
-        check_evidence(part)
-    for i in range(2, 4):  # lengths and labels
-        np.testing.assert_array_equal(np.concatenate([part[i] for part in parts]), batch[i])
-    large = batch.stretched(8, 20)
-    assert (large.ids.shape, large.evidence.shape) == ((8, 20), (8, 20, 2))
-    assert large.lengths.tolist() == [20] * 8 and large.labels.shape == (8,)
-    assert (large.ids.dtype, large.evidence.dtype) == (np.int32, np.float32)
-
-
-def test_a_word_that_is_dropped_leaves_no_evidence():
-    dataset = with_evidence(make_dataset(20))
-    plain = LabelledBatches(dataset, 20, 40, Key(1)).batch(0)
-    dropped = LabelledBatches(dataset, 20, 40, Key(1), word_dropout=0.4).batch(0)
-    unknown = dropped.evidence[:, :, 0] != plain.evidence[:, :, 0]
-    assert 0.3 < unknown.sum() / plain.tokens < 0.5
-    assert (dropped.ids[unknown] == UNKNOWN).all() and not dropped.evidence[unknown].any()
-    np.testing.assert_array_equal(dropped.ids[~unknown], plain.ids[~unknown])
-    np.testing.assert_array_equal(dropped.evidence[~unknown], plain.evidence[~unknown])
-
-
-def test_evidence_that_does_not_fit_its_texts():
-    dataset = with_evidence(make_dataset(5))
-    for evidence in dataset.evidence[1:], [dataset.evidence[0][1:], *dataset.evidence[1:]]:
-        with pytest.raises(ValueError, match="dataset: expected evidence \\(T, I\\) for each text"):
-            LabelledBatches(dataset._replace(evidence=evidence), 2, 9, Key(0))
-
-
-@pytest.mark.parametrize("logits", [np.zeros(4), np.zeros((5, 1)), [0.0] * 6])
-def test_logits_that_do_not_fit_the_texts(logits):
-    with pytest.raises(ValueError, match=r"dataset: 5 texts but logits of shape \("):
-        LabelledBatches(make_dataset(5)._replace(logits=logits), 2, 9, Key(0))
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1j, None, "1"])
-def test_logits_that_are_no_finite_numbers(wrong):
-    with pytest.raises(ValueError, match="dataset: expected logits that are finite numbers"):
-        in_order(make_dataset(3)._replace(logits=[0.5, wrong, 1.0]), 2, 9)
-
-
-def test_evidence_of_evenly_spaced_texts():
-    dataset = with_evidence(make_dataset(10))._replace(logits=np.arange(10.0))
-    some = dataset.evenly(4)
-    assert some.logits.tolist() == [0, 2, 5, 7]
-    assert [ids[0] - 1 for ids in some.ids] == [0, 2, 5, 7]
-    assert equal(some.evidence, [dataset.evidence[i] for i in (0, 2, 5, 7)])
-    bare = make_dataset(10).evenly(4)
-    assert bare.evidence == bare.logits == ()
-
-
 def test_texts_are_joined_with_an_end_after_each():
     texts = [np.array([5, 6], np.int32), np.array([], np.int32), np.array([7], np.int32)]
     found = joined(texts, 3)
@@ -700,17 +598,15 @@ def test_texts_are_joined_with_an_end_after_each():
 def test_labels_that_are_probabilities():
     """Batches have a row of them for each text, whole or split."""
     ids, soft = [np.arange(1, n) for n in (3, 6, 4)], np.array([[0.2, 0.8], [1.0, 0.0], [0.5, 0.5]])
-    evidence = [np.ones((len(x), 1), np.float32) for x in ids]
-    for dataset in (Labelled(ids, soft), Labelled(ids, soft, evidence)):
-        (batch,) = in_order(dataset, 3, 9)
-        assert batch.labels.dtype == np.float32 and batch.weight == 3
-        np.testing.assert_allclose(batch.labels, soft[[0, 2, 1]], rtol=1e-6)
-        parts = batch.split(2)
-        assert [len(part.labels) for part in parts] == [2, 1] == [part.weight for part in parts]
-        np.testing.assert_array_equal(np.concatenate([part.labels for part in parts]), batch.labels)
-        large = batch.stretched(5, 9)
-        assert large.labels.shape == (5, 2) and large.ids.shape == (5, 9)
-        np.testing.assert_array_equal(large.labels[3:], batch.labels[:2])
+    (batch,) = in_order(Labelled(ids, soft), 3, 9)
+    assert batch.labels.dtype == np.float32 and batch.weight == 3
+    np.testing.assert_allclose(batch.labels, soft[[0, 2, 1]], rtol=1e-6)
+    parts = batch.split(2)
+    assert [len(part.labels) for part in parts] == [2, 1] == [part.weight for part in parts]
+    np.testing.assert_array_equal(np.concatenate([part.labels for part in parts]), batch.labels)
+    large = batch.stretched(5, 9)
+    assert large.labels.shape == (5, 2) and large.ids.shape == (5, 9)
+    np.testing.assert_array_equal(large.labels[3:], batch.labels[:2])
 
 
 def test_integer_labels_of_every_token_stay_integers():

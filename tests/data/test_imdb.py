@@ -4,6 +4,7 @@ import os
 import random
 import re
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from scratchformer.data import (
     DataError,
     Vocabulary,
-    fit_evidence,
     load_imdb,
     load_imdb_subwords,
     read_reviews,
@@ -466,8 +466,6 @@ def test_a_validation_part_that_leaves_nothing(tmp_path, count):
     [
         (dict(validation=-2), ValueError, "validation: expected a number >= 0, got -2"),
         (dict(validation=2.0), TypeError, "validation: expected an integer, got 2.0"),
-        (dict(evidence=4), ValueError, "evidence: expected at most 3, got 4"),
-        (dict(evidence=True), TypeError, "evidence: expected an integer, got True"),
         (dict(vocabulary="x"), TypeError, "vocabulary: expected a Vocabulary or None, got 'x'"),
     ],
 )
@@ -509,32 +507,18 @@ def test_the_fingerprint_covers_everything_but_the_test_part(tmp_path):
     again = load_imdb(write_folder(tmp_path / "folder", reviews), validation=4)
     assert first.fingerprint == again.fingerprint
     assert len(first.fingerprint) == 64
-    texts, labels, *_ = first.train
+    texts, labels = first.train.ids, first.train.labels
     flipped = labels.copy()
     flipped[0] = 1 - flipped[0]
     moved = [np.concatenate(texts[:2]), texts[0][:0], *texts[2:]]
     changed = [
-        first._replace(train=first.train._replace(labels=flipped)),
-        first._replace(train=first.train._replace(ids=[texts[0][::-1] + 1, *texts[1:]])),
-        first._replace(train=first.train._replace(ids=moved)),
-        first._replace(validation=first.validation._replace(ids=first.validation.ids[::-1])),
+        first._replace(train=replace(first.train, labels=flipped)),
+        first._replace(train=replace(first.train, ids=[texts[0][::-1] + 1, *texts[1:]])),
+        first._replace(train=replace(first.train, ids=moved)),
+        first._replace(validation=replace(first.validation, ids=first.validation.ids[::-1])),
         load_imdb(tmp_path / "folder", validation=4, seed=1),
     ]
     assert len({first.fingerprint, *(data.fingerprint for data in changed)}) == 6
-
-
-def test_each_part_has_the_evidence_and_the_logits_of_a_linear_model(tmp_path):
-    """Those in the training part come from models of other films, those in the others from one model of all."""
-    folder = write_folder(tmp_path / "folder", make_reviews())
-    data = load_imdb(folder, validation=4, evidence=2)
-    linear = fit_evidence(data.train.ids, data.train.labels, 2)
-    for part in (data.train, data.validation, data.test):
-        assert [own.shape for own in part.evidence] == [(len(ids), 2) for ids in part.ids]
-        assert part.logits.shape == part.labels.shape
-    for part in (data.validation, data.test):
-        np.testing.assert_array_equal(part.logits, linear.logits(part.ids))
-        assert all(np.array_equal(own, linear.of(ids)) for own, ids in zip(part.evidence, part.ids, strict=True))
-    assert (data.train.logits != linear.logits(data.train.ids)).all()
 
 
 def test_subwords_and_texts_to_pre_train_on(tmp_path):

@@ -58,10 +58,6 @@ def test_inputs_and_targets_of_the_decoder(subwords):
         assert batch.target[row].tolist() == [begin, *ids] + [pad] * rest
         assert batch.targets[row].tolist() == [*ids, end] + [IGNORED] * rest
     assert batch.weight == len(hund) + len(ein_mann) + 2
-    back = translation_batch(encoded, [0, 1], subwords, backwards=True)
-    assert back.source.tolist() == batch.source.tolist() and back.weight == batch.weight
-    assert back.target[1, : len(ein_mann) + 1].tolist() == [begin, *ein_mann[::-1]]
-    assert back.targets[1, : len(ein_mann) + 1].tolist() == [*ein_mann[::-1], end]
     assert batch.tokens == batch.weight + len(the_dog) + len(a) + 2
     assert {x.dtype for x in (batch.source, batch.target, batch.targets)} == {np.dtype(np.int32)}
 
@@ -111,15 +107,6 @@ def test_micro_batches_end_at_the_last_target_that_counts():
 def test_in_order_every_pair_comes_once(pairs, subwords):
     batches = list(pairs_in_order(pairs, 60, subwords))
     assert sorted(pair for batch in batches for pair in rows(batch)) == everything(pairs)
-
-
-def test_backwards_every_target_is_reversed(pairs, subwords):
-    expected = everything(pairs._replace(target=[ids[::-1] for ids in pairs.target]))
-    assert expected != everything(pairs)
-    in_order = pairs_in_order(pairs, 60, subwords, backwards=True)
-    assert sorted(pair for batch in in_order for pair in rows(batch)) == expected
-    drawn = TranslationBatches(pairs, 60, subwords, Key(1), backwards=True)
-    assert sorted(pair for step in range(len(drawn)) for pair in rows(drawn.batch(step))) == expected
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40))

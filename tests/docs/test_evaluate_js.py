@@ -7,7 +7,8 @@ import pytest
 from scipy.special import erf
 
 from scratchformer import ops
-from scratchformer.testing.derivations import CASES, Sizes
+from scratchformer.catalogue import Sizes
+from scratchformer.catalogue.derivations import CASES
 
 pytest.importorskip("sphinx")
 

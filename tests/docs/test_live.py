@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.testing.derivations import CASES
-from scratchformer.testing.mistakes import mistakes_of
+from scratchformer.catalogue import mistakes_of
+from scratchformer.catalogue.derivations import CASES
 
 pytest.importorskip("sphinx")
 pytest.importorskip("selenium")

@@ -16,11 +16,12 @@ from operations import calls, used
 from reports import consequences
 
 from scratchformer import nn, ops
+from scratchformer.catalogue import MISTAKES, Sizes, mistakes_of
+from scratchformer.catalogue.derivations import CASES, check, variants
 from scratchformer.notation import DerivationError, NotationError, parse
 from scratchformer.notation.check import read_and_run
 from scratchformer.notation.walk import Walk
-from scratchformer.testing.derivations import CASES, Sizes, check, variants
-from scratchformer.testing.mistakes import MISTAKES, mistakes_of, says
+from scratchformer.testing.diagnosis import says
 
 OPERATIONS = [name for name in CASES if name in ops.__all__]
 

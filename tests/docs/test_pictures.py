@@ -15,9 +15,9 @@ from traced import CASES, traced
 from tracing import trace
 
 from scratchformer import models, nn, ops
+from scratchformer.catalogue import OPERATIONS
 from scratchformer.dispatch import reference_only
 from scratchformer.rng import Key
-from scratchformer.testing.cases import OPERATIONS
 
 PLAIN = {"Layer", "Param", "FlatParameters", "Model"}  # not layers, or nothing to run
 LAYERS = [n for m in (nn, models) for n in m.__all__ if inspect.isclass(getattr(m, n)) and n not in PLAIN]

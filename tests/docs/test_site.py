@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from scratchformer import ops
-from scratchformer.testing.derivations import CASES, check
+from scratchformer.catalogue.derivations import CASES, check
 
 SITE = Path(os.environ.get("SCRATCHFORMER_SITE", "")) if os.environ.get("SCRATCHFORMER_SITE") else None
 pytestmark = pytest.mark.skipif(SITE is None, reason="SCRATCHFORMER_SITE names no site: python -m sphinx docs OUT")

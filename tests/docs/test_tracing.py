@@ -10,10 +10,10 @@ from traced import CASES, DEPTH, traced
 from tracing import owner, trace, trace_operation
 
 from scratchformer import nn, ops
+from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.data.batching import LabelledBatch, SegmentBatch, TextBatch
 from scratchformer.dispatch import reference_only
 from scratchformer.rng import Key
-from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.training import Replicas, estimate
 
 

@@ -10,7 +10,6 @@ from scratchformer.data import Subwords
 from scratchformer.generation import DecoderCache, beam_search, bleu, translate
 from scratchformer.generation import beam as search
 from scratchformer.generation.beam import n_best
-from scratchformer.generation.translation import choose_translations
 from scratchformer.models import EncoderDecoder
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
@@ -26,11 +25,7 @@ def make(device, seed=0, norm="post"):
 
 
 def log_probabilities(model, b, target):
-    """(T, V), for the token after each of `target`, from the full forward for source b alone. With several models, of
-    the mean of their probabilities.
-    """
-    if not isinstance(model, EncoderDecoder):
-        return np.log(np.mean([np.exp(log_probabilities(one, b, target)) for one in model], axis=0))
+    """(T, V), for the token after each of `target`, from the full forward for source b alone."""
     arrays = (SOURCE[b : b + 1, : LENGTHS[b]], LENGTHS[b : b + 1], np.array([target]))
     log_p, _ = ops.log_softmax(model(*(to_device(x, model.device) for x in arrays)))
     return to_cpu(log_p)[0]
@@ -94,63 +89,43 @@ def test_it_is_the_plain_search(beam, alpha, device):
                     assert found.ids.tolist() == [i for i in ids if i != END]
 
 
+def test_n_best_begins_with_what_beam_search_finds(device):
+    for seed in range(4):
+        found = n_best(make(device, seed), SOURCE, LENGTHS, BEGIN, END, 4, longer=3)
+        best = beam_search(make(device, seed), SOURCE, LENGTHS, BEGIN, END, 4, longer=3)
+        assert sum(map(len, found)) > 4
+        for b in range(2):
+            assert found[b][0].ids.tolist() == best[b].ids.tolist() and found[b][0].score == best[b].score
+            scores = [hypothesis.score for hypothesis in found[b]]
+            assert scores == sorted(scores, reverse=True)
+            assert len({tuple(hypothesis.ids) for hypothesis in found[b]}) == len(found[b])
+            for score, ids in found[b]:
+                if len(ids) < LENGTHS[b] + 3:  # else it may have been cut off
+                    rows = log_probabilities(make(device, seed), b, [BEGIN, *ids])
+                    total = sum(row[token] for row, token in zip(rows, [*ids, END], strict=True))
+                    assert score == pytest.approx(total / ((6 + len(ids)) / 6) ** 0.6, rel=1e-9)
+
+
 @pytest.mark.parametrize("alpha", [0, 0.6, 2])
 def test_stopping_early_changes_no_result(alpha, monkeypatch):
-    """The search stops only when nothing that is open can be better: for an ensemble and in both directions too."""
+    """The search stops only when nothing that is open can be better."""
     source, lengths, steps = 2 + np.arange(20).reshape(4, 5) ** 2 % 3, np.array([1, 5, 2, 3]), []
     logits, rules = DecoderCache.logits, [search.done, lambda finished, scores, *_: scores.max() == -np.inf]
     monkeypatch.setattr(DecoderCache, "logits", lambda self, ids: (steps.append(1), logits(self, ids))[1])
     needed = [0, 0]
     for seed, K in enumerate([1, 2, 3, 5, 2, 5]):
-        models = [make(CPU, seed), make(CPU, seed + 9, "pre")][: 1 + seed % 2]
+        model = make(CPU, seed, "pre" if seed % 2 else "post")
         found, options = [], (source, lengths, BEGIN, END, K, alpha)
         for i, done in enumerate(rules):
             monkeypatch.setattr(search, "done", done)
             steps.clear()
-            found.append([[h] for h in beam_search(models, *options, 9)] + n_best(models, *options, 9))
+            found.append([[h] for h in beam_search(model, *options, 9)] + n_best(model, *options, 9))
             needed[i] += len(steps)
         early, late = found
         assert [[h.ids.tolist() for h in one] for one in early] == [[h.ids.tolist() for h in one] for one in late]
         for one, other in zip(early, late, strict=True):
             assert [h.score for h in one] == pytest.approx([h.score for h in other], rel=1e-9)
     assert needed[0] < needed[1]
-    back, chosen = EncoderDecoder(V, 8, 2, 2, 12, backwards=True, key=Key(1)).to(CPU, np.float64), []
-    for done in rules:
-        monkeypatch.setattr(search, "done", done)
-        chosen.append([y.tolist() for y in choose_translations([make(CPU, 2), back], *options)])
-    assert chosen[0] == chosen[1]
-
-
-def test_an_ensemble_predicts_the_mean_of_the_probabilities(device):
-    """Models of other sizes, and one that is very certain, so that the mean is not that of the logarithms."""
-    found_alone = 0
-    for seed in range(4 if device is CPU else 1):
-        models = [make(device, seed), make(device, seed + 9, "pre"), make(device, seed + 5)]
-        models[1].flat.data[...] *= 2
-        found = beam_search(models, SOURCE, LENGTHS, BEGIN, END, 3, 0.6, longer=3)
-        alone = beam_search(models[1], SOURCE, LENGTHS, BEGIN, END, 3, 0.6, longer=3)
-        for b in range(2):
-            score, ids = plain_beam_search(models, b, 3, 0.6, LENGTHS[b] + 3)[0]
-            assert found[b].score == pytest.approx(score, rel=1e-9)
-            assert found[b].ids.tolist() == [i for i in ids if i != END]
-            found_alone += found[b].ids.tolist() == alone[b].ids.tolist()
-        same = beam_search([models[0]] * 2, SOURCE, LENGTHS, BEGIN, END, 3, 0.6, longer=3)
-        one = beam_search(models[0], SOURCE, LENGTHS, BEGIN, END, 3, 0.6, longer=3)
-        assert [h.ids.tolist() for h in same] == [h.ids.tolist() for h in one]
-    assert found_alone < 8
-
-
-def test_models_that_are_no_ensemble():
-    models = [make(CPU), EncoderDecoder(V + 1, 8, 2, 2, 12)]
-    arguments = SOURCE, LENGTHS, BEGIN, END
-    with pytest.raises(ValueError, match="model: expected at least one, all with the same vocabulary, got 2 of them"):
-        beam_search(models, *arguments)
-    with pytest.raises(ValueError, match="model: expected at least one, all with the same vocabulary, got 0 of them"):
-        beam_search([], *arguments)
-    with pytest.raises(TypeError, match="model: expected an EncoderDecoder, got 'model'"):
-        beam_search(["model"], *arguments)
-    with pytest.raises(ValueError, match="all with the same device"):
-        beam_search([make(CPU), make(STRICT)], *arguments)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -179,11 +154,10 @@ def test_other_sources_in_the_batch_make_no_difference(device):
 
 @pytest.mark.parametrize("beam_width", [1, 3])
 def test_sources_whose_search_is_over_are_taken_out(device, monkeypatch, beam_width):
-    """After each step, or never: the translations are the same, also those of an ensemble."""
+    """After each step, or never: the translations are the same."""
     source, lengths = np.concatenate([SOURCE, SOURCE[:, ::-1]] * 3), np.tile(LENGTHS, 6)
     source = 2 + (source + np.arange(12)[:, None]) % 3
-    models = [make(device, seed) for seed in range(2)]
-    left, keep = [], DecoderCache.keep
+    model, left, keep = make(device, 1), [], DecoderCache.keep
 
     def spy(cache, sources):
         keep(cache, sources)
@@ -193,7 +167,7 @@ def test_sources_whose_search_is_over_are_taken_out(device, monkeypatch, beam_wi
     found = []
     for share in (1, 0):
         monkeypatch.setattr(search, "FEWER", share)
-        found.append(n_best(models, source, lengths, BEGIN, END, beam_width, longer=6))
+        found.append(n_best(model, source, lengths, BEGIN, END, beam_width, longer=6))
         if share:
             assert left and min(left) < 6 * beam_width
             left.clear()
@@ -224,14 +198,6 @@ def test_lengths_of_small_integers():
     model, source = make(CPU), 2 + np.arange(100)[None] % 3
     small, large = (n_best(model, source, np.array([100], kind), BEGIN, END, 2, 2.0) for kind in (np.int8, np.int64))
     assert [h.ids.tolist() for h in small[0]] == [h.ids.tolist() for h in large[0]]
-
-
-def test_the_mean_of_very_different_predictions():
-    """In float32, where exp(-200) is 0."""
-    z = search.mixed([np.array([row], np.float32) for row in ([0, -200, -200], [-200, 0, -200])])
-    p, _ = ops.softmax(z.astype(np.float64))
-    np.testing.assert_allclose(p, [[0.5, 0.5, np.exp(-200)]], rtol=1e-5)
-    assert z.dtype == np.float32
 
 
 def test_a_length_penalty_favours_long_ones():

@@ -7,11 +7,11 @@ import pytest
 
 from scratchformer import Key, models, ops
 from scratchformer.backend import CPU, DeviceError, get_device, to_cpu, to_device
+from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.data import TextBatches
 from scratchformer.dispatch import TwinCache, fast, reference_only
 from scratchformer.optim import Adam, adam, clip, clip_by_global_norm
 from scratchformer.testing import check_precision
-from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.training import Replicas
 

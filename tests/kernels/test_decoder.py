@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scratchformer.dispatch import fast, reference_only
 from scratchformer.generation import DecoderCache, beam_search
 from scratchformer.models import EncoderDecoder
-from scratchformer.nn import DecoderBlock, FeedForward, Frozen, Linear, LoRA
+from scratchformer.nn import DecoderBlock, FeedForward, Frozen, Linear, LoRA, Residual
 from scratchformer.nn.decoder_block import extend_decoder_block
 from scratchformer.ops import Causal, Full, Local, Padding
 from scratchformer.rng import Key
@@ -67,17 +67,22 @@ class HalfFeedForward(FeedForward):
         return y / 2, cache
 
 
-class Reversed(DecoderBlock):
-    """Cross-attention comes first."""
+class Halved(Residual):
+    def around(self, branch, x):
+        return super().around(branch, x) / 2
 
-    def branches(self):
-        first, second, third = super().branches()
-        return second, first, third
+
+class HalvedBlock(DecoderBlock):
+    """Its cross-attention has a residual branch of another kind."""
+
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.second = Halved(self.cross, self.norm2, self.norm, self.dropout)
 
 
 def exchanged():
     """Blocks with parts that the twins must not mistake for those that they know."""
-    yield Reversed(6, 2, norm="pre", key=Key(1))
+    yield HalvedBlock(6, 2, norm="pre", key=Key(1))
     changes = {
         ("cross", "query"): Linear(6, 6, activation="gelu", key=Key(2)),
         ("cross", "unify"): Linear(6, 6, activation="relu", key=Key(2)),

@@ -163,8 +163,9 @@ class Halved(Residual):
 
 
 class HalvedBlock(TransformerBlock):
-    def branches(self):
-        return tuple(Halved(r.branch, r.norm, r.order, r.dropout) for r in super().branches())
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.first, self.second = (Halved(r.branch, r.norm, r.order, r.dropout) for r in (self.first, self.second))
 
 
 def exchanged():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.testing.cases import OPERATIONS, Draw
+from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple, is_floating
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -22,7 +22,6 @@ def operations(dtype):
     r, bias = draw.standard_normal((1, 127, 64)).astype(dtype), draw.standard_normal((1, 64)).astype(dtype)
     yield ops.linear, ops.linear_backward, x, w, w[0]
     yield ops.linear, ops.linear_backward, x, w.T
-    yield ops.dense, ops.dense_backward, x, w, w[0], "gelu"
     yield ops.attention, ops.attention_backward, q, q, q, ops.Causal()
     yield ops.relative_attention, ops.relative_attention_backward, q, q, q, r, bias, bias
 

@@ -11,9 +11,10 @@ pytest.importorskip("numba")
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 from scratchformer import ops  # noqa: E402
+from scratchformer.catalogue import derivations  # noqa: E402
 from scratchformer.dispatch import fast, reference_only  # noqa: E402
 from scratchformer.notation.layout import normal  # noqa: E402
-from scratchformer.testing import check_gradients, derivations  # noqa: E402
+from scratchformer.testing import check_gradients  # noqa: E402
 from scratchformer.testing.strategies import SCALES  # noqa: E402
 
 with fast():

@@ -44,13 +44,10 @@ def test_infinity_is_a_maximum(column, dtype):
 @pytest.mark.parametrize("column", [0, 1, 15, 16, 40, 69])
 def test_losses_of_rows_with_nan_are_nan(column):
     """Whatever the maximum of such a row is."""
-    z, w = np.random.default_rng(0).standard_normal((2, 3, 70)).astype(np.float32)
+    z = np.random.default_rng(0).standard_normal((3, 70)).astype(np.float32)
     z[1, column] = np.nan
     with fast(), np.errstate(invalid="ignore"):
         loss, cache = ops.cross_entropy(z, np.zeros(3, int))
         dz = ops.cross_entropy_backward(1.0, cache)
-        divergence, cache = ops.symmetric_kl(z, w, np.zeros(3, int))
-        others = ops.symmetric_kl_backward(1.0, cache)
-    assert np.isnan(loss) and np.isnan(divergence)
-    for gradient in dz, *others:
-        assert np.isnan(gradient[1]).all() and np.isfinite(gradient[[0, 2]]).all()
+    assert np.isnan(loss)
+    assert np.isnan(dz[1]).all() and np.isfinite(dz[[0, 2]]).all()

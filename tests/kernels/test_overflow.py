@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
+from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.dispatch import fast, reference_only
-from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 
 KINDS = {"reference": reference_only}

@@ -4,6 +4,7 @@ import pytest
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.models import Body
+from scratchformer.records import Features, NGrams, Recall, ngram_buckets, recall
 from scratchformer.rng import Key
 
 V, C, T = 7, 6, 5
@@ -111,10 +112,10 @@ def test_ids_that_do_not_fit(device):
 
 def test_vectors_of_ngrams_are_added_to_those_of_tokens(device):
     """The first block gets the token's vector, and one for each n-gram that ends there."""
-    body = make(device, positions="none", ngrams=(2, 3), buckets=10)
+    body = make(device, positions="none", embeddings=[{"layer": NGrams, "orders": (2, 3), "buckets": 10}])
     x, _ = body.embedding.forward(*body.inputs(to_device(IDS, device)))
-    table = to_cpu(body.ngrams.table.data)
-    rows = to_cpu(ops.ngram_buckets(to_device(IDS, device), (2, 3), 10))
+    table = to_cpu(body.further[0].table.data)
+    rows = to_cpu(ngram_buckets(to_device(IDS, device), (2, 3), 10))
     expected = to_cpu(body.tokens.table.data)[IDS] + table[rows[:, :, 0]] + table[rows[:, :, 1]]
     np.testing.assert_allclose(to_cpu(x), expected, rtol=1e-12)
     assert table.shape == (20, C)
@@ -122,10 +123,10 @@ def test_vectors_of_ngrams_are_added_to_those_of_tokens(device):
 
 def test_vectors_of_what_is_recalled_are_added_to_those_of_tokens(device):
     """With tokens alone, what they recall is found in them."""
-    body = make(device, positions="none", recall=(1, 2, 1))
-    table = to_cpu(body.recall.table.data).reshape(3, V + 1, C)
+    body = make(device, positions="none", embeddings=[{"layer": Recall, "orders": (1, 2, 1)}])
+    table = to_cpu(body.further[0].table.data).reshape(3, V + 1, C)
     ids = np.array([[3, 1, 3, 1, 3], [0, 0, 0, 6, 0]])
-    found = to_cpu(ops.recall(to_device(ids, device), (1, 2, 1)))
+    found = to_cpu(recall(to_device(ids, device), (1, 2, 1)))
     np.testing.assert_array_equal(found[:, :, 0], [[0, 0, 2, 4, 2], [0, 1, 1, 0, 7]])
     given = np.random.default_rng(0).integers(0, V + 1, (2, 5, 3))
     for inputs, recalled in (ids, found), (np.concatenate([ids[:, :, None], given], axis=2), given):
@@ -137,7 +138,7 @@ def test_vectors_of_what_is_recalled_are_added_to_those_of_tokens(device):
 
 
 def test_what_is_recalled_must_fit(device):
-    body, ids = make(device, recall=(1, 2)), np.zeros((2, 5, 3), int)
+    body, ids = make(device, embeddings=[{"layer": Recall, "orders": (1, 2)}]), np.zeros((2, 5, 3), int)
     body(to_device(ids, device))
     with pytest.raises(ValueError, match=r"ids: expected \(B, T, 3\), got \(2, 5, 2\)"):
         body(to_device(ids[:, :, :2], device))
@@ -147,7 +148,7 @@ def test_what_is_recalled_must_fit(device):
         body(to_device(ids + np.array([7, 0, 0]), device))
     with pytest.raises(ValueError, match=r"ids: expected \(B, T\), got \(2, 5, 3\)"):
         make(device)(to_device(ids, device))
-    causal = make(device, recall=(1, 2), causal=True)
+    causal = make(device, embeddings=[{"layer": Recall, "orders": (1, 2)}], causal=True)
     np.testing.assert_allclose(
         to_cpu(causal.extend(to_device(ids, device), causal.allocate(2), 0)),
         to_cpu(causal(to_device(ids, device))),
@@ -155,19 +156,25 @@ def test_what_is_recalled_must_fit(device):
     )
 
 
-@pytest.mark.parametrize("option", ["ngrams", "recall"])
-def test_units_have_no_ngrams(option):
-    with pytest.raises(ValueError, match=f"{option}: expected None for units"):
-        Body(None, C, 2, 2, T, units=3, **{option: [2]})
+@pytest.mark.parametrize("layer", [NGrams, Recall])
+def test_units_have_no_ngrams(layer):
+    with pytest.raises(ValueError, match=f"{layer.name}: expected None for units"):
+        Body(None, C, 2, 2, T, units=3, embeddings=[{"layer": layer, "orders": [2]}])
+
+
+@pytest.mark.parametrize("wrong", [[{"orders": [2]}], [NGrams], [{"layer": "NGrams"}], {"layer": NGrams}])
+def test_what_is_no_embedding_is_refused(wrong):
+    with pytest.raises(TypeError, match="embeddings: expected "):
+        Body(V, C, 2, 1, T, embeddings=wrong)
 
 
 def test_a_linear_map_of_features_is_added_to_tokens(device):
     """The gradient of the features comes back, and matches a finite difference."""
-    body = make(device, positions="none", features=3)
+    body = make(device, positions="none", embeddings=[{"layer": Features, "width": 3}])
     features = to_device(np.random.default_rng(0).standard_normal((2, T, 3)), device)
     ids, dy = to_device(IDS, device), to_device(np.random.default_rng(1).standard_normal((2, T, C)), device)
     x, _ = body.embedding.forward(*body.inputs(ids, features=features))
-    expected = to_cpu(body.tokens.table.data)[IDS] + to_cpu(features) @ to_cpu(body.features.w.data)
+    expected = to_cpu(body.tokens.table.data)[IDS] + to_cpu(features) @ to_cpu(body.further[0].w.data)
     np.testing.assert_allclose(to_cpu(x), expected, rtol=1e-12)
     _, cache = body.forward(ids, features=features)
     dfeatures = to_cpu(body.backward(dy, cache))
@@ -179,13 +186,15 @@ def test_a_linear_map_of_features_is_added_to_tokens(device):
 
 def test_features_that_do_not_fit(device):
     ids, features = to_device(IDS, device), to_device(np.ones((2, T, 3)), device)
-    body = make(device, features=3, causal=True)
+    body = make(device, embeddings=[{"layer": Features, "width": 3}], causal=True)
     for wrong in (features[:1], features[:, :4], features[:, :, :2], features[0]):
         with pytest.raises(ValueError, match=r"features: expected \(2, 5, 3\), got "):
             body(ids, features=wrong)
     with pytest.raises(TypeError, match=r"features: expected an array \(B, T, I\), got None"):
         body(ids)
-    with pytest.raises(ValueError, match="features: expected none, since the model was made without features=I"):
+    with pytest.raises(
+        ValueError, match="features: expected none, since the model was made without an embedding of features"
+    ):
         make(device)(ids, features=features)
     with pytest.raises(ValueError, match="features: a new token has none, so this body cannot generate"):
         body.allocate(2)

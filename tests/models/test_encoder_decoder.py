@@ -88,38 +88,6 @@ def test_gradient_of_the_loss(norm, device, check_loss_backward):
     check_loss_backward(make(device, norm=norm, dropout=0.2, label_smoothing=0.2), *BATCH)
 
 
-@NORMS
-def test_gradient_of_the_loss_with_r_drop(norm, device, check_loss_backward):
-    check_loss_backward(make(device, norm=norm, dropout=0.3, r_drop=2.0), *BATCH)
-
-
-def test_r_drop_predicts_twice(device):
-    """The loss is half of both cross-entropies and of the divergence, of two draws of dropout."""
-    model, key = make(device, dropout=0.3, r_drop=3.0), Key(5)
-    batch = [to_device(x, device) for x in BATCH]
-    plain = make(device, dropout=0.3)
-    draws = [key.fold("draw", i) for i in range(2)]
-    z, w = (plain.forward(*batch[:3], draw)[0] for draw in draws)
-    losses = [float(plain.loss(*batch, draw)[0]) for draw in draws]
-    apart, _ = ops.symmetric_kl(z, w, batch[3], IGNORED)
-    found, _ = model.loss(*batch, key)
-    assert float(apart) > 0.01 and losses[0] != losses[1]
-    np.testing.assert_allclose(float(found), (sum(losses) + 3 * float(apart)) / 2, rtol=1e-12)
-
-
-def test_r_drop_changes_nothing_without_dropout_or_without_a_key(device):
-    """Two equal predictions are no distance apart, and evaluation makes only one."""
-    model, plain = make(device, dropout=0.0, r_drop=3.0), make(device, dropout=0.0)
-    for key in Key(5), None:
-        loss, grad = gradient(model, BATCH, key)
-        expected, expected_grad = gradient(plain, BATCH, key)
-        np.testing.assert_allclose(loss, expected, rtol=1e-12)
-        np.testing.assert_allclose(grad, expected_grad, rtol=1e-9, atol=1e-12)
-    for wrong in -1.0, math.nan, math.inf:
-        with pytest.raises(ValueError, match="r_drop: expected a finite number >= 0"):
-            make(device, r_drop=wrong)
-
-
 def test_labels_are_smoothed_only_while_training(device):
     model = make(device, dropout=0.0, label_smoothing=0.3)
     log_p, _ = ops.log_softmax(to_device(run(model), device))

@@ -6,6 +6,7 @@ import pytest
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.models import LanguageModel
 from scratchformer.ops.cross_entropy import IGNORED
+from scratchformer.records import NGrams
 from scratchformer.rng import Key
 
 V, T = 9, 6
@@ -20,7 +21,13 @@ def make(device, **options):
 @NORMS
 @pytest.mark.parametrize(
     "options",
-    [{}, {"wide": True, "positions": "sinusoidal"}, {"positions": "relative"}, {"recompute": True}, {"ngrams": [2, 3]}],
+    [
+        {},
+        {"wide": True, "positions": "sinusoidal"},
+        {"positions": "relative"},
+        {"recompute": True},
+        {"embeddings": [{"layer": NGrams, "orders": [2, 3]}]},
+    ],
 )
 def test_the_future_has_no_influence(norm, options, device):
     """When the tokens from t + 1 on change, the logits up to t stay the same and those at t + 1 change."""

@@ -17,21 +17,16 @@ MADE_OF = {
     "Bert": SIZES | dict(max_length=4),
     "BertClassifier": SIZES | dict(max_length=4, num_classes=2),
     "BertPretraining": SIZES | dict(max_length=4),
-    "BidirectionalClassifier": SIZES | dict(max_length=4, num_classes=2),
-    "BidirectionalLanguageModel": SIZES | dict(context=4),
     "Body": SIZES | dict(max_length=4),
     "Classifier": SIZES | dict(max_length=4, num_classes=2),
     "EncoderDecoder": SIZES,
-    "EvidenceClassifier": SIZES | dict(max_length=4, evidence=2),
     "GPT2": SIZES | dict(context=4),
     "LanguageModel": SIZES | dict(context=4),
     "Llama": SIZES | dict(context=4),
     "SparseTransformer": SIZES | dict(context=4, stride=2),
     "TransformerXL": SIZES | dict(context=4, memory=2),
 }
-BODY = (
-    "positions, dropout, causal, recompute, embedding_std, units, ngrams, buckets, recall, features, block, final_norm"
-)
+BODY = "positions, dropout, causal, recompute, embedding_std, units, embeddings, block, final_norm"
 BLOCK = "norm, wide, d_ff, activation, bias, eps"
 every_model = pytest.mark.parametrize("name", MADE_OF)
 
@@ -59,7 +54,7 @@ def test_the_list_of_the_classifier():
     beginning = r"^Classifier: no option 'n_heads'; expected one of vocab_size, num_classes, "
     with pytest.raises(TypeError, match=beginning) as e:
         Classifier(5, 2, 4, n_heads=2, depth=1, max_length=4)
-    assert str(e.value).endswith(f"d_model, heads, depth, max_length, pool, key, adversarial, {BODY}, {BLOCK}")
+    assert str(e.value).endswith(f"d_model, heads, depth, max_length, pool, key, {BODY}, {BLOCK}")
 
 
 @every_model
@@ -79,8 +74,6 @@ def test_every_option_that_is_listed_is_taken(name):
         ("SparseTransformer", "causal", "causal: a SparseTransformer always is, and takes no such option"),
         ("TransformerXL", "causal", "causal: a TransformerXL always is, and takes no such option"),
         ("TransformerXL", "positions", "positions: a TransformerXL has relative ones, and takes no such option"),
-        ("EvidenceClassifier", "num_classes", "num_classes: an EvidenceClassifier has two .*"),
-        ("EvidenceClassifier", "units", "units: an EvidenceClassifier reads words, and takes no such option"),
         ("GPT2", "causal", "causal: a GPT2 always is, and takes no such option"),
     ],
 )

@@ -1,8 +1,8 @@
 """Mistakes that others made in hand-written gradients, planted one at a time: the suite must fail for each.
 
 The tests that are responsible for a mistake run in a process of their own, which imports the mistaken code instead of
-the file; the file stays as it is. The mistakes are those of `scratchformer.testing.mistakes` that replace code. Each
-replaced text must occur in its file exactly once, so that a mistake that no longer fits the code is noticed.
+the file; the file stays as it is. The mistakes are those of `scratchformer.catalogue` that replace code, with their
+tests. Each replaced text must occur in its file exactly once, so that a mistake that no longer fits is noticed.
 """
 
 import ast
@@ -16,89 +16,13 @@ from pathlib import Path
 import pytest
 from _pytest.config import default_plugins
 
-from scratchformer.testing import mistakes
+from scratchformer import catalogue
 from scratchformer.testing.mutate import Runner
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-# The tests that must fail: files, and -k expressions.
-TESTS = {
-    "attention: dK transposed, hidden by a reshape": "tests/ops/test_attention.py",
-    "attention: a factor in the reference alone, before dK": "tests/testing/test_cases.py -k nothing_planted",
-    "one dropout object in two places: the second forward overwrites the first mask": "tests/nn/test_dropout.py",
-    "layer norm: backward right only while gamma is uniform": "tests/ops/test_layernorm.py",
-    "softmax: backward divided by the batch size": "tests/ops/test_softmax.py",
-    "cross-entropy: forward takes the mean, backward leaves out 1/N": "tests/ops/test_cross_entropy.py",
-    "zero_grad also clears Adam's moments": "tests/optim",
-    "Adam: v updated with 1 - beta1": "tests/optim",
-    "Adam: no bias correction of v": "tests/optim",
-    "Adam: no bias correction of m": "tests/optim",
-    "a tied table stepped twice": "tests/optim",
-    "a tied table: only one of its two gradients": "tests/nn/test_linear.py tests/nn/test_layer.py",
-    "cross-attention: queries from the memory, keys and values from x": "tests/nn/test_attention.py",
-    "encoder-decoder: the memory's gradient from one block only": "tests/models/test_encoder_decoder.py -k gradient",
-    "a residual: the gradient passes through the branch only": "tests/nn/test_all_layers.py -k Residual",
-    "encoder-decoder: the table is scaled at the input, its gradient is not": "tests/models/test_encoder_decoder.py -k gradient",
-    "an output tied to the embedding: no gradient from the output": "tests/models/test_encoder_decoder.py -k table",
-    "beam search: a finished hypothesis is extended": "tests/generation/test_beam.py -k plain_search",
-    "beam search: an ensemble predicts the mean of the logarithms": "tests/generation/test_beam.py -k ensemble",
-    "beam search: the cache is not reordered": "tests/generation/test_beam.py -k plain_search",
-    "translation: what a model writes backwards is not turned round": "tests/generation/test_translation.py -k read",
-    "neighbours: the nearest are those with the largest product": "tests/generation/test_neighbours.py -k mixed",
-    "a causal model that sees the future": "tests/nn/test_attention.py",
-    "embedding: dW[ids] += dy, so that repeated tokens lose gradient": "tests/ops/test_embedding.py",
-    "multi-head attention that mixes time and heads, right only for T = 1": "tests/nn/test_attention.py",
-    "sinusoids with base 100,000": "tests/ops/test_positions.py",
-    "no padding mask: a review's class depends on its batch": "tests/models/test_classifier.py",
-    "pooling over the padding too": "tests/ops/test_pooling.py",
-    "GELU: backward with a constant right to three digits": "tests/ops/test_activations.py",
-    "resume without Adam's step count": "tests/optim",
-    "resume restarts the learning-rate schedule": "tests/training/test_train.py -k bit_for_bit",
-    "the logged validation loss is the last training loss": "tests/training/test_train.py -k best",
-    "the sampler returns its prompt": "tests/generation/test_generate.py",
-    "the sampler's number depends on nothing but its key": "tests/generation/test_generate.py",
-    "dropout: not scaled by 1/(1 - p)": "tests/ops/test_dropout.py",
-    "recompute: another dropout mask the second time": "tests/nn/test_block.py",
-    "gradient accumulation: micro-batches weigh alike, whatever their size": "tests/parallel/test_replicas.py",
-    "float64 from float32": "tests/ops/test_all_operations.py",
-    "a kernel: tiled attention without the row sum of dO times O": "tests/kernels/test_twins.py -k attention",
-    "a kernel: the log-sum-exp without the maximum": "tests/kernels/test_twins.py -k attention",
-    "a kernel: an empty tile is taken for a full one": "tests/ops/test_patterns.py",
-    "a kernel: all heads take the first head's pattern": "tests/kernels -k each",
-    "a pattern lets the tokens of a prompt see later ones": "tests/nn/test_attention.py -k extend",
-    "positions on a grid: the columns get the gradient of the rows": "tests/nn/test_embedding.py",
-    "predictions: left in the order of the texts' lengths": "tests/training/test_evaluate.py -k classes",
-    "units of unknown class count as the last class": "tests/models/test_classifier.py",
-    "a kernel: a bias of one number is spread over all columns": "tests/ops/test_dense.py",
-    "a tied output: its gradient overwrites the one from the table's other use": "tests/nn/test_all_layers.py -k TiedOutput",
-    "published weights: queries and keys exchanged": "tests/models/test_pretrained.py",
-    "published weights: a Llama's gate and values exchanged": "tests/models/test_llama.py -k arrives",
-    "one new token: query heads read the wrong head of keys": "tests/kernels/test_extend.py -k rotary",
-    "one new token: the window is one too wide": "tests/kernels/test_extend.py -k window",
-    "bits per byte: divided by the number of tokens": "tests/training/test_evaluate.py",
-    "relative shift: the windows move the other way": "tests/ops/test_relative.py -k shift",
-    "relative attention: the gradient of the keys with the positions' bias": "tests/ops/test_relative.py",
-    "a memory: gamma gets no gradient from it": "tests/nn/test_all_layers.py -k memory",
-    "a memory: a resumed run begins without it": "tests/training/test_segments.py -k resumed",
-    "a kernel: the vectors of distances are shared, and the last tile's gradient is all they get": "tests/kernels/test_twins.py -k relative",
-    "a kernel: the new token overwrites the last key": "tests/kernels/test_extend.py",
-    "gather: every row takes from the first": "tests/ops/test_gather.py",
-    "BERT: the gradient of the first vector goes to all of them": "tests/models/test_bert.py",
-    "BERT: no padding mask": "tests/models/test_bert.py",
-    "BERT: a token that is to be predicted shows through": "tests/data/test_masked.py",
-    "RMS norm: backward without the term of the root mean square": "tests/ops/test_rmsnorm.py",
-    "rotary positions: backward rotates forward": "tests/ops/test_rotary.py",
-    "rotary positions: neighbours form a pair, not one number from each half": "tests/ops/test_rotary.py -k equation",
-    "SiLU: the slope of the sigmoid is left out": "tests/ops/test_activations.py -k silu",
-    "SwiGLU: the gate's gradient has the sigmoid in place of silu's slope": "tests/ops/test_swiglu.py",
-    "grouped attention: dK comes from the first head of each group alone": "tests/ops/test_attention.py -k grouped",
-    "a kernel: part of a group overwrites the gradient of the part before it": "tests/kernels/test_twins.py -k grouped",
-    "rotary attention: new keys are rotated as if they came first": "tests/nn/test_rotary_attention.py -k extend",
-    "rotary attention: the window is one too wide": "tests/nn/test_rotary_attention.py -k window",
-    "an activation: its backward is left out": "tests/ops/test_dense.py -k affine",
-}
-MISTAKES = [mistake for mistake in mistakes.MISTAKES if mistake.file]
+MISTAKES = [mistake for mistake in catalogue.MISTAKES if mistake.replace]
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +63,9 @@ def test_the_suite_fails_for(mistake, run_tests):
     if mistake.file.startswith("kernels/") and not path.exists():
         pytest.skip("no kernels")
     code = without_docstrings(path.read_text(encoding="utf-8"))
-    for right, _ in mistake.replacements:
+    for right in mistake.replace:
         assert (count := code.count(right)) == 1, f"{mistake.file} has {count} times: {right}"
-    status, output = run_tests(TESTS[mistake.name], path, mistake.source())
+    status, output = run_tests(mistake.tests, path, mistake.source())
     assert status == 1, output
 
 

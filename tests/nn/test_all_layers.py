@@ -1,4 +1,4 @@
-"""What holds for every layer and model, on every backend: the cases of `scratchformer.testing.cases`."""
+"""What holds for every layer and model, on every backend: the cases of `scratchformer.catalogue`."""
 
 import copy
 import functools
@@ -8,11 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from scratchformer import models, nn
+from scratchformer import models, nn, records
 from scratchformer.backend import CPU, to_cpu, to_device
+from scratchformer.catalogue import LAYERS, Draw, check
+from scratchformer.catalogue.check import check_layer_case
 from scratchformer.dispatch import reference_only
-from scratchformer.testing import GradientError, cases, check_layer
-from scratchformer.testing.cases import LAYERS, Draw, check_layer_case
+from scratchformer.testing import GradientError, check_layer
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating, labelled
 from scratchformer.testing.strategies import SCALES
 
@@ -94,7 +95,7 @@ def test_a_wrong_gradient_of_one_parameter_is_found(name, combinations):
 def test_parameters_are_drawn_at_their_scale(name, monkeypatch):
     """All of them, gamma and beta too."""
     checked = []
-    monkeypatch.setattr(cases, "check_layer", lambda layer, *_, **__: checked.append(layer))
+    monkeypatch.setattr(check, "check_layer", lambda layer, *_, **__: checked.append(layer))
     check_layer_case(name, Draw(parameter_scale=1e2))
     for p in checked[0].parameters():
         assert 3 < np.abs(p.data).mean() < 300
@@ -199,7 +200,7 @@ def test_inputs_that_are_not_floating_point_arrays(name):
     """Integers and lists are rejected with the name of the input; a layer does not convert them."""
     case = LAYERS[name](Draw(1))
     layer = case.layer.layer if isinstance(case.layer, nn.Recompute) else case.layer
-    forward = layer.logits if isinstance(layer, (models.Classifier, models.BidirectionalClassifier)) else layer.forward
+    forward = layer.logits if isinstance(layer, (models.Classifier, records.BidirectionalClassifier)) else layer.forward
     names = [n.replace("ids", "units") for n in inspect.signature(forward).parameters]
     if type(layer) in (nn.Stack, nn.EmbeddingSum):
         names = ["x", "memory"]  # as the parts call their inputs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scratchformer import models, nn, ops
-from scratchformer.testing.cases import LAYERS, Draw
+from scratchformer.catalogue import LAYERS, Draw
 
 
 @pytest.mark.parametrize("size", [8.0, True, np.True_, "8", None, np.array(8)], ids=repr)

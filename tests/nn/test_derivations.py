@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratchformer import models, nn
+from scratchformer.catalogue import Sizes, derivations, derivations_of
 from scratchformer.notation import DerivationError, check_derivation
 from scratchformer.notation.grammar import walk
-from scratchformer.testing import derivations
-from scratchformer.testing.derivations import Sizes, layers
 
 
 def classes():
@@ -25,6 +24,7 @@ def classes():
                     yield name, thing
 
 
+CASES = derivations_of("layers")
 DERIVED = {name: kind for name, kind in classes() if "Backward." in (vars(kind).get("__doc__") or "")}
 
 
@@ -37,19 +37,19 @@ def equations_and_code(docstring):
 
 def test_no_derivation_is_without_a_case():
     assert len(DERIVED) > 20
-    assert DERIVED.keys() == {name.split(",")[0] for name in layers.CASES}
+    assert DERIVED.keys() == {name.split(",")[0] for name in CASES}
 
 
 @pytest.mark.parametrize("name", DERIVED)
 def test_every_equation_and_line_of_code_is_in_the_report_of_a_case(name):
-    cases = [case for case in layers.CASES if case.split(",")[0] == name]
+    cases = [case for case in CASES if case.split(",")[0] == name]
     seen = " ".join(" ".join(row.text.split()) for case in cases for row in derivations.check(case, seed=1).rows)
     expected = list(equations_and_code(inspect.getdoc(DERIVED[name])))
     assert expected
     assert [piece for piece in expected if " ".join(piece.split()) not in seen] == []
 
 
-@pytest.mark.parametrize("name", layers.CASES)
+@pytest.mark.parametrize("name", CASES)
 @settings(max_examples=2)
 @given(seed=st.integers(0, 1 << 16), scale=st.floats(1e-2, 3))
 def test_derivation_of_a_layer(name, seed, scale):
@@ -58,7 +58,7 @@ def test_derivation_of_a_layer(name, seed, scale):
     assert any(row.kind == "gradient" for row in report.rows)
 
 
-@pytest.mark.parametrize("name", layers.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_second_index_over_a_size_has_a_prime_and_no_letter_of_its_own(name):
     found = [node for item in derivations.check(name, seed=1).derivation.equations for node in walk(item.equation)]
     letters = {node[1].rstrip("'") for node in found if node[0] == "idx"}
@@ -82,7 +82,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_in_a_derivation_is_found(name):
-    case, (right, wrong) = layers.CASES[name](Sizes(1)), MISTAKES[name]
+    case, (right, wrong) = CASES[name](Sizes(1)), MISTAKES[name]
     assert right in case.docstring
     mistaken = case.docstring.replace(right, wrong)
     with pytest.raises(DerivationError, match=re.escape(wrong.split(" = ")[-1])):

@@ -4,10 +4,11 @@ import inspect
 
 import pytest
 
+from scratchformer.catalogue import Sizes
+from scratchformer.catalogue.derivations import CASES, plant
 from scratchformer.notation.check import read_and_run
 from scratchformer.notation.mistakes import mistakes
 from scratchformer.notation.spelling import spelled
-from scratchformer.testing.derivations import CASES, Sizes, plant
 
 SHORT = "round_into", "scale"  # out_i = x_i and x_i = share x0_i, in which nothing can be changed
 NAMES = [name for name in dict.fromkeys(name.partition(",")[0] for name in CASES) if name not in SHORT]
@@ -37,12 +38,6 @@ EQUAL: dict[str, dict[str, str]] = {
     "attention.numpy": {
         "z_hts − m_ht = Σ_d (q_htd/√(D)) k_gsd + (−m_ht) with g = ⌊h G/H⌋": "the factor lost is 1",
         "dp_hts − δ_ht = Σ_d dy_htd v_gsd + (−δ_ht) with g = ⌊h G/H⌋": "the factor lost is 1",
-    },
-    "dense.numpy": {
-        "Φ_no = [h_no ≥ 0] where activation = relu, 1/(1 + exp(−h_no)) where activation = silu, "
-        "½ (1 + erf(h_no/√(2))) where activation = gelu, ½ (1 + tanh(√(2/π) (h_no + 0.044715 h_no³))) elsewhere": (
-            "Φ is multiplied by h, and at h = 0 either derivative may be taken; no h is 0 here"
-        ),
     },
     "dropout.numpy": {
         "∂y_i/∂x_j = δ_ij factor_j": "δ_ij is 0 unless i = j",

@@ -3,8 +3,9 @@
 import pytest
 
 from scratchformer.backend import CPU
+from scratchformer.catalogue import OPERATIONS, Draw
+from scratchformer.catalogue.check import check_operation
 from scratchformer.dispatch import reference_only, twins_of
-from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
 from scratchformer.testing.strategies import SCALES
 
 
@@ -15,7 +16,7 @@ def pytest_generate_tests(metafunc):
     if "case" in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition("test_")[2]
         cases = [name for name in OPERATIONS if OPERATIONS[name](Draw()).op.__module__.endswith(f"ops.{module}")]
-        assert cases, f"scratchformer.testing.cases has no operation of ops/{module}.py"
+        assert cases, f"scratchformer.catalogue has no operation of ops/{module}.py"
         metafunc.parametrize("case", [pytest.param(name, marks=pytest.mark.quick) for name in cases])
 
 

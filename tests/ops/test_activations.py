@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from scratchformer import ops
+from scratchformer import ops, reference_only
 from scratchformer.backend import to_cpu, to_device
 
 POINTS = np.array([-30.0, -5.0, -2.0, -1.0, -0.3, 0.0, 1e-8, 0.3, 1.0, 2.0, 5.0, 30.0])
@@ -88,7 +88,8 @@ def test_float16_is_rounded_once(op, op_backward, more, device):
     x = np.linspace(-9, 9, 101).astype(np.float16)
     results = []
     for dtype in np.float16, np.float32:
-        y, cache = op(to_device(x.astype(dtype), device), *more)
+        with reference_only():
+            y, cache = op(to_device(x.astype(dtype), device), *more)
         results.append([to_cpu(a).astype(np.float16) for a in (y, op_backward(device.xp.ones_like(y), cache))])
     for half, single in zip(*results, strict=True):
         np.testing.assert_array_equal(half, single)

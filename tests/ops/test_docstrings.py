@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratchformer import models, nn, ops
+from scratchformer.catalogue import Sizes, derivations_of
+from scratchformer.catalogue.derivations import check
 from scratchformer.notation import DerivationError, NotationError, check_derivation
-from scratchformer.testing.derivations import Sizes, check
-from scratchformer.testing.derivations.operations import CASES
+
+CASES = derivations_of("operations")
 
 # Beyond these scales an exponential of the text overflows, or the gradient is a difference of equal numbers.
 # With larger logits, the loss of the only row that counts may be as small as the rounding errors of its terms.

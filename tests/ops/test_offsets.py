@@ -68,14 +68,6 @@ def soft_cross_entropy(dy, z, t):
     return -(t * s).sum() / N, dy / N * (p * t.sum(axis=1, keepdims=True) - t), -dy / N * s
 
 
-def symmetric_kl(dy, z, w, targets):
-    (s, p), (t, q) = parts(z), parts(w)
-    r = s - t
-    a, b = ((x * r).sum(axis=1, keepdims=True) for x in (p, q))
-    share = dy / (2 * N)
-    return ((p - q) * r).sum() / (2 * N), share * (p * (r - a) + p - q), share * (q * (b - r) + q - p)
-
-
 def layernorm(dy, x, gamma, beta):
     x = x - x[:, :1]  # exact in long double
     centred = x - x.mean(axis=1, keepdims=True)
@@ -85,7 +77,7 @@ def layernorm(dy, x, gamma, beta):
     return xhat * gamma + beta, dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
 
 
-EXACT = {f.__name__: f for f in (softmax, log_softmax, cross_entropy, soft_cross_entropy, symmetric_kl, layernorm)}
+EXACT = {f.__name__: f for f in (softmax, log_softmax, cross_entropy, soft_cross_entropy, layernorm)}
 EXACT["smoothed cross_entropy"] = cross_entropy
 
 
@@ -95,8 +87,6 @@ def arguments(name, offsets, dtype):
     z[0, 3:5] = z[0].max()  # two largest
     if name == "soft_cross_entropy":
         return z, rng.dirichlet(np.ones(V), N).astype(dtype)
-    if name == "symmetric_kl":
-        return z, shifted(1, offsets[::-1], dtype), targets
     if name == "layernorm":
         return z, *rng.standard_normal((2, V)).astype(dtype)
     return (z,) if "softmax" in name else (z, targets, None, 0.1) if "smoothed" in name else (z, targets)

@@ -5,17 +5,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scratchformer import optim
+from scratchformer.catalogue import Sizes, derivations, derivations_of
 from scratchformer.compiler.in_place import IN_PLACE
 from scratchformer.notation import DerivationError, check_equations
-from scratchformer.testing import derivations
-from scratchformer.testing.derivations import Sizes, optimizers
+
+CASES = derivations_of("optimizers")
 
 
 def test_no_optimizer_or_schedule_is_without_a_case():
-    assert optimizers.CASES.keys() == {*optim.__all__, *(op.__name__ for op in IN_PLACE), "LossScale"} - {"Group"}
+    assert CASES.keys() == {*optim.__all__, *(op.__name__ for op in IN_PLACE), "LossScale"} - {"Group"}
 
 
-@pytest.mark.parametrize("name", optimizers.CASES)
+@pytest.mark.parametrize("name", CASES)
 @settings(max_examples=5)
 @given(seed=st.integers(0, 1 << 16), scale=st.floats(1e-3, 100))
 @example(seed=3, scale=1.0)
@@ -48,9 +49,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", optimizers.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_mistake_in_an_equation_is_found(name):
-    case, (right, wrong) = optimizers.CASES[name](Sizes(4)), MISTAKES[name]
+    case, (right, wrong) = CASES[name](Sizes(4)), MISTAKES[name]
     assert right in case.docstring
     with pytest.raises(DerivationError, match=r"line \d+.*\n.*is not true"):
         check_equations(case.docstring.replace(right, wrong), case.names)

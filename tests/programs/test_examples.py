@@ -129,7 +129,7 @@ def test_what_followed_is_an_option_of_enwik8(call, fail, text_file, tmp_path):
     options = ("--recall", 5, "--data", text_file, "--out", tmp_path / "run", "--steps", 2, "--device", "cpu")
     told = number(rf"{NUMBER} bits per byte", call("enwik8", *options).stdout)
     lengths = [3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5]
-    assert load_snapshot(tmp_path / "run").config["recall"] == lengths
+    assert load_snapshot(tmp_path / "run").config["embeddings"][0]["orders"] == lengths
     options = ("--dynamic", "--lr", 0, "--stride", 8, "--device", "cpu")
     found = call("scratchformer", "evaluate", tmp_path / "run", *options).stdout
     assert number(rf"(?m)^test: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(told, abs=1.01e-4)

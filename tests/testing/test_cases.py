@@ -8,11 +8,11 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import CPU, array_module
+from scratchformer.catalogue import OPERATIONS, Draw, check
+from scratchformer.catalogue.check import check_cases
 from scratchformer.commands.cli import main
 from scratchformer.dispatch import Twin, TwinCache, reference_only, twins_of
 from scratchformer.nn import Linear
-from scratchformer.testing import cases
-from scratchformer.testing.cases import OPERATIONS, Draw, check_cases
 from scratchformer.testing.contracts import as_tuple
 from scratchformer.testing.strict import STRICT
 
@@ -77,7 +77,7 @@ def one_case(monkeypatch):
 
     def leave(name):
         for table in ("OPERATIONS", "LAYERS"):
-            monkeypatch.setattr(cases, table, {n: c for n, c in getattr(cases, table).items() if n == name})
+            monkeypatch.setattr(check, table, {n: c for n, c in getattr(check, table).items() if n == name})
 
     return leave
 

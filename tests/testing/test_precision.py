@@ -10,11 +10,11 @@ from scipy.special import erf, erfc, expit
 
 from scratchformer import ops
 from scratchformer.backend import array_module
+from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.commands.cli import main
 from scratchformer.dispatch import reference_only
 from scratchformer.testing import GradientError, bounds, check_precision
 from scratchformer.testing.bounds import Arithmetic, gamma
-from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.strict import STRICT
 
 # Twins that are less accurate than their reference, and why that is accepted.

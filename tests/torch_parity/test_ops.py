@@ -40,12 +40,6 @@ def soft_cross_entropy(z, t):
     return F.cross_entropy(z.reshape(-1, V), t.reshape(-1, V))
 
 
-def symmetric_kl(z, w):
-    p, q = (F.log_softmax(x.reshape(-1, V), dim=-1) for x in (z, w))
-    both = ((p, q), (q, p))
-    return sum(F.kl_div(a, b, reduction="batchmean", log_target=True) for a, b in both) / 2
-
-
 def rotary(start, base):
     """As in the published Llama code: x cos + rotate_half(x) sin, the angles of both halves alike."""
     theta = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
@@ -201,7 +195,6 @@ CASES = {
         dict(pattern=ops.Causal() & ops.Heads(ops.SameBlock(2) | ops.BlockEnds(2), ops.Strided(2))),
     ),
     "soft_cross_entropy": (ops.soft_cross_entropy, soft_cross_entropy, [(B, T, V)] * 2, {}),
-    "symmetric_kl": (lambda z, w: ops.symmetric_kl(z, w, IDS), symmetric_kl, [(B, T, V)] * 2, {}),
     **{
         f"cross_entropy, {options}": (
             lambda z, options=options: ops.cross_entropy(z, IDS, **options),

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.data import DataError, TextBatches, recalling
+from scratchformer.data import DataError, TextBatches
 from scratchformer.models import TransformerXL
 from scratchformer.ops import IGNORED
 from scratchformer.optim import SGD, Adam, DynamicRMS
+from scratchformer.records import Recall, recalling
 from scratchformer.rng import Key
 from scratchformer.training import Diverged, Replicas, evaluate_dynamic, evaluate_language_model, observe_gradients
 
@@ -98,7 +99,10 @@ def test_what_is_recalled_says_nothing_of_what_follows(make_model, text):
     """The probabilities of all possible next tokens sum to 1, with and without dynamic evaluation, if matches are
     searched in the whole text.
     """
-    model, text = make_model("LanguageModel", dtype=np.float64, recall=[1, 2, 1]), text[:50] % 4
+    model, text = (
+        make_model("LanguageModel", dtype=np.float64, embeddings=[{"layer": Recall, "orders": [1, 2, 1]}]),
+        text[:50] % 4,
+    )
     sgd = SGD(model.parameters(), 0.3)
     with Replicas(model, 1) as replicas:
         for evaluate in evaluate_language_model, lambda *given: evaluate_dynamic(*given, sgd, CONTEXT, 1):

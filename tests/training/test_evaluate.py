@@ -1,6 +1,7 @@
 """Evaluation, compared with loops over single predictions."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_classes_are_predicted_in_the_order_of_the_texts(device, make_model, rev
     for count, batch_size, labels in (1, 4, reviews.labels), (1, 100, np.empty(0)), (3, 1, reviews.labels + 99):
         if count == 1 or device is CPU:
             with Replicas(model, count) as replicas:
-                found = predict_classes(replicas, reviews._replace(labels=labels), 10, batch_size=batch_size)
+                found = predict_classes(replicas, replace(reviews, labels=labels), 10, batch_size=batch_size)
             np.testing.assert_allclose(found, expected, rtol=1e-12)
     with Replicas(make_model("Classifier", device), 1) as replicas:  # in float32
         found = predict_classes(replicas, reviews, 10)

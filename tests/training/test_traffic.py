@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import scratchformer
-from scratchformer import models
+from scratchformer import models, records
 from scratchformer.backend import CPU, DeviceError, get_device, to_device
 from scratchformer.data import Labelled
 from scratchformer.generation import generate
@@ -40,9 +40,12 @@ TEXT = (IDS, TARGETS)
 # Models, and the arrays that their `loss` takes.
 CASES = {
     "LanguageModel": lambda: (models.LanguageModel(V, context=T, dropout=0.1, **SIZES), TEXT),
-    "LanguageModel, n-grams": lambda: (models.LanguageModel(V, context=T, ngrams=(2, 3), **SIZES), TEXT),
+    "LanguageModel, n-grams": lambda: (
+        models.LanguageModel(V, context=T, embeddings=[{"layer": records.NGrams, "orders": (2, 3)}], **SIZES),
+        TEXT,
+    ),
     "LanguageModel, recall": lambda: (
-        models.LanguageModel(V, context=T, recall=[1, 2], **SIZES),
+        models.LanguageModel(V, context=T, embeddings=[{"layer": records.Recall, "orders": [1, 2]}], **SIZES),
         (integers((B, T, 3), V), TARGETS),
     ),
     "LanguageModel, sinusoidal, recompute": lambda: (
@@ -68,23 +71,19 @@ CASES = {
         (normal((B, T, 4)), LENGTHS, LABELS),
     ),
     "EvidenceClassifier": lambda: (
-        models.EvidenceClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
+        records.EvidenceClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
         (IDS, normal((B, T, 2)), LENGTHS, integers((B,), 2)),
-    ),
-    "Classifier with noise": lambda: (
-        models.Classifier(V, K, max_length=T, dropout=0.1, adversarial=0.1, **SIZES),
-        (IDS, LENGTHS, LABELS),
     ),
     "Classifier of probabilities": lambda: (
         models.Classifier(V, K, max_length=T, **SIZES),
         (IDS, LENGTHS, np.full((B, K), np.float32(1 / K))),
     ),
     "BidirectionalLanguageModel": lambda: (
-        models.BidirectionalLanguageModel(V, context=T, dropout=0.1, **SIZES),
+        records.BidirectionalLanguageModel(V, context=T, dropout=0.1, **SIZES),
         (IDS, integers((B, T), V)),
     ),
     "BidirectionalClassifier": lambda: (
-        models.BidirectionalClassifier(V, K, max_length=T, dropout=0.1, **SIZES),
+        records.BidirectionalClassifier(V, K, max_length=T, dropout=0.1, **SIZES),
         (IDS, LENGTHS, LABELS),
     ),
     "BertPretraining": lambda: (
@@ -96,7 +95,7 @@ CASES = {
         (IDS, LENGTHS, LABELS, SEGMENTS),
     ),
     "EncoderDecoder": lambda: (
-        models.EncoderDecoder(V, d_ff=16, dropout=0.1, r_drop=1.0, **SIZES),
+        models.EncoderDecoder(V, d_ff=16, dropout=0.1, **SIZES),
         (integers((B, S), V), np.array([S, 2, 1]), IDS, TARGETS),
     ),
 }

@@ -19,10 +19,10 @@ from emulator import Kernel, compile_together
 from run import RNG, Array, as_array, draw, on_gpu
 
 from scratchformer import Key, ops
+from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.compiler import CompileError, cuda_target
 from scratchformer.compiler.twins import Twin
 from scratchformer.dispatch import reference_only
-from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple, is_array
 
 TOLERANCE = {"float64": 1e-13, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}

@@ -1,0 +1,187 @@
+"""Attention layers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import nn, ops
+from ..rng import Key
+from ..testing.draw import Draw, Sizes
+from .derived import derived, output
+from .entry import DerivationCase, Entry, LayerCase, on
+from .tables import LLAMA3
+
+
+def basic_attention(d: Sizes) -> DerivationCase:
+    """Scores are not divided by √C: with large x, nothing but round-off would be left of their gradients."""
+    return derived(d, nn.BasicSelfAttention(), min(1, 1 / d.scale) * d("B T C"))
+
+
+def single_head(d: Sizes) -> DerivationCase:
+    layer = nn.SingleHeadAttention(d.C, d.D, causal=d.seed % 2 == 1)
+    pattern = ops.Causal() if layer.causal else None
+
+    def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return ops.attention(q[:, None], k[:, None], v[:, None], pattern)[0][:, 0]
+
+    return derived(d, layer, d("B T C"), functions={"attention": attention})
+
+
+def multi_head_loop(d: Sizes) -> DerivationCase:
+    d.sizes |= {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5}
+    layer = nn.MultiHeadLoop(d.C, d.H, causal=d.seed % 2 == 1)
+
+    def heads(x: np.ndarray) -> np.ndarray:
+        return np.stack([head(x) for head in layer.heads], axis=1)
+
+    return derived(d, layer, d("B T C"), names={"H": d.H, "D": d.D}, functions={"heads": heads})
+
+
+def cross_attention(d: Sizes) -> DerivationCase:
+    d.sizes |= {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5, "S": 7}
+    lengths = d.lengths("S")
+    names = {"H": d.H, "D": d.D, "m": lengths}
+    return derived(d, nn.CrossAttention(d.C, d.H), d("B T C"), d("B S C"), ops.Padding(lengths), names=names)
+
+
+def self_attention(d: Sizes) -> DerivationCase:
+    d.sizes |= {"H": 2, "C": 6}
+    layer = nn.SelfAttention(d.C, d.H, causal=d.seed % 2 == 1, bias=True)
+    pattern = ops.Causal() if layer.causal else None
+    cross = output(partial(nn.CrossAttention.forward, layer), pattern=pattern)
+    return derived(d, layer, d("B T C"), functions={"cross": cross})
+
+
+def relative_attention(d: Sizes) -> DerivationCase:
+    d.sizes |= {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5, "S": 7}
+    layer = nn.RelativeSelfAttention(d.C, d.H, causal=d.seed % 2 == 1)
+    x = d("B S C")
+    names = {"H": d.H, "D": d.D, "P": layer.distances(d.T, d.S, x)}
+    attention = output(ops.relative_attention, pattern=ops.Causal() if layer.causal else None)
+    return derived(d, layer, x, names=names, queries=d.T, functions={"attention": attention})
+
+
+def rotary(d: Draw, padding: bool = False, **options: Any) -> LayerCase:
+    d.sizes.setdefault("C", 4 * d.H)
+    layer = nn.RotarySelfAttention(d.C, d.H, key=Key(d.seed), **options)
+    return on(layer, d("B T C"), **({"pattern": ops.Padding(d.lengths())} if padding else {}))
+
+
+def grouped_rotary(d: Draw, **options: Any) -> LayerCase:
+    """Four query heads and two key heads, with a width that does not depend on C."""
+    d.sizes["H"], d.sizes["C"] = 4, d.K
+    return rotary(d, kv_heads=2, head_width=4, **options)
+
+
+def rotary_attention(d: Sizes) -> DerivationCase:
+    d.sizes |= {"G": 2, "H": 4, "D": 6, "C": 7, "B": 3, "T": 5}
+    layer = nn.RotarySelfAttention(d.C, d.H, d.G, d.D, causal=d.seed % 2 == 1)
+    pattern = ops.Causal() if layer.causal else None
+    functions = {"rotary": output(ops.rotary), "attention": output(ops.attention, pattern=pattern)}
+    return derived(d, layer, d("B T C"), names={"G": d.G, "H": d.H, "D": d.D}, functions=functions)
+
+
+ENTRIES = [
+    Entry("RotarySelfAttention")
+    .case("", rotary)
+    .case("grouped, causal, padding, bias", partial(grouped_rotary, padding=True, causal=True, bias=True))
+    .case(
+        "grouped, causal, window, scaling, output bias",
+        partial(grouped_rotary, causal=True, window=2, base=100.0, scaling=LLAMA3, output_bias=True),
+    )
+    .derivation("", rotary_attention)
+    .mistake(
+        "New keys are rotated as if they came first",
+        replace={"self.rotate(self.key(x), past)": "self.rotate(self.key(x))"},
+        tests="tests/nn/test_rotary_attention.py -k extend",
+    )
+    .mistake(
+        "The window is one too wide",
+        replace={"ops.Local(self.window - 1)": "ops.Local(self.window)"},
+        tests="tests/nn/test_rotary_attention.py -k window",
+    ),
+    Entry("BasicSelfAttention")
+    .case("", lambda d: on(nn.BasicSelfAttention(), d("B T C")))
+    .derivation("", basic_attention),
+    Entry("SingleHeadAttention")
+    .case("", lambda d: on(nn.SingleHeadAttention(d.C, d.D), d("B T C")))
+    .case("causal", lambda d: on(nn.SingleHeadAttention(d.C, causal=True), d("B T C")))
+    .derivation("", single_head),
+    Entry("MultiHeadLoop")
+    .case("", lambda d: on(nn.MultiHeadLoop(d.C, d.H), d("B T C")))
+    .case("causal", lambda d: on(nn.MultiHeadLoop(d.C, d.H, causal=True), d("B T C")))
+    .derivation("", multi_head_loop),
+    Entry(
+        "SelfAttention",
+        tests="tests/nn/test_all_layers.py tests/nn/test_attention.py -k 'test_attention.py or Attention'",
+    )
+    .case("", lambda d: on(nn.SelfAttention(d.C, d.H), d("B T C")))
+    .case("causal", lambda d: on(nn.SelfAttention(d.C, d.H, causal=True), d("B T C")))
+    .case("wide, bias", lambda d: on(nn.SelfAttention(d.C, d.H, wide=True, bias=True), d("B T C")))
+    .case(
+        "causal, padding",
+        lambda d: on(nn.SelfAttention(d.C, d.H, causal=True), d("B T C"), pattern=ops.Padding(d.lengths())),
+    )
+    .derivation("", self_attention)
+    .mistake(
+        "The causal mask is not used",
+        "The gradients fit this forward; a model that sees the future learns nothing.",
+        replace={"if self.causal:": "if False:"},
+    )
+    .mistake(
+        "Heads are split without a transpose",
+        "Time and heads are mixed. It is right only for T = 1; the gradients fit this forward.",
+        replace={
+            "return x.reshape(B, T, width // self.head_width, self.head_width).transpose(0, 2, 1, 3)": (
+                "return x.reshape(B, width // self.head_width, T, self.head_width)"
+            ),
+            "return x.transpose(0, 2, 1, 3).reshape(B, T, H * D)": "return x.reshape(B, T, H * D)",
+        },
+    )
+    .mistake(
+        "A pattern lets the tokens of a prompt see later ones",
+        "The gradient is right, but generation differs from training.",
+        replace={"pattern = causal(pattern)\n        y, _ =": "pass\n        y, _ ="},
+        tests="tests/nn/test_attention.py -k extend",
+    ),
+    Entry("CrossAttention")
+    .case("", lambda d: on(nn.CrossAttention(d.C, d.H), d("B T C"), d("B M C")))
+    .case("wide", lambda d: on(nn.CrossAttention(d.C, d.H, wide=True), d("B T C"), d("B M C")))
+    .derivation("", cross_attention)
+    .mistake(
+        "Queries come from the memory, keys and values from x",
+        "The gradients fit this forward, so a check of values passes; but future tokens leak.",
+        replace={
+            (
+                "q, query = self.query.forward(x)\n"
+                "        k, key = self.key.forward(memory)\n"
+                "        v, value = self.value.forward(memory)"
+            ): (
+                "q, query = self.query.forward(memory)\n"
+                "        k, key = self.key.forward(x)\n"
+                "        v, value = self.value.forward(x)"
+            ),
+            "dx = self.query.backward(self.join_heads(dq), cache.query)\n        dmemory = self.key": (
+                "dmemory = self.query.backward(self.join_heads(dq), cache.query)\n        dx = self.key"
+            ),
+            "dmemory, _ = ops.add(dmemory, self.value.backward(self.join_heads(dv), cache.value))\n        return": (
+                "dx = dx + self.value.backward(self.join_heads(dv), cache.value)\n        return"
+            ),
+        },
+    ),
+    Entry("RelativeSelfAttention")
+    .case("", lambda d: on(nn.RelativeSelfAttention(d.C, d.H), d("B T C")))
+    .case(
+        "causal, wide, bias",
+        lambda d: on(nn.RelativeSelfAttention(d.C, d.H, causal=True, wide=True, bias=True), d("B T C")),
+    )
+    .case(
+        "causal, padding",
+        lambda d: on(nn.RelativeSelfAttention(d.C, d.H, causal=True), d("B T C"), pattern=ops.Padding(d.lengths())),
+    )
+    .case("causal, memory", lambda d: on(nn.RelativeSelfAttention(d.C, d.H, causal=True), d("B T C"), queries=d.T - 1))
+    .derivation("", relative_attention),
+]

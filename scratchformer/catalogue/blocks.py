@@ -1,0 +1,165 @@
+"""Blocks, and what they are made of and stacked in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import nn, ops
+from ..backend import Array, to_device
+from ..rng import Key
+from ..testing.draw import Draw, Sizes
+from .derived import GELU, derived, output
+from .entry import DerivationCase, Entry, LayerCase, on
+
+OTHER = {"post": "pre", "pre": "post"}
+
+
+def memory(d: Draw, letters: str) -> Array:
+    """A memory, on the device: a constant, so it is no input of the check and gets no gradient."""
+    return to_device(d(letters).astype(np.float32), d.device)
+
+
+def block(d: Draw, **options: Any) -> LayerCase:
+    layer = nn.TransformerBlock(d.C, d.H, key=Key(d.seed), **options)
+    pattern = ops.Padding(d.lengths())
+    return on(layer, d("B T C"), pattern=pattern, key=d.key if options.get("dropout") else None)
+
+
+def block_with_memory(d: Draw, **options: Any) -> LayerCase:
+    layer = nn.TransformerBlock(d.C, d.H, causal=True, relative=True, key=Key(d.seed), **options)
+    key = d.key if options.get("dropout") else None
+    return on(layer, d("B T C"), memory=memory(d, "B M C"), key=key)
+
+
+def block_of_other_parts(d: Draw) -> LayerCase:
+    layer = nn.Block(
+        nn.RotarySelfAttention(d.C, d.H, head_width=4, key=Key(d.seed)),
+        nn.SwiGLU(d.C, d.F, key=Key(d.seed, 1)),
+        nn.RMSNorm(d.C),
+        nn.LayerNorm(d.C),
+        norm="pre",
+        dropout=0.3,
+    )
+    return on(layer, d("B T C"), key=d.key, pattern=ops.Padding(d.lengths()))
+
+
+def transformer_block(d: Sizes, order: str) -> DerivationCase:
+    d.sizes |= {"H": 2, "C": 6}
+    block = nn.TransformerBlock(d.C, d.H, order, causal=True, d_ff=d.F, activation=GELU, bias=True)
+    functions = {name: getattr(block, name) for name in ("attention", "feedforward", "norm1", "norm2")}
+    return derived(d, block, d("B T C"), functions=functions, leave=f"{OTHER[order].title()}-norm")
+
+
+def looking_at_memory(d: Draw, **options: Any) -> LayerCase:
+    layer = nn.DecoderBlock(d.C, d.H, key=Key(d.seed), **options)
+    return on(layer, d("B T C"), d("B M C"), pattern=ops.Padding(d.lengths("M")), key=d.key)
+
+
+def decoder_block(d: Sizes, order: str) -> DerivationCase:
+    d.sizes |= {"H": 2, "C": 6}
+    block = nn.DecoderBlock(d.C, d.H, order, d_ff=d.F, activation=GELU)
+    x, memory, pattern = d("B T C"), d("B M C"), ops.Padding(d.lengths("M"))
+    functions: dict[str, Callable] = {
+        name: getattr(block, name) for name in ("attention", "feedforward", "norm1", "norm2", "norm3")
+    }
+    functions["cross"] = partial(block.cross, pattern=pattern)
+    return derived(d, block, x, memory, pattern, functions=functions, leave=f"{OTHER[order].title()}-norm")
+
+
+def around_feedforward(d: Draw, order: str) -> LayerCase:
+    branch = nn.FeedForward(d.C, d.F, "gelu", Key(d.seed))
+    return on(nn.Residual(branch, nn.LayerNorm(d.C), order, nn.Dropout(0.3)), d("B T C"), key=d.key)
+
+
+def residual(d: Sizes, order: str) -> DerivationCase:
+    """With a branch whose output at a position depends on all positions."""
+    d.sizes |= {"H": 2, "C": 6}
+    layer = nn.Residual(nn.SelfAttention(d.C, d.H), nn.LayerNorm(d.C), order, nn.Dropout(0.3))
+    functions = {"branch": layer.branch, "norm": layer.norm, "dropout": output(layer.dropout.forward, key=d.key)}
+    return derived(d, layer, d("B T C"), key=d.key, functions=functions, leave=f'In "{OTHER[order]}" order')
+
+
+def two_blocks(d: Draw, order: str) -> LayerCase:
+    """Two blocks that look at another sequence, and a norm."""
+    block = nn.DecoderBlock(d.C, d.H, order, dropout=0.3, key=Key(d.seed))
+    stack = nn.Stack([block, nn.DecoderBlock(d.C, d.H, order, key=Key(d.seed, 1))], nn.LayerNorm(d.C))
+    return on(stack, d("B T C"), d("B M C"), key=d.key)
+
+
+def stack(d: Sizes) -> DerivationCase:
+    d.sizes |= {"H": 2, "C": 4, "B": 2, "T": 3, "I": 5, "F": 6}
+    blocks = [nn.DecoderBlock(d.C, d.H, d_ff=d.F, activation=GELU, key=Key(i)) for i in range(2)]
+    layer = nn.Stack(blocks, nn.LayerNorm(d.C))
+    functions = {"block1": blocks[0], "block2": blocks[1], "norm": layer.norm}
+    return derived(d, layer, d("B T C"), d("B I C"), functions=functions)
+
+
+ENTRIES = [
+    Entry("TransformerBlock")
+    .case("post", partial(block, norm="post"))
+    .case("pre", partial(block, norm="pre"))
+    .case(
+        "post, causal, wide, dropout",
+        partial(block, norm="post", causal=True, wide=True, dropout=0.3, activation="gelu"),
+    )
+    .case("pre, causal, bias, dropout", partial(block, norm="pre", causal=True, bias=True, dropout=0.3, d_ff=3))
+    .case("post, relative, dropout", partial(block, norm="post", relative=True, dropout=0.3))
+    .case("post, relative, causal, memory", partial(block_with_memory, norm="post"))
+    .case("pre, relative, causal, memory, dropout", partial(block_with_memory, norm="pre", dropout=0.3))
+    .derivation("", partial(transformer_block, order="post"))
+    .derivation("pre", partial(transformer_block, order="pre")),
+    Entry("DecoderBlock")
+    .case("post, dropout", partial(looking_at_memory, dropout=0.3))
+    .case("pre, bias", partial(looking_at_memory, norm="pre", bias=True, activation="gelu"))
+    .derivation("", partial(decoder_block, order="post"))
+    .derivation("pre", partial(decoder_block, order="pre")),
+    Entry("Residual")
+    .case("post", partial(around_feedforward, order="post"))
+    .case("pre", partial(around_feedforward, order="pre"))
+    .derivation("", partial(residual, order="post"))
+    .derivation("pre", partial(residual, order="pre"))
+    .mistake(
+        "The gradient passes only through the branch",
+        "In y = x + f(x), the first x passes dy on unchanged; this part is left out.",
+        replace={"         dx, _ = ops.add(ds, dn[:, -T:])": "         dx = dn[:, -T:]"},
+        tests="tests/nn/test_all_layers.py -k Residual",
+    )
+    .mistake(
+        "γ gets no gradient from the memory",
+        "The norm is also applied to the memory, so the memory's rows are part of the sums for γ and β.",
+        replace={
+            "         dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])": (
+                "         dn[:, : dn.shape[1] - T] = 0\n"
+                "            dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])"
+            )
+        },
+        tests="tests/nn/test_all_layers.py -k memory",
+    ),
+    Entry("Stack")
+    .case("shared input, post", partial(two_blocks, order="post"))
+    .case("shared input, pre", partial(two_blocks, order="pre"))
+    .derivation("", stack)
+    .mistake(
+        "The memory gets its gradient from only one block",
+        "Every block reads the memory, so its gradient is the sum over the blocks.",
+        replace={"[total + d for total, d in zip(totals, dshared, strict=True)]": "totals"},
+        tests="tests/models/test_encoder_decoder.py -k gradient",
+    ),
+    Entry("Block of other parts").case("", block_of_other_parts),
+    Entry("Recompute")
+    .case("", lambda d: on(nn.Recompute(nn.TransformerBlock(d.C, d.H, dropout=0.3)), d("B T C"), key=d.key))
+    .mistake(
+        "The second forward draws a different mask",
+        "The gradient belongs to a different forward than the one that gave y.",
+        replace={
+            "self.layer.forward(*cache.inputs, **cache.options)": (
+                'self.layer.forward(*cache.inputs, **{**cache.options, "key": None})'
+            )
+        },
+        tests="tests/nn/test_block.py",
+    ),
+]

@@ -1,0 +1,70 @@
+"""Parts of the cases of derivations that need more than the arguments of a call: those of layers and optimizers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..nn import Layer
+from ..notation.run import getdoc
+from ..testing.draw import Sizes
+from .entry import DerivationCase
+
+GELU = "gelu_tanh"  # an activation that takes complex numbers
+
+
+def prepared(d: Sizes, layer: Layer) -> dict[str, Any]:
+    """The layer's parameters and gradients by name ("query.w", "dquery.w"); all are drawn, in float64."""
+    layer.to(dtype=np.float64)
+    named = layer.named_parameters()
+    for p in named.values():
+        p.data[...] = d.generator.standard_normal(p.data.shape) / np.sqrt(p.data.shape[0])
+    gradients = {f"d{name}": partial(getattr, p, "grad") for name, p in named.items()}
+    return {name: p.data for name, p in named.items()} | gradients
+
+
+def derived(
+    d: Sizes, layer: Layer, *inputs: Any, names: dict[str, Any] | None = None, leave: str = "", **options: Any
+) -> DerivationCase:
+    """The case of a layer, whose derivation is the docstring of its class. A derivation calls sublayers that have a
+    derivation of their own as functions, such as norm(s). They run as they are, on complex arrays for derivatives.
+
+    leave: see `without`.
+    """
+    docstring = without(getdoc(type(layer)), leave)
+    names = prepared(d, layer) | (names or {})
+    return DerivationCase(layer.forward, layer.backward, inputs, names, options, docstring)
+
+
+def without(docstring: str, start: str) -> str:
+    """The docstring without the paragraph that begins with `start` and the equations below it.
+
+    For a class with two orders of the same parts, of which a case runs one. The lines keep their numbers.
+    """
+    kept, leaving, above = [], False, ""
+    for line in docstring.splitlines():
+        if line and not line.startswith(" ") and not above:
+            leaving = bool(start) and line.startswith(start)
+        kept.append("" if leaving else line)
+        above = line
+    return "\n".join(kept)
+
+
+def shows(source: Callable) -> Callable[[Callable], Callable]:
+    """A decorator for a function that runs `source`, whose lines of code the derivation shows."""
+
+    def decorate(function: Callable) -> Callable:
+        function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        function.__wrapped__ = source  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def output(forward: Callable, **options: Any) -> Callable:
+    """The function of arrays that a forward computes, without its cache."""
+    return lambda *inputs: forward(*inputs, **options)[0]

@@ -1,0 +1,169 @@
+"""What the catalogue has of an operation, a twin, a layer or an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+from .. import models, nn, ops
+from ..testing.draw import Draw, Sizes
+from .mistake import Mistake
+
+SAME_SHAPE = "it has the same shape"  # why a survivor changes nothing
+
+
+class OperationCase(NamedTuple):
+    """A pair with the arguments of a gradient check."""
+
+    op: Callable
+    op_backward: Callable
+    args: tuple
+    options: dict[str, Any] = {}  # noqa: RUF012
+    analytic: bool = False  # the code also takes complex numbers, so that the complex step can be used
+
+
+class LayerCase(NamedTuple):
+    """A layer with the inputs of a gradient check."""
+
+    layer: nn.Layer
+    inputs: tuple
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+
+class DerivationCase(NamedTuple):
+    """A pair whose docstring is a derivation, with arguments. names, options: as in `check_derivation`."""
+
+    op: Callable
+    op_backward: Callable | None
+    args: tuple
+    names: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
+    docstring: str | None = None  # where it is not that of `op`
+
+
+class Arguments(NamedTuple):
+    """The arguments of an operation."""
+
+    args: tuple
+    options: dict[str, Any]
+
+
+class Entry:
+    """What is known of a layer, an optimizer or a twin: cases for its gradient checks and its derivation, by name, and
+    the mistakes that others have made in it; and which of all mistakes that can be planted in its backward survive.
+
+    name: that in `nn`, `models` or `optim`; of a twin, that of its operation with a suffix: "attention.numpy". file:
+    where its code is. tests: those that must find every mistake in a backward of the file, as arguments of pytest; ""
+    if none are planted. helpers: whether they are also planted in the functions that a backward calls.
+    """
+
+    def __init__(self, name: str, file: str = "", tests: str = "", helpers: bool = False) -> None:
+        self.name, self.file, self.tests, self.helpers = name, file or file_of(name), tests, helpers
+        self.operation = name.partition(".")[0] if name.partition(".")[0] in ops.__all__ else ""
+        self.cases: dict[str, Callable[[Draw], Any]] = {}
+        self.derivations: dict[str, Callable[[Sizes], DerivationCase]] = {}
+        self.mistakes: list[Mistake] = []
+        self.equal: dict[tuple[str, str], str] = {}  # the survivors: reasons, by the function and the change
+
+    def case(self, variant: str, case: Callable[[Draw], Any]) -> Self:
+        """Add a case for the gradient checks. The variant is "", or what follows the name and a comma: "causal"."""
+        self.cases[self.full(variant)] = case
+        return self
+
+    def derivation(self, variant: str, case: Callable[[Sizes], Any]) -> Self:
+        """Add a case of the derivation."""
+        self.derivations[self.full(variant)] = case
+        return self
+
+    def full(self, variant: str) -> str:
+        return f"{self.name}, {variant}" if variant else self.name
+
+    def mistake(self, title: str, effect: str = "", file: str = "", **fields: Any) -> Self:
+        """Add a mistake, with the fields of `Mistake`. By default it is in the file of the entry."""
+        name = f"{self.name}: {title[:1].lower()}{title[1:]}"
+        self.mistakes.append(
+            Mistake(title, effect, file=file or self.file, operation=self.operation, name=name, **fields)
+        )
+        return self
+
+    def survivors(self, function: str, changes: Mapping[str, str]) -> Self:
+        """Add changes of a function, "line -> line with the mistake", that the tests miss, each with the reason why it
+        changes no result.
+        """
+        self.equal |= {(function, change): reason for change, reason in changes.items()}
+        return self
+
+
+class OperationEntry(Entry):
+    """What is known of an operation of `ops`, whose cases give its arguments: see `given`.
+
+    names: a function that gives what the derivation uses besides the arguments and the cache, given the arguments.
+    analytic: whether the code also takes complex numbers, so that the complex step can be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        names: Callable[..., dict[str, Any]] = lambda *args, **options: {},
+        analytic: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(name, **options)
+        self.names, self.analytic = names, analytic
+        self.arguments: dict[str, Callable[[Any], Arguments]] = {}
+
+    @property
+    def op(self) -> Any:
+        """The reference."""
+        op = getattr(ops, self.name)
+        return getattr(op, "reference", op)
+
+    @property
+    def op_backward(self) -> Any:
+        """The reference of the backward; None if there is none."""
+        return getattr(getattr(ops, f"{self.name}_backward", None), "reference", None)
+
+    def case(self, variant: str, case: Callable[[Draw], Arguments]) -> Self:
+        """Add a case for the gradient checks. That without a variant is also a case of the derivation."""
+        if not variant:
+            self.derivation(variant, case)
+        self.arguments[variant] = case
+        return super().case(variant, partial(self.gradient_case, case))
+
+    def derivation(self, variant: str, case: Callable[[Sizes], Arguments]) -> Self:
+        return super().derivation(variant, partial(self.derivation_case, case))
+
+    def derive_all(self) -> Self:
+        """Make all cases cases of the derivation too."""
+        for variant, case in self.arguments.items():
+            self.derivation(variant, case)
+        return self
+
+    def gradient_case(self, case: Callable[[Draw], Arguments], d: Draw) -> OperationCase:
+        pair = getattr(ops, self.name), getattr(ops, f"{self.name}_backward")
+        return OperationCase(*pair, *case(d), self.analytic)
+
+    def derivation_case(self, case: Callable[[Sizes], Arguments], d: Sizes) -> DerivationCase:
+        args, options = case(d)
+        return DerivationCase(self.op, self.op_backward, args, self.names(*args, **options), options)
+
+
+def given(*args: Any, **options: Any) -> Arguments:
+    return Arguments(args, options)
+
+
+def normal(*shapes: str, **options: Any) -> Callable[[Draw], Arguments]:
+    """The case of an operation whose arguments are normal arrays of these shapes."""
+    return lambda d: given(*map(d, shapes), **options)
+
+
+def on(layer: nn.Layer, *inputs: Any, **options: Any) -> LayerCase:
+    """The case of a layer that is run on these inputs."""
+    return LayerCase(layer, inputs, options)
+
+
+def file_of(name: str) -> str:
+    """The file that defines an operation, layer or model; "" if that is not known before it is used."""
+    thing = vars(ops).get(name) or vars(nn).get(name) or vars(models).get(name)
+    return "" if thing is None else "/".join(thing.__module__.split(".")[1:]) + ".py"

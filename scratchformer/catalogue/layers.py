@@ -1,0 +1,143 @@
+"""Layers of one step: maps, norms, tables, positions, dropout, and the feed-forward layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import nn, ops
+from ..notation.run import getdoc
+from ..rng import Key
+from ..testing.draw import Draw, Sizes
+from .derived import derived, output, prepared, shows
+from .entry import DerivationCase, Entry, LayerCase, on
+
+
+def lora(d: Sizes) -> DerivationCase:
+    layer = nn.LoRA(nn.Linear(d.I, d.O), d.K, alpha=3.0)
+    known = prepared(d, layer)
+    names = {"a": "lora_a", "b": "lora_b", "c": "b", "da": "dlora_a", "db": "dlora_b"}
+    names = {"w": known["w"], "s": layer.scale} | {name: known[full] for name, full in names.items()}
+    return DerivationCase(layer.forward, layer.backward, (d("B T I"),), names, {}, getdoc(nn.LoRA))
+
+
+def tied_output(d: Sizes) -> DerivationCase:
+    """A model of an embedding, a body, and an output that shares the embedding's table."""
+    tokens, body = nn.TokenEmbedding(d.V, d.C), nn.LayerNorm(d.C)
+    tied = nn.TiedOutput(tokens, bias=True)
+    names = prepared(d, body) and prepared(d, tied)
+
+    @shows(tied.forward)
+    def forward(ids: np.ndarray) -> tuple[np.ndarray, tuple]:
+        e, looked_up = tokens.forward(ids)
+        x, normalised = body.forward(e)
+        y, cache = tied.forward(x)
+        return y, (looked_up, normalised, cache)
+
+    @shows(tied.backward)
+    def backward(dy: np.ndarray, cache: tuple) -> None:
+        looked_up, normalised, kept = cache
+        tokens.backward(body.backward(tied.backward(dy, kept), normalised), looked_up)
+
+    ids = d.integers("B T", d.V)
+    return DerivationCase(forward, backward, (ids,), names, {"functions": {"body": body}}, getdoc(nn.TiedOutput))
+
+
+def grid_positions(d: Sizes) -> DerivationCase:
+    layer = nn.GridPositions(d.T, d.C, width=3)
+    return derived(d, layer, d("B T C"), names={"width": layer.width})
+
+
+def units_and_tokens(d: Draw, **options: Any) -> LayerCase:
+    embeddings = [nn.Linear(d.I, d.C, key=Key(d.seed)), nn.TokenEmbedding(d.V, d.C)]
+    embedding = nn.EmbeddingSum(embeddings, dropout=nn.Dropout(0.3), **options)
+    return on(embedding, d("B T I"), d.integers("B T", d.V), key=d.key)
+
+
+def embedding_sum(d: Sizes) -> DerivationCase:
+    embeddings = [nn.Linear(d.I, d.C), nn.TokenEmbedding(d.V, d.C)]
+    layer = nn.EmbeddingSum(embeddings, nn.PositionEmbedding(d.T, d.C), nn.LayerNorm(d.C), nn.Dropout(0.3), scale=3)
+    functions = {
+        "positions": layer.positions,
+        "norm": layer.norm,
+        "dropout": output(nn.Dropout(0.3).forward, key=d.key),
+    }
+    units, ids = d("B T I"), d.integers("B T", d.V)
+    return derived(d, layer, units, ids, names={"scale": layer.scale}, key=d.key, functions=functions)
+
+
+ENTRIES = [
+    Entry("Linear", tests="tests/nn/test_all_layers.py tests/nn/test_linear.py -k 'Linear or FeedForward'")
+    .case("", lambda d: on(nn.Linear(d.I, d.O, key=Key(d.seed)), d("B T I")))
+    .mistake(
+        "A weight's gradient is assigned, not added",
+        "If a layer is used twice, or a weight is shared, only the last gradient is left.",
+        replace={"self.w.grad += dw": "self.w.grad[...] = dw"},
+        tests="tests/nn/test_linear.py tests/nn/test_layer.py",
+    )
+    .survivors("Linear.backward", {"self.b.grad += db[0] -> self.b.grad += db[-1]": "there is one"}),
+    Entry("LoRA", tests="tests/nn/test_all_layers.py tests/nn/test_lora.py -k LoRA")
+    .case("", lambda d: on(nn.LoRA(nn.Linear(d.I, d.O, key=Key(d.seed)), 2, alpha=3.0), d("B T I")))
+    .case("no bias", lambda d: on(nn.LoRA(nn.Linear(d.I, d.O, bias=False), 2), d("B T I")))
+    .derivation("", lora),
+    Entry("LayerNorm").case("", lambda d: on(nn.LayerNorm(d.C), d("B T C"))),
+    Entry("TokenEmbedding").case("", lambda d: on(nn.TokenEmbedding(d.V, d.C), d.integers("B T", d.V))),
+    Entry("EmbeddingBag")
+    .case("", lambda d: on(nn.EmbeddingBag(d.V, d.C), d.integers("B T I", d.V)))
+    .derivation("", lambda d: derived(d, nn.EmbeddingBag(d.V, d.C), d.integers("B T K", d.V))),
+    Entry("TiedOutput")
+    .case("", lambda d: on(nn.TiedOutput(nn.TokenEmbedding(d.V, d.C)), d("B T C")))
+    .case("bias", lambda d: on(nn.TiedOutput(nn.TokenEmbedding(d.V, d.C), bias=True), d("B T C")))
+    .derivation("", tied_output)
+    .mistake(
+        "The table gets no gradient from the output",
+        "A tied table is used twice, and its gradient is the sum of both uses.",
+        replace={"self.table.grad += dw.T\n        if": "if"},
+        tests="tests/models/test_encoder_decoder.py -k table",
+    )
+    .mistake(
+        "The gradient overwrites the one from the table's other use",
+        "A tied table is used twice, and its gradient is the sum of both uses.",
+        replace={"self.table.grad += dw.T\n        if": "self.table.grad[...] = dw.T\n        if"},
+        tests="tests/nn/test_all_layers.py -k TiedOutput",
+    ),
+    Entry("PositionEmbedding")
+    .case("", lambda d: on(nn.PositionEmbedding(d.T + 1, d.C), d("B T C")))
+    .derivation("", lambda d: derived(d, nn.PositionEmbedding(d.T + 2, d.C), d("B T C"), 1)),
+    Entry("GridPositions")
+    .case("", lambda d: on(nn.GridPositions(d.T + 1, d.C, 2), d("B T C")))
+    .derivation("", grid_positions)
+    .mistake(
+        "The columns get the gradient of the rows",
+        "Each table must be indexed with its own positions, in backward as in forward.",
+        replace={
+            "cache.columns, out=self.columns.grad)\n        ret": "cache.rows, out=self.columns.grad)\n        ret"
+        },
+    ),
+    Entry("SinusoidalPositions").case("", lambda d: on(nn.SinusoidalPositions(), d("B T C"))),
+    Entry("Dropout").case("", lambda d: on(nn.Dropout(0.4), d("B T C"), key=d.key)),
+    Entry("FeedForward")
+    .case("", lambda d: on(nn.FeedForward(d.C, d.F), d("B T C")))
+    .case("gelu", lambda d: on(nn.FeedForward(d.C, d.F, "gelu"), d("B T C")))
+    .case("gelu_tanh", lambda d: on(nn.FeedForward(d.C, d.F, "gelu_tanh"), d("B T C")))
+    .case("a pair", lambda d: on(nn.FeedForward(d.C, d.F, (ops.silu, ops.silu_backward)), d("B T C"))),
+    Entry("RMSNorm").case("", lambda d: on(nn.RMSNorm(d.C), d("B T C"))),
+    Entry("SwiGLU")
+    .case("", lambda d: on(nn.SwiGLU(d.C, d.F, key=Key(d.seed)), d("B T C")))
+    .case("bias", lambda d: on(nn.SwiGLU(d.C, d.F, bias=True, key=Key(d.seed)), d("B T C")))
+    .derivation("", lambda d: derived(d, nn.SwiGLU(d.C, d.F), d("B T C"))),
+    Entry("EmbeddingSum")
+    .case("", units_and_tokens)
+    .case(
+        "positions, norm, scale",
+        lambda d: units_and_tokens(d, positions=nn.PositionEmbedding(d.T + 1, d.C), norm=nn.LayerNorm(d.C), scale=3.0),
+    )
+    .derivation("", embedding_sum)
+    .mistake(
+        "The embedding is scaled, its gradient is not",
+        "The gradients of the embeddings lack the factor of the forward, such as √C.",
+        replace={"         de = (self.scale * dx).astype(dx.dtype, copy=False)": "         de = dx"},
+        tests="tests/models/test_encoder_decoder.py -k gradient",
+    ),
+]

@@ -1,0 +1,243 @@
+"""The equations of optimizers, clipping and schedules, on the numbers of a run of several steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from .. import ops, optim
+from ..compiler.fusion import joined
+from ..compiler.in_place import FUSED
+from ..nn import Param
+from ..notation.run import getdoc
+from ..ops.precision import round_into
+from ..optim import adam as adam_module
+from ..optim.clip import scale
+from ..optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
+from ..optim.optimizer import Optimizer
+from ..optim.sgd import sgd_step
+from ..parallel.precision import LARGEST, LossScale
+from ..testing.draw import Sizes
+from .derived import shows
+from .entry import DerivationCase, Entry
+
+STEPS = 6
+
+
+def case(source: Callable, docstring: str | None, names: dict[str, Any]) -> DerivationCase:
+    """The case of equations about arrays by name. source: the function that computed them."""
+
+    @shows(source)
+    def computed() -> float:
+        return 0.0
+
+    return DerivationCase(computed, None, (), names, {}, docstring)
+
+
+def flat(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([array.ravel() for array in arrays])
+
+
+def history(d: Sizes, optimizer: type[Optimizer], buffers: dict[str, str], **options: Any) -> DerivationCase:
+    """Steps of an optimizer on a matrix and a vector, at a learning rate that changes.
+
+    θ, G and the buffers have an axis t, the state after that many steps; G_0, before the first step, is 0.
+    buffers: the optimizer's names of the state arrays, by their letters in the equations.
+    """
+    params = [Param(d("I J"), "w"), Param(d("K"), "b")]
+    made = optimizer(params, lr=0.1, **options)
+    rates = d.generator.uniform(0.01, 0.1, STEPS + 1)
+    theta, gradients = [flat([p.data for p in params])], [np.zeros(d.I * d.J + d.K)]
+    states = {letter: [getattr(made, name).copy()] for letter, name in buffers.items()}
+    for rate in rates[1:]:
+        for p in params:
+            p.grad[...] = d.scale * d.generator.standard_normal(p.data.shape)
+        made.lr = float(rate)
+        made.step()
+        theta.append(flat([p.data for p in params]))
+        gradients.append(flat([p.grad for p in params]))
+        for letter, name in buffers.items():
+            states[letter].append(getattr(made, name).copy())
+    axes = flat([np.full(p.data.shape, p.data.ndim) for p in params])
+    names = {"θ": np.array(theta), "G": np.array(gradients), "lr": rates, "axes": axes}
+    names |= {letter: np.array(values) for letter, values in states.items()}
+    return case(made.update, getdoc(optimizer), names)
+
+
+def adam(d: Sizes, optimizer: type[optim.Adam], decay: str) -> DerivationCase:
+    """decay: the name of the weight decay in the equations."""
+    betas, eps, weight_decay = (0.7, 0.9), 0.1 * d.scale, 0.3
+    buffers = {"m": "m", "v": "v"}
+    states = history(d, optimizer, buffers, betas=betas, eps=eps, weight_decay=weight_decay)
+    names = {"β1": betas[0], "β2": betas[1], "eps": eps, decay: weight_decay}
+    return states._replace(names={**states.names, **names})
+
+
+def in_place(op: Callable, *args: Any) -> DerivationCase:
+    """An operation that changes arrays in place. w0 is w before the operation."""
+    names = dict(zip(signature(op).parameters, args, strict=True))
+    before = {f"{name}0": x.copy() for name, x in names.items() if np.ndim(x)}
+    op(*args)
+    docstring = joined(f"{op.__name__}: its parts.", FUSED[op]) if op in FUSED else getdoc(op)
+    return case(op, docstring, names | before)
+
+
+def adam_step(d: Sizes, op: Callable, *between: Any) -> DerivationCase:
+    """between: the arguments between the arrays of the optimizer and its numbers."""
+    return in_place(op, d("F"), d("F"), d("F"), d("F") ** 2, *between, 0.01, 0.9, 0.99, 1e-3, 3, 0.1)
+
+
+def sgd(d: Sizes) -> DerivationCase:
+    states = history(d, optim.SGD, {"u": "velocity"}, momentum=0.8, weight_decay=0.3)
+    return states._replace(names={**states.names, "μ": 0.8, "λ": 0.3})
+
+
+def muon(d: Sizes) -> DerivationCase:
+    """Steps on a matrix, at a learning rate that changes. O is `newton_schulz` of the mean of m and G."""
+    momentum, decay, w = 0.8, 0.3, Param(d("I J"), "w")
+    made = optim.Muon([w], lr=0.1, momentum=momentum, weight_decay=decay, hidden="*")
+    rates = d.generator.uniform(0.01, 0.1, STEPS + 1)
+    theta, gradients, means = [w.data.copy()], [np.zeros(w.data.shape)], [np.zeros(w.data.shape)]
+    for rate in rates[1:]:
+        w.grad[...] = d.scale * d.generator.standard_normal(w.data.shape)
+        made.lr = float(rate)
+        made.step()
+        for values, now in (theta, w.data), (gradients, w.grad), (means, made.state_dict()["m"].reshape(w.data.shape)):
+            values.append(now.copy())
+    mean = [(1 - momentum) * g + momentum * m for g, m in zip(gradients, means, strict=True)]
+    names = {"θ": np.array(theta), "G": np.array(gradients), "m": np.array(means), "lr": rates}
+    names |= {"u": np.array(mean), "O": np.array([optim.newton_schulz(u) for u in mean])}
+    return case(made.update, getdoc(optim.Muon), names | {"μ": momentum, "λ": decay})
+
+
+def newton_schulz(d: Sizes) -> DerivationCase:
+    """The iterates, and the singular values of each with the vectors of the first."""
+    g = d("I J")
+    X = np.array([optim.newton_schulz(g, steps) for steps in range(STEPS)])
+    U, _, Vt = np.linalg.svd(X[0], full_matrices=False)
+    S = np.einsum("ir,kij,rj->kr", U, X, Vt)
+    names = {"g": g, "X": X, "U": U, "S": S, "V": Vt.T, "smallest": SMALLEST}
+    names |= dict(zip("abc", COEFFICIENTS, strict=True))
+    return case(optim.newton_schulz, getdoc(optim.newton_schulz), names)
+
+
+def dynamic(d: Sizes) -> DerivationCase:
+    """Gradients of several training batches, one parameter's so large that its pull is limited to 1, then steps."""
+    params = [Param(d("I J"), "w"), Param(d("K"), "b")]
+    made = optim.DynamicRMS(params, lr=0.1, decay=0.3, eps=0.1 * d.scale)
+    observed = d.scale * d.generator.standard_normal((4, made.start.size))
+    observed[:, 0] *= 10 * made.start.size
+    layout = made.together[0].flat
+    for g in observed:
+        layout.grad[...] = g
+        made.observe()
+    rates = d.generator.uniform(0.01, 0.1, STEPS + 1)
+    theta, gradients = [layout.data.copy()], [np.zeros_like(layout.data)]
+    for rate in rates[1:]:
+        layout.grad[...] = d.scale * d.generator.standard_normal(layout.grad.size)
+        made.lr = float(rate)
+        made.step()
+        theta.append(layout.data.copy())
+        gradients.append(layout.grad.copy())
+    names = {"θ": np.array(theta), "G": np.array(gradients), "g": observed, "lr": rates, "λ": 0.3, "eps": made.eps}
+    return case(made.update, getdoc(optim.DynamicRMS), names)
+
+
+def clipping(d: Sizes) -> DerivationCase:
+    """Two arrays taken together, which have to be scaled in every other case."""
+    before = [d("I J"), d("K")]
+    after = [array.copy() for array in before]
+    max_norm = float(np.linalg.norm(flat(before))) * (0.5 if d.seed % 2 else 2.0)
+    norm = optim.clip_by_global_norm(after, max_norm)
+    names = {"g": flat(before), "c": flat(after), "norm": norm, "max_norm": max_norm}
+    return case(optim.clip_by_global_norm, getdoc(optim.clip_by_global_norm), names)
+
+
+def schedule(d: Sizes, kind: Callable, **settings: float) -> DerivationCase:
+    """The learning rates of the first steps; every fourth case has no warm-up."""
+    settings = {"peak": 0.3 * d.scale, "warmup": 0 if d.seed % 4 == 3 else d.W} | settings
+    made = kind(**settings)
+    rates = np.array([made(step) for step in range(20)])
+    return case(made.__call__, getdoc(kind), settings | {"lr": rates})
+
+
+def loss_scale(d: Sizes) -> DerivationCase:
+    """A linear layer, and the scale in steps of which every third or so overflows; it reaches the largest one."""
+    J, dy = d("O I"), d("O")
+    dx, _ = ops.linear_backward(dy[None], ops.linear(d("I")[None], J.T)[1])
+    made, k = LossScale(LARGEST / 4, patience=3), 7
+    overflow = (d.generator.random(40) < 0.3).astype(float)
+    overflow[:6] = overflow[0] = 0
+    scales, good = [made.scale], [made.good]
+    for o in overflow[1:]:
+        made.skips(math.inf if o else 1.0)
+        scales.append(made.scale)
+        good.append(made.good)
+    mantissa, exponent = np.frexp(dy)
+    names = {"J": J, "dy": dy, "dx": dx[0], "S": 2.0**k, "k": k, "m": 2 * mantissa, "e": exponent - 1.0}
+    names |= {"scale": np.array(scales), "c": np.array(good, float), "o": overflow, "N": 3.0, "largest": LARGEST}
+    return case(LossScale.skips, getdoc(LossScale), names)
+
+
+ENTRIES = [
+    Entry("Adam", "optim/adam.py")
+    .derivation("", partial(adam, optimizer=optim.Adam, decay="λ"))
+    .mistake(
+        "v updated with 1 - beta1",
+        replace={"v += (1 - beta2) * g * g": "v += (1 - beta1) * g * g"},
+        tests="tests/optim",
+    )
+    .mistake(
+        "no bias correction of v",
+        replace={"    denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂\n": ""},
+        tests="tests/optim",
+    )
+    .mistake(
+        "no bias correction of m",
+        replace={"(lr / (1 - beta1**steps)) * m": "lr * m"},
+        tests="tests/optim",
+    )
+    .mistake(
+        "zero_grad also clears Adam's moments",
+        file="optim/optimizer.py",
+        replace={
+            "grad[...] = 0": "grad[...] = 0\n        for name in self.buffers:\n            vars(self)[name][...] = 0"
+        },
+        tests="tests/optim",
+    )
+    .mistake(
+        "a tied table stepped twice",
+        file="optim/optimizer.py",
+        replace={"list({id(p): p for p in params}.values())": "list(params)"},
+        tests="tests/optim",
+    )
+    .mistake(
+        "resume without Adam's step count",
+        file="optim/optimizer.py",
+        replace={"self.steps = steps": "self.steps = 0"},
+        tests="tests/optim",
+    ),
+    Entry("AdamW").derivation("", partial(adam, optimizer=optim.AdamW, decay="weight_decay")),
+    Entry("adam_step").derivation("", lambda d: adam_step(d, adam_module.adam_step)),
+    Entry("clip_adam").derivation("", lambda d: adam_step(d, adam_module.clip_adam, 0.3)),
+    Entry("clip_adam_round").derivation("", lambda d: adam_step(d, adam_module.clip_adam_round, np.zeros(d.F), 0.3)),
+    Entry("sgd_step").derivation("", lambda d: in_place(sgd_step, d("F"), d("F"), d("F"), 0.01, 0.9, 0.1)),
+    Entry("nesterov").derivation("", lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9)),
+    Entry("move").derivation("", lambda d: in_place(move, d("F"), d("F"), 0.3, 0.1)),
+    Entry("SGD").derivation("", sgd),
+    Entry("Muon").derivation("", muon),
+    Entry("newton_schulz").derivation("", newton_schulz),
+    Entry("DynamicRMS").derivation("", dynamic),
+    Entry("clip_by_global_norm").derivation("", clipping),
+    Entry("scale").derivation("", lambda d: in_place(scale, d("F"), 0.3)),
+    Entry("round_into").derivation("", lambda d: in_place(round_into, d("F"), np.zeros(d.F))),
+    Entry("Constant").derivation("", partial(schedule, kind=optim.Constant)),
+    Entry("Cosine").derivation("", lambda d: schedule(d, optim.Cosine, total=15, floor=0.1 * d.scale)),
+    Entry("InverseSquareRoot").derivation("", partial(schedule, kind=optim.InverseSquareRoot)),
+    Entry("LossScale").derivation("", loss_scale),
+]

@@ -1,0 +1,66 @@
+"""What only the programs in examples/records need, whose results are better than those of a plain transformer.
+
+A linear model of n-grams whose evidence a classifier reads, and with which it decides; language models of both
+directions that become a classifier; ensembles, and translators that write in both directions; nearest neighbours among
+known translations; and what followed earlier n-grams of a text.
+"""
+
+from contextlib import suppress
+from importlib.util import find_spec
+
+from ..dispatch import turned_off, when_fast
+from .bidirectional import BidirectionalClassifier, BidirectionalLanguageModel
+from .embeddings import Features, NGrams, Recall
+from .ensembles import MODELS_OPTION, load_finished, member, other_members
+from .evidence import Evidence, Found, find_evidence, fit_evidence
+from .evidence_classifier import EvidenceClassifier
+from .evident import EvidenceBatch, Evident, with_evidence
+from .neighbours import with_neighbours
+from .ngrams import ngram_buckets, recall
+from .pseudo_labels import PseudoLabelled, Reviews
+from .recall import recalling, with_recalled
+from .stacking import stack_weights, stacked
+from .translators import BackwardEncoderDecoder, as_written, search_together, translate_together
+
+__all__ = [
+    "MODELS_OPTION",
+    "BackwardEncoderDecoder",
+    "BidirectionalClassifier",
+    "BidirectionalLanguageModel",
+    "Evidence",
+    "EvidenceBatch",
+    "EvidenceClassifier",
+    "Evident",
+    "Features",
+    "Found",
+    "NGrams",
+    "PseudoLabelled",
+    "Recall",
+    "Reviews",
+    "as_written",
+    "find_evidence",
+    "fit_evidence",
+    "load_finished",
+    "member",
+    "ngram_buckets",
+    "other_members",
+    "recall",
+    "recalling",
+    "search_together",
+    "stack_weights",
+    "stacked",
+    "translate_together",
+    "with_evidence",
+    "with_neighbours",
+    "with_recalled",
+]
+
+
+def load_twin() -> None:
+    """Register the fast twin of `neighbours.nearest_keys`, unless Numba is missing or the environment turns it off."""
+    if find_spec("numba") and not turned_off():
+        with suppress(ImportError):  # of which `kernels` warns
+            from . import numba_neighbours as numba_neighbours
+
+
+when_fast(load_twin)

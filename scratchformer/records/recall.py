@@ -1,0 +1,82 @@
+"""Texts with what followed earlier n-grams, for models with `Recall`: whole ones, and some that grow token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..checks import expect_integers, expect_range, expect_shape
+from ..data import Corpus
+from ..shell.progress import progress_bar
+from .ngrams import expect_orders, recalled
+
+
+def recalling(text: np.ndarray, orders: Sequence[int]) -> np.ndarray:
+    """A text as rows for a model with `Recall`: each token, and what followed earlier occurrences of its n-grams.
+
+    text: (n,), integers from 0 to 2³¹ − 2. Returns (n, 1 + len(orders)): uint16 if all values fit, otherwise int32.
+    Column 0 is the token, and the others are those of `recall`, with the whole text as one sequence. `TextBatches`,
+    `windows` and the functions that use them take these rows in place of tokens. To find matches in earlier parts of a
+    text, such as the training part, call this before the text is split. It takes time O(n log n), and 70 bytes a token
+    beside the rows. Raises ValueError for a wrong shape, wrong lengths or values out of range, TypeError for anything
+    but integers.
+    """
+    expect_shape("text", text, "n")
+    expect_integers("text", text)
+    expect_range("text", text, 0, np.iinfo(np.int32).max - 1)
+    expect_orders(orders)
+    most = int(text.max(initial=0)) + 1
+    rows = np.empty((len(text), 1 + len(orders)), np.uint16 if most < 2**16 else np.int32)
+    rows[:, 0] = text
+    with progress_bar("looking up n-grams", len(orders), "lengths") as bar:
+        for i, column in recalled(text[None], orders):
+            rows[:, 1 + i] = column[0]
+            bar.update(1)
+    return rows
+
+
+def with_recalled(corpus: Corpus, orders: Sequence[int]) -> Corpus:
+    """The corpus with its parts as rows (n, 1 + K) from `recalling`. Matches are searched in all that precedes a token,
+    in its own part and in earlier ones.
+    """
+    parts = corpus.train, corpus.validation, corpus.test
+    rows, ends = recalling(np.concatenate(parts), orders), np.cumsum([len(part) for part in parts])
+    return Corpus(corpus.name, *np.split(rows, ends[:-1]))
+
+
+class RecalledTexts:
+    """B texts, and for each new token what followed earlier n-grams in its text: the rows of `recalling`.
+
+    orders: those of `Recall`. before: the tokens (n,) with which each of the B texts begins. Tokens are kept as
+    characters of a string, which Python searches fast from its end.
+    """
+
+    def __init__(self, orders: Sequence[int], before: Sequence[np.ndarray]) -> None:
+        self.orders = list(orders)
+        self.texts = ["".join(map(chr, tokens.tolist())) for tokens in before]
+
+    def append(self, ids: np.ndarray) -> np.ndarray:
+        """Append the tokens ids (B, T), and return their rows, int32 (B, T, 1 + len(orders))."""
+        rows = np.zeros((*ids.shape, 1 + len(self.orders)), np.int32)
+        rows[:, :, 0] = ids
+        for b, new in enumerate(ids.tolist()):
+            for t, token in enumerate(new):
+                self.texts[b] += chr(token)
+                rows[b, t, 1:] = self._followed(self.texts[b])
+        return rows
+
+    def _followed(self, text: str) -> list[int]:
+        """For each order, 1 + the token that followed the previous occurrence of the last n-gram of a text, or 0."""
+        found = [0] * len(self.orders)
+        for n in sorted({*self.orders}):
+            ngram, start = text[-n:], len(text) - n
+            places = [i for i, order in enumerate(self.orders) if order == n]
+            for i in places:
+                start = text.rfind(ngram, 0, start + n - 1) if start > 0 else -1
+                if start < 0:
+                    break
+                found[i] = 1 + ord(text[start + n])
+            if not found[places[0]]:
+                break  # a longer n-gram has not occurred either
+        return found
