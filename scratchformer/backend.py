@@ -90,7 +90,7 @@ def array_module(*arrays: object) -> Any:
     """
     first = found = None
     for x in arrays:
-        library = _library(x)
+        library = np if type(x) is np.ndarray else _library(x)
         if library is None:
             continue
         if found is None:

@@ -34,9 +34,13 @@ class Key:
 
     def fold(self, *parts: int | str) -> Key:
         """A new key that depends on this one and on `parts` (step numbers, layer names)."""
-        words: Any = [zlib.crc32(p.encode()) if isinstance(p, str) else p for p in parts]
-        _expect_words("parts", words)
-        return Key(*self.words, *words)
+        words = [zlib.crc32(p.encode()) if isinstance(p, str) else p for p in parts]
+        for word in words:
+            if type(word) is not int or not 0 <= word < LIMIT:
+                _expect_words("parts", words)
+        key: Key = object.__new__(Key)
+        object.__setattr__(key, "words", (*self.words, *map(int, words)))
+        return key
 
     def generator(self) -> np.random.Generator:
         """NumPy's generator on the counter-based Philox bits of this key (Salmon et al. 2011), on the CPU."""
@@ -72,7 +76,8 @@ def fold(key: Key, *parts: int | str) -> Key: ...
 def fold(key: Key | None, *parts: int | str) -> Key | None: ...
 def fold(key: Key | None, *parts: int | str) -> Key | None:
     """`key.fold(*parts)`, or None for None: a layer that drops nothing out has no keys for its parts either."""
-    expect_key(key, none=True)
+    if key is not None and not isinstance(key, Key):
+        expect_key(key, none=True)
     return None if key is None else key.fold(*parts)
 
 

@@ -165,7 +165,7 @@ ENTRIES = [
         "The gradient is right, but activations are smaller in training than when the model is used.",
         replace={"keep.reshape(shape), LEVELS / (LEVELS - threshold)": "keep.reshape(shape), 1.0"},
     ),
-    OperationEntry("dropout_add", names=drawn, analytic=True)
-    .case("", lambda d: given(d("B T C"), 0.4, d.key, d("B T C")))
-    .derivation(""),
+    OperationEntry("dropout_add", names=drawn, analytic=True).case(
+        "", lambda d: given(d("B T C"), 0.4, d.key, d("B T C"))
+    ),
 ]

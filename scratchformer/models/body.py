@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from ..nn import (
 )
 from ..nn.attention import causal as and_causal
 from ..nn.embedding_sum import EmbeddingSumCache
-from ..nn.layer import Part, repeated
+from ..nn.layer import Part, expect_backward, repeated
 from ..nn.stack import StackCache, Stored
 from ..rng import Key, fold
 from ..shell.text import shown
@@ -125,7 +126,7 @@ class Body(Model):
         expect_boolean(recompute=recompute, causal=causal)
         expect_number("embedding_std", embedding_std)
         expect_fraction("dropout", dropout, letter="p")
-        self.max_length, self.units, self.d_model, self.causal = max_length, units, d_model, causal
+        self.max_length, self.d_model, self.units, self.causal = int(max_length), int(d_model), units, causal
         tokens: Layer
         if vocab_size is not None:
             tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
@@ -195,6 +196,7 @@ class Body(Model):
         return x, BodyCache(embedding, stack)
 
     def backward(self, dx: Array, cache: BodyCache) -> Array | None:
+        expect_backward(cache, BodyCache, dx=dx)
         return self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
     def allocate(self, batch_size: int) -> list[Stored]:
@@ -213,6 +215,7 @@ class Body(Model):
 
     def extend(self, ids: Array, stored: list[Stored], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The vectors (B, T, C) of new tokens ids (B, T) after `past` stored ones: see `Stack`."""
+        past = index(past)
         self.check(ids, past)
         before = None
         if self.further:

@@ -29,7 +29,7 @@ from ..nn import (
 )
 from ..nn.embedding import extend_output
 from ..nn.embedding_sum import EmbeddingSumCache
-from ..nn.layer import Part, repeated
+from ..nn.layer import Part, expect_backward, repeated
 from ..nn.stack import StackCache, Stored
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, fold
@@ -139,6 +139,7 @@ class EncoderDecoder(Predictor):
         """The memory goes to every block of the decoder; `Stack` returns the sum of its gradients, or None if the last
         blocks are `Frozen`, since what precedes them is not trained.
         """
+        expect_backward(cache, EncoderDecoderCache, dlogits=dlogits)
         encoder, decoder, output = cache
         found = self.decoder_stack.backward(self.output.backward(dlogits, output), decoder.stack)
         if found is None:

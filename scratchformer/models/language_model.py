@@ -10,6 +10,7 @@ from ..backend import Array
 from ..checks import expect_ids, expect_positive
 from ..nn import Layer, Linear
 from ..nn.embedding import extend_output
+from ..nn.layer import expect_backward
 from ..nn.stack import Stored
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, Zeros, expect_key, fold
@@ -46,7 +47,7 @@ class LanguageModel(Predictor):
         **body: Any,
     ) -> None:
         expect_positive(context=context)
-        self.context = context
+        self.context = int(context)
         self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=fold(key, "body"), **body)
         self.output: Layer = Linear(d_model, vocab_size, key=fold(key, "output"))
 
@@ -64,6 +65,7 @@ class LanguageModel(Predictor):
         return logits, LanguageModelCache(body, output)
 
     def backward(self, dlogits: Array, cache: LanguageModelCache) -> None:
+        expect_backward(cache, LanguageModelCache, dlogits=dlogits)
         self.body.backward(self.output.backward(dlogits, cache.output), cache.body)
 
     def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, tuple]:

@@ -19,7 +19,7 @@ from ..rng import Key, fold
 from .attention import SelfAttention
 from .dropout import Dropout
 from .feedforward import FeedForward
-from .layer import Layer, Part
+from .layer import Layer, Part, expect_backward
 from .layernorm import LayerNorm
 from .relative_attention import RelativeSelfAttention
 from .residual import ORDERS, Residual, ResidualCache
@@ -73,6 +73,7 @@ class Block(Layer):
         return y, BlockCache(attention, feedforward)
 
     def backward(self, dy: Array, cache: BlockCache) -> Array:
+        expect_backward(cache, BlockCache, dy=dy)
         return self.first.backward(self.second.backward(dy, cache.feedforward), cache.attention)
 
     def allocate(self, x: Array, length: int) -> Stored:

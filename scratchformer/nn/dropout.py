@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import ops
 from ..backend import Array
-from ..checks import expect_fraction
+from ..checks import expect_fraction, expect_real
 from ..rng import Key
 from .layer import Layer
 
@@ -14,10 +14,11 @@ class Dropout(Layer):
 
     def __init__(self, p: float) -> None:
         expect_fraction("p", p)
-        self.p = p
+        self.p = float(p)
 
     def forward(self, x: Array, key: Key | None = None) -> tuple[Array, tuple | None]:
         return (x, None) if key is None or self.p == 0 else ops.dropout(x, self.p, key)
 
     def backward(self, dy: Array, cache: tuple | None) -> Array:
+        expect_real("dy", dy)
         return dy if cache is None else ops.dropout_backward(dy, cache)

@@ -15,12 +15,13 @@ from ..checks import (
     expect_instance,
     expect_number,
     expect_positive,
+    expect_real,
     expect_shape,
 )
 from ..dispatch import operation
 from ..ops.precision import widen
 from ..rng import Key, fold
-from .layer import Layer, Param, initial_generator
+from .layer import Layer, Param, expect_backward, initial_generator
 
 
 class TokenEmbedding(Layer):
@@ -78,6 +79,7 @@ class EmbeddingBag(Layer):
         return y, EmbeddingBagCache([first, *(column for _, column in others)])
 
     def backward(self, dy: Array, cache: EmbeddingBagCache) -> None:
+        expect_backward(cache, EmbeddingBagCache, dy=dy)
         for column in cache.columns:
             ops.embedding_backward(dy, column, out=self.table.grad)
 
@@ -161,6 +163,7 @@ class PositionEmbedding(Layer):
         return x + self.table.data[places], places
 
     def backward(self, dy: Array, cache: slice) -> Array:
+        expect_backward(cache, slice, dy=dy)
         expect_shape("dy", dy, "B T C", T=cache.stop - cache.start, C=self.table.data.shape[1])
         self.table.grad[cache] += widen(dy).sum(axis=0)
         return dy
@@ -212,7 +215,7 @@ class GridPositions(Layer):
     def __init__(self, max_length: int, d_model: int, width: int, std: float = 1.0, key: Key = Key(0)) -> None:
         expect_positive(max_length=max_length, d_model=d_model, width=width)
         expect_number("std", std)
-        self.max_length, self.width = max_length, width
+        self.max_length, self.width = max_length, width = int(max_length), int(width)
 
         def table(name: str, size: int) -> Param:
             draw = initial_generator(fold(key, name), **{name: size}, d_model=d_model)
@@ -231,6 +234,7 @@ class GridPositions(Layer):
         return x + (of_row + of_column), GridCache(rows, columns)
 
     def backward(self, dy: Array, cache: GridCache) -> Array:
+        expect_backward(cache, GridCache, dy=dy)
         g = widen(dy).sum(axis=0).astype(dy.dtype, copy=False)
         ops.embedding_backward(g, cache.rows, out=self.rows.grad)
         ops.embedding_backward(g, cache.columns, out=self.columns.grad)
@@ -247,4 +251,5 @@ class SinusoidalPositions(Layer):
         return x + ops.sinusoidal_positions(T, C, array_module(x), x.dtype, start), None
 
     def backward(self, dy: Array, cache: None) -> Array:
+        expect_real("dy", dy)
         return dy

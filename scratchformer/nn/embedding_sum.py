@@ -9,7 +9,7 @@ from ..backend import Array
 from ..checks import expect_instance, expect_number
 from ..rng import Key
 from .dropout import Dropout
-from .layer import Layer, list_of_layers
+from .layer import Layer, expect_backward, list_of_layers
 
 
 class EmbeddingSumCache(NamedTuple):
@@ -84,6 +84,7 @@ class EmbeddingSum(Layer):
         return x, EmbeddingSumCache(tuple(caches), positions, norm, dropout)
 
     def backward(self, dy: Array | None, cache: EmbeddingSumCache) -> Any:
+        expect_backward(cache, EmbeddingSumCache)
         if dy is None:  # of frozen blocks
             return None
         dx = dy if self.dropout is None else self.dropout.backward(dy, cache.dropout)

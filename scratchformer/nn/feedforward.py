@@ -8,7 +8,7 @@ from ..backend import Array
 from ..checks import expect_positive
 from ..ops import Activation
 from ..rng import Key, fold
-from .layer import Layer
+from .layer import Layer, expect_backward
 from .linear import Linear
 
 
@@ -27,7 +27,7 @@ class FeedForward(Layer):
         self, d_model: int, d_ff: int | None = None, activation: Activation = "relu", key: Key = Key(0)
     ) -> None:
         expect_positive(d_model=d_model)
-        d_ff = 4 * d_model if d_ff is None else d_ff
+        d_ff = 4 * int(d_model) if d_ff is None else d_ff
         expect_positive(d_ff=d_ff)
         self.up = Linear(d_model, d_ff, key=fold(key, "up"), activation=activation)
         self.down = Linear(d_ff, d_model, key=fold(key, "down"))
@@ -38,4 +38,5 @@ class FeedForward(Layer):
         return y, FeedForwardCache(up, down)
 
     def backward(self, dy: Array, cache: FeedForwardCache) -> Array:
+        expect_backward(cache, FeedForwardCache, dy=dy)
         return self.up.backward(self.down.backward(dy, cache.down), cache.up)

@@ -18,7 +18,7 @@ class LayerNorm(Layer):
         expect_number("eps", eps, zero=False)
         self.gamma = Param(np.ones(d_model, np.float32), "gamma")
         self.beta = Param(np.zeros(d_model, np.float32), "beta")
-        self.eps = eps
+        self.eps = float(eps)
 
     def forward(self, x: Array) -> tuple[Array, tuple]:
         return ops.layernorm(x, self.gamma.data, self.beta.data, self.eps)

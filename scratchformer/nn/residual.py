@@ -12,7 +12,7 @@ from ..dispatch import has_twin, is_fast
 from ..rng import Key
 from .dropout import Dropout
 from .frozen import Frozen
-from .layer import Layer
+from .layer import Layer, expect_backward
 
 ORDERS = ("post", "pre")
 
@@ -95,6 +95,7 @@ class Residual(Layer):
 
     def backward(self, dy: Array, cache: ResidualCache) -> Any:
         """dx (B, T, C), of the last T positions; or a tuple of dx and the gradients of the further inputs."""
+        expect_backward(cache, ResidualCache, dy=dy)
         expect_shape("dy", dy, "B T C")
         for name, part in ("branch", self.branch), ("norm", self.norm):
             if isinstance(part, Frozen):

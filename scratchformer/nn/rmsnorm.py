@@ -17,7 +17,7 @@ class RMSNorm(Layer):
         expect_positive(d_model=d_model)
         expect_number("eps", eps, zero=False)
         self.gamma = Param(np.ones(d_model, np.float32), "gamma")
-        self.eps = eps
+        self.eps = float(eps)
 
     def forward(self, x: Array) -> tuple[Array, tuple]:
         return ops.rmsnorm(x, self.gamma.data, self.eps)

@@ -12,7 +12,7 @@ from ..checks import expect_boolean, expect_instance
 from ..rng import Key, fold
 from .attention import causal, length_with
 from .frozen import Frozen
-from .layer import Layer, list_of_layers
+from .layer import Layer, expect_backward, list_of_layers
 from .recompute import Recompute
 
 Stored = tuple[Array, ...]  # what one block stores for past positions during generation
@@ -99,6 +99,7 @@ class Stack(Layer):
 
     def backward(self, dy: Array, cache: StackCache) -> Any:
         """dx, or a tuple of dx and the gradient of each shared input."""
+        expect_backward(cache, StackCache, dy=dy)
         dx = dy if self.norm is None else self.norm.backward(dy, cache.norm)
         if dx is None:  # the norm is `Frozen`
             return None

@@ -8,7 +8,7 @@ from .. import ops
 from ..backend import Array
 from ..checks import expect_positive
 from ..rng import Key, fold
-from .layer import Layer
+from .layer import Layer, expect_backward
 from .linear import Linear
 
 
@@ -59,6 +59,7 @@ class SwiGLU(Layer):
         return y, SwiGLUCache(gate, up, swiglu, down)
 
     def backward(self, dy: Array, cache: SwiGLUCache) -> Array:
+        expect_backward(cache, SwiGLUCache, dy=dy)
         dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
         dx, _ = ops.add(self.gate.backward(dgate, cache.gate), self.up.backward(dup, cache.up))
         return dx

@@ -15,7 +15,7 @@ import numpy as np
 from ..backend import Array, array_module, device_of, to_cpu
 from ..checks import expect_boolean, expect_instance, expect_number
 from ..nn import FlatParameters, Param
-from ..nn.structure import Structure
+from ..nn.layer import Structure
 from ..ops.precision import round_into
 from ..shell.text import printable, shown
 

@@ -30,7 +30,7 @@ from ..backend import CPU, Array, array_module, cores, is_floating_type, to_devi
 from ..checks import checked_on_host, expect_instance, expect_number, expect_positive
 from ..dispatch import fast, is_fast
 from ..nn import Layer
-from ..nn.structure import Structure
+from ..nn.layer import Structure
 from ..ops.precision import round_into, widen
 from ..optim.clip import global_norm, share_for
 from ..optim.optimizer import Optimizer, pieces
