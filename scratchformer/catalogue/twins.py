@@ -164,7 +164,7 @@ ENTRIES = [
         "The other heads see, and pass gradients to, the wrong keys.",
         name="a kernel: all heads take the first head's pattern",
         replace={
-            "for heads, own in pattern.of_heads(H):": "for heads, own in [(slice(0, H), pattern.of_heads(H)[0][1])]:"
+            "for heads, part in pattern.of_heads(H):": "for heads, part in [(slice(0, H), pattern.of_heads(H)[0][1])]:"
         },
         tests="tests/kernels -k each",
     )
