@@ -336,12 +336,31 @@ def is_floating_type(dtype: Any) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
+# erf(x)/x is a quotient of polynomials in x², as in Eigen and XLA; from |x| = 4 on, erf is ±1 in float32.
+ERF_ABOVE = (-2.72614225801306e-10, 2.77068142495902e-8, -2.10102402082508e-6, -5.69250639462346e-5,
+             -7.34990630326855e-4, -2.95459980854025e-3, -1.60960333262415e-2)  # fmt: skip
+ERF_BELOW = (-1.45660718464996e-5, -2.13374055278905e-4, -1.68282697438203e-3, -7.37332916720468e-3,
+             -1.42647390514189e-2)  # fmt: skip
+ERF_BOUND = 4.0
+PIECE = 1 << 14  # numbers, of which a few arrays fit in a core's cache
+
+
 def erf(x: Array) -> Array:
     """The error function 2/√π ∫₀ˣ exp(−t²) dt, elementwise, in the precision of `x`.
 
-    NumPy has none, so this is SciPy's, or on a GPU the one that CuPy ships.
+    NumPy has none, so this is SciPy's, or on a GPU the one that CuPy ships. In float32 SciPy's takes ten times as long
+    as a quotient of polynomials.
     """
     xp = array_module(x)
+    if xp is np and x.dtype == np.float32 and x.ndim:
+        y = np.ascontiguousarray(x).clip(-ERF_BOUND, ERF_BOUND)
+        flat = y.reshape(-1)
+        for start in range(0, x.size, PIECE):
+            part = flat[start : start + PIECE]
+            square = part * part
+            part *= _polynomial(ERF_ABOVE, square)
+            part /= _polynomial(ERF_BELOW, square)
+        return y
     if xp is np:
         from scipy.special import erf as erf_numpy
 
@@ -351,6 +370,16 @@ def erf(x: Array) -> Array:
     from cupyx.scipy.special import erf as erf_cupy
 
     return erf_cupy(x)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
+    """The polynomial with these coefficients, those of the highest power first."""
+    y = coefficients[0] * x
+    for coefficient in coefficients[1:-1]:
+        y += coefficient
+        y *= x
+    y += coefficients[-1]
+    return y
 
 
 def scatter_add(target: Array, index: Array, values: Array) -> None:

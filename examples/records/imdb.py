@@ -90,7 +90,9 @@ def train(run, key, reviews):
 
     key: of the whole run, from which dropout is drawn.
     """
-    batches = LabelledBatches(reviews.train, run.batch_size, run.max_length, run.key("batches"), "both", run.word_dropout)
+    batches = LabelledBatches(
+        reviews.train, run.batch_size, run.max_length, run.key("batches"), "both", run.word_dropout
+    )
     with run.replicas(model(run, reviews), batches) as replicas:
         adam = AdamW(replicas.model.parameters(), run.lr, weight_decay=run.weight_decay)
         rate = Cosine(run.lr, min(run.warmup, run.total // 5), run.total)
@@ -114,7 +116,10 @@ def main(run):
         test = train(member(run, number), run.key, reviews)
     scored = run.share(len(run.scored("test", reviews.test).labels), len(reviews.test.labels), "reviews")
     alone = ", ".join(f"{100 * test[f'accuracy_{n}']:.2f}%" for n in range(1, run.models + 1) if run.models > 1)
-    print(f"test accuracy on {scored}: {100 * test['accuracy']:.2f}%" + f" (with one transformer each: {alone})" * bool(alone))
+    print(
+        f"test accuracy on {scored}: {100 * test['accuracy']:.2f}%"
+        + f" (with one transformer each: {alone})" * bool(alone)
+    )
 
 
 if __name__ == "__main__":

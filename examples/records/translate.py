@@ -54,7 +54,8 @@ def data(run):
     if vocabulary is None:
         vocabulary = Subwords.bpe(sentences.train.source + sentences.train.target, run.vocabulary)
     pairs = {
-        part: encode_pairs(vocabulary, getattr(sentences, part), run.max_length, part) for part in ("train", "validation")
+        part: encode_pairs(vocabulary, getattr(sentences, part), run.max_length, part)
+        for part in ("train", "validation")
     }
     known = sum(len(ids) + 1 for ids in pairs["train"].target)
     if run.neighbours > known:
@@ -81,13 +82,19 @@ def translate_part(run, models, corpus, part, beam):
     if run.neighbours:
         known = corpus.pairs["train"], corpus.vocabulary, run.ranks
         models = [with_neighbours(each, *known, neighbours=run.neighbours) for each in models]
-    sentences, options = getattr(corpus.sentences, part).source, dict(length_penalty=run.length_penalty, ranks=run.ranks)
+    sentences, options = (
+        getattr(corpus.sentences, part).source,
+        dict(length_penalty=run.length_penalty, ranks=run.ranks),
+    )
     return translate_together(models, corpus.vocabulary, sentences, beam=beam, **options)
 
 
 def bleu_of(run, written, references):
     """BLEU by sacreBLEU's name for the way to count, of mixed case and of lower-case words."""
-    counts = {"BLEU": bleu(written, references, None), "lower-case, tokenised BLEU": bleu(written, references, run.target)}
+    counts = {
+        "BLEU": bleu(written, references, None),
+        "lower-case, tokenised BLEU": bleu(written, references, run.target),
+    }
     return {name: (value, signature) for name, (value, signature) in counts.items()}
 
 
