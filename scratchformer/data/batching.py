@@ -1,4 +1,4 @@
-"""Cutting texts into batches, each a pure function of a key and a step number.
+"""Batches of texts, each a pure function of a key and a step number.
 
 Nothing here keeps a current position. A run that resumes at step n asks for batch n and gets the same batch as before,
 and replicas and threads may ask in any order. The one exception is the memory in `SegmentBatches`, which the model
@@ -490,9 +490,9 @@ def _shortener(max_length: int, keep: str) -> Callable[[np.ndarray], np.ndarray]
 def padded(rows: Sequence[np.ndarray], filler: int, dtype: Any = np.int32) -> np.ndarray:
     """The rows (T, ...) as one array (B, longest T, ...), with `filler` after the end of each row."""
     lengths = np.array([len(row) for row in rows])
-    found = np.full((len(rows), lengths.max(), *rows[0].shape[1:]), filler, dtype)
-    found[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
-    return found
+    array = np.full((len(rows), lengths.max(), *rows[0].shape[1:]), filler, dtype)
+    array[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
+    return array
 
 
 def slices(count: int, size: int) -> Iterator[slice]:

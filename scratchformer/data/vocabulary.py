@@ -1,4 +1,4 @@
-"""Words to ids and back.
+"""Vocabularies of words: from words to ids and back.
 
 A vocabulary is a list of words, and the id of a word is its index in the list. Id 0 is padding, id 1 any word that is
 not in the list.
@@ -58,12 +58,12 @@ def _writable(text: str) -> bool:
 
 def expect_sequence(ids: Sequence[int] | np.ndarray, size: int) -> np.ndarray:
     """`ids` as an array (T,) of integers from 0 to `size` − 1; raises an error if they are not."""
-    found = expect_array("ids", ids)
-    if not found.size:
-        return found.astype(np.int64)
-    expect_shape("ids", found, "T")
-    expect_ids("ids", found, size)
-    return found
+    array = expect_array("ids", ids)
+    if not array.size:
+        return array.astype(np.int64)
+    expect_shape("ids", array, "T")
+    expect_ids("ids", array, size)
+    return array
 
 
 class Vocabulary:
