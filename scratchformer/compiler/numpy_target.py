@@ -1,5 +1,5 @@
-"""Loops over blocks of rows in NumPy, for arrays in float32 and float64. They run what `scratchformer show` prints; no twin
-is made of them, since they save less than a hundredth of a training step.
+"""Loops over blocks of rows in NumPy, for arrays in float32 and float64. No twin is made of them, since they would save
+less than a hundredth of a training step.
 """
 
 from __future__ import annotations
