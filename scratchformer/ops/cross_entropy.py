@@ -112,14 +112,6 @@ def cross_entropy(
     return loss, CrossEntropyCache(logits, z_max, log_z, targets, counted, count, label_smoothing)
 
 
-def as_rows(
-    logits: Array, targets: Array, ignore_index: int | None, label_smoothing: float
-) -> tuple[Array, Array, Array]:
-    """Logits (N, V), and what `given_targets` returns."""
-    given = given_targets(logits, targets, ignore_index, label_smoothing)
-    return logits.reshape(-1, logits.shape[-1]), given["targets"], given["counted"]
-
-
 def counted_targets(targets: Array, V: int, ignore_index: int | None) -> tuple[Array, Array]:
     """Targets (...), with 0 for those that are ignored, and which of them count. Raises TypeError if they are not
     integers, IndexError if one of those that count is not in 0 ... V − 1.
