@@ -349,12 +349,15 @@ class Replicas:
             return math.ceil(rows / self.micro_batches)
         if self.device is not CPU:
             return rows
-        width = getattr(self.model, "config", {}).get("d_model")
-        elements = MICRO_BATCH_ELEMENTS if self.half is None else 2 * MICRO_BATCH_ELEMENTS
-        fitting = max(1, elements // (batch[0].shape[1] * width)) if width else rows  # in a core's cache
-        limit = min(fitting, math.ceil(rows / FEWEST))
+        limit = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / FEWEST))
         even = (size for size in range(limit, limit // 2, -1) if rows % (FEWEST * size) == 0)
         return next(even, math.ceil(rows / math.ceil(rows / limit)))
+
+    def fitting(self, length: int) -> int | None:
+        """How many rows of `length` tokens fit in a core's cache; None for a model without `config["d_model"]`."""
+        width = getattr(self.model, "config", {}).get("d_model")
+        elements = MICRO_BATCH_ELEMENTS if self.half is None else 2 * MICRO_BATCH_ELEMENTS
+        return width and max(1, elements // (length * width))
 
     def describe(self, batch: Any) -> str:
         """One line that says how a batch like this one is divided."""
