@@ -66,11 +66,11 @@ class InPlace(Twin):
         except CompileError:
             return (), (), ()
         known, arrays = self.derivation.definitions.known, self.derivation.arrays
-        found: tuple[list[int], list[int], list[int]] = [], [], []
+        places: tuple[list[int], list[int], list[int]] = [], [], []
         for i, name in enumerate(self.derivation.arguments):
             read = before(name) in arrays if name in known else name in arrays
-            found[0 if read else 1 if name in known else 2].append(i)
-        return tuple(found[0]), tuple(found[1]), tuple(found[2])
+            places[0 if read else 1 if name in known else 2].append(i)
+        return tuple(places[0]), tuple(places[1]), tuple(places[2])
 
     def fits(self, *args: Any, **kwargs: Any) -> bool:
         """Whether the loops can compute with these: contiguous arrays of one shape, those that are read of one type."""

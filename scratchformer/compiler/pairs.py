@@ -1,4 +1,4 @@
-"""A user's functions compiled: they become an operation with twins, whose first call is compared with the functions."""
+"""Compiled functions of a user: an operation with twins, whose first call is compared with the functions."""
 
 from __future__ import annotations
 

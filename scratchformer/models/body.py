@@ -33,9 +33,9 @@ from ..nn import (
     TransformerBlock,
 )
 from ..nn.attention import causal as and_causal
-from ..nn.embedding_sum import EmbeddingSumCache
+from ..nn.block import StackCache, Stored
+from ..nn.embedding import EmbeddingSumCache
 from ..nn.layer import Part, expect_backward, repeated
-from ..nn.stack import StackCache, Stored
 from ..rng import Key, fold
 from ..shell.text import shown
 from .model import Model, named

@@ -9,9 +9,9 @@ from .. import ops
 from ..backend import Array
 from ..checks import expect_ids, expect_positive
 from ..nn import Layer, Linear
+from ..nn.block import Stored
 from ..nn.embedding import extend_output
 from ..nn.layer import expect_backward
-from ..nn.stack import Stored
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, Zeros, expect_key, fold
 from .body import Body

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..checks import (
-    LARGEST,
+    MAX_SIZE,
     expect_at_least,
     expect_columns,
     expect_floating,
@@ -43,7 +43,7 @@ def given_targets(logits: Array, targets: Array, ignore_index: int | None, label
         raise ValueError(f"targets: expected {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
     expect_fraction("label_smoothing", label_smoothing)
     if ignore_index is not None:
-        expect_at_least(-LARGEST, ignore_index=ignore_index)
+        expect_at_least(-MAX_SIZE, ignore_index=ignore_index)
     targets, counted = counted_targets(targets.reshape(-1), logits.shape[-1], ignore_index)
     return {"targets": targets, "counted": counted}
 

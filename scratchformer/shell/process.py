@@ -1,4 +1,4 @@
-"""How a program ends: signals, standard streams, and errors in one line."""
+"""The end of a program: signals, standard streams, and errors in one line."""
 
 from __future__ import annotations
 
@@ -98,17 +98,17 @@ def signals_caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in SIGNALS}
     taken = {
-        number: found
-        for number, found in before.items()
-        if found in (signal.SIG_DFL, stop) or (number == signal.SIGINT and found not in (signal.SIG_IGN, None))
+        number: handled
+        for number, handled in before.items()
+        if handled in (signal.SIG_DFL, stop) or (number == signal.SIGINT and handled not in (signal.SIG_IGN, None))
     }
     try:
         for number in taken:
             signal.signal(number, handler)
         yield
     finally:
-        for number, found in taken.items():
-            signal.signal(number, found)
+        for number, handled in taken.items():
+            signal.signal(number, handled)
 
 
 MOMENT = 0.1  # seconds

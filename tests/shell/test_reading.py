@@ -52,7 +52,7 @@ def test_limits(tmp_path):
     path.write_bytes(gzip.compress(b" " * 100_000))
     assert read_unpacked(path) == b" " * 100_000
     with pytest.raises(DataError, match=r"huge: unpacks to more than 99,999 bytes"):
-        read_unpacked(path, most=99_999)
+        read_unpacked(path, max_bytes=99_999)
 
 
 def test_a_byte_order_mark_is_not_text(tmp_path):
