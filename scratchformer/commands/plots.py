@@ -17,6 +17,7 @@ from ..data.subwords import BEGIN, END
 from ..dispatch import reference_only
 from ..generation import beam_search
 from ..models import Classifier, EncoderDecoder, LanguageModel
+from ..nn import RelativeSelfAttention
 from ..nn.recompute import RecomputeCache
 from ..ops import sinusoidal_positions
 from ..records import EvidenceClassifier
@@ -355,7 +356,7 @@ def plot_positions(model: Any, path: Path) -> Path:
     kind, place = "No positions in the model; sinusoidal", "position"
     if positions is not None:
         kind = "Learned" if positions.parameters() else "Sinusoidal"
-    elif model.body.relative:
+    elif isinstance(getattr(model.body.blocks[0], "attention", None), RelativeSelfAttention):
         kind, place = "Relative", "distance"
     left.set(xlabel="column", ylabel=place, title=f"{kind} position encodings")
     figure.colorbar(image, ax=left)

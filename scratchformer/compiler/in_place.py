@@ -11,8 +11,8 @@ import numpy as np
 from ..dispatch import Operation
 from ..ops.precision import round_into
 from ..optim.adam import adam_step, clip_adam, clip_adam_round
-from ..optim.clip import scale
 from ..optim.muon import move, nesterov
+from ..optim.optimizer import scale
 from ..optim.sgd import sgd_step
 from .derivation import Derivation, before
 from .errors import CompileError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import (
     MAX_SIZE,
     expect_at_least,
@@ -16,7 +16,6 @@ from ..checks import (
     expect_integers,
 )
 from ..dispatch import backward, operation
-from .precision import widen
 
 IGNORED = -1  # the `ignore_index` that the models here use for targets that do not count
 
