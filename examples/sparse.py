@@ -37,7 +37,7 @@ PRESETS = {
 }
 OPTIONS = {
     "minutes": dict(
-        type=float, metavar="M", least=1e-6, most=10**6, help="train for about M minutes, instead of a number of steps"
+        type=float, metavar="M", min=1e-6, max=10**6, help="train for about M minutes, instead of a number of steps"
     ),
 }
 MEASURED = 5  # steps that are timed, after one to warm up
