@@ -19,8 +19,8 @@ import scratchformer
 from scratchformer import Key
 from scratchformer.data import TextBatches
 from scratchformer.models import LanguageModel
-from scratchformer.optim import Adam, Cosine, clip_by_global_norm
-from scratchformer.training import Replicas
+from scratchformer.optim import Adam, Cosine
+from scratchformer.parallel.replicas import Replicas
 
 PACKAGE = str(Path(scratchformer.__file__).parent)
 INNER = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
@@ -44,7 +44,7 @@ def path_of_a_step() -> Counter:
 
         def step(number):
             replicas.gradients(batches.batch(number), key.fold("train", number))
-            clip_by_global_norm(adam.gradients(), 1.0, replicas.map)
+            replicas.clip(adam, 1.0)
             adam.lr = rate(number)
             replicas.step(adam)
 

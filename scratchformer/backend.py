@@ -90,7 +90,7 @@ def array_module(*arrays: object) -> Any:
     """
     first = xp = None
     for x in arrays:
-        library = np if type(x) is np.ndarray else _library(x)
+        library = np if type(x) is np.ndarray else None if x is None else _library(x)
         if library is None:
             continue
         if xp is None:
@@ -334,6 +334,11 @@ def to_cpu(x: Array) -> np.ndarray:
 def is_floating_type(dtype: Any) -> bool:
     """Whether `dtype` is a real floating-point type. For bfloat16, of the package ml_dtypes, NumPy's letter is "V"."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def widen(x: Array) -> Array:
+    """`x` itself, or a float32 copy if `x` is float16 or bfloat16: half precision is for storage, not for sums."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 else x
 
 
 # erf(x)/x is a quotient of polynomials in x², as in Eigen and XLA; from |x| = 4 on, erf is ±1 in float32.

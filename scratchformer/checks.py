@@ -197,6 +197,8 @@ def expect_number(name: str, x: float, zero: bool = True, infinite: bool = False
     """Raise TypeError unless `x` is a number, ValueError unless it is finite and >= 0. zero: whether 0 is valid;
     infinite: whether infinity is.
     """
+    if type(x) is float and 0 < x < math.inf:
+        return
     expect_real_number(name, x)
     if not (x >= 0 and (_is_finite(x) or infinite) and (zero or x)):
         finite = "" if infinite else "finite "
@@ -205,6 +207,8 @@ def expect_number(name: str, x: float, zero: bool = True, infinite: bool = False
 
 def expect_fraction(name: str, x: float, letter: str = "") -> None:
     """Raise TypeError unless `x` is a number, ValueError unless 0 ≤ x < 1. The message calls x `letter`, if given."""
+    if type(x) is float and 0 <= x < 1:
+        return
     expect_real_number(name, x)
     if not 0 <= x < 1:
         raise ValueError(f"{name}: expected 0 <= {letter or name} < 1, got {_number(x)}")
@@ -266,6 +270,8 @@ def expect_array(name: str, x: Any, dtype: Any = None) -> np.ndarray:
 
 def expect_integers(name: str, x: Array) -> None:
     """Raise TypeError unless `x` is an array of integers."""
+    if type(x) is np.ndarray and x.dtype.kind in "iu":
+        return
     if _kind(x) not in ("i", "u") or isinstance(x, UNLIKE_ARRAYS):
         what = "an array of integers" if _kind(x) is None else "integers"
         raise TypeError(f"{name}: expected {what}, got {describe(x)}")
@@ -300,7 +306,7 @@ def is_checked(x: Array) -> bool:
 
 def expect_range(name: str, x: Array, low: int, high: int, error: type[Exception] = ValueError) -> None:
     """Raise `error` unless all values of `x` are in low ... high, or `is_checked(x)`."""
-    if x.size and not is_checked(x):
+    if x.size and (type(x) is np.ndarray or not is_checked(x)):
         smallest, largest = array_module(x).stack([x.min(), x.max()]).tolist()  # one transfer from a GPU
         if smallest < low or largest > high:
             raise error(f"{name}: expected values from {low} to {high}, got {smallest if smallest < low else largest}")

@@ -243,15 +243,6 @@ def twins_of(op: Any, kind: type = np.ndarray, fast: bool = False) -> list[Twin]
     return [twin for twin in op.chosen[True].get(kind, []) if twin not in plain] if fast else list(plain)
 
 
-def results_of(twin: Twin, *args: Any, **kwargs: Any) -> Any:
-    """What a twin gives: (y, cache), or the result of an operation without backward."""
-    results = twin.forward(*args, **kwargs)
-    if twin.backward is None:
-        return results
-    y, kept = results
-    return y, TwinCache(twin, kept, y.shape, y.dtype)
-
-
 def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
     """What the backward of a twin gives for dy, which is called `name`. A dy of another type than y is converted first,
     and the gradients are then converted to the type of dy.

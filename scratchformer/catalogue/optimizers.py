@@ -17,9 +17,8 @@ from ..nn import Param
 from ..notation.run import getdoc
 from ..ops.precision import round_into
 from ..optim import adam as adam_module
-from ..optim.clip import scale
 from ..optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
-from ..optim.optimizer import Optimizer
+from ..optim.optimizer import Optimizer, scale
 from ..optim.sgd import sgd_step
 from ..parallel.precision import MAX_SCALE, LossScale
 from ..testing.draw import Sizes

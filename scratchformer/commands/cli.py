@@ -15,7 +15,7 @@ from typing import Any
 from ..course.command import add_command as add_learn
 from ..generation.beam import WIDEST
 from ..parallel.replicas import MOST_REPLICAS
-from ..shell.options import SEED, Parser
+from ..shell.options import SEED, CommandLine
 from ..shell.process import run_program
 from ..shell.text import one_line
 from ..version import __version__
@@ -56,8 +56,8 @@ def arguments_of_command(argv: list[str]) -> int:
     return next(others, len(argv))
 
 
-def make_parser() -> Parser:
-    parser = Parser(prog="scratchformer", description=__doc__)
+def make_parser() -> CommandLine:
+    parser = CommandLine(prog="scratchformer", description=__doc__)
     parser.add_argument("--version", action="version", version=f"scratchformer {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -109,7 +109,7 @@ def make_parser() -> Parser:
         "name", metavar="NAME", help="an operation of the package, or FILE.py::FUNCTION, whose file is executed"
     )
     target = command.add_mutually_exclusive_group(required=True)
-    for option, what in (("numba", "Numba"), ("cuda", "CUDA")):
+    for option, what in (("numba", "Numba"), ("cuda", "CUDA"), ("js", "JavaScript"), ("numpy", "NumPy")):
         target.add_argument(
             f"--{option}", dest="target", action="store_const", const=option, help=f"the loops in {what}"
         )
@@ -173,14 +173,14 @@ def make_parser() -> Parser:
     return parser
 
 
-def add_run(command: Parser, what: str) -> None:
+def add_run(command: CommandLine, what: str) -> None:
     command.add_argument("run_folder", metavar="RUN", help=what)
     command.add_argument(
         "--program", metavar="FILE", help="execute this file: the program of the run, unless it is one of examples/"
     )
 
 
-def add_dynamic(command: Parser) -> None:
+def add_dynamic(command: CommandLine) -> None:
     learning = "also score a language model that learns from the text while it reads (dynamic evaluation)"
     command.add_argument("--dynamic", action="store_true", help=learning)
     number: dict[str, Any] = {"type": float, "metavar": "X", "min": 0}
@@ -200,7 +200,7 @@ def dynamic_settings(args: argparse.Namespace) -> dict[str, Any] | None:
     return given if args.dynamic else None
 
 
-def add_precision(command: Parser) -> None:
+def add_precision(command: CommandLine) -> None:
     halves = "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time (default: float32)"
     command.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help=halves)
 

@@ -97,10 +97,14 @@ class Residual(Layer):
 
     def sum(self, x: Array, f: Array, key: Key | None) -> tuple[Array, Any, bool]:
         """x + dropout(f), the cache of dropout, and whether compiled loops have computed both at once."""
-        p = self.dropout.p if type(self.dropout) is Dropout else 0
-        if key is not None and p and is_fast() and has_twin(ops.dropout_add, f, p, key, x):
-            return *ops.dropout_add(f, p, key, x), True
-        f, dropout = self.dropout.forward(f, key)
+        dropout = None
+        if type(self.dropout) is not Dropout:
+            f, dropout = self.dropout.forward(f, key)
+        elif key is not None and self.dropout.p:
+            p = self.dropout.p
+            if is_fast() and has_twin(ops.dropout_add, f, p, key, x):
+                return *ops.dropout_add(f, p, key, x), True
+            f, dropout = ops.dropout(f, p, key)
         s, _ = ops.add(x, f)
         return s, dropout, False
 
@@ -118,9 +122,10 @@ class Residual(Layer):
         ds = dy
         if self.order == "post":
             ds = self.norm.backward(dy, cache.norm)
+        df = ds
         if cache.added:
             df, _ = ops.dropout_add_backward(ds, cache.dropout)
-        else:
+        elif cache.dropout is not None or type(self.dropout) is not Dropout:
             df = self.dropout.backward(ds, cache.dropout)
         dn = self.branch.backward(df, cache.branch)
         dn, *others = dn if isinstance(dn, tuple) else (dn,)
@@ -332,7 +337,7 @@ class Stack(Layer):
     def trained(self) -> list[Layer]:
         """The blocks as forward and backward run them."""
         if not self.recompute:
-            return list(self.blocks)
+            return self.blocks
         return [Recompute(block, keep=i == len(self.blocks)) for i, block in enumerate(self.blocks, 1)]
 
     def forward(
@@ -340,12 +345,11 @@ class Stack(Layer):
     ) -> tuple[Array, StackCache]:
         """memories: (B, depth, M, C), the memory of each block: see `TransformerBlock`."""
         caches, inputs, norm = [], [], None
-        for i, block in enumerate(self.trained()):
-            own = {"key": fold(key, i)}
+        for i, block in enumerate(self.trained() if self.recompute else self.blocks):
             if memories is not None:
-                own["memory"] = memories[:, i]
+                options["memory"] = memories[:, i]
                 inputs.append(x)
-            y, cache = block.forward(x, *shared, **options, **own)
+            y, cache = block.forward(x, *shared, key=fold(key, i), **options)
             if y.shape != x.shape:
                 raise ValueError(
                     f"block {i}: expected to return {tuple(x.shape)}, as it got, returned {tuple(y.shape)}"
@@ -363,7 +367,8 @@ class Stack(Layer):
         if dx is None:  # the norm is `Frozen`
             return None
         totals: list[Array] = []
-        for i, (block, block_cache) in reversed([*enumerate(zip(self.trained(), cache.blocks, strict=True))]):
+        blocks = self.trained() if self.recompute else self.blocks
+        for i, (block, block_cache) in reversed([*enumerate(zip(blocks, cache.blocks, strict=True))]):
             dx = block.backward(dx, block_cache)
             if dx is None:  # it is `Frozen`, and so is what precedes it
                 if totals:

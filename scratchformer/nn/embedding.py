@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import (
     expect_at_least,
     expect_boolean,
@@ -20,7 +20,6 @@ from ..checks import (
     expect_shape,
 )
 from ..dispatch import operation
-from ..ops.precision import widen
 from ..rng import Key, fold
 from .layer import Layer, Param, expect_backward, initial_generator, list_of_layers
 from .pointwise import Dropout
@@ -324,15 +323,19 @@ class EmbeddingSum(Layer):
             x, positions = self.positions.forward(x, **({"start": start} if start else {}))
         if self.norm is not None:
             x, norm = self.norm.forward(x)
-        if self.dropout is not None:
-            x, dropout = self.dropout.forward(x, key)
+        if type(self.dropout) is not Dropout:
+            x, dropout = (x, None) if self.dropout is None else self.dropout.forward(x, key)
+        elif key is not None and self.dropout.p:
+            x, dropout = ops.dropout(x, self.dropout.p, key)
         return x, EmbeddingSumCache(tuple(caches), positions, norm, dropout)
 
     def backward(self, dy: Array | None, cache: EmbeddingSumCache) -> Any:
         expect_backward(cache, EmbeddingSumCache)
         if dy is None:  # of frozen blocks
             return None
-        dx = dy if self.dropout is None else self.dropout.backward(dy, cache.dropout)
+        dx = dy
+        if self.dropout is not None and (cache.dropout is not None or type(self.dropout) is not Dropout):
+            dx = self.dropout.backward(dy, cache.dropout)
         if self.norm is not None:
             dx = self.norm.backward(dx, cache.norm)
         if self.positions is not None and dx is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import (
     MAX_SIZE,
     expect_at_least,
@@ -16,7 +16,6 @@ from ..checks import (
     expect_integers,
 )
 from ..dispatch import backward, operation
-from .precision import widen
 
 IGNORED = -1  # the `ignore_index` that the models here use for targets that do not count
 
@@ -110,14 +109,6 @@ def cross_entropy(
     count = xp.maximum(1, counted.sum(dtype=row.dtype))  # not a Python number, for which the host would wait for a GPU
     loss = xp.where(counted[:, None], row, 0).sum() / count
     return loss, CrossEntropyCache(logits, z_max, log_z, targets, counted, count, label_smoothing)
-
-
-def as_rows(
-    logits: Array, targets: Array, ignore_index: int | None, label_smoothing: float
-) -> tuple[Array, Array, Array]:
-    """Logits (N, V), and what `given_targets` returns."""
-    given = given_targets(logits, targets, ignore_index, label_smoothing)
-    return logits.reshape(-1, logits.shape[-1]), given["targets"], given["counted"]
 
 
 def counted_targets(targets: Array, V: int, ignore_index: int | None) -> tuple[Array, Array]:

@@ -29,7 +29,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -39,7 +39,9 @@ from ..optim.optimizer import pieces
 from ..shell.process import in_words
 from ..shell.text import shown
 from ..version import __version__
-from .sums import Branch, TreeSum
+
+if TYPE_CHECKING:
+    from .replicas import Branch, TreeSum
 
 T = TypeVar("T")
 
@@ -239,7 +241,7 @@ class Ranks:
         type(requests[0]).Waitall(requests)
 
         def add(piece: slice) -> None:
-            total = TreeSum(sums.count, [])
+            total = type(sums)(sums.count, [])
             for (round, place), array in parts.items():
                 total.add(place, array[piece], False, round)
             summed[piece] = total.total.array

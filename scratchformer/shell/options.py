@@ -16,7 +16,7 @@ SEED = {"type": int, "metavar": "N", "min": 0, "max": INT64_MAX}
 LITERAL = "\0"  # marks an argument that is not an option; no argument can contain it
 
 
-class Parser(argparse.ArgumentParser):
+class CommandLine(argparse.ArgumentParser):
     """A parser with two more rules, for all its arguments: none may be empty, and every number has limits.
 
     `add_argument` also takes `min` and `max`, both inclusive; by default a number must be finite and fit in 64 bits.

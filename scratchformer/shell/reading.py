@@ -175,10 +175,8 @@ def read_unpacked(path: PathLike, error: Error = DataError, max_bytes: int = MAX
     Raises `error` if it cannot be read, is damaged, or unpacks to more than `max_bytes` bytes and more than RATIO times
     its own size.
     """
-    with open_file(path, error) as file, _reading(path, error):
-        packed = str(path).endswith(".gz") or file.peek(2)[:2] == GZIP
-    if not packed:
-        return read_bytes(path, error)
+    if not str(path).endswith(".gz") and not (data := read_bytes(path, error)).startswith(GZIP):
+        return data
     with open_gzip(path, error, max_bytes) as stream:
         return read_all(stream)
 

@@ -19,7 +19,7 @@ from ..backend import get_device
 from ..parallel.precision import PRECISIONS
 from ..parallel.replicas import MOST_REPLICAS
 from ..shell.files import locked, make_folder, replacing
-from ..shell.options import MAX_STEPS, SEED, Parser
+from ..shell.options import MAX_STEPS, SEED, CommandLine
 from ..shell.reading import decoded, parsed, read_bytes
 from ..shell.text import one_line, printable, shown
 from ..version import __version__
@@ -109,7 +109,7 @@ def start_run(
     arguments of `Run`, and the attributes `given`, `estimating`, `preset_steps` and `state`.
 
     presets: settings by name. The default is the preset with the name of a given option, if there is one, else "small".
-    options: the program's own options, by name, with the arguments of `options.Parser.add_argument`; their values
+    options: the program's own options, by name, with the arguments of `options.CommandLine.add_argument`; their values
     become settings. An option with the metavar PATH is a path. An option that is `changeable` may be given with
     --resume. None takes away an option that every program has, "data" or "estimate".
     A resumed run keeps its settings: only --device, --data, --steps, --replicas, --shard, --recompute and changeable
@@ -346,7 +346,7 @@ def _parser(
     presets: Collection[str],
     options: Mapping[str, Mapping[str, Any]],
     without: Collection[str] = (),
-) -> Parser:
+) -> CommandLine:
     number: dict[str, Any] = {"type": int, "metavar": "N", "min": 1}
     common: dict[str, dict[str, Any]] = {
         "device": dict(default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if one works)"),
@@ -364,7 +364,7 @@ def _parser(
         "estimate": dict(action="store_true", help="print how much memory the run will take, and stop"),
         "tensorboard": dict(action="store_true", default=None, help="log to TensorBoard too"),
     }
-    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandLine(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(data=None, estimate=False, go_on=False)
     described = {option: common[option] for option in common if option not in without}
     described |= {option: {**own, "default": None} for option, own in options.items()}

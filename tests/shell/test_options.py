@@ -7,7 +7,7 @@ import pytest
 from scratchformer.training.program import load_file, program_in
 
 from scratchformer.commands.cli import make_parser
-from scratchformer.shell.options import INT64_MAX, Parser
+from scratchformer.shell.options import INT64_MAX, CommandLine
 from scratchformer.training.settings import _parser
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -40,7 +40,7 @@ def test_every_option_has_a_help_and_every_number_has_limits():
     parsers = all_parsers()
     assert len(parsers) > 20
     for name, parser in parsers.items():
-        assert type(parser) is Parser, name
+        assert type(parser) is CommandLine, name
         for action in parser._actions:
             assert action.help or isinstance(action, argparse._SubParsersAction), (name, action.dest)
             if action.type in (int, float):

@@ -45,7 +45,7 @@ def test_only_regular_files_are_opened(tmp_path):
 def test_limits(tmp_path):
     path = tmp_path / "huge"
     with open(path, "wb") as file:
-        file.truncate(reading.MOST + 1)  # a hole: it takes no room on the disk
+        file.truncate(reading.MAX_BYTES + 1)  # a hole: it takes no room on the disk
     for read in read_bytes, read_text, read_json, read_unpacked:
         with pytest.raises(DataError, match=r"huge: expected at most [\d,]+ bytes, got 4,294,967,297$"):
             read(path)
