@@ -4,25 +4,17 @@ import hashlib
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scratchformer.data import load_enwik8, load_imdb, recalling
+from scratchformer.data import load_enwik8
 from scratchformer.training import (
-    Replicas,
-    evaluate_language_model,
     language,
     load_model,
     load_snapshot,
-    predict_classes,
     read_metrics,
-    scores_of_classes,
-    stack_weights,
-    stacked,
 )
-from scratchformer.training.readers import mean_snapshot
 from scratchformer.training.settings import read_settings
 
 NUMBER = r"([0-9.]+)"
@@ -121,44 +113,6 @@ def test_positions_are_an_option_of_enwik8(call, text_file, tmp_path, positions)
     call("enwik8", *options)
     assert load_snapshot(tmp_path).config["positions"] == positions
     assert len(call("scratchformer", "generate", tmp_path, "--tokens", 5).stdout) > 1
-
-
-def test_what_followed_is_an_option_of_enwik8(call, fail, text_file, tmp_path):
-    """It is scored with matches from earlier parts of the corpus, after training and by `evaluate`, and can write."""
-    text_file = shutil.copy(text_file, tmp_path)
-    options = ("--recall", 5, "--data", text_file, "--out", tmp_path / "run", "--steps", 2, "--device", "cpu")
-    told = number(rf"{NUMBER} bits per byte", call("enwik8", *options).stdout)
-    lengths = [3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5]
-    assert load_snapshot(tmp_path / "run").config["embeddings"][0]["orders"] == lengths
-    options = ("--dynamic", "--lr", 0, "--stride", 8, "--device", "cpu")
-    found = call("scratchformer", "evaluate", tmp_path / "run", *options).stdout
-    assert number(rf"(?m)^test: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(told, abs=1.01e-4)
-    words = "test, learning while reading: loss [0-9.]+, bits_per_byte"
-    assert number(rf"(?m)^{words} {NUMBER}$", found) == pytest.approx(told, abs=1.01e-4)
-    written = call("scratchformer", "generate", tmp_path / "run", "--tokens", 5)
-    assert len(written.stdout) > 1 and not written.stderr
-    corpus = load_enwik8(text_file)
-    rows = recalling(np.concatenate(corpus[1:]), lengths)[-len(corpus.test) :]
-    with Replicas(load_model(tmp_path / "run")[0], 1) as replicas:
-        before, *others = (
-            evaluate_language_model(replicas, data)["bits_per_byte"]
-            for data in (rows, recalling(corpus.test, lengths), corpus.test)
-        )
-    assert before == pytest.approx(told, abs=1.01e-4)
-    assert all(abs(score - before) > 1e-6 for score in others)  # matches only in the test part, or in the window
-    assert "the best of 3 steps" in call("enwik8", "--resume", tmp_path / "run", "--steps", 3, "--device", "cpu").stdout
-    Path(text_file).write_bytes(Path(text_file).read_bytes().swapcase())
-    written = call("scratchformer", "generate", tmp_path / "run", "--tokens", 5)
-    assert len(written.stdout) > 1
-    assert "only in the text that is written: " in written.stderr and "was made with other data" in written.stderr
-    Path(text_file).unlink()
-    written = call("scratchformer", "generate", tmp_path / "run", "--tokens", 5)
-    assert len(written.stdout) > 1
-    assert (
-        "matches are searched only in the text that is written: " in written.stderr and "No such file" in written.stderr
-    )
-    line = fail("enwik8", "--model", "xl", "--recall", 5, "--data", text_file, "--device", "cpu")
-    assert "--recall: a Transformer-XL does not store the bytes before a segment, so leave --recall out" in line
 
 
 def test_pool_and_positions_are_options_of_imdb(call, reviews_folder, tmp_path):
@@ -277,7 +231,6 @@ def test_a_short_run_has_a_short_warm_up(enwik8_copy, call):
 def test_evaluate_uses_the_same_validation_bytes_as_training(enwik8_copy, monkeypatch):
     """With a lower limit, which training reads too, the command scores less."""
     from scratchformer.commands import cli
-    from scratchformer.data import load_enwik8
     from scratchformer.training import language
 
     corpus, seen = load_enwik8(read_settings(enwik8_copy)["data"]), []
@@ -329,79 +282,6 @@ def noisy_reviews(reviews_folder, tmp_path):
         if int(path.name.split("_")[0]) % 5 == 0:
             path.write_text(" ".join(other.get(word, word) for word in path.read_text().split()))
     return folder
-
-
-@pytest.mark.parametrize("longest", [0, 2])
-def test_imdb_with_and_without_evidence(call, noisy_reviews, tmp_path, longest):
-    """A run keeps its model when it is resumed, and the command scores it as the program did."""
-    options = ("--data", noisy_reviews, "--evidence", longest, "--out", tmp_path / "run")
-    call("imdb", *options, "--steps", 1, "--device", "cpu")
-    result = call("imdb", "--resume", tmp_path / "run", "--steps", 3, "--device", "cpu")
-    model, _ = load_model(tmp_path / "run")
-    assert type(model).__name__ == ("EvidenceClassifier" if longest else "Classifier")
-    assert model.config.get("evidence", 0) == longest
-    told = number(rf"test accuracy on 80 reviews: {NUMBER}%", result.stdout)
-    found = call("scratchformer", "evaluate", tmp_path / "run", "--device", "cpu").stdout
-    assert number(rf"^test: loss [0-9.]+, accuracy {NUMBER}$", found) == pytest.approx(told / 100, abs=1.01e-4)
-    data, predicted = load_imdb(noisy_reviews, 100, 100, evidence=longest), {}
-    model, _ = load_model(mean_snapshot(tmp_path / "run"))
-    for part in "validation", "test":
-        texts, rows = getattr(data, part), []
-        for i, ids in enumerate(texts.ids):
-            kept = np.arange(len(ids)) if len(ids) <= 16 else np.r_[:4, len(ids) - 12 : len(ids)]
-            inputs = (ids, texts.evidence[i]) if longest else (ids,)
-            rows.append(np.exp(model(*(x[None, kept] for x in inputs))[0]))
-        predicted[part] = np.array(rows)
-    if longest:
-        weights = stack_weights(predicted["validation"], data.validation.logits, data.validation.labels)
-        predicted["test"] = stacked(predicted["test"], data.test.logits, weights)
-    scores = scores_of_classes(predicted["test"], data.test.labels)
-    assert number(rf"^test: loss {NUMBER}, ", found) == pytest.approx(scores["loss"], abs=1e-4)
-    assert "invalid choice" in call("imdb", "--evidence", 4, "--data", noisy_reviews, status=2).stderr
-
-
-@pytest.mark.parametrize("longest", [0, 2])
-def test_three_models_of_imdb_decide_together(call, fail, noisy_reviews, tmp_path, longest):
-    """The mean of their probabilities is scored, with the linear model if there is one, by the program and by the
-    command.
-    """
-    folder, options = tmp_path / "run", ("--device", "cpu")
-    train = ("imdb", "--data", noisy_reviews, "--steps", 6, "--evidence", longest, *options)
-    told = call(*train, "--out", folder, "--models", 3).stdout
-    assert re.findall("^model (.) of 3: best on validation: ", told, re.MULTILINE) == ["1", "2", "3"]
-    names = ("model-1", "model-2", "model-3")
-    models = [load_model(mean_snapshot(folder / name))[0] for name in names]
-    assert len({model.flat.data.tobytes() for model in models}) == 3
-    alone = tmp_path / "alone"
-    call(*train, "--out", alone)
-    assert (load_model(mean_snapshot(alone))[0].flat.data == models[0].flat.data).all()
-
-    data = load_imdb(noisy_reviews, 100, 100, evidence=longest)
-    asked = call("scratchformer", "evaluate", folder, *options).stdout
-    for part, start, printed in ("validation", "all models on validation", told), ("test", "^3 models: test", asked):
-        texts, held_out, found = getattr(data, part), data.validation, []
-        for model in models:
-            with Replicas(model, 1) as replicas:
-                found.append([predict_classes(replicas, own, 16, "both") for own in (texts, held_out)])
-        found.append([sum(own) / 3 for own in zip(*found, strict=True)])
-        if longest:
-            weights = [stack_weights(own, held_out.logits, held_out.labels) for _, own in found]
-        predicted = [stacked(p, texts.logits, weights[i]) if longest else p for i, (p, _) in enumerate(found)]
-        *alone, scores = [scores_of_classes(p, texts.labels) for p in predicted]
-        assert number(rf"{start}: loss {NUMBER}, ", printed) == pytest.approx(scores["loss"], abs=1e-4)
-        accuracy = number(rf"{start}: loss [0-9.]+, accuracy {NUMBER} ", printed)
-        assert accuracy == pytest.approx(scores["accuracy"], abs=1e-4)
-        each = ", ".join(f"{100 * own['accuracy']:.2f}%" for own in alone)
-        assert f"(with one transformer each: {each})" in printed
-    assert f"test accuracy on 80 reviews: {100 * scores['accuracy']:.2f}% (with one transformer each: {each})" in told
-
-    call("imdb", "--resume", folder, "--steps", 7, *options)
-    assert [load_snapshot(folder / name / "last.safetensors").state["step"] for name in names] == [7] * 3
-    assert "holds an ensemble, which cannot generate text" in fail("scratchformer", "generate", folder)
-    assert "which cannot translate" in fail("scratchformer", "translate", folder, "a")
-    (folder / "model-2" / "average.safetensors").unlink()  # as if the run had been stopped before its end
-    expected = f"error: model-2 of 3 is not trained to its end: continue with --resume {folder}"
-    assert fail("scratchformer", "evaluate", folder, *options) == expected
 
 
 def test_a_resumed_ensemble_is_unfinished_until_all_its_models_are(call, fail, example, reviews_folder, tmp_path):
