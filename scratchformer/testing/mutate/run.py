@@ -135,7 +135,9 @@ def run_plain(runner: Runner, target: Target, tests: Sequence[str]) -> float:
     return time.perf_counter() - start
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, environment: Mapping[str, str] | None = None) -> Iterator[MutationResult]:
+def run_jobs(
+    jobs: Sequence[Job], processes: int, environment: Mapping[str, str] | None = None
+) -> Iterator[MutationResult]:
     """The outcomes of jobs that have the same tests, as they come in, from this many processes.
 
     Raises ValueError unless the tests pass without a mistake.
