@@ -183,7 +183,7 @@ def operation(reference: Any = None, given: Callable | None = None, gives: tuple
 
     @functools.wraps(reference)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        x = args[0] if args else kwargs.get(first)
+        x: Any = args[0] if args else kwargs.get(first)
         if not _reference_depth:
             for each in chosen[_fast_depth > 0].get(type(x), ()):
                 if each.bytes is not None and x.dtype.itemsize != each.bytes:
@@ -224,7 +224,7 @@ def backward(reference: Callable) -> Operation[...]:
                 raise TypeError(f"{second}: expected the cache of {operation}, got that of {cache.twin.operation}")
             dy = args[0] if len(args) == 2 else None
             if type(dy) is np.ndarray and dy.shape == cache.shape and dy.dtype == cache.dtype:
-                return cache.twin.backward(dy, cache.kept, **kwargs)
+                return cache.twin.backward(dy, cache.kept, **kwargs)  # type: ignore[misc]
             given = signature.bind(*args, **kwargs).arguments
             return gradients_of(first, given.pop(first), given.pop(second), **given)
         if type(cache) is not expected:
