@@ -27,6 +27,7 @@ from . import (
     norms,
     optimizers,
     pooling,
+    records,
     tables,
     twins,
 )
@@ -37,7 +38,7 @@ from .mistake import Mistake
 FAMILIES = {
     "operations": (activations, norms, tables, pooling, attention, losses),
     "twins": (twins,),
-    "layers": (layers, attention_layers, blocks, models),
+    "layers": (layers, attention_layers, blocks, models, records),
     "optimizers": (optimizers,),
 }
 
@@ -61,6 +62,7 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
 MISTAKES: Sequence[Mistake] = [
     *(mistake for entry in entries_of() for mistake in entry.mistakes),
     *elsewhere.MISTAKES,
+    *records.MISTAKES,
 ]
 
 

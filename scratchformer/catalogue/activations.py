@@ -66,7 +66,7 @@ ENTRIES = [
         "A bias of the wrong shape is accepted.",
         file="kernels/numba_linear.py",
         replace={" and (b is None or b.shape == w.shape[1:])": ""},
-        tests="tests/ops/test_dense.py",
+        tests="tests/kernels/test_twins.py -k bias",
     ),
     OperationEntry("relu")
     .case("", normal("B T F"))

@@ -12,28 +12,10 @@ MISTAKES = [
         tests="tests/generation/test_beam.py -k plain_search",
     ),
     Mistake(
-        "beam search: an ensemble predicts the mean of the logarithms",
-        file="records/translators.py",
-        replace={"return top + np.log(sum(np.exp(each - top) for each in log_p))": "return np.mean(log_p, axis=0)"},
-        tests="tests/records/test_translators.py -k ensemble",
-    ),
-    Mistake(
         "beam search: the cache is not reordered",
         file="generation/beam.py",
         replace={"cache.reorder((np.arange(len(places))[:, None] * K + rows).reshape(-1))": "pass"},
         tests="tests/generation/test_beam.py -k plain_search",
-    ),
-    Mistake(
-        "translation: what a model writes backwards is not turned round",
-        file="records/translators.py",
-        replace={"return ids[::-1] if writes_backwards(model) else ids": "return ids"},
-        tests="tests/records/test_translators.py -k read",
-    ),
-    Mistake(
-        "neighbours: the nearest are those with the largest product",
-        file="records/neighbours.py",
-        replace={"        scores -= self.halves[blocks][..., None, :]\n": ""},
-        tests="tests/records/test_neighbours.py -k mixed",
     ),
     Mistake(
         "the sampler returns its prompt",

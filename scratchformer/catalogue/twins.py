@@ -161,7 +161,7 @@ ENTRIES = [
         "All heads take the first head's pattern",
         "The other heads see, and pass gradients to, the wrong keys.",
         replace={
-            "for heads, own in pattern.of_heads(H):": "for heads, own in [(slice(0, H), pattern.of_heads(H)[0][1])]:"
+            "for heads, part in pattern.of_heads(H):": "for heads, part in [(slice(0, H), pattern.of_heads(H)[0][1])]:"
         },
         tests="tests/kernels -k each",
     )
@@ -177,12 +177,6 @@ ENTRIES = [
         | other_arrays("(_, H, _, D), (_, G, S, _) = q.shape, k.shape", ("q.", "y."), ("k.", "v."))
         | other_arrays(f"{GROUPS}, shared), bounds, strict=True):", ("q.shape", "dq.shape"), ("q.shape", "y.shape")),
     ),
-    Entry(
-        "gelu.numpy",
-        "kernels/numpy_gelu.py",
-        tests=f"{TESTS} tests/ops/test_activations.py tests/ops/test_all_operations.py -k gelu",
-        helpers=True,
-    ).derivation("", lambda d: of_twin("gelu", d("B T C") / d.scale)),  # of order 1: far out, φ is lost in 1 − Φ
     Entry(
         "relative_attention.numpy",
         "kernels/numpy_relative.py",

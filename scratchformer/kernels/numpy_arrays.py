@@ -1,4 +1,4 @@
-"""Helpers shared by the NumPy twins."""
+"""Checks and row statistics of the NumPy twins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 REAL = {np.dtype(np.float32), np.dtype(np.float64)}
-PIECE = 1 << 16  # elements in a piece: a few arrays of this size fit in a core's cache
 
 
 def one_real_dtype(*arrays: np.ndarray | None) -> bool:
@@ -54,9 +53,3 @@ def normalised(x: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
     rstd = 1 / sigma[..., None]
     xhat *= rstd
     return xhat, rstd
-
-
-def row_pieces(x: np.ndarray) -> list[slice]:
-    """The rows of x (N, ...), in slices of about PIECE elements."""
-    rows = max(1, PIECE // max(1, x[:1].size))
-    return [slice(start, start + rows) for start in range(0, x.shape[0], rows)]

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import is_floating_type
-from ..dispatch import Operation, Twin, results_of
+from ..dispatch import Operation, Twin
 
 
 def twin_in_half(op: Operation, op_backward: Operation) -> Twin:
@@ -38,12 +38,6 @@ def twin_in_half(op: Operation, op_backward: Operation) -> Twin:
         return mapped(lambda x: x.astype(dtype), gradients)
 
     return Twin(op.__name__, lambda *args, **kwargs: half_of([*args, *kwargs.values()]) is not None, forward, backward)
-
-
-def in_half(op: Operation, op_backward: Operation) -> Callable:
-    """What a twin that is registered by the decorator calls for arrays that it does not handle."""
-    twin = twin_in_half(op, op_backward)
-    return lambda *args: results_of(twin, *args) if twin.fits(*args) else op.reference(*args)
 
 
 def is_real(x: Any) -> bool:
@@ -85,7 +79,6 @@ def place(x: np.ndarray) -> tuple:
 
 for op, op_backward in (
     (ops.attention, ops.attention_backward),
-    (ops.dense, ops.dense_backward),
     (ops.linear, ops.linear_backward),
     (ops.relative_attention, ops.relative_attention_backward),
 ):

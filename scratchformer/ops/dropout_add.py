@@ -38,7 +38,7 @@ def dropout_add(x: Array, p: float, key: Key, f: Array) -> tuple[Array, DropoutC
 
         return dropout_backward.reference(dy, cache), dy.copy()
 
-    The cache is that of `dropout`. For the sources see `dropout` and `add`.
+    The cache keeps what that of `dropout` does. For the sources see `dropout` and `add`.
     """
     check_add(x, f)
     h, cache = dropout.reference(x, p, key)

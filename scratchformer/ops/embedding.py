@@ -1,4 +1,4 @@
-"""Looking rows up in a table."""
+"""Rows of a table, chosen by ids."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from ..nn.layer import Structure
 from ..ops.precision import round_into
 from ..shell.text import printable, shown
 
-MOST_STEPS = 1 << 53  # a float64 is exact up to here
+MAX_STEPS = 1 << 53  # a float64 is exact up to here
 CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache
 
 
@@ -399,8 +399,8 @@ class Optimizer:
             if expected.get(name) != found.get(name):
                 got = f"expected {expected.get(name, 'none')}, got {found.get(name, 'none')}"
                 raise ValueError(f"state of another optimizer: {printable(str(name))}: {got}")
-        if not 0 <= (steps := int(state["steps"])) <= MOST_STEPS:
-            raise ValueError(f"steps: expected a number from 0 to {MOST_STEPS}, got {steps}")
+        if not 0 <= (steps := int(state["steps"])) <= MAX_STEPS:
+            raise ValueError(f"steps: expected a number from 0 to {MAX_STEPS}, got {steps}")
         self.steps = steps
         xp = array_module(self.stepped[0].data)
         for name in self.buffers:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..backend import CPU, Array, array_module, cores, is_floating_type, to_device, widen
+from ..backend import CPU, Array, array_module, cores, is_floating_type, to_cpu, to_device, widen
 from ..checks import checked_on_host, expect_instance, expect_number, expect_positive
 from ..dispatch import fast, is_fast
 from ..nn import Layer
@@ -179,6 +179,7 @@ class Replicas:
         # An overflow of float16 makes a loss or gradient that is not finite, which `clip` handles.
         self.errors: dict[str, Any] = {"over": "ignore", "invalid": "ignore"} if precision == "float16" else {}
         self.models = [first, *(first.replica() for _ in range(self.count - 1))]
+        self.block = ExitStack()  # what ends with the `with` block
         self.grads = {id(each): each.flat.grad for each in self.models}  # the flat gradient of each
         self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block, replicas run one after another
         self.spare: list[Array] = []  # arrays for sums of gradients
@@ -192,6 +193,7 @@ class Replicas:
         self.share: float | Array = 1.0  # by which the present gradient is multiplied in `step`
         self.computed: tuple[Any, Key | None, Any] | None = None  # batch, key and loss of a new gradient
         self.skipping = False  # whether the present gradient has overflowed
+        self.reading = True  # whether `clip` reads the loss and the norm; a `Run` on a GPU does without in most steps
         self.diverged: Callable[[str], BaseException] = partial(diverged, self.ranks)  # a `Run` puts its own here,
         self.note: Callable[[str], None] = partial(note, self.ranks)  # and here
         self.tokens = 0  # in all batches of `gradients`
@@ -205,14 +207,13 @@ class Replicas:
     def __enter__(self) -> Replicas:
         if self.device is CPU:
             keep_freed_memory()
-        self.block = ExitStack()
         self.block.enter_context(fast())  # first, so that the threads of the BLAS that it loads are limited too
         if self.device is CPU:
             self.block.enter_context(threadpool_limits(1, "blas"))
         self.threads = [ThreadPoolExecutor(1) for _ in self.models] if self.count > 1 else []
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, *exception: Any) -> None:
         if self.threads:
             for thread in self.threads:
                 thread.shutdown(cancel_futures=True)
@@ -220,7 +221,7 @@ class Replicas:
         if self.graphs is not None:
             self.graphs.clear()
         self.as_before.close()
-        self.block.close()
+        self.block.__exit__(*exception)
 
     def like(self, model: Any) -> Replicas:
         """As many replicas of another model, with the same settings."""
@@ -501,8 +502,8 @@ class Replicas:
         """Let the next `step` scale the gradients of the optimizer's parameters so that their global norm is at most
         `max_norm`; None only measures. Returns the norm before; on a GPU as an array () there.
 
-        On a CPU, and in float16, raises Diverged if the loss or the norm is not finite, naming the first layer or
-        tensor. But in float16 an overflow halves the loss scale if that is possible, and `step` then changes nothing.
+        Raises Diverged if the loss or the norm is not finite, naming the first layer or tensor. But in float16 an
+        overflow halves the loss scale if that is possible, and `step` then changes nothing.
         """
         if max_norm is not None:
             expect_number("max_norm", max_norm, zero=False, infinite=True)
@@ -510,12 +511,16 @@ class Replicas:
         norm = global_norm(optimizer.gradients(), self.map, *gather)
         self.share = 1.0 if max_norm is None else share_for(norm, max_norm)
         computed, self.computed = self.computed, None
-        if computed is not None and (self.device is CPU or self.loss_scale is not None):
-            batch, key, loss = computed
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self.overflowed(batch, key, float(loss), float(norm))
-            elif self.loss_scale is not None:
-                self.loss_scale.skips(float(norm))  # counts it
+        if computed is None or not self.reading:
+            return norm
+        batch, key, loss = computed
+        number: Any = norm
+        if self.device is not CPU:  # in one transfer
+            loss, number = to_cpu(self.device.xp.stack([loss.astype(np.float64), norm])).tolist()
+        if not (math.isfinite(loss) and math.isfinite(number)):
+            self.overflowed(batch, key, loss, number)
+        elif self.loss_scale is not None:
+            self.loss_scale.skips(number)  # counts it
         return norm
 
     def overflowed(self, batch: Any, key: Key | None, loss: float, norm: float) -> None:
@@ -538,6 +543,7 @@ class Replicas:
         """
         if self.loss_scale is not None and self.computed is not None:
             self.clip(optimizer, None)  # an overflow must not reach the weights
+        expect_number("lr", optimizer.lr)
         if self.skipping:
             return
         optimizer.step(self.map, self.share, self.half)

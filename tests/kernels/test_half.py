@@ -22,7 +22,6 @@ def operations(dtype):
     r, bias = draw.standard_normal((1, 127, 64)).astype(dtype), draw.standard_normal((1, 64)).astype(dtype)
     yield ops.linear, ops.linear_backward, x, w, w[0]
     yield ops.linear, ops.linear_backward, x, w.T
-    yield ops.dense, ops.dense_backward, x, w, w[0], "gelu"
     yield ops.attention, ops.attention_backward, q, q, q, ops.Causal()
     yield ops.relative_attention, ops.relative_attention_backward, q, q, q, r, bias, bias
 

@@ -62,14 +62,11 @@ def pieces(small):
     """Tiles and pieces of the usual size, or so small that every loop runs several times and heads are split."""
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            attention, numpy_arrays = (
-                pytest.importorskip(f"scratchformer.kernels.{m}") for m in ("numpy_attention", "numpy_arrays")
-            )
+            attention = pytest.importorskip("scratchformer.kernels.numpy_attention")
             for module in (patterns, attention):
                 patch.setattr(module, "SIDE", 2)
             patch.setattr(attention, "WIDTH", 3)
             patch.setattr(attention, "TILE", 8)
-            patch.setattr(numpy_arrays, "PIECE", 7)
         yield
 
 
@@ -408,6 +405,12 @@ def test_ids_that_were_changed_after_forward_are_checked_again(kind):
         ids[1] = 10**9
         with pytest.raises((IndexError, ValueError)):
             ops.embedding_backward(y, cache)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bias_of_one_number_is_refused(kind):
+    with KINDS[kind](), pytest.raises(ValueError, match=r"^b: expected \(32\), got \(1,\)"):
+        ops.linear(np.ones((2, 32), np.float32), np.ones((32, 32), np.float32), np.ones(1, np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -39,12 +39,6 @@ EQUAL: dict[str, dict[str, str]] = {
         "z_hts − m_ht = Σ_d (q_htd/√(D)) k_gsd + (−m_ht) with g = ⌊h G/H⌋": "the factor lost is 1",
         "dp_hts − δ_ht = Σ_d dy_htd v_gsd + (−δ_ht) with g = ⌊h G/H⌋": "the factor lost is 1",
     },
-    "dense.numpy": {
-        "Φ_no = [h_no ≥ 0] where activation = relu, 1/(1 + exp(−h_no)) where activation = silu, "
-        "½ (1 + erf(h_no/√(2))) where activation = gelu, ½ (1 + tanh(√(2/π) (h_no + 0.044715 h_no³))) elsewhere": (
-            "Φ is multiplied by h, and at h = 0 either derivative may be taken; no h is 0 here"
-        ),
-    },
     "dropout.numpy": {
         "∂y_i/∂x_j = δ_ij factor_j": "δ_ij is 0 unless i = j",
         "dx_i = Σ_j dy_i ∂y_j/∂x_i = factor_i dy_i": "∂y_j/∂x_i is 0 unless j = i",

@@ -7,18 +7,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from scratchformer.training.program import Program, load_file, program_in
 
 from scratchformer.data import Subwords
 from scratchformer.data.subwords import GPT2_END
 from scratchformer.models import GPT2
 from scratchformer.models.gpt2 import stored_as
 from scratchformer.rng import Key
+from scratchformer.training.snapshot import load_file
+from scratchformer.training.start import run_main
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -33,14 +35,18 @@ TINY = {  # sizes for the programs of examples/ here; test_presets.py uses their
     | dict(lr=1e-2, warmup=10, steps=3, validation=100),
     "bert": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, short_length=16, steps=3)
     | dict(tuning_batch_size=32, finetune_epochs=1, scratch_epochs=1, validation=100),
-    "reviews": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, steps=3)
-    | dict(tuning_batch_size=32, epochs=1, validation=100),
     "gpt2": dict(vocabulary=300, d_model=8, heads=2, depth=1, context=16, batch_size=4, steps=3),
     "translate": dict(d_model=32, d_ff=64, depth=1, vocabulary=100, max_length=32, dropout=0.0, lr=2e-2, steps=3)
     | dict(optimizer="adam", norm="post"),
     "sparse": dict(d_model=8, heads=2, depth=2, context=64, stride=8, batch_size=2, steps=3),
     "digits": dict(d_model=8, heads=2, depth=1, batch_size=8, steps=3),
     "units": dict(d_model=8, heads=2, depth=1, batch_size=8, steps=3),
+    "records/enwik8": dict(d_model=8, heads=2, depth=1, context=16, batch_size=4, steps=3),
+    "records/imdb": dict(d_model=16, depth=1, max_length=16, vocabulary=100, dropout=0.1, word_dropout=0.1)
+    | dict(batch_size=8, lr=1e-2, warmup=10, steps=3, validation=100, evidence=2),
+    "records/reviews": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, steps=3)
+    | dict(tuning_batch_size=32, epochs=1, validation=100),
+    "records/translate": dict(d_model=32, d_ff=64, depth=1, vocabulary=100, max_length=32, dropout=0.0, steps=3),
 }
 
 
@@ -150,17 +156,17 @@ def fail(call: Callable[..., subprocess.CompletedProcess]) -> Callable[..., str]
 
 
 @pytest.fixture(scope="session")
-def example() -> Callable[[str], type[Program]]:
+def example() -> Callable[[str], ModuleType]:
     """example("imdb") is the program examples/imdb.py, freshly loaded, so its presets may be changed."""
 
-    def example(name: str) -> type[Program]:
-        return program_in(load_file(EXAMPLES / f"{name}.py"), name)
+    def example(name: str) -> ModuleType:
+        return load_file(EXAMPLES / f"{name}.py")
 
     return example
 
 
 @pytest.fixture(scope="session")
-def tiny_main(example: Callable[[str], type[Program]]) -> Callable[[str], Callable[[list[str]], None]]:
+def tiny_main(example: Callable[[str], ModuleType]) -> Callable[[str], Callable[[list[str]], None]]:
     """tiny_main("enwik8") starts this program, in this process and on a CPU, with three steps of a tiny model as
     its preset "small". "xl" is enwik8's other model.
     """
@@ -168,8 +174,8 @@ def tiny_main(example: Callable[[str], type[Program]]) -> Callable[[str], Callab
     def tiny_main(name: str) -> Callable[[list[str]], None]:
         name = {"xl": "enwik8"}.get(name, name)
         program = example(name)
-        program.presets["small"] |= TINY[name]
-        return lambda argv: program.start(argv if "--device" in argv else [*argv, "--device", "cpu"])
+        program.PRESETS["small"] |= TINY[name]
+        return lambda argv: run_main(program.main, argv if "--device" in argv else [*argv, "--device", "cpu"])
 
     return tiny_main
 
