@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 from area import Area, Case
 from folders import quiet
-from scratchformer.training.program import run_program
 
 from scratchformer.data import Vocabulary
 from scratchformer.models import LanguageModel
+from scratchformer.shell.process import run_program
 from scratchformer.training import LanguageProgram, load_snapshot, read_metrics, stage
 
 STEPS = 8

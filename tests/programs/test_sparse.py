@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scratchformer.training.program import load_file
 
 from scratchformer import ops
 from scratchformer.backend import CPU, to_cpu
@@ -19,6 +18,7 @@ from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT, traffic
 from scratchformer.training import Replicas, load_model, load_snapshot
 from scratchformer.training.settings import read_settings
+from scratchformer.training.snapshot import load_file
 
 
 @pytest.fixture(scope="module")
