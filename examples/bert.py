@@ -1,13 +1,11 @@
 """Pre-train BERT on unlabelled film reviews, then fine-tune it to tell good reviews from bad ones.
 
 The stages are pretrain, finetune and, for comparison, scratch: the same model, trained on the labelled reviews alone.
-Each has a subfolder in the run's folder. --steps sets the steps of pre-training and limits those of the others. Models
-are selected on held-out training reviews, which pre-training does not see either. --tune head fine-tunes only the
-layers after the body (pooler and output), --tune lora these and low-rank updates of the query and value matrices
-(`nn.LoRA`), each in a subfolder of its own: --resume RUN --stage finetune --tune head.
-
---pretrained FOLDER fine-tunes a published BERT, with its own vocabulary, from a folder in Hugging Face's format.
-Without --data the official archive of reviews is downloaded.
+Each has its own subfolder. --steps sets the steps of pre-training and limits those of the others. Models are selected
+on held-out training reviews, which pre-training does not see either. --tune head fine-tunes only the layers after the
+body (pooler and output), --tune lora these and low-rank updates of the query and value matrices (`nn.LoRA`), each in
+its own subfolder: --resume RUN --stage finetune --tune head. --pretrained FOLDER fine-tunes a published BERT, with its
+own vocabulary, from a folder in Hugging Face's format. Without --data the official archive of reviews is downloaded.
 """
 
 from scratchformer import Key, training
@@ -35,7 +33,6 @@ OPTIONS = {
     "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, a folder in Hugging Face's format"),
     **training.VALIDATION_OPTION,
 }
-PART = [Group("pooler.*"), Group("output.*"), Group("*.lora_*"), Group("*", frozen=True)]  # of --tune head and lora
 
 
 def check(run):
@@ -51,6 +48,7 @@ def check(run):
 def data(run):
     vocabulary = run.saved_vocabulary(Subwords)
     if run.pretrained and vocabulary is None:
+        BertClassifier.from_pretrained(run.pretrained, 2, new_head=True)  # before reviews, which may need a download
         vocabulary = Subwords.from_bert(run.pretrained)
     return load_imdb_subwords(run.data, run.vocabulary, run.validation, run.seed, vocabulary)
 
@@ -83,10 +81,9 @@ def scored(run, reviews, part):
 def score(run, replicas, reviews, part):
     if run.stage_name == "pretrain":
         texts = [ids for ids in getattr(reviews, part).ids if len(ids) > 1]  # each is cut in two
-        batches = MaskedBatches(
-            texts, reviews.vocabulary, run.batch_size, run.max_length, run.key(part), chosen=run.chosen
-        )
-        return training.evaluate_pretraining(replicas, batches, min(25, len(batches)))
+        sizes = run.batch_size, run.max_length, run.key(part)
+        masked = MaskedBatches(texts, reviews.vocabulary, *sizes, chosen=run.chosen)
+        return training.evaluate_pretraining(replicas, masked, min(25, len(masked)))
     length = min(run.max_length, replicas.model.config["max_length"])
     return training.evaluate_classifier(replicas, scored(run, reviews, part), length, "both")
 
@@ -113,7 +110,8 @@ def classify(run, reviews):
     sizes = run.batch_size, min(run.max_length, bert.config["max_length"])
     batches = LabelledBatches(texts, *sizes, run.key("batches"), keep="both")
     with run.replicas(bert, batches) as replicas:
-        groups = PART if run.stage_name in ("finetune-head", "finetune-lora") else []
+        part = ("pooler.*", "output.*", "*.lora_*")[: 3 if "lora" in bert.config else 2]
+        groups = [] if run.stage_name in STAGES else [*map(Group, part), Group("*", frozen=True)]
         adam = AdamW(bert.parameters(), run.lr, weight_decay=run.weight_decay, groups=groups)
         print(f"trains {adam.m.size:,} of {bert.flat.data.size:,} parameters")
         train(run, replicas, adam, batches, reviews, max(100, len(batches) // 2), ("accuracy", "max"))

@@ -46,7 +46,7 @@ class Twin(NamedTuple):
     operation: str  # the name of the reference
     fits: Callable[..., bool]
     forward: Callable
-    backward: Callable | None  # None if the operation has no backward: then `forward` returns just the result
+    backward: Any  # a function; None if the operation has no backward: then `forward` returns just the result
     bytes: int | None = None  # of a number of the first argument, if the twin is for such arrays alone
 
 
@@ -183,7 +183,7 @@ def operation(reference: Any = None, given: Callable | None = None, gives: tuple
 
     @functools.wraps(reference)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        x = args[0] if args else kwargs.get(first)
+        x: Any = args[0] if args else kwargs.get(first)
         if not _reference_depth:
             for each in chosen[_fast_depth > 0].get(type(x), ()):
                 if each.bytes is not None and x.dtype.itemsize != each.bytes:
@@ -243,15 +243,6 @@ def twins_of(op: Any, kind: type = np.ndarray, fast: bool = False) -> list[Twin]
     return [twin for twin in op.chosen[True].get(kind, []) if twin not in plain] if fast else list(plain)
 
 
-def results_of(twin: Twin, *args: Any, **kwargs: Any) -> Any:
-    """What a twin gives: (y, cache), or the result of an operation without backward."""
-    results = twin.forward(*args, **kwargs)
-    if twin.backward is None:
-        return results
-    y, kept = results
-    return y, TwinCache(twin, kept, y.shape, y.dtype)
-
-
 def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
     """What the backward of a twin gives for dy, which is called `name`. A dy of another type than y is converted first,
     and the gradients are then converted to the type of dy.
@@ -259,11 +250,11 @@ def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
     twin, kept, shape, dtype = cache
     same = getattr(dy, "shape", None) == shape and dy.dtype == dtype
     if same and not isinstance(dy, np.ma.MaskedArray | np.matrix):
-        return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
+        return twin.backward(dy, kept, **kwargs)
     expect_gradient(name, dy, shape)
     if not shape:
-        return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
-    gradients = twin.backward(dy.astype(dtype), kept, **kwargs)  # type: ignore[misc]
+        return twin.backward(dy, kept, **kwargs)
+    gradients = twin.backward(dy.astype(dtype), kept, **kwargs)
     if isinstance(gradients, tuple):
         return tuple(each.astype(dy.dtype, copy=False) for each in gradients)
     return gradients.astype(dy.dtype, copy=False)

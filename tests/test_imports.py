@@ -105,7 +105,7 @@ def test_no_modules_import_each_other():
             "ops.add imports scratchformer.training.folder",
         ),
         ("kernels/__init__.py", "from .. import data", "kernels imports scratchformer.data"),
-        ("nn/linear.py", "import scratchformer.optim.adam", "nn.linear imports scratchformer.optim.adam"),
+        ("nn/pointwise.py", "import scratchformer.optim.adam", "nn.pointwise imports scratchformer.optim.adam"),
         ("shell/text.py", "from ..rng import Key", "shell.text imports scratchformer.rng"),
     ],
 )
@@ -119,6 +119,6 @@ def test_an_import_that_goes_up_is_found(tmp_path, file, line, expected):
 
 def test_a_circle_is_found_also_inside_functions(tmp_path):
     package = shutil.copytree(PACKAGE, tmp_path / NAME, ignore=shutil.ignore_patterns("__pycache__"))
-    with open(package / "nn" / "linear.py", "a", encoding="utf-8") as module:
+    with open(package / "nn" / "pointwise.py", "a", encoding="utf-8") as module:
         module.write("\n\ndef late():\n    from .block import Block\n")
-    assert {f"{NAME}.nn.linear", f"{NAME}.nn.block"} <= {*circles(graph(package))}
+    assert {f"{NAME}.nn.pointwise", f"{NAME}.nn.block"} <= {*circles(graph(package))}

@@ -29,7 +29,7 @@ PRESETS = {
         bytes=4_000_000, ngrams=3, batch_size=16, muon_lr=0.02, lr=2e-3, weight_decay=0.1, warmup=150, steps=3600,
     ),
 }  # fmt: skip
-OPTIONS = {"bytes": dict(type=int, metavar="N", default=0, least=0, help="use the first N bytes (0: all)")}
+OPTIONS = {"bytes": dict(type=int, metavar="N", default=0, min=0, help="use the first N bytes (0: all)")}
 # The lengths of n-grams whose earlier occurrences are looked up, each as often as its number of occurrences.
 ORDERS = [n for n, times in {3: 3, 4: 4, 5: 4, 6: 3, 8: 2, 12: 1, 16: 1, 24: 1}.items() for _ in range(times)]
 

@@ -34,11 +34,11 @@ SMALL = dict(
     tokens=4096, max_length=128, muon_lr=0.01, lr=5e-3, warmup=300, steps=7680, average=10, beam=5, length_penalty=1.0,
 )  # fmt: skip
 PRESETS = {"small": SMALL, "hour": SMALL | dict(models=3, backwards=1, neighbours=32, steps=6400)}
-number = partial(dict, type=int, default=0, least=0)
+number = partial(dict, type=int, default=0, min=0)
 OPTIONS = {
     **MODELS_OPTION,
-    "backwards": number(metavar="N", most=100, help="how many of the models, the last ones, write backwards"),
-    "neighbours": number(metavar="K", most=1000, help="mix in the tokens at the K most similar places (0: none)"),
+    "backwards": number(metavar="N", max=100, help="how many of the models, the last ones, write backwards"),
+    "neighbours": number(metavar="K", max=1000, help="mix in the tokens at the K most similar places (0: none)"),
 }
 
 

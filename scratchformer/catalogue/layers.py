@@ -68,13 +68,13 @@ def embedding_sum(d: Sizes) -> DerivationCase:
 
 
 ENTRIES = [
-    Entry("Linear", tests="tests/nn/test_all_layers.py tests/nn/test_linear.py -k 'Linear or FeedForward'")
+    Entry("Linear", tests="tests/nn/test_all_layers.py tests/nn/test_pointwise.py -k 'Linear or FeedForward'")
     .case("", lambda d: on(nn.Linear(d.I, d.O, key=Key(d.seed)), d("B T I")))
     .mistake(
         "A weight's gradient is assigned, not added",
         "If a layer is used twice, or a weight is shared, only the last gradient is left.",
         replace={"self.w.grad += dw": "self.w.grad[...] = dw"},
-        tests="tests/nn/test_linear.py tests/nn/test_layer.py",
+        tests="tests/nn/test_pointwise.py tests/nn/test_layer.py",
     )
     .survivors("Linear.backward", {"self.b.grad += db[0] -> self.b.grad += db[-1]": "there is one"}),
     Entry("LoRA", tests="tests/nn/test_all_layers.py tests/nn/test_lora.py -k LoRA")

@@ -17,11 +17,10 @@ from ..nn import Param
 from ..notation.run import getdoc
 from ..ops.precision import round_into
 from ..optim import adam as adam_module
-from ..optim.clip import scale
 from ..optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
-from ..optim.optimizer import Optimizer
+from ..optim.optimizer import Optimizer, scale
 from ..optim.sgd import sgd_step
-from ..parallel.precision import LARGEST, LossScale
+from ..parallel.precision import MAX_SCALE, LossScale
 from ..testing.draw import Sizes
 from .derived import shows
 from .entry import DerivationCase, Entry
@@ -170,7 +169,7 @@ def loss_scale(d: Sizes) -> DerivationCase:
     """A linear layer, and the scale in steps of which every third or so overflows; it reaches the largest one."""
     J, dy = d("O I"), d("O")
     dx, _ = ops.linear_backward(dy[None], ops.linear(d("I")[None], J.T)[1])
-    made, k = LossScale(LARGEST / 4, patience=3), 7
+    made, k = LossScale(MAX_SCALE / 4, patience=3), 7
     overflow = (d.generator.random(40) < 0.3).astype(float)
     overflow[:6] = overflow[0] = 0
     scales, good = [made.scale], [made.good]
@@ -180,7 +179,7 @@ def loss_scale(d: Sizes) -> DerivationCase:
         good.append(made.good)
     mantissa, exponent = np.frexp(dy)
     names = {"J": J, "dy": dy, "dx": dx[0], "S": 2.0**k, "k": k, "m": 2 * mantissa, "e": exponent - 1.0}
-    names |= {"scale": np.array(scales), "c": np.array(good, float), "o": overflow, "N": 3.0, "largest": LARGEST}
+    names |= {"scale": np.array(scales), "c": np.array(good, float), "o": overflow, "N": 3.0, "largest": MAX_SCALE}
     return case(LossScale.skips, getdoc(LossScale), names)
 
 

@@ -149,7 +149,7 @@ ENTRIES = [
         equation="dx_i = dy_i ∂y_i/∂x_i = dy_i k_i scale",
         wrong="dx_i = dy_i scale",
         code="self.mask = rng.random(x.shape) > p",
-        file="nn/dropout.py",
+        file="nn/pointwise.py",
         replace={
             "return (x, None) if key is None or self.p == 0 else ops.dropout(x, self.p, key)": (
                 "y, self.mask = (x, None) if key is None or self.p == 0 else ops.dropout(x, self.p, key)\n"

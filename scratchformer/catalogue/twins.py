@@ -161,7 +161,7 @@ ENTRIES = [
         "All heads take the first head's pattern",
         "The other heads see, and pass gradients to, the wrong keys.",
         replace={
-            "for heads, own in pattern.of_heads(H):": "for heads, own in [(slice(0, H), pattern.of_heads(H)[0][1])]:"
+            "for heads, part in pattern.of_heads(H):": "for heads, part in [(slice(0, H), pattern.of_heads(H)[0][1])]:"
         },
         tests="tests/kernels -k each",
     )

@@ -1,4 +1,4 @@
-"""From a derivation to plans: which arguments are arrays, and what the backward needs from the forward."""
+"""The plans of a derivation: which arguments are arrays, and what the backward needs from the forward."""
 
 from __future__ import annotations
 

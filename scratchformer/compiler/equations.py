@@ -1,4 +1,4 @@
-"""What the equations of a docstring define: for each name, the form in which it is computed.
+"""The definitions in a docstring: for each name, the form in which it is computed.
 
 A derivation may give a quantity in several equal forms. These rules say which of them is computed:
 

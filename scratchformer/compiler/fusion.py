@@ -1,4 +1,4 @@
-"""The equations of several operations that change arrays in place, put together, so that one loop computes them all.
+"""Joined derivations of operations that change arrays in place, so that one loop computes them all.
 
 What one operation computes and another takes has one name in both. Then their equations, one after the other, are a
 derivation like any other, which can be checked and compiled.

@@ -1,4 +1,4 @@
-"""From values to loops: in which order the values of an operation are computed, and which of them are stored.
+"""Plans: the order in which loops compute the values of an operation, and which of them are stored.
 
 A *plan* says how the results of a forward or of a backward are computed, for any target. It has three parts:
 

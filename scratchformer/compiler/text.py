@@ -1,5 +1,5 @@
-"""What the printers of all targets share: expressions with as few parentheses as the order of operations allows, and
-the lines of a pass.
+"""The base of the printers: expressions with as few parentheses as the order of operations allows, and the lines of a
+pass.
 
 Each printer derives from `Printer` and says how its language spells functions, numbers, variables and elements of
 arrays.

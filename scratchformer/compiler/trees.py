@@ -1,4 +1,4 @@
-"""From the trees of equations to trees that a loop can compute, element by element.
+"""Trees that a loop can compute, element by element, made from the trees of equations.
 
 The last axis of the arrays of an operation is the column; all axes before it are rows. An index letter that is followed
 by another somewhere is an axis of rows, and so is n, which stands for all leading axes together; every other letter is

@@ -1,4 +1,4 @@
-"""Data: reading corpora, building vocabularies and making batches."""
+"""Corpora, vocabularies and batches."""
 
 from ..shell.files import cache_dir
 from .batching import (

@@ -1,4 +1,4 @@
-"""Cutting texts into batches, each a pure function of a key and a step number.
+"""Batches of texts, each a pure function of a key and a step number.
 
 Nothing here keeps a current position. A run that resumes at step n asks for batch n and gets the same batch as before,
 and replicas and threads may ask in any order. The one exception is the memory in `SegmentBatches`, which the model
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..backend import Array, array_module, to_cpu
 from ..checks import (
-    LARGEST,
+    MAX_SIZE,
     expect_array,
     expect_at_least,
     expect_fraction,
@@ -59,7 +59,7 @@ class TextBatch(NamedTuple):
     @property
     def weight(self) -> int:
         """The number of predictions that count."""
-        return count_of(self.targets)
+        return int(np.count_nonzero(self.targets != IGNORED))
 
     @property
     def tokens(self) -> int:
@@ -216,7 +216,7 @@ def expect_token_ids(name: str, ids: np.ndarray) -> None:
     """Raise TypeError unless `ids` are integers, ValueError if one is too large for int32, where it would wrap."""
     expect_integers(name, ids)
     if ids.dtype.itemsize > 4 or ids.dtype == np.uint32:
-        expect_range(name, ids, -LARGEST, LARGEST)
+        expect_range(name, ids, -MAX_SIZE, MAX_SIZE)
 
 
 def tokens_of(data: np.ndarray) -> np.ndarray:
@@ -490,9 +490,9 @@ def _shortener(max_length: int, keep: str) -> Callable[[np.ndarray], np.ndarray]
 def padded(rows: Sequence[np.ndarray], filler: int, dtype: Any = np.int32) -> np.ndarray:
     """The rows (T, ...) as one array (B, longest T, ...), with `filler` after the end of each row."""
     lengths = np.array([len(row) for row in rows])
-    found = np.full((len(rows), lengths.max(), *rows[0].shape[1:]), filler, dtype)
-    found[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
-    return found
+    array = np.full((len(rows), lengths.max(), *rows[0].shape[1:]), filler, dtype)
+    array[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
+    return array
 
 
 def slices(count: int, size: int) -> Iterator[slice]:

@@ -48,7 +48,7 @@ def load_digits() -> Digits:
         from sklearn import datasets
     except ImportError as error:
         raise ImportError("the digits come with scikit-learn: pip install 'scratchformer[units]'") from error
-    found = datasets.load_digits()
-    pixels, labels = found.images.astype(np.uint8), found.target.astype(np.int64)
+    digits = datasets.load_digits()
+    pixels, labels = digits.images.astype(np.uint8), digits.target.astype(np.int64)
     cuts = [len(labels) * share // 100 for share in (70, 80)]
     return Digits(*map(Images, np.split(pixels, cuts), np.split(labels, cuts)))

@@ -1,4 +1,4 @@
-"""Downloading a file once, verifying its checksum, and saying plainly what failed.
+"""Downloads: each file once, with its checksum verified, and with plain messages if something fails.
 
 Checksums are written "md5:..." or "sha256:...". pooch downloads to a temporary file beside the destination. The file is
 renamed only if its checksum is right, and is deleted otherwise.
@@ -32,16 +32,16 @@ def fetch(url: str, checksum: str, filename: str) -> Path:
 
     folder = cache_dir()
     if (folder / filename).exists():
-        expect_file(folder / filename, most=math.inf)
+        expect_file(folder / filename, max_bytes=math.inf)
     pooch.get_logger().setLevel(logging.WARNING)
     try:
-        found = pooch.retrieve(url, known_hash=checksum, fname=filename, path=folder, progressbar=True)
+        file = pooch.retrieve(url, known_hash=checksum, fname=filename, path=folder, progressbar=True)
     except (OSError, ValueError) as error:
         kind = NoConnection if isinstance(error, (ConnectionError, Timeout)) else DataError
         raise kind(
             f"download of {url} to {folder} failed: {_reason(error, url, checksum)}; to use a local copy: --data PATH"
         ) from error
-    return Path(found)
+    return Path(file)
 
 
 def verify(path: str | os.PathLike[str], checksum: str) -> Path:
@@ -51,13 +51,15 @@ def verify(path: str | os.PathLike[str], checksum: str) -> Path:
     algorithm, _, expected = checksum.lower().partition(":")
     if algorithm not in ("md5", "sha256"):
         raise ValueError(f'checksum: expected "md5:..." or "sha256:...", got {shown(checksum)}')
-    expect_file(path, most=math.inf)
+    expect_file(path, max_bytes=math.inf)
     try:
-        found = pooch.file_hash(str(path), alg=algorithm)
+        actual = pooch.file_hash(str(path), alg=algorithm)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
-    if found != expected:
-        raise DataError(f"{path}: expected {algorithm} {expected}, got {found}; the file is damaged or a different one")
+    if actual != expected:
+        raise DataError(
+            f"{path}: expected {algorithm} {expected}, got {actual}; the file is damaged or a different one"
+        )
     return Path(path)
 
 

@@ -178,7 +178,7 @@ def read_splits(
     for split in splits:
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
-    found: dict[str, dict[tuple[int, ...], str]] = {split: {} for split in splits}
+    reviews_of: dict[str, dict[tuple[int, ...], str]] = {split: {} for split in splits}
     with progress_bar("reading", unit="reviews") as bar:
         for source in _sources(Path(path)):
             members = _folder_members if source.is_dir() else _archive_members
@@ -188,26 +188,27 @@ def read_splits(
                 if rating not in RATINGS[label]:
                     low, high = RATINGS[label][0], RATINGS[label][-1]
                     raise DataError(f"{where}: expected a rating from {low} to {high} in this folder, got {rating:,}")
-                if found[split].setdefault(place, text) != text:
+                if reviews_of[split].setdefault(place, text) != text:
                     raise DataError(f"{where}: a second review with this number and rating, but a different text")
                 bar.update()
             if source.is_dir():
-                _check_whole(source, found)
-    for split, reviews in found.items():
+                _check_whole(source, reviews_of)
+    for split, reviews in reviews_of.items():
         if not reviews and split not in optional:
             raise DataError(f"{path}: no {split} review in it; expected aclImdb/{_folders(split)}/ID_RATING.txt")
         labels = {label for label, *_ in reviews}
         for folder in FOLDERS[split]:
             if labels and LABELS[Path(folder).name] not in labels:
                 raise DataError(f"{path}: no {folder} review in it; expected aclImdb/{folder}/ID_RATING.txt")
-    return {split: _ordered(reviews) for split, reviews in found.items()}
+    return {split: _ordered(reviews) for split, reviews in reviews_of.items()}
 
 
-def _check_whole(folder: Path, found: Mapping[str, Mapping]) -> None:
+def _check_whole(folder: Path, reviews_of: Mapping[str, Mapping]) -> None:
     """Raise DataError if the folder aclImdb has fewer reviews than its tables have lines."""
-    for split, reviews in found.items():
+    for split, reviews in reviews_of.items():
         table = folder / TABLES[split]
-        if reviews and table.is_file() and len(reviews) < (lines := read_bytes(table, most=TABLE_MOST).count(b"\n")):
+        lines = read_bytes(table, max_bytes=TABLE_MOST).count(b"\n") if reviews and table.is_file() else 0
+        if len(reviews) < lines:
             raise DataError(
                 f"{folder}: expected {lines:,} reviews in {_folders(split)}, as in {table.name}, got {len(reviews):,}; "
                 f"unpack the archive again, or delete {table.name} if you want only a part"
@@ -277,7 +278,7 @@ def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
         for file in sorted((folder / part).glob("*.txt")):
             parsed = _parse(f"aclImdb/{part}/{file.name}", splits)
             if parsed:
-                yield str(file), *parsed, read_bytes(file, most=REVIEW_MOST)
+                yield str(file), *parsed, read_bytes(file, max_bytes=REVIEW_MOST)
 
 
 def _parse(name: str, splits: Collection[str]) -> tuple[str, tuple[int, ...]] | None:

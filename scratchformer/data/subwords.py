@@ -23,7 +23,7 @@ import numpy as np
 from ..checks import expect_at_least, expect_instance, expect_texts
 from ..shell.files import replacing
 from ..shell.progress import counted
-from ..shell.reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
+from ..shell.reading import MAX_VOCABULARY, DataError, parsed, read_json, read_text
 from ..shell.text import printable, shown
 from .components import expect_bounded, expect_short
 from .vocabulary import expect_sequence
@@ -230,10 +230,10 @@ class Subwords:
         for i, text in enumerate(texts):
             expect_instance(f"texts[{i}]", text, str)
         parts = [texts[start : start + _TEXTS] for start in range(0, len(texts), _TEXTS)]
-        found: list[np.ndarray] = []
+        encoded: list[np.ndarray] = []
         for part in counted(parts, "encoding", "texts", len(texts), len):
-            found += self._encode(part)
-        return found
+            encoded += self._encode(part)
+        return encoded
 
     def encode_long(self, text: str) -> np.ndarray:
         """`encode` for a whole corpus, on all cores and in little memory; for a byte-level encoding (`byte_bpe`).
@@ -322,10 +322,10 @@ class PublishedTokenizer:
         self.tokenizer.add_special_tokens(_special_tokens(Path(folder), self.tokenizer))
         decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
         kinds = {'"ByteLevel"': _from_symbols, '"ByteFallback"': _from_words}
-        if not (found := [read for kind, read in kinds.items() if kind in decoder]):
+        if not (readers := [read for kind, read in kinds.items() if kind in decoder]):
             raise DataError(f"{path}: decoder: expected ByteLevel or ByteFallback, got {decoder[:80]}")
         try:
-            self.pieces = _pieces(self.tokenizer, vocab_size, found[0])
+            self.pieces = _pieces(self.tokenizer, vocab_size, readers[0])
         except ValueError as error:
             raise DataError(f"{path}: {error}") from error
         self.ends = _ends(Path(folder), vocab_size)
@@ -354,7 +354,7 @@ def _read(path: Path, size: int | None = None) -> Any:
     """The `tokenizers.Tokenizer` in a JSON file, whose ids are below `size` or, if it is None, below the number of
     tokens. Raises DataError if the file is missing or damaged.
     """
-    lib, text = _library(), read_text(path, most=VOCABULARY_MOST)
+    lib, text = _library(), read_text(path, max_bytes=MAX_VOCABULARY)
     settings = parsed(text, path)
     _check_ids(settings, size, path)
     expect_bounded(settings, path)
@@ -389,24 +389,26 @@ def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> Non
         if isinstance(token, dict):
             words[str(token.get("content"))] = token.get("id")
     expect_short(words, path)
-    most = len(words) if size is None else size
+    count = len(words) if size is None else size
     for word, number in words.items():
-        if type(number) is not int or not 0 <= number < most:
+        if type(number) is not int or not 0 <= number < count:
             tokens = "tokens in the file" if size is None else "tokens of the model"
-            found = f"{shown(word)} has the id {shown(number)}"
-            raise DataError(f"{path}: {found}; expected 0 to {most - 1:,}, for the {most:,} {tokens}")
+            raise DataError(
+                f"{path}: {shown(word)} has the id {shown(number)}; "
+                f"expected 0 to {count - 1:,}, for the {count:,} {tokens}"
+            )
 
 
 def _pieces(tokenizer: Any, size: int, as_bytes: Callable[[str], bytes]) -> list[bytes]:
     """The bytes of the tokens 0 to `size` − 1; those of a special token are its name."""
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    found = [b""] * size
+    pieces = [b""] * size
     for token, number in tokenizer.get_vocab().items():
         try:
-            found[number] = token.encode() if token in special else as_bytes(token)
+            pieces[number] = token.encode() if token in special else as_bytes(token)
         except KeyError:
             raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got {shown(token)}") from None
-    return found
+    return pieces
 
 
 def _from_symbols(token: str) -> bytes:
@@ -449,21 +451,21 @@ def _special_tokens(folder: Path, tokenizer: Any) -> list[str]:
 def _ends(folder: Path, vocab_size: int) -> frozenset[int]:
     """The eos_token_id, a number or several, of generation_config.json; if it has none, of config.json."""
     for path in folder / "generation_config.json", folder / "config.json":
-        if (found := _settings(path).get("eos_token_id")) is not None:
-            ids = found if isinstance(found, list) else [found]
+        if (given := _settings(path).get("eos_token_id")) is not None:
+            ids = given if isinstance(given, list) else [given]
             if not all(type(i) is int and 0 <= i < vocab_size for i in ids):
-                raise DataError(f"{path}: eos_token_id: expected ids from 0 to {vocab_size - 1}, got {shown(found)}")
+                raise DataError(f"{path}: eos_token_id: expected ids from 0 to {vocab_size - 1}, got {shown(given)}")
             return frozenset(ids)
     return frozenset()
 
 
 def _lines(path: Path) -> list[str]:
-    return read_text(path, most=VOCABULARY_MOST).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return read_text(path, max_bytes=MAX_VOCABULARY).replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 def _gpt2_words(path: Path) -> dict[str, int]:
     """The tokens of a vocab.json and their ids."""
-    words = read_json(path, most=VOCABULARY_MOST)
+    words = read_json(path, max_bytes=MAX_VOCABULARY)
     expect_short(words, path)
     numbers = list(words.values())
     if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
@@ -471,8 +473,7 @@ def _gpt2_words(path: Path) -> dict[str, int]:
     if GPT2_END not in words:
         raise DataError(f"{path} is not GPT-2's: {GPT2_END} missing")
     if missing := sorted(_BYTES.keys() - words.keys()):
-        found = f"{len(missing)} of the 256 bytes missing, such as {missing[0]!r}"
-        raise DataError(f"{path} is not GPT-2's: {found}")
+        raise DataError(f"{path} is not GPT-2's: {len(missing)} of the 256 bytes missing, such as {missing[0]!r}")
     return words
 
 

@@ -76,9 +76,10 @@ def encode_pairs(subwords: Subwords, pairs: Pairs, max_length: int, part: str = 
     target = subwords.encode_all(pairs.target)
     for side, sentences in (("source", source), ("target", target)):
         longest = max(range(len(sentences)), key=lambda i: len(sentences[i]))
-        found, expected = len(sentences[longest]) + (side == "target"), f"expected at most {max_length} tokens with END"
-        if found > max_length:
-            raise DataError(f"{part}: {side} sentence {longest + 1}: {expected}, got {found}")
+        length = len(sentences[longest]) + (side == "target")
+        if length > max_length:
+            where = f"{part}: {side} sentence {longest + 1}"
+            raise DataError(f"{where}: expected at most {max_length} tokens with END, got {length}")
     return TokenPairs(source, target)
 
 

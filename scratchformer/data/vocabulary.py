@@ -1,4 +1,4 @@
-"""Words to ids and back.
+"""Vocabularies of words: from words to ids and back.
 
 A vocabulary is a list of words, and the id of a word is its index in the list. Id 0 is padding, id 1 any word that is
 not in the list.
@@ -18,7 +18,7 @@ import numpy as np
 
 from ..checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_shape, expect_texts
 from ..shell.files import replacing
-from ..shell.reading import VOCABULARY_MOST, DataError, read_text
+from ..shell.reading import MAX_VOCABULARY, DataError, read_text
 from ..shell.text import shown
 
 PAD, UNKNOWN = 0, 1
@@ -58,12 +58,12 @@ def _writable(text: str) -> bool:
 
 def expect_sequence(ids: Sequence[int] | np.ndarray, size: int) -> np.ndarray:
     """`ids` as an array (T,) of integers from 0 to `size` − 1; raises an error if they are not."""
-    found = expect_array("ids", ids)
-    if not found.size:
-        return found.astype(np.int64)
-    expect_shape("ids", found, "T")
-    expect_ids("ids", found, size)
-    return found
+    array = expect_array("ids", ids)
+    if not array.size:
+        return array.astype(np.int64)
+    expect_shape("ids", array, "T")
+    expect_ids("ids", array, size)
+    return array
 
 
 class Vocabulary:
@@ -138,7 +138,7 @@ class Vocabulary:
         Raises DataError if the file is missing or damaged, or if `fingerprint` is given and the words do not have it:
         only this shows that a file was truncated at the end of a line.
         """
-        lines = read_text(path, most=VOCABULARY_MOST).split("\n")
+        lines = read_text(path, max_bytes=MAX_VOCABULARY).split("\n")
         if lines.pop() != "":
             raise DataError(f"{path} is damaged: its last line is cut short")
         if tuple(lines[: len(SPECIALS)]) != SPECIALS:

@@ -1,4 +1,4 @@
-"""Generating text: sampling, beam search, and the key-value caches."""
+"""Generation of text: sampling, beam search, and the key-value caches."""
 
 from .beam import Hypothesis, beam_search, n_best
 from .bleu import bleu

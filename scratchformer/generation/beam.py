@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..backend import widen
 from ..checks import (
     expect_array,
     expect_at_least,
@@ -20,13 +21,12 @@ from ..checks import (
 )
 from ..dispatch import fast
 from ..models import EncoderDecoder
-from ..ops.precision import widen
 from .cache import DecoderCache
 
 LONGER = 50  # how many more tokens than its source a translation may have: Vaswani et al., 2017, section 6.1
 WIDEST = 1000  # hypotheses of a source; wide beams make translations worse (Koehn, Knowles, 2017, section 3.6)
 FEWER = 0.75  # once at most this share of the sources is still searched, the caches are copied without the others
-LARGEST = 700  # the largest log of lp(n), for float64
+MAX_LOG = 700  # the largest log of lp(n), for float64
 
 
 class Hypothesis(NamedTuple):
@@ -114,7 +114,7 @@ def search(
     for name, token in (("begin", begin), ("end", end)):
         if token >= cache.vocab_size:
             raise ValueError(f"{name}: expected a token from 0 to {cache.vocab_size - 1}, got {token}")
-    if length_penalty * math.log(penalty(most_tokens, 1)) > LARGEST:
+    if length_penalty * math.log(penalty(most_tokens, 1)) > MAX_LOG:
         raise ValueError(f"length_penalty: {length_penalty} is too large for translations of {most_tokens} tokens")
     scores = np.full((B, K), -np.inf)  # log p of the open hypotheses
     scores[:, 0] = 0  # all K hypotheses are empty, and only one may count

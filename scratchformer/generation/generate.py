@@ -1,4 +1,4 @@
-"""Generating text token by token."""
+"""Generation of text, token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From logits to the next token."""
+"""Sampling: the choice of the next token from its logits."""
 
 from __future__ import annotations
 

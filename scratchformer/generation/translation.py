@@ -65,7 +65,7 @@ def translate(
     order = np.argsort([len(s) for s in ids], kind="stable")
     size = max(1, min(ROWS // beam, -(-len(ids) // FEWEST)))
     ranks = ranks or Ranks()
-    own = [order[i : i + size] for i in range(0, len(order), size)][ranks.rank :: ranks.size]
+    batches = [order[i : i + size] for i in range(0, len(order), size)][ranks.rank :: ranks.size]
 
     def work(batch: np.ndarray) -> Sequence[np.ndarray]:
         source, lengths = padded([ids[i] for i in batch], pad), np.array([len(ids[i]) for i in batch])
@@ -74,12 +74,12 @@ def translate(
 
     device = model.device
     threads = ranks.cores() if device is CPU else 1
-    found: dict[int, str] = {}
+    translated: dict[int, str] = {}
     blas = threadpool_limits(1 if threads > 1 or ranks.size > 1 else None, "blas")
     with blas, ThreadPoolExecutor(threads, initializer=device.use) as pool:
-        pairs, total = zip(own, pool.map(work, own), strict=True), sum(map(len, own))
+        pairs, total = zip(batches, pool.map(work, batches), strict=True), sum(map(len, batches))
         for batch, translations in counted(pairs, "translating", "sentences", total, lambda pair: len(pair[0])):
             for i, translation in zip(batch, translations, strict=True):
-                found[i] = subwords.decode(translation)
-    texts = {i: text for part in ranks.gather(found) for i, text in part.items()}
+                translated[i] = subwords.decode(translation)
+    texts = {i: text for part in ranks.gather(translated) for i, text in part.items()}
     return [texts[i] for i in range(len(sentences))]

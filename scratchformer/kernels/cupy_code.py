@@ -1,4 +1,4 @@
-"""How the CUDA kernels in `kernels/cuda` are compiled and called, and which arrays they take.
+"""The CUDA kernels in `kernels/cuda`: their compilation, their calls, and the arrays that they take.
 
 A file is compiled once for each type of numbers and each set of constants, such as the width of a row, when a kernel in
 it is first called. CuPy keeps the compiled code on disk.

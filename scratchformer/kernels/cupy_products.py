@@ -25,7 +25,7 @@ TRIALS = 4  # timed runs of each
 FASTER = 0.95  # another kernel must take less than this share of the first one's time
 WORTH = 1e8  # operations; a smaller product takes the first kernel, since starting it takes as long as running it
 OFTEN = 200  # uses of a plan before its kernels are timed; at once for a step that is recorded
-MOST = 4096  # plans
+MAX_PLANS = 4096  # plans
 KINDS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType
 FLOAT32, FLOAT64, TF32 = 68, 70, 77  # cublasComputeType
 BIAS, RELU_BIAS = 4, 6  # cublasLtEpilogue
@@ -87,7 +87,7 @@ class Products:
         known = *layouts, tf32, add, bias is None, activation
         with self.lock:  # a descriptor has one bias
             if known not in self.plans:
-                if len(self.plans) >= MOST:
+                if len(self.plans) >= MAX_PLANS:
                     for each in self.plans.values():
                         self._destroy(each)
                     self.plans.clear()

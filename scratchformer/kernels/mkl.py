@@ -22,9 +22,9 @@ def library() -> Any:
         path = next(
             f for f in files("mkl") or () if f.name.startswith(("libmkl_rt.", "mkl_rt.")) and f.suffix != ".lib"
         )
-        found = ctypes.CDLL(str(path.locate()))
-        found.MKL_Set_Threading_Layer(SEQUENTIAL)
-        found.MKL_CBWR_Set(AUTOMATIC)  # before the first product; otherwise sums may depend on where arrays lie
+        mkl = ctypes.CDLL(str(path.locate()))
+        mkl.MKL_Set_Threading_Layer(SEQUENTIAL)
+        mkl.MKL_CBWR_Set(AUTOMATIC)  # before the first product; otherwise sums may depend on where arrays lie
     except (PackageNotFoundError, StopIteration, OSError):
         return None
-    return found
+    return mkl

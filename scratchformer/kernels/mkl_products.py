@@ -95,9 +95,9 @@ def products() -> Products | None:
     """The functions of the libraries that `used` names; None if there is none with 64-bit sizes."""
     if (chosen := used()) is None:
         return None
-    found = available() if chosen.bfloat16 == "Numba" else libraries()
-    half = found[chosen.bfloat16].bfloat16 if chosen.bfloat16 in found else 0
-    return found[chosen.float32]._replace(bfloat16=half)
+    offered = available() if chosen.bfloat16 == "Numba" else libraries()
+    half = offered[chosen.bfloat16].bfloat16 if chosen.bfloat16 in offered else 0
+    return offered[chosen.float32]._replace(bfloat16=half)
 
 
 @cache
@@ -105,27 +105,27 @@ def available() -> dict[str, Products]:
     """The libraries, and our own code for bfloat16, which this compiles. Without it everything works, so an error there
     is a warning.
     """
-    found = dict(libraries())
+    offered = dict(libraries())
     if numba_bfloat16.available():
         try:
-            found["Numba"] = Products(0, 0, numba_bfloat16.address())
+            offered["Numba"] = Products(0, 0, numba_bfloat16.address())
         except Exception as error:  # Numba and LLVM raise many kinds
             warnings.warn(f"our own products of bfloat16 cannot be compiled: {error!r}", stacklevel=2)
-    return found
+    return offered
 
 
 @cache
 def libraries() -> dict[str, Products]:
     """The libraries that there are: MKL, and OpenBLAS as NumPy's packages bring it."""
-    found = {}
+    offered = {}
     if (library := mkl.library()) is not None:
-        found["MKL"] = addresses(library, "cblas_sgemm_64", "cblas_dgemm_64", "cblas_gemm_bf16bf16f32_64")
+        offered["MKL"] = addresses(library, "cblas_sgemm_64", "cblas_dgemm_64", "cblas_gemm_bf16bf16f32_64")
     for each in threadpool_info():
         if each["internal_api"] == "openblas" and "numpy" in each["filepath"]:
             with contextlib.suppress(AttributeError):
                 names = (f"scipy_cblas_{letter}gemm64_" for letter in "sd")
-                found["OpenBLAS"] = addresses(ctypes.CDLL(each["filepath"]), *names)
-    return found
+                offered["OpenBLAS"] = addresses(ctypes.CDLL(each["filepath"]), *names)
+    return offered
 
 
 def addresses(library: Any, *names: str) -> Products:
@@ -134,8 +134,8 @@ def addresses(library: Any, *names: str) -> Products:
 
 def halves() -> list[str]:
     """The names of those that multiply bfloat16. Nothing is compiled for this."""
-    own = ["Numba"] if numba_bfloat16.available() else []
-    return [name for name, library in libraries().items() if library.bfloat16] + own
+    ours = ["Numba"] if numba_bfloat16.available() else []
+    return [name for name, library in libraries().items() if library.bfloat16] + ours
 
 
 @cache
@@ -148,8 +148,8 @@ def choice() -> Choice | None:
     """
     if not libraries():
         return None
-    if (found := _kept()) is not None:
-        return found
+    if (kept := _kept()) is not None:
+        return kept
     measured = measure()
     with contextlib.suppress(OSError):
         make_folder(_file().parent)
@@ -170,10 +170,10 @@ def _kept() -> Choice | None:
     for line in lines:
         # a damaged line, or one of another machine
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            found = Choice(**json.loads(line)[here])
-            rates = all(isinstance(rate, int | float) for rate in found.measured.values())
-            if rates and found.float32 in libraries() and found.bfloat16 in names:
-                return found
+            kept = Choice(**json.loads(line)[here])
+            rates = all(isinstance(rate, int | float) for rate in kept.measured.values())
+            if rates and kept.float32 in libraries() and kept.bfloat16 in names:
+                return kept
     return None
 
 
@@ -187,8 +187,8 @@ def machine() -> str:
     """
     processor = ", ".join([described() or platform.processor(), *instructions()])
     version = metadata.version("mkl") if mkl.library() is not None else "none"
-    own = sha256(Path(numba_bfloat16.__file__).read_bytes()).hexdigest()[:8]
-    versions = f"NumPy {np.__version__}; MKL {version}; Numba {numba.__version__}, {own}"
+    code = sha256(Path(numba_bfloat16.__file__).read_bytes()).hexdigest()[:8]
+    versions = f"NumPy {np.__version__}; MKL {version}; Numba {numba.__version__}, {code}"
     settings = [f"{name}={os.environ.get(name, '')}" for name in ("OPENBLAS_CORETYPE", "MKL_ENABLE_INSTRUCTIONS")]
     return "; ".join([processor, versions, f"bfloat16 by {', '.join(halves()) or 'none'}", *settings])
 

@@ -386,9 +386,9 @@ def clear(x: Any) -> None:
 
 
 @vectorised
-def largest_of_columns(a: Any, i: Any, top: Any, bottom: Any, least: Any) -> Any:
-    """The largest number of each of LANES columns, and of `least`."""
-    m, n = least, least
+def largest_of_columns(a: Any, i: Any, top: Any, bottom: Any, before: Any) -> Any:
+    """The largest number of each of LANES columns, and of `before`."""
+    m, n = before, before
     for s in range(top, bottom, 2):
         m, n = larger(m, load(a, (s, i))), larger(n, load(a, (s + 1, i)))
     return larger(m, n)

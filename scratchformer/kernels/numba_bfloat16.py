@@ -51,8 +51,8 @@ def address() -> int:
     by rows. Unlike BLAS it reads a and b also if α is 0. If there is no memory, c becomes NaN: an exception would not
     reach the caller, who would go on.
     """
-    found = gemm.get_compile_result(CBLAS)  # unlike `numba.cfunc`, with the code that `compiled` keeps on disk
-    return int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
+    result = gemm.get_compile_result(CBLAS)  # unlike `numba.cfunc`, with the code that `compiled` keeps on disk
+    return int(result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name))
 
 
 @compiled

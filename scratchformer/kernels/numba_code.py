@@ -1,4 +1,4 @@
-"""What the compiled twins share: how Numba compiles them, and bfloat16 as 16-bit integers."""
+"""Compilation by Numba for the fast twins, and bfloat16 as 16-bit integers."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def compiled(function: Callable, fastmath: Collection[str] = ("contract",), inli
     options: dict[str, Any] = dict(nogil=True, fastmath=set(fastmath), error_model="numpy", forceinline=inline)
     options["pipeline_class"] = OwnCompiler
     try:
-        found = numba.njit(cache=True, **options)(function)
-        on_disk = found._cache._cache_file
+        dispatcher = numba.njit(cache=True, **options)(function)
+        on_disk = dispatcher._cache._cache_file
         on_disk._source_stamp = sources()
         on_disk._load_index = partial(load_index, on_disk._load_index)
     except (RuntimeError, AttributeError):  # Numba finds no folder to write to, or has changed
         return numba.njit(**options)(function)
-    return found
+    return dispatcher
 
 
 def load_index(load: Callable[[], dict]) -> dict:

@@ -28,10 +28,9 @@ import numpy as np
 
 from .. import nn
 from ..backend import cores
-from ..nn.block import extend_block
+from ..nn.block import Stored, extend_block
 from ..nn.decoder_block import extend_decoder_block
 from ..nn.embedding import extend_output
-from ..nn.stack import Stored
 from ..ops import Padding, Pattern
 from ..ops.activations import CUBIC
 from .mkl_products import products as blas
@@ -220,7 +219,7 @@ def output_rows(x: np.ndarray, output: Any) -> np.ndarray:
     w, rows = as_bits(output.table.data if tied else output.w.data), as_bits(np.ascontiguousarray(x[:, 0]))
     y = np.empty((len(x), w.shape[0 if tied else 1]), np.float32)
     if len(x) > 1:
-        affine(blas(), rows, w, tied, rows[0, :0], 0.0, y)
+        affine(blas(), rows, w, tied, rows[0, :0], y)
     else:
         row = np.empty(rows.size, np.float32)
         copy(rows[0], row)
@@ -415,9 +414,9 @@ def exponentials(z: Any, n: Any, scale: Any) -> Any:
     top, terms = load(z, (0,)), filled(z, 0.0)
     for s in range(LANES, z.size, LANES):
         top = larger(top, load(z, (s,)))
-    most = largest(top)
+    maximum = largest(top)
     for s in range(0, z.size, LANES):
-        power = exp2((load(z, (s,)) - most) * scale)
+        power = exp2((load(z, (s,)) - maximum) * scale)
         store(z, (s,), power)
         terms = terms + power
     return total(terms)

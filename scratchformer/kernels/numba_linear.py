@@ -62,7 +62,7 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
     """
     flat, (table, across) = rows(x), matrix(w)
     y = np.empty((len(flat), w.shape[1]), flat.dtype)
-    affine_map(flat, table, across, as_row(b, flat), -np.inf, y)
+    affine_map(flat, table, across, as_row(b, flat), y)
     return y.view(x.dtype).reshape(*x.shape[:-1], w.shape[1]), (x, w, b is not None)
 
 
@@ -79,29 +79,27 @@ def linear_backward(dy: np.ndarray, cache: tuple[np.ndarray, np.ndarray, bool]) 
 ops.linear.add_twin(np.ndarray, fits, linear, linear_backward, fast=True)
 
 
-def affine_map(x: np.ndarray, w: np.ndarray, across: bool, b: np.ndarray, least: float, y: np.ndarray) -> None:
-    """y = max(x w + b, least) as `affine` computes it, by tiles where that pays."""
+def affine_map(x: np.ndarray, w: np.ndarray, across: bool, b: np.ndarray, y: np.ndarray) -> None:
+    """y = x w + b as `affine` computes it, by tiles where that pays."""
     if numba_tiles.pays(x, y):
-        numba_tiles.multiply(x, w, across, b, least, y)
+        numba_tiles.multiply(x, w, across, b, y)
     else:
-        affine(products(), x, w, across, b, least, y)
+        affine(products(), x, w, across, b, y)
 
 
 def gradients(dy: np.ndarray, x: np.ndarray, w: np.ndarray, across: bool, has_bias: bool, dx: np.ndarray) -> Any:
     """Write dx, and return dw and db."""
     if not numba_tiles.pays(x, dy):
         return affine_backward(products(), dy, x, w, across, has_bias, dx)
-    numba_tiles.multiply(dy, w, not across, dy[0, :0], 0.0, dx)
+    numba_tiles.multiply(dy, w, not across, dy[0, :0], dx)
     dw, db = np.empty((x.shape[1], dy.shape[1]), np.float32), np.empty(dy.shape[1], np.float32)
     numba_tiles.multiply_transposed(x, dy, dw, db if has_bias else db[:0])
     return dw, db
 
 
 @compiled
-def affine(library: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> None:
-    """y = max(x w + b, least). across: w is transposed in memory. b has no elements if there is no bias; then `least`
-    has no effect.
-    """
+def affine(library: Any, x: Any, w: Any, across: Any, b: Any, y: Any) -> None:
+    """y = x w + b. across: w is transposed in memory. b has no elements if there is no bias."""
     (N, O), (height, width) = y.shape, block(y)
     buffer = wide_buffer(y, height * width)
     for n0 in range(0, N, height):
@@ -111,16 +109,15 @@ def affine(library: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any
             product(library, x[n0 : n0 + shape[0]], False, w, across, o0, h)
             columns_of_b = b[o0 : o0 + shape[1]]
             for n in range(shape[0]):
-                finish_row(h[n], columns_of_b, least, y[n0 + n, o0 : o0 + shape[1]])
+                finish_row(h[n], columns_of_b, y[n0 + n, o0 : o0 + shape[1]])
 
 
 @compiled
-def finish_row(h: Any, b: Any, least: Any, y: Any) -> None:
-    """Add b, compare with `least`, and round."""
+def finish_row(h: Any, b: Any, y: Any) -> None:
+    """y = h + b, rounded."""
     if b.size:
-        smallest = h.dtype.type(least)
         for o in range(y.size):
-            y[o] = narrow(max(h[o] + read(b[o]), smallest), y)  # NaN stays
+            y[o] = narrow(h[o] + read(b[o]), y)
     elif h.ctypes.data != y.ctypes.data:
         for o in range(y.size):
             y[o] = narrow(h[o], y)
@@ -129,7 +126,7 @@ def finish_row(h: Any, b: Any, least: Any, y: Any) -> None:
 @compiled
 def affine_backward(library: Any, dy: Any, x: Any, w: Any, across: Any, has_bias: Any, dx: Any) -> Any:
     """As `gradients`, by a library."""
-    affine(library, dy, w, not across, dy[0, :0], 0.0, dx)
+    affine(library, dy, w, not across, dy[0, :0], dx)
     dw = wide_empty((x.shape[1], dy.shape[1]), dy)
     db = wide_empty(dy.shape[1], dy)
     product(library, x, True, dy, False, 0, dw)

@@ -1,4 +1,4 @@
-"""What compiled loops are written with: numbers of any floating-point type, read and rounded, and exp in vectors.
+"""The arithmetic of compiled loops: numbers of any floating-point type, read and rounded, and functions in vectors.
 
 The loops compute in float32, or in float64 for float64 arrays. bfloat16 is stored as its 16 bits, see `numba_code`.
 These functions exist in compiled code only: Numba chooses their implementation by type.
@@ -112,11 +112,11 @@ LOG2_E, LOG2_HIGH, LOG2_LOW = (np.float32(x) for x in (math.log2(math.e), 0.6933
 EXP_POLYNOMIAL = tuple(
     np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 )
-LEAST, MOST, SHIFT = np.float32(-88), np.float32(88.8), np.float32(1.5 * 2**23 + 127)
+LOWEST, HIGHEST, SHIFT = np.float32(-88), np.float32(88.8), np.float32(1.5 * 2**23 + 127)
 
 LOG2_HIGH_64, LOG2_LOW_64 = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
 SERIES = tuple(1 / math.factorial(k) for k in range(13, 1, -1))
-LEAST_64, MOST_64, SHIFT_64 = -709.0, 710.0, 1.5 * 2.0**52 + 1023
+LOWEST_64, HIGHEST_64, SHIFT_64 = -709.0, 710.0, 1.5 * 2.0**52 + 1023
 
 
 @overload(exp, strict=False, jit_options={"fastmath": {"contract"}})  # the order of the differences counts
@@ -126,8 +126,8 @@ def _exp(x: Any) -> Any:
 
 def exp32(x: Any) -> Any:
     c5, c4, c3, c2, c1, c0 = EXP_POLYNOMIAL
-    inside = LEAST if x < LEAST else x  # NaN stays
-    inside = MOST if inside > MOST else inside
+    inside = LOWEST if x < LOWEST else x  # NaN stays
+    inside = HIGHEST if inside > HIGHEST else inside
     shifted = inside * LOG2_E + SHIFT
     n = shifted - SHIFT
     r = (inside - n * LOG2_HIGH) - n * LOG2_LOW
@@ -138,8 +138,8 @@ def exp32(x: Any) -> Any:
 
 def exp64(x: Any) -> Any:
     c11, c10, c9, c8, c7, c6, c5, c4, c3, c2, c1, c0 = SERIES
-    inside = LEAST_64 if x < LEAST_64 else x
-    inside = MOST_64 if inside > MOST_64 else inside
+    inside = LOWEST_64 if x < LOWEST_64 else x
+    inside = HIGHEST_64 if inside > HIGHEST_64 else inside
     shifted = inside * math.log2(math.e) + SHIFT_64
     n = shifted - SHIFT_64
     r = (inside - n * LOG2_HIGH_64) - n * LOG2_LOW_64

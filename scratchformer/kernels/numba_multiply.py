@@ -1,4 +1,4 @@
-"""A few rows times a matrix, as fast as the matrix can be read.
+"""Products of a few rows and a matrix, as fast as the matrix can be read.
 
 - A row times a matrix takes as long as reading the matrix. `multiply` reads eight rows of w at a time, in their order
   in memory, and adds x_i w_io + ... + x_{i+7} w_{i+7,o} to each y_o, so that y is read and written an eighth as often.

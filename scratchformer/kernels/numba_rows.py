@@ -106,12 +106,12 @@ def maximum_of_row(x: Any, i: Any) -> Any:
     """
     columns = x.shape[1]
     whole = columns - columns % LANES
-    most = read(x[i, 0])
+    maximum = read(x[i, 0])
     if whole:
         m = load(x, (i, 0))
         for j in range(LANES, whole, LANES):
             m = larger(load(x, (i, j)), m)
-        most = largest(m)
+        maximum = largest(m)
     for j in range(whole, columns):
-        most = max(most, read(x[i, j]))
-    return most
+        maximum = max(maximum, read(x[i, j]))
+    return maximum

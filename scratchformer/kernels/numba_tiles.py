@@ -5,7 +5,7 @@ them. So registers are loaded from whole cache lines, and a block serves many pr
 rows of numbers, one of the second rows of pairs, which are neighbours along the axis that is summed over. A pair is
 moved as if it were one float32; there is no arithmetic on it.
 
-The sums of a block are finished (bias, ReLU, rounding) as soon as they are complete, while they are in the first-level
+The sums of a block are finished (bias, rounding) as soon as they are complete, while they are in the first-level
 cache. Products and rounding treat numbers below 2⁻¹²⁶ in magnitude (subnormal ones) as 0.
 """
 
@@ -41,7 +41,6 @@ from .numba_vectors import (
     filled,
     index_of,
     intrinsic,
-    larger,
     load,
     on_boundary,
     store,
@@ -78,8 +77,8 @@ def blocks(count: Any, shape: Any) -> Any:
 
 
 @compiled
-def multiply(x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> None:
-    """y = max(x w + b, least), as `numba_linear.affine`."""
+def multiply(x: Any, w: Any, across: Any, b: Any, y: Any) -> None:
+    """y = x w + b, as `numba_linear.affine`."""
     (N, O), deep, wide = y.shape, x.shape[1] // BLOCK, y.shape[1] // BLOCK
     right = blocks((wide, deep), PAIRS)
     if across:
@@ -107,7 +106,7 @@ def multiply(x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> None:
                             store_sums(part, r * BLOCK, o * BLOCK)
                         else:
                             store_sums(h, 0, 0)
-                            finish(h, b, least, n + r * BLOCK, o * BLOCK, y)
+                            finish(h, b, n + r * BLOCK, o * BLOCK, y)
     release()
 
 
@@ -153,13 +152,13 @@ def add_products(left: Any, right: Any, deep: Any) -> None:
 
 
 @vectorised
-def finish(h: Any, b: Any, least: Any, n: Any, o: Any, y: Any) -> None:
+def finish(h: Any, b: Any, n: Any, o: Any, y: Any) -> None:
     """As `numba_linear.finish_row`, for a block of y."""
     for r in range(min(BLOCK, y.shape[0] - n)):
         for c in range(0, BLOCK, LANES):
             a = load(h, (r, c))
             if b.size:
-                a = larger(filled(h, least), a + load(b, (o + c,)))
+                a = a + load(b, (o + c,))
             put(y, (n + r, o + c), a)
 
 

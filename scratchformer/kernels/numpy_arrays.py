@@ -1,4 +1,4 @@
-"""Helpers shared by the NumPy twins."""
+"""Checks and row statistics of the NumPy twins."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def scores(position: np.ndarray, r: np.ndarray, T: int, content: np.ndarray, key
 def one_step(pattern: Pattern, B: int, H: int, T: int, S: int) -> bool:
     """Whether the rows and columns of each piece have the same step, so that its distances have that step too."""
     sequences = range(B if pattern.differs else 1)
-    pieces = (piece for _, own in pattern.of_heads(H) for b in sequences for piece in own.pieces(b, T, S, np))
+    pieces = (piece for _, part in pattern.of_heads(H) for b in sequences for piece in part.pieces(b, T, S, np))
     return all((p.rows.step or 1) == (p.columns.step or 1) for p in pieces)
 
 

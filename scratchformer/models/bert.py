@@ -33,9 +33,9 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..nn.embedding_sum import EmbeddingSumCache
+from ..nn.block import StackCache
+from ..nn.embedding import EmbeddingSumCache
 from ..nn.layer import Part, expect_backward, repeated
-from ..nn.stack import StackCache
 from ..ops.cross_entropy import counted_targets
 from ..rng import Key, Zeros, expect_key, fold
 from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text

@@ -33,9 +33,9 @@ from ..nn import (
     TransformerBlock,
 )
 from ..nn.attention import causal as and_causal
-from ..nn.embedding_sum import EmbeddingSumCache
+from ..nn.block import StackCache, Stored
+from ..nn.embedding import EmbeddingSumCache
 from ..nn.layer import Part, expect_backward, repeated
-from ..nn.stack import StackCache, Stored
 from ..rng import Key, fold
 from ..shell.text import shown
 from .model import Model, named
@@ -175,8 +175,10 @@ class Body(Model):
         if features is not None and not any(each.width for each in self.further):
             raise ValueError("features: expected none, since the model was made without an embedding of features")
         if ids.ndim == 2 or self.units is not None:
-            return [ids, *[Reading(ids, before, None, features)] * len(self.further)]
-        return [ids[:, :, 0], *[Reading(ids[:, :, 0], before, ids[:, :, 1:], features)] * len(self.further)]
+            reading = Reading(ids, before, None, features)
+        else:
+            reading = Reading(ids[:, :, 0], before, ids[:, :, 1:], features)
+        return [reading.ids, *[reading] * (len(self.embedding.embeddings) - 1)]
 
     def forward(
         self,
@@ -237,11 +239,11 @@ class Body(Model):
             expect_floating(units=ids)
         else:
             name, what, letters, sizes = "ids", "tokens", "B T", {}
-        reader = self.column_reader
-        if getattr(ids, "ndim", 2) == 3 and reader is not None:
+        reader = self.column_reader if getattr(ids, "ndim", 2) == 3 else None
+        if reader is not None:
             letters, sizes = "B T J", {"J": 1 + reader.columns}
         expect_shape(name, ids, letters, **sizes)
-        if letters == "B T J":
+        if reader is not None:
             reader.expect_columns(ids[:, :, 1:])
         expected = f"{name}: expected ({letters.replace(' ', ', ')}) with T"
         if not ids.shape[1]:

@@ -27,10 +27,9 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..nn.embedding import extend_output
-from ..nn.embedding_sum import EmbeddingSumCache
+from ..nn.block import StackCache, Stored
+from ..nn.embedding import EmbeddingSumCache, extend_output
 from ..nn.layer import Part, expect_backward, repeated
-from ..nn.stack import StackCache, Stored
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, fold
 from .predictor import Predictor

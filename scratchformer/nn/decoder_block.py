@@ -10,12 +10,9 @@ from ..checks import expect_fraction, expect_one_of
 from ..dispatch import operation
 from ..rng import Key, fold
 from .attention import CrossAttention, SelfAttention
-from .dropout import Dropout
-from .feedforward import FeedForward
+from .block import ORDERS, Residual, ResidualCache, Stored
 from .layer import Layer, Part, expect_backward
-from .layernorm import LayerNorm
-from .residual import ORDERS, Residual, ResidualCache
-from .stack import Stored
+from .pointwise import Dropout, FeedForward, LayerNorm
 
 
 class DecoderBlockCache(NamedTuple):

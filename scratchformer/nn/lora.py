@@ -15,7 +15,7 @@ from ..checks import expect_instance, expect_number, expect_positive
 from ..rng import Key, fold
 from .frozen import Frozen
 from .layer import Layer, Param, expect_backward
-from .linear import Linear
+from .pointwise import Linear
 from .recompute import Recompute
 
 ATTENTION = ("*.query", "*.value")  # the maps that the paper adapts

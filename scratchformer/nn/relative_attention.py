@@ -12,7 +12,7 @@ from ..checks import expect_at_least, expect_boolean, expect_real, expect_shape
 from ..rng import Key, fold
 from .attention import CrossAttention, causal, length_with
 from .layer import Param, expect_backward
-from .linear import Linear
+from .pointwise import Linear
 
 
 class RelativeSelfAttentionCache(NamedTuple):

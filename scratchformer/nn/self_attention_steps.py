@@ -17,7 +17,7 @@ from ..backend import Array, array_module
 from ..checks import expect_boolean, expect_floating, expect_like, expect_positive, expect_shape
 from ..rng import Key, fold
 from .layer import Layer, expect_backward
-from .linear import Linear
+from .pointwise import Linear
 
 
 class BasicCache(NamedTuple):

@@ -1,4 +1,4 @@
-"""Taking vectors out of sequences."""
+"""Vectors of a sequence, chosen by their places."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ class BlockEnds(Pattern):
             right = left
         elif (columns.step or 1) != 1:
             return Tile.MIXED
-        found = self.below(right + 1) - self.below(left)
-        return Tile.EMPTY if not found else Tile.FULL if found == right + 1 - left else Tile.MIXED
+        visible = self.below(right + 1) - self.below(left)
+        return Tile.EMPTY if not visible else Tile.FULL if visible == right + 1 - left else Tile.MIXED
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         return numbers(columns, xp) % self.stride >= self.stride - self.width

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..backend import Array, array_module, to_cpu, to_device
+from ..backend import Array, array_module, to_cpu, to_device, widen
 from ..checks import expect_array, expect_instance, expect_number, expect_positive, expect_shape
 from ..data import Subwords
 from ..data.translation import TokenPairs, pairs_in_order
@@ -19,7 +19,6 @@ from ..generation.generate import expect_vocabulary
 from ..models import EncoderDecoder
 from ..nn import Layer
 from ..ops.cross_entropy import IGNORED
-from ..ops.precision import widen
 from ..parallel.ranks import Ranks
 from .translators import as_written
 

@@ -16,8 +16,7 @@ from scratchformer.models import EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.optim import AdamW, Constant, Group, Muon
 from scratchformer.parallel import ranks as ranks_module
 from scratchformer.parallel.ranks import Elsewhere, Ranks
-from scratchformer.parallel.replicas import slices_of
-from scratchformer.parallel.sums import TreeSum
+from scratchformer.parallel.replicas import TreeSum, slices_of
 from scratchformer.rng import Key
 from scratchformer.training import Diverged, Replicas, evaluate_language_model, load_snapshot
 from scratchformer.training.snapshot import load_file
