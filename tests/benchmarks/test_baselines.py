@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scratchformer.training.program import load_file
+
+from scratchformer.training.snapshot import load_file
 
 for name in "pyppmd", "sklearn", "PIL":
     if find_spec(name) is None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scratchformer.training.program import load_file
 
 from scratchformer.data import fit_evidence, joined
 from scratchformer.models import BidirectionalClassifier
@@ -24,6 +23,7 @@ from scratchformer.training import (
     stack_weights,
     stacked,
 )
+from scratchformer.training.snapshot import load_file
 
 from .conftest import EXAMPLES, PATIENCE, TINY
 
