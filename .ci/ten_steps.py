@@ -28,10 +28,17 @@ def evaluate() -> dict[str, float]:
     return sf.training.evaluate_language_model(replicas, corpus.validation[:4096])
 
 
+run = sf.training.Run(OUT, steps=10)
 with sf.training.Replicas(model) as replicas:
     before = evaluate()["loss"]
-    state = sf.training.train(replicas, adam, sf.optim.Constant(3e-3), batches, steps=10, out=OUT, evaluate=evaluate)
-after = state["best"]["loss"]
+    for step in run.steps(replicas, adam, batches):
+        loss = replicas.gradients(batches.batch(step), run.key("train", step))
+        norm = replicas.clip(adam, 1.0)
+        replicas.step(adam)
+        run.log(loss=loss, norm=norm)
+        if run.due(10):
+            run.keep_best(evaluate())
+after = run.best["loss"]
 print(f"scratchformer {sf.__version__}: loss {before:.3f} before, {after:.3f} after ten steps")
 if not after < before - 1:
     sys.exit("it has learned nothing")

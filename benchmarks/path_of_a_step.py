@@ -31,7 +31,7 @@ def path_of_a_step() -> Counter:
     """How often each function of the package is called in one step: (file, line, name) and a number."""
     key, data = Key(0), np.random.default_rng(0).integers(0, 256, 100_000)
     model = LanguageModel(256, 128, heads=4, depth=4, context=128, norm="pre", embedding_std=0.02, key=key.fold("w"))
-    batches = TextBatches(data, 32, model.context, key.fold("batches"))
+    batches = TextBatches(data, 8, model.context, key.fold("batches"))
     adam, rate = Adam(model.parameters(), lr=2e-3), Cosine(2e-3, 100, 1000, 2e-4)
     calls: Counter = Counter()
 

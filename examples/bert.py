@@ -33,7 +33,6 @@ OPTIONS = {
     "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, a folder in Hugging Face's format"),
     **training.VALIDATION_OPTION,
 }
-PART = [Group("pooler.*"), Group("output.*"), Group("*.lora_*"), Group("*", frozen=True)]  # of --tune head and lora
 
 
 def check(run):
@@ -111,7 +110,8 @@ def classify(run, reviews):
     sizes = run.batch_size, min(run.max_length, bert.config["max_length"])
     batches = LabelledBatches(texts, *sizes, run.key("batches"), keep="both")
     with run.replicas(bert, batches) as replicas:
-        groups = [] if run.stage_name in STAGES else PART
+        part = ("pooler.*", "output.*", "*.lora_*")[: 3 if "lora" in bert.config else 2]
+        groups = [] if run.stage_name in STAGES else [*map(Group, part), Group("*", frozen=True)]
         adam = AdamW(bert.parameters(), run.lr, weight_decay=run.weight_decay, groups=groups)
         print(f"trains {adam.m.size:,} of {bert.flat.data.size:,} parameters")
         train(run, replicas, adam, batches, reviews, max(100, len(batches) // 2), ("accuracy", "max"))

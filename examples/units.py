@@ -4,10 +4,11 @@ Images: a handwritten digit of 8 × 8 pixels is read as its 25 patches of 4 × 4
 attends to all. Training also uses 20 copies of each image, turned, stretched, slanted and moved a little at random.
 Graph: the 34 members of a karate club (Zachary 1977) attend only to themselves and their friends. Two members, the
 instructor and the officer, are labelled; the model predicts which club each of the others joined when the club split.
-Ten models are trained, alone and together, and for comparison also without the graph: all attend to all. --steps sets
-the number of steps for the images and limits it for the graph. The data comes with scikit-learn and networkx: pip
-install 'scratchformer[units]'.
+Ten models are trained, and for comparison ten without the graph, where all attend to all. --steps also limits the steps
+on the graph. The data comes with scikit-learn and networkx: pip install 'scratchformer[units]'.
 """
+
+from types import SimpleNamespace
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -34,13 +35,14 @@ OPTIONS = {"data": None, "estimate": None}
 
 
 def data(run):
-    return load_digits()
+    digits = load_digits()
+    copies = with_changed_copies(digits.train, run.key("batches").fold("copies").generator())
+    return SimpleNamespace(**digits._asdict(), copies=copies, fingerprint=digits.fingerprint)
 
 
 def model(run, digits):
-    sizes = run.sizes("d_model", "heads", "depth", "dropout")
-    options = dict(max_length=PATCHES, units=PATCH * PATCH, norm="pre", activation="gelu", embedding_std=0.5)
-    return Classifier(None, CLASSES, key=run.key("weights"), **options, **sizes)
+    sizes = run.sizes("d_model", "heads", "depth", "dropout") | dict(max_length=PATCHES, units=PATCH * PATCH)
+    return Classifier(None, CLASSES, norm="pre", activation="gelu", embedding_std=0.5, key=run.key("weights"), **sizes)
 
 
 def score(run, replicas, digits, part):
@@ -107,7 +109,7 @@ def predict_clubs(run, pattern: ops.Pattern | None, known: np.ndarray, clubs: np
 
 
 def accuracy(p: np.ndarray, known: np.ndarray, clubs: np.ndarray) -> float:
-    """The share of the members not in `known` for whom p (n, 2) is highest at their own club."""
+    """The share of the members not in `known` for whom p (n, 2) is highest at their club."""
     return float(np.delete(p.argmax(axis=-1) == clubs, known).mean())
 
 
@@ -125,10 +127,8 @@ def train_on_graph(run) -> None:
 
 def main(run):
     digits = run.load(data)
-    print(f"images: {len(digits.train.labels):,} for training, and {COPIES} copies of each, of {PATCHES} units")
-    key = run.key("batches")
-    images = with_changed_copies(digits.train, key.fold("copies").generator())
-    batches = DrawnBatches(as_patches(images), run.batch_size, key)
+    print(f"images: {len(digits.train.labels):,} for training, {COPIES} copies of each, of {PATCHES} units")
+    batches = DrawnBatches(as_patches(digits.copies), run.batch_size, run.key("batches"))
     with run.replicas(model(run, digits), batches) as replicas:
         adam = AdamW(replicas.model.parameters(), run.lr, weight_decay=run.weight_decay)
         rate = Cosine(run.lr, min(run.warmup, run.total // 5), run.total)

@@ -59,7 +59,7 @@ class TextBatch(NamedTuple):
     @property
     def weight(self) -> int:
         """The number of predictions that count."""
-        return count_of(self.targets)
+        return int(np.count_nonzero(self.targets != IGNORED))
 
     @property
     def tokens(self) -> int:

@@ -143,11 +143,6 @@ def by_key_head(x: np.ndarray, heads: slice, shared: int) -> np.ndarray:
     return x.reshape(x.shape[0], x.shape[1] // size, size, *x.shape[2:])
 
 
-def key_heads(heads: slice, shared: int) -> slice:
-    """The key heads that these query heads use."""
-    return slice(heads.start // shared, -(-heads.stop // shared))
-
-
 def product_of_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """aᵀ b for a (..., rows, I) and b (..., rows, O): (..., I, O), summed over the heads that share keys."""
     if a.ndim == 5:
@@ -320,7 +315,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
     bounds = []
     for (sequences, heads), runs in groups_of(q, k, v, pattern):
-        part, of_keys = (sequences, heads), (sequences, key_heads(heads, shared))
+        part, of_keys = (sequences, heads), (sequences, slice(heads.start // shared, -(-heads.stop // shared)))
         queries, *results = (by_key_head(x[part], heads, shared) for x in (q, y, shift, log_sum))
         queries = queries * (1 / math.sqrt(D))
         keys, values = (x if shared == 1 else x[:, :, None] for x in (k[of_keys], with_column(v[of_keys], 1)))
@@ -394,7 +389,7 @@ def attention_backward(dy: np.ndarray, cache: tuple[Any, ...]) -> tuple[np.ndarr
     scale = 1 / math.sqrt(D)
     for (part, runs), bound in zip(groups_of(q, k, v, pattern), bounds, strict=True):
         sequences, heads = part
-        of_keys = sequences, key_heads(heads, shared)
+        of_keys = sequences, slice(heads.start // shared, -(-heads.stop // shared))
         q_part, y_part, dq_part, *statistics = (by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum))
         queries = q_part * scale
         output = by_key_head(np.ascontiguousarray(dy[part]), heads, shared)

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, Self
 
 import numpy as np
@@ -54,22 +54,15 @@ class Param:
         """Use these arrays from now on; they are views of `flat` unless that is None."""
         self._data, self._grad, self.flat = data, grad, flat
 
-    @property
-    def data(self) -> Array:
-        return self._data
+    def _set_data(self, value: Array) -> None:
+        if value is not self._data:
+            _assign(f"{self.name}.data", self._data, value)
 
-    @data.setter
-    def data(self, value: Array) -> None:
-        _assign(f"{self.name}.data", self._data, value)
-
-    @property
-    def grad(self) -> Array:
-        return self._grad
-
-    @grad.setter
-    def grad(self, value: Array) -> None:
+    def _set_grad(self, value: Array) -> None:
         if value is not self._grad:  # after `w.grad += dw`, which has added in place, it is
             _assign(f"{self.name}.grad", self._grad, value)
+
+    data, grad = property(attrgetter("_data"), _set_data), property(attrgetter("_grad"), _set_grad)
 
     def __deepcopy__(self, _memo: dict) -> Param:
         return self.twin(self.data.copy(), self.grad.copy())
@@ -114,21 +107,15 @@ class FlatParameters:
                 dview[...] = p.grad
             p.bind(view, dview, self)
 
-    @property
-    def data(self) -> Array:
-        return self._data
+    def _set_data(self, value: Array) -> None:
+        if value is not self._data:
+            _assign("flat.data", self._data, value)
 
-    @data.setter
-    def data(self, value: Array) -> None:
-        _assign("flat.data", self._data, value)
+    def _set_grad(self, value: Array) -> None:
+        if value is not self._grad:
+            _assign("flat.grad", self._grad, value)
 
-    @property
-    def grad(self) -> Array:
-        return self._grad
-
-    @grad.setter
-    def grad(self, value: Array) -> None:
-        _assign("flat.grad", self._grad, value)
+    data, grad = property(attrgetter("_data"), _set_data), property(attrgetter("_grad"), _set_grad)
 
     def __reduce__(self) -> tuple:
         return FlatParameters, (self.params,)  # a copy lays out the copies of the parameters
@@ -441,8 +428,6 @@ def named_parts(prefix: str, container: Mapping[str, Any] | list | tuple) -> Ite
 
 def _assign(name: str, own: Array, value: Array) -> None:
     """Copy `value` into the array `own`, for an assignment: see `Param`."""
-    if value is own:
-        return
     shape = tuple(own.shape)
     if not hasattr(value, "dtype"):
         raise TypeError(f"{name}: expected an array {shape}, got {describe(value)}")

@@ -90,7 +90,11 @@ class TreeSum:
                 with self.lock:  # also while copying: of two neighbours that come at once, only one is copied
                     other = self.waiting.pop((round, neighbour), None)
                     if other is None:
-                        self.waiting[round, place] = self.copied(term) if copy and part.array is term else part
+                        if copy and part.array is term:
+                            room = self.spare.pop() if self.spare else array_module(term).empty_like(term)
+                            room[...] = term
+                            part = Part(room, True)
+                        self.waiting[round, place] = part
                         return
                 other.array[...] += part.array
                 self.release(part)
@@ -114,14 +118,6 @@ class TreeSum:
                 yield array[start : start + size]
         while True:
             yield array_module(out).empty_like(out[:size])
-
-    def copied(self, term: Array) -> Part:
-        try:
-            array = self.spare.pop()
-        except IndexError:
-            array = array_module(term).empty_like(term)
-        array[...] = term
-        return Part(array, True)
 
     def release(self, part: Part) -> None:
         """Let the array of a part be used again, if it is one of the sum's own."""
@@ -552,7 +548,8 @@ class Replicas:
             return
         optimizer.step(self.map, self.share, self.half)
         self.rounded = self.half is not None
-        self.join()
+        if self.sharded:
+            self.join()
 
     def join(self) -> None:
         """After a step of a sharded optimizer: send the other ranks this one's slice of the weights, in half precision

@@ -122,7 +122,7 @@ def test_head_and_lora_tuning_leave_the_rest_unchanged(call, copy, tune):
     again = call("bert", "--resume", copy, "--stage", "finetune", "--tune", tune, "--device", "cpu", "--steps", 3)
     assert int(load_snapshot(folder).optimizer["steps"]) == 3 and folder.name in accuracies(again.stdout)
     found = call("scratchformer", "evaluate", copy, "--device", "cpu").stdout
-    assert re.findall(r"^([\w-]+): test", found, re.M) == ["finetune", folder.name, "scratch"]
+    assert re.findall(r"^([\w-]+): test", found, re.M) == ["finetune", folder.name, "pretrain", "scratch"]
     assert 0 <= accuracy <= 100
     assert load_snapshot(copy / "finetune").state == before.state
 
@@ -172,10 +172,11 @@ def test_evaluate_reproduces_the_scores_of_the_program(call, fail, bert_run, cop
     shutil.rmtree(copy / "scratch")
     result = call("scratchformer", "evaluate", copy, "--device", "cpu").stdout
     expected = accuracies(bert_run.output)["finetune"]
-    found = re.fullmatch(r"finetune: test: .*accuracy ([0-9.]+).*\n", result)
+    found = re.fullmatch(r"finetune: test: .*accuracy ([0-9.]+)\npretrain: test: .*masked_accuracy.*\n", result)
     assert 100 * float(found[1]) == pytest.approx(expected, abs=0.01)
     shutil.rmtree(copy / "finetune")
-    assert fail("scratchformer", "evaluate", copy).endswith("holds no classifier yet: the model is only pre-trained")
+    shutil.rmtree(copy / "pretrain")
+    assert fail("scratchformer", "evaluate", copy).endswith("holds no model yet")
 
 
 def test_plot_draws_the_curves_of_every_stage(call, bert_run, tmp_path):

@@ -168,7 +168,7 @@ def test_it_starts_from_a_language_model():
 
 @pytest.mark.parametrize(
     ("option", "reason"),
-    [("num_classes", "has two classes"), ("units", "reads words"), ("features", "has them from .*")],
+    [("num_classes", "has two classes"), ("units", "reads words")],
 )
 def test_what_it_sets_itself(option, reason):
     with pytest.raises(ValueError, match=f"^{option}: an EvidenceClassifier {reason}, and takes no such option$"):

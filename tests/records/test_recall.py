@@ -5,15 +5,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratchformer.backend import to_cpu, to_device
+from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import Corpus
 from scratchformer.generation import KeyValueCache, generate
+from scratchformer.models import LanguageModel
 from scratchformer.records import Recall, recall, recalling, with_recalled
 from scratchformer.records.recall import RecalledTexts
 from scratchformer.rng import Key
 
 CONTEXT = 12  # of the models of `make_model`
 ORDERS = [1, 3, 1, 2]
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """make_model(device=CPU, dtype=float32, **options): two blocks of width 12."""
+
+    def make(device=CPU, dtype=np.float32, **options):
+        model = LanguageModel(31, 12, 3, 2, CONTEXT, key=Key(0), **options)
+        model.output.w.data *= 4  # so that the most likely tokens stand out
+        return model.to(device, dtype)
+
+    return make
 
 
 @given(
@@ -68,7 +81,7 @@ def test_what_does_not_fit_is_refused(make_model):
     model, plain = make_model(embeddings=[{"layer": Recall, "orders": ORDERS}]), make_model()
     prompt = np.zeros((1, 3), int)
     for other, before, message in (
-        (plain, np.zeros(3, int), "before: the model has no recall"),
+        (plain, np.zeros(3, int), "before: the model reads no further columns of ids"),
         (model, np.zeros((3, 1), int), r"before: expected \(n\), got \(3, 1\)"),
     ):
         with pytest.raises(ValueError, match=message):

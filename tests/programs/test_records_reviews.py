@@ -1,4 +1,4 @@
-"""examples/reviews.py end to end on small data: its three stages, alone and together."""
+"""examples/records/reviews.py end to end on small data: its three stages, alone and together."""
 
 import importlib.util
 import re
@@ -9,21 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scratchformer.training.program import load_file
 
-from scratchformer.data import fit_evidence, joined
-from scratchformer.models import BidirectionalClassifier
+from scratchformer.parallel.ranks import Ranks
+from scratchformer.parallel.replicas import Replicas
+from scratchformer.records import BidirectionalClassifier, PseudoLabelled, fit_evidence, stack_weights, stacked
 from scratchformer.rng import Key
-from scratchformer.training import (
-    Replicas,
-    load_model,
-    load_snapshot,
-    read_metrics,
-    save_snapshot,
-    scores_of_classes,
-    stack_weights,
-    stacked,
-)
+from scratchformer.training import load_model, load_snapshot, read_metrics, save_snapshot, scores_of_classes
+from scratchformer.training.snapshot import load_file
+from scratchformer.training.start import open_run
 
 from .conftest import EXAMPLES, PATIENCE, TINY
 
@@ -36,7 +29,7 @@ import sys
 sys.path.insert(0, r"{folder}")
 import reviews as module
 module.PRESETS["small"] |= {sizes}
-module.Reviews.main()
+module.start(module.main)
 """
 
 
@@ -57,7 +50,7 @@ def with_unlabelled(reviews_folder, tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(call, with_unlabelled, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "reviews"
-    result = call("reviews", "--data", with_unlabelled, "--out", folder, "--steps", 2, "--device", "cpu")
+    result = call("records/reviews", "--data", with_unlabelled, "--out", folder, "--steps", 2, "--device", "cpu")
     return folder, result.stdout
 
 
@@ -79,19 +72,19 @@ def test_it_reports_the_accuracy(finished):
     """Only the last classifier is scored on the test part."""
     folder, output = finished
     assert output.count("starts from the language models of step 2 of 2") == 2
-    assert len(re.findall(r"^best on validation: ", output, re.M)) == 2
+    assert re.findall(r"^(\w+): best on validation: ", output, re.M) == [*STAGES]
     assert len(re.findall(r"^test accuracy on 80 reviews: [0-9.]+%$", output, re.M)) == 1
-    assert re.findall(r"^(\w+): [0-9.]+ minutes$", output, re.M) == [*STAGES]
-    kinds = [load_snapshot(folder / stage).model_class for stage in STAGES]
+    kinds = [load_snapshot(folder / stage).model_class.rpartition(":")[2] for stage in STAGES]
     assert kinds == ["BidirectionalLanguageModel", "BidirectionalClassifier", "BidirectionalClassifier"]
     for stage in STAGES[1:]:
         assert load_snapshot(folder / stage).config["num_classes"] == 2
 
 
 def opened(folder):
-    """The module of the program, and the program of a run with its data loaded."""
-    module = load_file(EXAMPLES / "reviews.py")
-    return module, module.Reviews.open(folder, "cpu")
+    """The module of the program, the run and its data."""
+    module = load_file(EXAMPLES / "records" / "reviews.py")
+    run = open_run(folder, vars(module), "cpu", None, Ranks())
+    return module, run, run.load(module.data)
 
 
 def labels_of(run):
@@ -116,23 +109,22 @@ def together(data, model, texts):
 
 def expected_labels(run, teacher):
     """The true labels, and then what `teacher` and the linear model predict for the unlabelled reviews."""
-    _, program = opened(run)
-    found = together(program.data, teacher, program.unlabelled)
-    return np.concatenate([[[1 - label, label] for label in program.data.train.labels], found])
+    *_, reviews = opened(run)
+    found = together(reviews, teacher, reviews.unlabelled)
+    return np.concatenate([[[1 - label, label] for label in reviews.train.labels], found])
 
 
 def test_the_last_stage_learns_from_labels_and_from_probabilities(finished):
     """Its texts are the training reviews, and then the unlabelled ones that are no copies of training reviews."""
     folder, output = finished
-    module, program = opened(folder)
-    texts = [ids.tobytes() for ids in program.unlabelled]
-    known = {ids.tobytes() for ids in program.data.train.ids}
+    module, run, reviews = opened(folder)
+    texts = [ids.tobytes() for ids in reviews.unlabelled]
+    known = {ids.tobytes() for ids in reviews.train.ids}
     assert 30 < len(texts) <= 40 and not known & {*texts}
-    assert {*texts} < {ids.tobytes() for ids in program.data.unlabelled}
-    trained = "trained for 2 of 2 steps"
-    assert f"classifier of finetune, {trained}, predicts the labels of {len(texts)} unlabelled reviews" in output
-    learned = module.SelfTraining(program).batches.dataset.ids
-    assert [ids.tobytes() for ids in learned] == [ids.tobytes() for ids in program.data.train.ids] + texts
+    assert {*texts} < {ids.tobytes() for ids in reviews.data.unlabelled}
+    assert f"classifier of finetune predicts the labels of {len(texts)} unlabelled reviews" in output
+    learned = module.pseudo_labelled(run, reviews).ids
+    assert [ids.tobytes() for ids in learned] == [ids.tobytes() for ids in reviews.train.ids] + texts
     teacher, _ = load_model(folder / "finetune", BidirectionalClassifier)
     found = labels_of(folder)
     assert found.dtype == np.float32 and len(found) == len(learned) and np.abs(found[-len(texts) :] - 0.5).max() > 0.1
@@ -144,29 +136,14 @@ def test_the_last_stage_learns_from_labels_and_from_probabilities(finished):
 def test_a_classifier_is_scored_with_the_linear_model(finished, stage, part):
     """Their weights are fitted to the validation part, whichever part is scored."""
     folder, _ = finished
-    module, program = opened(folder)
-    data, texts = program.data, getattr(program.data, part)
+    module, run, reviews = opened(folder)
+    texts = getattr(reviews, part)
     model, _ = load_model(folder / stage, BidirectionalClassifier)
-    expected = scores_of_classes(together(data, model, texts.ids), texts.labels)
-    kind = {"finetune": module.Classification, "selftrain": module.SelfTraining}[stage](program)
-    kind.load_finished()
-    with Replicas(kind.model, 1) as replicas:
-        found = kind.evaluate(replicas, part)
+    expected = scores_of_classes(together(reviews, model, texts.ids), texts.labels)
+    with Replicas(model, 1) as replicas:
+        found = module.score(run.stage(stage), replicas, reviews, part)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=0.011)
-
-
-def test_the_language_models_are_scored_on_reviews_of_both_classes(finished, monkeypatch):
-    """The validation reviews are sorted by class, so their beginning has only one."""
-    module, program = opened(finished[0])
-    part, chosen = program.data.validation, []
-    monkeypatch.setattr(module, "SCORED", len(part.labels) // 4)
-    monkeypatch.setattr(module, "joined", lambda texts, separator: chosen.extend(texts) or joined(texts, separator))
-    stage = module.Pretraining(program)
-    with Replicas(stage.model, 1) as replicas:
-        assert stage.evaluate(replicas, "validation")["loss"] > 0
-    labels = {ids.tobytes(): label for ids, label in zip(part.ids, part.labels.tolist(), strict=True)}
-    assert len(chosen) == len(part.labels) // 4 and {labels[ids.tobytes()] for ids in chosen} == {0, 1}
 
 
 def test_the_best_classifier_is_asked(call, copy):
@@ -176,19 +153,19 @@ def test_the_best_classifier_is_asked(call, copy):
     best.load_state_dict({name: -a if "output" in name else a for name, a in last.state_dict().items()})
     state = load_snapshot(copy / "finetune" / "best.safetensors").state
     save_snapshot(copy / "finetune" / "best.safetensors", best, **state)
-    call("reviews", "--resume", copy, "--stage", "selftrain", "--device", "cpu")
+    call("records/reviews", "--resume", copy, "--stage", "selftrain", "--device", "cpu")
     np.testing.assert_allclose(labels_of(copy), expected_labels(copy, best), rtol=2e-3, atol=1e-5)
     assert np.abs(labels_of(copy) - expected_labels(copy, last)).max() > 0.1
 
 
 def test_it_resumes_and_is_scored(call, fail, copy):
     """Pre-training does not continue while there are classifiers that have started from its models."""
-    line = fail("reviews", "--resume", copy, "--steps", 3, "--device", "cpu")
+    line = fail("records/reviews", "--resume", copy, "--steps", 3, "--device", "cpu")
     started = f"{copy / 'finetune'} and {copy / 'selftrain'} have started from its step 2"
     assert f"pretrain would go on to step 3, but the models in {started}" in line
     for stage in STAGES[1:]:
         shutil.rmtree(copy / stage)
-    call("reviews", "--resume", copy, "--steps", 3, "--device", "cpu")
+    call("records/reviews", "--resume", copy, "--steps", 3, "--device", "cpu")
     assert [int(load_snapshot(copy / stage).optimizer["steps"]) for stage in STAGES] == [3, 3, 3]
     assert [r["step"] for r in read_metrics(copy / "pretrain" / "metrics.jsonl") if "lr" in r] == [2, 3]
     shutil.rmtree(copy / "pretrain")
@@ -201,8 +178,8 @@ def test_it_resumes_and_is_scored(call, fail, copy):
 
 def test_resumed_batches_have_the_same_labels(finished):
     folder, _ = finished
-    module, program = opened(folder)
-    batches = module.SelfTraining(program).batches
+    module, run, reviews = opened(folder)
+    batches = PseudoLabelled(module.pseudo_labelled(run, reviews), 32, 16, Key(0), "both")
     with pytest.raises(ValueError, match="pseudo-labels: expected a state with labels, got memory"):
         batches.load_state_dict({"memory": np.zeros(3)})
     with pytest.raises(ValueError, match="pseudo-labels: expected"):
@@ -219,21 +196,21 @@ def test_stages_run_one_at_a_time(call, fail, finished, copy, with_unlabelled, t
     shutil.rmtree(copy / "selftrain")
     shutil.rmtree(copy / "finetune")
     assert "holds no classifier yet" in fail("scratchformer", "evaluate", copy, "--device", "cpu")
-    line = fail("reviews", "--resume", copy, "--stage", "selftrain", "--device", "cpu")
-    assert line.endswith("holds no classifier: run --stage finetune first")
-    alone = call("reviews", "--resume", copy, "--stage", "finetune", "--device", "cpu").stdout
+    line = fail("records/reviews", "--resume", copy, "--stage", "selftrain", "--device", "cpu")
+    assert line.endswith("holds no model: run --stage finetune first")
+    alone = call("records/reviews", "--resume", copy, "--stage", "finetune", "--device", "cpu").stdout
     assert "best on validation" in alone and "test accuracy" not in alone
     assert same_weights(copy, finished[0], "finetune")
-    call("reviews", "--resume", copy, "--stage", "selftrain", "--device", "cpu")
+    call("records/reviews", "--resume", copy, "--stage", "selftrain", "--device", "cpu")
     assert same_weights(copy, finished[0], "selftrain")
     options = ("--data", with_unlabelled, "--out", tmp_path / "language model", "--steps", 2, "--device", "cpu")
-    call("reviews", *options, "--stage", "pretrain")
+    call("records/reviews", *options, "--stage", "pretrain")
     assert sorted(p.name for p in (tmp_path / "language model").iterdir() if p.is_dir()) == ["pretrain"]
     options = ("--data", with_unlabelled, "--out", tmp_path / "new", "--device", "cpu")
-    line = fail("reviews", "--stage", "finetune", *options)
-    assert line.endswith("holds no language model: run --stage pretrain first")
+    line = fail("records/reviews", "--stage", "finetune", *options)
+    assert line.endswith("holds no model: run --stage pretrain first")
     for stage in STAGES[1:]:
-        line = fail("reviews", "--stage", stage, "--estimate", "--resume", copy)
+        line = fail("records/reviews", "--stage", stage, "--estimate", "--resume", copy)
         assert "--estimate: only pre-training is estimated" in line
 
 
@@ -245,7 +222,7 @@ def test_two_processes_give_the_bits_of_one(finished, with_unlabelled, environme
     which the cache of `environment` names.
     """
     script = tmp_path / "small.py"
-    script.write_text(SMALL.format(folder=EXAMPLES, sizes=TINY["reviews"]))
+    script.write_text(SMALL.format(folder=EXAMPLES / "records", sizes=TINY["records/reviews"]))
     options = ["--data", with_unlabelled, "--out", "run", "--steps", 2, "--device", "cpu"]
     command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe"]
     for rank in ("first", "second"):
@@ -261,9 +238,8 @@ def test_two_processes_give_the_bits_of_one(finished, with_unlabelled, environme
 def test_without_unlabelled_reviews_there_are_two_stages(call, fail, reviews_folder, tmp_path):
     """The classifier of the second is then scored."""
     folder = tmp_path / "run"
-    output = call("reviews", "--data", reviews_folder, "--out", folder, "--steps", 2, "--device", "cpu").stdout
-    assert "the data has no unlabelled reviews (train/unsup)" in output and "there is no self-training" in output
+    output = call("records/reviews", "--data", reviews_folder, "--out", folder, "--steps", 2, "--device", "cpu").stdout
     assert re.search(r"^test accuracy on 80 reviews: [0-9.]+%$", output, re.M)
-    assert re.findall(r"^(\w+): [0-9.]+ minutes$", output, re.M) == [*STAGES[:2]]
-    line = fail("reviews", "--resume", folder, "--stage", "selftrain", "--device", "cpu")
+    assert re.findall(r"^(\w+): best on validation: ", output, re.M) == [*STAGES[:2]]
+    line = fail("records/reviews", "--resume", folder, "--stage", "selftrain", "--device", "cpu")
     assert line.endswith("--stage selftrain: the data has no unlabelled reviews (train/unsup) to learn from")
