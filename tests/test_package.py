@@ -14,7 +14,7 @@ from scratchformer.commands.doctor import report
 
 ROOT = Path(__file__).parent.parent
 PAGES = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
-MODULES = ("ops", "nn", "models", "data", "optim", "training", "generation", "testing")
+MODULES = ("ops", "nn", "models", "data", "optim", "training", "generation", "records", "testing")
 
 
 def in_a_fresh_process(code: str) -> str:
