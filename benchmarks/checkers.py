@@ -35,15 +35,15 @@ import numpy as np
 import torch
 from jax.test_util import check_grads
 from planted import OF_A_GRADIENT, OF_A_PAIR, OWN, RIGHT, Parts, in_gradient
-from scratchformer.catalogue.operations import reference
 
 from scratchformer.backend import CPU
-from scratchformer.catalogue import MISTAKES, Mistake
+from scratchformer.catalogue import MISTAKES, Mistake, known_operations
+from scratchformer.catalogue import check as cases
 from scratchformer.catalogue.mistake import PACKAGE
 from scratchformer.dispatch import reference_only
 from scratchformer.notation.consequences import consequences
 from scratchformer.notation.grammar import canonical, parse
-from scratchformer.testing import cases, check_gradients
+from scratchformer.testing import check_gradients
 from scratchformer.testing.contracts import as_tuple, is_floating, own_copy
 from scratchformer.testing.runs import argument_names
 
@@ -255,9 +255,9 @@ def show(lines: list[str]) -> None:
 
 @contextmanager
 def package_with(mistake: Mistake) -> Iterator[Any]:
-    """`catalogue` of a second copy of the package, which has the mistake. Afterwards the right one is back."""
+    """`catalogue.check` of a second copy of the package, which has the mistake. Afterwards the right one is back."""
     path, code = str(PACKAGE / mistake.file), mistake.source()
-    if not all(wrong in code for _, wrong in mistake.replacements):
+    if not all(wrong in code for wrong in mistake.replace.values()):
         raise ValueError(f"{mistake.name}: what it replaces is not in {mistake.file}")
     loader = importlib.machinery.SourceFileLoader
     as_it_stands = loader.get_code
@@ -270,7 +270,7 @@ def package_with(mistake: Mistake) -> Iterator[Any]:
         del sys.modules[name]
     loader.get_code = get_code  # type: ignore[method-assign]
     try:
-        yield importlib.import_module("scratchformer.catalogue")
+        yield importlib.import_module("scratchformer.catalogue.check")
     finally:
         loader.get_code = as_it_stands  # type: ignore[method-assign]
         for name in modules():
@@ -351,12 +351,13 @@ def equation_pair(mistake: Mistake, name: str, dtype: Any = np.float64) -> Pair:
         return tuple(g.astype(dtype) for g in known[key])
 
     def evaluated(dy: Any, args: tuple) -> tuple:
-        made = reference(mistake.operation, *args, **case.options)
-        derivation = consequences(made.op, made.op_backward, *args, names=made.names, dy=dy, **case.options)
+        entry = known_operations()[mistake.operation]
+        pair, names = (entry.op, entry.op_backward), entry.names(*args, **case.options)
+        derivation = consequences(*pair, *args, names=names, dy=dy, **case.options)
         place = derivation.equations.index(parse(mistake.equation, derivation.values))
         values = derivation.values | derivation.of(place, parse(mistake.wrong, derivation.values))
-        names = [canonical(n) for n, x in zip(argument_names(made.op, args), args, strict=True) if is_floating(x)]
-        return tuple(values[derivation.gradient(n)].reshape(values[n].shape) for n in names)
+        floating = [canonical(n) for n, x in zip(argument_names(pair[0], args), args, strict=True) if is_floating(x)]
+        return tuple(values[derivation.gradient(n)].reshape(values[n].shape) for n in floating)
 
     return own_pair(op, op_backward, tuple(own_copy(x, CPU, dtype) for x in case.args))
 

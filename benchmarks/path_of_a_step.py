@@ -19,8 +19,8 @@ import scratchformer
 from scratchformer import Key
 from scratchformer.data import TextBatches
 from scratchformer.models import LanguageModel
-from scratchformer.optim import Adam, Cosine, clip_by_global_norm
-from scratchformer.training import Replicas
+from scratchformer.optim import Adam, Cosine
+from scratchformer.parallel.replicas import Replicas
 
 PACKAGE = str(Path(scratchformer.__file__).parent)
 INNER = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
@@ -31,7 +31,7 @@ def path_of_a_step() -> Counter:
     """How often each function of the package is called in one step: (file, line, name) and a number."""
     key, data = Key(0), np.random.default_rng(0).integers(0, 256, 100_000)
     model = LanguageModel(256, 128, heads=4, depth=4, context=128, norm="pre", embedding_std=0.02, key=key.fold("w"))
-    batches = TextBatches(data, 32, model.context, key.fold("batches"))
+    batches = TextBatches(data, 8, model.context, key.fold("batches"))
     adam, rate = Adam(model.parameters(), lr=2e-3), Cosine(2e-3, 100, 1000, 2e-4)
     calls: Counter = Counter()
 
@@ -44,7 +44,7 @@ def path_of_a_step() -> Counter:
 
         def step(number):
             replicas.gradients(batches.batch(number), key.fold("train", number))
-            clip_by_global_norm(adam.gradients(), 1.0, replicas.map)
+            replicas.clip(adam, 1.0)
             adam.lr = rate(number)
             replicas.step(adam)
 

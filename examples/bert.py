@@ -1,16 +1,12 @@
 """Pre-train BERT on unlabelled film reviews, then fine-tune it to tell good reviews from bad ones.
 
 The stages are pretrain, finetune and, for comparison, scratch: the same model, trained on the labelled reviews alone.
-Each has a subfolder in the run's folder. --steps sets the steps of pre-training and limits those of the others. Models
-are selected on held-out training reviews, which pre-training does not see either. --tune head fine-tunes only the
-layers after the body (pooler and output), --tune lora these and low-rank updates of the query and value matrices
-(`nn.LoRA`), each in a subfolder of its own: --resume RUN --stage finetune --tune head.
-
-Without --data the official archive is downloaded. --pretrained FOLDER fine-tunes a published BERT, with its own
-vocabulary, from a folder in Hugging Face's format.
+Each has its own subfolder. --steps sets the steps of pre-training and limits those of the others. Models are selected
+on held-out training reviews, which pre-training does not see either. --tune head fine-tunes only the layers after the
+body (pooler and output), --tune lora these and low-rank updates of the query and value matrices (`nn.LoRA`), each in
+its own subfolder: --resume RUN --stage finetune --tune head. --pretrained FOLDER fine-tunes a published BERT, with its
+own vocabulary, from a folder in Hugging Face's format. Without --data the official archive of reviews is downloaded.
 """
-
-from math import ceil
 
 from scratchformer import Key, training
 from scratchformer.data import LabelledBatches, MaskedBatches, Subwords, load_imdb_subwords, single_texts
@@ -30,46 +26,29 @@ BASE = SMALL | dict(
     short_share=0.9, finetune_lr=3e-5, finetune_epochs=3, scratch_lr=1e-4, head_lr=1e-3, lora_lr=3e-4,
 )  # fmt: skip
 PRESETS = {"small": SMALL, "base": BASE, "pretrained": SMALL | dict(finetune_lr=3e-5)}
+STAGES = ("pretrain", "finetune", "scratch")
 OPTIONS = {
-    "stage": dict(choices=("pretrain", "finetune", "scratch", "all"), changeable=True, help="run only this stage"),
+    "stage": dict(choices=(*STAGES, "all"), default="all", changeable=True, help="run only this stage (default: all)"),
     "tune": dict(choices=("all", "head", "lora"), default="all", changeable=True, help="what fine-tuning trains (all)"),
     "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, a folder in Hugging Face's format"),
     **training.VALIDATION_OPTION,
 }
-CLASSIFIERS = ("finetune", "finetune-head", "finetune-lora", "scratch")  # their subfolders
-PART = [Group("pooler.*"), Group("output.*"), Group("*.lora_*"), Group("*", frozen=True)]  # of --tune head and lora
-
-
-def stages_to_train(run):
-    """The names of their subfolders."""
-    names = {"pretrain": "pretrain", "finetune": "finetune", "scratch": "scratch"}
-    if run.tune != "all":
-        names["finetune"] = f"finetune-{run.tune}"
-    stage = "finetune" if run.pretrained else run.settings["stage"]
-    return [names[stage]] if stage in names else list(names.values())
 
 
 def check(run):
-    names, stage = stages_to_train(run), run.settings["stage"]
-    if "tune" in run.given and stage in ("pretrain", "scratch"):
-        raise ValueError(f"--tune: applies only to fine-tuning, so leave it out with --stage {stage}")
-    if run.pretrained and stage in ("pretrain", "scratch"):
-        raise ValueError(f"--pretrained: published weights are only fine-tuned, so leave out --stage {stage}")
-    if run.resumed and "pretrain" in names:
-        run.expect_final("pretrain", CLASSIFIERS[:3])
-    if names[0] in CLASSIFIERS[:3] and not run.pretrained and not run.stage("pretrain").has_snapshot:
+    stage = run.settings["stage"]
+    if stage in ("pretrain", "scratch") and (run.pretrained or "tune" in run.given):
+        raise ValueError(f"--pretrained, --tune: these apply only to fine-tuning, so leave out --stage {stage}")
+    if run.resumed and not run.pretrained and stage in ("pretrain", "all"):
+        run.expect_final("pretrain", ("finetune", "finetune-head", "finetune-lora"))
+    if stage == "finetune" and not run.pretrained and not run.stage("pretrain").has_snapshot:
         raise ValueError(f"{run.out / 'pretrain'} holds no pre-trained model: run --stage pretrain first")
-
-
-def stages(run):
-    if trained := [name for name in CLASSIFIERS if run.stage(name).has_snapshot]:
-        return trained
-    raise ValueError(f"{run.out} holds no classifier yet: the model is only pre-trained")
 
 
 def data(run):
     vocabulary = run.saved_vocabulary(Subwords)
     if run.pretrained and vocabulary is None:
+        BertClassifier.from_pretrained(run.pretrained, 2, new_head=True)  # before reviews, which may need a download
         vocabulary = Subwords.from_bert(run.pretrained)
     return load_imdb_subwords(run.data, run.vocabulary, run.validation, run.seed, vocabulary)
 
@@ -99,23 +78,23 @@ def scored(run, reviews, part):
     return run.scored(part, single_texts(getattr(reviews, part), reviews.vocabulary))
 
 
-def masked(run, reviews, texts, key, **short):
-    sizes = dict(batch_size=run.batch_size, max_length=run.max_length, chosen=run.chosen)
-    return MaskedBatches(texts, reviews.vocabulary, key=key, **sizes, **short)
-
-
 def score(run, replicas, reviews, part):
     if run.stage_name == "pretrain":
-        texts = [ids for ids in reviews.validation.ids if len(ids) > 1]  # each is cut in two
-        held_out = masked(run, reviews, texts, run.key("validation"))
-        return training.evaluate_pretraining(replicas, held_out, min(25, len(held_out)))
+        texts = [ids for ids in getattr(reviews, part).ids if len(ids) > 1]  # each is cut in two
+        sizes = run.batch_size, run.max_length, run.key(part)
+        masked = MaskedBatches(texts, reviews.vocabulary, *sizes, chosen=run.chosen)
+        return training.evaluate_pretraining(replicas, masked, min(25, len(masked)))
     length = min(run.max_length, replicas.model.config["max_length"])
     return training.evaluate_classifier(replicas, scored(run, reviews, part), length, "both")
 
 
 def pretrain(run, reviews):
-    short = dict(short_length=run.short_length, short_steps=round(run.short_share * run.total))
-    batches = masked(run, reviews, reviews.unlabelled, run.key("batches"), **short)
+    texts = reviews.unlabelled
+    if len(texts) <= len(reviews.train.labels):
+        print("the data has no unlabelled reviews (train/unsup): pre-training uses only the training reviews")
+    print(f"{len(texts):,} reviews of {sum(map(len, texts)):,} tokens")
+    options = dict(chosen=run.chosen, short_length=run.short_length, short_steps=round(run.short_share * run.total))
+    batches = MaskedBatches(texts, reviews.vocabulary, run.batch_size, run.max_length, run.key("batches"), **options)
     with run.replicas(model(run, reviews), batches) as replicas:
         parameters, decay = replicas.model.parameters(), run.weight_decay
         if run.optimizer == "muon":
@@ -127,11 +106,12 @@ def pretrain(run, reviews):
 
 
 def classify(run, reviews):
-    bert, key = model(run, reviews), run.key("batches")
-    length = min(run.max_length, bert.config["max_length"])
-    batches = LabelledBatches(scored(run, reviews, "train"), run.batch_size, length, key, keep="both")
+    bert, texts = model(run, reviews), scored(run, reviews, "train")
+    sizes = run.batch_size, min(run.max_length, bert.config["max_length"])
+    batches = LabelledBatches(texts, *sizes, run.key("batches"), keep="both")
     with run.replicas(bert, batches) as replicas:
-        groups = PART if run.stage_name in ("finetune-head", "finetune-lora") else []
+        part = ("pooler.*", "output.*", "*.lora_*")[: 3 if "lora" in bert.config else 2]
+        groups = [] if run.stage_name in STAGES else [*map(Group, part), Group("*", frozen=True)]
         adam = AdamW(bert.parameters(), run.lr, weight_decay=run.weight_decay, groups=groups)
         print(f"trains {adam.m.size:,} of {bert.flat.data.size:,} parameters")
         train(run, replicas, adam, batches, reviews, max(100, len(batches) // 2), ("accuracy", "max"))
@@ -150,21 +130,20 @@ def train(run, replicas, optimizer, batches, reviews, every, select):
         run.log(loss=loss, norm=norm)
         if run.due(every):
             run.keep_best(score(run, replicas, reviews, "validation"))
-    print(f"{run.stage_name}: best on validation: {run.load_best()}")
+    print(f"best on validation: {run.load_best()}")
 
 
 def main(run):
-    reviews = run.load(data)
-    print(f"{len(reviews.unlabelled):,} reviews for pre-training, {len(reviews.train.labels):,} labelled ones")
-    epoch = ceil(len(reviews.train.labels) / run.tuning_batch_size)  # in steps
-    for name in stages_to_train(run):
-        if name == "pretrain":
-            pretrain(run.stage(name), reviews)
-        else:
-            kind, _, part = name.partition("-")
-            lr, steps = run.settings[f"{part or kind}_lr"], min(run.total, run.settings[f"{kind}_epochs"] * epoch)
-            settings = dict(lr=lr, batch_size=run.tuning_batch_size, warmup=epoch // 5, steps=steps)
-            classify(run.stage(name, kind, **settings), reviews)
+    reviews, stage = run.load(data), run.settings["stage"]
+    epoch = 1 + (len(reviews.train.labels) - 1) // run.tuning_batch_size  # in steps
+    for kind in ("finetune",) if run.pretrained else STAGES if stage == "all" else (stage,):
+        if kind == "pretrain":
+            pretrain(run.stage(kind), reviews)
+            continue
+        part = run.tune if kind == "finetune" and run.tune != "all" else ""
+        lr, steps = run.settings[f"{part or kind}_lr"], min(run.total, run.settings[f"{kind}_epochs"] * epoch)
+        settings = dict(lr=lr, batch_size=run.tuning_batch_size, warmup=epoch // 5, steps=steps)
+        classify(run.stage(f"{kind}-{part}".strip("-"), kind, **settings), reviews)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ PRESETS = {
 }  # fmt: skip
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: the preset's, or plain)"),
-    "bytes": dict(type=int, metavar="N", default=0, least=0, help="the first N bytes; 0: all (default: the preset's)"),
+    "bytes": dict(type=int, metavar="N", default=0, min=0, help="the first N bytes; 0: all (default: the preset's)"),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
     **MUON_OPTIONS,
 }

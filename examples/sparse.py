@@ -26,7 +26,7 @@ from scratchformer.training import evaluate_language_model, load_corpus, start, 
 
 SIZES = dict(d_model=128, heads=4, depth=4, lr=2e-3, warmup=100, steps=1000, window=None)
 TEXT = SIZES | dict(corpus="text", optimizer="adam")
-PHOTOS = SIZES | dict(corpus="photographs", optimizer="muon")
+PHOTOS = SIZES | dict(corpus="photographs", optimizer="muon", muon_lr=0.02)
 FULL = dict(kind="full", context=256, stride=0, width=0, batch_size=32)
 PRESETS = {
     "small": TEXT | dict(kind="strided", context=4096, stride=64, width=1, batch_size=2),
@@ -37,7 +37,7 @@ PRESETS = {
 }
 OPTIONS = {
     "minutes": dict(
-        type=float, metavar="M", least=1e-6, most=10**6, help="train for about M minutes, instead of a number of steps"
+        type=float, metavar="M", min=1e-6, max=10**6, help="train for about M minutes, instead of a number of steps"
     ),
 }
 MEASURED = 5  # steps that are timed, after one to warm up

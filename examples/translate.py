@@ -56,7 +56,7 @@ def model(run, pairs):
 def translations(run, replicas, pairs, part, beam):
     """The translations of a part's sentences, and for each kind of BLEU the score and sacreBLEU's signature."""
     source, target = getattr(pairs.sentences, part)
-    written = translate([replicas.model], pairs.vocabulary, source, beam, run.length_penalty, ranks=run.ranks)
+    written = translate(replicas.model, pairs.vocabulary, source, beam, run.length_penalty, ranks=run.ranks)
     return written, {name: bleu(written, target, run.target if moses else None) for name, moses in BLEU.items()}
 
 

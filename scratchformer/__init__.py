@@ -33,7 +33,7 @@ from .version import __version__ as __version__
 testing.known.learn_from(f"{__name__}.catalogue")
 
 if find_spec(f"{__name__}.kernels"):  # fast twins; without that folder everything runs, slower
-    from . import kernels as kernels
+    from . import fast_twins as fast_twins
 
 __all__ = [
     "CPU",

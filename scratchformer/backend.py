@@ -1,4 +1,4 @@
-"""Which library an array belongs to; moving arrays; choosing a device.
+"""The array library of an array, and devices: NumPy on the CPU, CuPy on a GPU.
 
 The mathematics in `ops` is written once, with the functions that NumPy and CuPy share. Each operation asks
 `array_module` for the library of its arguments, so both backends work in one process and there is no global switch.
@@ -88,40 +88,40 @@ def array_module(*arrays: object) -> Any:
 
     Raises DeviceError for arrays of two libraries or on two GPUs, naming both and the call that moves arrays.
     """
-    first = found = None
+    first = xp = None
     for x in arrays:
-        library = _library(x)
+        library = np if type(x) is np.ndarray else None if x is None else _library(x)
         if library is None:
             continue
-        if found is None:
-            first, found = x, library
-        elif library is not found:
-            raise _two_devices(device_name(found), device_name(library))
+        if xp is None:
+            first, xp = x, library
+        elif library is not xp:
+            raise _two_devices(device_name(xp), device_name(library))
         elif library is not np and _index(x) != _index(first):
             raise _two_devices(str(device_of(first)), str(device_of(x)))
-    return np if found is None else found
+    return np if xp is None else xp
 
 
 _recorded: ContextVar[dict | None] = ContextVar("recorded", default=None)
 
 
-def kept(most: int) -> Callable[[Callable], Callable]:
-    """A decorator for a function that makes a table on a GPU: the results of the last `most` calls are kept.
+def kept(count: int) -> Callable[[Callable], Callable]:
+    """A decorator for a function that makes a table on a GPU: the results of the last `count` calls are kept.
 
     A CUDA graph reads a table where it was when the step was recorded. So inside `recording` each table that is asked
     for is also put into a dict, which lives as long as the graph, and is looked up there first.
     """
 
     def decorate(function: Callable) -> Callable:
-        found = functools.lru_cache(maxsize=most)(function)
+        cached = functools.lru_cache(maxsize=count)(function)
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
             used = _recorded.get()
             if used is None:
-                return found(*args)
+                return cached(*args)
             if (function, args) not in used:
-                used[function, args] = found(*args)
+                used[function, args] = cached(*args)
             return used[function, args]
 
         return call
@@ -295,8 +295,8 @@ def free_memory(device: Device) -> float:
 def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
     """`x` as an array on `device` (and of `dtype`, if given); copied only if necessary."""
     if not isinstance(device, Device):
-        found = "None" if device is None else type(device).__name__
-        raise DeviceError(f"device: expected a Device, such as CPU or get_device('gpu'), got {found}")
+        got = "None" if device is None else type(device).__name__
+        raise DeviceError(f"device: expected a Device, such as CPU or get_device('gpu'), got {got}")
     library = _library(x)
     if library is None:
         x = _array(x)
@@ -318,10 +318,10 @@ def _array(x: Any) -> np.ndarray:
     return array
 
 
-def _expect_numbers(array: np.ndarray, found: Any) -> None:
-    """Raise TypeError, which shows `found`, if `array` holds objects or texts."""
+def _expect_numbers(array: np.ndarray, got: Any) -> None:
+    """Raise TypeError, which shows `got`, if `array` holds objects or texts."""
     if array.dtype.kind in "OSU":
-        raise TypeError(f"x: expected an array or numbers, got {found}")
+        raise TypeError(f"x: expected an array or numbers, got {got}")
 
 
 def to_cpu(x: Array) -> np.ndarray:
@@ -334,6 +334,11 @@ def to_cpu(x: Array) -> np.ndarray:
 def is_floating_type(dtype: Any) -> bool:
     """Whether `dtype` is a real floating-point type. For bfloat16, of the package ml_dtypes, NumPy's letter is "V"."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def widen(x: Array) -> Array:
+    """`x` itself, or a float32 copy if `x` is float16 or bfloat16: half precision is for storage, not for sums."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 else x
 
 
 # erf(x)/x is a quotient of polynomials in x², as in Eigen and XLA; from |x| = 4 on, erf is ±1 in float32.

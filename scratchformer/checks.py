@@ -15,7 +15,7 @@ import numpy as np
 from .backend import Array, array_module, is_floating_type, memory
 from .shell.text import shown, with_article
 
-LARGEST = 2**31 - 1  # the largest size; ids are 32-bit integers, and an axis of this length takes 8 GB in float32
+MAX_SIZE = 2**31 - 1  # the largest size; ids are 32-bit integers, and an axis of this length takes 8 GB in float32
 UNLIKE_ARRAYS = (np.matrix, np.ma.MaskedArray)
 
 
@@ -121,7 +121,7 @@ def expect_gradient(name: str, dy: Array | float, shape: tuple[int, ...]) -> Non
     number, which must be finite. (The value of an array is not looked at, since it may be on a GPU.)
     """
     if not shape and type(dy) is int:
-        expect_at_least(-LARGEST, **{name: dy})
+        expect_at_least(-MAX_SIZE, **{name: dy})
     elif shape or type(dy) is not float:
         expect_like(name, dy, shape)
     if not shape and isinstance(dy, float) and not math.isfinite(dy):
@@ -131,11 +131,11 @@ def expect_gradient(name: str, dy: Array | float, shape: tuple[int, ...]) -> Non
 def expect_floating_type(name: str, dtype: Any) -> None:
     """Raise TypeError unless `dtype` is a floating-point type, or anything that NumPy takes for one."""
     try:
-        found = np.dtype(dtype)
+        kind = np.dtype(dtype)
     except (TypeError, ValueError, AttributeError):
-        found = None
-    if found is None or not is_floating_type(found) or found.itemsize > 8:
-        raise TypeError(f"{name}: expected a floating-point type, got {shown(dtype) if found is None else found}")
+        kind = None
+    if kind is None or not is_floating_type(kind) or kind.itemsize > 8:
+        raise TypeError(f"{name}: expected a floating-point type, got {shown(dtype) if kind is None else kind}")
 
 
 def expect_positive(**sizes: int) -> None:
@@ -143,19 +143,19 @@ def expect_positive(**sizes: int) -> None:
     expect_at_least(1, **sizes)
 
 
-def expect_at_least(least: int, **sizes: int) -> None:
-    """Raise TypeError naming the first of `sizes` that is not an integer, ValueError naming the first below `least`, or
-    above LARGEST.
+def expect_at_least(low: int, **sizes: int) -> None:
+    """Raise TypeError naming the first of `sizes` that is not an integer, ValueError naming the first below `low`, or
+    above MAX_SIZE.
 
     Python's and NumPy's integers count as integers; 8.0 and True do not.
     """
     for name, size in sizes.items():
         if type(size) is not int and (not isinstance(size, Integral) or isinstance(size, bool)):
             raise TypeError(f"{name}: expected an integer, got {shown(size)}")
-        if size < least:
-            raise ValueError(f"{name}: expected a number >= {least}, got {shown(size)}")
-        if size > LARGEST:
-            raise ValueError(f"{name}: expected a number <= {LARGEST}, got {shown(size)}")
+        if size < low:
+            raise ValueError(f"{name}: expected a number >= {low}, got {shown(size)}")
+        if size > MAX_SIZE:
+            raise ValueError(f"{name}: expected a number <= {MAX_SIZE}, got {shown(size)}")
 
 
 def as_integers(instance: Any, *names: str) -> None:
@@ -197,6 +197,8 @@ def expect_number(name: str, x: float, zero: bool = True, infinite: bool = False
     """Raise TypeError unless `x` is a number, ValueError unless it is finite and >= 0. zero: whether 0 is valid;
     infinite: whether infinity is.
     """
+    if type(x) is float and 0 < x < math.inf:
+        return
     expect_real_number(name, x)
     if not (x >= 0 and (_is_finite(x) or infinite) and (zero or x)):
         finite = "" if infinite else "finite "
@@ -205,6 +207,8 @@ def expect_number(name: str, x: float, zero: bool = True, infinite: bool = False
 
 def expect_fraction(name: str, x: float, letter: str = "") -> None:
     """Raise TypeError unless `x` is a number, ValueError unless 0 ≤ x < 1. The message calls x `letter`, if given."""
+    if type(x) is float and 0 <= x < 1:
+        return
     expect_real_number(name, x)
     if not 0 <= x < 1:
         raise ValueError(f"{name}: expected 0 <= {letter or name} < 1, got {_number(x)}")
@@ -266,6 +270,8 @@ def expect_array(name: str, x: Any, dtype: Any = None) -> np.ndarray:
 
 def expect_integers(name: str, x: Array) -> None:
     """Raise TypeError unless `x` is an array of integers."""
+    if type(x) is np.ndarray and x.dtype.kind in "iu":
+        return
     if _kind(x) not in ("i", "u") or isinstance(x, UNLIKE_ARRAYS):
         what = "an array of integers" if _kind(x) is None else "integers"
         raise TypeError(f"{name}: expected {what}, got {describe(x)}")
@@ -300,7 +306,7 @@ def is_checked(x: Array) -> bool:
 
 def expect_range(name: str, x: Array, low: int, high: int, error: type[Exception] = ValueError) -> None:
     """Raise `error` unless all values of `x` are in low ... high, or `is_checked(x)`."""
-    if x.size and not is_checked(x):
-        least, most = array_module(x).stack([x.min(), x.max()]).tolist()  # one transfer from a GPU
-        if least < low or most > high:
-            raise error(f"{name}: expected values from {low} to {high}, got {least if least < low else most}")
+    if x.size and (type(x) is np.ndarray or not is_checked(x)):
+        smallest, largest = array_module(x).stack([x.min(), x.max()]).tolist()  # one transfer from a GPU
+        if smallest < low or largest > high:
+            raise error(f"{name}: expected values from {low} to {high}, got {smallest if smallest < low else largest}")

@@ -46,7 +46,8 @@ class Twin(NamedTuple):
     operation: str  # the name of the reference
     fits: Callable[..., bool]
     forward: Callable
-    backward: Callable | None  # None if the operation has no backward: then `forward` returns just the result
+    backward: Any  # a function; None if the operation has no backward: then `forward` returns just the result
+    bytes: int | None = None  # of a number of the first argument, if the twin is for such arrays alone
 
 
 class TwinCache(NamedTuple):
@@ -109,7 +110,8 @@ def is_fast() -> bool:
 def has_twin(op: Operation, *args: Any) -> bool:
     """Whether a twin with `fits` would run with these arguments, and not the reference."""
     twins = () if _reference_depth else op.chosen[bool(_fast_depth)].get(type(args[0]), ())
-    return any(twin.fits(*args) for twin in twins)
+    kind = getattr(args[0], "dtype", None)
+    return any(twin.bytes in (None, kind and kind.itemsize) and twin.fits(*args) for twin in twins)
 
 
 def when_fast(load: Callable[[], object]) -> None:
@@ -136,11 +138,18 @@ class Operation(Protocol[Arguments]):
     chosen: tuple[dict[type, list[Twin]], dict[type, list[Twin]]]  # outside `fast()`, and inside: see `add_twin`
 
     def add_twin(
-        self, kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
+        self,
+        kind: type,
+        fits: Callable,
+        forward: Callable,
+        backward: Callable | None = None,
+        fast: bool = False,
+        bytes: int | None = None,
     ) -> None:
         """Register a twin for calls whose first argument is a `kind`: see the heading of this module.
 
-        fast: the twin runs only inside `fast()`, where it is tried before the others.
+        fast: the twin runs only inside `fast()`, where it is tried before the others. bytes: of a number of the first
+        argument, an array; others are then not asked about.
         """
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
@@ -160,25 +169,37 @@ def operation(reference: Any = None, given: Callable | None = None, gives: tuple
     first, *_ = signature.parameters
 
     def add_twin(
-        kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
+        kind: type,
+        fits: Callable,
+        forward: Callable,
+        backward: Callable | None = None,
+        fast: bool = False,
+        bytes: int | None = None,
     ) -> None:
-        twin = Twin(reference.__name__, fits, forward, backward)
+        twin = Twin(reference.__name__, fits, forward, backward, bytes)
         chosen[True].setdefault(kind, []).insert(0 if fast else len(chosen[True].get(kind, ())), twin)
         if not fast:
             chosen[False].setdefault(kind, []).append(twin)
 
     @functools.wraps(reference)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        x = args[0] if args else kwargs.get(first)
+        x: Any = args[0] if args else kwargs.get(first)
         if not _reference_depth:
             for each in chosen[_fast_depth > 0].get(type(x), ()):
+                if each.bytes is not None and x.dtype.itemsize != each.bytes:
+                    continue
                 try:
                     fits = each.fits(*args, **kwargs)
                 except TypeError:
                     signature.bind(*args, **kwargs)  # raises if these are not the arguments of the operation
                     raise
-                if fits:
-                    return results_of(each, *args, **kwargs)
+                if not fits:
+                    continue
+                results = each.forward(*args, **kwargs)
+                if each.backward is None:
+                    return results
+                y, kept = results
+                return y, TwinCache(each, kept, y.shape, y.dtype)
         return reference(*args, **kwargs)
 
     vars(forward).update(reference=reference, add_twin=add_twin, chosen=chosen, given=given, gives=gives)
@@ -201,11 +222,13 @@ def backward(reference: Callable) -> Operation[...]:
         if type(cache) is TwinCache:
             if cache.twin.operation != operation:
                 raise TypeError(f"{second}: expected the cache of {operation}, got that of {cache.twin.operation}")
-            if len(args) == 2 and not kwargs:
-                return gradients_of(first, *args)
+            dy = args[0] if len(args) == 2 else None
+            if type(dy) is np.ndarray and dy.shape == cache.shape and dy.dtype == cache.dtype:
+                return cache.twin.backward(dy, cache.kept, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             return gradients_of(first, given.pop(first), given.pop(second), **given)
-        expect_cache(second, cache, expected)
+        if type(cache) is not expected:
+            expect_cache(second, cache, expected)
         return reference(*args, **kwargs)
 
     vars(dispatched).update(reference=reference)
@@ -220,15 +243,6 @@ def twins_of(op: Any, kind: type = np.ndarray, fast: bool = False) -> list[Twin]
     return [twin for twin in op.chosen[True].get(kind, []) if twin not in plain] if fast else list(plain)
 
 
-def results_of(twin: Twin, *args: Any, **kwargs: Any) -> Any:
-    """What a twin gives: (y, cache), or the result of an operation without backward."""
-    results = twin.forward(*args, **kwargs)
-    if twin.backward is None:
-        return results
-    y, kept = results
-    return y, TwinCache(twin, kept, y.shape, y.dtype)
-
-
 def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
     """What the backward of a twin gives for dy, which is called `name`. A dy of another type than y is converted first,
     and the gradients are then converted to the type of dy.
@@ -236,11 +250,11 @@ def gradients_of(name: str, dy: Any, cache: TwinCache, **kwargs: Any) -> Any:
     twin, kept, shape, dtype = cache
     same = getattr(dy, "shape", None) == shape and dy.dtype == dtype
     if same and not isinstance(dy, np.ma.MaskedArray | np.matrix):
-        return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
+        return twin.backward(dy, kept, **kwargs)
     expect_gradient(name, dy, shape)
     if not shape:
-        return twin.backward(dy, kept, **kwargs)  # type: ignore[misc]
-    gradients = twin.backward(dy.astype(dtype), kept, **kwargs)  # type: ignore[misc]
+        return twin.backward(dy, kept, **kwargs)
+    gradients = twin.backward(dy.astype(dtype), kept, **kwargs)
     if isinstance(gradients, tuple):
         return tuple(each.astype(dy.dtype, copy=False) for each in gradients)
     return gradients.astype(dy.dtype, copy=False)

@@ -1,4 +1,4 @@
-"""How many cores this process may use, and what its processor can do.
+"""The cores that this process may use, and the instructions of its processor.
 
 Linux says so in /proc and /sys; elsewhere only the number of logical processors is known. (`loky.cpu_count`, which
 joblib uses, reads the limit of the outermost cgroup only, and for the number of cores it starts `lscpu`, which does not
@@ -89,18 +89,18 @@ def _useful(allowed: frozenset[int]) -> int:
 
 def _limits(root: Path) -> Iterator[float]:
     """The limits of the process's cgroup and of each above it, up to the one that is mounted; of cgroups 1 and 2."""
-    own: dict[str, str] = {}  # the process's cgroup, by controller; version 2 has one for all, under ""
+    groups: dict[str, str] = {}  # the process's cgroup, by controller; version 2 has one for all, under ""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
-        own |= dict.fromkeys(controllers.split(","), group)
+        groups |= dict.fromkeys(controllers.split(","), group)
     for line in _text(root / "proc/self/mountinfo").splitlines():
         mount, _, system = line.partition(" - ")
         mounted, point = mount.split()[3:5]
         kind, *_, options = system.split()
         if kind == "cgroup2":
-            limit, group = _limit2, own.get("", mounted)
+            limit, group = _limit2, groups.get("", mounted)
         elif kind == "cgroup" and "cpu" in options.split(","):
-            limit, group = _limit1, own.get("cpu", mounted)
+            limit, group = _limit1, groups.get("cpu", mounted)
         else:
             continue
         inside = Path(os.path.relpath(group, mounted)).parts
@@ -111,15 +111,15 @@ def _limits(root: Path) -> Iterator[float]:
 
 
 def _limit1(group: Path) -> Iterator[float]:
-    most, period = (int(_text(group / f"cpu.cfs_{name}_us") or -1) for name in ("quota", "period"))
-    if most > 0 and period > 0:
-        yield most / period
+    limit, period = (int(_text(group / f"cpu.cfs_{name}_us") or -1) for name in ("quota", "period"))
+    if limit > 0 and period > 0:
+        yield limit / period
 
 
 def _limit2(group: Path) -> Iterator[float]:
-    most, period = (_text(group / "cpu.max") or "max 100000").split()
-    if most != "max":
-        yield int(most) / int(period)
+    limit, period = (_text(group / "cpu.max") or "max 100000").split()
+    if limit != "max":
+        yield int(limit) / int(period)
 
 
 def _siblings(topology: Path) -> str:
@@ -137,8 +137,8 @@ def _numbers(ranges: str) -> Iterator[int]:
 def _fields(root: Path, name: str) -> Iterator[str]:
     """The values with this name in /proc/cpuinfo."""
     for line in _text(root / "proc/cpuinfo").splitlines():
-        found, _, value = line.partition(":")
-        if found.strip() == name:
+        key, _, value = line.partition(":")
+        if key.strip() == name:
             yield value.strip()
 
 

@@ -34,9 +34,13 @@ class Key:
 
     def fold(self, *parts: int | str) -> Key:
         """A new key that depends on this one and on `parts` (step numbers, layer names)."""
-        words: Any = [zlib.crc32(p.encode()) if isinstance(p, str) else p for p in parts]
-        _expect_words("parts", words)
-        return Key(*self.words, *words)
+        words = [zlib.crc32(p.encode()) if isinstance(p, str) else p for p in parts]
+        for word in words:
+            if type(word) is not int or not 0 <= word < LIMIT:
+                _expect_words("parts", words)
+        key: Key = object.__new__(Key)
+        object.__setattr__(key, "words", (*self.words, *map(int, words)))
+        return key
 
     def generator(self) -> np.random.Generator:
         """NumPy's generator on the counter-based Philox bits of this key (Salmon et al. 2011), on the CPU."""
@@ -51,8 +55,8 @@ class Key:
 def _expect_words(name: str, words: Sequence[int]) -> None:
     for word in words:
         if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
-            found = "None" if word is None else type(word).__name__
-            raise TypeError(f"{name}: expected non-negative integers, got {found}")
+            got = "None" if word is None else type(word).__name__
+            raise TypeError(f"{name}: expected non-negative integers, got {got}")
         if not -LIMIT < int(word) < LIMIT:
             raise ValueError(f"{name}: expected integers below 2**128, got a larger one")
         if word < 0:
@@ -62,8 +66,8 @@ def _expect_words(name: str, words: Sequence[int]) -> None:
 def expect_key(key: Any, none: bool = False) -> None:
     """Raise TypeError unless `key` is a Key, or None if `none`."""
     if not (isinstance(key, Key) or (none and key is None)):
-        found = "None" if key is None else f"the {type(key).__name__} {key}" if type(key) is int else type(key).__name__
-        raise TypeError(f"key: expected a Key, such as Key(0){' or None' if none else ''}, got {found}")
+        got = "None" if key is None else f"the {type(key).__name__} {key}" if type(key) is int else type(key).__name__
+        raise TypeError(f"key: expected a Key, such as Key(0){' or None' if none else ''}, got {got}")
 
 
 @overload
@@ -72,7 +76,8 @@ def fold(key: Key, *parts: int | str) -> Key: ...
 def fold(key: Key | None, *parts: int | str) -> Key | None: ...
 def fold(key: Key | None, *parts: int | str) -> Key | None:
     """`key.fold(*parts)`, or None for None: a layer that drops nothing out has no keys for its parts either."""
-    expect_key(key, none=True)
+    if key is not None and not isinstance(key, Key):
+        expect_key(key, none=True)
     return None if key is None else key.fold(*parts)
 
 
@@ -90,28 +95,27 @@ class Zeros(Key):
         return ZeroGenerator(np.random.Philox(0))
 
 
+class BoundedGenerator(np.random.Generator):
+    """NumPy's generator inside `room_for`: the two methods that the layers use count the numbers that they draw."""
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        _take_room(size)
+        return super().standard_normal(size, dtype, out)
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        _take_room(size)
+        return super().uniform(low, high, size)
+
+
 class ZeroGenerator(np.random.Generator):
-    """NumPy's generator, with zeros for `standard_normal` and for `uniform`."""
+    """NumPy's generator, with zeros for `standard_normal` and for `uniform`, which are counted as well."""
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         _take_room(size)
         return np.zeros(() if size is None else size, dtype)
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        _take_room(size)
-        return np.zeros(() if size is None else size, np.float32)
-
-
-class BoundedGenerator(np.random.Generator):
-    """NumPy's generator inside `room_for`: the two methods that the layers use count the numbers that they draw."""
-
-    def standard_normal(self, size: Any = None, *args: Any, **options: Any) -> Any:
-        _take_room(size)
-        return super().standard_normal(size, *args, **options)
-
-    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        _take_room(size)
-        return super().uniform(low, high, size)
+        return self.standard_normal(size, np.float32)
 
 
 # How many more numbers may be drawn; None: any number.

@@ -29,11 +29,7 @@ PRESETS = {
         bytes=4_000_000, ngrams=3, batch_size=16, muon_lr=0.02, lr=2e-3, weight_decay=0.1, warmup=150, steps=3600,
     ),
 }  # fmt: skip
-OPTIONS = {
-    "bytes": dict(
-        type=int, metavar="N", default=0, least=0, help="use the first N bytes; 0: all (default: the preset's)"
-    ),
-}
+OPTIONS = {"bytes": dict(type=int, metavar="N", default=0, min=0, help="use the first N bytes (0: all)")}
 # The lengths of n-grams whose earlier occurrences are looked up, each as often as its number of occurrences.
 ORDERS = [n for n, times in {3: 3, 4: 4, 5: 4, 6: 3, 8: 2, 12: 1, 16: 1, 24: 1}.items() for _ in range(times)]
 
@@ -78,9 +74,8 @@ def main(run):
     count, size = len(run.scored("test", corpus.test)), len(corpus.test)
     where = "the last 5%" if count == size else "the first " + run.share(count, size, "bytes of the last 5%")
     print(f"{corpus.name}: {bits:.4f} bits per byte on {where}, the best of {run.total} steps")
-    write_sample(
-        run, replicas.model, corpus, before=np.concatenate([tokens_of(corpus.train), tokens_of(corpus.validation)])
-    )
+    before = np.concatenate([tokens_of(part) for part in (corpus.train, corpus.validation)])
+    write_sample(run, replicas.model, corpus, before=before)
 
 
 if __name__ == "__main__":

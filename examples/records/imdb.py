@@ -90,9 +90,8 @@ def train(run, key, reviews):
 
     key: of the whole run, from which dropout is drawn.
     """
-    batches = LabelledBatches(
-        reviews.train, run.batch_size, run.max_length, run.key("batches"), "both", run.word_dropout
-    )
+    options = dict(keep="both", word_dropout=run.word_dropout)
+    batches = LabelledBatches(reviews.train, run.batch_size, run.max_length, run.key("batches"), **options)
     with run.replicas(model(run, reviews), batches) as replicas:
         adam = AdamW(replicas.model.parameters(), run.lr, weight_decay=run.weight_decay)
         rate = Cosine(run.lr, min(run.warmup, run.total // 5), run.total)
@@ -115,11 +114,10 @@ def main(run):
     for number in range(1, run.models + 1):
         test = train(member(run, number), run.key, reviews)
     scored = run.share(len(run.scored("test", reviews.test).labels), len(reviews.test.labels), "reviews")
-    alone = ", ".join(f"{100 * test[f'accuracy_{n}']:.2f}%" for n in range(1, run.models + 1) if run.models > 1)
-    print(
-        f"test accuracy on {scored}: {100 * test['accuracy']:.2f}%"
-        + f" (with one transformer each: {alone})" * bool(alone)
-    )
+    print(f"test accuracy on {scored}: {100 * test.pop('accuracy'):.2f}%")
+    for name, accuracy in test.items():
+        if name != "loss":  # the accuracy with one of several transformers
+            print(f"{name}: {100 * accuracy:.2f}%")
 
 
 if __name__ == "__main__":

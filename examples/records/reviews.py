@@ -1,42 +1,23 @@
 """Read film reviews without labels first: language models of all reviews become a classifier (IMDb).
 
-Three stages, each with a subfolder in the run's folder; --resume continues where the run stopped. pretrain: a Llama
-learns to predict the next sub-word of the training reviews and of the 50,000 unlabelled ones. A second one learns to
-predict the sub-word before. finetune: their bodies, each with a mean over the text and an output layer, learn the
-labels of the training reviews. They decide together with a linear model of n-grams, as in imdb.py. selftrain: the
-classifier and the linear model predict the labels of the unlabelled reviews, as probabilities. A new classifier starts
-from the same language models, and learns from the true labels and from these pseudo-labels. Without unlabelled reviews
-this stage is left out.
+Three stages, each with a subfolder in the run's folder. pretrain: a Llama learns to predict the next sub-word of the
+training reviews and of the 50,000 unlabelled ones, a second one the sub-word before. finetune: their bodies, each with
+a mean over the text and an output layer, learn the labels of the training reviews. They decide together with a linear
+model of n-grams, as in imdb.py. selftrain: that classifier and the linear model predict the labels of the unlabelled
+reviews, as probabilities; a new classifier starts from the same language models, and learns from the true labels and
+from these. Without unlabelled reviews this stage is left out.
 
 --steps sets the steps of pre-training, and limits those of the other stages. Each classifier is selected on held-out
-training reviews. No stage learns from them, but the two weights in the joint decision are fitted to them. After
-training, only the last classifier is scored on the test reviews. Without --data the official archive is downloaded.
-
-Source: Dai, Le, "Semi-supervised sequence learning", 2015.
+training reviews, to which the two weights in the joint decision are fitted. Only the last one is scored on the test
+reviews. Without --data the official archive is downloaded.
 """
 
-import math
-
+from scratchformer import records, training
 from scratchformer.data import LabelledBatches, Subwords, TextBatches, joined, load_imdb_subwords, windows
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import RMSNorm
 from scratchformer.optim import AdamW, Cosine, Muon
-from scratchformer.records import (
-    BidirectionalClassifier,
-    BidirectionalLanguageModel,
-    PseudoLabelled,
-    Reviews,
-    load_finished,
-)  # fmt: skip
-from scratchformer.training import (
-    VALIDATION_OPTION,
-    Replicas,
-    best_snapshot,
-    load_model,
-    mean_loss,
-    scores_of_classes,
-    start,
-)  # fmt: skip
+from scratchformer.training import VALIDATION_OPTION, Replicas, best_snapshot, load_model, start
 
 PRESETS = {
     "small": dict(
@@ -46,11 +27,8 @@ PRESETS = {
     ),
 }  # fmt: skip
 STAGES = ("pretrain", "finetune", "selftrain")
-OPTIONS = {
-    "stage": dict(choices=(*STAGES, "all"), default="all", changeable=True, help="run only this stage (default: all)"),
-    **VALIDATION_OPTION,
-}
-SCORED = 300  # validation reviews that score the language model
+STAGE = dict(choices=(*STAGES, "all"), default="all", changeable=True, help="run only this stage (default: all)")
+OPTIONS = {"stage": STAGE, **VALIDATION_OPTION}
 
 
 def check(run):
@@ -61,54 +39,60 @@ def check(run):
         run.expect_final("pretrain", STAGES[1:])
     before = {"finetune": "pretrain", "selftrain": "finetune"}.get(chosen)
     if before and not (run.out / before / "last.safetensors").exists():
-        what = "language model" if before == "pretrain" else "classifier"
-        raise ValueError(f"{run.out / before} holds no {what}: run --stage {before} first")
+        raise ValueError(f"{run.out / before} holds no model: run --stage {before} first")
 
 
 def data(run):
     vocabulary = run.saved_vocabulary(Subwords)
     reviews = load_imdb_subwords(run.data, run.vocabulary, run.validation, run.seed, vocabulary)
-    return Reviews(reviews, run.evidence)
+    return records.Reviews(reviews, run.evidence)
 
 
 def model(run, reviews):
-    vocabulary, key, sizes = len(reviews.vocabulary), run.key("weights"), run.sizes("d_model", "heads", "depth")
+    vocabulary, length = len(reviews.vocabulary), run.max_length
+    sizes = dict(key=run.key("weights"), **run.sizes("d_model", "heads", "depth"))
     if run.stage_name == "pretrain":
-        return BidirectionalLanguageModel(vocabulary, context=run.max_length, dropout=run.dropout, key=key, **sizes)
+        return records.BidirectionalLanguageModel(vocabulary, context=length, dropout=run.dropout, **sizes)
     block = dict(causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm, dropout=run.tuning_dropout)
-    return BidirectionalClassifier(vocabulary, 2, max_length=run.max_length, key=key, **sizes, **block)
+    return records.BidirectionalClassifier(vocabulary, 2, max_length=length, **sizes, **block)
 
 
 def stages(run):
-    if found := [name for name in STAGES[1:] if (run.out / name / "last.safetensors").exists()]:
-        return found
-    raise ValueError(f"{run.out} holds no classifier yet: the model is only pre-trained")
+    trained = [name for name in STAGES[1:] if (run.out / name / "last.safetensors").exists()]
+    if not trained:
+        raise ValueError(f"{run.out} holds no classifier yet: the model is only pre-trained")
+    return trained
+
+
+def scored(run, reviews, part):
+    """The texts of a part on which a classifier is scored."""
+    return run.parent.scored(part, getattr(reviews, part), run.total * run.tuning_batch_size)
 
 
 def score(run, replicas, reviews, part):
     if run.stage_name != "pretrain":
-        texts = run.scored(part, getattr(reviews, part), run.total * run.tuning_batch_size)
-        return scores_of_classes(reviews.predict(replicas, texts, run.max_length), texts.labels)
-    texts = reviews.validation.evenly(min(SCORED, len(reviews.validation.labels)))
+        texts = scored(run, reviews, part)
+        return training.scores_of_classes(reviews.predict(replicas, texts, run.max_length), texts.labels)
+    texts = reviews.validation.evenly(min(300, len(reviews.validation.labels)))  # enough for the language models
     tokens = joined(texts.ids, reviews.vocabulary["[SEP]"])
     context = min(run.max_length, len(tokens) - 1)
     whole = (batch for batch, counted in windows(tokens, context, context, 1) if counted.all())  # the last may overlap
-    return {"loss": mean_loss(replicas, whole, (len(tokens) - 1) // context)}
+    return {"loss": training.mean_loss(replicas, whole, (len(tokens) - 1) // context)}
 
 
-def train(run, key, reviews, model, batches, every):
-    """Train the model of a stage. key: of the whole run, from which dropout is drawn."""
+def train(run, reviews, model, batches, every):
+    """Train the model of a stage, and score it every so many steps."""
     with run.replicas(model, batches) as replicas:
+        parameters, decay = model.parameters(), dict(weight_decay=run.weight_decay)
         if run.stage_name == "pretrain":
             precision = "bfloat16" if run.precision == "bfloat16" else "float32"
-            options = dict(weight_decay=run.weight_decay, precision=precision)
-            optimizer = Muon(model.parameters(), run.muon_lr, run.lr, **options)
+            optimizer = Muon(parameters, run.muon_lr, run.lr, precision=precision, **decay)
         else:
-            optimizer = AdamW(model.parameters(), run.tuning_lr, weight_decay=run.weight_decay)
+            optimizer = AdamW(parameters, run.tuning_lr, **decay)
         peak = optimizer.lr
         rate = Cosine(peak, min(run.warmup, run.total // 5), run.total, peak / 20)
         for step in run.steps(replicas, optimizer, batches):
-            loss = replicas.gradients(batches.batch(step), key("train", step))  # forward and backward
+            loss = replicas.gradients(batches.batch(step), run.parent.key("train", step))  # forward and backward
             norm = replicas.clip(optimizer, 1.0)
             optimizer.lr = rate(step)
             replicas.step(optimizer)
@@ -117,31 +101,23 @@ def train(run, key, reviews, model, batches, every):
                 run.keep_best(score(run, replicas, reviews, "validation"))
         print(f"{run.stage_name}: best on validation: {run.load_best()}", flush=True)
         if run.stage_name == ("selftrain" if reviews.unlabelled else "finetune"):
-            scored = run.scored("test", reviews.test, run.total * run.tuning_batch_size)
-            where = run.share(len(scored.labels), len(reviews.test.labels), "reviews")
-            print(f"test accuracy on {where}: {100 * score(run, replicas, reviews, 'test')['accuracy']:.2f}%")
-
-
-def pretrain(run, key, reviews):
-    texts = reviews.data.unlabelled
-    print(f"{len(texts):,} reviews of {sum(map(len, texts)):,} tokens, {len(reviews.unlabelled):,} without a label")
-    tokens = joined(texts, reviews.vocabulary["[SEP]"])
-    batches = TextBatches(tokens, run.batch_size, run.max_length, run.key("batches"))
-    train(run, key, reviews, model(run, reviews), batches, max(250, run.total // 20))
+            test, count = score(run, replicas, reviews, "test"), len(scored(run, reviews, "test").labels)
+            where = run.share(count, len(reviews.test.labels), "reviews")
+            print(f"test accuracy on {where}: {100 * test['accuracy']:.2f}%")
 
 
 def classify(whole, name, reviews, texts):
     """Train a classifier that starts from the language models."""
-    per_epoch = math.ceil(len(texts.labels) / whole.tuning_batch_size)
+    per_epoch = -(-len(texts.labels) // whole.tuning_batch_size)  # rounded up
     run = whole.stage(name, steps=min(whole.total, whole.epochs * per_epoch), warmup=per_epoch // 5)
     classifier = model(run, reviews)
     if not run.has_snapshot and run.ranks.first:  # which sends the others its weights
-        pretrained, state = load_model(best_snapshot(whole.out / "pretrain"), BidirectionalLanguageModel)
+        pretrained, state = load_model(best_snapshot(whole.out / "pretrain"), records.BidirectionalLanguageModel)
         print(f"starts from the language models of step {state['step']} of {whole.total}")
         classifier.start_from(pretrained)
-    kind = PseudoLabelled if name == "selftrain" else LabelledBatches
+    kind = records.PseudoLabelled if name == "selftrain" else LabelledBatches
     batches = kind(texts, run.tuning_batch_size, run.max_length, run.key("batches"), "both")
-    train(run, whole.key, reviews, classifier, batches, max(100, per_epoch // 2))
+    train(run, reviews, classifier, batches, max(100, per_epoch // 2))
 
 
 def pseudo_labelled(run, reviews):
@@ -149,7 +125,7 @@ def pseudo_labelled(run, reviews):
     if run.ranks.from_first((run.out / "selftrain" / "last.safetensors").exists):
         return reviews.with_pseudo_labels(None, run.max_length)
     teacher = run.stage("finetune")
-    classifier = load_finished(teacher, model(teacher, reviews))
+    classifier = records.load_finished(teacher, model(teacher, reviews))
     print(f"the classifier of finetune predicts the labels of {len(reviews.unlabelled):,} unlabelled reviews")
     with Replicas(classifier, **teacher.how_many()) as replicas:
         return reviews.with_pseudo_labels(replicas, run.max_length)
@@ -160,7 +136,10 @@ def main(run):
     if chosen == "selftrain" and not reviews.unlabelled:
         raise ValueError("--stage selftrain: the data has no unlabelled reviews (train/unsup) to learn from")
     if chosen in ("pretrain", "all"):
-        pretrain(run.stage("pretrain"), run.key, reviews)
+        stage, tokens = run.stage("pretrain"), joined(reviews.data.unlabelled, reviews.vocabulary["[SEP]"])
+        print(f"{len(reviews.data.unlabelled):,} reviews of {len(tokens):,} tokens")
+        batches = TextBatches(tokens, run.batch_size, run.max_length, stage.key("batches"))
+        train(stage, reviews, model(stage, reviews), batches, max(250, run.total // 20))
     if chosen in ("finetune", "all"):
         classify(run, "finetune", reviews, reviews.train)
     if chosen in ("selftrain", "all") and reviews.unlabelled:

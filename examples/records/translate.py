@@ -34,11 +34,11 @@ SMALL = dict(
     tokens=4096, max_length=128, muon_lr=0.01, lr=5e-3, warmup=300, steps=7680, average=10, beam=5, length_penalty=1.0,
 )  # fmt: skip
 PRESETS = {"small": SMALL, "hour": SMALL | dict(models=3, backwards=1, neighbours=32, steps=6400)}
-number = partial(dict, type=int, default=0, least=0)
+number = partial(dict, type=int, default=0, min=0)
 OPTIONS = {
     **MODELS_OPTION,
-    "backwards": number(metavar="N", most=100, help="how many of the models, the last ones, write backwards"),
-    "neighbours": number(metavar="K", most=1000, help="mix in the tokens at the K most similar places (0: none)"),
+    "backwards": number(metavar="N", max=100, help="how many of the models, the last ones, write backwards"),
+    "neighbours": number(metavar="K", max=1000, help="mix in the tokens at the K most similar places (0: none)"),
 }
 
 
@@ -53,10 +53,8 @@ def data(run):
     sentences, vocabulary = load_multi30k(run.data, run.source, run.target), run.saved_vocabulary(Subwords)
     if vocabulary is None:
         vocabulary = Subwords.bpe(sentences.train.source + sentences.train.target, run.vocabulary)
-    pairs = {
-        part: encode_pairs(vocabulary, getattr(sentences, part), run.max_length, part)
-        for part in ("train", "validation")
-    }
+    parts = dict(train=sentences.train, validation=sentences.validation)
+    pairs = {name: encode_pairs(vocabulary, part, run.max_length, name) for name, part in parts.items()}
     known = sum(len(ids) + 1 for ids in pairs["train"].target)
     if run.neighbours > known:
         raise ValueError(f"--neighbours: expected at most the {known:,} tokens of the pairs, got {run.neighbours}")
@@ -82,20 +80,14 @@ def translate_part(run, models, corpus, part, beam):
     if run.neighbours:
         known = corpus.pairs["train"], corpus.vocabulary, run.ranks
         models = [with_neighbours(each, *known, neighbours=run.neighbours) for each in models]
-    sentences, options = (
-        getattr(corpus.sentences, part).source,
-        dict(length_penalty=run.length_penalty, ranks=run.ranks),
-    )
-    return translate_together(models, corpus.vocabulary, sentences, beam=beam, **options)
+    options = dict(beam=beam, length_penalty=run.length_penalty, ranks=run.ranks)
+    return translate_together(models, corpus.vocabulary, getattr(corpus.sentences, part).source, **options)
 
 
 def bleu_of(run, written, references):
-    """BLEU by sacreBLEU's name for the way to count, of mixed case and of lower-case words."""
-    counts = {
-        "BLEU": bleu(written, references, None),
-        "lower-case, tokenised BLEU": bleu(written, references, run.target),
-    }
-    return {name: (value, signature) for name, (value, signature) in counts.items()}
+    """BLEU and sacreBLEU's signature, of mixed case and of lower-case words split by Moses."""
+    ways = {"BLEU": None, "lower-case, tokenised BLEU": run.target}
+    return {name: bleu(written, references, moses) for name, moses in ways.items()}
 
 
 def score(run, replicas, corpus, part):

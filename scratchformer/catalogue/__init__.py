@@ -17,11 +17,9 @@ from collections.abc import Callable, Sequence
 from ..testing.draw import Draw, Sizes
 from . import (
     activations,
-    affine,
     attention,
     attention_layers,
     blocks,
-    dropout,
     elsewhere,
     layers,
     losses,
@@ -29,7 +27,7 @@ from . import (
     norms,
     optimizers,
     pooling,
-    positions,
+    records,
     tables,
     twins,
 )
@@ -38,9 +36,9 @@ from .mistake import Mistake
 
 # The entries of operations, twins, layers with models, and optimizers.
 FAMILIES = {
-    "operations": (affine, activations, norms, positions, tables, dropout, pooling, attention, losses),
+    "operations": (activations, norms, tables, pooling, attention, losses),
     "twins": (twins,),
-    "layers": (layers, attention_layers, blocks, models),
+    "layers": (layers, attention_layers, blocks, models, records),
     "optimizers": (optimizers,),
 }
 
@@ -64,6 +62,7 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
 MISTAKES: Sequence[Mistake] = [
     *(mistake for entry in entries_of() for mistake in entry.mistakes),
     *elsewhere.MISTAKES,
+    *records.MISTAKES,
 ]
 
 
@@ -74,8 +73,8 @@ def mistakes_of(operation: str) -> list[Mistake]:
 
 def known_operations() -> dict[str, OperationEntry]:
     """The operations by which `testing.known` recognises those of others, by name."""
-    entries = sorted(entries_of("operations"), key=lambda entry: entry.name)
-    return {entry.name: entry for entry in entries if entry.cases}
+    entries = [entry for family in FAMILIES["operations"] for entry in family.ENTRIES if entry.cases]
+    return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
 __all__ = [

@@ -1,15 +1,16 @@
-"""Activations and the softmax."""
+"""Sums, affine maps, activations and the softmax."""
 
 from __future__ import annotations
 
+from .. import ops
 from ..testing.draw import Sizes
 from .entry import SAME_SHAPE, Arguments, OperationEntry, given, normal
 
+ACTIVATIONS = {name: float(number) for number, name in enumerate(ops.ACTIVATIONS)}
 GELU = "dx_i = dy_i ∂y_i/∂x_i = dy_i (Φ_i + x_i φ_i)"
 SOFTMAX = "dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i y_i (δ_ik − y_k) = y_k (dy_k − Σ_i dy_i y_i)"
 SILU = "dx_i = dy_i ∂y_i/∂x_i = dy_i s_i (1 + x_i (1 − s_i))"
 GATE = "dg_i = dy_i ∂y_i/∂g_i = dy_i u_i s_i (1 + g_i (1 − s_i))"
-FORMS = {"": normal("B T F"), "tanh": normal("B T F", approximate="tanh")}
 
 
 def with_kink(d: Sizes) -> Arguments:
@@ -19,6 +20,54 @@ def with_kink(d: Sizes) -> Arguments:
 
 
 ENTRIES = [
+    OperationEntry("add", analytic=True).case("", normal("B T C", "B T C")),
+    OperationEntry("linear", analytic=True)
+    .case("", normal("B T I", "I O", "O"))
+    .case("no bias", normal("B T I", "I O"))
+    .mistake(
+        "The bias gets the mean over the rows",
+        "The gradient of the bias is N times too small. Adam divides each gradient by its own size, so training looks "
+        "normal.",
+        equation="db_o = Σ_n dy_no",
+        wrong="db_o = mean_n(dy_no)",
+        code="db = dy.mean(axis=0)",
+    )
+    .mistake(
+        "The weights' gradient is divided by the number of rows",
+        "dy already contains the 1/N of the loss. Divided twice, dw is N times too small, while dx is right.",
+        equation="dw_io = Σ_n x_ni dy_no",
+        wrong="dw_io = 1/N Σ_n x_ni dy_no",
+        code="dw = x.T @ dy / len(x)",
+    ),
+    OperationEntry(
+        "dense", names=lambda x, w, b, activation="relu": ACTIVATIONS | {"activation": ACTIVATIONS[activation]}
+    )
+    .case("", normal("B T I", "I O", "O"))
+    .case("gelu", normal("B T I", "I O", "O", activation="gelu"))
+    .case("gelu_tanh", normal("B T I", "I O", "O", activation="gelu_tanh"))
+    .case("silu", normal("B T I", "I O", "O", activation="silu"))
+    .derive_all()
+    .mistake(
+        "The activation is skipped on the way back",
+        "Units that are switched off get a gradient too, and pass one on.",
+        equation="dh_no = dy_no ∂y_no/∂h_no",
+        wrong="dh_no = dy_no",
+        code="dh = dy",
+        replace={
+            (
+                "dh = cache.activation_backward(dy, cache.activated)\n"
+                "    dx, dw, db = linear_backward(dh, cache.linear)"
+            ): ("dh = dy\n    dx, dw, db = linear_backward(dh, cache.linear)")
+        },
+        tests="tests/ops/test_dense.py -k affine",
+    )
+    .mistake(
+        "A bias of one number is spread over all columns",
+        "A bias of the wrong shape is accepted.",
+        file="kernels/numba_linear.py",
+        replace={" and (b is None or b.shape == w.shape[1:])": ""},
+        tests="tests/kernels/test_twins.py -k bias",
+    ),
     OperationEntry("relu")
     .case("", normal("B T F"))
     .derivation("", with_kink)
@@ -35,8 +84,7 @@ ENTRIES = [
     )
     .case("", normal("B T F"))
     .case("tanh", normal("B T F", approximate="tanh"))
-    .derivation("")
-    .derivation("tanh")
+    .derive_all()
     .mistake(
         "The product rule has two terms",
         "Without x φ(x) the gradient is too small where x is positive and too large where it is negative: near x = ±1 "
@@ -49,7 +97,6 @@ ENTRIES = [
         "Constants are typed in decimal",
         "The gradient of the tanh form is right to three digits. A tolerance of 1e-3 hides this; a check in float64 "
         "does not.",
-        name="GELU: backward with a constant right to three digits",
         equation="w_i := ∂u_i/∂x_i = √(2/π) (1 + 3·0.044715 x_i²)",
         wrong="w_i := ∂u_i/∂x_i = 0.798 (1 + 3·0.044715 x_i²)",
         replace={"slope = math.sqrt(2 / math.pi) * (1": "slope = 0.798 * (1"},
@@ -65,7 +112,6 @@ ENTRIES = [
     .mistake(
         "The slope of the sigmoid is left out",
         "The product rule has two terms. With the first alone the slope is never negative.",
-        name="SiLU: the slope of the sigmoid is left out",
         equation=SILU,
         wrong="dx_i = dy_i s_i",
         replace={"dx = dy * (s * (1 + x * (1 - s)))\n    return": "dx = dy * s\n    return"},
@@ -83,7 +129,6 @@ ENTRIES = [
     .mistake(
         "The sigmoid is taken for the slope of silu",
         "silu(g) = g s is a product of two functions of g. Only one of them is differentiated.",
-        name="SwiGLU: the gate's gradient has the sigmoid in place of silu's slope",
         equation=GATE,
         wrong="dg_i = dy_i u_i s_i",
         replace={
@@ -117,7 +162,6 @@ ENTRIES = [
         "It is divided by the size of the batch",
         "A mean belongs to the loss, which has divided already. All gradients further back are too small by the same "
         "factor.",
-        name="softmax: backward divided by the batch size",
         equation=SOFTMAX,
         wrong="dz_nk = 1/N y_nk (dy_nk − Σ_i dy_ni y_ni)",
         code="return dz / len(y)",

@@ -92,10 +92,10 @@ def derived_relative_attention(d: Sizes, pattern: Rule = lambda d: ops.Full()) -
 
 def allowed(q: np.ndarray, k: np.ndarray, *others: Any) -> dict[str, np.ndarray]:
     """The pairs that the pattern, the last argument, allows: (B, H, T, S)."""
-    shape = (*q.shape[:3], k.shape[2])
+    B, H, T, S = *q.shape[:3], k.shape[2]
     pattern = others[-1] if isinstance(others[-1], ops.Pattern) else ops.Full()
-    table = pattern.table(*shape[1:], np)
-    return {"m": np.broadcast_to(np.True_ if table is None else table, shape)}
+    table = pattern.table(H, T, S, np)
+    return {"m": np.broadcast_to(np.True_ if table is None else table, (B, H, T, S))}
 
 
 ENTRIES = [
@@ -173,7 +173,6 @@ ENTRIES = [
         "dk is transposed, and a reshape hides it",
         "The numbers are right, but in the wrong places. With weights near 0 they were all so small that a test with a "
         "tolerance of 1e-4 passed.",
-        name="attention: dK transposed, hidden by a reshape",
         equation=KEYS,
         wrong="dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_{h, t, (s D + d) mod S} q_{h, t, ⌊(s D + d)/S⌋}",
         code="dk = (q.T @ da).reshape(k.shape)",
@@ -182,7 +181,6 @@ ENTRIES = [
     .mistake(
         "Each key head gets the gradient of only one of its query heads",
         "With shared keys, the gradients of all query heads of the group add up.",
-        name="grouped attention: dK comes from the first head of each group alone",
         equation=KEYS,
         wrong="dk_gsd = Σ_t da_hts q_htd with h = ⌊g H/G⌋",
         replace={
@@ -195,14 +193,12 @@ ENTRIES = [
     .mistake(
         "dk has a wrong factor",
         "dk is seven times too large, in the reference alone.",
-        name="attention: a factor in the reference alone, before dK",
         replace={"    dk = da.swapaxes(-1, -2) @ q\n": "    dk = 7 * da.swapaxes(-1, -2) @ q\n"},
         tests="tests/testing/test_cases.py -k nothing_planted",
     )
     .mistake(
         "An array of float64 ones as a factor, and no cast",
         "The gradients of float32 arrays are float64.",
-        name="float64 from float32",
         replace={
             "k.shape[1]\n    scale = 1 / math.sqrt(shape[-1])": (
                 "k.shape[1]\n    scale = array_module(q).ones(1) / math.sqrt(shape[-1])"
@@ -216,15 +212,14 @@ ENTRIES = [
     .mistake(
         "An empty tile is taken for a full one",
         "Work is done that should be skipped.",
-        name="a kernel: an empty tile is taken for a full one",
         file="ops/patterns.py",
         replace={"        if left > last + S - T:\n            return Tile.EMPTY\n": ""},
-        tests="tests/ops/test_patterns.py",
     )
     .survivors(
         "attention_backward",
         {
-            "xp, shape, G = array_module(q), q.shape, k.shape[1] -> xp, shape, G = array_module(q), q.shape, v.shape[1]": "v has the heads of k"
+            "xp, shape, G = array_module(q), q.shape, k.shape[1] -> "
+            "xp, shape, G = array_module(q), q.shape, v.shape[1]": "v has the heads of k"
         },
     ),
     OperationEntry("relative_shift", analytic=True)
@@ -282,7 +277,6 @@ ENTRIES = [
         "The keys get the bias of the positions",
         "The keys meet the queries with the content's bias. Right as long as both biases are equal, as they are at the "
         "start.",
-        name="relative attention: the gradient of the keys with the positions' bias",
         equation="dk_hsd = Σ_t da_hts qu_htd",
         wrong="dk_hsd = Σ_t da_hts qw_htd",
         replace={"@ (q + content_bias[:, None])\n    dr": "@ (q + position_bias[:, None])\n    dr"},

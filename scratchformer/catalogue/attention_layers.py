@@ -12,7 +12,7 @@ from ..rng import Key
 from ..testing.draw import Draw, Sizes
 from .derived import derived, output
 from .entry import DerivationCase, Entry, LayerCase, on
-from .positions import LLAMA3
+from .tables import LLAMA3
 
 
 def basic_attention(d: Sizes) -> DerivationCase:
@@ -94,12 +94,12 @@ ENTRIES = [
     )
     .derivation("", rotary_attention)
     .mistake(
-        name="rotary attention: new keys are rotated as if they came first",
+        "New keys are rotated as if they came first",
         replace={"self.rotate(self.key(x), past)": "self.rotate(self.key(x))"},
         tests="tests/nn/test_rotary_attention.py -k extend",
     )
     .mistake(
-        name="rotary attention: the window is one too wide",
+        "The window is one too wide",
         replace={"ops.Local(self.window - 1)": "ops.Local(self.window)"},
         tests="tests/nn/test_rotary_attention.py -k window",
     ),
@@ -129,26 +129,21 @@ ENTRIES = [
     .mistake(
         "The causal mask is not used",
         "The gradients fit this forward; a model that sees the future learns nothing.",
-        name="a causal model that sees the future",
         replace={"if self.causal:": "if False:"},
-        tests="tests/nn/test_attention.py",
     )
     .mistake(
         "Heads are split without a transpose",
         "Time and heads are mixed. It is right only for T = 1; the gradients fit this forward.",
-        name="multi-head attention that mixes time and heads, right only for T = 1",
         replace={
             "return x.reshape(B, T, width // self.head_width, self.head_width).transpose(0, 2, 1, 3)": (
                 "return x.reshape(B, width // self.head_width, T, self.head_width)"
             ),
             "return x.transpose(0, 2, 1, 3).reshape(B, T, H * D)": "return x.reshape(B, T, H * D)",
         },
-        tests="tests/nn/test_attention.py",
     )
     .mistake(
         "A pattern lets the tokens of a prompt see later ones",
         "The gradient is right, but generation differs from training.",
-        name="a pattern lets the tokens of a prompt see later ones",
         replace={"pattern = causal(pattern)\n        y, _ =": "pass\n        y, _ ="},
         tests="tests/nn/test_attention.py -k extend",
     ),
@@ -159,7 +154,6 @@ ENTRIES = [
     .mistake(
         "Queries come from the memory, keys and values from x",
         "The gradients fit this forward, so a check of values passes; but future tokens leak.",
-        name="cross-attention: queries from the memory, keys and values from x",
         replace={
             (
                 "q, query = self.query.forward(x)\n"
@@ -177,7 +171,6 @@ ENTRIES = [
                 "dx = dx + self.value.backward(self.join_heads(dv), cache.value)\n        return"
             ),
         },
-        tests="tests/nn/test_attention.py",
     ),
     Entry("RelativeSelfAttention")
     .case("", lambda d: on(nn.RelativeSelfAttention(d.C, d.H), d("B T C")))

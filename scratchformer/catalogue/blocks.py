@@ -125,14 +125,12 @@ ENTRIES = [
     .mistake(
         "The gradient passes only through the branch",
         "In y = x + f(x), the first x passes dy on unchanged; this part is left out.",
-        name="a residual: the gradient passes through the branch only",
         replace={"         dx, _ = ops.add(ds, dn[:, -T:])": "         dx = dn[:, -T:]"},
         tests="tests/nn/test_all_layers.py -k Residual",
     )
     .mistake(
         "γ gets no gradient from the memory",
         "The norm is also applied to the memory, so the memory's rows are part of the sums for γ and β.",
-        name="a memory: gamma gets no gradient from it",
         replace={
             "         dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])": (
                 "         dn[:, : dn.shape[1] - T] = 0\n"
@@ -148,7 +146,6 @@ ENTRIES = [
     .mistake(
         "The memory gets its gradient from only one block",
         "Every block reads the memory, so its gradient is the sum over the blocks.",
-        name="encoder-decoder: the memory's gradient from one block only",
         replace={"[total + d for total, d in zip(totals, dshared, strict=True)]": "totals"},
         tests="tests/models/test_encoder_decoder.py -k gradient",
     ),
@@ -158,7 +155,6 @@ ENTRIES = [
     .mistake(
         "The second forward draws a different mask",
         "The gradient belongs to a different forward than the one that gave y.",
-        name="recompute: another dropout mask the second time",
         replace={
             "self.layer.forward(*cache.inputs, **cache.options)": (
                 'self.layer.forward(*cache.inputs, **{**cache.options, "key": None})'

@@ -50,8 +50,8 @@ class Arguments(NamedTuple):
 
 
 class Entry:
-    """What is known of a layer, an optimizer or a twin: the cases of its gradient checks and of its derivation, by name,
-    the mistakes that others have made in it, and the survivors among all mistakes that can be planted in its backward.
+    """What is known of a layer, an optimizer or a twin: cases for its gradient checks and its derivation, by name, and
+    the mistakes that others have made in it; and which of all mistakes that can be planted in its backward survive.
 
     name: that in `nn`, `models` or `optim`; of a twin, that of its operation with a suffix: "attention.numpy". file:
     where its code is. tests: those that must find every mistake in a backward of the file, as arguments of pytest; ""
@@ -79,18 +79,16 @@ class Entry:
     def full(self, variant: str) -> str:
         return f"{self.name}, {variant}" if variant else self.name
 
-    def mistake(self, title: str = "", effect: str = "", **fields: Any) -> Self:
-        """Add a mistake, with the fields of `Mistake`. The file and its tests are those of the entry by default."""
-        title_in_name = f"{title[:1].lower()}{title[1:]}"
-        fields.setdefault("name", f"{self.operation.replace('_', ' ')}: {title_in_name}")
-        if "replace" in fields:
-            file = fields.setdefault("file", self.file)
-            fields.setdefault("tests", f"tests/{file.replace('/', '/test_')}")
-        self.mistakes.append(Mistake(title, effect, operation=self.operation, **fields))
+    def mistake(self, title: str, effect: str = "", file: str = "", **fields: Any) -> Self:
+        """Add a mistake, with the fields of `Mistake`. By default it is in the file of the entry."""
+        name = f"{self.name}: {title[:1].lower()}{title[1:]}"
+        self.mistakes.append(
+            Mistake(title, effect, file=file or self.file, operation=self.operation, name=name, **fields)
+        )
         return self
 
     def survivors(self, function: str, changes: Mapping[str, str]) -> Self:
-        """Add changes of a function, as "line -> line with the mistake", that the tests miss. Each has the reason why it
+        """Add changes of a function, "line -> line with the mistake", that the tests miss, each with the reason why it
         changes no result.
         """
         self.equal |= {(function, change): reason for change, reason in changes.items()}
@@ -127,15 +125,20 @@ class OperationEntry(Entry):
         return getattr(getattr(ops, f"{self.name}_backward", None), "reference", None)
 
     def case(self, variant: str, case: Callable[[Draw], Arguments]) -> Self:
-        """Add a case for the gradient checks. The first one is also the case of the derivation, if that has no other."""
-        if not self.arguments:
-            super().derivation(variant, partial(self.derivation_case, case))
+        """Add a case for the gradient checks. That without a variant is also a case of the derivation."""
+        if not variant:
+            self.derivation(variant, case)
         self.arguments[variant] = case
         return super().case(variant, partial(self.gradient_case, case))
 
-    def derivation(self, variant: str, case: Callable[[Sizes], Arguments] | None = None) -> Self:
-        """Add a case of the derivation, by default with the arguments of the gradient checks' case of this name."""
-        return super().derivation(variant, partial(self.derivation_case, case or self.arguments[variant]))
+    def derivation(self, variant: str, case: Callable[[Sizes], Arguments]) -> Self:
+        return super().derivation(variant, partial(self.derivation_case, case))
+
+    def derive_all(self) -> Self:
+        """Make all cases cases of the derivation too."""
+        for variant, case in self.arguments.items():
+            self.derivation(variant, case)
+        return self
 
     def gradient_case(self, case: Callable[[Draw], Arguments], d: Draw) -> OperationCase:
         pair = getattr(ops, self.name), getattr(ops, f"{self.name}_backward")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .. import nn, ops
@@ -47,7 +49,7 @@ def grid_positions(d: Sizes) -> DerivationCase:
     return derived(d, layer, d("B T C"), names={"width": layer.width})
 
 
-def units_and_tokens(d: Draw, **options: object) -> LayerCase:
+def units_and_tokens(d: Draw, **options: Any) -> LayerCase:
     embeddings = [nn.Linear(d.I, d.C, key=Key(d.seed)), nn.TokenEmbedding(d.V, d.C)]
     embedding = nn.EmbeddingSum(embeddings, dropout=nn.Dropout(0.3), **options)
     return on(embedding, d("B T I"), d.integers("B T", d.V), key=d.key)
@@ -66,14 +68,13 @@ def embedding_sum(d: Sizes) -> DerivationCase:
 
 
 ENTRIES = [
-    Entry("Linear", tests="tests/nn/test_all_layers.py tests/nn/test_linear.py -k 'Linear or FeedForward'")
+    Entry("Linear", tests="tests/nn/test_all_layers.py tests/nn/test_pointwise.py -k 'Linear or FeedForward'")
     .case("", lambda d: on(nn.Linear(d.I, d.O, key=Key(d.seed)), d("B T I")))
     .mistake(
         "A weight's gradient is assigned, not added",
         "If a layer is used twice, or a weight is shared, only the last gradient is left.",
-        name="a tied table: only one of its two gradients",
         replace={"self.w.grad += dw": "self.w.grad[...] = dw"},
-        tests="tests/nn/test_linear.py tests/nn/test_layer.py",
+        tests="tests/nn/test_pointwise.py tests/nn/test_layer.py",
     )
     .survivors("Linear.backward", {"self.b.grad += db[0] -> self.b.grad += db[-1]": "there is one"}),
     Entry("LoRA", tests="tests/nn/test_all_layers.py tests/nn/test_lora.py -k LoRA")
@@ -92,14 +93,12 @@ ENTRIES = [
     .mistake(
         "The table gets no gradient from the output",
         "A tied table is used twice, and its gradient is the sum of both uses.",
-        name="an output tied to the embedding: no gradient from the output",
         replace={"self.table.grad += dw.T\n        if": "if"},
         tests="tests/models/test_encoder_decoder.py -k table",
     )
     .mistake(
         "The gradient overwrites the one from the table's other use",
         "A tied table is used twice, and its gradient is the sum of both uses.",
-        name="a tied output: its gradient overwrites the one from the table's other use",
         replace={"self.table.grad += dw.T\n        if": "self.table.grad[...] = dw.T\n        if"},
         tests="tests/nn/test_all_layers.py -k TiedOutput",
     ),
@@ -112,11 +111,9 @@ ENTRIES = [
     .mistake(
         "The columns get the gradient of the rows",
         "Each table must be indexed with its own positions, in backward as in forward.",
-        name="positions on a grid: the columns get the gradient of the rows",
         replace={
-            "cache.columns, out=self.columns.grad)\n        return": "cache.rows, out=self.columns.grad)\n        return"
+            "cache.columns, out=self.columns.grad)\n        ret": "cache.rows, out=self.columns.grad)\n        ret"
         },
-        tests="tests/nn/test_embedding.py",
     ),
     Entry("SinusoidalPositions").case("", lambda d: on(nn.SinusoidalPositions(), d("B T C"))),
     Entry("Dropout").case("", lambda d: on(nn.Dropout(0.4), d("B T C"), key=d.key)),
@@ -140,7 +137,6 @@ ENTRIES = [
     .mistake(
         "The embedding is scaled, its gradient is not",
         "The gradients of the embeddings lack the factor of the forward, such as √C.",
-        name="encoder-decoder: the table is scaled at the input, its gradient is not",
         replace={"         de = (self.scale * dx).astype(dx.dtype, copy=False)": "         de = dx"},
         tests="tests/models/test_encoder_decoder.py -k gradient",
     ),

@@ -43,7 +43,6 @@ ENTRIES = [
         "Forward takes the mean, backward the sum",
         "Gradients are too large by a factor: the number of rows that count. So they grow with the batch. Adam hides "
         "it; clipping and SGD do not.",
-        name="cross-entropy: forward takes the mean, backward leaves out 1/N",
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)",
         replace={

@@ -18,21 +18,20 @@ from .. import ops
 PACKAGE = Path(__file__).parent.parent
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Mistake:
     """A mistake in hand-written code, most of them found in other projects, where the tests passed.
 
-    title: the mistake in a few words. effect: what it does to the gradient. name: never changes; by default the
-    operation and the title. equation: the one of the operation's derivation that is wrong, and `wrong`, what was
-    written instead. code: the wrong line of a program, if that says more than the equation. replace: text of a file, by
-    default that of the operation, and the wrong text in its place; each text must occur in the file exactly once.
-    tests: those that must fail then, as arguments of pytest. operation: set by the entry that has the mistake. A
-    mistake has an equation, a text to replace, or both.
+    title: the mistake in a few words. effect: what it does to the gradient. equation: the one of the operation's
+    derivation that is wrong, and `wrong`, what was written instead. code: the wrong line of a program, if that says
+    more than the equation. file: a file of the package. replace: texts of the file, each of which must occur there
+    once, with what takes their places. tests: those that must fail then, as arguments of pytest; by default those of
+    the file. operation: the name in `ops`, and name: what tests call it, both from the entry that has the mistake. A
+    mistake has an equation, texts to replace, or both.
     """
 
-    title: str = ""
+    title: str
     effect: str = ""
-    name: str = ""
     equation: str = ""
     wrong: str = ""
     code: str = ""
@@ -40,6 +39,12 @@ class Mistake:
     replace: Mapping[str, str] = field(default_factory=dict)
     tests: str = ""
     operation: str = ""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.title
+        self.file = self.file if self.replace else ""
+        self.tests = self.tests or f"tests/{self.file.replace('/', '/test_')}" * bool(self.replace)
 
     def source(self) -> str:
         """The text of the file with the mistake."""

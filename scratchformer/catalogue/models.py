@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import models, nn, ops, records
+from .. import models, nn, ops
 from ..notation.run import getdoc
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
@@ -16,20 +16,22 @@ from ..testing.draw import Draw, Sizes
 from .blocks import memory
 from .derived import GELU, derived, prepared, shows
 from .entry import DerivationCase, Entry, LayerCase, on
-from .positions import LLAMA3
+from .tables import LLAMA3
 
 
-def language_model(d: Draw, **options: Any) -> LayerCase:
-    model = models.LanguageModel(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
-    return on(model, d.integers("B T", d.V), key=d.key)
+def language_model(
+    d: Draw, model: Callable[..., nn.Layer] = models.LanguageModel, heads: int = 0, **options: Any
+) -> LayerCase:
+    """Two blocks. heads: their number, if it is not to be drawn."""
+    d.sizes |= {"H": heads} if heads else {}
+    layer = model(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
+    return on(layer, d.integers("B T", d.V), key=d.key)
 
 
-def recalling_model(d: Draw, **options: Any) -> LayerCase:
-    model = models.LanguageModel(
-        d.V, d.C, d.H, 1, d.T + 1, embeddings=[{"layer": records.Recall, "orders": [1, 2]}], key=Key(d.seed), **options
-    )
-    d.sizes["J"] = 3
-    return on(model, d.integers("B T J", d.V), key=d.key)  # each id is valid in any column: the checks exchange them
+gpt2 = partial(language_model, model=models.GPT2)
+# Four heads of queries, two of keys and values, of a width of their own.
+llama = partial(language_model, model=models.Llama, heads=4, kv_heads=2, head_width=2)
+sparse_transformer = partial(language_model, model=models.SparseTransformer, stride=2)
 
 
 def encoder_and_decoder(d: Draw, **options: Any) -> LayerCase:
@@ -54,18 +56,6 @@ def encoder_decoder(d: Sizes) -> DerivationCase:
     return DerivationCase(model.forward, model.backward, ids, names, {"functions": functions}, docstring)
 
 
-def gpt2(d: Draw, **options: Any) -> LayerCase:
-    model = models.GPT2(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
-    return on(model, d.integers("B T", d.V), key=d.key)
-
-
-def llama(d: Draw, **options: Any) -> LayerCase:
-    """Four heads of queries, two of keys and values, of a width of their own."""
-    d.sizes["H"] = 4
-    model = models.Llama(d.V, d.C, d.H, 2, d.T + 1, kv_heads=2, head_width=2, key=Key(d.seed), **options)
-    return on(model, d.integers("B T", d.V), key=d.key)
-
-
 def transformer_xl(d: Draw, **options: Any) -> LayerCase:
     d.sizes["L"] = 2
     model = models.TransformerXL(d.V, d.C, d.H, d.L, d.T + 1, d.M, key=Key(d.seed), **options)
@@ -81,27 +71,6 @@ def classifier_of_units(d: Draw, **options: Any) -> LayerCase:
     model = models.Classifier(None, d.K, d.C, d.H, 2, d.T + 1, units=d.I, key=Key(d.seed), **options)
     pattern = ops.Edges(d.integers("T T", 3) > 0)
     return on(model, d("B T I"), d.lengths(), key=d.key, pattern=pattern)
-
-
-def sparse_transformer(d: Draw, heads: int, **options: Any) -> LayerCase:
-    d.sizes["H"] = heads
-    model = models.SparseTransformer(d.V, d.C, d.H, 2, d.T + 1, 2, key=Key(d.seed), **options)
-    return on(model, d.integers("B T", d.V), key=d.key)
-
-
-def evidence_classifier(d: Draw, **options: Any) -> LayerCase:
-    model = records.EvidenceClassifier(d.V, d.I, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
-    return on(model, d.integers("B T", d.V), d("B T I"), d.lengths(), key=d.key)
-
-
-def bidirectional_language_model(d: Draw) -> LayerCase:
-    model = records.BidirectionalLanguageModel(d.V, d.C, d.H, 1, d.T + 1, models.LanguageModel, Key(d.seed))
-    return on(model, d.integers("B T", d.V), key=d.key)
-
-
-def bidirectional_classifier(d: Draw) -> LayerCase:
-    model = records.BidirectionalClassifier(d.V, d.K, d.C, d.H, 1, d.T + 1, key=Key(d.seed), causal=True)
-    return on(model, d.integers("B T", d.V), d.lengths())
 
 
 def bert(d: Draw, model: Callable[..., nn.Layer], *sizes: int, depth: int, places: bool = False) -> LayerCase:
@@ -187,8 +156,7 @@ ENTRIES = [
         "pre, sinusoidal, recompute",
         partial(language_model, norm="pre", positions="sinusoidal", recompute=True, activation="gelu_tanh"),
     )
-    .case("post, relative", partial(language_model, positions="relative", dropout=0.2))
-    .case("pre, recall", partial(recalling_model, norm="pre", dropout=0.2)),
+    .case("post, relative", partial(language_model, positions="relative", dropout=0.2)),
     Entry("EncoderDecoder")
     .case("post", partial(encoder_and_decoder, dropout=0.2))
     .case("pre", partial(encoder_and_decoder, norm="pre", dropout=0.2, bias=False, activation="gelu"))
@@ -231,25 +199,11 @@ ENTRIES = [
         "fixed, merged, learned positions",
         partial(sparse_transformer, heads=3, kind="fixed", width=2, merged=True, positions="learned", norm="post"),
     ),
-    Entry("EvidenceClassifier")
-    .case("mean", partial(evidence_classifier, dropout=0.2))
-    .case(
-        "max, pre",
-        partial(
-            evidence_classifier,
-            pool="max",
-            norm="pre",
-            embeddings=[{"layer": records.NGrams, "orders": [2], "buckets": 3}],
-        ),
-    ),
-    Entry("BidirectionalLanguageModel").case("", bidirectional_language_model),
-    Entry("BidirectionalClassifier").case("", bidirectional_classifier),
     Entry("Pooler", "models/bert_heads.py")
     .derivation("", lambda d: derived(d, models.bert_heads.Pooler(d.C), d("B T C")))
     .mistake(
         "The gradient of the first vector goes to all of them",
         "Only the first vector is read, so the others get no gradient.",
-        name="BERT: the gradient of the first vector goes to all of them",
         file="models/bert_heads.py",
         replace={
             "cache.dense)\n        return dx\n\n\nclass Masked": (

@@ -21,7 +21,6 @@ ENTRIES = [
     .mistake(
         "γ is applied outside the means",
         "Right as long as all γ are equal, as they are before training, and wrong from the first step on.",
-        name="layer norm: backward right only while gamma is uniform",
         equation=NORM,
         wrong="dx_k = γ_k (dy_k − mean_c(dy_c) − x̂_k mean_c(dy_c x̂_c))/σ",
         code="dx = gamma * rstd * (dy - dy.mean(-1) - xhat * (dy * xhat).mean(-1))",
@@ -49,7 +48,6 @@ ENTRIES = [
     .mistake(
         "The scale is treated as a constant",
         "Each x_k changes ρ and so the whole row. The gradient keeps its component along x̂, which should vanish.",
-        name="RMS norm: backward without the term of the root mean square",
         equation="dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − x̂_k mean_c(g_c x̂_c))/ρ",
         wrong="dx_k = g_k/ρ",
         replace={

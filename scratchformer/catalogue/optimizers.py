@@ -17,11 +17,10 @@ from ..nn import Param
 from ..notation.run import getdoc
 from ..ops.precision import round_into
 from ..optim import adam as adam_module
-from ..optim.clip import scale
 from ..optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
-from ..optim.optimizer import Optimizer
+from ..optim.optimizer import Optimizer, scale
 from ..optim.sgd import sgd_step
-from ..parallel.precision import LARGEST, LossScale
+from ..parallel.precision import MAX_SCALE, LossScale
 from ..testing.draw import Sizes
 from .derived import shows
 from .entry import DerivationCase, Entry
@@ -170,7 +169,7 @@ def loss_scale(d: Sizes) -> DerivationCase:
     """A linear layer, and the scale in steps of which every third or so overflows; it reaches the largest one."""
     J, dy = d("O I"), d("O")
     dx, _ = ops.linear_backward(dy[None], ops.linear(d("I")[None], J.T)[1])
-    made, k = LossScale(LARGEST / 4, patience=3), 7
+    made, k = LossScale(MAX_SCALE / 4, patience=3), 7
     overflow = (d.generator.random(40) < 0.3).astype(float)
     overflow[:6] = overflow[0] = 0
     scales, good = [made.scale], [made.good]
@@ -180,7 +179,7 @@ def loss_scale(d: Sizes) -> DerivationCase:
         good.append(made.good)
     mantissa, exponent = np.frexp(dy)
     names = {"J": J, "dy": dy, "dx": dx[0], "S": 2.0**k, "k": k, "m": 2 * mantissa, "e": exponent - 1.0}
-    names |= {"scale": np.array(scales), "c": np.array(good, float), "o": overflow, "N": 3.0, "largest": LARGEST}
+    names |= {"scale": np.array(scales), "c": np.array(good, float), "o": overflow, "N": 3.0, "largest": MAX_SCALE}
     return case(LossScale.skips, getdoc(LossScale), names)
 
 
@@ -188,36 +187,36 @@ ENTRIES = [
     Entry("Adam", "optim/adam.py")
     .derivation("", partial(adam, optimizer=optim.Adam, decay="λ"))
     .mistake(
-        name="Adam: v updated with 1 - beta1",
+        "v updated with 1 - beta1",
         replace={"v += (1 - beta2) * g * g": "v += (1 - beta1) * g * g"},
         tests="tests/optim",
     )
     .mistake(
-        name="Adam: no bias correction of v",
+        "no bias correction of v",
         replace={"    denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂\n": ""},
         tests="tests/optim",
     )
     .mistake(
-        name="Adam: no bias correction of m",
+        "no bias correction of m",
         replace={"(lr / (1 - beta1**steps)) * m": "lr * m"},
         tests="tests/optim",
     )
     .mistake(
-        name="zero_grad also clears Adam's moments",
+        "zero_grad also clears Adam's moments",
         file="optim/optimizer.py",
         replace={
-            "grad[...] = 0": "grad[...] = 0\n        for name in self.buffers:\n            getattr(self, name)[...] = 0"
+            "grad[...] = 0": "grad[...] = 0\n        for name in self.buffers:\n            vars(self)[name][...] = 0"
         },
         tests="tests/optim",
     )
     .mistake(
-        name="a tied table stepped twice",
+        "a tied table stepped twice",
         file="optim/optimizer.py",
         replace={"list({id(p): p for p in params}.values())": "list(params)"},
         tests="tests/optim",
     )
     .mistake(
-        name="resume without Adam's step count",
+        "resume without Adam's step count",
         file="optim/optimizer.py",
         replace={"self.steps = steps": "self.steps = 0"},
         tests="tests/optim",

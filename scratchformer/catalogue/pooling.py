@@ -7,8 +7,6 @@ import numpy as np
 from ..testing.draw import Sizes
 from .entry import Arguments, OperationEntry, given, normal
 
-CASES = {"": normal("B T C"), "padding": lambda d: given(d("B T C"), d.lengths())}
-
 
 def whole(x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """Lengths that say that nothing is padding, if there are none."""
@@ -23,18 +21,14 @@ def with_ties(d: Sizes) -> Arguments:
     return given(x, lengths)
 
 
-DERIVATIONS = {"": normal("B T C"), "padding": with_ties}
-
 ENTRIES = [
     OperationEntry("mean_pool", names=whole, analytic=True)
     .case("", normal("B T C"))
     .case("padding", lambda d: given(d("B T C"), d.lengths()))
-    .derivation("", normal("B T C"))
     .derivation("padding", with_ties)
     .mistake(
         "The mean is over all T positions, padding included",
         "The vector of a text, and so its class, depends on the other texts in its batch.",
-        name="pooling over the padding too",
         equation="a_bt = [t < n_b]/max(n_b, 1)",
         wrong="a_bt = [t < n_b]/T",
         replace={
@@ -52,7 +46,6 @@ ENTRIES = [
     OperationEntry("max_pool", names=whole)
     .case("", normal("B T C"))
     .case("padding", lambda d: given(d("B T C"), d.lengths()))
-    .derivation("", normal("B T C"))
     .derivation("padding", with_ties)
     .mistake(
         "Every element as large as the maximum gets the gradient",

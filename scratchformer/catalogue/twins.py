@@ -47,7 +47,7 @@ def twin_of(op: Any, fast: bool = False) -> Any:
 
 def backward_of(twin: Callable) -> Callable:
     """The backward in the module of a twin."""
-    return getattr(import_module(twin.__module__), f"{twin.__name__}_backward")  # type: ignore[no-any-return]
+    return getattr(import_module(twin.__module__), f"{twin.__name__}_backward")
 
 
 def compiled_linear(d: Sizes) -> DerivationCase:
@@ -145,14 +145,12 @@ ENTRIES = [
     .mistake(
         "A tile leaves out the row sum of dy times y",
         "It is the second term of the softmax's gradient: without it the rows of dz do not sum to 0.",
-        name="a kernel: tiled attention without the row sum of dO times O",
         replace={"output_delta = with_column(output, -delta)": "output_delta = with_column(output, 0 * delta)"},
         tests="tests/kernels/test_twins.py -k attention",
     )
     .mistake(
         "The log-sum-exp is kept without the row's maximum",
         "Where scores are large, backward and forward compute different probabilities.",
-        name="a kernel: the log-sum-exp without the maximum",
         replace={
             "(log_sum, ()) if bound <= SAFE else (shift, after)": "log_sum, ()",
             "np.ascontiguousarray(queries), (shift, log_sum)": "np.ascontiguousarray(queries), (log_sum,)",
@@ -162,7 +160,6 @@ ENTRIES = [
     .mistake(
         "All heads take the first head's pattern",
         "The other heads see, and pass gradients to, the wrong keys.",
-        name="a kernel: all heads take the first head's pattern",
         replace={
             "for heads, part in pattern.of_heads(H):": "for heads, part in [(slice(0, H), pattern.of_heads(H)[0][1])]:"
         },
@@ -171,7 +168,6 @@ ENTRIES = [
     .mistake(
         "Part of a group overwrites the gradient of the part before it",
         "With shared keys, the gradients of all query heads of the group add up.",
-        name="a kernel: part of a group overwrites the gradient of the part before it",
         replace={"if heads.start % shared == 0:": "if True:"},
         tests="tests/kernels/test_twins.py -k grouped",
     )
@@ -190,7 +186,6 @@ ENTRIES = [
     .mistake(
         "The last tile overwrites the gradient of r",
         "All tiles and sequences share r: their gradients are summed.",
-        name="a kernel: the vectors of distances are shared, and the last tile's gradient is all they get",
         replace={"            dr[heads][near] += (db": "            dr[heads][near] = (db"},
         tests="tests/kernels/test_twins.py -k relative",
     )
@@ -204,17 +199,17 @@ ENTRIES = [
     Entry("scores_by_place.numpy", "kernels/numpy_extend.py")
     .derivation("", scores_by_place)
     .mistake(
-        name="one new token: query heads read the wrong head of keys",
+        "one new token: query heads read the wrong head of keys",
         replace={"q = q.reshape(B, G, -1, D)": "q = q.reshape(B, -1, G, D).swapaxes(1, 2)"},
         tests="tests/kernels/test_extend.py -k rotary",
     )
     .mistake(
-        name="one new token: the window is one too wide",
+        "one new token: the window is one too wide",
         replace={"S - (layer.window or S)": "S - 1 - (layer.window or S)"},
         tests="tests/kernels/test_extend.py -k window",
     )
     .mistake(
-        name="a kernel: the new token overwrites the last key",
+        "a kernel: the new token overwrites the last key",
         replace={"keys[:, :, past] =": "keys[:, :, past - 1] ="},
         tests="tests/kernels/test_extend.py",
     ),

@@ -1,9 +1,10 @@
-"""The command `scratchformer`: doctor, check, mutate, show, generate, translate, evaluate, plot, mpiexec, learn."""
+"""The command `scratchformer`: train, score and use models, check gradients, and learn to write them."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import runpy
 import shlex
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 from ..course.command import add_command as add_learn
 from ..generation.beam import WIDEST
 from ..parallel.replicas import MOST_REPLICAS
-from ..shell.options import SEED, Parser
+from ..shell.options import SEED, CommandLine
 from ..shell.process import run_program
 from ..shell.text import one_line
 from ..version import __version__
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run_command(argv: list[str]) -> None:
     """Parse this command line and run its command; errors are raised."""
-    end = own_arguments(argv)
+    end = arguments_of_command(argv)
     args = make_parser().parse_args(argv[:end])
     args.others = argv[end:]
     from ..training.snapshot import NotImported
@@ -42,21 +43,31 @@ def run_command(argv: list[str]) -> None:
         raise ValueError(f"{error}; if you trust it: {command}") from error
 
 
-def own_arguments(argv: list[str]) -> int:
-    """How many of the arguments are those of a command; the others are passed on, to pytest or mpiexec."""
+def arguments_of_command(argv: list[str]) -> int:
+    """How many of the arguments are those of a command; the others are passed on, to pytest, mpiexec or a program."""
+    if argv[:1] == ["train"]:
+        return 2
     if argv[:1] == ["mutate"] and "--" in argv:
         return argv.index("--")
     if argv[:1] != ["mpiexec"]:
         return len(argv)
-    own = ("mpiexec", "--restarts", "-h", "--help")
-    others = (i for i, argument in enumerate(argv) if argument.split("=")[0] not in own and argv[i - 1] != "--restarts")
+    known = ("mpiexec", "--restarts", "-h", "--help")
+    others = (i for i, each in enumerate(argv) if each.split("=")[0] not in known and argv[i - 1] != "--restarts")
     return next(others, len(argv))
 
 
-def make_parser() -> Parser:
-    parser = Parser(prog="scratchformer", description=__doc__)
+def make_parser() -> CommandLine:
+    parser = CommandLine(prog="scratchformer", description=__doc__)
     parser.add_argument("--version", action="version", version=f"scratchformer {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "train",
+        help="run one of the programs that train a model, or list them",
+        usage="scratchformer train [NAME [OPTIONS OF THE PROGRAM]]",
+    )
+    command.add_argument("name", nargs="?", metavar="NAME", help="for example enwik8; without it, all are listed")
+    command.set_defaults(run=train)
 
     command = commands.add_parser("doctor", help="print what a bug report needs")
     command.set_defaults(run=doctor)
@@ -85,8 +96,8 @@ def make_parser() -> Parser:
         "names", nargs="+", metavar="MODULE[::FUNCTION]", help="for example my_ops.py::cube_backward, my_ops"
     )
     command.add_argument("--helpers", action="store_true", help="also in functions that the backward calls")
-    number = {"type": int, "metavar": "N", "least": 1}
-    command.add_argument("-j", "--jobs", **number, most=MOST_REPLICAS, help="processes (default: one for each core)")
+    number = {"type": int, "metavar": "N", "min": 1}
+    command.add_argument("-j", "--jobs", **number, max=MOST_REPLICAS, help="processes (default: one for each core)")
     command.add_argument("--limit", **number, help="plant N mistakes, drawn at random")
     command.add_argument("--seed", default=0, **SEED, help="random seed of --limit (default: 0)")
     command.add_argument("--list", action="store_true", help="list the mistakes and run nothing")
@@ -98,7 +109,7 @@ def make_parser() -> Parser:
         "name", metavar="NAME", help="an operation of the package, or FILE.py::FUNCTION, whose file is executed"
     )
     target = command.add_mutually_exclusive_group(required=True)
-    for option, what in (("numba", "Numba"), ("cuda", "CUDA")):
+    for option, what in (("numba", "Numba"), ("cuda", "CUDA"), ("js", "JavaScript"), ("numpy", "NumPy")):
         target.add_argument(
             f"--{option}", dest="target", action="store_const", const=option, help=f"the loops in {what}"
         )
@@ -108,13 +119,13 @@ def make_parser() -> Parser:
     add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
     command.add_argument("--prompt", default="\n", help="what to continue (default: a new line)")
     tokens = "how many tokens (bytes or sub-words) to write (default: 500)"
-    command.add_argument("--tokens", type=int, default=500, metavar="N", least=0, help=tokens)
-    number = {"type": float, "metavar": "X", "least": 0}
+    command.add_argument("--tokens", type=int, default=500, metavar="N", min=0, help=tokens)
+    number = {"type": float, "metavar": "X", "min": 0}
     command.add_argument("--temperature", default=0.8, **number, help="0 is greedy (default: 0.8)")
     likely = "draw only from the K most likely tokens (default: from all)"
-    command.add_argument("--top-k", type=int, metavar="K", least=1, help=likely)
+    command.add_argument("--top-k", type=int, metavar="K", min=1, help=likely)
     likely = "draw only from the smallest set of tokens whose probabilities sum to at least P (default: from all)"
-    command.add_argument("--top-p", type=float, metavar="P", least=0, most=1, help=likely)
+    command.add_argument("--top-p", type=float, metavar="P", min=0, max=1, help=likely)
     command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
     command.add_argument("--device", **DEVICE)
     add_precision(command)
@@ -124,7 +135,7 @@ def make_parser() -> Parser:
     add_run(command, "folder of a run of an encoder-decoder")
     command.add_argument("sentences", nargs="*", metavar="SENTENCE", help="(default: the lines of standard input)")
     beam = "number of hypotheses; 1 is greedy (default: as in the run)"
-    command.add_argument("--beam", type=int, metavar="K", least=1, most=WIDEST, help=beam)
+    command.add_argument("--beam", type=int, metavar="K", min=1, max=WIDEST, help=beam)
     penalty = "how strongly longer translations are preferred; 0 is not at all (default: as in the run)"
     command.add_argument("--length-penalty", **number, help=penalty)
     command.add_argument("--device", **DEVICE)
@@ -155,27 +166,27 @@ def make_parser() -> Parser:
         usage="scratchformer mpiexec [--restarts N] ARGUMENTS OF MPIEXEC",
     )
     restarts = "start all ranks again, up to N times, when one is killed or hangs or a host is lost (default: 0)"
-    command.add_argument("--restarts", type=int, default=0, metavar="N", least=0, help=restarts)
+    command.add_argument("--restarts", type=int, default=0, metavar="N", min=0, help=restarts)
     command.set_defaults(run=mpiexec)
 
     add_learn(commands)
     return parser
 
 
-def add_run(command: Parser, what: str) -> None:
+def add_run(command: CommandLine, what: str) -> None:
     command.add_argument("run_folder", metavar="RUN", help=what)
     command.add_argument(
         "--program", metavar="FILE", help="execute this file: the program of the run, unless it is one of examples/"
     )
 
 
-def add_dynamic(command: Parser) -> None:
+def add_dynamic(command: CommandLine) -> None:
     learning = "also score a language model that learns from the text while it reads (dynamic evaluation)"
     command.add_argument("--dynamic", action="store_true", help=learning)
-    number: dict[str, Any] = {"type": float, "metavar": "X", "least": 0}
+    number: dict[str, Any] = {"type": float, "metavar": "X", "min": 0}
     command.add_argument("--lr", **number, help="with --dynamic: the learning rate (2e-5)")
     command.add_argument("--decay", **number, help="with --dynamic: how fast weights return to the trained ones (0)")
-    number = {"type": int, "metavar": "N", "least": 1}
+    number = {"type": int, "metavar": "N", "min": 1}
     stride = "with --dynamic: tokens from one window to the next (an eighth of the context)"
     command.add_argument("--stride", **number, help=stride)
     command.add_argument("--windows", **number, help="with --dynamic: windows that are read in each step (4)")
@@ -189,7 +200,7 @@ def dynamic_settings(args: argparse.Namespace) -> dict[str, Any] | None:
     return given if args.dynamic else None
 
 
-def add_precision(command: Parser) -> None:
+def add_precision(command: CommandLine) -> None:
     halves = "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time (default: float32)"
     command.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help=halves)
 
@@ -201,6 +212,23 @@ def placed(model: Any, args: argparse.Namespace) -> Any:
 
     model.to(get_device(args.device))
     return model if (half := half_type(args.precision, model)) is None else model.to(dtype=half)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Run a program as `python FILE` would, or list all. A file in the current folder is never taken for one."""
+    from ..training.examples import examples, first_line
+
+    programs = examples()
+    if args.name is None:
+        for name, file in programs.items():
+            print(f"{name:<22} {first_line(file)}")
+        return
+    if args.name not in programs:
+        known = ", ".join(programs) or "none, since this package was installed without its programs"
+        raise ValueError(f"train: expected the name of a program ({known}), got {args.name!r}")
+    sys.argv = [str(programs[args.name]), *args.others]
+    sys.path.insert(0, str(programs[args.name].parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def doctor(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, BLAS, GPU, memory, the data cache, and what to install for missing features."""
+"""The facts that a bug report needs: versions, BLAS, GPU, memory, the data cache, and what to install for the rest."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def _processor(root: Path = processor.ROOT, allowed: Collection[int] | None = No
     """The CPU, how much of it this process may use, and what the extra `fast` would add."""
     name, instructions = processor.described(root) or platform.machine(), processor.instructions(root)
     try:
-        found = processor.processors(root, allowed)
+        counts = processor.processors(root, allowed)
     except ValueError as error:
         yield "CPU", f"{name}; the system's files cannot be read ({error}): {cores()} replicas by default"
     else:
-        yield "CPU", f"{name}: {found.logical} logical processors on {found.physical} cores"
-        limit = "no CPU limit" if math.isinf(found.quota) else f"a limit of {found.quota:g} CPUs (cgroup quota)"
-        allowed_here = f"may run on {found.allowed} of them (affinity), on {found.separate} cores, with {limit}"
-        yield "", f"this process {allowed_here}: {found.useful} replicas by default"
+        yield "CPU", f"{name}: {counts.logical} logical processors on {counts.physical} cores"
+        limit = "no CPU limit" if math.isinf(counts.quota) else f"a limit of {counts.quota:g} CPUs (cgroup quota)"
+        allowed_here = f"may run on {counts.allowed} of them (affinity), on {counts.separate} cores, with {limit}"
+        yield "", f"this process {allowed_here}: {counts.useful} replicas by default"
     yield "instructions", ", ".join(instructions) or f"none of {', '.join(processor.INSTRUCTIONS.values())}"
     choice, products = _products()
     yield "fast", _fast(instructions, choice)
@@ -193,11 +193,11 @@ def _gpu() -> Iterator[tuple[str, str]]:
     except StopIteration:
         yield "CuPy", "not installed; needed for --device gpu"
     else:
-        found = [f"{name} {importlib.metadata.version(name)}" for name in _KERNELS if _installed(name)]
+        kernels = [f"{name} {importlib.metadata.version(name)}" for name in _KERNELS if _installed(name)]
         missing = " and ".join(name for name in _KERNELS if not _installed(name))
         if missing:
-            found.append(f"{missing} not installed: products and attention are slower")
-        yield "GPU kernels", "; ".join(found)
+            kernels.append(f"{missing} not installed: products and attention are slower")
+        yield "GPU kernels", "; ".join(kernels)
     try:
         cupy, count = gpus()
     except DeviceError as error:

@@ -46,20 +46,20 @@ def launch(arguments: list[str], restarts: int = 0) -> int:
     mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if mpiexec is None:
         raise FileNotFoundError("mpiexec is not installed: pip install 'scratchformer[distributed]'")
-    own, program = divided(arguments)
+    options, program = divided(arguments)
     folder = value_of(program, "--out", "--resume")
     if restarts and folder is None:
         raise ValueError("--restarts: the program needs --out DIR, so that the run is found again")
     lost_before: Any = ()  # the last snapshot when ranks were lost
     while True:
-        status, stopped = run([mpiexec, *own, *program])
+        status, stopped = run([mpiexec, *options, *program])
         if stopped or restarts == 0 or not lost(status):
             return status
         restarts -= 1
         snapshot = last_snapshot(Path(folder))  # type: ignore[arg-type]  # it is given if there are restarts
-        reason = without_silent_hosts(own)
-        if not reason and snapshot == lost_before and (count := count_of(own) or 1) > 1:
-            put(own, str(count - 1), *COUNTS)
+        reason = without_silent_hosts(options)
+        if not reason and snapshot == lost_before and (count := count_of(options) or 1) > 1:
+            put(options, str(count - 1), *COUNTS)
             reason = f", with {count - 1} ranks, since no snapshot was saved in between"
         lost_before = snapshot
         if value_of(program, "--resume") is None and "--continue" not in program:

@@ -17,6 +17,7 @@ from ..data.subwords import BEGIN, END
 from ..dispatch import reference_only
 from ..generation import beam_search
 from ..models import Classifier, EncoderDecoder, LanguageModel
+from ..nn import RelativeSelfAttention
 from ..nn.recompute import RecomputeCache
 from ..ops import sinusoidal_positions
 from ..records import EvidenceClassifier
@@ -102,8 +103,8 @@ def plot_runs(runs: Sequence[Path], out: Path | None = None) -> Iterator[Path]:
         read_settings(run)
     if len({run.resolve() for run in runs}) < len(runs):
         raise ValueError(f"{', '.join(map(str, runs))}: expected different runs")
-    found, out = [read_curves(run) for run in runs], out or expect_no_link(runs[0] / "plots")
-    stages = [stage for stage in found[0] if all(stage in curves for curves in found)]
+    all_curves, out = [read_curves(run) for run in runs], out or expect_no_link(runs[0] / "plots")
+    stages = [stage for stage in all_curves[0] if all(stage in curves for curves in all_curves)]
     if not stages:
         raise ValueError(f"{', '.join(map(str, runs))}: they have no stage in common, whose curves could be compared")
     short = len({run.resolve().name for run in runs}) == len(runs)
@@ -111,7 +112,7 @@ def plot_runs(runs: Sequence[Path], out: Path | None = None) -> Iterator[Path]:
     figure_class()
     out.mkdir(parents=True, exist_ok=True)
     for stage in stages:
-        records = {name: curves[stage] for name, curves in zip(names, found, strict=True)}
+        records = {name: curves[stage] for name, curves in zip(names, all_curves, strict=True)}
         yield plot_comparison(records, out / named("comparison", stage))
 
 
@@ -141,10 +142,10 @@ def encode(model: Any, text: str, run: Path, state: Mapping[str, Any] = {}) -> t
         subwords = load_vocabulary(run, state)
         source = np.append(subwords.encode(text), subwords[END])[None, :]
         lengths = np.array([source.shape[1]])
-        (found,) = beam_search(model, source, lengths, subwords[BEGIN], subwords[END])
-        target = np.concatenate([[subwords[BEGIN]], found.ids])[None, :]
+        (best,) = beam_search(model, source, lengths, subwords[BEGIN], subwords[END])
+        target = np.concatenate([[subwords[BEGIN]], best.ids])[None, :]
         name = subwords.tokenizer.id_to_token
-        return [name(int(i)) for i in (*found.ids, subwords[END])], [name(int(i)) for i in source[0]], source, target
+        return [name(int(i)) for i in (*best.ids, subwords[END])], [name(int(i)) for i in source[0]], source, target
     vocabulary, longest = load_reader(run, model, state), model.body.max_length
     if isinstance(vocabulary, Vocabulary):
         ids = vocabulary.encode(text)[:longest]
@@ -182,7 +183,7 @@ def probabilities(cache: Any) -> Any:
     if hasattr(cache, "probabilities"):
         return cache.probabilities
     parts = cache if isinstance(cache, tuple) else ()
-    return next((found for part in parts if (found := probabilities(part)) is not None), None)
+    return next((p for p in map(probabilities, parts) if p is not None), None)
 
 
 def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> Path:
@@ -200,10 +201,10 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
 
     score = score_of(records)
     steps, values = scores(records, score)
-    most = score.endswith("accuracy")
+    higher = score.endswith("accuracy")
     middle.plot(steps, values, "o-", color="tab:orange", markersize=3)
-    if values and (most or score == "loss" or score.startswith("bits_")):  # else it is not known which is the best
-        best = int(np.argmax(values) if most else np.argmin(values))
+    if values and (higher or score == "loss" or score.startswith("bits_")):  # else it is not known which is the best
+        best = int(np.argmax(values) if higher else np.argmin(values))
         middle.plot(steps[best], values[best], "o", color="tab:red", label=f"best: {values[best]:.4g} at {steps[best]}")
         middle.legend(frameon=False)
     middle.set(xlabel="step", ylabel=labelled(score), title="Validation")
@@ -355,7 +356,7 @@ def plot_positions(model: Any, path: Path) -> Path:
     kind, place = "No positions in the model; sinusoidal", "position"
     if positions is not None:
         kind = "Learned" if positions.parameters() else "Sinusoidal"
-    elif model.body.relative:
+    elif isinstance(getattr(model.body.blocks[0], "attention", None), RelativeSelfAttention):
         kind, place = "Relative", "distance"
     left.set(xlabel="column", ylabel=place, title=f"{kind} position encodings")
     figure.colorbar(image, ax=left)

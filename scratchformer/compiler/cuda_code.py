@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from textwrap import fill
 
 from ..notation.grammar import Node, walk
-from . import CompileError
 from .axes import HERE
+from .errors import CompileError
 from .plan import Pass, Plan, reach
 from .text import ATOM, Printer, here
 from .trees import COLUMN, Array

@@ -18,7 +18,7 @@ from ..notation.grammar import Node, NotationError, canonical, walk
 from ..notation.layout import normal, read
 from ..notation.run import docstring_of, source_of, statements
 from ..notation.spelling import spelled
-from . import CompileError
+from .errors import CompileError
 
 __all__ = ["Definition", "Definitions", "definitions_of"]
 

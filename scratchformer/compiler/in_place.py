@@ -11,13 +11,13 @@ import numpy as np
 from ..dispatch import Operation
 from ..ops.precision import round_into
 from ..optim.adam import adam_step, clip_adam, clip_adam_round
-from ..optim.clip import scale
 from ..optim.muon import move, nesterov
+from ..optim.optimizer import scale
 from ..optim.sgd import sgd_step
-from . import CompileError
 from .derivation import Derivation, before
+from .errors import CompileError
 from .fusion import Part, joined
-from .twins import Shape, Target, Twin, evaluate, is_number
+from .twins import CompiledTwin, Shape, Target, evaluate, is_number
 
 __all__ = ["FUSED", "IN_PLACE", "add_in_place"]
 
@@ -42,7 +42,7 @@ def derivation_of(op: Any) -> Derivation:
     return Derivation(op.reference, None, docstring=joined("", FUSED[op]) if op in FUSED else None)
 
 
-class InPlace(Twin):
+class InPlace(CompiledTwin):
     """The twin of an operation that has no backward: its results are those arguments that an equation defines.
 
     All arrays have one shape. They are called on pieces of cache size, so as little as possible is done in each call.

@@ -10,9 +10,9 @@ import numpy as np
 from ..backend import DeviceError, gpus
 from ..dispatch import backward, operation, turned_off
 from ..notation import DerivationError
-from . import CompileError
 from .derivation import Derivation
-from .twins import Kept, Target, Twin
+from .errors import CompileError
+from .twins import CompiledTwin, Kept, Target
 
 TOLERANCE = 1e-6  # of the largest number, in float64
 ROUNDING = 1e-12  # of the largest argument: how far a result that is 0 may be from 0
@@ -61,7 +61,7 @@ def targets() -> list[Target]:
     return available
 
 
-class Compared(Twin):
+class Compared(CompiledTwin):
     """A twin whose first call with each set of options also runs the functions, in float64, and compares."""
 
     def __init__(self, op: Any, op_backward: Any, target: Target) -> None:

@@ -10,11 +10,18 @@ from .cuda_code import cuda_source
 from .derivation import Derivation
 from .in_place import IN_PLACE
 from .in_place import derivation_of as in_place
+from .javascript_code import javascript_source
 from .numba_code import numba_source
+from .numpy_code import numpy_source
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
 
-PRINTERS: dict[str, tuple[Callable[[Plan], str], str]] = {"numba": (numba_source, "#"), "cuda": (cuda_source, "//")}
+PRINTERS: dict[str, tuple[Callable[[Plan], str], str]] = {
+    "numba": (numba_source, "#"),
+    "cuda": (cuda_source, "//"),
+    "js": (javascript_source, "//"),
+    "numpy": (numpy_source, "#"),
+}
 
 
 def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterator[tuple[Plan, str]]:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from ..notation.grammar import Node, rebuilt, walk
 from ..notation.spelling import spelled
-from . import CompileError
 from .equations import Definition, Definitions, is_product
+from .errors import CompileError
 
 COLUMN, ROW = "column", "n"
 SLOW = ("exp", "log", "tanh", "erf", "sin", "cos")

@@ -14,9 +14,9 @@ import numpy as np
 from ..backend import erf
 from ..dispatch import Operation
 from ..notation.grammar import Node
-from . import CompileError
 from .axes import HALF, reordered
 from .derivation import Derivation, Pair
+from .errors import CompileError
 from .plan import Plan, names
 from .trees import COLUMN, OPERATORS, ROW, Array
 
@@ -84,16 +84,16 @@ class Kept(NamedTuple):
     values: dict[str, Any]  # by name
 
 
-def add_twins(op: Operation, op_backward: Operation | None, target: Target, fast: bool = True) -> Twin:
+def add_twins(op: Operation, op_backward: Operation | None, target: Target, fast: bool = True) -> CompiledTwin:
     """Register the twins of an operation for the arrays of a target. If its derivation cannot be compiled, which shows
     when it is first called, the twin fits no arguments.
     """
-    twin = Twin(op, op_backward, target)
+    twin = CompiledTwin(op, op_backward, target)
     op.add_twin(target.kind, twin.fits, twin.forward, twin.backward if op_backward else None, fast=fast)
     return twin
 
 
-class Twin:
+class CompiledTwin:
     """An operation as loops on the arrays of a target."""
 
     def __init__(self, op: Operation, op_backward: Operation | None, target: Target) -> None:
@@ -260,7 +260,9 @@ class Twin:
 class Call:
     """The plans of an operation for arguments of certain shapes and types, which are its signatures."""
 
-    def __init__(self, twin: Twin, pair: Pair, shape: Shape, numbers: tuple[str, ...], signatures: tuple) -> None:
+    def __init__(
+        self, twin: CompiledTwin, pair: Pair, shape: Shape, numbers: tuple[str, ...], signatures: tuple
+    ) -> None:
         self.twin, self.pair, self.shape, self.numbers, self.signatures = twin, pair, shape, numbers, signatures
         self.kept = (*pair.kept, *numbers)
         self.has_integers = any(array.kind == "integer" for array in twin.arrays.values())
@@ -273,8 +275,8 @@ class Call:
         return self.checked is not None and self.checked == self.numbers_of(values)
 
     @cached_property
-    def forward(self) -> Run:
-        return Run(self.twin, self.pair.forward, self.shape)
+    def forward(self) -> PlanRun:
+        return PlanRun(self.twin, self.pair.forward, self.shape)
 
     @cached_property
     def summed(self) -> list[int]:
@@ -289,19 +291,19 @@ class Call:
         return [i for i, at in enumerate(places) if any(p[0] == "at" and p[1] != COLUMN for p in at)]
 
     @cached_property
-    def backward(self) -> Run:
+    def backward(self) -> PlanRun:
         assert self.pair.backward is not None
-        return Run(self.twin, self.pair.backward, self.shape)
+        return PlanRun(self.twin, self.pair.backward, self.shape)
 
 
-class Run:
+class PlanRun:
     """A plan for arrays of certain shapes: called with values by name, it gives its results, and whether all sums were
     finite. It adds to the values what the loops wrote.
 
     given: the plan whose axes are those of the values, if this one has them in another order.
     """
 
-    def __init__(self, twin: Twin, plan: Plan, shape: Shape, given: Plan | None = None) -> None:
+    def __init__(self, twin: CompiledTwin, plan: Plan, shape: Shape, given: Plan | None = None) -> None:
         self.loops, self.plan, self.shape, self.twin = twin.loops_of(plan, shape.dtype), plan, shape, twin
         self.xp, self.orders = twin.target.xp, {plan.axes: self}
         wide, flat = shape.wide, plan.axes == (COLUMN,)  # if flat, all axes of an array are one
@@ -330,7 +332,7 @@ class Run:
             dtype = dtype if array.kind == "bool" else stored
             self.writes.append((array.name, make, size, dtype, looped(array, shape, flat), order_of(array, old)))
 
-    def in_order_of_memory(self, values: Mapping[str, Any]) -> Run:
+    def in_order_of_memory(self, values: Mapping[str, Any]) -> PlanRun:
         """This run, or one whose loops over rows go as the first array with all rows lies in memory."""
         array = next((array for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
         if array is None or (x := values[array.name]).ndim != len(axes := without_half(array.axes)):
@@ -338,7 +340,7 @@ class Run:
         strides = dict(zip(axes, x.strides, strict=True))
         order = (*sorted(self.rows, key=lambda axis: -strides[axis]), *self.plan.axes[len(self.rows) :])
         if order not in self.orders:
-            self.orders[order] = Run(self.twin, reordered(self.plan, order), self.shape, self.plan)
+            self.orders[order] = PlanRun(self.twin, reordered(self.plan, order), self.shape, self.plan)
             self.orders[order].rows = []  # it is in order
         return self.orders[order]
 

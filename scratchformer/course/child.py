@@ -1,4 +1,4 @@
-"""Checking an answer in a separate process, so that nothing it does can harm the verdict or the progress.
+"""The check of an answer in a separate process, so that nothing it does can harm the verdict or the progress.
 
 An answer may loop forever, end the program, use up all memory, or change the working directory or NumPy. The verdict
 counts only if the process sends it before it ends.

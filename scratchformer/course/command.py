@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..shell.files import replacing
-from .progress import Progress, find, write
+from .record import Progress, find, write
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Checks a student's file: what `check` of an exercise calls, and the verdict."""
+"""The check of a student's file: what `check` of an exercise calls, and the verdict."""
 
 from __future__ import annotations
 

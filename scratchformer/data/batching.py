@@ -16,7 +16,7 @@ import numpy as np
 
 from ..backend import Array, array_module, to_cpu
 from ..checks import (
-    LARGEST,
+    MAX_SIZE,
     expect_array,
     expect_at_least,
     expect_fraction,
@@ -59,7 +59,7 @@ class TextBatch(NamedTuple):
     @property
     def weight(self) -> int:
         """The number of predictions that count."""
-        return count_of(self.targets)
+        return int(np.count_nonzero(self.targets != IGNORED))
 
     @property
     def tokens(self) -> int:
@@ -216,7 +216,7 @@ def expect_token_ids(name: str, ids: np.ndarray) -> None:
     """Raise TypeError unless `ids` are integers, ValueError if one is too large for int32, where it would wrap."""
     expect_integers(name, ids)
     if ids.dtype.itemsize > 4 or ids.dtype == np.uint32:
-        expect_range(name, ids, -LARGEST, LARGEST)
+        expect_range(name, ids, -MAX_SIZE, MAX_SIZE)
 
 
 def tokens_of(data: np.ndarray) -> np.ndarray:

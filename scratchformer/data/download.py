@@ -32,7 +32,7 @@ def fetch(url: str, checksum: str, filename: str) -> Path:
 
     folder = cache_dir()
     if (folder / filename).exists():
-        expect_file(folder / filename, most=math.inf)
+        expect_file(folder / filename, max_bytes=math.inf)
     pooch.get_logger().setLevel(logging.WARNING)
     try:
         file = pooch.retrieve(url, known_hash=checksum, fname=filename, path=folder, progressbar=True)
@@ -51,7 +51,7 @@ def verify(path: str | os.PathLike[str], checksum: str) -> Path:
     algorithm, _, expected = checksum.lower().partition(":")
     if algorithm not in ("md5", "sha256"):
         raise ValueError(f'checksum: expected "md5:..." or "sha256:...", got {shown(checksum)}')
-    expect_file(path, most=math.inf)
+    expect_file(path, max_bytes=math.inf)
     try:
         actual = pooch.file_hash(str(path), alg=algorithm)
     except OSError as error:

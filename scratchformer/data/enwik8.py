@@ -23,8 +23,8 @@ from ..checks import describe, expect_positive
 from ..rng import Key
 from ..shell.reading import (
     BEGINNING,
+    MAX_UNPACKED,
     RATIO,
-    UNPACKED_MOST,
     DataError,
     Unpacking,
     expect_itself,
@@ -188,7 +188,7 @@ def _unzip(path: Path) -> bytearray:
             zipfile.ZipFile(file) as archive,
             archive.open(MEMBER) as packed,
         ):
-            return read_all(Unpacking(packed, path, DataError, UNPACKED_MOST, RATIO))
+            return read_all(Unpacking(packed, path, DataError, MAX_UNPACKED, RATIO))
     except DataError:
         raise
     except KeyError as error:

@@ -202,7 +202,8 @@ def _check_whole(folder: Path, reviews_of: Mapping[str, Mapping]) -> None:
     """Raise DataError if the folder aclImdb has fewer reviews than its tables have lines."""
     for split, reviews in reviews_of.items():
         table = folder / TABLES[split]
-        if reviews and table.is_file() and len(reviews) < (lines := read_bytes(table, most=TABLE_MOST).count(b"\n")):
+        lines = read_bytes(table, max_bytes=TABLE_MOST).count(b"\n") if reviews and table.is_file() else 0
+        if len(reviews) < lines:
             raise DataError(
                 f"{folder}: expected {lines:,} reviews in {_folders(split)}, as in {table.name}, got {len(reviews):,}; "
                 f"unpack the archive again, or delete {table.name} if you want only a part"
@@ -272,7 +273,7 @@ def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
         for file in sorted((folder / part).glob("*.txt")):
             parsed = _parse(f"aclImdb/{part}/{file.name}", splits)
             if parsed:
-                yield str(file), *parsed, read_bytes(file, most=REVIEW_MOST)
+                yield str(file), *parsed, read_bytes(file, max_bytes=REVIEW_MOST)
 
 
 def _parse(name: str, splits: Collection[str]) -> tuple[str, tuple[int, ...]] | None:

@@ -88,7 +88,7 @@ def _file(path: str | os.PathLike[str] | None, name: str) -> Path:
 
 def _text(file: Path) -> str:
     """The lines of a file, none of them empty."""
-    text = decoded(read_unpacked(file, most=MEGABYTE), file).removesuffix("\n")
+    text = decoded(read_unpacked(file, max_bytes=MEGABYTE), file).removesuffix("\n")
     if empty := _EMPTY_LINE.search(f"\n{text}\n"):
         raise DataError(f"{file}: line {text.count(chr(10), 0, empty.start()) + 1} is empty")
     return text

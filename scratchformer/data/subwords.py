@@ -23,7 +23,7 @@ import numpy as np
 from ..checks import expect_at_least, expect_instance, expect_texts
 from ..shell.files import replacing
 from ..shell.progress import counted
-from ..shell.reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
+from ..shell.reading import MAX_VOCABULARY, DataError, parsed, read_json, read_text
 from ..shell.text import printable, shown
 from .components import expect_bounded, expect_short
 from .vocabulary import expect_sequence
@@ -354,7 +354,7 @@ def _read(path: Path, size: int | None = None) -> Any:
     """The `tokenizers.Tokenizer` in a JSON file, whose ids are below `size` or, if it is None, below the number of
     tokens. Raises DataError if the file is missing or damaged.
     """
-    lib, text = _library(), read_text(path, most=VOCABULARY_MOST)
+    lib, text = _library(), read_text(path, max_bytes=MAX_VOCABULARY)
     settings = parsed(text, path)
     _check_ids(settings, size, path)
     expect_bounded(settings, path)
@@ -460,12 +460,12 @@ def _ends(folder: Path, vocab_size: int) -> frozenset[int]:
 
 
 def _lines(path: Path) -> list[str]:
-    return read_text(path, most=VOCABULARY_MOST).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return read_text(path, max_bytes=MAX_VOCABULARY).replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 def _gpt2_words(path: Path) -> dict[str, int]:
     """The tokens of a vocab.json and their ids."""
-    words = read_json(path, most=VOCABULARY_MOST)
+    words = read_json(path, max_bytes=MAX_VOCABULARY)
     expect_short(words, path)
     numbers = list(words.values())
     if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):

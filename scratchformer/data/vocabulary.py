@@ -18,7 +18,7 @@ import numpy as np
 
 from ..checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_shape, expect_texts
 from ..shell.files import replacing
-from ..shell.reading import VOCABULARY_MOST, DataError, read_text
+from ..shell.reading import MAX_VOCABULARY, DataError, read_text
 from ..shell.text import shown
 
 PAD, UNKNOWN = 0, 1
@@ -138,7 +138,7 @@ class Vocabulary:
         Raises DataError if the file is missing or damaged, or if `fingerprint` is given and the words do not have it:
         only this shows that a file was truncated at the end of a line.
         """
-        lines = read_text(path, most=VOCABULARY_MOST).split("\n")
+        lines = read_text(path, max_bytes=MAX_VOCABULARY).split("\n")
         if lines.pop() != "":
             raise DataError(f"{path} is damaged: its last line is cut short")
         if tuple(lines[: len(SPECIALS)]) != SPECIALS:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..backend import widen
 from ..checks import (
     expect_array,
     expect_at_least,
@@ -20,7 +21,6 @@ from ..checks import (
 )
 from ..dispatch import fast
 from ..models import EncoderDecoder
-from ..ops.precision import widen
 from .cache import DecoderCache
 
 LONGER = 50  # how many more tokens than its source a translation may have: Vaswani et al., 2017, section 6.1

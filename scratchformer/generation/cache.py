@@ -22,7 +22,7 @@ from ..checks import (
 from ..models import EncoderDecoder, TransformerXL
 from ..models.encoder_decoder import expect_tokens
 from ..nn import Layer
-from ..nn.stack import Stored
+from ..nn.block import Stored
 
 
 def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:

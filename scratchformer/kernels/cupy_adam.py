@@ -18,14 +18,14 @@ def real_numbers(*arrays: Array) -> bool:
 
 
 def sum_of_squares(x: Array) -> Array:
-    """As `optim.clip.sum_of_squares`, without a float64 copy of x."""
+    """As `optim.optimizer.sum_of_squares`, without a float64 copy of x."""
     V, sums = vector(x.dtype, x.data.ptr), cupy.empty(min(BLOCKS, -(-x.size // 256)), np.float64)
     kernel("optimizer", "squares", x.dtype.name, V=V)((sums.size,), (256,), (x, sums, np.int64(x.size)))
     return sums.sum()
 
 
 def scale(x: Array, share: Array) -> None:
-    """As `optim.clip.scale`; if the share is 1, nothing is read or written."""
+    """As `optim.optimizer.scale`; if the share is 1, nothing is read or written."""
     launch_each("optimizer", "scale", (x,), cupy.asarray(share, np.float64))
 
 

@@ -28,10 +28,9 @@ import numpy as np
 
 from .. import nn
 from ..backend import cores
-from ..nn.block import extend_block
+from ..nn.block import Stored, extend_block
 from ..nn.decoder_block import extend_decoder_block
 from ..nn.embedding import extend_output
-from ..nn.stack import Stored
 from ..ops import Padding, Pattern
 from ..ops.activations import CUBIC
 from .mkl_products import products as blas

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from .. import nn, ops
-from ..nn.block import extend_block
+from ..nn.block import Stored, extend_block
 from ..nn.decoder_block import extend_decoder_block
-from ..nn.stack import Stored
 from ..ops import Pattern, activation_pair, sinusoidal_positions
 from ..ops.attention import masked_softmax
 from ..ops.rotary import rotary_tables, rotate

@@ -33,9 +33,9 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..nn.embedding_sum import EmbeddingSumCache
-from ..nn.layer import Part, repeated
-from ..nn.stack import StackCache
+from ..nn.block import StackCache
+from ..nn.embedding import EmbeddingSumCache
+from ..nn.layer import Part, expect_backward, repeated
 from ..ops.cross_entropy import counted_targets
 from ..rng import Key, Zeros, expect_key, fold
 from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text
@@ -92,7 +92,7 @@ class Bert(Model):
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
         expect_positive(segments=segments)
         expect_number("embedding_std", embedding_std)
-        d_ff = 4 * d_model if d_ff is None else d_ff
+        d_ff = 4 * int(d_model) if d_ff is None else d_ff
         self.config["d_ff"] = d_ff
         self.max_length = max_length
         tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
@@ -119,6 +119,7 @@ class Bert(Model):
         return x, BertCache(embedding, stack)
 
     def backward(self, dx: Array, cache: BertCache) -> None:
+        expect_backward(cache, BertCache, dx=dx)
         self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
     def check(self, ids: Array, lengths: Array | None, segments: Array | None) -> None:
@@ -217,6 +218,7 @@ class BertPretraining(Model):
         return (masked_logits, logits), BertPretrainingCache(body, masked, pooler, following)
 
     def backward(self, dy: tuple[Array, ...], cache: BertPretrainingCache) -> None:
+        expect_backward(cache, BertPretrainingCache)
         expect_instance("dy", dy, tuple)
         dx = self.masked.backward(dy[0], cache.masked)
         if self.pooler is not None and self.following is not None:

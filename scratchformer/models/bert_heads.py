@@ -12,6 +12,7 @@ from .. import ops
 from ..backend import Array, array_module
 from ..checks import expect_instance, is_checked
 from ..nn import Layer, LayerNorm, Linear, TiedOutput, TokenEmbedding
+from ..nn.layer import expect_backward
 from ..rng import Key
 
 GELU = "gelu"  # the activation of the paper
@@ -48,6 +49,7 @@ class Pooler(Layer):
         return y, PoolerCache(x.shape, dense, tanh)
 
     def backward(self, dy: Array, cache: PoolerCache) -> Array:
+        expect_backward(cache, PoolerCache, dy=dy)
         dx = array_module(dy).zeros(cache.shape, dtype=dy.dtype)
         dx[:, 0] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)
         return dx
@@ -116,6 +118,7 @@ class MaskedPrediction(Layer):
         return z, MaskedPredictionCache(gather, dense, norm, output)
 
     def backward(self, dz: Array, cache: MaskedPredictionCache) -> Array:
+        expect_backward(cache, MaskedPredictionCache, dz=dz)
         dh = self.output.backward(dz, cache.output)
         du = self.dense.backward(self.norm.backward(dh, cache.norm), cache.dense)
         dx = ops.gather_backward(du, cache.gather)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -32,9 +33,9 @@ from ..nn import (
     TransformerBlock,
 )
 from ..nn.attention import causal as and_causal
-from ..nn.embedding_sum import EmbeddingSumCache
-from ..nn.layer import Part, repeated
-from ..nn.stack import StackCache, Stored
+from ..nn.block import StackCache, Stored
+from ..nn.embedding import EmbeddingSumCache
+from ..nn.layer import Part, expect_backward, repeated
 from ..rng import Key, fold
 from ..shell.text import shown
 from .model import Model, named
@@ -125,7 +126,7 @@ class Body(Model):
         expect_boolean(recompute=recompute, causal=causal)
         expect_number("embedding_std", embedding_std)
         expect_fraction("dropout", dropout, letter="p")
-        self.max_length, self.units, self.d_model, self.causal = max_length, units, d_model, causal
+        self.max_length, self.d_model, self.units, self.causal = int(max_length), int(d_model), units, causal
         tokens: Layer
         if vocab_size is not None:
             tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
@@ -174,8 +175,10 @@ class Body(Model):
         if features is not None and not any(each.width for each in self.further):
             raise ValueError("features: expected none, since the model was made without an embedding of features")
         if ids.ndim == 2 or self.units is not None:
-            return [ids, *[Reading(ids, before, None, features)] * len(self.further)]
-        return [ids[:, :, 0], *[Reading(ids[:, :, 0], before, ids[:, :, 1:], features)] * len(self.further)]
+            reading = Reading(ids, before, None, features)
+        else:
+            reading = Reading(ids[:, :, 0], before, ids[:, :, 1:], features)
+        return [reading.ids, *[reading] * (len(self.embedding.embeddings) - 1)]
 
     def forward(
         self,
@@ -195,6 +198,7 @@ class Body(Model):
         return x, BodyCache(embedding, stack)
 
     def backward(self, dx: Array, cache: BodyCache) -> Array | None:
+        expect_backward(cache, BodyCache, dx=dx)
         return self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
     def allocate(self, batch_size: int) -> list[Stored]:
@@ -213,6 +217,7 @@ class Body(Model):
 
     def extend(self, ids: Array, stored: list[Stored], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The vectors (B, T, C) of new tokens ids (B, T) after `past` stored ones: see `Stack`."""
+        past = index(past)
         self.check(ids, past)
         before = None
         if self.further:
@@ -234,11 +239,11 @@ class Body(Model):
             expect_floating(units=ids)
         else:
             name, what, letters, sizes = "ids", "tokens", "B T", {}
-        reader = self.column_reader
-        if getattr(ids, "ndim", 2) == 3 and reader is not None:
+        reader = self.column_reader if getattr(ids, "ndim", 2) == 3 else None
+        if reader is not None:
             letters, sizes = "B T J", {"J": 1 + reader.columns}
         expect_shape(name, ids, letters, **sizes)
-        if letters == "B T J":
+        if reader is not None:
             reader.expect_columns(ids[:, :, 1:])
         expected = f"{name}: expected ({letters.replace(' ', ', ')}) with T"
         if not ids.shape[1]:

@@ -27,10 +27,9 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..nn.embedding import extend_output
-from ..nn.embedding_sum import EmbeddingSumCache
-from ..nn.layer import Part, repeated
-from ..nn.stack import StackCache, Stored
+from ..nn.block import StackCache, Stored
+from ..nn.embedding import EmbeddingSumCache, extend_output
+from ..nn.layer import Part, expect_backward, repeated
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, fold
 from .predictor import Predictor
@@ -139,6 +138,7 @@ class EncoderDecoder(Predictor):
         """The memory goes to every block of the decoder; `Stack` returns the sum of its gradients, or None if the last
         blocks are `Frozen`, since what precedes them is not trained.
         """
+        expect_backward(cache, EncoderDecoderCache, dlogits=dlogits)
         encoder, decoder, output = cache
         found = self.decoder_stack.backward(self.output.backward(dlogits, output), decoder.stack)
         if found is None:

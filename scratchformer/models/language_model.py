@@ -7,10 +7,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..checks import expect_ids, expect_positive
+from ..checks import describe, expect_ids, expect_positive
 from ..nn import Layer, Linear
+from ..nn.block import Stored
 from ..nn.embedding import extend_output
-from ..nn.stack import Stored
+from ..nn.layer import expect_backward
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, Zeros, expect_key, fold
 from .body import Body
@@ -46,7 +47,7 @@ class LanguageModel(Predictor):
         **body: Any,
     ) -> None:
         expect_positive(context=context)
-        self.context = context
+        self.context = int(context)
         self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=fold(key, "body"), **body)
         self.output: Layer = Linear(d_model, vocab_size, key=fold(key, "output"))
 
@@ -64,6 +65,7 @@ class LanguageModel(Predictor):
         return logits, LanguageModelCache(body, output)
 
     def backward(self, dlogits: Array, cache: LanguageModelCache) -> None:
+        expect_backward(cache, LanguageModelCache, dlogits=dlogits)
         self.body.backward(self.output.backward(dlogits, cache.output), cache.body)
 
     def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, tuple]:
@@ -74,6 +76,13 @@ class LanguageModel(Predictor):
         logits, forward = self.forward(ids, key)
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)
         return loss, (forward, cross_entropy)
+
+    def loss_backward(self, dloss: float, cache: tuple) -> None:
+        """As for every `Predictor`."""
+        if not isinstance(cache, tuple) or len(cache) != 2:
+            raise TypeError(f"cache: expected the one that loss returned, got {describe(cache)}")
+        forward, cross_entropy = cache
+        self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
 
     def check_batch(self, ids: Array, targets: Array) -> None:
         """Raise an error for ids or targets out of range: see `Predictor`."""

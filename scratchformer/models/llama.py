@@ -44,7 +44,7 @@ class LlamaBlock(Block):
         key: Key = Key(0),
     ) -> None:
         expect_positive(d_model=d_model)
-        d_ff = -(-8 * d_model // 3) if d_ff is None else d_ff
+        d_ff = -(-8 * int(d_model) // 3) if d_ff is None else d_ff
         options: dict[str, Any] = dict(base=base, scaling=scaling, window=window, bias=bias, output_bias=output_bias)
         attention = RotarySelfAttention(d_model, heads, kv_heads, head_width, **options, key=fold(key, "attention"))
         feedforward = SwiGLU(d_model, d_ff, feedforward_bias, fold(key, "feedforward"))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array
 from ..checks import describe, expect_probabilities, is_inexact
+from ..nn.layer import expect_backward
 from .model import Model
 
 
@@ -71,6 +72,7 @@ class ClassPredictor(Predictor):
         return y, LogProbabilitiesCache(logits, log_softmax)
 
     def backward(self, dy: Array, cache: LogProbabilitiesCache) -> Array | None:
+        expect_backward(cache, LogProbabilitiesCache, dy=dy)
         return self.logits_backward(ops.log_softmax_backward(dy, cache.log_softmax), cache.logits)
 
 

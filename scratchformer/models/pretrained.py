@@ -24,7 +24,7 @@ from ..backend import array_module
 from ..nn import Layer, Param
 from ..shell.progress import counted
 from ..shell.reading import (
-    VOCABULARY_MOST,
+    MAX_VOCABULARY,
     decoded,
     expect_file,
     expect_itself,
@@ -279,7 +279,7 @@ def _index(folder: Folder) -> dict[str, str] | None:
     path = Path(folder) / INDEX
     if not os.path.lexists(path):
         return None
-    index = read_json(path, PretrainedError, VOCABULARY_MOST).get("weight_map")
+    index = read_json(path, PretrainedError, MAX_VOCABULARY).get("weight_map")
     if not isinstance(index, dict):
         raise PretrainedError(f"{path} is damaged: weight_map: expected the file of each tensor, got {shown(index)}")
     for name, file in index.items():

@@ -58,8 +58,8 @@ class TransformerXL(LanguageModel):
     ) -> None:
         expect_positive(context=context)
         expect_at_least(0, memory=memory)
-        self.context, self.memory = context, memory
-        length = context + memory  # what attention sees at once
+        self.context, self.memory = int(context), int(memory)
+        length = self.context + self.memory  # what attention sees at once
         body_key = fold(key, "body")
         self.body = Body(
             vocab_size, d_model, heads, depth, length, positions="relative", causal=True, key=body_key, **body

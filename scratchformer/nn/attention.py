@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
 from ..checks import expect_boolean, expect_floating, expect_positive, expect_shape
 from ..rng import Key, fold
-from .layer import Layer
-from .linear import Linear
+from .layer import Layer, expect_backward
+from .pointwise import Linear
 
 
 class MultiHeadCache(NamedTuple):
@@ -30,7 +31,8 @@ class MultiHead(Layer):
     def __init__(
         self, d_model: int, heads: int, kv_heads: int, head_width: int, bias: bool, output_bias: bool, key: Key
     ) -> None:
-        self.d_model, self.heads, self.kv_heads, self.head_width = d_model, heads, kv_heads, head_width
+        heads, kv_heads, head_width = int(heads), int(kv_heads), int(head_width)  # NumPy's small integers overflow
+        self.d_model, self.heads, self.kv_heads, self.head_width = int(d_model), heads, kv_heads, head_width
         self.query = Linear(d_model, heads * head_width, bias, fold(key, "query"))
         self.key = Linear(d_model, kv_heads * head_width, bias, fold(key, "key"))
         self.value = Linear(d_model, kv_heads * head_width, bias, fold(key, "value"))
@@ -131,6 +133,7 @@ class CrossAttention(MultiHead):
         return y, MultiHeadCache(query, key, value, attention, unify)
 
     def backward(self, dy: Array, cache: MultiHeadCache) -> tuple[Array, Array]:
+        expect_backward(cache, MultiHeadCache, dy=dy)
         dy = self.unify.backward(dy, cache.unify)
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
         dx = self.query.backward(self.join_heads(dq), cache.query)
@@ -209,7 +212,7 @@ class SelfAttention(CrossAttention):
 
 def length_with(x: Array, keys: Array, past: int) -> int:
     """The length of `past` positions and those of x (B, T, C). Raises ValueError if `keys` (B, H, S, D) has no room."""
-    total = past + x.shape[1]
+    total = index(past) + x.shape[1]
     if not 0 <= past <= total <= keys.shape[2]:
         raise ValueError(f"past: expected 0 to {keys.shape[2] - x.shape[1]}, for which there is room, got {past}")
     return total

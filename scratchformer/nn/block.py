@@ -1,7 +1,9 @@
-"""The transformer block."""
+"""Transformer blocks: the residual branches that they are made of, and stacks of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from .. import ops
@@ -14,16 +16,128 @@ from ..checks import (
     expect_one_of,
     expect_shape,
 )
-from ..dispatch import operation
+from ..dispatch import has_twin, is_fast, operation
 from ..rng import Key, fold
-from .attention import SelfAttention
-from .dropout import Dropout
-from .feedforward import FeedForward
-from .layer import Layer, Part
-from .layernorm import LayerNorm
+from .attention import SelfAttention, causal, length_with
+from .frozen import Frozen
+from .layer import Layer, Part, expect_backward, list_of_layers
+from .pointwise import Dropout, FeedForward, LayerNorm
+from .recompute import Recompute
 from .relative_attention import RelativeSelfAttention
-from .residual import ORDERS, Residual, ResidualCache
-from .stack import Stored, allocate_inputs, extend_inputs, extends
+
+ORDERS = ("post", "pre")
+
+
+class ResidualCache(NamedTuple):
+    norm: Any
+    branch: Any
+    dropout: Any
+    added: bool  # whether dropout and the sum were one operation
+
+
+class Residual(Layer):
+    """A branch whose output is added to its input, with a norm after the sum or before the branch.
+
+    | order "post", as in the tutorial:    y = norm(x + dropout(branch(x)))
+    | order "pre", as in GPT-2:            y = x + dropout(branch(norm(x)))
+
+    branch: a layer whose output is as wide as its input, such as attention or a feed-forward layer. norm: a layer such
+    as `LayerNorm`. dropout: a `Dropout`, or None.
+
+    x: (B, S, C). Further inputs and options of `forward` go to the branch, except `key`, which is for dropout.
+    The branch may return fewer positions than it was given, (B, T, C) with T < S. They are then the last T, and the
+    S − T before them are a memory: the branch reads them, but they are constants without a residual or a gradient.
+    y: (B, T, C). Raises ValueError for any other order.
+
+    A residual only connects layers, so a block can own the layers under its own names and connect them when it runs:
+    see `Block`.
+
+    Backward. The sum uses x twice, so its gradient has two terms: the gradient of the sum itself, and what the branch
+    passes back to its input, n. An output f_t' of the branch may depend on all n_t, so the chain rule sums over t'.
+
+    In "post" order n is x, and ds, which the norm passes back, is the same for both terms:
+
+        n = x        f = dropout(branch(n))        s = x + f        y = norm(s)
+        ds_tc = Σ_c' dy_tc' ∂y_tc'/∂s_tc        dn_tc = Σ_t' Σ_c' ds_t'c' ∂f_t'c'/∂n_tc        dx_tc = ds_tc + dn_tc
+        ds = self.norm.backward(dy, cache.norm)
+        dx, _ = ops.add(ds, dn[:, -T:])
+
+    In "pre" order the sum is y. dy passes through the sum unchanged, whatever the branch does, and only the branch
+    passes its gradient through the norm:
+
+        n = norm(x)        f = dropout(branch(n))        y = x + f
+        dn_tc = Σ_t' Σ_c' dy_t'c' ∂f_t'c'/∂n_tc        dx_tc = dy_tc + Σ_c' dn_tc' ∂n_tc'/∂x_tc
+        dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
+
+    The slice [:, -T:] leaves out what the branch passes back to a memory. Gradients of the branch's further inputs are
+    returned after dx.
+
+    Source: He et al., "Deep residual learning for image recognition", 2016, section 3.2; for the two orders Xiong et
+    al., "On layer normalization in the transformer architecture", 2020, table 1.
+    """
+
+    def __init__(self, branch: Layer, norm: Layer, order: str = "post", dropout: Dropout | None = None) -> None:
+        expect_one_of("order", order, ORDERS)
+        expect_instance("branch", branch, Layer)
+        expect_instance("norm", norm, Layer)
+        expect_instance("dropout", dropout, Layer, none=True)
+        self.branch, self.norm, self.order = branch, norm, order
+        self.dropout = Dropout(0.0) if dropout is None else dropout
+
+    def forward(self, x: Array, *inputs: Any, key: Key | None = None, **options: Any) -> tuple[Array, ResidualCache]:
+        if self.order == "post":
+            f, branch = self.branch.forward(x, *inputs, **options)
+            s, *summed = self.sum(x[:, -f.shape[1] :], f, key)
+            y, norm = self.norm.forward(s)
+        else:
+            n, norm = self.norm.forward(x)
+            f, branch = self.branch.forward(n, *inputs, **options)
+            y, *summed = self.sum(x[:, -f.shape[1] :], f, key)
+        return y, ResidualCache(norm, branch, *summed)
+
+    def sum(self, x: Array, f: Array, key: Key | None) -> tuple[Array, Any, bool]:
+        """x + dropout(f), the cache of dropout, and whether compiled loops have computed both at once."""
+        dropout = None
+        if type(self.dropout) is not Dropout:
+            f, dropout = self.dropout.forward(f, key)
+        elif key is not None and self.dropout.p:
+            p = self.dropout.p
+            if is_fast() and has_twin(ops.dropout_add, f, p, key, x):
+                return *ops.dropout_add(f, p, key, x), True
+            f, dropout = ops.dropout(f, p, key)
+        s, _ = ops.add(x, f)
+        return s, dropout, False
+
+    def backward(self, dy: Array, cache: ResidualCache) -> Any:
+        """dx (B, T, C), of the last T positions; or a tuple of dx and the gradients of the further inputs."""
+        expect_backward(cache, ResidualCache, dy=dy)
+        expect_shape("dy", dy, "B T C")
+        for name, part in ("branch", self.branch), ("norm", self.norm):
+            if isinstance(part, Frozen):
+                raise TypeError(
+                    f"{name}: expected a layer through which the gradient passes, got a Frozen one: "
+                    "to keep its parameters as they are, use Group(..., frozen=True)"
+                )
+        T = dy.shape[1]
+        ds = dy
+        if self.order == "post":
+            ds = self.norm.backward(dy, cache.norm)
+        df = ds
+        if cache.added:
+            df, _ = ops.dropout_add_backward(ds, cache.dropout)
+        elif cache.dropout is not None or type(self.dropout) is not Dropout:
+            df = self.dropout.backward(ds, cache.dropout)
+        dn = self.branch.backward(df, cache.branch)
+        dn, *others = dn if isinstance(dn, tuple) else (dn,)
+        if self.order == "post":
+            dx, _ = ops.add(ds, dn[:, -T:])
+        else:
+            dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
+        return (dx, *others) if others else dx
+
+    def around(self, branch: Callable[[Array], Array], x: Array) -> Array:
+        """y with another function in place of the branch, such as its `extend`, without dropout or a cache."""
+        return self.norm(x + branch(x)) if self.order == "post" else x + branch(self.norm(x))
 
 
 class BlockCache(NamedTuple):
@@ -73,6 +187,7 @@ class Block(Layer):
         return y, BlockCache(attention, feedforward)
 
     def backward(self, dy: Array, cache: BlockCache) -> Array:
+        expect_backward(cache, BlockCache, dy=dy)
         return self.first.backward(self.second.backward(dy, cache.feedforward), cache.attention)
 
     def allocate(self, x: Array, length: int) -> Stored:
@@ -162,3 +277,150 @@ def extend_block(x: Array, block: Block, stored: Stored, past: int, pattern: ops
     """What `Block.extend` returns: forward only, with the keys and values of past positions stored."""
     h = block.first.around(lambda n: block.attention.extend(n, stored, past, pattern), x)
     return block.second.around(block.feedforward, h)
+
+
+Stored = tuple[Array, ...]  # what one block stores for past positions during generation
+
+
+class StackCache(NamedTuple):
+    blocks: list  # the cache of each block
+    norm: Any
+    block_inputs: list  # with memories, the input (B, T, C) of each block
+
+
+class Stack(Layer):
+    """y = norm(block_n(... block_1(x))): blocks one after another, and an optional final norm.
+
+    blocks: layers with `y, cache = forward(x, *shared, pattern=..., key=...)`, from (B, T, C) to (B, T, C). Training
+    needs nothing more of a block. `shared` are further inputs that every block gets, such as an encoder's output.
+    pattern says which positions may interact (None: all), and key is for dropout (None: evaluation).
+
+    For generation a block may also have these two methods:
+
+    | allocate(x, length) -> stored      room for `length` positions of sequences like x (B, any T, C)
+    | extend(x, stored, past, *shared, pattern=...) -> y
+
+    `stored` is a tuple of arrays with sequences along axis 0 and positions along axis 2, such as keys and values
+    (B, H, length, D). `extend` returns what `forward` returns at new positions x (B, T, C), after `past` positions that
+    are already in `stored`, and stores x too; a position never sees a later one. For a block without these methods the
+    stack stores the inputs and runs forward over all of them at every new position: the same numbers, more slowly. It
+    also does so for a class that defines a `forward` but inherits `extend`, which would compute something else.
+    Blocks with shared inputs must have both methods; there `Stack.extend` takes a list of values, one for each block,
+    such as the keys and values that a block made of an encoder's output. Raises ValueError for a block that returns
+    another shape than it got; TypeError in backward if blocks have shared inputs and one is `Frozen` below one that is
+    trained.
+
+    norm: a layer, or None. recompute: gradient checkpointing of every block, see `Recompute`; of the last block, whose
+    backward comes first, the cache is kept.
+
+    Forward, with two blocks. A shared input m goes to both, as m1 and as m2:
+
+        m := shared        m1 = m        m2 = m
+        g = block1(x, m1)        h = block2(g, m2)        y = norm(h)
+
+    Backward. The blocks run in reverse order:
+
+        dh_tc = Σ_c' dy_tc' ∂y_tc'/∂h_tc
+        dg_sc = Σ_t Σ_c' dh_tc' ∂h_tc'/∂g_sc        dx_sc = Σ_t Σ_c' dg_tc' ∂g_tc'/∂x_sc
+
+    A shared input goes to every block, so its gradient is the sum over the blocks. It is returned after dx.
+
+        dm1_ic = Σ_t Σ_c' dg_tc' ∂g_tc'/∂m1_ic        dm2_ic = Σ_t Σ_c' dh_tc' ∂h_tc'/∂m2_ic
+        dm_ic = dm1_ic + dm2_ic
+    """
+
+    def __init__(self, blocks: Iterable[Layer], norm: Layer | None = None, recompute: bool = False) -> None:
+        expect_instance("norm", norm, Layer, none=True)
+        expect_boolean(recompute=recompute)
+        self.blocks, self.norm, self.recompute = list_of_layers("blocks", blocks), norm, recompute
+
+    def trained(self) -> list[Layer]:
+        """The blocks as forward and backward run them."""
+        if not self.recompute:
+            return self.blocks
+        return [Recompute(block, keep=i == len(self.blocks)) for i, block in enumerate(self.blocks, 1)]
+
+    def forward(
+        self, x: Array, *shared: Any, key: Key | None = None, memories: Array | None = None, **options: Any
+    ) -> tuple[Array, StackCache]:
+        """memories: (B, depth, M, C), the memory of each block: see `TransformerBlock`."""
+        caches, inputs, norm = [], [], None
+        for i, block in enumerate(self.trained() if self.recompute else self.blocks):
+            if memories is not None:
+                options["memory"] = memories[:, i]
+                inputs.append(x)
+            y, cache = block.forward(x, *shared, key=fold(key, i), **options)
+            if y.shape != x.shape:
+                raise ValueError(
+                    f"block {i}: expected to return {tuple(x.shape)}, as it got, returned {tuple(y.shape)}"
+                )
+            x = y
+            caches.append(cache)
+        if self.norm is not None:
+            x, norm = self.norm.forward(x)
+        return x, StackCache(caches, norm, inputs)
+
+    def backward(self, dy: Array, cache: StackCache) -> Any:
+        """dx, or a tuple of dx and the gradient of each shared input."""
+        expect_backward(cache, StackCache, dy=dy)
+        dx = dy if self.norm is None else self.norm.backward(dy, cache.norm)
+        if dx is None:  # the norm is `Frozen`
+            return None
+        totals: list[Array] = []
+        blocks = self.trained() if self.recompute else self.blocks
+        for i, (block, block_cache) in reversed([*enumerate(zip(blocks, cache.blocks, strict=True))]):
+            dx = block.backward(dx, block_cache)
+            if dx is None:  # it is `Frozen`, and so is what precedes it
+                if totals:
+                    raise TypeError(
+                        f"block {i} is Frozen below one that is trained, so the gradient of the input that they share "
+                        "is unknown: to keep its parameters as they are, use Group(..., frozen=True)"
+                    )
+                return None
+            dx, *dshared = dx if isinstance(dx, tuple) else (dx,)
+            totals = [total + d for total, d in zip(totals, dshared, strict=True)] if totals else dshared
+        return (dx, *totals) if totals else dx
+
+    def allocate(self, x: Array, length: int) -> list[Stored]:
+        """For each block, room for `length` positions of sequences like x (B, any T, C)."""
+        blocks: list[Any] = self.blocks
+        stored = [(block.allocate if extends(block) else allocate_inputs)(x, length) for block in blocks]
+        for i, arrays in enumerate(stored):
+            shapes = [tuple(array.shape) for array in arrays]
+            if any(len(shape) < 3 or (shape[0], shape[2]) != (x.shape[0], length) for shape in shapes):
+                expected = f"({x.shape[0]}, ..., {length}, ...): sequences along axis 0 and positions along axis 2"
+                raise ValueError(f"block {i}: allocate: expected arrays {expected}, got {shapes}")
+        return stored
+
+    def extend(self, x: Array, stored: list[Stored], past: int, *shared: Sequence[Any], **options: Any) -> Array:
+        """The output at new positions x (B, T, C) after `past` stored ones; shared: values for each block."""
+        block: Any
+        for i, (block, own) in enumerate(zip(self.blocks, stored, strict=True)):
+            if shared and not extends(block):
+                raise TypeError(f"block {i}: a block with shared inputs needs an extend of its own for generation")
+            extend = block.extend if extends(block) else partial(extend_inputs, block)
+            x = extend(x, own, past, *(values[i] for values in shared), **options)
+        return x if self.norm is None else self.norm(x)
+
+
+def extends(layer: Any) -> bool:
+    """Whether the layer has an `extend` that was written for its `forward`, not for that of a class above it."""
+    if isinstance(layer, Frozen):
+        return extends(layer.layer)
+    for kind in type(layer).__mro__:
+        if "extend" in vars(kind) or "forward" in vars(kind):
+            return "extend" in vars(kind)
+    return False
+
+
+def allocate_inputs(x: Array, length: int) -> Stored:
+    """Room for the inputs of a block that has no `allocate` of its own."""
+    B, _, C = x.shape
+    return (array_module(x).empty((B, 1, length, C), x.dtype),)
+
+
+def extend_inputs(block: Layer, x: Array, stored: Stored, past: int, pattern: ops.Pattern | None = None) -> Array:
+    """The result of `extend` for a block without one: forward over all inputs so far, of which the last T are new."""
+    (inputs,), T, total = stored, x.shape[1], length_with(x, stored[0], past)
+    inputs[:, 0, past:total] = x
+    return block(inputs[:, 0, :total], pattern=causal(pattern))[:, -T:]

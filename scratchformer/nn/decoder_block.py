@@ -10,12 +10,9 @@ from ..checks import expect_fraction, expect_one_of
 from ..dispatch import operation
 from ..rng import Key, fold
 from .attention import CrossAttention, SelfAttention
-from .dropout import Dropout
-from .feedforward import FeedForward
-from .layer import Layer, Part
-from .layernorm import LayerNorm
-from .residual import ORDERS, Residual, ResidualCache
-from .stack import Stored
+from .block import ORDERS, Residual, ResidualCache, Stored
+from .layer import Layer, Part, expect_backward
+from .pointwise import Dropout, FeedForward, LayerNorm
 
 
 class DecoderBlockCache(NamedTuple):
@@ -94,6 +91,7 @@ class DecoderBlock(Layer):
         return y, DecoderBlockCache(attention, cross, feedforward)
 
     def backward(self, dy: Array, cache: DecoderBlockCache) -> tuple[Array, Array]:
+        expect_backward(cache, DecoderBlockCache, dy=dy)
         dh = self.third.backward(dy, cache.feedforward)
         dg, dmemory = self.second.backward(dh, cache.cross)
         return self.first.backward(dg, cache.attention), dmemory

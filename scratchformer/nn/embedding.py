@@ -1,13 +1,14 @@
-"""Token and position embeddings."""
+"""Token and position embeddings, and the sum of embeddings that every model starts with."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import ops
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import (
     expect_at_least,
     expect_boolean,
@@ -15,12 +16,13 @@ from ..checks import (
     expect_instance,
     expect_number,
     expect_positive,
+    expect_real,
     expect_shape,
 )
 from ..dispatch import operation
-from ..ops.precision import widen
 from ..rng import Key, fold
-from .layer import Layer, Param, initial_generator
+from .layer import Layer, Param, expect_backward, initial_generator, list_of_layers
+from .pointwise import Dropout
 
 
 class TokenEmbedding(Layer):
@@ -78,6 +80,7 @@ class EmbeddingBag(Layer):
         return y, EmbeddingBagCache([first, *(column for _, column in others)])
 
     def backward(self, dy: Array, cache: EmbeddingBagCache) -> None:
+        expect_backward(cache, EmbeddingBagCache, dy=dy)
         for column in cache.columns:
             ops.embedding_backward(dy, column, out=self.table.grad)
 
@@ -161,6 +164,7 @@ class PositionEmbedding(Layer):
         return x + self.table.data[places], places
 
     def backward(self, dy: Array, cache: slice) -> Array:
+        expect_backward(cache, slice, dy=dy)
         expect_shape("dy", dy, "B T C", T=cache.stop - cache.start, C=self.table.data.shape[1])
         self.table.grad[cache] += widen(dy).sum(axis=0)
         return dy
@@ -212,7 +216,7 @@ class GridPositions(Layer):
     def __init__(self, max_length: int, d_model: int, width: int, std: float = 1.0, key: Key = Key(0)) -> None:
         expect_positive(max_length=max_length, d_model=d_model, width=width)
         expect_number("std", std)
-        self.max_length, self.width = max_length, width
+        self.max_length, self.width = max_length, width = int(max_length), int(width)
 
         def table(name: str, size: int) -> Param:
             draw = initial_generator(fold(key, name), **{name: size}, d_model=d_model)
@@ -231,6 +235,7 @@ class GridPositions(Layer):
         return x + (of_row + of_column), GridCache(rows, columns)
 
     def backward(self, dy: Array, cache: GridCache) -> Array:
+        expect_backward(cache, GridCache, dy=dy)
         g = widen(dy).sum(axis=0).astype(dy.dtype, copy=False)
         ops.embedding_backward(g, cache.rows, out=self.rows.grad)
         ops.embedding_backward(g, cache.columns, out=self.columns.grad)
@@ -247,4 +252,99 @@ class SinusoidalPositions(Layer):
         return x + ops.sinusoidal_positions(T, C, array_module(x), x.dtype, start), None
 
     def backward(self, dy: Array, cache: None) -> Array:
+        expect_real("dy", dy)
         return dy
+
+
+class EmbeddingSumCache(NamedTuple):
+    embeddings: tuple
+    positions: Any
+    norm: Any
+    dropout: Any
+
+
+class EmbeddingSum(Layer):
+    """y = dropout(norm(positions(scale · Σ_i embedding_i(input_i)))): the input of a model's first block.
+
+    embeddings: layers that return vectors (B, T, C), one for each input of `forward`: a `TokenEmbedding` for ids
+    (B, T), or a `Linear` for vectors (B, T, I). positions: a layer that adds position embeddings; it is called with
+    `start=`, the first position, unless that is 0. norm: a layer. dropout: a `Dropout`. Each of these three may be
+    None, and is then left out. scale: a number.
+
+    Forward. With a `Linear` for units u and a `TokenEmbedding` for ids,
+
+        u := inputs1        ids := inputs2        w := embeddings.0.w        table := embeddings.1.table
+        e_btc = Σ_i u_bti w_ic + embeddings.0.b_c + table_vc with v = ids_bt
+        x = scale e        y = dropout(norm(positions(x)))
+
+    Backward. Dropout, norm and positions, in this order, pass dy back to dx. Every term of e has the same gradient, de:
+
+        dx = ∂L/∂x        de = scale dx
+
+    Each embedding gets de, as if it were the only one (see `linear` and `embedding`):
+
+        du_bti = Σ_c de_btc w_ic        dw_ic = Σ_b Σ_t u_bti de_btc        dtable_vc = Σ_b Σ_t [ids_bt = v] de_btc
+
+    In code:
+
+        de = (self.scale * dx).astype(dx.dtype, copy=False)
+
+    `backward` returns the gradient of the input that is not ids, a tuple of them if there are several, or None.
+    """
+
+    def __init__(
+        self,
+        embeddings: Sequence[Layer],
+        positions: Layer | None = None,
+        norm: Layer | None = None,
+        dropout: Dropout | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        for name, layer in ("positions", positions), ("norm", norm), ("dropout", dropout):
+            expect_instance(name, layer, Layer, none=True)
+        expect_number("scale", scale)
+        self.embeddings = list_of_layers("embeddings", embeddings)
+        self.positions, self.norm, self.dropout = positions, norm, dropout
+        self.scale = float(scale)  # a NumPy number would turn float32 into float64
+
+    def forward(self, *inputs: Array, key: Key | None = None, start: int = 0) -> tuple[Array, EmbeddingSumCache]:
+        if len(inputs) != len(self.embeddings):
+            raise ValueError(f"inputs: expected {len(self.embeddings)}, one for each embedding, got {len(inputs)}")
+        first, *rest = (e.forward(i) for e, i in zip(self.embeddings, inputs, strict=True))
+        x, caches, positions, norm, dropout = first[0], [first[1]], None, None, None
+        for y, cache in rest:
+            if y.shape != x.shape:
+                raise ValueError(f"inputs: expected vectors of one shape, got {tuple(x.shape)} and {tuple(y.shape)}")
+            x = x + y
+            caches.append(cache)
+        if self.scale != 1:
+            x = (self.scale * x).astype(x.dtype, copy=False)
+        if self.positions is not None:
+            x, positions = self.positions.forward(x, **({"start": start} if start else {}))
+        if self.norm is not None:
+            x, norm = self.norm.forward(x)
+        if type(self.dropout) is not Dropout:
+            x, dropout = (x, None) if self.dropout is None else self.dropout.forward(x, key)
+        elif key is not None and self.dropout.p:
+            x, dropout = ops.dropout(x, self.dropout.p, key)
+        return x, EmbeddingSumCache(tuple(caches), positions, norm, dropout)
+
+    def backward(self, dy: Array | None, cache: EmbeddingSumCache) -> Any:
+        expect_backward(cache, EmbeddingSumCache)
+        if dy is None:  # of frozen blocks
+            return None
+        dx = dy
+        if self.dropout is not None and (cache.dropout is not None or type(self.dropout) is not Dropout):
+            dx = self.dropout.backward(dy, cache.dropout)
+        if self.norm is not None:
+            dx = self.norm.backward(dx, cache.norm)
+        if self.positions is not None and dx is not None:
+            dx = self.positions.backward(dx, cache.positions)
+        if dx is None:  # of a frozen norm, or frozen positions
+            return None
+        de = dx
+        if self.scale != 1:
+            de = (self.scale * dx).astype(dx.dtype, copy=False)
+        backwards = [e.backward(de, c) for e, c in zip(self.embeddings, cache.embeddings, strict=True)]
+        found = [gradient for gradient in backwards if gradient is not None]
+        return tuple(found) if len(found) > 1 else found[0] if found else None

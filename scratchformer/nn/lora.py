@@ -14,8 +14,8 @@ from ..backend import Array, to_device
 from ..checks import expect_instance, expect_number, expect_positive
 from ..rng import Key, fold
 from .frozen import Frozen
-from .layer import Layer, Param
-from .linear import Linear
+from .layer import Layer, Param, expect_backward
+from .pointwise import Linear
 from .recompute import Recompute
 
 ATTENTION = ("*.query", "*.value")  # the maps that the paper adapts
@@ -68,7 +68,7 @@ class LoRA(Layer):
         self.frozen_before = [p.frozen for p in linear.parameters()]
         for p in linear.parameters():
             p.frozen = True
-        self.scale = 1.0 if alpha is None else alpha / rank
+        self.scale = 1.0 if alpha is None else float(alpha) / int(rank)
         self.lora_a = Param(Linear(d_in, rank, bias=False, key=key).w.data, "lora_a")
         self.lora_b = Param(np.zeros((rank, d_out), np.float32), "lora_b")
         for p in self.lora_a, self.lora_b:
@@ -95,6 +95,7 @@ class LoRA(Layer):
         return y + (self.scale * change).astype(y.dtype, copy=False), LoRACache(a, b)
 
     def backward(self, dy: Array, cache: LoRACache) -> Array:
+        expect_backward(cache, LoRACache, dy=dy)
         scaled = (self.scale * dy).astype(dy.dtype, copy=False)
         dh, db = ops.linear_backward(scaled, cache.b)
         dx, da = ops.linear_backward(dh, cache.a)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..checks import expect_boolean, expect_instance
-from .layer import Layer, Param
+from .layer import Layer, Param, expect_backward
 
 
 class RecomputeCache(NamedTuple):
@@ -39,6 +39,7 @@ class Recompute(Layer):
         return y, RecomputeCache(inputs, options, [inner] if self.keep else None)
 
     def backward(self, dy: Any, cache: RecomputeCache) -> Any:
+        expect_backward(cache, RecomputeCache)
         if cache.kept:
             inner = cache.kept.pop()
         else:

@@ -11,8 +11,8 @@ from ..backend import Array, array_module
 from ..checks import expect_at_least, expect_boolean, expect_real, expect_shape
 from ..rng import Key, fold
 from .attention import CrossAttention, causal, length_with
-from .layer import Param
-from .linear import Linear
+from .layer import Param, expect_backward
+from .pointwise import Linear
 
 
 class RelativeSelfAttentionCache(NamedTuple):
@@ -107,6 +107,7 @@ class RelativeSelfAttention(CrossAttention):
         return y, RelativeSelfAttentionCache(query, key, value, position, attention, unify)
 
     def backward(self, dy: Array, cache: RelativeSelfAttentionCache) -> Array:
+        expect_backward(cache, RelativeSelfAttentionCache, dy=dy)
         expect_shape("dy", dy, "B T C")
         T = dy.shape[1]
         dy = self.unify.backward(dy, cache.unify)

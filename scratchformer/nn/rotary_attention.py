@@ -11,6 +11,7 @@ from ..checks import expect_boolean, expect_floating, expect_positive, expect_sh
 from ..ops.positions import BASE
 from ..rng import Key
 from .attention import MultiHead, length_with
+from .layer import expect_backward
 
 
 class RotarySelfAttentionCache(NamedTuple):
@@ -106,6 +107,7 @@ class RotarySelfAttention(MultiHead):
         return y, RotarySelfAttentionCache(query, key, value, rotated_q, rotated_k, attention, unify)
 
     def backward(self, dy: Array, cache: RotarySelfAttentionCache) -> Array:
+        expect_backward(cache, RotarySelfAttentionCache, dy=dy)
         dy = self.unify.backward(dy, cache.unify)
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
         dq = ops.rotary_backward(dq, cache.rotated_q)
@@ -121,7 +123,7 @@ class RotarySelfAttention(MultiHead):
         stored: from `allocate`, filled up to `past`; the rotated keys and the values of x are written after that.
         Causal, in addition to any given pattern. A pattern counts keys from the first stored one.
         """
-        (keys, values), total = stored, length_with(x, stored[0], past)
+        (keys, values), total, past = stored, length_with(x, stored[0], past), int(past)
         keys[:, :, past:total], _ = self.rotate(self.key(x), past)
         values[:, :, past:total] = self.split_heads(self.value(x))
         q, _ = self.rotate(self.query(x), past)

@@ -16,8 +16,8 @@ from .. import ops
 from ..backend import Array, array_module
 from ..checks import expect_boolean, expect_floating, expect_like, expect_positive, expect_shape
 from ..rng import Key, fold
-from .layer import Layer
-from .linear import Linear
+from .layer import Layer, expect_backward
+from .pointwise import Linear
 
 
 class BasicCache(NamedTuple):
@@ -57,6 +57,7 @@ class BasicSelfAttention(Layer):
         return weights @ x, BasicCache(x, weights, cache)
 
     def backward(self, dy: Array, cache: BasicCache) -> Array:
+        expect_backward(cache, BasicCache, dy=dy)
         x, weights, softmax = cache
         expect_like("dy", dy, x.shape)
         dz = ops.softmax_backward(dy @ x.swapaxes(-1, -2), softmax)
@@ -118,6 +119,7 @@ class SingleHeadAttention(Layer):
         return y[:, 0], SingleHeadCache(query, key, value, attention)
 
     def backward(self, dy: Array, cache: SingleHeadCache) -> Array:
+        expect_backward(cache, SingleHeadCache, dy=dy)
         dq, dk, dv = (d[:, 0] for d in ops.attention_backward(dy[:, None], cache.attention))
         dx = self.query.backward(dq, cache.query) + self.key.backward(dk, cache.key)
         dx = dx + self.value.backward(dv, cache.value)
@@ -162,6 +164,7 @@ class MultiHeadLoop(Layer):
         return y, MultiHeadLoopCache(list(caches), unify)
 
     def backward(self, dy: Array, cache: MultiHeadLoopCache) -> Array:
+        expect_backward(cache, MultiHeadLoopCache, dy=dy)
         d_heads = self.unify.backward(dy, cache.unify)  # (B, T, C)
         columns = array_module(dy).split(d_heads, len(self.heads), axis=-1)
         return sum(head.backward(d, c) for head, d, c in zip(self.heads, columns, cache.heads, strict=True))

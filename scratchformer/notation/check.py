@@ -9,7 +9,7 @@ import numpy as np
 
 from .grammar import canonical
 from .layout import Derivation, normal, read
-from .run import Run, as_array, docstring_of, run, statements
+from .run import Execution, as_array, docstring_of, run, statements
 from .walk import TOLERANCE, DerivationError, DerivationRow, Walk
 
 
@@ -82,7 +82,7 @@ def check_derivation(
     return walk_through(derivation, ran, tolerance)
 
 
-def walk_through(derivation: Derivation, ran: Run, tolerance: float) -> DerivationReport:
+def walk_through(derivation: Derivation, ran: Execution, tolerance: float) -> DerivationReport:
     """Check all items of a derivation."""
     walk = Walk(ran, tolerance)
     walk.prepare(derivation)
@@ -93,7 +93,7 @@ def walk_through(derivation: Derivation, ran: Run, tolerance: float) -> Derivati
 
 def read_and_run(
     op: Callable, op_backward: Callable | None, *args: Any, docstring: str | None = None, **options: Any
-) -> tuple[Run, Derivation]:
+) -> tuple[Execution, Derivation]:
     """Run a pair and read its derivation. The arguments are those of `check_derivation`."""
     ran = run(op, op_backward, *args, **options)
     text, margin = docstring_of(op) if docstring is None else (docstring, None)
@@ -120,5 +120,5 @@ def check_equations(
     """
     values = {canonical(known): as_array(known, value) for known, value in names.items()}
     lines = frozenset(statement.text for function in code for statement in statements(function))
-    ran = Run(name, values, (), (), (), lines, {line: {} for line in lines})
+    ran = Execution(name, values, (), (), (), lines, {line: {} for line in lines})
     return walk_through(read(docstring, ran.names, lines, name), ran, tolerance)

@@ -134,7 +134,7 @@ def letters(text: str, position: int) -> Iterator[Token]:
         position = match.end()
 
 
-class Parser:
+class EquationParser:
     """Recursive descent over the tokens of one equation."""
 
     def __init__(self, text: str, names: Iterable[str] = ()) -> None:
@@ -440,7 +440,7 @@ def parse(text: str, names: Iterable[str] = ()) -> Equation:
     column and says what was expected.
     """
     try:
-        return Parser(text, names).equation()
+        return EquationParser(text, names).equation()
     except RecursionError:
         raise NotationError("too many parentheses inside one another", text) from None
 

@@ -24,7 +24,7 @@ class Statement(NamedTuple):
     variables: tuple[str, ...]  # the local variables that it sets, or else those that it uses
 
 
-class Run(NamedTuple):
+class Execution(NamedTuple):
     """The results of a forward and a backward: arrays by name, and the local variables after each statement."""
 
     name: str
@@ -248,7 +248,7 @@ def run(
     seed: int = 0,
     dy: np.ndarray | None = None,
     **options: Any,
-) -> Run:
+) -> Execution:
     """Run a pair, or a function without backward, once in float64 and give everything in it a name.
 
     Arguments have the names of the signature; the output is y if backward takes dy. dy is drawn if not given. Gradients
@@ -296,4 +296,4 @@ def run(
     for name, value in (names or {}).items():
         values[canonical(name)] = as_array(name, value() if callable(value) else value)
     code = frozenset(s.text for found in watch.statements.values() for s in found)
-    return Run(called, values, arguments, (output,), tuple(gradients), code, watch.locals, functions or {})
+    return Execution(called, values, arguments, (output,), tuple(gradients), code, watch.locals, functions or {})

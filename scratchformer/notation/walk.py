@@ -11,7 +11,7 @@ import numpy as np
 from .grammar import Equation, Node, NotationError, canonical
 from .grammar import walk as nodes
 from .layout import Derivation, Item, normal
-from .run import Run
+from .run import Execution
 from .spelling import name as spelled_name
 from .spelling import spelled
 from .values import (
@@ -64,7 +64,7 @@ class Rule(NamedTuple):
 class Walk:
     """A derivation read from top to bottom: what is known so far, and the rules seen."""
 
-    def __init__(self, ran: Run, tolerance: float = TOLERANCE) -> None:
+    def __init__(self, ran: Execution, tolerance: float = TOLERANCE) -> None:
         self.run, self.tolerance = ran, tolerance
         self.scope = Scope(dict(ran.values))
         self.scope.functions, self.scope.differentiate = ran.functions, self.partial

@@ -37,13 +37,12 @@ from .activations import (
 from .add import add, add_backward
 from .attention import attention, attention_backward
 from .cross_entropy import IGNORED, cross_entropy, cross_entropy_backward
-from .dense import dense, dense_backward
 from .dropout import dropout, dropout_backward
 from .dropout_add import dropout_add, dropout_add_backward
 from .embedding import embedding, embedding_backward
 from .gather import gather, gather_backward
 from .layernorm import layernorm, layernorm_backward
-from .linear import linear, linear_backward
+from .linear import dense, dense_backward, linear, linear_backward
 from .patterns import Causal, Full, Local, Padding, Pattern, Strided
 from .pooling import max_pool, max_pool_backward, mean_pool, mean_pool_backward
 from .positions import sinusoidal_positions

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..backend import Array, array_module, erf
+from ..backend import Array, array_module, erf, widen
 from ..checks import expect_floating, expect_like
 from ..dispatch import backward, operation
-from .precision import widen
 
 
 @operation

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import expect_columns, expect_floating, expect_like, expect_shape
 from ..dispatch import backward, operation
 from .patterns import Full, Pattern, expect_pattern
-from .precision import widen
 
 
 class AttentionCache(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import (
-    LARGEST,
+    MAX_SIZE,
     expect_at_least,
     expect_columns,
     expect_floating,
@@ -16,7 +16,6 @@ from ..checks import (
     expect_integers,
 )
 from ..dispatch import backward, operation
-from .precision import widen
 
 IGNORED = -1  # the `ignore_index` that the models here use for targets that do not count
 
@@ -43,7 +42,7 @@ def given_targets(logits: Array, targets: Array, ignore_index: int | None, label
         raise ValueError(f"targets: expected {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
     expect_fraction("label_smoothing", label_smoothing)
     if ignore_index is not None:
-        expect_at_least(-LARGEST, ignore_index=ignore_index)
+        expect_at_least(-MAX_SIZE, ignore_index=ignore_index)
     targets, counted = counted_targets(targets.reshape(-1), logits.shape[-1], ignore_index)
     return {"targets": targets, "counted": counted}
 
@@ -110,14 +109,6 @@ def cross_entropy(
     count = xp.maximum(1, counted.sum(dtype=row.dtype))  # not a Python number, for which the host would wait for a GPU
     loss = xp.where(counted[:, None], row, 0).sum() / count
     return loss, CrossEntropyCache(logits, z_max, log_z, targets, counted, count, label_smoothing)
-
-
-def as_rows(
-    logits: Array, targets: Array, ignore_index: int | None, label_smoothing: float
-) -> tuple[Array, Array, Array]:
-    """Logits (N, V), and what `given_targets` returns."""
-    given = given_targets(logits, targets, ignore_index, label_smoothing)
-    return logits.reshape(-1, logits.shape[-1]), given["targets"], given["counted"]
 
 
 def counted_targets(targets: Array, V: int, ignore_index: int | None) -> tuple[Array, Array]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import expect_floating, expect_fraction, expect_like
 from ..dispatch import backward, operation
 from ..rng import Bits, Key, expect_key, start_of
-from .precision import widen
 
 LEVELS = 2**16  # uniform 16-bit integers decide, so p is rounded to a multiple of 1/65536
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module, scatter_add
+from ..backend import Array, array_module, scatter_add, widen
 from ..checks import expect_columns, expect_floating, expect_ids, expect_like, expect_shape
 from ..dispatch import backward, operation
-from .precision import widen
 
 
 class EmbeddingCache(NamedTuple):

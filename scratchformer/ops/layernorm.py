@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
 from ..dispatch import backward, operation
-from .precision import widen
 
 LARGE = 1e15  # the squares of a row of smaller numbers can be added in float32
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, Device, current_device, kept
-from ..checks import LARGEST, as_integers, expect_at_least, expect_lengths, expect_positive, expect_range
+from ..checks import MAX_SIZE, as_integers, expect_at_least, expect_lengths, expect_positive, expect_range
 
 SIDE = 64  # rows, and columns, of a tile
 
@@ -326,7 +326,7 @@ class Padding(Pattern):
     def __post_init__(self) -> None:
         expect_lengths(self.lengths)
         if isinstance(self.lengths, np.ndarray):
-            expect_range("lengths", self.lengths, 0, LARGEST)
+            expect_range("lengths", self.lengths, 0, MAX_SIZE)
 
     def check(self, B: int) -> None:
         expect_lengths(self.lengths, B=B)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import expect_floating, expect_lengths, expect_like, expect_range, expect_shape
 from ..dispatch import backward, operation
-from .precision import widen
 
 
 class MeanPoolCache(NamedTuple):

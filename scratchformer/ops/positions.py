@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, Device, current_device, kept, to_device
-from ..checks import LARGEST, expect_at_least, expect_floating_type, expect_memory, expect_positive
+from ..checks import MAX_SIZE, expect_at_least, expect_floating_type, expect_memory, expect_positive
 
 MOST_KEPT = 1 << 16  # positions of a table that is longer than a text needs
 BASE = 10_000  # wavelengths run from 2π to BASE · 2π
@@ -37,7 +37,7 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.5.
     """
     expect_positive(length=length, d_model=d_model)
-    expect_at_least(-LARGEST, start=start)
+    expect_at_least(-MAX_SIZE, start=start)
     expect_floating_type("dtype", dtype)
     length, d_model, start = int(length), int(d_model), int(start)
     expect_memory(2 * length * d_model, "positions", length=length, d_model=d_model)  # they are float64 at first

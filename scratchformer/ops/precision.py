@@ -1,4 +1,4 @@
-"""Half precision is for storage, not for sums: reductions of float16 and bfloat16 data run in float32."""
+"""The type bfloat16, and rounding to half precision."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import numpy as np
 
 from ..backend import CPU, Array, Device
 from ..dispatch import operation
-
-
-def widen(x: Array) -> Array:
-    """`x` itself, or a float32 copy if `x` is float16 or bfloat16."""
-    return x.astype(np.float32) if x.dtype.itemsize == 2 else x
 
 
 def bfloat16(device: Device) -> np.dtype:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import expect_floating, expect_like, expect_shape
 from ..dispatch import backward, operation
 from .attention import check_attention, masked_softmax
 from .patterns import Pattern
-from .precision import widen
 
 
 class RelativeShiftCache(NamedTuple):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
 from ..dispatch import backward, operation
 from .layernorm import root_mean_square
-from .precision import widen
 
 
 class RMSNormCache(NamedTuple):

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import Array, Device, array_module, device_of, kept, to_device
+from ..backend import Array, Device, array_module, device_of, kept, to_device, widen
 from ..checks import expect_at_least, expect_floating, expect_like, expect_number, expect_positive, expect_shape
 from ..dispatch import backward, operation
 from .positions import BASE, kept_range
-from .precision import widen
 
 # The rope types, and the numbers that each needs; names and meanings are those of published configurations.
 SCALINGS = {

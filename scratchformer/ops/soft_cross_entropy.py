@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import expect_columns, expect_floating, expect_gradient, expect_like
 from ..dispatch import backward, operation
-from .precision import widen
 
 
 class SoftCrossEntropyCache(NamedTuple):

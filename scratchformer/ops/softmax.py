@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import expect_columns, expect_floating, expect_like
 from ..dispatch import backward, operation
-from .precision import widen
 
 
 @operation

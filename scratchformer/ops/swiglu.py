@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, widen
 from ..checks import expect_floating, expect_like
 from ..dispatch import backward, operation
 from .activations import sigmoid
-from .precision import widen
 
 
 class SwigluCache(NamedTuple):

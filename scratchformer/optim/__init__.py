@@ -1,10 +1,9 @@
 """Optimizers over flat arrays, with groups of parameters; learning-rate schedules; clipping."""
 
 from .adam import Adam, AdamW
-from .clip import clip_by_global_norm
 from .dynamic import DynamicRMS
 from .muon import Muon, newton_schulz
-from .optimizer import Group
+from .optimizer import Group, clip_by_global_norm
 from .schedules import Constant, Cosine, InverseSquareRoot
 from .sgd import SGD
 

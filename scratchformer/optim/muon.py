@@ -14,8 +14,7 @@ from ..dispatch import operation
 from ..nn import Param
 from ..ops.precision import bfloat16
 from .adam import AdamW
-from .clip import sum_of_squares
-from .optimizer import Group, Optimizer
+from .optimizer import Group, Optimizer, sum_of_squares
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b and c: they enlarge small singular values fast
 STEPS = 5

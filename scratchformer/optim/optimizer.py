@@ -1,25 +1,27 @@
-"""What all optimizers share: which parameters they step, in which groups, over the flat arrays."""
+"""What all optimizers share: which parameters they step, in which groups, over the flat arrays; and clipping."""
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..backend import Array, array_module, device_of, to_cpu
-from ..checks import expect_boolean, expect_instance, expect_number
+from ..checks import expect_boolean, expect_floating, expect_instance, expect_number
+from ..dispatch import operation
 from ..nn import FlatParameters, Param
-from ..nn.structure import Structure
+from ..nn.layer import Structure
 from ..ops.precision import round_into
 from ..shell.text import printable, shown
 
-MOST_STEPS = 1 << 53  # a float64 is exact up to here
+MAX_STEPS = 1 << 53  # a float64 is exact up to here
 CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache
 
 
@@ -134,11 +136,13 @@ class Optimizer:
             setattr(self, name, array_module(first).zeros(size, first.dtype))
         self.place = _place(self.stepped)
         self.part: slice | None = None  # of the flat array, if only this is stepped
-        self.flats: list[FlatParameters] = []  # where the parameters were when the runs were found
+        self.flats: list[FlatParameters] = []  # where the parameters were when they were laid out
+        self.views: list[Array] = []  # what `gradients` returns
+        self.work: tuple[Any, list] | None = None  # the pieces of a step, and the `half` for which they are
         self._lay_out()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"flats": [], "together": [], "alike": [], "structure": None}  # a copy finds its own
+        return vars(self) | {"flats": [], "together": [], "alike": [], "views": [], "work": None, "structure": None}
 
     def _treat(self, groups: Sequence[Group]) -> list[Treatment]:
         """How each parameter is treated: by the first group that matches it."""
@@ -200,7 +204,9 @@ class Optimizer:
     def gradients(self) -> list[Array]:
         """The gradients of the stepped parameters, for clipping: as few views of the flat arrays as possible."""
         self._lay_out()
-        return [run.flat.grad[run.where] for run in self._own(self.together)]
+        if not self.views:
+            self.views = [run.flat.grad[run.where] for run in self._own(self.together)]
+        return [*self.views]
 
     def slices(self, count: int) -> list[slice]:
         """Slices of the flat array that take about equally long to step. No piece is cut, neither of `step` nor of
@@ -233,7 +239,7 @@ class Optimizer:
     def keep(self, part: slice) -> None:
         """From now on step only a part of the flat array, one of its `slices`, and keep only the state for it."""
         self.kept = self.state_of(part)
-        self.part = part
+        self.part, self.views, self.work = part, [], None
         for name in self.buffers:
             setattr(self, name, getattr(self, name)[self.kept].copy())
 
@@ -260,6 +266,22 @@ class Optimizer:
         self._expect_same_parameters()
         self._lay_out()
         self.steps += 1
+        if self.work is None or self.work[0] is not half:
+            self.work = half, self._pieces(half)
+
+        def update(item: tuple[list[Array], Treatment]) -> None:
+            arrays, how = item
+            settings = {"lr": float(self.lr) * how.lr, "weight_decay": how.weight_decay}
+            if half is None and isinstance(share, float) and share == 1:
+                self.update(*arrays, **settings)
+            else:
+                *others, to = arrays if half is not None else [*arrays, None]
+                self.update_clipped(*others, share=share, half=to, **settings)
+
+        list(map(update, self.work[1]))
+
+    def _pieces(self, half: Array | None) -> list[tuple[list[Array], Treatment]]:
+        """What `update` gets in a step, the largest first: views of the arrays, and how they are treated."""
         work = []
         first = 0 if self.part is None else self.kept.start  # of the state that is kept
         for run in self._own(self.alike):
@@ -271,18 +293,7 @@ class Optimizer:
                 work.append(([a.reshape(run.shape) for a in arrays], run.treatment))
             else:
                 work += [([a[part] for a in arrays], run.treatment) for part in pieces(arrays[0])]
-        work.sort(key=lambda item: (item[1].whole, item[0][0].size), reverse=True)
-
-        def update(item: tuple[list[Array], Treatment]) -> None:
-            arrays, how = item
-            settings = {"lr": float(self.lr) * how.lr, "weight_decay": how.weight_decay}
-            if half is None and isinstance(share, float) and share == 1:
-                self.update(*arrays, **settings)
-            else:
-                *others, to = arrays if half is not None else [*arrays, None]
-                self.update_clipped(*others, share=share, half=to, **settings)
-
-        list(map(update, work))
+        return sorted(work, key=lambda item: (item[1].whole, item[0][0].size), reverse=True)
 
     def update(self, w: Array, g: Array, *buffers: Any, **settings: Any) -> None:
         """Step one piece of the flat arrays, or in its shape one parameter that `is_whole`: change `w` and `buffers`
@@ -308,7 +319,7 @@ class Optimizer:
             raise ValueError(f"params: expected {self.place}, got {place}: make the optimizer after layer.to()")
         if loose := [p for p in self.stepped if p.flat is None]:
             FlatParameters(loose)
-        self.flats = [p.flat for p in self.stepped if p.flat]
+        self.flats, self.views, self.work = [p.flat for p in self.stepped if p.flat], [], None
         self.together = list(self._runs(lambda _how: None))
         self.alike = list(self._runs(lambda how: how))
 
@@ -388,8 +399,8 @@ class Optimizer:
             if expected.get(name) != found.get(name):
                 got = f"expected {expected.get(name, 'none')}, got {found.get(name, 'none')}"
                 raise ValueError(f"state of another optimizer: {printable(str(name))}: {got}")
-        if not 0 <= (steps := int(state["steps"])) <= MOST_STEPS:
-            raise ValueError(f"steps: expected a number from 0 to {MOST_STEPS}, got {steps}")
+        if not 0 <= (steps := int(state["steps"])) <= MAX_STEPS:
+            raise ValueError(f"steps: expected a number from 0 to {MAX_STEPS}, got {steps}")
         self.steps = steps
         xp = array_module(self.stepped[0].data)
         for name in self.buffers:
@@ -404,3 +415,82 @@ def _kind(value: Any) -> str:
 def _place(params: list[Param]) -> str:
     """The dtype and device of parameters: "float32 on cpu"."""
     return " and ".join(sorted({f"{p.data.dtype} on {device_of(p.data)}" for p in params}))
+
+
+@operation
+def sum_of_squares(x: Array) -> Array:
+    """Σ_i x_i² of an array (n,), in float64."""
+    wide = x.astype(np.float64)
+    return wide @ wide
+
+
+@operation
+def scale(x: Array, share: float | Array) -> None:
+    """Multiply an array (n,) in place. share: a number; on a GPU it may be an array () there.
+
+    With x0 for x before,
+
+        x_i = share x0_i
+    """
+    x *= share
+
+
+def global_norm(grad: Array | Sequence[Array], map: Callable = map, gather: Callable | None = None) -> float | Array:
+    """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. It is computed
+    in float64, since in float32 the squares of a large but finite gradient overflow. map: as for `Optimizer.step`.
+    gather: for a gradient of which every process has a part; makes of a list the lists of all processes, in order.
+    On a GPU the norm is an array () there, since for a number the host would have to wait.
+    """
+    squares = list(map(sum_of_squares, _cut(grad)))
+    total = sum(squares if gather is None else chain(*gather(squares)))
+    xp = array_module(total)
+    return math.sqrt(float(total)) if xp is np else xp.sqrt(total)
+
+
+def clip_by_global_norm(
+    grad: Array | Sequence[Array], max_norm: float, map: Callable = map, gather: Callable | None = None
+) -> float | Array:
+    """Scale gradients in place so that their norm is at most `max_norm`. Returns their norm before scaling, see
+    `global_norm`.
+
+    grad: a flat gradient (P,), such as `model.flat.grad`, or several arrays taken together, such as
+    `optimizer.gradients()`. All are scaled by the same number, so the direction is preserved. If the norm is not
+    finite, nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`. gather: see
+    `global_norm`.
+
+    With g the gradient before and c after,
+
+        norm = √(Σ_i g_i²)        c_i = min(1, max_norm/norm) g_i        √(Σ_i c_i²) = min(norm, max_norm)
+
+    Source: Pascanu et al., "On the difficulty of training RNNs", 2013, algorithm 1.
+    """
+    expect_number("max_norm", max_norm, zero=False, infinite=True)
+    norm = global_norm(grad, map, gather)
+    share = share_for(norm, max_norm)
+    if not isinstance(share, float) or share != 1:
+        list(map(lambda piece: scale(piece, share), _cut(grad)))
+    return norm
+
+
+def share_for(norm: float | Array, max_norm: float) -> float | Array:
+    """The number by which a gradient of this norm is multiplied, so that its norm is at most `max_norm`; 1 if the norm
+    is not finite. On a GPU it is an array (), as the norm is.
+    """
+    xp = array_module(norm)
+    if xp is np:
+        return max_norm / norm if math.isfinite(norm) and norm > max_norm else 1.0
+    too_long = xp.isfinite(norm) & (norm > max_norm)  # which the host does not know
+    return xp.where(too_long, max_norm / xp.where(too_long, norm, 1), 1)
+
+
+def _cut(grad: Array | Sequence[Array]) -> list[Array]:
+    """Views of one or several arrays, in pieces of cache size."""
+    arrays: list[Array] = [*grad] if isinstance(grad, list | tuple) else [grad]
+    found = []
+    for g in arrays:
+        expect_floating(grad=g)
+        if not g.flags.c_contiguous:
+            raise ValueError("grad: expected contiguous arrays, since they are scaled in place")
+        flat = g.reshape(-1)
+        found += [flat[part] for part in pieces(flat)]
+    return found

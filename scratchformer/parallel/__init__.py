@@ -1,1 +1,1 @@
-"""How a step of training runs: replicas and ranks, their sums, recorded steps, precision and memory."""
+"""The parts of a step that know no model: replicas, ranks, their sums, recorded steps, precision and memory."""

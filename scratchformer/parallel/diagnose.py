@@ -34,7 +34,7 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key | None) -> str:
     """
     replicas.refresh()
     model = replicas.models[0]
-    found: list[str] = []
+    first: list[str] = []
 
     def watch(name: str, layer: Layer) -> None:
         forward = layer.forward
@@ -42,8 +42,8 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key | None) -> str:
         def watched(*inputs: Any, **options: Any) -> Any:
             y, cache = forward(*inputs, **options)
             parts = y if isinstance(y, tuple) else (y,)
-            if not found and not all(bool(array_module(part).isfinite(part).all()) for part in parts):
-                found.append(f"the output of {name or 'the whole model'} ({type(layer).__name__})")
+            if not first and not all(bool(array_module(part).isfinite(part).all()) for part in parts):
+                first.append(f"the output of {name or 'the whole model'} ({type(layer).__name__})")
             return y, cache
 
         layer.forward = watched  # type: ignore[method-assign]  # removed again below
@@ -53,13 +53,13 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key | None) -> str:
         for name, layer in layers.items():
             watch(name, layer)
         for index, micro in enumerate(batch.split(replicas.rows(batch))):
-            if not found:
+            if not first:
                 with np.errstate(**replicas.errors):
                     model.loss(*replicas.move(micro), key=None if key is None else key.fold(index))
     finally:
         for layer in layers.values():
             layer.__dict__.pop("forward", None)
-    if found:
-        return found[0]
+    if first:
+        return first[0]
     bad = nonfinite_tensor({name: p.grad for name, p in reversed(model.named_parameters().items())})
     return f"the gradient of {bad}" if bad else "the loss itself"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ..backend import Array, Device, free_memory, recording
 from ..rng import Key
 
-MOST = 4  # graphs, each with memory of its own for all activations
+MAX_GRAPHS = 4  # graphs, each with memory of its own for all activations
 RECENT = 64  # a graph that was used within this many last steps is not dropped to make room
 EARLIER = 2  # steps with batches of the same shapes before one is recorded: they compile kernels and make tables
 REMEMBERED = 256  # shapes that are counted
@@ -85,7 +85,7 @@ class Graphs:
         if self.seen[known] <= EARLIER or kind in self.refused or known in self.refused:
             return None
         oldest = next(iter(self.recorded), None)
-        crowded = oldest is not None and len(self.recorded) >= MOST and self.steps - self.used[oldest] < RECENT
+        crowded = oldest is not None and len(self.recorded) >= MAX_GRAPHS and self.steps - self.used[oldest] < RECENT
         return None if crowded else known
 
     def run(self, known: tuple, batch: Any, key: Key | None) -> Array | None:
@@ -95,29 +95,29 @@ class Graphs:
                 self._record(known, batch, None if key is None else UnusedKey())
             if known not in self.recorded:
                 return None
-            found = self.recorded[known]
+            recorded = self.recorded[known]
             self.recorded.move_to_end(known)
             self.used[known] = self.steps
-            for own, x in zip(found.batch, batch, strict=True):
-                own[...] = x
-            found.graph.launch()
-            return found.result.copy()
+            for array, x in zip(recorded.batch, batch, strict=True):
+                array[...] = x
+            recorded.graph.launch()
+            return recorded.result.copy()
 
     def _record(self, known: tuple, batch: Any, key: Key | None) -> None:
         cupy: Any = self.device.xp
         cupy.cuda.Device().synchronize()  # a graph that makes room may still be running
         cupy.get_default_memory_pool().free_all_blocks()  # what the steps before left, which `pool` could not use
-        while len(self.recorded) >= MOST:
+        while len(self.recorded) >= MAX_GRAPHS:
             self.recorded.popitem(last=False)
         pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream()
-        own = type(batch)(*(x.copy() for x in batch))
+        copied = type(batch)(*(x.copy() for x in batch))
         try:
             with cupy.cuda.using_allocator(pool.malloc), stream, recording() as tables:
-                self.step(own, key)  # so that the pool has memory, which must not be asked for while recording
+                self.step(copied, key)  # so that the pool has memory, which must not be asked for while recording
                 stream.synchronize()
                 stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
                 try:
-                    result = self.step(own, key)
+                    result = self.step(copied, key)
                 except BaseException:
                     with suppress(Exception):  # what ended the step may have ended the recording too
                         stream.end_capture()
@@ -137,11 +137,11 @@ class Graphs:
         if free_memory(self.device) < pool.total_bytes():  # a step that is not recorded would not fit beside it
             self.refused.add(known)
             return
-        self.recorded[known] = Recorded(own, result, graph, pool, tables)
+        self.recorded[known] = Recorded(copied, result, graph, pool, tables)
 
     def memory(self) -> int:
         """The bytes that the recorded steps hold on the GPU."""
-        return sum(found.pool.total_bytes() for found in self.recorded.values())
+        return sum(each.pool.total_bytes() for each in self.recorded.values())
 
     def clear(self) -> None:
         """Forget all steps, and free their memory."""

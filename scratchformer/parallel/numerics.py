@@ -1,4 +1,4 @@
-"""What the bits of a run depend on besides its settings: libraries, their versions, and the kind of processor.
+"""The record of what the bits of a run depend on besides its settings: libraries, versions, the kind of processor.
 
 Two libraries for matrix products add in different orders, and so do the loops of one library for different processors.
 So the record of `numerics` is in each snapshot. All ranks must have the same one, and a run that is resumed says so if

@@ -16,7 +16,7 @@ from ..ops.precision import bfloat16
 from ..shell.text import shown
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
-FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24  # loss scales
+FIRST_SCALE, MIN_SCALE, MAX_SCALE = 2.0**15, 1.0, 2.0**24  # loss scales
 PATIENCE = 500  # batches without an overflow after which the scale doubles
 
 
@@ -87,11 +87,11 @@ class LossScale:
     Source: Micikevicius et al., "Mixed precision training", 2018, section 3.2.
     """
 
-    def __init__(self, scale: float = FIRST, patience: int = PATIENCE) -> None:
+    def __init__(self, scale: float = FIRST_SCALE, patience: int = PATIENCE) -> None:
         expect_number("scale", scale, zero=False)
         expect_positive(patience=patience)
-        if not SMALLEST <= scale <= LARGEST or math.frexp(scale)[0] != 0.5:
-            raise ValueError(f"scale: expected a power of two from {SMALLEST:g} to {LARGEST:g}, got {scale}")
+        if not MIN_SCALE <= scale <= MAX_SCALE or math.frexp(scale)[0] != 0.5:
+            raise ValueError(f"scale: expected a power of two from {MIN_SCALE:g} to {MAX_SCALE:g}, got {scale}")
         self.scale, self.patience = float(scale), patience
         self.good = self.skipped = 0
 
@@ -100,9 +100,9 @@ class LossScale:
         if math.isfinite(norm):
             self.good += 1
             if self.good >= self.patience:
-                self.scale, self.good = min(2 * self.scale, LARGEST), 0
+                self.scale, self.good = min(2 * self.scale, MAX_SCALE), 0
             return False
-        if self.scale == SMALLEST:
+        if self.scale == MIN_SCALE:
             return False
         self.scale, self.good, self.skipped = self.scale / 2, 0, self.skipped + 1
         return True

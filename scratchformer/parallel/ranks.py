@@ -29,7 +29,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -39,7 +39,9 @@ from ..optim.optimizer import pieces
 from ..shell.process import in_words
 from ..shell.text import shown
 from ..version import __version__
-from .sums import Branch, TreeSum
+
+if TYPE_CHECKING:
+    from .replicas import Branch, TreeSum
 
 T = TypeVar("T")
 
@@ -156,13 +158,13 @@ class Ranks:
         requests = [self.comm.Isend(array[parts[r]], r) for r in others] or [self.comm.Irecv(array, 0)]
         type(requests[0]).Waitall(requests)
 
-    def collect_parts(self, own: Array, parts: list[slice]) -> Array:
+    def collect_parts(self, part: Array, parts: list[slice]) -> Array:
         """In rank 0, the array whose parts the ranks have; in the others, their own part."""
         if not self.first:
-            self.comm.Isend(own, 0).Wait()
-            return own
-        whole = np.empty(parts[-1].stop, own.dtype)
-        whole[parts[0]] = own
+            self.comm.Isend(part, 0).Wait()
+            return part
+        whole = np.empty(parts[-1].stop, part.dtype)
+        whole[parts[0]] = part
         requests = [self.comm.Irecv(whole[parts[r]], r) for r in range(1, self.size)]
         type(requests[0]).Waitall(requests)
         return whole
@@ -207,11 +209,11 @@ class Ranks:
 
     def places(self) -> str:
         """Which ranks run on which machine, with how many cores, and what a launcher keeps from them."""
-        own = socket.gethostname(), self.cores(), allowed(), allowed(os.getppid())
+        here = socket.gethostname(), self.cores(), allowed(), allowed(os.getppid())
         machines: dict[str, list[tuple]] = {}
-        for rank, (host, *others) in enumerate(self.gather(own)):
+        for rank, (host, *others) in enumerate(self.gather(here)):
             machines.setdefault(host, []).append((rank, *others))
-        return "\n".join(f"{host}: {_place(*zip(*found, strict=True))}" for host, found in machines.items())
+        return "\n".join(f"{host}: {_place(*zip(*facts, strict=True))}" for host, facts in machines.items())
 
     def part(self, count: int) -> range:
         """The numbers of this rank's part of `count` items in order."""
@@ -225,9 +227,9 @@ class Ranks:
         sums: has got the terms of this rank. branches: those that every rank has, in order.
         map: as for `Optimizer.step`.
         """
-        own, others = slices[self.rank], [r for r in range(self.size) if r != self.rank]
-        parts, requests = {branch: part.array[own] for branch, part in sums.waiting.items()}, []
-        room = sums.room(out, own.stop - own.start)
+        mine, others = slices[self.rank], [r for r in range(self.size) if r != self.rank]
+        parts, requests = {branch: part.array[mine] for branch, part in sums.waiting.items()}, []
+        room = sums.room(out, mine.stop - mine.start)
         summed = next(chain(parts.values(), room))
         for r in others:
             for tag, branch in enumerate(branches[r]):
@@ -239,14 +241,14 @@ class Ranks:
         type(requests[0]).Waitall(requests)
 
         def add(piece: slice) -> None:
-            total = TreeSum(sums.count, [])
+            total = type(sums)(sums.count, [])
             for (round, place), array in parts.items():
                 total.add(place, array[piece], False, round)
             summed[piece] = total.total.array
 
         list(map(add, pieces(summed)))
-        if summed.ctypes.data != out[own].ctypes.data:
-            out[own] = summed  # only now, since what was received may be in `out`
+        if summed.ctypes.data != out[mine].ctypes.data:
+            out[mine] = summed  # only now, since what was received may be in `out`
         for part in sums.waiting.values():
             sums.release(part)
 
@@ -265,9 +267,9 @@ def allowed(process: int = 0) -> set[int]:
     return os.sched_getaffinity(process) if hasattr(os, "sched_getaffinity") else {0}
 
 
-def _place(ranks: tuple[int, ...], counts: tuple[int, ...], own: tuple[set, ...], launchers: tuple[set, ...]) -> str:
-    """The ranks of one machine. own, launchers: the processors on which they and the processes above them may run."""
-    bound, free = len(set.union(*own)), len(set.union(*launchers))
+def _place(ranks: tuple[int, ...], counts: tuple[int, ...], cpus: tuple[set, ...], launchers: tuple[set, ...]) -> str:
+    """The ranks of one machine. cpus, launchers: the processors on which they and the processes above them may run."""
+    bound, free = len(set.union(*cpus)), len(set.union(*launchers))
     unused = f" (bound to {bound} of {free} processors: mpiexec --bind-to none lets them use all)"
     several = "s" if len(ranks) > 1 else ""
     cores = ", ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))

@@ -15,25 +15,25 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..backend import CPU, Array, array_module, cores, is_floating_type, to_device
+from ..backend import CPU, Array, array_module, cores, is_floating_type, to_cpu, to_device, widen
 from ..checks import checked_on_host, expect_instance, expect_number, expect_positive
 from ..dispatch import fast, is_fast
 from ..nn import Layer
-from ..nn.structure import Structure
-from ..ops.precision import round_into, widen
-from ..optim.clip import global_norm, share_for
-from ..optim.optimizer import Optimizer, pieces
+from ..nn.layer import Structure
+from ..ops.precision import round_into
+from ..optim.optimizer import Optimizer, global_norm, pieces, share_for
 from ..rng import Key, expect_key
 from ..shell.text import shown
 from .diagnose import Diverged, first_nonfinite
@@ -41,7 +41,6 @@ from .graphs import Graphs
 from .memory import keep_freed_memory
 from .precision import LossScale, advice, half_type
 from .ranks import Elsewhere, Ranks
-from .sums import TreeSum
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
 MOST_REPLICAS = 512  # more than the cores of the largest machines
@@ -49,6 +48,81 @@ AHEAD = 4  # items that may be in progress or waiting for each replica
 FEWEST = 4  # automatic micro-batches of a batch on a CPU, if it has as many rows
 SHARES = 8  # partial sums of gradients: as many replicas, of all ranks, can work at a batch
 NOTED = 3  # skipped batches that are noted one by one
+
+
+Branch = tuple[int, int]  # a sum's round and place in the tree
+
+
+class Part(NamedTuple):
+    """A term of a sum, or the sum of several."""
+
+    array: Array
+    copied: bool  # whether the array is one of the sum's own
+
+
+class TreeSum:
+    """The sum of `count` arrays, added in rounds like those of a tournament. Of eight terms:
+
+        ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
+
+    A part without a neighbour goes on to the next round: the sum of five is ((0 + 1) + (2 + 3)) + 4. The bits of a sum
+    of floating-point numbers depend on the order of additions. Here the order depends on `count` alone, so it does not
+    matter which thread computes a term, or when it is ready.
+
+    spare: arrays like the terms, for copies; more are made as needed, and all are there again in the end.
+    """
+
+    def __init__(self, count: int, spare: list[Array]) -> None:
+        self.count, self.spare = count, spare
+        self.waiting: dict[Branch, Part] = {}
+        self.lock = threading.Lock()
+
+    def add(self, place: int, term: Array, copy: bool = True, round: int = 0) -> None:
+        """Add term number `place`: to its neighbour if that waits for it, then their sum to its neighbour, and so on.
+
+        copy: whether the caller will change the array while the sum is not complete. round: how many rounds the array
+        has been through already; `place` is its place among the sums of that round.
+        """
+        part = Part(term, False)
+        while (places := math.ceil(self.count / 2**round)) > 1:
+            neighbour = place + 1 if place % 2 == 0 else place - 1
+            if neighbour < places:
+                with self.lock:  # also while copying: of two neighbours that come at once, only one is copied
+                    other = self.waiting.pop((round, neighbour), None)
+                    if other is None:
+                        if copy and part.array is term:
+                            room = self.spare.pop() if self.spare else array_module(term).empty_like(term)
+                            room[...] = term
+                            part = Part(room, True)
+                        self.waiting[round, place] = part
+                        return
+                other.array[...] += part.array
+                self.release(part)
+                part = other
+            round, place = round + 1, place // 2
+        self.waiting[round, place] = part
+
+    @property
+    def total(self) -> Part:
+        """The sum of all terms, once they are there."""
+        (total,) = self.waiting.values()
+        return total
+
+    def room(self, out: Array, size: int) -> Iterator[Array]:
+        """Arrays of `size` numbers: pieces of those that hold nothing now, `out` (if no sum is in it) and spare ones;
+        then new ones.
+        """
+        free = [] if any(part.array is out for part in self.waiting.values()) else [out]
+        for array in free + self.spare:
+            for start in range(0, array.size - size + 1, max(1, size)):
+                yield array[start : start + size]
+        while True:
+            yield array_module(out).empty_like(out[:size])
+
+    def release(self, part: Part) -> None:
+        """Let the array of a part be used again, if it is one of the sum's own."""
+        if part.copied:
+            self.spare.append(part.array)
 
 
 class Replicas:
@@ -105,6 +179,8 @@ class Replicas:
         # An overflow of float16 makes a loss or gradient that is not finite, which `clip` handles.
         self.errors: dict[str, Any] = {"over": "ignore", "invalid": "ignore"} if precision == "float16" else {}
         self.models = [first, *(first.replica() for _ in range(self.count - 1))]
+        self.block = ExitStack()  # what ends with the `with` block
+        self.grads = {id(each): each.flat.grad for each in self.models}  # the flat gradient of each
         self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block, replicas run one after another
         self.spare: list[Array] = []  # arrays for sums of gradients
         self.slices = slices_of(self.flat.data, self.ranks.size)  # of the gradient: which rank adds which
@@ -117,6 +193,7 @@ class Replicas:
         self.share: float | Array = 1.0  # by which the present gradient is multiplied in `step`
         self.computed: tuple[Any, Key | None, Any] | None = None  # batch, key and loss of a new gradient
         self.skipping = False  # whether the present gradient has overflowed
+        self.reading = True  # whether `clip` reads the loss and the norm; a `Run` on a GPU does without in most steps
         self.diverged: Callable[[str], BaseException] = partial(diverged, self.ranks)  # a `Run` puts its own here,
         self.note: Callable[[str], None] = partial(note, self.ranks)  # and here
         self.tokens = 0  # in all batches of `gradients`
@@ -130,14 +207,13 @@ class Replicas:
     def __enter__(self) -> Replicas:
         if self.device is CPU:
             keep_freed_memory()
-        self.block = ExitStack()
         self.block.enter_context(fast())  # first, so that the threads of the BLAS that it loads are limited too
         if self.device is CPU:
             self.block.enter_context(threadpool_limits(1, "blas"))
         self.threads = [ThreadPoolExecutor(1) for _ in self.models] if self.count > 1 else []
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, *exception: Any) -> None:
         if self.threads:
             for thread in self.threads:
                 thread.shutdown(cancel_futures=True)
@@ -145,7 +221,7 @@ class Replicas:
         if self.graphs is not None:
             self.graphs.clear()
         self.as_before.close()
-        self.block.close()
+        self.block.__exit__(*exception)
 
     def like(self, model: Any) -> Replicas:
         """As many replicas of another model, with the same settings."""
@@ -153,13 +229,16 @@ class Replicas:
 
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], distributed over the threads."""
-        return self._map(lambda _, item: function(item), items)
+        if self.threads or isinstance(items, Generator):
+            return self._map(lambda _, item: function(item), items)
+        with np.errstate(**self.errors):
+            return [function(item) for item in items]
 
     def map_models(
         self,
         function: Callable[[Any, Any], Any],
         items: Iterable,
-        finished: Callable[[Any], object] = lambda item: None,
+        finished: Callable[[Any], object] | None = None,
     ) -> list:
         """[function(model, item) for item in items], where item i goes to replica i mod `count`, in order.
 
@@ -179,7 +258,7 @@ class Replicas:
             for i, item in enumerate(items):
                 if i % ranks.size == ranks.rank:
                     yield item
-                else:
+                elif finished is not None:
                     finished(item)
 
         found = [deque(results) for results in ranks.gather(self._map(function, own(), finished))]
@@ -216,7 +295,7 @@ class Replicas:
         self,
         function: Callable[[Any, Any], Any],
         items: Iterable,
-        finished: Callable[[Any], object] = lambda item: None,
+        finished: Callable[[Any], object] | None = None,
     ) -> list:
         results: list = []
         running: deque[tuple[Future, Any]] = deque()
@@ -228,14 +307,17 @@ class Replicas:
         def finish() -> None:
             future, item = running.popleft()
             results.append(future.result())
-            finished(item)
+            if finished is not None:
+                finished(item)
 
         try:
             for i, item in enumerate(items):
                 model = self.models[i % self.count]
                 if not self.threads:
-                    results.append(run(model, item))
-                    finished(item)
+                    with np.errstate(**self.errors):
+                        results.append(function(model, item))
+                    if finished is not None:
+                        finished(item)
                     continue
                 if len(running) == AHEAD * self.count:
                     finish()
@@ -264,9 +346,9 @@ class Replicas:
             return math.ceil(rows / self.micro_batches)
         if self.device is not CPU:
             return rows
-        most = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / FEWEST))
-        even = (size for size in range(most, most // 2, -1) if rows % (FEWEST * size) == 0)
-        return next(even, math.ceil(rows / math.ceil(rows / most)))
+        limit = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / FEWEST))
+        even = (size for size in range(limit, limit // 2, -1) if rows % (FEWEST * size) == 0)
+        return next(even, math.ceil(rows / math.ceil(rows / limit)))
 
     def fitting(self, length: int) -> int | None:
         """How many rows of `length` tokens fit in a core's cache; None for a model without `config["d_model"]`."""
@@ -297,6 +379,8 @@ class Replicas:
 
     def loss(self, model: Any, batch: Any, key: Key | None = None) -> tuple[Array, Any]:
         """`model.loss` of a batch that is not on the device yet, of one of `models`, and its cache."""
+        if self.device is CPU and self.half is None and all(type(a) is np.ndarray for a in batch):
+            return model.loss(*batch, key=key)
         with self.moved(model, batch) as moved:
             return model.loss(*moved, key=key)
 
@@ -337,7 +421,7 @@ class Replicas:
         """
         if not hasattr(batch, "weight"):
             raise TypeError(f"batch: expected one with weight and split(size), got {shown(batch)}")
-        if key is not None:
+        if not isinstance(key, Key | None):
             expect_key(key)
         self.expect_same_parameters()
         scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
@@ -346,40 +430,40 @@ class Replicas:
         micro_batches = batch.split(self.rows(batch))
         shares = np.array_split(range(len(micro_batches)), self.shares(len(micro_batches)))
 
-        def run(model: Any, index: int) -> tuple[Array, Any]:
-            micro = micro_batches[index]
-            weight = micro.weight / total
-            own_key = None if key is None else key.fold(index)
-            mean, cache = self.loss(model, micro, own_key) if loss is None else loss(model, self.move(micro), own_key)
-            model.loss_backward(weight * scale, cache)
-            return mean * weight, remember and widen(model.remember(cache[0]))
-
-        own, sums = self.ranks.part(len(shares)), TreeSum(len(shares), self.spare)
+        alone, sums = self.ranks.size == 1, TreeSum(len(shares), self.spare)
+        part = range(len(shares)) if alone else self.ranks.part(len(shares))  # of this rank
 
         def run_share(model: Any, number: int) -> list:
-            grad = model.flat.grad
+            grad, results = self.grads[id(model)], []
             grad[...] = 0
-            found = [run(model, int(index)) for index in shares[number]]
-            sums.add(number, grad, copy=number + self.count < own.stop)  # if the replica has another share
-            return found
+            for index in map(int, shares[number]):
+                micro, drawn = micro_batches[index], None if key is None else key.fold(index)
+                weight = micro.weight / total
+                mean, cache = self.loss(model, micro, drawn) if loss is None else loss(model, self.move(micro), drawn)
+                model.loss_backward(weight * scale, cache)
+                results.append((mean * weight, remember and widen(model.remember(cache[0]))))
+            sums.add(number, grad, copy=number + self.count < part.stop)  # if the replica has another share
+            return results
 
-        self.refresh()
+        if self.half is not None:
+            self.refresh()
         if self.graphs is not None and remember is None and loss is None and len(micro_batches) == 1 and batch.weight:
             recorded = self.run_recorded(batch, key, scale)
             if recorded is not None:
                 self.computed = batch, key, recorded
                 return recorded
-        found = self._map(run_share, own)
-        found, branches = zip(*self.ranks.gather((found, sorted(sums.waiting))), strict=True)
-        losses, memories = zip(*chain(*chain(*found)), strict=True)  # of each micro-batch of each share of each rank
-        if self.ranks.size > 1:
+        results = self._map(run_share, part), sorted(sums.waiting)
+        of_ranks, branches = zip(*([results] if alone else self.ranks.gather(results)), strict=True)
+        losses, memories = zip(*chain(*chain(*of_ranks)), strict=True)  # of each micro-batch of each share of each rank
+        if not alone:
             self.ranks.sum(sums, branches, self.flat.grad, self.slices, self.map)
             if not self.sharded:
                 self.ranks.join(self.flat.grad, self.slices)
             self.put_gradient(self.flat.grad, scale)
         else:
-            self.put_gradient(sums.total.array, scale)
-            sums.release(sums.total)
+            (total_sum,) = sums.waiting.values()
+            self.put_gradient(total_sum.array, scale)
+            sums.release(total_sum)
         if remember is not None:
             remember(list(memories))
         mean = float(sum(losses)) if self.device is CPU else sum(losses)
@@ -400,7 +484,7 @@ class Replicas:
     def step_on_device(self, moved: Any, key: Key | None) -> Array:
         """The loss of a batch that is on the device, with its gradient in the model's flat gradient."""
         model = self.models[0]
-        model.flat.grad[...] = 0
+        self.flat.grad[...] = 0
         loss, cache = model.loss(*moved, key=key)
         model.loss_backward(self.scale, cache)
         self.put_gradient(self.flat.grad, self.scale)
@@ -418,8 +502,8 @@ class Replicas:
         """Let the next `step` scale the gradients of the optimizer's parameters so that their global norm is at most
         `max_norm`; None only measures. Returns the norm before; on a GPU as an array () there.
 
-        On a CPU, and in float16, raises Diverged if the loss or the norm is not finite, naming the first layer or
-        tensor. But in float16 an overflow halves the loss scale if that is possible, and `step` then changes nothing.
+        Raises Diverged if the loss or the norm is not finite, naming the first layer or tensor. But in float16 an
+        overflow halves the loss scale if that is possible, and `step` then changes nothing.
         """
         if max_norm is not None:
             expect_number("max_norm", max_norm, zero=False, infinite=True)
@@ -427,12 +511,16 @@ class Replicas:
         norm = global_norm(optimizer.gradients(), self.map, *gather)
         self.share = 1.0 if max_norm is None else share_for(norm, max_norm)
         computed, self.computed = self.computed, None
-        if computed is not None and (self.device is CPU or self.loss_scale is not None):
-            batch, key, loss = computed
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self.overflowed(batch, key, float(loss), float(norm))
-            elif self.loss_scale is not None:
-                self.loss_scale.skips(float(norm))  # counts it
+        if computed is None or not self.reading:
+            return norm
+        batch, key, loss = computed
+        number: Any = norm
+        if self.device is not CPU:  # in one transfer
+            loss, number = to_cpu(self.device.xp.stack([loss.astype(np.float64), norm])).tolist()
+        if not (math.isfinite(loss) and math.isfinite(number)):
+            self.overflowed(batch, key, loss, number)
+        elif self.loss_scale is not None:
+            self.loss_scale.skips(number)  # counts it
         return norm
 
     def overflowed(self, batch: Any, key: Key | None, loss: float, norm: float) -> None:
@@ -455,11 +543,13 @@ class Replicas:
         """
         if self.loss_scale is not None and self.computed is not None:
             self.clip(optimizer, None)  # an overflow must not reach the weights
+        expect_number("lr", optimizer.lr)
         if self.skipping:
             return
         optimizer.step(self.map, self.share, self.half)
         self.rounded = self.half is not None
-        self.join()
+        if self.sharded:
+            self.join()
 
     def join(self) -> None:
         """After a step of a sharded optimizer: send the other ranks this one's slice of the weights, in half precision

@@ -5,6 +5,10 @@ directions that become a classifier; ensembles, and translators that write in bo
 known translations; and what followed earlier n-grams of a text.
 """
 
+from contextlib import suppress
+from importlib.util import find_spec
+
+from ..dispatch import turned_off, when_fast
 from .bidirectional import BidirectionalClassifier, BidirectionalLanguageModel
 from .embeddings import Features, NGrams, Recall
 from .ensembles import MODELS_OPTION, load_finished, member, other_members
@@ -50,3 +54,13 @@ __all__ = [
     "with_neighbours",
     "with_recalled",
 ]
+
+
+def load_twin() -> None:
+    """Register the fast twin of `neighbours.nearest_keys`, unless Numba is missing or the environment turns it off."""
+    if find_spec("numba") and not turned_off():
+        with suppress(ImportError):  # of which `kernels` warns
+            from . import numba_neighbours as numba_neighbours
+
+
+when_fast(load_twin)

@@ -11,6 +11,7 @@ from ..backend import Array, array_module
 from ..checks import expect_ids, expect_instance, expect_shape
 from ..models import Classifier, LanguageModel, Llama, Model
 from ..models.predictor import ClassPredictor
+from ..nn.layer import expect_backward
 from ..rng import Key, fold
 from ..shell.text import shown
 
@@ -69,6 +70,7 @@ class BidirectionalLanguageModel(Model):
         return (following, preceding[:, ::-1]), BothCache(rightward, leftward)
 
     def backward(self, dy: tuple[Array, Array], cache: BothCache) -> None:
+        expect_backward(cache, BothCache)
         self.rightward.backward(dy[0], cache.rightward)
         self.leftward.backward(dy[1][:, ::-1], cache.leftward)
 

@@ -39,7 +39,7 @@ class NGrams(EmbeddingBag):
         expect_tokens(self.name, vocab_size)
         expect_orders(orders, self.name)
         expect_buckets(buckets, len(orders))
-        super().__init__(len(orders) * buckets, d_model, std, key)
+        super().__init__(len(orders) * int(buckets), d_model, std, key)
         self.orders, self.buckets, self.reach = orders, buckets, max(orders) - 1
 
     def forward(self, text: Reading) -> tuple[Array, EmbeddingBagCache]:
@@ -105,4 +105,4 @@ def expect_tokens(name: str, vocab_size: int | None) -> int:
     """The size of the vocabulary. Raises ValueError if there is none, since the sequences are of units."""
     if vocab_size is None:
         raise ValueError(f"{name}: expected None for units, since it needs token ids")
-    return vocab_size
+    return int(vocab_size)

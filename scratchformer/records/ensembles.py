@@ -28,8 +28,8 @@ MODELS_OPTION = {
         type=int,
         default=1,
         metavar="N",
-        least=1,
-        most=100,
+        min=1,
+        max=100,
         help="train N models, an ensemble (default: the preset's, or 1)",
     )
 }

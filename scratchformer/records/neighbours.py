@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import suppress
-from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..backend import Array, array_module, to_cpu, to_device
+from ..backend import Array, array_module, to_cpu, to_device, widen
 from ..checks import expect_array, expect_instance, expect_number, expect_positive, expect_shape
 from ..data import Subwords
 from ..data.translation import TokenPairs, pairs_in_order
-from ..dispatch import fast, operation, turned_off, when_fast
+from ..dispatch import fast, operation
 from ..generation.generate import expect_vocabulary
 from ..models import EncoderDecoder
 from ..nn import Layer
 from ..ops.cross_entropy import IGNORED
-from ..ops.precision import widen
 from ..parallel.ranks import Ranks
 from .translators import as_written
 
@@ -199,13 +196,3 @@ def with_neighbours(
     keys, values = map(np.concatenate, zip(*chain(*ranks.gather(own)), strict=True))
     found.output = NeighbourOutput(model.output, keys, values, **options)
     return found
-
-
-def load_twin() -> None:
-    """Register the fast twin of `nearest_keys`, unless Numba is missing or the environment turns it off."""
-    if find_spec("numba") and not turned_off():
-        with suppress(ImportError):  # of which `kernels` warns
-            from . import numba_neighbours as numba_neighbours
-
-
-when_fast(load_twin)

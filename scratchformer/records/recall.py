@@ -40,17 +40,16 @@ def with_recalled(corpus: Corpus, orders: Sequence[int]) -> Corpus:
     """The corpus with its parts as rows (n, 1 + K) from `recalling`. Matches are searched in all that precedes a token,
     in its own part and in earlier ones.
     """
-    parts = {name: getattr(corpus, name) for name in ("train", "validation", "test")}
-    rows = recalling(np.concatenate(list(parts.values())), orders)
-    ends = np.cumsum([len(part) for part in parts.values()])
-    return corpus._replace(**dict(zip(parts, np.split(rows, ends[:-1]), strict=True)))
+    parts = corpus.train, corpus.validation, corpus.test
+    rows, ends = recalling(np.concatenate(parts), orders), np.cumsum([len(part) for part in parts])
+    return Corpus(corpus.name, *np.split(rows, ends[:-1]))
 
 
 class RecalledTexts:
     """B texts, and for each new token what followed earlier n-grams in its text: the rows of `recalling`.
 
-    orders: those of the model's `Recall`. before: the tokens (n,) with which each of the B texts begins. Tokens are kept
-    as characters of a string, which Python searches fast from its end.
+    orders: those of `Recall`. before: the tokens (n,) with which each of the B texts begins. Tokens are kept as
+    characters of a string, which Python searches fast from its end.
     """
 
     def __init__(self, orders: Sequence[int], before: Sequence[np.ndarray]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import to_cpu, to_device
+from ..backend import to_cpu, to_device, widen
 from ..checks import expect_instance
 from ..data import Subwords, TokenPairs
 from ..data.batching import padded
@@ -18,7 +18,6 @@ from ..generation.cache import DecoderCache
 from ..generation.translation import translate
 from ..models import EncoderDecoder
 from ..ops import IGNORED
-from ..ops.precision import widen
 
 TOKENS = 2048  # of proposed translations at once, at most, unless a single one is longer
 WEIGHTS = 2 / 3, 1 / 3  # of the models that write forwards, and of those that write backwards

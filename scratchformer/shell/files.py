@@ -1,4 +1,4 @@
-"""Writing files so that they survive a kill or a power cut, and locking a folder.
+"""Files that survive a kill or a power cut while they are written, and the lock of a folder.
 
 A folder may come from a stranger, and a link in it may name any file of the user. No link inside a folder is followed
 for writing: a file is replaced as a whole (`replacing`), which replaces a link too, or it is refused.
@@ -22,7 +22,7 @@ from .reading import DataError, Error, expect_file
 from .text import printable
 
 LOCK = "run.lock"
-HOLDER_MOST = 1000  # bytes of the name of the process that holds a lock
+MAX_HOLDER = 1000  # bytes of the name of the process that holds a lock
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # on Windows there are neither
 
 
@@ -162,7 +162,7 @@ def _lock_file(folder: Path) -> TextIO:
                 continue
         except (BlockingIOError, PermissionError) as error:
             file.seek(0)
-            holder = printable(file.read(HOLDER_MOST).strip()) or "another process"
+            holder = printable(file.read(MAX_HOLDER).strip()) or "another process"
             file.close()
             raise InUse(f"{folder} is in use by {holder}: wait until it ends, or choose another folder") from error
         except OSError as error:

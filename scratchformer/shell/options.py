@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from textwrap import shorten
 from typing import Any
 
-LARGEST = 2**63 - 1  # a signed number of 64 bits, in NumPy and in files
-MOST_STEPS = 10**9  # they would take twelve days at a millisecond a step
-SEED = {"type": int, "metavar": "N", "least": 0, "most": LARGEST}
+INT64_MAX = 2**63 - 1  # a signed number of 64 bits, in NumPy and in files
+MAX_STEPS = 10**9  # they would take twelve days at a millisecond a step
+SEED = {"type": int, "metavar": "N", "min": 0, "max": INT64_MAX}
 LITERAL = "\0"  # marks an argument that is not an option; no argument can contain it
 
 
-class Parser(argparse.ArgumentParser):
+class CommandLine(argparse.ArgumentParser):
     """A parser with two more rules, for all its arguments: none may be empty, and every number has limits.
 
-    `add_argument` also takes `least` and `most`, both inclusive; by default a number must be finite and fit in 64 bits.
+    `add_argument` also takes `min` and `max`, both inclusive; by default a number must be finite and fit in 64 bits.
     An argument out of range raises ValueError. Options may stand between the other arguments.
     """
 
@@ -28,9 +28,9 @@ class Parser(argparse.ArgumentParser):
         self.intermixing = self.has_commands = False
         super().__init__(*args, **kwargs)
 
-    def add_argument(self, *names: Any, least: float = -LARGEST, most: float = LARGEST, **kwargs: Any) -> Any:
+    def add_argument(self, *names: Any, min: float = -INT64_MAX, max: float = INT64_MAX, **kwargs: Any) -> Any:
         action = super().add_argument(*names, **kwargs)
-        self.limits.append((action, least, most))
+        self.limits.append((action, min, max))
         return action
 
     def add_subparsers(self, **kwargs: Any) -> Any:
@@ -49,11 +49,11 @@ class Parser(argparse.ArgumentParser):
                 namespace, unknown = self.parse_known_intermixed_args(_without_end(args), namespace)
             finally:
                 self.intermixing = False
-        for action, least, most in self.limits:
+        for action, low, high in self.limits:
             if isinstance(value := getattr(namespace, action.dest, None), str | list):
                 setattr(namespace, action.dest, value := _unmarked(value))
             for each in value if isinstance(value, list) else [value]:
-                _expect_in_range(_name(action), each, least, most)
+                _expect_in_range(_name(action), each, low, high)
         return namespace, _unmarked(unknown)
 
     def error(self, message: str) -> Any:
@@ -82,12 +82,12 @@ def _name(action: argparse.Action) -> str:
     return max(action.option_strings, key=len, default=str(action.metavar or action.dest))
 
 
-def _expect_in_range(name: str, value: Any, least: float, most: float) -> None:
+def _expect_in_range(name: str, value: Any, low: float, high: float) -> None:
     if value == "":
         raise ValueError(f"{name}: expected at least one character")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    if math.isnan(value) or value < least:
-        raise ValueError(f"{name}: expected at least {least}, got {value}")
-    if value > most:
-        raise ValueError(f"{name}: expected at most {most:,}, got {value}")
+    if math.isnan(value) or value < low:
+        raise ValueError(f"{name}: expected at least {low}, got {value}")
+    if value > high:
+        raise ValueError(f"{name}: expected at most {high:,}, got {value}")

@@ -1,4 +1,4 @@
-"""How a program ends: signals, standard streams, and errors in one line."""
+"""The end of a program: signals, standard streams, and errors in one line."""
 
 from __future__ import annotations
 
@@ -98,17 +98,17 @@ def signals_caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in SIGNALS}
     taken = {
-        number: found
-        for number, found in before.items()
-        if found in (signal.SIG_DFL, stop) or (number == signal.SIGINT and found not in (signal.SIG_IGN, None))
+        number: handled
+        for number, handled in before.items()
+        if handled in (signal.SIG_DFL, stop) or (number == signal.SIGINT and handled not in (signal.SIG_IGN, None))
     }
     try:
         for number in taken:
             signal.signal(number, handler)
         yield
     finally:
-        for number, found in taken.items():
-            signal.signal(number, found)
+        for number, handled in taken.items():
+            signal.signal(number, handled)
 
 
 MOMENT = 0.1  # seconds
@@ -222,7 +222,10 @@ def prepare_streams(needs_output: bool = True) -> None:
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))
     for number, name, title in (1, "stdout", "standard output"), (2, "stderr", "standard error"):
         _survive(name, Stream(number, title, needs_output and number == 1))
-    take_any_text()
+    # Of characters, those that the terminal cannot show, or that the locale (LC_ALL=C, cp1252) cannot decode, too.
+    for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=errors)
 
 
 def _survive(name: str, new: Stream) -> None:
@@ -236,10 +239,3 @@ def _survive(name: str, new: Stream) -> None:
         stream.flush()
     kept = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
     setattr(sys, name, io.TextIOWrapper(new if old is buffer else io.BufferedWriter(new), **kept))
-
-
-def take_any_text() -> None:
-    """Accept characters that the terminal cannot show or that the locale (LC_ALL=C, cp1252) cannot decode."""
-    for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=errors)

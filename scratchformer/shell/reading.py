@@ -1,4 +1,4 @@
-"""Reading files that this package did not write, such as data and published weights. All of them are opened here.
+"""Safe reading of files that this package did not write, such as data and published weights; all are opened here.
 
 Such a file may be damaged, enormous, or not a regular file. Only regular files of limited size are read: opening a FIFO
 may wait for ever, and a device may have no end. Compressed files are unpacked up to a limit, since a few kilobytes can
@@ -21,11 +21,11 @@ from typing import Any
 from .text import shown
 
 MEGABYTE = 1 << 20
-MOST = 4096 * MEGABYTE  # bytes of any file that is read into memory
-JSON_MOST = 2 * MEGABYTE  # bytes of a file of settings
+MAX_BYTES = 4096 * MEGABYTE  # bytes of any file that is read into memory
+MAX_JSON = 2 * MEGABYTE  # bytes of a file of settings
 JSON_PARTS = 1_000_000  # objects and lists in a JSON file; published tokenizers have up to 600,000
-VOCABULARY_MOST = 64 * MEGABYTE  # bytes of a vocabulary; the largest published ones have 35 MB
-UNPACKED_MOST = 16 * MEGABYTE  # bytes that any compressed file may unpack to
+MAX_VOCABULARY = 64 * MEGABYTE  # bytes of a vocabulary; the largest published ones have 35 MB
+MAX_UNPACKED = 16 * MEGABYTE  # bytes that any compressed file may unpack to
 RATIO = 8  # unpacked to compressed size, the limit for larger files; English text has 3 to 4
 GZIP = b"\x1f\x8b"  # the first bytes of a gzip
 
@@ -74,37 +74,37 @@ class DataError(ValueError):
     """A data file is missing, damaged or not what it should be, or a download failed."""
 
 
-def expect_file(path: PathLike, error: Error = DataError, most: float = MOST) -> int:
-    """The size of the file at `path`. Raises `error` unless it is a regular file of at most `most` bytes."""
+def expect_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES) -> int:
+    """The size of the file at `path`. Raises `error` unless it is a regular file of at most `max_bytes` bytes."""
     with _reading(path, error):
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except ValueError as problem:  # a NUL in the path
             raise error(f"{str(path)!r}: not the name of a file") from problem
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise error(f"{path}: expected a file, got a folder")
-    if not stat.S_ISREG(found.st_mode):
-        raise error(f"{path}: expected a regular file, got {_kind(found.st_mode)}")
-    if found.st_size > most:
-        raise error(f"{path}: expected at most {most:,} bytes, got {found.st_size:,}")
-    return found.st_size
+    if not stat.S_ISREG(status.st_mode):
+        raise error(f"{path}: expected a regular file, got {_kind(status.st_mode)}")
+    if status.st_size > max_bytes:
+        raise error(f"{path}: expected at most {max_bytes:,} bytes, got {status.st_size:,}")
+    return status.st_size
 
 
-def read_bytes(path: PathLike, error: Error = DataError, most: int = MOST) -> bytes:
+def read_bytes(path: PathLike, error: Error = DataError, max_bytes: int = MAX_BYTES) -> bytes:
     """The contents of the file at `path`. Raises `error` if it cannot be read: see `expect_file`."""
-    size = expect_file(path, error, most)
+    size = expect_file(path, error, max_bytes)
     with _reading(path, error), open(path, "rb") as file:
         return file.read(size)
 
 
-def read_text(path: PathLike, error: Error = DataError, most: int = MOST) -> str:
+def read_text(path: PathLike, error: Error = DataError, max_bytes: int = MAX_BYTES) -> str:
     """The text of a UTF-8 file, without a byte-order mark. Raises `error` if it cannot be read or is not UTF-8."""
-    return decoded(read_bytes(path, error, most), path, error)
+    return decoded(read_bytes(path, error, max_bytes), path, error)
 
 
-def read_json(path: PathLike, error: Error = DataError, most: int = JSON_MOST) -> dict[str, Any]:
+def read_json(path: PathLike, error: Error = DataError, max_bytes: int = MAX_JSON) -> dict[str, Any]:
     """The object in a JSON file. Raises `error` if the file cannot be read or holds anything else."""
-    return parsed(read_text(path, error, most), path, error)
+    return parsed(read_text(path, error, max_bytes), path, error)
 
 
 def decoded(data: bytes | bytearray, where: PathLike, error: Error = DataError) -> str:
@@ -114,10 +114,10 @@ def decoded(data: bytes | bytearray, where: PathLike, error: Error = DataError) 
     expect_itself(data[:BEGINNING], where, error)
     try:
         return data.decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as found:
+    except UnicodeDecodeError as problem:
         kind = what_else(data[:BEGINNING])
         hint = f" ({kind})" if kind else "; convert text in another encoding, such as Latin-1, to UTF-8 first"
-        raise error(f"{where} is damaged: not UTF-8 at byte {found.start}{hint}") from found
+        raise error(f"{where} is damaged: not UTF-8 at byte {problem.start}{hint}") from problem
 
 
 def expect_itself(start: bytes | bytearray, where: PathLike, error: Error = DataError) -> None:
@@ -149,9 +149,9 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     if text.count("{") + text.count("[") > JSON_PARTS:  # each takes 72 bytes of memory, or more
         raise error(f"{where} is damaged: more than {JSON_PARTS:,} objects and lists")
     try:
-        found = json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=_object)
         if _SURROGATE.search(text):  # surrogateescape, since a byte of a path that is not UTF-8 is kept as a surrogate
-            json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
+            json.dumps(value, ensure_ascii=False).encode(errors="surrogateescape")
     except json.JSONDecodeError as problem:
         what = f"not JSON at line {problem.lineno}, column {problem.colno}: {problem.msg}"
     except UnicodeEncodeError as problem:
@@ -163,30 +163,28 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     except ValueError:  # int() refuses thousands of digits
         what = "a number with thousands of digits"
     else:
-        if isinstance(found, dict):
-            return found
-        what = f"expected an object {{...}}, got {shown(found)}"
+        if isinstance(value, dict):
+            return value
+        what = f"expected an object {{...}}, got {shown(value)}"
     raise error(f"{where} is damaged: {what}")
 
 
-def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST) -> bytes | bytearray:
+def read_unpacked(path: PathLike, error: Error = DataError, max_bytes: int = MAX_UNPACKED) -> bytes | bytearray:
     """The contents of a file, unpacked if it is a gzip by its name (.gz) or its first bytes.
 
-    Raises `error` if it cannot be read, is damaged, or unpacks to more than `most` bytes and more than RATIO times its
-    own size.
+    Raises `error` if it cannot be read, is damaged, or unpacks to more than `max_bytes` bytes and more than RATIO times
+    its own size.
     """
-    with open_file(path, error) as file, _reading(path, error):
-        packed = str(path).endswith(".gz") or file.peek(2)[:2] == GZIP
-    if not packed:
-        return read_bytes(path, error)
-    with open_gzip(path, error, most) as stream:
+    if not str(path).endswith(".gz") and not (data := read_bytes(path, error)).startswith(GZIP):
+        return data
+    with open_gzip(path, error, max_bytes) as stream:
         return read_all(stream)
 
 
 @contextmanager
-def open_file(path: PathLike, error: Error = DataError, most: float = MOST) -> Iterator[BufferedReader]:
+def open_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES) -> Iterator[BufferedReader]:
     """The file at `path`, open for reading: see `expect_file`."""
-    expect_file(path, error, most)
+    expect_file(path, error, max_bytes)
     with _reading(path, error):
         file = open(path, "rb")
     with file:
@@ -194,14 +192,16 @@ def open_file(path: PathLike, error: Error = DataError, most: float = MOST) -> I
 
 
 @contextmanager
-def open_gzip(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST, ratio: int = RATIO) -> Iterator[Any]:
+def open_gzip(
+    path: PathLike, error: Error = DataError, max_bytes: int = MAX_UNPACKED, ratio: int = RATIO
+) -> Iterator[Any]:
     """The unpacked content of a gzip, open for reading: see `Unpacking`. Errors of reading it are raised as `error`."""
     with open_file(path, error) as file, unpacking_errors(path, error), gzip.GzipFile(fileobj=file) as stream:
         if not (start := file.peek(BEGINNING)[:BEGINNING]).startswith(GZIP):
             expect_itself(start, path, error)
             kind = what_else(start) or f"a file that begins with {start[:2]!r}"
             raise error(f"{path}: expected a gzip, got {kind}" if start else f"{path}: empty")
-        yield Unpacking(stream, path, error, most, ratio)
+        yield Unpacking(stream, path, error, max_bytes, ratio)
 
 
 @contextmanager
@@ -216,15 +216,15 @@ def unpacking_errors(path: PathLike, error: Error) -> Iterator[None]:
 
 
 class Unpacking:
-    """A compressed stream that can be read up to a limit: `most` bytes, or `ratio` times the size of the file at
+    """A compressed stream that can be read up to a limit: `max_bytes` bytes, or `ratio` times the size of the file at
     `path`, whichever is more. Reading beyond the limit raises `error`.
     """
 
     def __init__(
-        self, stream: Any, path: PathLike, error: Error, most: int = UNPACKED_MOST, ratio: int = RATIO
+        self, stream: Any, path: PathLike, error: Error, max_bytes: int = MAX_UNPACKED, ratio: int = RATIO
     ) -> None:
         self.stream, self.path, self.error = stream, path, error
-        self.left = self.most = max(most, ratio * os.path.getsize(path))
+        self.left = self.max_bytes = max(max_bytes, ratio * os.path.getsize(path))
 
     def read(self, size: int) -> bytes:
         """The next bytes, at most `size`; none at the end."""
@@ -232,7 +232,7 @@ class Unpacking:
         self.left -= len(data)
         if self.left < 0:
             raise self.error(
-                f"{self.path}: unpacks to more than {self.most:,} bytes, far more than text does; "
+                f"{self.path}: unpacks to more than {self.max_bytes:,} bytes, far more than text does; "
                 "if you trust it, unpack it first"
             )
         return data
@@ -265,9 +265,9 @@ class _Twice(Exception):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         for name, value in pairs:
-            if found[name] != value:
+            if values[name] != value:
                 raise _Twice(name)
-    return found
+    return values

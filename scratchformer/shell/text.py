@@ -12,7 +12,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\
 
 def one_line(text: str) -> str:
     """`text`, part of which may come from a file, for a terminal: its control characters are written as "\\x1b"."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda control: repr(control[0])[1:-1], text)
 
 
 def shown(x: Any) -> str:
@@ -28,9 +28,9 @@ def shown(x: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def printable(text: str, most: int = 200) -> str:
+def printable(text: str, length: int = 200) -> str:
     """`text` from a file, for a message: unchanged, or as `shown` if it is long or has characters that do not print."""
-    return text if len(text) <= most and text.isprintable() else shown(text)
+    return text if len(text) <= length and text.isprintable() else shown(text)
 
 
 def apart(x: float, y: float) -> tuple[str, str]:

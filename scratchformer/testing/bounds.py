@@ -99,7 +99,7 @@ class Arithmetic:
     steps: dict[str, Steps] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.library = _Library(self)
+        self.library = _BoundedLibrary(self)
 
     def array(self, x: Any, dtype: Any = None) -> Bounded:
         """The numbers `x`, exact, as an array of the type `dtype`, by default that of `x`."""
@@ -722,7 +722,7 @@ _REDUCTIONS |= {("minimum", "reduce"): "min", ("logical_or", "reduce"): "any", (
 _MAKERS = set("zeros ones empty full eye identity arange linspace tri asarray array ascontiguousarray".split())
 
 
-class _Library(ModuleType):
+class _BoundedLibrary(ModuleType):
     """NumPy, with functions that make arrays with bounds."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:

@@ -12,7 +12,7 @@ import functools
 import inspect
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -28,7 +28,6 @@ from .contracts import Diagnosis, as_tuple, is_array, is_floating
 from .differences import Differences, Tensor, compare_directions
 from .failed_check import MAX_ELEMENTS, SECONDS, FailedCheck, same
 from .forms import constant_factors, forms
-from .known import KnownMistake, KnownOperation
 from .runs import LayerRun, PairRun, argument_names, flat
 from .shrink import searching
 
@@ -151,7 +150,7 @@ def likeliest(
 def derivations(
     op: Callable,
     op_backward: Callable,
-    operations: dict[str, tuple[KnownOperation, dict[str, Any]]],
+    operations: dict[str, tuple[Any, dict[str, Any]]],
     args: list,
     kwargs: dict[str, Any],
     dy: Any,
@@ -178,7 +177,7 @@ def on_cpu(x: Any) -> Any:
     return to_cpu(x) if is_array(x) else x
 
 
-def known_by_result(args: list, kwargs: dict[str, Any], y: Any) -> dict[str, tuple[KnownOperation, dict[str, Any]]]:
+def known_by_result(args: list, kwargs: dict[str, Any], y: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
     """The known operations that give the same y, by name, with the keyword arguments for which they do: `eps` may be a
     constant of the user's own.
     """
@@ -283,7 +282,7 @@ def known_layers(failed: FailedCheck, run: LayerRun, dy: Any) -> Iterator[Diagno
             continue
 
 
-def with_classes(run: LayerRun, classes: dict[str, Any]) -> LayerRun:
+def with_classes(run: LayerRun, classes: Mapping[str, Any]) -> LayerRun:
     """A run of a copy of the layer, in which every layer has the class of its name in `classes`, if there is one."""
     other = copy.copy(run)
     other.layer = copy.deepcopy(run.layer)
@@ -314,8 +313,9 @@ def layers_in(x: Any, seen: dict[int, Any]) -> Iterator[Any]:
             yield from layers_in(part, seen)
 
 
-def described(mistake: KnownMistake) -> Diagnosis:
+def described(mistake: Any) -> Diagnosis:
     title, (word, *_) = mistake.title, mistake.title.split()
     title = title[0].lower() + title[1:] if word == "A" or word[1:].islower() else title
     equation = f": {mistake.wrong}" if mistake.wrong else ""
-    return Diagnosis(f"A known mistake: {title}{equation}. {mistake.effect}", "catalogue", mistake.name)
+    what = f"A known mistake: {title}{equation}. {mistake.effect}".rstrip()
+    return Diagnosis(what, "catalogue", mistake.name)

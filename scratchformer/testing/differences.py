@@ -124,7 +124,7 @@ JUMP = "a jump at this value: the derivatives on its two sides"
 TIE = "equal elements: the derivatives, as one or another of them is larger,"
 
 
-class Estimate(NamedTuple):
+class NumericDerivative(NamedTuple):
     """A numerical derivative and a bound on its error."""
 
     value: float
@@ -274,7 +274,7 @@ class Differences:
         analytic: float = np.nan,
         steps: tuple[float, ...] = STEPS,
         search: bool = False,
-    ) -> Estimate:
+    ) -> NumericDerivative:
         """Σ y′(0) dy along the line of `move`, from the step with the smallest estimated error; see the module's text.
 
         The search stops at the first step that is good to `rtol`. Where truncation and kinks outweigh round-off, all
@@ -282,7 +282,7 @@ class Differences:
         one side. Unless `search`, there is none if the first slope is within rtol/10 of the `analytic` value. The value
         is NaN if y was not finite at any step.
         """
-        best, best_h, secants = Estimate(np.nan, np.inf), np.inf, None
+        best, best_h, secants = NumericDerivative(np.nan, np.inf), np.inf, None
         fine: list[tuple[Secant, Secant]] = []  # those of the smallest of `steps`, and of smaller ones
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
         left = list(steps)
@@ -310,7 +310,7 @@ class Differences:
                 differs = abs(float(self.dy @ value) - best.value) > doubt + round_off + best.uncertainty
                 if whole.h < best_h if differs else doubt + round_off < best.uncertainty:
                     best_h, secants = whole.h, (half, whole)
-                    best = Estimate(float(self.dy @ value), doubt + round_off, doubt)
+                    best = NumericDerivative(float(self.dy @ value), doubt + round_off, doubt)
                     self.best_step = step
                 if best.uncertainty <= rtol * abs(best.value):
                     break
@@ -334,7 +334,9 @@ class Differences:
         move(0.0)
         return best._replace(moved=moved, unseen=self.round_off(widest, ~moved) if widest else 0.0)
 
-    def compare(self, where: str, along: Sequence[tuple[Tensor, Any]], estimate: Estimate, rtol: float) -> Comparison:
+    def compare(
+        self, where: str, along: Sequence[tuple[Tensor, Any]], estimate: NumericDerivative, rtol: float
+    ) -> Comparison:
         """Compare the gradients with an estimate. along: the tensors that moved, each with its direction, or with the
         index of the only element that did.
 
@@ -397,7 +399,7 @@ class Differences:
         bend = np.abs(2 * half.bend - whole.bend)
         return value, 3 * float(self.weight @ (np.abs(value - half.slope) + bend))
 
-    def _near(self, secant: Secant, analytic: float, rtol: float) -> Estimate | None:
+    def _near(self, secant: Secant, analytic: float, rtol: float) -> NumericDerivative | None:
         """The estimate by D(h) alone, if the analytic value is so near that there is nothing to search for. At a kink D
         is the middle of the two slopes, so y must not bend.
         """
@@ -406,7 +408,7 @@ class Differences:
         if not error <= allowed or self.weight @ np.abs(secant.bend) > 0.01 * (self.weight @ np.abs(secant.slope)):
             return None
         round_off = self._rounding(secant.h, secant.moved, secant.h)
-        return Estimate(value, round_off) if error + round_off <= allowed else None
+        return NumericDerivative(value, round_off) if error + round_off <= allowed else None
 
     def _bends_at_x(self, half: Secant, whole: Secant) -> bool:
         """Whether A(h) does not depend on h: then there is a kink much nearer than h/2."""
@@ -424,7 +426,9 @@ class Differences:
         left, right = (2 * half.rise / half.h - whole.rise / whole.h) @ self.dy
         return Kink(whole.h, float(left), float(right))
 
-    def _at_kink(self, best: Estimate, move: Callable[[float], None], fine: list[tuple[Secant, Secant]]) -> Estimate:
+    def _at_kink(
+        self, best: NumericDerivative, move: Callable[[float], None], fine: list[tuple[Secant, Secant]]
+    ) -> NumericDerivative:
         """The middle of the derivatives on the two sides of x, or `best` if that is more certain. `fine` are secants
         near x, the largest first.
         """
@@ -436,7 +440,9 @@ class Differences:
         jumps = jump > 0.1 * float(np.sum(np.abs(whole.rise) @ self.weight)) + self.round_off(1.0, whole.moved)
         if jumps and smaller and not self._jump(*smaller[-1]) > 0.5 * jump:
             steep = ((*self._extrapolated(*pair), self.round_off(pair[0].h)) for pair in smaller)  # no jump after all
-            each = (Estimate(float(self.dy @ value), doubt + round_off, doubt) for value, doubt, round_off in steep)
+            each = (
+                NumericDerivative(float(self.dy @ value), doubt + round_off, doubt) for value, doubt, round_off in steep
+            )
             return min(each, key=lambda estimate: estimate.uncertainty)
         kink = self._kink(half, whole)
         if not (jumps or kink):
@@ -444,12 +450,12 @@ class Differences:
         left, right = 2 * near - far
         doubt = 1.5 * float(self.weight @ np.abs(right - left)) + 3 * float((np.abs(near - far) @ self.weight).sum())
         middle = float(self.dy @ (left + right)) / 2
-        estimate = Estimate(middle, doubt + 6 * self.round_off(whole.h, whole.moved), doubt)
+        estimate = NumericDerivative(middle, doubt + 6 * self.round_off(whole.h, whole.moved), doubt)
         nearer = min(best, estimate, key=lambda each: each.uncertainty)
         at_x = JUMP if jumps else AT_X if self._bends_at_x(half, whole) else ""
         return nearer._replace(kink=Kink(whole.h, float(self.dy @ left), float(self.dy @ right), at_x))
 
-    def _between_orders(self, along: Sequence[tuple[Tensor, Any]]) -> Estimate | None:
+    def _between_orders(self, along: Sequence[tuple[Tensor, Any]]) -> NumericDerivative | None:
         """The derivative where x has equal elements: any between the derivatives after these have been set apart, in
         several orders. None if none of them moves, or the order makes no difference.
         """
@@ -461,7 +467,7 @@ class Differences:
             return None
         low, high = float((slopes @ self.dy).min()), float((slopes @ self.dy).max())
         doubt = 1.5 * (high - low)
-        return Estimate((low + high) / 2, doubt, doubt, Kink(h, low, high, TIE))
+        return NumericDerivative((low + high) / 2, doubt, doubt, Kink(h, low, high, TIE))
 
     @cached_property
     def _order_matters(self) -> bool:
@@ -625,7 +631,7 @@ def compare_directions(
     return found
 
 
-def compare(where: str, analytic: float, estimate: Estimate, noise: float, rtol: float) -> Comparison:
+def compare(where: str, analytic: float, estimate: NumericDerivative, noise: float, rtol: float) -> Comparison:
     """Compare two derivatives. They may differ by `rtol` of the larger one plus the uncertainties of both."""
     larger = max(abs(analytic), abs(estimate.value))
     tolerance = rtol * larger + estimate.uncertainty + noise

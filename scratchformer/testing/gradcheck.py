@@ -39,7 +39,7 @@ from .differences import (
     FIRST_STEP,
     Comparison,
     Differences,
-    Estimate,
+    NumericDerivative,
     Tensor,
     compare,
     compare_directions,
@@ -52,10 +52,10 @@ from .failed_check import FailedCheck
 from .layouts import check_empty, check_layouts
 from .linearity import check_linearity, nonlinearity
 from .runs import (
+    CheckedRun,
     LayerRun,
     Outcome,
     PairRun,
-    Run,
     argument_names,
     expect_finite,
     flat,
@@ -274,7 +274,7 @@ def diagnose(
 
 
 def _compare_all(
-    run: Run,
+    run: CheckedRun,
     dy: Any,
     tensors: list[Tensor],
     key: Key,
@@ -283,7 +283,7 @@ def _compare_all(
     directions: int,
     layouts: bool,
     explain: Callable[[FailedCheck], list[diagnosis.Diagnosis]],
-    single: Callable[[], Run],
+    single: Callable[[], CheckedRun],
     together: int = 1,
     extra: Callable[[Tensor, list, float], list[Comparison]] | None = None,
 ) -> Report:
@@ -477,7 +477,7 @@ def _complex_comparisons(run: PairRun, dy: Any) -> Callable[[Tensor, list, float
             places[tensor.name][index] = complex(tensor.base[index], _COMPLEX_STEP)
             y = flat(run.op(*args, **run.kwargs)[0])
             places[tensor.name][index] = complex(tensor.base[index], 0)
-            estimate = Estimate(float(y.imag @ weight) / _COMPLEX_STEP, round_off)
+            estimate = NumericDerivative(float(y.imag @ weight) / _COMPLEX_STEP, round_off)
             where = f"{label(tensor.name, index)} (complex step)"
             analytic = float(tensor.gradient[index])
             found.append(compare(where, analytic, estimate, float(tensor.noise[index]), _COMPLEX_RTOL))

@@ -17,7 +17,7 @@ from ..backend import Array, array_module, to_cpu
 from ..shell.text import apart
 from .contracts import GradientError, Untouched, as_tuple, expect_type, labelled
 from .differences import label
-from .runs import Outcome, Run, like
+from .runs import CheckedRun, Outcome, like
 
 _SAME = 1e-8  # the relative difference allowed between results that are added up in another order
 _NOISE = 50  # and the multiple of the measured round-off
@@ -92,7 +92,7 @@ def differs(name: str, x: np.ndarray, y: np.ndarray, allowed: float) -> str:
     return "{} is {}, not {}".format(label(name, index), *apart(x[index], y[index]))
 
 
-def check_layouts(run: Run, dy: Array, expected: Mapping[str, np.ndarray], noise: Mapping[str, float]) -> None:
+def check_layouts(run: CheckedRun, dy: Array, expected: Mapping[str, np.ndarray], noise: Mapping[str, float]) -> None:
     """Raise GradientError if the results depend on the layout of an argument, or of dy."""
 
     def problem(layout: Callable[[Array], Array], only: str | None = None) -> str:
@@ -119,7 +119,7 @@ def check_layouts(run: Run, dy: Array, expected: Mapping[str, np.ndarray], noise
             raise GradientError(f"with all arrays {together}, {whole}")
 
 
-def check_empty(run: Run) -> None:
+def check_empty(run: CheckedRun) -> None:
     """Raise GradientError unless a batch without rows is refused with a ValueError or IndexError, or gives an empty y
     and gradients of zero, of the right shapes and types.
 
@@ -168,7 +168,7 @@ def _expect_zero(outcome: Outcome, dtype: Any) -> None:
             raise GradientError(f"{label(name, index)} is {g[index]:.6g}, not 0")
 
 
-def _batch(run: Run) -> tuple[str, ...]:
+def _batch(run: CheckedRun) -> tuple[str, ...]:
     """The names of the arrays whose first axis is the batch; see `check_empty`."""
     for names in _candidates(run.arrays):
         try:

@@ -10,7 +10,7 @@ import numpy as np
 from ..backend import Array, array_module
 from .contracts import GradientError, as_tuple
 from .layouts import difference
-from .runs import Run, like
+from .runs import CheckedRun, like
 
 Gradients = Mapping[str, np.ndarray]  # "gradient of x": the array
 Noise = Mapping[str, float]  # and its round-off
@@ -19,7 +19,7 @@ Noise = Mapping[str, float]  # and its round-off
 _FACTOR = -1024.0
 
 
-def check_linearity(run: Run, dy: Any, gradients: Gradients, noise: Noise, wide: Noise, layouts: bool) -> None:
+def check_linearity(run: CheckedRun, dy: Any, gradients: Gradients, noise: Noise, wide: Noise, layouts: bool) -> None:
     """Raise GradientError unless backward(−1024 dy + 1) = −1024 backward(dy) + backward(1), where `gradients` are
     backward(dy). With `layouts`, each dy of ones is a single number in memory, as a sum sends its gradient back. `wide`
     also bounds the round-off of terms that cancel in backward(dy), where it is hidden, but not for another dy.
@@ -41,7 +41,7 @@ def check_linearity(run: Run, dy: Any, gradients: Gradients, noise: Noise, wide:
         raise GradientError(f"backward is not linear in dy: for {for_dy}, {wrong}" + f"\n  {cause}" * bool(cause))
 
 
-def nonlinearity(run: Run, dy: Any, gradients: Gradients, noise: Noise) -> str:
+def nonlinearity(run: CheckedRun, dy: Any, gradients: Gradients, noise: Noise) -> str:
     """A simple reason why backward is not linear in dy, such as a dy that is squared; empty if none is found."""
     of_zero = _backward(run, dy, lambda part: 0 * part)
     if not difference(of_zero, gradients, noise):
@@ -67,12 +67,12 @@ def _is(found: Gradients, factor: float, name: str, gradient: np.ndarray, noise:
     return not difference({name: found[name]}, {name: factor * gradient}, noise, factor=factor)
 
 
-def _backward(run: Run, dy: Any, change: Callable[[Array], Array]) -> Gradients:
+def _backward(run: CheckedRun, dy: Any, change: Callable[[Array], Array]) -> Gradients:
     """The gradients for dy with each of its arrays changed."""
     return run.outcome(like(dy, [array_module(part).asarray(change(part)) for part in as_tuple(dy)])).named_gradients()
 
 
-def _of_one_number(run: Run, dy: Any) -> Gradients:
+def _of_one_number(run: CheckedRun, dy: Any) -> Gradients:
     try:
         return _backward(run, dy, _one_number)
     except Exception as error:

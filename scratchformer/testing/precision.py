@@ -103,7 +103,7 @@ def check_precision(
     run = Rounded(op, op_backward, names, args, kwargs, dy, dtype, device, seed)
     found = run.actual()
     bounded = run.bounded(arithmetic)
-    comparisons = [Comparison(name, x, bounded[name]) for name, x in found.items()]
+    comparisons = [TensorErrors(name, x, bounded[name]) for name, x in found.items()]
     for comparison in comparisons:
         comparison.expect_range()
     rows = [comparison.row() for comparison in comparisons]
@@ -115,7 +115,7 @@ def check_precision(
     return PrecisionReport(rows, [note for c in comparisons for note in c.underflow_note()])
 
 
-def _expect_same_in_float64(comparisons: list[Comparison], wide: dict[str, np.ndarray], subject: str) -> None:
+def _expect_same_in_float64(comparisons: list[TensorErrors], wide: dict[str, np.ndarray], subject: str) -> None:
     """Raise GradientError if y is the same in float64, but a gradient is another function there."""
     for c in comparisons:  # y before the gradients
         allowed = _OTHER * float(np.abs(wide[c.name]).max(initial=0)) + float(c.bound.max(initial=0))
@@ -209,14 +209,14 @@ class Rounded:
     def _named(y: Any, gradients: dict[str, Any]) -> dict[str, Any]:
         return labelled("y", as_tuple(y)) | {f"gradient of {name}": g for name, g in gradients.items()}
 
-    def reason(self, comparison: Comparison, arithmetic: Arithmetic) -> str:
+    def reason(self, comparison: TensorErrors, arithmetic: Arithmetic) -> str:
         """The likely cause: the line that explains the error if this line alone is carried out in the narrow type."""
         name, kind, wide = comparison.name, self.dtype, arithmetic.elementwise
 
-        def with_lines(narrow: Callable[[str], bool]) -> tuple[dict[str, Steps], Comparison]:
+        def with_lines(narrow: Callable[[str], bool]) -> tuple[dict[str, Steps], TensorErrors]:
             relaxed = replace(arithmetic, watched=kind, narrow=narrow, steps={})
             bounded = self.bounded(relaxed)[name]
-            return relaxed.steps, Comparison(name, comparison.actual, bounded)
+            return relaxed.steps, TensorErrors(name, comparison.actual, bounded)
 
         steps, explained = with_lines(lambda _: True)
         if not np.isfinite(comparison.actual[comparison.worst]):
@@ -263,7 +263,7 @@ def store(x: Any) -> None:
         store(part)
 
 
-class Comparison:
+class TensorErrors:
     """A tensor as computed, with its exact values and bounds."""
 
     def __init__(self, name: str, actual: np.ndarray, bounded: Bounded) -> None:

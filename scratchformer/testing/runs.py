@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
         return {n: to_cpu(x) for n, x in labelled("y", as_tuple(self.y)).items()} | self.named_gradients()
 
 
-class Run:
+class CheckedRun:
     """Copies of the arguments of a forward, by name, on one device and of one dtype. `changed`, an argument of forward,
     backward and outcome, holds arrays to use instead of some of them.
     """
@@ -109,7 +109,7 @@ class Run:
         return named_gradients(returned, {n: changed.get(n, x) for n, x in self.floating.items()}, backward)
 
 
-class PairRun(Run):
+class PairRun(CheckedRun):
     """An operation with its own copies of the arguments."""
 
     def __init__(
@@ -214,7 +214,7 @@ def expect_named(layer: Any, objects: Iterable[Any]) -> None:
             )
 
 
-class LayerRun(Run):
+class LayerRun(CheckedRun):
     """A deep copy of a layer, and copies of its inputs."""
 
     def __init__(

@@ -395,7 +395,7 @@ for _name in """
 # The library.
 
 
-class _Library(ModuleType):
+class _DeviceLibrary(ModuleType):
     """An array library with an explicit list of names."""
 
     def __getattr__(self, name: str) -> Any:
@@ -512,9 +512,9 @@ def _erf(x: DeviceArray) -> DeviceArray:
     return _wrap(special.erf(x._host))
 
 
-def _build() -> _Library:
+def _build() -> _DeviceLibrary:
     """Build the library from the lists at the top."""
-    xp = _Library(_NAME, __doc__)
+    xp = _DeviceLibrary(_NAME, __doc__)
     names = vars(xp)
     names.update({name: _Ufunc(name) for name in _UFUNCS.split()})
     names.update({name: _of_an_array(name, getattr(np, name)) for name in _OF_AN_ARRAY.split()})
@@ -524,10 +524,10 @@ def _build() -> _Library:
     names.update({name: getattr(np, name) for name in _CONSTANTS.split()})
     names.update(array=_array, asarray=_asarray, ascontiguousarray=_ascontiguousarray, ndarray=DeviceArray)
     names.update(einsum=_einsum, erf=_erf)
-    names["linalg"] = _Library(f"{_NAME}.linalg")
+    names["linalg"] = _DeviceLibrary(f"{_NAME}.linalg")
     vars(xp.linalg).update({n: _of_an_array(f"linalg.{n}", getattr(np.linalg, n)) for n in _LINALG.split()})
-    names["lib"] = _Library(f"{_NAME}.lib")
-    xp.lib.stride_tricks = _Library(f"{_NAME}.lib.stride_tricks")
+    names["lib"] = _DeviceLibrary(f"{_NAME}.lib")
+    xp.lib.stride_tricks = _DeviceLibrary(f"{_NAME}.lib.stride_tricks")
     xp.lib.stride_tricks.as_strided = _as_strided
     xp.lib.stride_tricks.sliding_window_view = _of_an_array(
         "lib.stride_tricks.sliding_window_view", np.lib.stride_tricks.sliding_window_view

@@ -282,8 +282,6 @@ class Run:
                     raise
                 failed = str(error)
                 traceback.clear_frames(error.__traceback__)  # frees the arrays of the failed step
-            finally:
-                self.close()
             # Outside of `except`, so that the error holds no arrays; the optimizer's are still there.
             raise MemoryError(f"{failed} {gpu_need(replicas, first if largest is None else largest)}")
 
@@ -330,8 +328,10 @@ class Run:
         self._kept, self._log_every = keep, log_every
         try:
             self.begin()
+            always, every = replicas.device is CPU or replicas.loss_scale is not None, (log_every, snapshot_every)
             while self.step < self.total:
                 self._values["step"] += 1
+                replicas.reading = always or any(self.step % n == 0 for n in every) or self.step == self.total
                 yield self.step - 1
                 self._bar.update()
                 done = self.step
@@ -344,12 +344,13 @@ class Run:
             if (scale := replicas.loss_scale) is not None and scale.skipped and self.ranks.first:
                 print(f"batches skipped because their gradients overflowed: {scale.skipped}", file=sys.stderr)
         finally:
-            self.close()
+            self.close(*sys.exc_info())
 
     def due(self, every: int) -> bool:
         """Whether this step is the last one, or a multiple of `every` (0: only the last one). If so, all ranks have the
         whole model, to score it. Raises Diverged if a parameter is not finite.
         """
+        expect_at_least(0, every=every)
         due = self.step == self.total or (every > 0 and self.step % every == 0)
         if due:
             self.read(self.step)
@@ -456,7 +457,8 @@ class Run:
         self.best = self._values["best"]
         if ranks.size > 1:
             self.send()
-        self._replicas.diverged = self.diverged
+        self._replicas.block.push(self.close)  # when the block of the replicas ends, whatever happens in the loop
+        self._replicas.diverged = self.diverged_now
         self._received = self._opened.enter_context(interrupts())
         options: dict[str, Any] = dict(initial=self.step, delay=0, leave=True, disable=not ranks.first)
         self._bar = self._opened.enter_context(progress_bar(total=self.total, unit="step", **options))
@@ -503,9 +505,9 @@ class Run:
                 unfinished.write_text("Training has begun. This file is deleted once the first snapshot is saved.\n")
         return metrics
 
-    def close(self) -> None:
-        """Give back the lock, the log and the signals."""
-        self._opened.close()
+    def close(self, *exception: Any) -> None:
+        """Give back the lock, the log and the signals, after the last step or the exception that ends the loop."""
+        self._opened.__exit__(*(exception or (None, None, None)))
 
     def compute_as_before(self) -> None:
         """Let all ranks use the same libraries for products, those with which the run began if they are here.
@@ -613,6 +615,11 @@ class Run:
         good = f"The last good snapshot is {self.out / LAST}, from step {self._saved}"
         good = "No snapshot was saved yet" if self._saved is None else good
         return Diverged(f"step {self._values['step'] if step is None else step}: {what}. {good}")
+
+    def diverged_now(self, what: str) -> BaseException:
+        """The error for this step, unless an earlier step had diverged before."""
+        self.read(self.step)
+        return self.diverged(what)
 
     def expect_finite(self) -> None:
         """Raise Diverged if a parameter is not finite."""

@@ -19,7 +19,7 @@ from ..backend import get_device
 from ..parallel.precision import PRECISIONS
 from ..parallel.replicas import MOST_REPLICAS
 from ..shell.files import locked, make_folder, replacing
-from ..shell.options import MOST_STEPS, SEED, Parser
+from ..shell.options import MAX_STEPS, SEED, CommandLine
 from ..shell.reading import decoded, parsed, read_bytes
 from ..shell.text import one_line, printable, shown
 from ..version import __version__
@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     **{"program": ("",), "preset": ("",), "seed": (0,), "steps": (0,), "data": ("", None)},
     **{"replicas": (0, None), "micro_batch": (0, None), "tensorboard": (False,)},
 }
-LARGEST = {"steps": MOST_STEPS, "replicas": MOST_REPLICAS}  # any other whole number has to fit in 64 bits, signed
+LARGEST = {"steps": MAX_STEPS, "replicas": MOST_REPLICAS}  # any other whole number has to fit in 64 bits, signed
 # What the file has beyond the settings. An earlier version had neither a version nor checksums.
 VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
@@ -46,8 +46,8 @@ NEWER: Mapping[str, Mapping[str, Any]] = {
     "micro-batches": dict(
         type=int,
         metavar="N",
-        least=1,
-        most=2**31 - 1,
+        min=1,
+        max=2**31 - 1,
         help="divide each batch into N micro-batches, of its rows / N each, rounded up; instead of --micro-batch",
     ),
     "shard": dict(
@@ -69,13 +69,13 @@ MUON_OPTIONS = {  # for a program whose presets may have them too
         type=float,
         default=0.02,
         metavar="X",
-        least=1e-9,
-        most=1000,
+        min=1e-9,
+        max=1000,
         help="learning rate of Muon (default: the preset's, or 0.02)",
     ),
 }
 VALIDATION_OPTION = {
-    "validation": dict(type=int, metavar="N", default=2_500, least=2, help="reviews held out (default: 2500)"),
+    "validation": dict(type=int, metavar="N", default=2_500, min=2, help="reviews held out (default: 2500)"),
 }
 # What a run has that is given none of it.
 COMMON: dict[str, Any] = {
@@ -109,7 +109,7 @@ def start_run(
     arguments of `Run`, and the attributes `given`, `estimating`, `preset_steps` and `state`.
 
     presets: settings by name. The default is the preset with the name of a given option, if there is one, else "small".
-    options: the program's own options, by name, with the arguments of `options.Parser.add_argument`; their values
+    options: the program's own options, by name, with the arguments of `options.CommandLine.add_argument`; their values
     become settings. An option with the metavar PATH is a path. An option that is `changeable` may be given with
     --resume. None takes away an option that every program has, "data" or "estimate".
     A resumed run keeps its settings: only --device, --data, --steps, --replicas, --shard, --recompute and changeable
@@ -346,25 +346,25 @@ def _parser(
     presets: Collection[str],
     options: Mapping[str, Mapping[str, Any]],
     without: Collection[str] = (),
-) -> Parser:
-    number: dict[str, Any] = {"type": int, "metavar": "N", "least": 1}
+) -> CommandLine:
+    number: dict[str, Any] = {"type": int, "metavar": "N", "min": 1}
     common: dict[str, dict[str, Any]] = {
         "device": dict(default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if one works)"),
         "data": dict(metavar="PATH", help="a local archive, file or folder, instead of a download"),
         "preset": dict(choices=presets, help="sizes and settings (default: small)"),
-        "steps": dict(**number, most=MOST_STEPS, help="training steps, instead of the preset's number"),
+        "steps": dict(**number, max=MAX_STEPS, help="training steps, instead of the preset's number"),
         "seed": dict(**SEED, help="random seed for weights, batches and dropout (default: 0)"),
         "out": dict(metavar="DIR", help=f"folder of the run (default: runs/{name}, numbered)"),
         "resume": dict(metavar="DIR", help="continue the run in this folder"),
         "continue": dict(
             action="store_true", dest="go_on", help="continue the run in the folder of --out, if there is one"
         ),
-        "replicas": dict(**number, most=MOST_REPLICAS, help="threads on a CPU (default: one for each core)"),
-        "micro-batch": dict(**number, most=2**31 - 1, help="rows computed at once (default: automatic)"),
+        "replicas": dict(**number, max=MOST_REPLICAS, help="threads on a CPU (default: one for each core)"),
+        "micro-batch": dict(**number, max=2**31 - 1, help="rows computed at once (default: automatic)"),
         "estimate": dict(action="store_true", help="print how much memory the run will take, and stop"),
         "tensorboard": dict(action="store_true", default=None, help="log to TensorBoard too"),
     }
-    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandLine(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(data=None, estimate=False, go_on=False)
     described = {option: common[option] for option in common if option not in without}
     described |= {option: {**own, "default": None} for option, own in options.items()}

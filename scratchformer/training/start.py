@@ -27,6 +27,7 @@ from ..parallel.ranks import Ranks
 from ..parallel.replicas import Replicas
 from ..shell.process import run_program
 from ..shell.text import printable, shown
+from .examples import examples, is_example
 from .readers import mean_snapshot
 from .run import Estimated, Run
 from .settings import own_options, read_settings, saved_settings, start_run
@@ -159,7 +160,7 @@ def find_program(run: Path, file: str | None = None) -> dict[str, Any]:
     settings name.
 
     Loading a program executes its code, and the settings may come from a stranger. So without `file` it must be one of
-    the examples of this checkout, or in a module that is imported already. Raises NotImported if `file` is needed,
+    the package's examples, or in a module that is imported already. Raises NotImported if `file` is needed,
     ValueError if it is not a program.
     """
     names = vars(load_source(run, read_settings(run), file))
@@ -176,9 +177,8 @@ def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None)
     source, name = settings.get("made_by"), settings["program"]
     if isinstance(imported := sys.modules.get(str(source)), ModuleType):
         return imported
-    example = PACKAGE / "examples" / f"{name}.py"
-    if source is None and name.isidentifier() and is_example(example):  # a run of an earlier version
-        return load_file(example)
+    if source is None and name in (programs := examples()):  # a run of an earlier version
+        return load_file(programs[name])
     if source is None:
         raise NotImported(f"{run} does not say in which file its program {shown(name)} is: add --program FILE")
     path, source = Path(source), printable(source)
@@ -191,14 +191,6 @@ def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None)
         return load_file(path)
     came = ", which came with it" if run.resolve() in path.resolve().parents else ""
     raise NotImported(f"{run} was made by {source}{came}; to execute that file, name it with --program")
-
-
-def is_example(path: Path) -> bool:
-    """Whether a file is in examples/ of the checkout that holds this package. An installed package has no examples."""
-    examples = (PACKAGE / "examples").resolve()
-    if not ((PACKAGE / "pyproject.toml").is_file() and path.is_file()):
-        return False
-    return path.resolve().parent in (examples, examples / "records")
 
 
 def file_of(run: Path) -> str:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from area import Area, Case
-from runs import ARGUMENTS, EXAMPLES, INTERVALS, SIZES, make_data
+from runs import SIZES, make_data, set_intervals, tiny
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from scratchformer.training.program import load_file, program_in, run_program
 
 from scratchformer.commands import cli
-from scratchformer.training import metrics, settings, stage
+from scratchformer.training import metrics, settings, start
 from scratchformer.training.snapshot import checksum
+from scratchformer.training.start import run_main
 
 STEPS = 7
 RESUME, EVALUATE, GENERATE, TRANSLATE, PLOT = "resume", "evaluate", "generate", "translate", "plot"
@@ -72,16 +72,13 @@ class Folders(Area):
             importlib.import_module(module)
         self.data = make_data(folder)
         self.programs, self.runs = {}, {}
-        whole = stage.train
-        stage.train = lambda *args, **options: whole(*args, **options | INTERVALS)
+        set_intervals()
         for name in SIZES:
-            file = {"plain": "enwik8", "xl": "enwik8"}.get(name, name)
-            self.programs[name] = program_in(load_file(EXAMPLES / f"{file}.py"), file)
-            self.programs[name].presets["small"].update(SIZES[name])
+            self.programs[name] = tiny(name)
             self.runs[name] = folder / name
             given = ["--data", self.data[name], "--out", self.runs[name], "--steps", STEPS, "--device", "cpu"]
             with quiet():
-                self.programs[name].start([*map(str, given), *ARGUMENTS.get(name, [])])
+                run_main(self.programs[name].main, [str(option) for option in given])
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         name = draw.choice(list(SIZES))
@@ -103,7 +100,7 @@ class Folders(Area):
         """A function that does what a user does with a run."""
         if command == RESUME:
             arguments = ["--resume", str(run), "--device", "cpu", *options]
-            return lambda: run_program(lambda: self.programs[name].start(arguments))
+            return lambda: start(self.programs[name].main, arguments)
         arguments = {
             EVALUATE: ["--device", "cpu"],
             GENERATE: ["--tokens", "3", "--device", "cpu"],

@@ -11,7 +11,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,10 +23,11 @@ from scratchformer import Key
 from scratchformer.generation import generate
 from scratchformer.models import LanguageModel, TransformerXL
 from scratchformer.parallel.memory import resident_bytes
-from scratchformer.training import stage
+from scratchformer.training import Run
+from scratchformer.training.start import run_main
 
 STEPS = 288_000  # twelve hours of `python examples/enwik8.py` at 0.15 s a step
-SIZES = dict(d_model=8, heads=1, depth=1, context=8, memory=8, xl_d_ff=8, batch_size=2)
+SIZES = dict(d_model=8, heads=1, depth=1, context=8, xl_d_ff=8, batch_size=2, optimizer="adam")
 INTERVALS = dict(evaluate_every=250, snapshot_every=100, log_every=10)  # those of the program's default run
 FLAT = 1.01
 
@@ -82,23 +83,22 @@ class Generations(Hours):
 def train(kind: str, steps: int, seed: int) -> list[int]:
     """Train a tiny model. Returns the memory of the process in bytes at each percent of the steps."""
     sizes: list[int] = []
-    before = stage.train
+    runs.set_intervals(**INTERVALS)
+    with_intervals = Run.steps
 
-    def measured(replicas: Any, optimizer: Any, schedule: Callable[[int], float], *args: Any, **options: Any) -> Any:
-        def rate(step: int) -> float:
+    def measured(*args: Any, **options: Any) -> Iterator[int]:
+        for step in with_intervals(*args, **options):
             if step * 100 // steps != (step - 1) * 100 // steps:
                 sizes.append(resident_bytes())
-            return schedule(step)
+            yield step
 
-        return before(replicas, optimizer, rate, *args, **options | INTERVALS)
-
-    stage.train = measured
+    Run.steps = measured
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_text(" ".join(random.Random(0).choices(runs.WORDS, k=12_000)), encoding="utf-8")
         options = ["--model", kind, "--data", text, "--out", Path(folder) / "run", "--replicas", 1, "--device", "cpu"]
         options += ["--steps", steps, "--seed", seed]
-        runs.tiny(kind, SIZES).start([str(option) for option in options])
+        run_main(runs.tiny(kind, SIZES).main, [str(option) for option in options])
     return sizes
 
 

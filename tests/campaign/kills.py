@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from area import Area, Case, last_line
-from runs import ARGUMENTS, command, make_data
+from runs import command, make_data
 
 from scratchformer.training import load_snapshot, read_metrics
 
@@ -61,7 +61,7 @@ class Kills(Area):
         if (run / "settings.json").exists():
             arguments = ["--resume", run]
         else:
-            options = ["--data", self.data[name], "--steps", STEPS, "--replicas", 2, *ARGUMENTS.get(name, [])]
+            options = ["--data", self.data[name], "--steps", STEPS, "--replicas", 2]
             arguments = ["--out", run, *options]
         with open(run.with_name("output"), "w") as output:
             streams = dict(stdout=output, stderr=output)

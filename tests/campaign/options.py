@@ -12,23 +12,25 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from area import Area, Case
-from runs import SIZES, command, make_data
-from scratchformer.training.program import load_file, program_in, run_program
+from runs import SIZES, command, make_data, tiny
 
-import scratchformer
 from scratchformer.commands import cli
+from scratchformer.training import start
 
-EXAMPLES = Path(scratchformer.__file__).parents[1] / "examples"
-PROGRAMS = ("enwik8", "imdb", "translate", "bert", "reviews", "gpt2", "sparse", "digits", "units")
+IMDB = dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=100, batch_size=8)
 TINY = {
     "enwik8": SIZES["plain"],
-    "imdb": dict(d_model=8, depth=1, max_length=16, vocabulary=100, batch_size=8),
-    "reviews": dict(
-        d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, tuning_batch_size=8, epochs=1
-    ),
+    "translate": SIZES["translate"],
+    "bert": SIZES["bert"],
+    "imdb": IMDB,
+    "records/enwik8": dict(d_model=16, heads=2, depth=2, context=32, batch_size=8),
+    "records/imdb": IMDB,
+    "records/reviews": IMDB | dict(vocabulary=60, batch_size=4, tuning_batch_size=8, epochs=1),
+    "records/translate": SIZES["translate"],
     "gpt2": dict(vocabulary=300, d_model=8, heads=2, depth=1, context=16, batch_size=4),
     "sparse": dict(d_model=8, heads=2, depth=2, context=64, stride=8, batch_size=2),
     "digits": dict(d_model=8, heads=2, depth=1, batch_size=8),
@@ -112,21 +114,13 @@ COMMON = [
 ]
 MUON = [choice("--optimizer", "muon"), Option("--muon-lr", [*NO_NUMBER, "0", "inf", "1e400"], ["0.1", "1e-5"])]
 OWN = {
-    "enwik8": [
-        choice("--model", "xl", "llama"),
-        choice("--positions", "sinusoidal", "relative"),
-        *MUON,
-    ],
-    "imdb": [choice("--pool", "max"), choice("--positions", "none"), choice("--schedule", "constant")],
-    "bert": [choice("--stage", "pretrain"), choice("--tune", "head"), *MUON, Option("--pretrained", NO_PATH, [])],
-    "translate": [
-        *MUON,
-        choice("--norm", "pre", "post"),
-        whole("--backwards", 0, least=0),
-    ],
-    "reviews": [choice("--stage", "pretrain", "finetune", "selftrain")],
+    "enwik8": [choice("--model", "xl", "llama"), choice("--schedule", "constant"), *MUON],
+    "bert": [choice("--stage", "pretrain"), choice("--tune", "head"), Option("--pretrained", NO_PATH, [])],
     "gpt2": [Option("--pretrained", NO_PATH, [])],
-    "sparse": [*MUON, Option("--minutes", [*NO_NUMBER, "0", "inf", "1e400", "1e300"], [])],
+    "sparse": [Option("--minutes", [*NO_NUMBER, "0", "inf", "1e400", "1e300"], [])],
+    "records/imdb": [whole("--models", 1), choice("--evidence", "1", "3")],
+    "records/reviews": [choice("--stage", "pretrain", "finetune", "selftrain")],
+    "records/translate": [whole("--backwards", 0, least=0), whole("--neighbours", 0, 3, least=0)],
 }
 GENERATE = [
     Option("--prompt", NO_TEXT, ["a", "\n", "--", "-x", "中", "\udcff", "x" * 5000]),
@@ -181,9 +175,7 @@ class Options(Area):
                 "cpu",
             ]
             subprocess.run(command(name, *options), check=True, capture_output=True)
-        self.programs = {name: program_in(load_file(EXAMPLES / f"{name}.py"), name) for name in PROGRAMS}
-        for name, program in self.programs.items():
-            program.presets["small"].update(TINY.get(name) or SIZES[name])
+        self.programs = {name: tiny(name, sizes) for name, sizes in TINY.items()}
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         make_things(folder)
@@ -191,8 +183,9 @@ class Options(Area):
         return kind(draw)
 
     def program_case(self, draw: random.Random) -> Case:
-        name = draw.choice(PROGRAMS)
-        data = {"imdb": "bert", "reviews": "bert", "enwik8": "tiny", "gpt2": "tiny", "sparse": "tiny"}.get(name, name)
+        name = draw.choice(list(TINY))
+        texts = dict.fromkeys(("enwik8", "gpt2", "sparse"), "tiny") | dict.fromkeys(("imdb", "reviews"), "bert")
+        data = texts.get(stem := name.removeprefix("records/"), stem)
         given = {"--device": "cpu", "--steps": "1", "--replicas": "2"}
         if data in self.data:
             given["--data"] = str(self.data[data])
@@ -209,11 +202,11 @@ class Options(Area):
         shutil.copytree(self.runs[RUNS[name]], "run")
         call, kind = partial(call_program, self.programs[name]), draw.choice(["wrong", "foreign", "kept", "other"])
         if kind == "wrong":
-            name = draw.choice(PROGRAMS)
+            name = draw.choice(list(TINY))
             return wrong_value(draw, name, [], {"--device": "cpu"}, RESUME, partial(call_program, self.programs[name]))
         given = {"--resume": "run", "--device": "cpu"}
         if kind == "foreign":
-            program = draw.choice([program for program in PROGRAMS if program != name])
+            program = draw.choice([program for program in TINY if program.removeprefix("records/") != name])
             argv = written(draw, [], given)
             return Case(shown(program, argv), partial(call_program, self.programs[program], argv), names=("--resume",))
         if kind == "kept":
@@ -338,9 +331,9 @@ def shown(name: str, argv: list[str]) -> str:
     return f"{name} {' '.join(words)}"
 
 
-def call_program(program: type, argv: list[str]) -> None:
-    sys.argv = [program.name, *argv]
-    run_program(partial(program.start, argv))
+def call_program(program: ModuleType, argv: list[str]) -> None:
+    sys.argv = [str(program.__file__), *argv]
+    start(program.main, argv)
 
 
 def call_command(name: str, argv: list[str], stdin: str) -> None:

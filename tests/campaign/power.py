@@ -16,54 +16,59 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from area import Area, Case
 from folders import quiet
-from scratchformer.training.program import run_program
 
-from scratchformer.data import Vocabulary
+from scratchformer.data import TextBatches, Vocabulary
 from scratchformer.models import LanguageModel
-from scratchformer.training import LanguageProgram, load_snapshot, read_metrics, stage
+from scratchformer.optim import Adam, Cosine
+from scratchformer.shell.process import run_program
+from scratchformer.training import Replicas, Run, evaluate_language_model, load_corpus, load_snapshot, read_metrics
+from scratchformer.training.start import run_main
 
 STEPS = 8
-INTERVALS = dict(snapshot_every=2, evaluate_every=3, log_every=1, keep=2)
+# The program of the run: a tiny language model, with a vocabulary, so that there are files of every kind.
+PRESETS = {"small": dict(d_model=8, heads=2, depth=1, context=8, batch_size=2, lr=1e-2, warmup=2, steps=STEPS)}
+evaluations_to_go = -1  # the number of evaluations before the run stops; -1: it never stops
 
 
-class Tiny(LanguageProgram):
-    """A language model with a vocabulary, so that a run has files of every kind."""
+def data(run: Run) -> Any:
+    corpus = load_corpus(run)
+    words = run.saved_vocabulary(Vocabulary) or Vocabulary.build(["one two three two"], 5)
+    return SimpleNamespace(**corpus._asdict(), fingerprint=corpus.fingerprint, vocabulary=words)
 
-    name = "tiny"
-    evaluations_to_go = -1  # the number of evaluations before the run stops; -1: it never stops
-    presets = {  # noqa: RUF012
-        "small": dict(
-            d_model=8, heads=2, depth=1, context=8, batch_size=2, lr=1e-2, warmup=2, steps=STEPS, test_bytes=20
-        )
-    }
 
-    def load(self) -> None:
-        super().load()
-        self.saved_words = self.saved_vocabulary(Vocabulary) or Vocabulary.build(["one two three two"], 5)
+def model(run: Run, _corpus: Any) -> LanguageModel:
+    return LanguageModel(256, key=run.key("weights"), **run.sizes("d_model", "heads", "depth", "context"))
 
-    def save(self) -> None:
-        self.vocabulary, whole = self.saved_words, self.vocabulary
-        super().save()
-        self.vocabulary = whole
 
-    def identity(self) -> dict[str, Any]:
-        return super().identity() | {"vocabulary": self.saved_words.fingerprint}
+def score(_run: Run, replicas: Replicas, corpus: Any, part: str) -> dict[str, float]:
+    global evaluations_to_go
+    if evaluations_to_go == 0:
+        raise Stopped
+    evaluations_to_go -= 1
+    return evaluate_language_model(replicas, getattr(corpus, part)[:20])
 
-    def make_model(self, key: Any) -> LanguageModel:
-        return LanguageModel(256, key=key, **self.sizes("d_model", "heads", "depth", "context"))
 
-    def evaluate(self, replicas: Any, part: str, **options: Any) -> dict[str, float]:
-        if self.evaluations_to_go == 0:
-            raise Stopped
-        Tiny.evaluations_to_go -= 1
-        return super().evaluate(replicas, part, **options)
-
-    def write(self) -> None:
-        """No sample."""
+def main(run: Run) -> None:
+    corpus = run.load(data)
+    batches = TextBatches(corpus.train, run.batch_size, run.context, run.key("batches"))
+    with run.replicas(model(run, corpus), batches) as replicas:
+        adam = Adam(replicas.model.parameters(), run.lr)
+        rate = Cosine(run.lr, run.warmup, run.total, run.lr / 10)
+        for step in run.steps(replicas, adam, batches, keep=2, snapshot_every=2, log_every=1):
+            loss = replicas.gradients(batches.batch(step), run.key("train", step))
+            norm = replicas.clip(adam, 1.0)
+            adam.lr = rate(step)
+            replicas.step(adam)
+            run.log(loss=loss, norm=norm)
+            if run.due(3):
+                run.keep_best(score(run, replicas, corpus, "validation"))
+        run.load_best()
+        score(run, replicas, corpus, "test")
 
 
 class Stopped(Exception):
@@ -83,25 +88,24 @@ class Power(Area):
     name = "power"
 
     def prepare(self, folder: Path) -> None:
-        whole = stage.train
-        stage.train = lambda *args, **options: whole(*args, **options | INTERVALS)
+        global evaluations_to_go
         self.text = folder / "text.txt"
         self.text.write_bytes(bytes(random.Random(0).choices(b"abcdefgh \n", k=3000)))
         self.whole, self.calls = folder / "disk" / "runs" / "run", []
         (folder / "disk").mkdir()
         with quiet():
             with recorded(folder / "disk", self.calls):
-                Tiny.evaluations_to_go = 1
+                evaluations_to_go = 1
                 with suppress(Stopped):
-                    self.start(self.whole)
-                Tiny.evaluations_to_go = -1
-                self.start(self.whole, "--resume", str(self.whole))
+                    self.train(self.whole)
+                evaluations_to_go = -1
+                self.train(self.whole, "--resume", str(self.whole))
             shutil.rmtree(self.whole)
-            self.start(self.whole)
+            self.train(self.whole)
 
-    def start(self, run: Path, *options: str) -> None:
+    def train(self, run: Path, *options: str) -> None:
         new = ("--data", str(self.text), "--out", str(run), "--replicas", "1")
-        Tiny.start([*(options or new), "--device", "cpu"])
+        run_main(main, [*(options or new), "--device", "cpu"])
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         end = draw.randrange(1, len(self.calls))
@@ -114,9 +118,9 @@ class Power(Area):
         def go_on() -> None:
             """What a user does: resume the run, or start it again if there is none."""
             if (run / "settings.json").exists():
-                run_program(lambda: self.start(run, "--resume", str(run)))
+                run_program(lambda: self.train(run, "--resume", str(run)))
             else:
-                run_program(lambda: self.start(run))
+                run_program(lambda: self.train(run))
 
         what = f"power cut before call {end} of {len(self.calls)}, {call.name} {' '.join(call.paths)}"
         return Case(what, go_on, "accepted", check=lambda _: next(differences(run, self.whole), None))

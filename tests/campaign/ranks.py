@@ -17,7 +17,7 @@ from pathlib import Path
 
 from area import Case
 from kills import STEPS, Kills, _files, _finish, _lines, _wait, differences
-from runs import ARGUMENTS, command
+from runs import command
 
 from scratchformer.training import load_snapshot
 
@@ -41,7 +41,7 @@ class LostRanks(Kills):
         super().prepare(folder)
 
     def start_ranks(self, name: str, run: Path, size: int) -> subprocess.Popen:
-        options = ["--data", self.data[name], "--steps", STEPS, "--replicas", 2, *ARGUMENTS.get(name, [])]
+        options = ["--data", self.data[name], "--steps", STEPS, "--replicas", 2]
         arguments = ["--resume", run] if (run / "settings.json").exists() else ["--out", run, *options]
         launcher = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "-n", str(size)]
         with open(run.with_name("output"), "w") as output:

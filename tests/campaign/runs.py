@@ -10,25 +10,24 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from scratchformer.training.program import PACKAGE, Program, load_file, program_in
+from scratchformer.training import Run, start
+from scratchformer.training.examples import examples
+from scratchformer.training.snapshot import load_file
 
-from scratchformer.training import stage
-
-EXAMPLES = PACKAGE / "examples"  # of the checkout that is tested
-LANGUAGE = dict(d_model=16, heads=2, depth=2, context=32, memory=16, xl_d_ff=24, batch_size=8)
+EXAMPLES = examples()
+LANGUAGE = dict(d_model=16, heads=2, depth=2, context=32, xl_d_ff=24, batch_size=8)
 SIZES: dict[str, dict[str, Any]] = {
-    "plain": LANGUAGE,
-    "xl": LANGUAGE,
+    "plain": LANGUAGE | dict(model="plain"),
+    "xl": LANGUAGE | dict(model="xl"),
     "translate": dict(d_model=16, heads=2, depth=1, d_ff=32, vocabulary=100, max_length=32, tokens=200, average=3),
     "bert": dict(d_model=16, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, short_length=16)
     | dict(tuning_batch_size=8, finetune_epochs=1, scratch_epochs=1),
 }
-ARGUMENTS = {"xl": ["--model", "xl"]}  # in addition to --data, --out and --steps
-INTERVALS = dict(snapshot_every=3, evaluate_every=7, log_every=1)
+STEPS, DUE = Run.steps, Run.due
 WORDS = "a the film story acting plot was is not very good bad dull bright long short never again café straße".split()
 
 
@@ -57,15 +56,17 @@ def make_data(folder: Path) -> dict[str, Path]:
     return {"plain": text, "xl": text, "translate": sentences, "bert": reviews}
 
 
-def with_intervals(train: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **options: train(*args, **options | INTERVALS)
+def set_intervals(snapshot_every: int = 3, evaluate_every: int = 7, log_every: int = 1, **others: int) -> None:
+    """From here on every run of this process saves, scores and logs this often. others: further options of `steps`."""
+    intervals = dict(snapshot_every=snapshot_every, log_every=log_every, **others)
+    Run.steps = lambda *args, **options: STEPS(*args, **options | intervals)
+    Run.due = lambda run, every: DUE(run, evaluate_every)
 
 
-def tiny(name: str, sizes: dict[str, Any]) -> type[Program]:
+def tiny(name: str, sizes: dict[str, Any] | None = None) -> ModuleType:
     """The program of `name`, with these sizes in its default preset."""
-    file = {"plain": "enwik8", "xl": "enwik8"}.get(name, name)
-    program = program_in(load_file(EXAMPLES / f"{file}.py"), file)
-    program.presets["small"].update(sizes)
+    program = load_file(EXAMPLES[{"plain": "enwik8", "xl": "enwik8"}.get(name, name)])
+    program.PRESETS["small"].update(SIZES[name] if sizes is None else sizes)
     return program
 
 
@@ -93,10 +94,10 @@ def die_while_writing(event: int, size: int) -> None:
 
 def main() -> None:
     name = sys.argv.pop(1)
-    stage.train = with_intervals(stage.train)
+    set_intervals()
     if death := os.environ.get("CAMPAIGN_DEATH"):
         die_while_writing(*map(int, death.split()))
-    tiny(name, SIZES[name]).main()
+    start(tiny(name).main)
 
 
 if __name__ == "__main__":

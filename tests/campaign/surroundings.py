@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 from area import Area, Case
-from options import EXAMPLES
-from runs import SIZES, command, make_data, with_intervals
-from scratchformer.training.program import load_file, program_in, run_program
+from runs import EXAMPLES, command, make_data, set_intervals, tiny
 
 from scratchformer.commands import cli
-from scratchformer.training import load_snapshot, stage
+from scratchformer.training import Replicas, load_snapshot, start
 from scratchformer.training.folder import read_run
 
 STEPS = 8
@@ -63,8 +61,7 @@ class Surroundings(Area):
         options = ["--data", self.text, "--out", self.finished, "--steps", STEPS, "--device", "cpu", "--replicas", 2]
         subprocess.run(command("plain", *options), check=True, capture_output=True)
         self.expected = load_snapshot(self.finished).model
-        self.program = program_in(load_file(EXAMPLES / "enwik8.py"), "enwik8")
-        self.program.presets["small"].update(SIZES["plain"])
+        self.program = tiny("plain")
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         folder.chmod(0o777)
@@ -72,14 +69,10 @@ class Surroundings(Area):
         return draw.choices(kinds, [6, 6, 4, 4, 2, 2])[0](draw, folder)
 
     def train(self, out: Path, *options: str, steps: int = STEPS) -> None:
-        stage.train = with_intervals(stage.train) if stage.train.__name__ == "train" else stage.train
+        set_intervals()
         argv = ["--data", str(self.text), "--out", str(out), "--steps", str(steps), "--device", "cpu", *options]
         sys.argv = ["enwik8.py", *argv, "--replicas", "2"]
-        start = partial(self.program.start, sys.argv[1:])
-        try:
-            run_program(start, needs_output=False)
-        except TypeError:  # an earlier version
-            run_program(start)
+        start(self.program.main)
 
     def ended_right(self, out: Path, _result: Any = None) -> str | None:
         """What is wrong with a finished run; None if nothing is."""
@@ -97,8 +90,8 @@ class Surroundings(Area):
             if moment == "from the start":
                 break_streams(broken)
                 return self.train(folder / "run")
-            gradients = stage.Replicas.gradients
-            at(stage.Replicas, "gradients", 2, lambda: break_streams(broken, python=False), gradients)
+            gradients = Replicas.gradients
+            at(Replicas, "gradients", 2, lambda: break_streams(broken, python=False), gradients)
             self.train(folder / "run")
 
         what = f"training, {moment} {broken or 'working streams'}"
@@ -147,7 +140,7 @@ class Surroundings(Area):
         """Training with a limit on the size or number of files, or without enough memory."""
         kind = draw.choice(["RLIMIT_FSIZE", "RLIMIT_NOFILE", "memory"])
         most = {"RLIMIT_FSIZE": int(2 ** draw.uniform(0, 18)), "RLIMIT_NOFILE": draw.randrange(3, 40)}.get(kind, 0)
-        owner, name, call = draw.choice([(stage.Replicas, "gradients", 3), (stage.Replicas, "rows", 0)])
+        owner, name, call = draw.choice([(Replicas, "gradients", 3), (Replicas, "rows", 0)])
         fail = draw.choice([partial(np.empty, 1 << 48), no_memory])
 
         def run() -> None:
@@ -190,7 +183,7 @@ class Surroundings(Area):
             os.seteuid(NOBODY)
             if step == 0 and happening is read_only:
                 folder.joinpath("run").mkdir()
-            at(stage.Replicas, "gradients", step, happening, stage.Replicas.gradients)
+            at(Replicas, "gradients", step, happening, Replicas.gradients)
             self.train(out)
 
         return Case(f"training, {happening.__name__} before step {step}", run, expect="either")
@@ -211,8 +204,8 @@ class Surroundings(Area):
                 os.kill(os.getpid(), number)
 
         def run() -> None:
-            gradients = stage.Replicas.gradients
-            at(stage.Replicas, "gradients", step, send, gradients)
+            gradients = Replicas.gradients
+            at(Replicas, "gradients", step, send, gradients)
             try:
                 self.train(folder / "run")
             except SystemExit as ended:
@@ -220,9 +213,9 @@ class Surroundings(Area):
                     raise
             if (saved := load_snapshot(folder / "run").state["step"]) != step + 1:
                 raise AssertionError(f"step {saved} was saved, not {step + 1}")
-            stage.Replicas.gradients = gradients
+            Replicas.gradients = gradients
             sys.argv = ["enwik8.py", "--resume", str(folder / "run"), "--device", "cpu"]
-            run_program(partial(self.program.start, sys.argv[1:]))
+            start(self.program.main)
 
         named = ", ".join(number.name for number in numbers)
         check = partial(self.ended_right, folder / "run")
@@ -233,8 +226,8 @@ class Surroundings(Area):
         training = ["--data", str(self.text), "--out", str(folder / "run"), "--device", "cpu", "--steps", "5"]
         argv = draw.choice(
             [
-                [str(EXAMPLES / "enwik8.py"), *training],
-                [str(EXAMPLES / "enwik8.py"), "--steps", "0"],
+                [str(EXAMPLES["enwik8"]), *training],
+                [str(EXAMPLES["enwik8"]), "--steps", "0"],
                 ["-m", "scratchformer", "doctor"],
                 ["-m", "scratchformer", "generate", str(self.finished), "--tokens", "200", "--device", "cpu"],
                 ["-m", "scratchformer", "evaluate", str(self.finished), "--device", "cpu"],

@@ -9,7 +9,7 @@ import scratchformer as sf
 from scratchformer.compiler import CompileError
 from scratchformer.compiler.numba_code import numba_source
 from scratchformer.compiler.show import PRINTERS, shown
-from scratchformer.compiler.twins import Twin
+from scratchformer.compiler.twins import CompiledTwin
 from scratchformer.dispatch import backward, operation
 
 x, rows = np.random.default_rng(0).standard_normal((2, 3, 5)), np.arange(3)[:, None]
@@ -66,7 +66,7 @@ def test_loops_compute_what_the_equation_says(name, uncompiled):
 
         targets.append(NumbaTarget())
     for target in targets:
-        twin = Twin(op, op_backward, target)
+        twin = CompiledTwin(op, op_backward, target)
         assert twin.fits(*args)
         with np.errstate(all="ignore"):
             y, _ = twin.forward(*args)
@@ -79,7 +79,7 @@ def test_a_condition_beside_the_place_that_a_row_is_added_to(uncompiled):
     lines = "y_nc = w_vc [m_n = 1] with v = ids_n", "dw_vc = Σ_n [ids_n = v and m_n = 1] dy_nc"
     op, op_backward = pair_of("w, ids, m", *lines)
     ids, m, dy = np.array([1, 0, 1]), np.array([1, 1, 0]), x[0]
-    twin = Twin(op, op_backward, uncompiled)
+    twin = CompiledTwin(op, op_backward, uncompiled)
     _, kept = twin.forward(np.ones((4, 5)), ids, m)
     np.testing.assert_array_equal(twin.backward(dy, kept), np.array([dy[1], dy[0], 0 * dy[0], 0 * dy[0]]))
     assert "m" in numba_source(twin.derivation.compile().backward)
@@ -96,14 +96,14 @@ def test_a_sum_over_some_rows_of_what_has_no_column(line):
 def test_arrays_of_several_types_go_to_the_reference(types, uncompiled):
     """Loops of float32 would round those of float64."""
     op, op_backward = pair_of("x, b", "y_i = x_i b_i", "dx_i = dy_i b_i")
-    assert not Twin(op, op_backward, uncompiled).fits(*(half.astype(dtype) for dtype in types))
+    assert not CompiledTwin(op, op_backward, uncompiled).fits(*(half.astype(dtype) for dtype in types))
 
 
 def test_an_option_of_another_type_goes_to_the_reference(uncompiled):
     """NumPy's True is not spelled as the equations spell it, and chose the other case."""
     op, op_backward = pair_of("x, up", "y_i = 2 x_i where up = True, 3 x_i elsewhere", "dx_i = dy_i")
     op.reference.__defaults__ = (True,)
-    twin = Twin(op, op_backward, uncompiled)
+    twin = CompiledTwin(op, op_backward, uncompiled)
     for up, factor in ((True, 2), (False, 3)):
         assert twin.fits(half, up)
         np.testing.assert_array_equal(twin.forward(half, up)[0], factor * half)

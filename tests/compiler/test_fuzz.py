@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scratchformer.compiler import CompileError
-from scratchformer.compiler.twins import Kept, Twin
+from scratchformer.compiler.twins import CompiledTwin, Kept
 from scratchformer.dispatch import backward, operation
 from scratchformer.notation.layout import read
 from scratchformer.notation.values import Scope, bind, evaluate
@@ -131,7 +131,7 @@ def test_loops_compute_what_the_equations_say(part, uncompiled):
     for seed in range(part * 40, part * 40 + 40):
         equations = Equations(seed)
         op, op_backward, docstring = pair_of(equations, seed)
-        twin, values = Twin(op, op_backward, uncompiled), equations.arrays()
+        twin, values = CompiledTwin(op, op_backward, uncompiled), equations.arrays()
         dy, args = values["dy"], [values[name] for name in equations.arguments]
         try:
             plans = twin.derivation.compile()

@@ -13,7 +13,7 @@ from scratchformer.compiler.fusion import joined
 from scratchformer.compiler.in_place import FUSED, IN_PLACE
 from scratchformer.dispatch import fast, operation, reference_only
 from scratchformer.optim.adam import adam_step
-from scratchformer.optim.clip import scale
+from scratchformer.optim.optimizer import scale
 
 NUMBERS = {"share": 0.37, "lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "steps": 3, "decay": 0.01}
 NUMBERS |= {"momentum": 0.9, "size": 0.1}

@@ -21,7 +21,7 @@ from scratchformer.compiler.derivation import Derivation
 from scratchformer.compiler.numba_code import numba_source
 from scratchformer.compiler.plan import Plan
 from scratchformer.compiler.trees import COLUMN, ROW
-from scratchformer.compiler.twins import Twin
+from scratchformer.compiler.twins import CompiledTwin
 from scratchformer.notation.grammar import Node, walk
 from scratchformer.rng import Bits, Key
 
@@ -126,13 +126,13 @@ def expected(name: str, case: int) -> tuple:
     return y, dy, gradients if isinstance(gradients, tuple) else (gradients,)
 
 
-def twin_of(name: str, which: str = "", changed: Plan | str = "") -> Twin:
+def twin_of(name: str, which: str = "", changed: Plan | str = "") -> CompiledTwin:
     """The twin of an operation, with another plan in place of the one called `which`, or with other loops for it."""
 
     def source_of(plan: Plan) -> str:
         return changed if plan.name == which and isinstance(changed, str) else numba_source(plan)
 
-    twin = Twin(getattr(ops, name), getattr(ops, f"{name}_backward"), Interpreted(source_of))
+    twin = CompiledTwin(getattr(ops, name), getattr(ops, f"{name}_backward"), Interpreted(source_of))
     twin.derivation = derivation = copy.copy(derivation_of(name))
     if isinstance(changed, Plan):
         made, field = derivation.pair, "backward" if which.endswith("_backward") else "forward"
@@ -142,7 +142,7 @@ def twin_of(name: str, which: str = "", changed: Plan | str = "") -> Twin:
 
 @cache
 def derivation_of(name: str) -> Derivation:
-    return Twin(getattr(ops, name), getattr(ops, f"{name}_backward"), Interpreted()).derivation
+    return CompiledTwin(getattr(ops, name), getattr(ops, f"{name}_backward"), Interpreted()).derivation
 
 
 def agrees(name: str, which: str = "", changed: Plan | str = "") -> bool:

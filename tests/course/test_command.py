@@ -12,7 +12,7 @@ import pytest
 from scratchformer.commands.cli import main
 from scratchformer.course.command import check_one
 from scratchformer.course.course import NAMES, exercise
-from scratchformer.course.progress import find
+from scratchformer.course.record import find
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from scratchformer.compiler import CompileError
 from scratchformer.compiler.show import loops_of
 from scratchformer.ops.precision import round_into
 from scratchformer.optim.adam import adam_step
-from scratchformer.optim.clip import scale
+from scratchformer.optim.optimizer import scale
 
 cupy_code = pytest.importorskip("scratchformer.kernels.cupy_code")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")

@@ -5,7 +5,7 @@ import pytest
 
 from scratchformer import nn
 from scratchformer.models import LanguageModel
-from scratchformer.nn.structure import Structure
+from scratchformer.nn.layer import Structure
 from scratchformer.optim import Adam
 
 

@@ -10,7 +10,7 @@ import pytest
 from scratchformer import Key
 from scratchformer.backend import is_recording, kept
 from scratchformer.parallel import graphs
-from scratchformer.parallel.graphs import EARLIER, MOST, RECENT, Graphs
+from scratchformer.parallel.graphs import EARLIER, MAX_GRAPHS, RECENT, Graphs
 
 
 class Batch(NamedTuple):
@@ -172,12 +172,13 @@ def test_a_step_that_does_not_fit_in_memory_is_not_recorded(make):
 
 def test_a_graph_that_is_in_use_does_not_make_room_for_another(make):
     found = make()
-    for size in range(1, MOST + 1):
+    for size in range(1, MAX_GRAPHS + 1):
         assert steps(found, size)[-1]
-    assert steps(found, MOST + 1, 10) == [False] * 10
+    assert steps(found, MAX_GRAPHS + 1, 10) == [False] * 10
     assert steps(found, 1, RECENT) == [True] * RECENT  # meanwhile the others are not used
-    assert steps(found, MOST + 1, 1) == [True]
-    assert [len(recorded.batch.x) for recorded in found.recorded.values()] == [*range(3, MOST + 1), 1, MOST + 1]
+    assert steps(found, MAX_GRAPHS + 1, 1) == [True]
+    sizes = [len(recorded.batch.x) for recorded in found.recorded.values()]
+    assert sizes == [*range(3, MAX_GRAPHS + 1), 1, MAX_GRAPHS + 1]
 
 
 def test_what_is_cleared_is_recorded_anew(make):

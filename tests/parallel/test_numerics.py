@@ -12,11 +12,12 @@ from scratchformer.dispatch import twins_of
 from scratchformer.optim import Adam, Constant
 from scratchformer.parallel import numerics as numerics_module
 from scratchformer.parallel.numerics import PRODUCTS, changes, numerics
-from scratchformer.training import Replicas, load_snapshot, train
-from scratchformer.training import state as state_module
+from scratchformer.training import Replicas, folder, load_snapshot
+from scratchformer.training import run as run_module
 from scratchformer.training.snapshot import save_snapshot
 
 from ..training.test_train import Stop, assert_same, crash_at, everything
+from ..training.visible_loop import train
 from .ranks_in_threads import run_ranks
 
 mkl_products = pytest.importorskip("scratchformer.kernels.mkl_products")
@@ -87,7 +88,7 @@ def test_a_library_that_is_gone_is_named(tmp_path, train_tiny, monkeypatch, caps
     train_tiny("LanguageModel", tmp_path, 4)
     record = load_snapshot(tmp_path).state["numerics"]
     monkeypatch.setattr(
-        state_module, "is_record", lambda found: found.update({PRODUCTS: "MKL 1\n\x1b[1m", "old": "x"}) is None
+        folder, "is_record", lambda found: found.update({PRODUCTS: "MKL 1\n\x1b[1m", "old": "x"}) is None
     )
     monkeypatch.setattr(mkl_products, "libraries", lambda: {})
     train_tiny("LanguageModel", tmp_path, 6, resume=True)
@@ -129,7 +130,7 @@ def test_ranks_that_compute_other_bits_are_refused(tmp_path, make_model, make_ba
     """Before anything is written."""
     here = threading.local()
     kinds = lambda precision: numerics(precision) | {"kind of processor": ("AVX2", "AVX-512")[here.rank // 2]}  # noqa: E731
-    monkeypatch.setattr(state_module, "numerics", kinds)
+    monkeypatch.setattr(run_module, "numerics", kinds)
 
     def run(ranks):
         here.rank = ranks.rank
@@ -142,7 +143,7 @@ def test_ranks_that_compute_other_bits_are_refused(tmp_path, make_model, make_ba
 
 def test_all_ranks_use_the_library_of_the_first(tmp_path, make_model, make_batches, monkeypatch):
     taken = []
-    monkeypatch.setattr(state_module, "as_before", lambda record: taken.append(record) or nullcontext())
+    monkeypatch.setattr(run_module, "as_before", lambda record: taken.append(record) or nullcontext())
     run_ranks(3, lambda ranks: ranks_train(ranks, tmp_path / "run", make_model, make_batches))
     assert len(taken) == 3 and taken[0] == taken[1] == taken[2] == load_snapshot(tmp_path / "run").state["numerics"]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scratchformer.training.program import files_of, load_file, program_in
 
 from scratchformer.data import Pairs, SegmentBatch, Subwords, TextBatches, encode_pairs
 from scratchformer.generation import neighbours, translate, translation, with_neighbours
@@ -17,11 +16,13 @@ from scratchformer.models import EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.optim import AdamW, Constant, Group, Muon
 from scratchformer.parallel import ranks as ranks_module
 from scratchformer.parallel.ranks import Elsewhere, Ranks
-from scratchformer.parallel.replicas import slices_of
-from scratchformer.parallel.sums import TreeSum
+from scratchformer.parallel.replicas import TreeSum, slices_of
 from scratchformer.rng import Key
-from scratchformer.training import Diverged, Replicas, evaluate_language_model, load_snapshot, train
+from scratchformer.training import Diverged, Replicas, evaluate_language_model, load_snapshot
+from scratchformer.training.snapshot import load_file
+from scratchformer.training.start import files_of
 
+from ..training.visible_loop import train
 from .ranks_in_threads import run_ranks
 from .test_sums import tree
 
@@ -248,7 +249,7 @@ def test_another_program_is_refused(tmp_path):
 def test_the_files_of_a_program():
     path = Path(__file__).parents[2] / "examples" / "enwik8.py"
     module = load_file(path)
-    assert files_of(program_in(module, "enwik8")) == {path}
+    assert files_of(module.main) == {path}
 
 
 def test_a_sharded_optimizer_in_another_order_is_refused():

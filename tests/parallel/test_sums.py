@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratchformer.parallel.sums import TreeSum
+from scratchformer.parallel.replicas import TreeSum
 
 
 def tree(terms):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scratchformer.training.program import load_file
 
 from scratchformer.catalogue import Sizes
 from scratchformer.nn import FeedForward
 from scratchformer.notation import DerivationError, check_derivation
+from scratchformer.training.snapshot import load_file
 
 from .ranks_in_threads import run_ranks
 

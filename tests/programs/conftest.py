@@ -7,18 +7,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from scratchformer.training.program import Program, load_file, program_in
 
 from scratchformer.data import Subwords
 from scratchformer.data.subwords import GPT2_END
 from scratchformer.models import GPT2
 from scratchformer.models.gpt2 import stored_as
 from scratchformer.rng import Key
+from scratchformer.training.snapshot import load_file
+from scratchformer.training.start import run_main
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -150,17 +152,17 @@ def fail(call: Callable[..., subprocess.CompletedProcess]) -> Callable[..., str]
 
 
 @pytest.fixture(scope="session")
-def example() -> Callable[[str], type[Program]]:
+def example() -> Callable[[str], ModuleType]:
     """example("imdb") is the program examples/imdb.py, freshly loaded, so its presets may be changed."""
 
-    def example(name: str) -> type[Program]:
-        return program_in(load_file(EXAMPLES / f"{name}.py"), name)
+    def example(name: str) -> ModuleType:
+        return load_file(EXAMPLES / f"{name}.py")
 
     return example
 
 
 @pytest.fixture(scope="session")
-def tiny_main(example: Callable[[str], type[Program]]) -> Callable[[str], Callable[[list[str]], None]]:
+def tiny_main(example: Callable[[str], ModuleType]) -> Callable[[str], Callable[[list[str]], None]]:
     """tiny_main("enwik8") starts this program, in this process and on a CPU, with three steps of a tiny model as
     its preset "small". "xl" is enwik8's other model.
     """
@@ -168,8 +170,8 @@ def tiny_main(example: Callable[[str], type[Program]]) -> Callable[[str], Callab
     def tiny_main(name: str) -> Callable[[list[str]], None]:
         name = {"xl": "enwik8"}.get(name, name)
         program = example(name)
-        program.presets["small"] |= TINY[name]
-        return lambda argv: program.start(argv if "--device" in argv else [*argv, "--device", "cpu"])
+        program.PRESETS["small"] |= TINY[name]
+        return lambda argv: run_main(program.main, argv if "--device" in argv else [*argv, "--device", "cpu"])
 
     return tiny_main
 

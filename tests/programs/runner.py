@@ -16,22 +16,23 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from scratchformer.training.program import Program, load_file, program_in
-
 from scratchformer.commands import cli
+from scratchformer.training import start
+from scratchformer.training.snapshot import load_file
 
 SECONDS = 600  # after which a program that hangs is ended
 OPTIONAL = ("matplotlib.pyplot", "networkx", "sacrebleu", "sacremoses", "sklearn.linear_model", "tokenizers")
-MODULES = ("generation", "plots", "doctor", "catalogue.check", "training.readers")
+MODULES = ("generation", "commands.plots", "commands.doctor", "catalogue.check", "training.readers")
 
 
-def with_sizes(path: Path, sizes: dict[str, Any]) -> type[Program]:
-    """The program in a file of examples/, freshly loaded, with these sizes in its presets."""
-    program = program_in(load_file(path), path.stem)
-    for preset in program.presets.values():
-        preset |= {name: value for name, value in sizes.items() if name in preset or name in program.options}
+def with_sizes(path: Path, sizes: dict[str, Any]) -> ModuleType:
+    """A program of examples/, freshly loaded, with these sizes in its presets."""
+    program = load_file(path)
+    for preset in program.PRESETS.values():
+        preset |= {name: value for name, value in sizes.items() if name in preset or name in program.OPTIONS}
     return program
 
 
@@ -47,7 +48,7 @@ def run(program: str, argv: list[str], cwd: str, output: str, errors: str, sizes
     if program == "scratchformer":
         cli.main()
     elif sizes:
-        with_sizes(Path(program), sizes).main()
+        start(with_sizes(Path(program), sizes).main)
     else:
         runpy.run_path(program, run_name="__main__")
 

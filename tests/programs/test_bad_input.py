@@ -71,12 +71,6 @@ def test_options_out_of_range(fail, tmp_path, program, options, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_xl_does_not_take_positions(fail, text_file, tmp_path):
-    options = ("--model", "xl", "--positions", "relative", "--data", text_file, "--out", tmp_path / "run")
-    assert "--positions relative: a Transformer-XL has relative ones" in fail("enwik8", *options)
-    assert not (tmp_path / "run").exists()
-
-
 @without_cupy
 @pytest.mark.parametrize("command", [("enwik8",), ("scratchformer", "check")], ids=str)
 def test_a_gpu_without_cupy_says_what_to_install(fail, command):

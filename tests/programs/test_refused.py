@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from scratchformer.training.program import run_program
 
+from scratchformer.shell.process import run_program
 from scratchformer.training import load_snapshot
 from scratchformer.training.folder import read_run
 from scratchformer.training.settings import expect_unchanged, read_settings

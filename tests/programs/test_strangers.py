@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from scratchformer.commands import cli, plots
-from scratchformer.course.progress import FILE, find
+from scratchformer.course.record import FILE, find
 from scratchformer.shell.files import LOCK, InUse, append, locked
 from scratchformer.shell.process import run_program
 from scratchformer.shell.reading import DataError

@@ -114,7 +114,7 @@ def test_gradients_in_half_precision(precision):
     exact, model = make(dtype=np.float64), make(dtype=np.float32)
     Replicas(exact, 1).gradients(whole, Key(0))
     with Replicas(model, 2, micro_batch=2, precision=precision) as replicas:
-        replicas.gradients(whole, Key(0), scale=64.0)
+        replicas.gradients(whole, Key(0))
     error = np.linalg.norm(model.flat.grad - exact.flat.grad) / np.linalg.norm(exact.flat.grad)
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[precision]
     assert 0.05 * unit < error < 4 * unit

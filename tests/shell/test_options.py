@@ -7,7 +7,7 @@ import pytest
 from scratchformer.training.program import load_file, program_in
 
 from scratchformer.commands.cli import make_parser
-from scratchformer.shell.options import LARGEST, Parser
+from scratchformer.shell.options import INT64_MAX, CommandLine
 from scratchformer.training.settings import _parser
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -40,11 +40,11 @@ def test_every_option_has_a_help_and_every_number_has_limits():
     parsers = all_parsers()
     assert len(parsers) > 20
     for name, parser in parsers.items():
-        assert type(parser) is Parser, name
+        assert type(parser) is CommandLine, name
         for action in parser._actions:
             assert action.help or isinstance(action, argparse._SubParsersAction), (name, action.dest)
             if action.type in (int, float):
-                for value in "nan", "1e400", str(LARGEST + 1), str(-LARGEST - 1):
+                for value in "nan", "1e400", str(INT64_MAX + 1), str(-INT64_MAX - 1):
                     with pytest.raises((ValueError, SystemExit)) as refused:
                         parser.parse_args([f"{action.option_strings[-1]}={value}"])
                     if refused.type is ValueError:

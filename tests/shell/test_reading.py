@@ -45,14 +45,14 @@ def test_only_regular_files_are_opened(tmp_path):
 def test_limits(tmp_path):
     path = tmp_path / "huge"
     with open(path, "wb") as file:
-        file.truncate(reading.MOST + 1)  # a hole: it takes no room on the disk
+        file.truncate(reading.MAX_BYTES + 1)  # a hole: it takes no room on the disk
     for read in read_bytes, read_text, read_json, read_unpacked:
         with pytest.raises(DataError, match=r"huge: expected at most [\d,]+ bytes, got 4,294,967,297$"):
             read(path)
     path.write_bytes(gzip.compress(b" " * 100_000))
     assert read_unpacked(path) == b" " * 100_000
     with pytest.raises(DataError, match=r"huge: unpacks to more than 99,999 bytes"):
-        read_unpacked(path, most=99_999)
+        read_unpacked(path, max_bytes=99_999)
 
 
 def test_a_byte_order_mark_is_not_text(tmp_path):

@@ -323,8 +323,8 @@ def test_a_tolerance_that_accepts_everything(rtol):
 
 
 def test_infinite_noise_accepts_nothing():
-    assert not differences.compare("x[0]", 7.0, differences.Estimate(1.0, 0.0), noise=np.inf, rtol=1e-6).agrees
-    assert not differences.compare("x[0]", 7.0, differences.Estimate(np.inf, 0.0), noise=0.0, rtol=1e-6).agrees
+    assert not differences.compare("x[0]", 7.0, differences.NumericDerivative(1.0, 0.0), noise=np.inf, rtol=1e-6).agrees
+    assert not differences.compare("x[0]", 7.0, differences.NumericDerivative(np.inf, 0.0), noise=0.0, rtol=1e-6).agrees
 
 
 def test_a_kink_at_every_element():

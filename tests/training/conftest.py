@@ -12,7 +12,9 @@ from scratchformer.data import Labelled, LabelledBatches, TextBatches
 from scratchformer.models import Classifier, LanguageModel
 from scratchformer.optim import Adam, AdamW, Cosine
 from scratchformer.rng import Key
-from scratchformer.training import Replicas, evaluate_classifier, evaluate_language_model, train
+from scratchformer.training import Replicas, evaluate_classifier, evaluate_language_model
+
+from .visible_loop import train
 
 VOCABULARY, CONTEXT, CLASSES, MAX_LENGTH = 29, 8, 3, 10
 KINDS = ("LanguageModel", "Classifier")

@@ -20,10 +20,11 @@ from scratchformer.training import (
     load_snapshot,
     read_metrics,
     save_snapshot,
-    train,
 )
 from scratchformer.training.evaluate import GROUPS
 from scratchformer.training.snapshot import restore
+
+from .visible_loop import train
 
 V, T, M, ROWS = 29, 8, 8, 7
 

@@ -6,7 +6,17 @@ import shutil
 
 import pytest
 
-from scratchformer.training.settings import start_run
+from scratchformer.training.settings import save_settings
+from scratchformer.training.settings import start_run as parse
+from scratchformer.training.start import made
+
+
+def start_run(*arguments):
+    return made(arguments[0], **parse(*arguments))
+
+
+def save(run):
+    save_settings(run.out, run.settings)
 
 
 def test_options_of_a_program_that_are_paths(tmp_path, monkeypatch, capsys):
@@ -17,12 +27,12 @@ def test_options_of_a_program_that_are_paths(tmp_path, monkeypatch, capsys):
     start = lambda *argv: start_run("name", "", presets, list(argv), options)  # noqa: E731
     plain, loaded, chosen = start(), start("--weights", "."), start("--weights", ".", "--preset", "small")
     assert (plain.preset, plain.weights, plain.width) == ("small", None, 3)
-    assert (loaded.preset, loaded.weights, loaded.steps) == ("weights", str(tmp_path), 7)
+    assert (loaded.preset, loaded.weights, loaded.total) == ("weights", str(tmp_path), 7)
     assert (chosen.preset, chosen.weights) == ("small", str(tmp_path))
-    loaded.save()
+    save(loaded)
     shutil.move(loaded.out, "run")
     resumed = start("--resume", "run")
-    assert (resumed.preset, resumed.weights, resumed.steps) == ("weights", str(tmp_path), 7)
+    assert (resumed.preset, resumed.weights, resumed.total) == ("weights", str(tmp_path), 7)
     with pytest.raises(ValueError, match="--resume: the run keeps its settings, so leave out --weights"):
         start("--resume", "run", "--weights", ".")
 
@@ -30,25 +40,25 @@ def test_options_of_a_program_that_are_paths(tmp_path, monkeypatch, capsys):
 def test_options_of_a_program_that_are_none(tmp_path, monkeypatch, capsys):
     """They have their defaults, and those that pass may change."""
     monkeypatch.chdir(tmp_path)
-    options = {"kind": {"choices": ("a", "b"), "default": "a"}, "stage": {"type": int}}
-    start = lambda *argv: start_run("name", "", {"small": {"steps": 5}}, list(argv), options, ["stage"])  # noqa: E731
-    run = start("--kind", "b", "--stage", "1")
-    assert (start().kind, start().stage) == ("a", None)
-    assert (run.kind, run.stage) == ("b", 1)
+    options = {"kind": {"choices": ("a", "b"), "default": "a"}, "part": {"type": int, "changeable": True}}
+    start = lambda *argv: start_run("name", "", {"small": {"steps": 5}}, list(argv), options)  # noqa: E731
+    run = start("--kind", "b", "--part", "1")
+    assert (start().kind, start().part) == ("a", None)
+    assert (run.kind, run.part) == ("b", 1)
     (tmp_path / "b").mkdir()  # a folder of that name does not make it a path
-    run.save()
+    save(run)
     shutil.move(run.out, "run")
-    assert (start("--resume", "run").kind, start("--resume", "run", "--stage", "2").stage) == ("b", 2)
+    assert (start("--resume", "run").kind, start("--resume", "run", "--part", "2").part) == ("b", 2)
     with pytest.raises(ValueError, match="--resume: the run keeps its settings, so leave out --kind"):
         start("--resume", "run", "--kind", "b")
 
 
 def test_an_option_with_a_dash_may_change(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    options = {"old-part": {"action": argparse.BooleanOptionalAction, "default": False}}
-    start = lambda *argv: start_run("name", "", {"small": {"steps": 5}}, list(argv), options, ["old-part"])  # noqa: E731
+    options = {"old-part": {"action": argparse.BooleanOptionalAction, "default": False, "changeable": True}}
+    start = lambda *argv: start_run("name", "", {"small": {"steps": 5}}, list(argv), options)  # noqa: E731
     run = start("--old-part", "--out", "run")
-    run.save()
+    save(run)
     capsys.readouterr()
     assert start("--resume", "run").old_part is True
     assert "as before: --old-part; to change this" in capsys.readouterr().out
@@ -60,8 +70,8 @@ def test_an_option_with_a_dash_may_change(tmp_path, monkeypatch, capsys):
     [
         ({"tiny": {"steps": 5}}, "presets: expected one named small, got tiny"),
         ({"small": {"steps": 5}, "big": {}}, "presets: big has no steps"),
-        ({"small": {"steps": 5, "state": 1}}, "presets: small has state, which every run has already"),
-        ({"small": {"steps": 5, "save": 1}}, "presets: small has save, which every run has already"),
+        ({"small": {"steps": 5, "state": 1}}, "settings: expected other names than state, which every run has already"),
+        ({"small": {"steps": 5, "key": 1}}, "settings: expected other names than key, which every run has already"),
     ],
 )
 def test_presets_that_no_run_can_have(presets, message):
@@ -75,14 +85,14 @@ def test_settings_and_options_of_any_kind_come_back(tmp_path, monkeypatch, capsy
     options = {
         "offset": {"type": int, "default": 3},
         "layers": {"type": int, "nargs": "+"},
-        "share": {"type": lambda text: float(text)},
+        "fraction": {"type": lambda text: float(text)},
         "tag": {"action": "append"},
         "verbose": {"action": argparse.BooleanOptionalAction},
     }
     start = lambda *argv: start_run("name", "", presets, list(argv), options)  # noqa: E731
-    given = "--offset -3 --layers 3 4 --share 0.5 --tag a --tag b --no-verbose".split()
+    given = "--offset -3 --layers 3 4 --fraction 0.5 --tag a --tag b --no-verbose".split()
     run = start(*given, "--out", "run")
-    assert (run.offset, run.layers, run.share, run.tag, run.verbose) == (-3, [3, 4], 0.5, ["a", "b"], False)
-    run.save()
+    assert (run.offset, run.layers, run.fraction, run.tag, run.verbose) == (-3, [3, 4], 0.5, ["a", "b"], False)
+    save(run)
     resumed = start("--resume", "run")
-    assert {**vars(resumed), "resume": False, "given": run.given} == {**vars(run), "betas": [0.9, 0.98]}
+    assert resumed.settings == {**run.settings, "betas": [0.9, 0.98]} and resumed.resumed and not run.resumed

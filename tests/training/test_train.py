@@ -24,13 +24,12 @@ from scratchformer.training import (
     kept_snapshots,
     load_model,
     load_snapshot,
-    loop,
     metrics,
     read_metrics,
     save_snapshot,
     snapshot,
 )
-from scratchformer.training import state as run_state
+from scratchformer.training import run as run_module
 from scratchformer.training.folder import read_run
 
 KINDS = ["LanguageModel", "Classifier"]
@@ -97,7 +96,7 @@ def test_the_metrics_file_has_every_step_in_json_lines(tmp_path, train_tiny, kin
     train_tiny(kind, tmp_path, 10, log_every=4, evaluate_every=5)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     score = "bits_per_byte" if kind == "LanguageModel" else "accuracy"
-    training = ["step", "loss", "lr", "gradient_norm", "tokens_per_second", "crc32"]
+    training = ["step", "loss", "norm", "lr", "tokens_per_second", "crc32"]
     validation = ["step", "validation_loss", f"validation_{score}", "crc32"]
     assert [(r["step"], list(r)) for r in records] == [
         (4, training),
@@ -340,7 +339,7 @@ def test_gradients_are_clipped_before_the_step_and_logged_as_they_were(device, t
     _, model, _ = train_tiny("LanguageModel", tmp_path, 1, device, make_optimizer=SGD, clip=0.01, **options)
     moved = np.linalg.norm((to_cpu(model.flat.data) - before[0]).astype(np.float64))
     assert moved == pytest.approx(0.01 * Cosine(0.01, 4, 20)(0), rel=0.01)
-    assert read_metrics(tmp_path / "metrics.jsonl")[0]["gradient_norm"] > 0.1
+    assert read_metrics(tmp_path / "metrics.jsonl")[0]["norm"] > 0.1
 
 
 def test_a_run_on_a_device_ends_near_that_on_the_cpu(device, tmp_path, train_tiny):
@@ -367,9 +366,6 @@ def test_a_run_is_not_overwritten(tmp_path, train_tiny):
         ({"snapshot_every": 0}, "snapshot_every: expected a number >= 1, got 0"),
         ({"keep": -1}, "keep: expected a number >= 0, got -1"),
         ({"log_every": 0}, "log_every: expected a number >= 1, got 0"),
-        ({"evaluate_every": -1}, "evaluate_every: expected a number >= 0, got -1"),
-        ({"clip": 0}, "clip: expected a number > 0, got 0"),
-        ({"clip": float("nan")}, "clip: expected a number > 0, got nan"),
         ({"select": ["loss", "least"]}, "select: expected 'min' or 'max', got 'least'"),
         ({"select": ("loss", "least")}, "select: expected 'min' or 'max', got 'least'"),
     ],
@@ -380,9 +376,22 @@ def test_arguments_out_of_range_are_refused_before_anything_is_done(tmp_path, tr
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evaluate_every": -1}, "every: expected a number >= 0, got -1"),
+        ({"clip": 0}, "max_norm: expected a number > 0, got 0"),
+        ({"clip": float("nan")}, "max_norm: expected a number > 0, got nan"),
+    ],
+)
+def test_arguments_out_of_range_in_the_first_step_are_refused(tmp_path, train_tiny, options, message):
+    with pytest.raises(ValueError, match=message):
+        train_tiny("LanguageModel", tmp_path / "run", 4, **options)
+
+
 def test_a_missing_score_is_named(tmp_path, train_tiny):
     with pytest.raises(
-        ValueError, match="select: expected one of loss, bits_per_byte, which evaluate\\(\\) returns, got 'accuracy'"
+        ValueError, match="select: expected one of loss, bits_per_byte, which are scored, got 'accuracy'"
     ):
         train_tiny("LanguageModel", tmp_path, 4, select=("accuracy", "max"))
 
@@ -392,7 +401,7 @@ def test_without_clipping_the_norm_is_logged_and_nothing_is_scaled(device, tmp_p
     options = {"prepare": lambda model, optimizer: before.append(to_cpu(model.flat.data).copy())}
     _, model, _ = train_tiny("LanguageModel", tmp_path, 1, device, make_optimizer=SGD, clip=None, **options)
     moved = np.linalg.norm((to_cpu(model.flat.data) - before[0]).astype(np.float64))
-    norm = read_metrics(tmp_path / "metrics.jsonl")[0]["gradient_norm"]
+    norm = read_metrics(tmp_path / "metrics.jsonl")[0]["norm"]
     assert moved == pytest.approx(norm * Cosine(0.01, 4, 20)(0), rel=1e-3)
 
 
@@ -416,29 +425,18 @@ def test_a_schedule_may_return_a_number_of_numpy(tmp_path, train_tiny, monkeypat
 @pytest.mark.parametrize(("rate", "error"), [(-0.1, ValueError), (float("nan"), ValueError), (None, TypeError)])
 def test_what_is_no_learning_rate_is_not_blamed_on_the_weights(tmp_path, train_tiny, monkeypatch, rate, error):
     monkeypatch.setattr(Cosine, "__call__", lambda self, step: rate if step else 0.1)
-    with pytest.raises(error, match=r"^schedule\(1\): expected a (finite )?number"):
+    with pytest.raises(error, match=r"^lr: expected a (finite )?number"):
         train_tiny("LanguageModel", tmp_path, 2)
-
-
-def test_a_program_may_write_to_the_folder_once_it_belongs_to_this_run(tmp_path, train_tiny):
-    called = []
-    train_tiny("LanguageModel", tmp_path, 3, on_start=lambda: called.append("new"))
-    for options in {}, {"resume": True, "seed": 1}, {"resume": True, "identity": {"corpus": "other"}}:
-        with pytest.raises(ValueError):
-            train_tiny("LanguageModel", tmp_path, 3, on_start=lambda: called.append("refused"), **options)
-    train_tiny("LanguageModel", tmp_path, 4, resume=True, on_start=lambda: called.append("resumed"))
-    assert called == ["new", "resumed"]
 
 
 def test_a_damaged_metrics_file_stops_a_resumption(tmp_path, train_tiny):
     train_tiny("LanguageModel", tmp_path, 3)
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("{\n" + metrics.read_text())
-    before, called = content(tmp_path), []
+    before = content(tmp_path)
     with pytest.raises(ValueError, match="line 1 is damaged"):
-        train_tiny("LanguageModel", tmp_path, 6, resume=True, on_start=lambda: called.append(1))
+        train_tiny("LanguageModel", tmp_path, 6, resume=True)
     assert content(tmp_path) == before
-    assert not called
 
 
 def test_the_last_snapshots_are_kept(tmp_path, train_tiny):
@@ -572,7 +570,7 @@ class FullDisk:
         self.n, self.writes = n, 0
         for name in "replacing", "append":
             whole = getattr(files, name)
-            for module in run_state, metrics, snapshot:
+            for module in run_module, metrics, snapshot:
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, partial(self.write, whole))
 
@@ -604,7 +602,7 @@ def test_a_run_can_be_resumed_after_a_full_disk_at_any_write(tmp_path, train_tin
     assert failures == n - 1 == 18  # metrics and 9 records, no-snapshot-yet, 2 best, 2 kept, 3 last
 
 
-@pytest.mark.parametrize("name", ["step", "best", "records", "schedule", "seed"])
+@pytest.mark.parametrize("name", ["step", "best", "records", "precision", "seed"])
 def test_the_identity_does_not_replace_what_the_run_keeps(tmp_path, train_tiny, name):
     with pytest.raises(ValueError, match=f"^identity: expected names .* does not have, got {name}$"):
         train_tiny("LanguageModel", tmp_path, 2, identity={"corpus": "tiny", name: 5})
@@ -631,10 +629,12 @@ def test_a_score_is_due_however_python_reads_the_function(tmp_path, train_tiny):
 
 
 def test_the_speed_is_of_the_steps_alone(tmp_path, train_tiny, monkeypatch):
-    """Not of what comes before them, such as `on_start`, here of 1,000 s; a look at the clock takes a second."""
+    """Not of what comes before them, such as writing the log, here of 1,000 s; a look at the clock takes a second."""
     clock = itertools.count()
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    train_tiny("LanguageModel", tmp_path, 3, log_every=1, on_start=lambda: [next(clock) for _ in range(1000)])
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    write = run_module.Run.open
+    monkeypatch.setattr(run_module.Run, "open", lambda *args: ([next(clock) for _ in range(1000)], write(*args))[1])
+    train_tiny("LanguageModel", tmp_path, 3, log_every=1)
     first, *_ = (r["tokens_per_second"] for r in read_metrics(tmp_path / "metrics.jsonl") if "loss" in r)
     assert first > 5.6  # a tenth of the tokens of a step
 
@@ -652,7 +652,7 @@ def test_a_signal_before_or_after_all_steps_is_not_lost(number):
 
     def program():
         signal.raise_signal(number)
-        with loop._interrupts() as received:
+        with run_module.interrupts() as received:
             assert received == [number] and not process.requests_taken()
             received.clear()
             signal.raise_signal(number)

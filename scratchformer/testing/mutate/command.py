@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...shell.progress import on_terminal, progress_bar
 from .mutants import mutants
-from .run import Job, Outcome, run_jobs
+from .run import Job, MutationResult, run_jobs
 from .targets import Target, choose_tests, find_targets
 
 
@@ -52,7 +52,7 @@ def mutate(
     for target, mutant in found:
         groups.setdefault(for_target[target], []).append(Job(target, mutant, for_target[target]))
     print(f"Planting {len(found)} mistakes, one at a time.", flush=True)
-    start, outcomes = time.perf_counter(), list[Outcome]()
+    start, outcomes = time.perf_counter(), list[MutationResult]()
     try:
         with progress_bar(total=len(found), unit="mistakes", delay=0, disable=not on_terminal()) as bar:
             for jobs in groups.values():
@@ -74,7 +74,7 @@ def announce(target: Target) -> tuple[str, ...]:
     return tuple(tests)
 
 
-def report(outcomes: list[Outcome], total: int, seconds: float, output: Path | None) -> None:
+def report(outcomes: list[MutationResult], total: int, seconds: float, output: Path | None) -> None:
     """Print each mistake that was missed, and how many were found; write all to the file."""
     outcomes.sort(key=lambda o: (o.job.target, o.job.mutant.start))
     for (target, mutant, _), killed in outcomes:
@@ -96,7 +96,7 @@ def print_mistake(target: Target, what: str, line: int, before: Sequence[str], a
             print(f"{sign} {text}")
 
 
-def as_data(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
+def as_data(outcomes: Sequence[MutationResult]) -> list[dict[str, object]]:
     """The outcomes for a JSON file."""
     rows: list[dict[str, object]] = []
     for (target, mutant, _), killed in outcomes:

@@ -113,7 +113,7 @@ class Job(NamedTuple):
     tests: tuple[str, ...]
 
 
-class Outcome(NamedTuple):
+class MutationResult(NamedTuple):
     """killed: the test that found the mistake, or "timed out", "crashed"; "" if none did."""
 
     job: Job
@@ -135,7 +135,9 @@ def run_plain(runner: Runner, target: Target, tests: Sequence[str]) -> float:
     return time.perf_counter() - start
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, environment: Mapping[str, str] | None = None) -> Iterator[Outcome]:
+def run_jobs(
+    jobs: Sequence[Job], processes: int, environment: Mapping[str, str] | None = None
+) -> Iterator[MutationResult]:
     """The outcomes of jobs that have the same tests, as they come in, from this many processes.
 
     Raises ValueError unless the tests pass without a mistake.
@@ -151,7 +153,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, environment: Mapping[str, str]
         for runner in runners:
             idle.put(runner)
 
-        def outcome(job: Job) -> Outcome:
+        def outcome(job: Job) -> MutationResult:
             runner = idle.get()
             try:
                 target, code = job.target, job.mutant.plant(job.target.source)
@@ -161,8 +163,8 @@ def run_jobs(jobs: Sequence[Job], processes: int, environment: Mapping[str, str]
             if not answer.planted:
                 raise RuntimeError(f"{target}: the tests imported it without the mistake")
             if answer.status is None:
-                return Outcome(job, "timed out")
-            return Outcome(job, "" if answer.status == 0 else answer.failed or "crashed")
+                return MutationResult(job, "timed out")
+            return MutationResult(job, "" if answer.status == 0 else answer.failed or "crashed")
 
         for future in as_completed([pool.submit(outcome, job) for job in jobs]):
             yield future.result()

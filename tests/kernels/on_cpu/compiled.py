@@ -21,7 +21,7 @@ from run import RNG, Array, as_array, draw, on_gpu
 from scratchformer import Key, ops
 from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.compiler import CompileError, cuda_target
-from scratchformer.compiler.twins import Twin
+from scratchformer.compiler.twins import CompiledTwin
 from scratchformer.dispatch import reference_only
 from scratchformer.testing.contracts import as_tuple, is_array
 
@@ -86,7 +86,7 @@ def cases():
 @cache
 def twin_of(op):
     """The twin of an operation on the stand-in for a GPU; None for one whose derivation cannot be compiled."""
-    twin = Twin(op, getattr(ops, f"{op.__name__}_backward", None), cuda_target.CudaTarget())
+    twin = CompiledTwin(op, getattr(ops, f"{op.__name__}_backward", None), cuda_target.CudaTarget())
     try:
         twin.derivation.compile()
     except (CompileError, AttributeError):

@@ -1,4 +1,4 @@
-"""What a student has done, in a file beside the exercises: it moves with the folder."""
+"""The record of what a student has done, in a file beside the exercises: it moves with the folder."""
 
 from __future__ import annotations
 

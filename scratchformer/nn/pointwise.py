@@ -1,0 +1,188 @@
+"""Layers that act on each position by itself: affine maps, norms, dropout, and the feed-forward layers of blocks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import ops
+from ..backend import Array
+from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive, expect_real
+from ..rng import Key, fold
+from .layer import Layer, Param, expect_backward, initial_generator
+
+
+class Linear(Layer):
+    """y = x w + b, or y = f(x w + b) with an activation f.
+
+    d_in, d_out: the widths of x (..., d_in) and y (..., d_out). w and b are initially uniform in ±1/√d_in, drawn from
+    `key`: two layers of the same size with the same key, or both without one, start with the same weights.
+    activation: None, "relu", "gelu", "gelu_tanh", "silu", or your own pair (op, op_backward), see
+    `ops.activation_pair`. A layer with an activation must have a bias.
+    """
+
+    def __init__(
+        self, d_in: int, d_out: int, bias: bool = True, key: Key = Key(0), activation: ops.Activation | None = None
+    ) -> None:
+        draw = initial_generator(key, d_in=d_in, d_out=d_out)
+        expect_boolean(bias=bias)
+        if activation is not None:
+            ops.activation_pair(activation)
+            if not bias:
+                raise ValueError("bias: expected True, since the layer has an activation, got False")
+        bound = 1 / math.sqrt(d_in)
+        self.w = Param(draw.uniform(-bound, bound, (d_in, d_out)).astype(np.float32, copy=False), "w")
+        self.b = Param(draw.uniform(-bound, bound, d_out).astype(np.float32, copy=False), "b") if bias else None
+        self.activation = activation
+
+    def forward(self, x: Array) -> tuple[Array, tuple]:
+        b = None if self.b is None else self.b.data
+        if self.activation is None:
+            return ops.linear(x, self.w.data, b)
+        return ops.dense(x, self.w.data, b, self.activation)
+
+    def backward(self, dy: Array, cache: tuple) -> Array:
+        backward = ops.linear_backward if self.activation is None else ops.dense_backward
+        dx, dw, *db = backward(dy, cache)
+        self.w.grad += dw
+        if self.b is not None:
+            self.b.grad += db[0]
+        return dx
+
+
+class LayerNorm(Layer):
+    """y = γ x̂ + β over the last axis, of width d_model; γ starts at 1 and β at 0."""
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        expect_positive(d_model=d_model)
+        expect_number("eps", eps, zero=False)
+        self.gamma = Param(np.ones(d_model, np.float32), "gamma")
+        self.beta = Param(np.zeros(d_model, np.float32), "beta")
+        self.eps = float(eps)
+
+    def forward(self, x: Array) -> tuple[Array, tuple]:
+        return ops.layernorm(x, self.gamma.data, self.beta.data, self.eps)
+
+    def backward(self, dy: Array, cache: tuple) -> Array:
+        dx, dgamma, dbeta = ops.layernorm_backward(dy, cache)
+        self.gamma.grad += dgamma
+        self.beta.grad += dbeta
+        return dx
+
+
+class RMSNorm(Layer):
+    """y = γ x/ρ, where ρ is the root mean square of x over the last axis, of width d_model; γ starts at 1."""
+
+    def __init__(self, d_model: int, eps: float = 1e-6) -> None:
+        expect_positive(d_model=d_model)
+        expect_number("eps", eps, zero=False)
+        self.gamma = Param(np.ones(d_model, np.float32), "gamma")
+        self.eps = float(eps)
+
+    def forward(self, x: Array) -> tuple[Array, tuple]:
+        return ops.rmsnorm(x, self.gamma.data, self.eps)
+
+    def backward(self, dy: Array, cache: tuple) -> Array:
+        dx, dgamma = ops.rmsnorm_backward(dy, cache)
+        self.gamma.grad += dgamma
+        return dx
+
+
+class Dropout(Layer):
+    """With a key, zeroes each element with probability p and scales the rest; with no key, or p = 0, y = x."""
+
+    def __init__(self, p: float) -> None:
+        expect_fraction("p", p)
+        self.p = float(p)
+
+    def forward(self, x: Array, key: Key | None = None) -> tuple[Array, tuple | None]:
+        return (x, None) if key is None or self.p == 0 else ops.dropout(x, self.p, key)
+
+    def backward(self, dy: Array, cache: tuple | None) -> Array:
+        expect_real("dy", dy)
+        return dy if cache is None else ops.dropout_backward(dy, cache)
+
+
+class FeedForwardCache(NamedTuple):
+    up: Any
+    down: Any
+
+
+class FeedForward(Layer):
+    """y = activation(x w₁ + b₁) w₂ + b₂, with widths C → F → C.
+
+    d_ff: F, by default 4 C. activation: a name or your own pair of functions, see `Linear`. x: (..., C).
+    """
+
+    def __init__(
+        self, d_model: int, d_ff: int | None = None, activation: ops.Activation = "relu", key: Key = Key(0)
+    ) -> None:
+        expect_positive(d_model=d_model)
+        d_ff = 4 * int(d_model) if d_ff is None else d_ff
+        expect_positive(d_ff=d_ff)
+        self.up = Linear(d_model, d_ff, key=fold(key, "up"), activation=activation)
+        self.down = Linear(d_ff, d_model, key=fold(key, "down"))
+
+    def forward(self, x: Array) -> tuple[Array, FeedForwardCache]:
+        a, up = self.up.forward(x)  # (..., F)
+        y, down = self.down.forward(a)
+        return y, FeedForwardCache(up, down)
+
+    def backward(self, dy: Array, cache: FeedForwardCache) -> Array:
+        expect_backward(cache, FeedForwardCache, dy=dy)
+        return self.up.backward(self.down.backward(dy, cache.down), cache.up)
+
+
+class SwiGLUCache(NamedTuple):
+    gate: Any
+    up: Any
+    swiglu: Any
+    down: Any
+
+
+class SwiGLU(Layer):
+    """y = (silu(x w_gate) times x w_up, elementwise) w_down, with widths C → F → C, at each position separately.
+
+    d_model: C. d_ff: F. bias: whether the three maps have one. x, y: (..., C).
+
+    Forward, for each position n:
+
+        gate_nf = Σ_c x_nc gate.w_cf        up_nf = Σ_c x_nc up.w_cf
+        a_nf = up_nf gate_nf/(1 + exp(−gate_nf))        y_nc = Σ_f a_nf down.w_fc
+
+    Backward. By `linear` and `swiglu`,
+
+        da_nf = Σ_c dy_nc down.w_fc        dgate_nf = da_nf ∂a_nf/∂gate_nf        dup_nf = da_nf ∂a_nf/∂up_nf
+
+    x feeds both factors of the product, so its gradient is the sum of two terms:
+
+        dx_nc = Σ_f dgate_nf gate.w_cf + Σ_f dup_nf up.w_cf
+
+    In code:
+
+        dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
+        dx, _ = ops.add(self.gate.backward(dgate, cache.gate), self.up.backward(dup, cache.up))
+
+    Source: Shazeer, "GLU variants improve transformer", 2020, equation 6.
+    """
+
+    def __init__(self, d_model: int, d_ff: int, bias: bool = False, key: Key = Key(0)) -> None:
+        expect_positive(d_model=d_model, d_ff=d_ff)
+        self.gate = Linear(d_model, d_ff, bias, fold(key, "gate"))
+        self.up = Linear(d_model, d_ff, bias, fold(key, "up"))
+        self.down = Linear(d_ff, d_model, bias, fold(key, "down"))
+
+    def forward(self, x: Array) -> tuple[Array, SwiGLUCache]:
+        g, gate = self.gate.forward(x)  # (..., F)
+        u, up = self.up.forward(x)
+        a, swiglu = ops.swiglu(g, u)
+        y, down = self.down.forward(a)
+        return y, SwiGLUCache(gate, up, swiglu, down)
+
+    def backward(self, dy: Array, cache: SwiGLUCache) -> Array:
+        expect_backward(cache, SwiGLUCache, dy=dy)
+        dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
+        dx, _ = ops.add(self.gate.backward(dgate, cache.gate), self.up.backward(dup, cache.up))
+        return dx

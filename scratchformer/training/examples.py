@@ -1,0 +1,36 @@
+"""The programs that belong to the package: in a checkout those of examples/, otherwise the installed copies."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def examples_folder() -> Path | None:
+    """The folder of the programs; None where the package is neither installed as a whole nor in a checkout.
+
+    The current folder has no say in this, since what is found here is executed.
+    """
+    checkout = PACKAGE.parent
+    if (PACKAGE / "examples").is_dir():
+        return PACKAGE / "examples"
+    return checkout / "examples" if (checkout / "pyproject.toml").is_file() else None
+
+
+def examples() -> dict[str, Path]:
+    """The file of each program by its name: "enwik8", or "records/enwik8" for one in a subfolder."""
+    folder = examples_folder()
+    files = [] if folder is None else [*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))]
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files if folder is not None}
+
+
+def is_example(path: Path) -> bool:
+    """Whether a file, if it is a link the file that it leads to, is one of the package's programs."""
+    return path.is_file() and path.resolve() in {file.resolve() for file in examples().values()}
+
+
+def first_line(file: Path) -> str:
+    """The first line of a program's docstring; the program is not executed."""
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
