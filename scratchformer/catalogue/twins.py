@@ -173,9 +173,7 @@ ENTRIES = [
     )
     .survivors(
         "attention_backward",
-        HEADS
-        | other_arrays("(_, H, _, D), (_, G, S, _) = q.shape, k.shape", ("q.", "y."), ("k.", "v."))
-        | other_arrays(f"{GROUPS}, shared), bounds, strict=True):", ("q.shape", "dq.shape"), ("q.shape", "y.shape")),
+        HEADS | other_arrays("(_, H, _, D), G = q.shape, k.shape[1]", ("q.", "y."), ("k.", "v.")),
     ),
     Entry(
         "relative_attention.numpy",
