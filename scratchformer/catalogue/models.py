@@ -146,7 +146,9 @@ def predictor(d: Sizes, smoothing: float = 0.0) -> DerivationCase:
         return forward(targets)
 
     names = {"logits": model.forward(*inputs)[0], "epsilon": smoothing}
-    return DerivationCase(loss, model.loss_backward, (targets,), names, {}, getdoc(models.predictor.Predictor))
+    shared = models.predictor.Predictor
+    backward = shared.loss_backward.__get__(model)  # a language model has a shorter one
+    return DerivationCase(loss, backward, (targets,), names, {}, getdoc(shared))
 
 
 ENTRIES = [
