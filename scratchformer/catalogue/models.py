@@ -146,7 +146,8 @@ def predictor(d: Sizes, smoothing: float = 0.0) -> DerivationCase:
         return forward(targets)
 
     names = {"logits": model.forward(*inputs)[0], "epsilon": smoothing}
-    return DerivationCase(loss, model.loss_backward, (targets,), names, {}, getdoc(models.predictor.Predictor))
+    kind = models.predictor.Predictor  # whose backward a model may write again
+    return DerivationCase(loss, kind.loss_backward.__get__(model), (targets,), names, {}, getdoc(kind))
 
 
 ENTRIES = [
