@@ -146,9 +146,8 @@ def predictor(d: Sizes, smoothing: float = 0.0) -> DerivationCase:
         return forward(targets)
 
     names = {"logits": model.forward(*inputs)[0], "epsilon": smoothing}
-    shared = models.predictor.Predictor
-    backward = shared.loss_backward.__get__(model)  # a language model has a shorter one
-    return DerivationCase(loss, backward, (targets,), names, {}, getdoc(shared))
+    kind = models.predictor.Predictor  # whose backward a model may write again
+    return DerivationCase(loss, kind.loss_backward.__get__(model), (targets,), names, {}, getdoc(kind))
 
 
 ENTRIES = [
