@@ -18,7 +18,7 @@ from typing import Any
 from ..backend import get_device
 from ..parallel.precision import PRECISIONS
 from ..parallel.replicas import MOST_REPLICAS
-from ..shell.files import locked, make_folder, replacing
+from ..shell.files import expect_no_link, locked, make_folder, replacing
 from ..shell.options import MAX_STEPS, SEED, CommandLine
 from ..shell.reading import decoded, parsed, read_bytes
 from ..shell.text import one_line, printable, shown
@@ -135,6 +135,8 @@ def start_run(
         out = Path(args.resume)
         settings = _resumed_settings(out, args.estimate, name, presets, options, passing, given, given_again)
         for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
+            if folder != out and holds_run(folder):
+                expect_no_link(folder)
             snapshot = read_run(folder)  # of every stage, before the first one starts
             state = snapshot.state if snapshot is not None and folder == out else state
     begins = f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}"

@@ -29,8 +29,8 @@ WORDS = "a the film story acting plot was is not very good bad dull bright long 
 
 
 TINY = {  # sizes for the programs of examples/ here; test_presets.py uses their own
-    "enwik8": dict(model="plain", d_model=8, heads=2, depth=1, context=16, memory=8, xl_d_ff=8, batch_size=4, steps=3)
-    | dict(recall=0, optimizer="adam"),
+    "enwik8": dict(model="plain", d_model=8, heads=2, depth=1, context=16, xl_d_ff=8, batch_size=4, steps=3)
+    | dict(optimizer="adam"),
     "imdb": dict(d_model=16, depth=1, max_length=16, vocabulary=100, dropout=0.1, word_dropout=0.1, batch_size=8)
     | dict(lr=1e-2, warmup=10, steps=3, validation=100),
     "bert": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, short_length=16, steps=3)
