@@ -83,7 +83,7 @@ def test_xl_remembers(xl_run, text_file):
     assert len(xl_run.output.partition("|")[2].partition("\n---\nfor more: scratchformer generate")[0]) > 100
     snapshot = load_snapshot(xl_run.folder)
     assert snapshot.model_class == "TransformerXL"
-    assert snapshot.batches["step"] == 2 and snapshot.batches["memory"].shape == (4, 1, 8, 8)
+    assert snapshot.batches["step"] == 2 and snapshot.batches["memory"].shape == (4, 1, 16, 8)
 
 
 def test_xl_resumes_with_its_memory(call, xl_run, tmp_path):
