@@ -18,7 +18,7 @@ about a byte, another colour of the same pixel, is 640 bytes before it, and 639 
 import copy
 import time
 
-from scratchformer.data import VALIDATION_BYTES, TextBatches, load_photos
+from scratchformer.data import TextBatches, load_photos
 from scratchformer.data.photos import WIDTH
 from scratchformer.models import LanguageModel, SparseTransformer
 from scratchformer.optim import Adam, Cosine, Muon
@@ -62,8 +62,7 @@ def model(run, corpus):
 
 
 def score(run, replicas, corpus, part):
-    limit = VALIDATION_BYTES if part == "validation" else None
-    return evaluate_language_model(replicas, run.scored(part, getattr(corpus, part)[:limit]))
+    return evaluate_language_model(replicas, run.scored(part, getattr(corpus, part)))
 
 
 def make_optimizer(run, parameters):

@@ -63,6 +63,8 @@ def score_dynamically(run: Run, replicas: Replicas, corpus: Any, part: str, **se
     corpus: with `train` and the part, arrays of tokens. settings: in place of those in DYNAMIC. The steps are scaled by
     gradients of the first training batches.
     """
+    if not hasattr(replicas.model, "context"):
+        raise ValueError(f"--dynamic: {run.name} trains no language model, so leave it out")
     chosen = {**DYNAMIC, **settings}
     expect_adaptable(replicas)
     context = replicas.model.context

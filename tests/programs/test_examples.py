@@ -9,7 +9,6 @@ from functools import partialmethod
 import numpy as np
 import pytest
 
-import scratchformer.data
 import scratchformer.training
 from scratchformer.data import load_enwik8
 from scratchformer.training import Run, language, load_model, load_snapshot, read_metrics
@@ -83,7 +82,7 @@ def test_xl_remembers(xl_run, text_file):
     assert len(xl_run.output.partition("|")[2].partition("\n---\nfor more: scratchformer generate")[0]) > 100
     snapshot = load_snapshot(xl_run.folder)
     assert snapshot.model_class == "TransformerXL"
-    assert snapshot.batches["step"] == 2 and snapshot.batches["memory"].shape == (4, 1, 8, 8)
+    assert snapshot.batches["step"] == 2 and snapshot.batches["memory"].shape == (4, 1, 16, 8)
 
 
 def test_xl_resumes_with_its_memory(call, xl_run, tmp_path):
@@ -201,7 +200,7 @@ def test_evaluate_uses_the_same_validation_bytes_as_training(enwik8_copy, monkey
         return {"loss": 1.0}
 
     corpus, seen = load_enwik8(read_settings(enwik8_copy)["data"]), []
-    monkeypatch.setattr(scratchformer.data, "VALIDATION_BYTES", 1000)
+    monkeypatch.setattr("scratchformer.training.run.VALIDATION_BYTES", 1000)
     monkeypatch.setattr(scratchformer.training, "evaluate_language_model", evaluate)
     cli.main(["evaluate", str(enwik8_copy), "--part", "validation", "--device", "cpu"])
     np.testing.assert_array_equal(seen[0], corpus.validation[:1000])
