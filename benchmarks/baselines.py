@@ -4,6 +4,7 @@
     python benchmarks/baselines.py imdb [--data PATH] [--seed N] [--folds K]
     python benchmarks/baselines.py enwik8 [--data PATH] [--bytes N]
     python benchmarks/baselines.py photos
+    python benchmarks/baselines.py units
 
 Each method's setting is chosen on the validation part, and with it the test part is scored once. The column after it is
 the test part again, once the validation part was trained on too. Seconds are of the processor, on one core,
@@ -18,6 +19,9 @@ neighbours, of films, and of single reviews (`print_judges`).
 enwik8, photos: bits per byte of a part is what it adds to the compressed size of the bytes before it. Of enwik8 the
 first 4,000,000 bytes are used, as in `enwik8.py`, unless --bytes says otherwise. PNG and WebP compress the photographs
 as images, without loss; with WebP that takes more than a minute in all.
+
+units: the accuracy on the images of logistic regression and of a support vector machine on the pixels, and on the graph
+that of the harmonic function, by which each member without a label is the mean of its friends.
 
 Sources: Wang and Manning, "Baselines and bigrams", ACL 2012; Mesnil et al., "Ensemble of generative and discriminative
 techniques for sentiment analysis of movie reviews", 2014 (logistic regression in place of their SVM, trigrams); Cleary
@@ -38,14 +42,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
-from scratchformer.data.evidence import log_ratios
 from threadpoolctl import threadpool_limits
 
-from scratchformer.data import Corpus, DataError, load_enwik8, load_photos, tokenize
+from scratchformer.data import Corpus, DataError, load_digits, load_enwik8, load_photos, tokenize
 from scratchformer.data.download import fetch
 from scratchformer.data.films import films_of
 from scratchformer.data.imdb import CHECKSUM, FILENAME, URL, hold_out, read_splits
 from scratchformer.data.photos import COLORS, WIDTH
+from scratchformer.records.evidence import log_ratios
 
 try:
     import pyppmd
@@ -53,11 +57,12 @@ try:
     from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold
-    from sklearn.svm import LinearSVC
+    from sklearn.svm import SVC, LinearSVC
 except ImportError as error:
     raise SystemExit(f"{error}: pip install 'scratchformer[baselines]'") from error
 
 INVERSE_DECAY = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # C of scikit-learn
+OF_IMAGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # the same, for images
 ORDERS = (2, 3, 4, 6, 8, 12, 16, 24)  # of PPMd: its longest context, in bytes
 MEMORY = 1 << 30  # bytes for PPMd's contexts, more than it needs here
 VALIDATION = 2_500  # reviews, as in `load_imdb`
@@ -276,9 +281,41 @@ def compressors_on(corpus: Corpus, compressors: Compressors) -> None:
     print_rows(corpus.name, scored, ".3f")
 
 
+def on_images() -> dict[str, float]:
+    """The test accuracy of two methods on flattened images, with C chosen on the validation images."""
+    train, validation, test = ((part.pixels.reshape(len(part.labels), -1) / 16, part.labels) for part in load_digits())
+    scores = {}
+    for name, kind in (("logistic regression", partial(LogisticRegression, max_iter=1000)), ("SVM", SVC)):
+        fitted = [kind(C=c).fit(*train) for c in OF_IMAGES]
+        scores[name] = max(fitted, key=lambda method: method.score(*validation)).score(*test)
+    return scores
+
+
+def harmonic_clubs(graph: Any, known: np.ndarray, clubs: np.ndarray) -> float:
+    """The accuracy of the harmonic function on the members (n,) of a graph of networkx that are not in `known`."""
+    import networkx
+
+    graph = networkx.Graph(graph.edges)  # without weights
+    graph.add_nodes_from(range(len(clubs)))
+    networkx.set_node_attributes(graph, dict(zip(known.tolist(), clubs[known].tolist(), strict=True)), "label")
+    predicted = networkx.algorithms.node_classification.harmonic_function(graph)
+    right = {member: club == clubs[member] for member, club in zip(graph, predicted, strict=True)}
+    return float(np.mean([right[member] for member in range(len(clubs)) if member not in known]))
+
+
+def units() -> None:
+    import networkx
+
+    for name, accuracy in on_images().items():
+        print(f"images: {name} {accuracy:.2%}")
+    graph = networkx.karate_club_graph()
+    clubs = np.array([int(graph.nodes[member]["club"] == "Officer") for member in graph])
+    print(f"graph: harmonic function {harmonic_clubs(graph, np.array([0, len(clubs) - 1]), clubs):.1%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("imdb", "enwik8", "photos"))
+    parser.add_argument("task", choices=("imdb", "enwik8", "photos", "units"))
     parser.add_argument("--data", metavar="PATH", help="as for the program (default: downloaded)")
     parser.add_argument("--seed", metavar="N", type=int, help="imdb: draws the validation reviews (default: 0)")
     parser.add_argument("--folds", metavar="K", type=int, help="imdb: how noisy validation parts are, from K folds")
@@ -303,8 +340,10 @@ def main() -> None:
             elif args.task == "enwik8":
                 limit = BYTES if args.bytes is None else args.bytes or None
                 compressors_on(load_enwik8(args.data, limit), COMPRESSORS)
-            else:
+            elif args.task == "photos":
                 compressors_on(load_photos(), COMPRESSORS | IMAGES)
+            else:
+                units()
         except DataError as error:
             raise SystemExit(str(error)) from error
 

@@ -357,7 +357,7 @@ def erf(x: Array) -> Array:
     as a quotient of polynomials.
     """
     xp = array_module(x)
-    if xp is np and x.dtype == np.float32 and x.ndim:
+    if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim:
         y = np.ascontiguousarray(x).clip(-ERF_BOUND, ERF_BOUND)
         flat = y.reshape(-1)
         for start in range(0, x.size, PIECE):

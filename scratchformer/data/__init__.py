@@ -22,11 +22,10 @@ from .enwik8 import (
     VALIDATION_BYTES,
     Corpus,
     as_text,
-    load_bytes,
     load_enwik8,
     load_standard_library,
 )
-from .imdb import Imdb, load_imdb, load_imdb_subwords, read_reviews, read_splits
+from .imdb import Imdb, load_imdb, load_imdb_subwords, read_splits
 from .masked import MaskedBatch, MaskedBatches, single_texts
 from .multi30k import Multi30k, Pairs, load_multi30k
 from .photos import load_photos
@@ -67,7 +66,6 @@ __all__ = [
     "fetch",
     "in_order",
     "joined",
-    "load_bytes",
     "load_digits",
     "load_enwik8",
     "load_imdb",
@@ -76,7 +74,6 @@ __all__ = [
     "load_photos",
     "load_standard_library",
     "pairs_in_order",
-    "read_reviews",
     "read_splits",
     "single_texts",
     "tokenize",

@@ -96,7 +96,7 @@ def load_enwik8(path: str | os.PathLike[str] | None = None, limit: int | None = 
     if path is not None and os.fspath(path) == STANDARD_LIBRARY:
         return _beginning(load_standard_library(), limit)
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else _find(Path(path))
-    data = _read(path, MEMBER)
+    data = _read(path)
     return _beginning(_split(_name(data, path), data), limit)
 
 
@@ -108,16 +108,6 @@ def _beginning(corpus: Corpus, limit: int | None) -> Corpus:
         return corpus
     name = re.sub(r" \((first )?[\d,]+ bytes\)$", "", corpus.name)
     return _split(f"{name} (first {limit:,} bytes)", np.concatenate(corpus[1:])[:limit].tobytes())
-
-
-def load_bytes(path: str | os.PathLike[str], name: str | None = None) -> Corpus:
-    """The bytes of any other text file, split like enwik8; `name` defaults to the name of the file.
-
-    The file is plain, a .gz, or a .zip whose member has the archive's name without ".zip". Raises DataError, naming the
-    file, if it is missing, empty, truncated, corrupt, or not text: see `load_enwik8`.
-    """
-    path = Path(path)
-    return _split(name or path.name, _read(path, path.stem))
 
 
 def load_standard_library() -> Corpus:
@@ -176,12 +166,12 @@ def _find(path: Path) -> Path:
     raise DataError(f"{path}: no file {MEMBER}, {FILENAME} or {MEMBER}*.gz in it")
 
 
-def _read(path: Path, member: str) -> bytes | bytearray:
-    """The bytes of the file at `path`, unpacked if it is a gzip, or of its `member` if it is a zip."""
+def _read(path: Path) -> bytes | bytearray:
+    """The bytes of the file at `path`, unpacked if it is a gzip, or of the member `enwik8` if it is a zip."""
     with open_file(path) as file:
         expect_itself(start := file.read(BEGINNING), path)
     zipped = start.startswith(b"PK\x03\x04") or (start and path.suffix == ".zip")
-    data = _unzip(path, member) if zipped else read_unpacked(path)
+    data = _unzip(path) if zipped else read_unpacked(path)
     if not data:
         raise DataError(f"{path}: empty")
     expect_itself(data[:BEGINNING], path)
@@ -190,19 +180,19 @@ def _read(path: Path, member: str) -> bytes | bytearray:
     return data
 
 
-def _unzip(path: Path, member: str) -> bytearray:
+def _unzip(path: Path) -> bytearray:
     try:
         with (
             open_file(path) as file,
             unpacking_errors(path, DataError),
             zipfile.ZipFile(file) as archive,
-            archive.open(member) as packed,
+            archive.open(MEMBER) as packed,
         ):
             return read_all(Unpacking(packed, path, DataError, MAX_UNPACKED, RATIO))
     except DataError:
         raise
     except KeyError as error:
-        raise DataError(f"{path}: no member {member} in it, which is all that is read of a zip archive") from error
+        raise DataError(f"{path}: no member {MEMBER} in it, which is all that is read of a zip archive") from error
     except (zipfile.BadZipFile, lzma.LZMAError, RuntimeError, ValueError) as error:
         raise DataError(f"{path}: truncated or corrupt ({error})") from error
 

@@ -153,11 +153,6 @@ def load_imdb_subwords(
     return Imdb(*encoded, vocabulary, unlabelled, train.films)
 
 
-def read_reviews(path: str | os.PathLike[str], split: str) -> tuple[list[str], np.ndarray]:
-    """The reviews of one `split`, "train", "test" or "unsup": see `read_splits`."""
-    return read_splits(path, (split,))[split]
-
-
 def read_splits(
     path: str | os.PathLike[str],
     splits: Collection[str] = SPLITS,

@@ -6,7 +6,7 @@ import cupy
 import numpy as np
 
 from ..backend import Array
-from ..optim import clip
+from ..optim import optimizer
 from .cupy_code import alike, kernel, launch_each, vector
 
 BLOCKS = 1056  # that sum squares
@@ -29,5 +29,5 @@ def scale(x: Array, share: Array) -> None:
     launch_each("optimizer", "scale", (x,), cupy.asarray(share, np.float64))
 
 
-clip.sum_of_squares.add_twin(cupy.ndarray, real_numbers, sum_of_squares, fast=True)
-clip.scale.add_twin(cupy.ndarray, lambda x, share: real_numbers(x), scale, fast=True)
+optimizer.sum_of_squares.add_twin(cupy.ndarray, real_numbers, sum_of_squares, fast=True)
+optimizer.scale.add_twin(cupy.ndarray, lambda x, share: real_numbers(x), scale, fast=True)

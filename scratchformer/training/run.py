@@ -350,7 +350,8 @@ class Run:
         """Whether this step is the last one, or a multiple of `every` (0: only the last one). If so, all ranks have the
         whole model, to score it. Raises Diverged if a parameter is not finite.
         """
-        expect_at_least(0, every=every)
+        if every < 0:
+            expect_at_least(0, every=every)
         due = self.step == self.total or (every > 0 and self.step % every == 0)
         if due:
             self.read(self.step)
@@ -556,8 +557,8 @@ class Run:
         step: the one in progress.
         """
         values = [x for measured in self._unread for x in measured.numbers.values()]
-        xp = array_module(*values) if values else np
-        if xp is not np:
+        if self.device is not CPU and values:
+            xp = array_module(*values)
             values = to_cpu(xp.stack([xp.asarray(x, np.float64) for x in values])).tolist()
         numbers: dict[str, Any] = {}
         skips = self._replicas.loss_scale is not None  # a norm that is not finite has been dealt with

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scratchformer.training.program import load_file
+
+from scratchformer.training.snapshot import load_file
 
 for name in "pyppmd", "sklearn", "PIL":
     if find_spec(name) is None:
@@ -84,3 +85,17 @@ def test_images_hold_the_lines_of_the_photographs(baselines, form):
     (save,) = baselines.IMAGES[form].values()
     with Image.open(baselines.io.BytesIO(save(lines.tobytes()))) as image:
         np.testing.assert_array_equal(np.asarray(image), lines.transpose(0, 2, 1))
+
+
+def test_the_harmonic_function_on_a_hand_example(baselines):
+    """A chain of four members with its ends labelled: those between are nearer to one of the ends."""
+    networkx = pytest.importorskip("networkx")
+    for clubs, right in ([0, 0, 1, 1], 1.0), ([0, 1, 1, 1], 0.5), ([0, 1, 0, 1], 0.0):
+        assert baselines.harmonic_clubs(networkx.path_graph(4), np.array([0, 3]), np.array(clubs)) == right
+
+
+def test_simple_methods_on_the_digits(baselines):
+    assert baselines.on_images() == {
+        "logistic regression": pytest.approx(0.9083, abs=1e-4),
+        "SVM": pytest.approx(0.9583, abs=1e-4),
+    }

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scratchformer.training.program import load_file
 
 from scratchformer import Key, models
+from scratchformer.training.snapshot import load_file
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

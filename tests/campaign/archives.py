@@ -20,7 +20,6 @@ from damage import damage_bytes, damage_json, replace_by_no_file, size_of
 from scratchformer.data import (
     Subwords,
     Vocabulary,
-    load_bytes,
     load_enwik8,
     load_imdb,
     load_imdb_subwords,
@@ -64,7 +63,7 @@ class Archives(Area):
             "enwik8.gz": lambda: gzip.compress(self.text, mtime=0),
             "enwik8": lambda: self.text,
         }[kind]()
-        load = draw.choice((load_enwik8, load_enwik8, load_bytes, lambda _: load_enwik8(folder)))
+        load = draw.choice((load_enwik8, load_enwik8, load_enwik8, lambda _: load_enwik8(folder)))
 
         def run() -> bytes:
             return np.concatenate(load(path)[1:]).tobytes()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scratchformer.data import DataError, as_text, load_bytes, load_enwik8, load_standard_library
+from scratchformer.data import DataError, as_text, load_enwik8, load_standard_library
 
 HEADER = b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.3/" xml:lang="en">\n'
 TEXT = HEADER + "".join(f"<page>{n} é {n * n}</page>\n" for n in range(60)).encode()
@@ -52,7 +52,7 @@ def test_every_kind_of_file(tmp_path, monkeypatch, name, content, through_folder
 def test_parts(tmp_path, size):
     path = tmp_path / "text"
     path.write_bytes(TEXT[:size])
-    corpus = load_bytes(path)
+    corpus = load_enwik8(path)
     assert whole(corpus) == TEXT[:size]
     assert corpus.train.dtype == corpus.validation.dtype == corpus.test.dtype == np.uint8
     assert abs(len(corpus.train) - 0.9 * size) < 1
@@ -80,11 +80,6 @@ def test_names(tmp_path, monkeypatch):
     path = tmp_path / "story.txt"
     path.write_bytes(b"Once upon a time. " * 10)
     assert load_enwik8(path).name == "story.txt"
-    assert load_bytes(path).name == "story.txt"
-    assert load_bytes(path, name="a story").name == "a story"
-    zipped = tmp_path / "story.txt.zip"
-    zipped.write_bytes(make_zip("story.txt", b"Once upon a time."))
-    assert whole(load_bytes(zipped)) == b"Once upon a time."
 
     path.write_bytes(TEXT)
     monkeypatch.setattr("scratchformer.data.enwik8.MEMBER_SIZE", len(TEXT))
@@ -148,8 +143,6 @@ def test_missing_and_empty(tmp_path):
     path.write_bytes(make_zip(member="folder/enwik8"))
     with pytest.raises(DataError, match=r"b\.zip: no member enwik8 in it"):
         load_enwik8(path)
-    with pytest.raises(DataError):
-        load_bytes(tmp_path)
 
 
 def test_without_a_path_the_official_archive_is_fetched(tmp_path, monkeypatch):
@@ -229,7 +222,7 @@ def test_the_fingerprint_depends_only_on_the_bytes(tmp_path):
     (tmp_path / "a.txt").write_bytes(TEXT)
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(TEXT, mtime=0))
     (tmp_path / "c.txt").write_bytes(TEXT[:-1] + b"~")
-    first, same, other = (load_bytes(tmp_path / name) for name in ("a.txt", "b.txt.gz", "c.txt"))
+    first, same, other = (load_enwik8(tmp_path / name) for name in ("a.txt", "b.txt.gz", "c.txt"))
     assert first.fingerprint == same.fingerprint == hashlib.sha256(TEXT).hexdigest()
     assert other.fingerprint != first.fingerprint
 

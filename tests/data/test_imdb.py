@@ -14,12 +14,15 @@ from scratchformer.data import (
     Vocabulary,
     load_imdb,
     load_imdb_subwords,
-    read_reviews,
     read_splits,
 )
 from scratchformer.data.imdb import hold_out
 
 WORDS = "a film the story was good bad dull bright long short acting never always again".split()
+
+
+def read_reviews(path, split):
+    return read_splits(path, (split,))[split]
 
 
 def make_reviews(per_class=12, unsup=5):

@@ -10,7 +10,7 @@ from scratchformer.backend import CPU, DeviceError, get_device, to_cpu, to_devic
 from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.data import TextBatches
 from scratchformer.dispatch import TwinCache, fast, reference_only
-from scratchformer.optim import Adam, adam, clip, clip_by_global_norm
+from scratchformer.optim import Adam, adam, clip_by_global_norm, optimizer
 from scratchformer.testing import check_precision
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.training import Replicas
@@ -269,7 +269,7 @@ def test_flat_arrays(dtype, size):
         here = [a[start:].copy() for a in arrays]
         there = [to_device(a, GPU)[start:] for a in arrays]
         with fast():
-            assert float(clip.sum_of_squares(there[1])) == pytest.approx(
+            assert float(optimizer.sum_of_squares(there[1])) == pytest.approx(
                 float(np.sum(here[1].astype(float) ** 2)), 1e-9
             )
             for t in 1, 2, 3:

@@ -7,8 +7,8 @@ import signal
 
 import numpy as np
 import pytest
-from scratchformer.training.program import run_program
 
+from scratchformer.shell.process import run_program
 from scratchformer.training import load_model, load_snapshot, read_metrics
 
 from .conftest import PATIENCE

@@ -5,7 +5,8 @@ import shutil
 import sys
 
 import pytest
-from scratchformer.training.program import run_program
+
+from scratchformer.shell.process import run_program
 
 TERMINALS = {
     "ascii": {"PYTHONIOENCODING": "ascii"},

@@ -14,13 +14,13 @@ import sys
 import time
 
 import numpy as np
-from scratchformer.training.program import run_program
 
 from scratchformer import Key
 from scratchformer.data import TextBatches
 from scratchformer.models import LanguageModel
 from scratchformer.optim import Adam, Cosine
-from scratchformer.training import Replicas, evaluate_language_model, train
+from scratchformer.shell.process import run_program
+from scratchformer.training import Replicas, Run, evaluate_language_model
 
 
 class EventfulBatches(TextBatches):
@@ -55,22 +55,17 @@ def main():
     if event := os.environ.get("TINY_EVENT"):
         step, batches.event, *amount = event.split()
         batches.event_step, batches.amount = int(step), float(*amount)
+    run, rate = Run(out, steps, resume=True, identity={"corpus": "squares"}), Cosine(1e-2, 10, 200)
     with Replicas(model, 2, micro_batch=3) as replicas:
-        train(
-            replicas,
-            Adam(model.parameters(), 1e-2),
-            Cosine(1e-2, 10, 200),
-            batches,
-            steps,
-            out,
-            evaluate=lambda: evaluate_language_model(replicas, text[4500:4600]),
-            evaluate_every=10,
-            select=("bits_per_byte", "min"),
-            snapshot_every=3,
-            log_every=1,
-            identity={"corpus": "squares"},
-            resume=True,
-        )
+        adam, select = Adam(model.parameters(), 1e-2), ("bits_per_byte", "min")
+        for step in run.steps(replicas, adam, batches, select, snapshot_every=3, log_every=1):
+            loss = replicas.gradients(batches.batch(step), run.key("train", step))
+            norm = replicas.clip(adam, 1.0)
+            adam.lr = rate(step)
+            replicas.step(adam)
+            run.log(loss=loss, norm=norm)
+            if run.due(10):
+                run.keep_best(evaluate_language_model(replicas, text[4500:4600]))
     print("finished")
 
 

@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 
 import pytest
-from scratchformer.training.program import load_file, program_in
 
 from scratchformer.commands.cli import make_parser
 from scratchformer.shell.options import INT64_MAX, CommandLine
-from scratchformer.training.settings import _parser
+from scratchformer.training.settings import _parser, own_options
+from scratchformer.training.snapshot import load_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FOR_STUDY = {"tensor_parallel"}  # it has no options
@@ -19,11 +19,13 @@ def all_parsers():
     found = {"scratchformer": make_parser()}
     for name, parser in list(found.items()):
         found |= commands_of(name, parser)
-    for path in sorted(EXAMPLES.glob("*.py")):
-        if path.stem in FOR_STUDY:
-            continue
-        program = program_in(load_file(path), path.stem)
-        found[path.name] = _parser(program.name, "", program.presets, program.options, program.without)
+    for path in sorted(EXAMPLES.rglob("*.py")):
+        if path.stem not in FOR_STUDY:
+            program = load_file(path)
+            options = getattr(program, "OPTIONS", {})
+            without = [name for name, described in options.items() if described is None]
+            name = str(path.relative_to(EXAMPLES))
+            found[name] = _parser(path.stem, "", program.PRESETS, own_options(options)[0], without)
     return found
 
 

@@ -50,7 +50,7 @@ sys.modules["cupy"] = cupy
 from scratchformer import ops  # noqa: E402
 from scratchformer.dispatch import TwinCache, fast, reference_only  # noqa: E402
 from scratchformer.kernels import cupy_code, cupy_products  # noqa: E402
-from scratchformer.optim import adam, clip, muon  # noqa: E402
+from scratchformer.optim import adam, muon, optimizer  # noqa: E402
 from scratchformer.testing.contracts import as_tuple  # noqa: E402
 
 cupy_products.available, cupy_products.product = (lambda: True), multiply
@@ -148,7 +148,7 @@ def compare_flat(dtype, start):
     there[3] = there[3] ** 2
     here = [np.array(a, np.float64) for a in there]
     with fast():
-        assert abs(float(clip.sum_of_squares(there[1])) / np.sum(here[1] ** 2) - 1) < 1e-6
+        assert abs(float(optimizer.sum_of_squares(there[1])) / np.sum(here[1] ** 2) - 1) < 1e-6
         for t in 1, 2, 3:
             adam.adam_step(*there, 0.01, 0.9, 0.999, 1e-8, t)
         half, share = as_array(np.zeros(there[0].shape, np.float16)), as_array(np.array(0.25))
@@ -157,7 +157,7 @@ def compare_flat(dtype, start):
         if not any(twin.fits(*fused) for twin in adam.clip_adam_round.chosen[True][type(half)]):
             raise TypeError("the loops do not take these arguments")
         adam.clip_adam_round(*fused)
-        clip.scale(there[1], share)
+        optimizer.scale(there[1], share)
     with reference_only():
         for t in 1, 2, 3:
             adam.adam_step(*here, 0.01, 0.9, 0.999, 1e-8, t)
