@@ -38,7 +38,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
-from scratchformer.data.evidence import log_ratios
 from threadpoolctl import threadpool_limits
 
 from scratchformer.data import Corpus, DataError, load_enwik8, load_photos, tokenize
@@ -46,6 +45,7 @@ from scratchformer.data.download import fetch
 from scratchformer.data.films import films_of
 from scratchformer.data.imdb import CHECKSUM, FILENAME, URL, hold_out, read_splits
 from scratchformer.data.photos import COLORS, WIDTH
+from scratchformer.records.evidence import log_ratios
 
 try:
     import pyppmd
