@@ -36,8 +36,7 @@ from setups import counted_work
 
 from scratchformer import Key, models
 from scratchformer.backend import CPU, Device, DeviceError, get_device, use_tf32
-from scratchformer.data import LabelledBatches, TextBatches
-from scratchformer.data.imdb import Labelled
+from scratchformer.data import Labelled, LabelledBatches, TextBatches
 from scratchformer.optim import Adam, clip_by_global_norm
 from scratchformer.training import Replicas
 

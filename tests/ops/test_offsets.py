@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from scratchformer import ops
 from scratchformer.dispatch import fast, reference_only
-from scratchformer.generation.beam import likeliest, mixed
+from scratchformer.generation.beam import likeliest
+from scratchformer.records.translators import mixed
 from scratchformer.testing.contracts import as_tuple
 
 KINDS = {"reference": reference_only, "numpy": nullcontext}

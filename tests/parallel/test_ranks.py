@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from scratchformer.data import Pairs, SegmentBatch, Subwords, TextBatches, encode_pairs
-from scratchformer.generation import neighbours, translate, translation, with_neighbours
+from scratchformer.generation import translate, translation
 from scratchformer.models import EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.optim import AdamW, Constant, Group, Muon
 from scratchformer.parallel import ranks as ranks_module
 from scratchformer.parallel.ranks import Elsewhere, Ranks
 from scratchformer.parallel.replicas import TreeSum, slices_of
+from scratchformer.records import neighbours, with_neighbours
 from scratchformer.rng import Key
 from scratchformer.training import Diverged, Replicas, evaluate_language_model, load_snapshot
 from scratchformer.training.snapshot import load_file
