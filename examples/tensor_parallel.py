@@ -54,9 +54,9 @@ def feedforward_backward(dy, cache, comm):
 
 def total(part, comm):
     """The sum of the arrays of all ranks, in all ranks."""
-    found = np.empty_like(part)
-    comm.Allreduce(part, found)
-    return found
+    sums = np.empty_like(part)
+    comm.Allreduce(part, sums)
+    return sums
 
 
 def main():
