@@ -1,4 +1,4 @@
-"""Not only text: the same classifier on images and on a graph, whose structure is the attention pattern.
+"""Train the classifier of texts on images and on a graph, whose structure is the attention pattern.
 
 Images: a handwritten digit of 8 × 8 pixels is read as its 25 patches of 4 × 4 pixels, which overlap, and each patch
 attends to all. Training also uses 20 copies of each image, turned, stretched, slanted and moved a little at random.

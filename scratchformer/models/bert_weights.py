@@ -1,4 +1,4 @@
-"""Where a Hugging Face folder has the parameters of a BERT, and what its config.json must say."""
+"""The tensors of a BERT in a Hugging Face folder, and the settings that its config.json must have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the parameters of a Llama, Mistral or Qwen2 are in a Hugging Face folder, and what its config.json must say."""
+"""The tensors of a Llama, Mistral or Qwen2 in a Hugging Face folder, and the settings of its config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all models have in common: they store their arguments and reject unknown ones by name."""
+"""The base of all models, which stores their arguments and rejects unknown ones by name."""
 
 from __future__ import annotations
 

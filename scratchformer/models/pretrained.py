@@ -3,8 +3,8 @@
 Such a folder has `config.json`, with the sizes, and `model.safetensors`, with the tensors under the names of the
 library that wrote them. The tensors may also be in several files, which `model.safetensors.index.json` lists. A model
 that can be loaded says for each of its parameters which tensor it comes from (`TensorSource`); here tensors are read,
-checked by name and shape, and copied. A model is made only after its sizes were compared with the tensors (`expect_sizes`).
-Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
+checked by name and shape, and copied. A model is made only after its sizes were compared with the tensors
+(`expect_sizes`). Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ..backend import Array, array_module, device_of
 from ..checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of, expect_shape
 from ..dispatch import operation
 from ..nn import Param
-from ..ops.precision import bfloat16
+from ..ops.rounding import bfloat16
 from .adam import AdamW
 from .optimizer import Group, Optimizer, sum_of_squares
 

@@ -1,4 +1,4 @@
-"""What all optimizers share: which parameters they step, in which groups, over the flat arrays; and clipping."""
+"""The base of all optimizers: parameters in groups, stepped over the flat arrays; and clipping."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..checks import expect_boolean, expect_floating, expect_instance, expect_nu
 from ..dispatch import operation
 from ..nn import FlatParameters, Param
 from ..nn.layer import Structure
-from ..ops.precision import round_into
+from ..ops.rounding import round_into
 from ..shell.text import printable, shown
 
 MAX_STEPS = 1 << 53  # a float64 is exact up to here

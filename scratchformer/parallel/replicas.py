@@ -32,7 +32,7 @@ from ..checks import checked_on_host, expect_instance, expect_number, expect_pos
 from ..dispatch import fast, is_fast
 from ..nn import Layer
 from ..nn.layer import Structure
-from ..ops.precision import round_into
+from ..ops.rounding import round_into
 from ..optim.optimizer import Optimizer, global_norm, pieces, share_for
 from ..rng import Key, expect_key
 from ..shell.text import shown

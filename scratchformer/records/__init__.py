@@ -1,4 +1,4 @@
-"""What only the programs in examples/records need, whose results are better than those of a plain transformer.
+"""Parts of the programs in examples/records, whose results are better than those of a plain transformer.
 
 A linear model of n-grams whose evidence a classifier reads, and with which it decides; language models of both
 directions that become a classifier; ensembles, and translators that write in both directions; nearest neighbours among

@@ -1,4 +1,4 @@
-"""Texts with what followed earlier n-grams, for models with `Recall`: whole ones, and some that grow token by token."""
+"""Texts with the tokens that followed earlier n-grams, for models with `Recall`: whole texts and growing ones."""
 
 from __future__ import annotations
 

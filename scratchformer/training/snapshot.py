@@ -83,8 +83,8 @@ def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(getattr(model, "config", None), Mapping):
         raise SnapshotError(f"cannot save a {name}: it has no `config`, a dict of the arguments to create it again")
     if wrong := [key for key in _keys_in(model.config) if not isinstance(key, str)]:
-        found = f"expected strings as the keys of a dict, got {shown(wrong[0])}"  # of which JSON would make a string
-        raise SnapshotError(f"cannot save a {name} with these arguments: {found}")
+        reason = f"expected strings as the keys of a dict, got {shown(wrong[0])}"  # of which JSON would make a string
+        raise SnapshotError(f"cannot save a {name} with these arguments: {reason}")
     try:
         described = json.dumps({"class": class_name(model), "config": model.config}, default=importable)
     except (TypeError, ValueError) as error:  # such as a user's own layer as `positions`

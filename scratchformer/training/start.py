@@ -1,4 +1,4 @@
-"""Programs: how one is started, and how the program of a run is found and scored again.
+"""The start of programs, and the scoring of a run by the program that made it.
 
 A program is a file with a function `main(run)`, which `start` calls. These names in the file are looked up:
 
