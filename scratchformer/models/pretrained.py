@@ -310,7 +310,7 @@ def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, TensorS
 
 
 def _mismatch(name: str, expected: tuple[int, ...], shape: tuple[int, ...] | None) -> str | None:
-    """What is wrong with a tensor of shape `found`, which is None if it is missing. Returns None if nothing is."""
+    """What is wrong with a tensor; `shape` is None if it is missing. Returns None if nothing is."""
     if shape is None:
         return f"missing: {name}"
     return None if shape == expected else f"{name}: expected {expected}, got {shape}"

@@ -149,7 +149,7 @@ def evaluate_transformer_xl(
     early = memory if streams > 1 else 0
     share = math.ceil(max(0, predictions - early) / streams)  # predictions per part; the first part has `early` more
     part = np.arange(streams)[:, None]
-    place = part * share + np.arange(early + share)  # (streams, early + own): the tokens that are read
+    place = part * share + np.arange(early + share)  # (streams, early + share): the tokens that are read
     counted = (place < predictions) & ((place >= part * share + early) | (part == 0))
     ids, targets = (data[np.minimum(place + i, predictions)].astype(np.int32) for i in (0, 1))
     targets[~counted] = IGNORED
