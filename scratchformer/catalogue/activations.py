@@ -59,7 +59,7 @@ ENTRIES = [
                 "    dx, dw, db = linear_backward(dh, cache.linear)"
             ): ("dh = dy\n    dx, dw, db = linear_backward(dh, cache.linear)")
         },
-        tests="tests/ops/test_dense.py -k affine",
+        tests="tests/ops/test_linear.py -k affine",
     )
     .mistake(
         "A bias of one number is spread over all columns",

@@ -15,7 +15,7 @@ from scratchformer.catalogue import OPERATIONS
 from scratchformer.compiler.derivation import Derivation
 from scratchformer.compiler.javascript_code import javascript_source
 from scratchformer.compiler.numpy_target import NumpyTarget
-from scratchformer.compiler.twins import Twin
+from scratchformer.compiler.twins import CompiledTwin
 from scratchformer.optim.adam import adam_step
 from scratchformer.rng import Bits
 from scratchformer.testing.contracts import as_tuple
@@ -53,7 +53,7 @@ def calls_of(name: str, seed: int, sizes: dict[str, int]) -> list[Call]:
     draw = Draw(seed, largest=7)
     draw.sizes |= sizes
     case = OPERATIONS[name](draw)
-    twin = Twin(case.op, case.op_backward, NumpyTarget())
+    twin = CompiledTwin(case.op, case.op_backward, NumpyTarget())
     if not twin.fits(*case.args, **case.options):
         return []
     args = twin.in_order(case.args, case.options)
@@ -87,7 +87,7 @@ def axis_name(axis: str) -> str:
     return {"n": "rows", "column": "columns"}.get(axis, axis.upper())
 
 
-def sizes_of(twin: Twin, values: dict) -> dict[str, int]:
+def sizes_of(twin: CompiledTwin, values: dict) -> dict[str, int]:
     """The sizes of the last axes of arrays."""
     shapes = {key: value.shape[::-1] for key, value in values.items() if isinstance(value, np.ndarray)}
     axes = {key: array.axes[::-1] for key, array in twin.derivation.arrays.items() if key in shapes}

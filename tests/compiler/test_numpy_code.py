@@ -11,7 +11,7 @@ from scratchformer.catalogue import OPERATIONS
 from scratchformer.compiler import numpy_code
 from scratchformer.compiler.in_place import InPlace
 from scratchformer.compiler.numpy_target import NumpyTarget
-from scratchformer.compiler.twins import Twin
+from scratchformer.compiler.twins import CompiledTwin
 from scratchformer.dispatch import backward, operation
 from scratchformer.optim.adam import adam_step
 from scratchformer.testing.contracts import as_tuple
@@ -54,7 +54,7 @@ def test_blocks_agree_with_the_reference(name, sizes, dtype, monkeypatch):
     draw = Draw(1, largest=7)
     draw.sizes |= sizes
     case = OPERATIONS[name](draw)
-    args, twin = as_type(dtype, case.args), Twin(case.op, case.op_backward, NumpyTarget())
+    args, twin = as_type(dtype, case.args), CompiledTwin(case.op, case.op_backward, NumpyTarget())
     if not twin.arrays:
         pytest.skip("its derivation cannot be compiled")
     assert twin.fits(*args, **case.options)
@@ -70,7 +70,7 @@ def test_blocks_agree_with_the_reference(name, sizes, dtype, monkeypatch):
 
 def test_the_reference_takes_over_where_a_sum_overflows():
     x, gamma = np.array([[1e25, -1e25, 3e25]], np.float32), np.ones(3, np.float32)
-    twin = Twin(ops.layernorm, ops.layernorm_backward, NumpyTarget())
+    twin = CompiledTwin(ops.layernorm, ops.layernorm_backward, NumpyTarget())
     y, _ = twin.forward(x, gamma, gamma)
     np.testing.assert_array_equal(y, ops.layernorm.reference(x, gamma, gamma)[0])
 
@@ -88,7 +88,7 @@ def test_a_step_of_adam_in_place(monkeypatch):
 
 
 def test_a_mean_over_rows():
-    x, twin = np.random.default_rng(0).standard_normal((4, 3)), Twin(mean_square, mean_square_backward, NumpyTarget())
+    x, twin = np.random.default_rng(0).standard_normal((4, 3)), CompiledTwin(mean_square, mean_square_backward, NumpyTarget())
     loss, kept = twin.forward(x)
     np.testing.assert_allclose(loss, mean_square(x)[0], rtol=1e-14)
     np.testing.assert_allclose(twin.backward(3.0, kept), 3 * x / 2, rtol=1e-14)

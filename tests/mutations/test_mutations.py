@@ -94,7 +94,7 @@ def test_without_kernels_nothing_but_speed_is_lost(environment, tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "sitecustomize.py").write_text(ONLY_THE_COPY)
     shutil.rmtree(tmp_path / "scratchformer" / "kernels", ignore_errors=True)
-    tests = "tests/kernels tests/ops/test_attention.py tests/ops/test_dense.py tests/nn/test_block.py tests/optim"
+    tests = "tests/kernels tests/ops/test_attention.py tests/ops/test_linear.py tests/nn/test_block.py tests/optim"
     tests += " tests/generation tests/parallel/test_replicas.py tests/test_dispatch.py"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
     left = ["strict", *SLOW_WITHOUT]  # the strict device uses no kernels
