@@ -101,7 +101,7 @@ MISTAKES = [
     Mistake(
         "predictions: left in the order of the texts' lengths",
         file="training/evaluate.py",
-        replace={"np.concatenate(found)[np.argsort(by_length(dataset, max_length))]": "np.concatenate(found)"},
+        replace={"np.concatenate(scored)[np.argsort(by_length(dataset, max_length))]": "np.concatenate(scored)"},
         tests="tests/training/test_evaluate.py -k classes",
     ),
     Mistake(
