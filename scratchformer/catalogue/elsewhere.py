@@ -8,7 +8,7 @@ MISTAKES = [
     Mistake(
         "beam search: a finished hypothesis is extended",
         file="generation/beam.py",
-        replace={"goes_on = np.flatnonzero(tokens[b] != end)[:K]": "goes_on = np.arange(min(K, most))"},
+        replace={"goes_on = np.flatnonzero(tokens[b] != end)[:K]": "goes_on = np.arange(min(K, count))"},
         tests="tests/generation/test_beam.py -k plain_search",
     ),
     Mistake(
