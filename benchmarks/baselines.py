@@ -1,4 +1,4 @@
-"""What simple methods reach on the splits of the programs: linear models on IMDb, compressors on text and photographs.
+"""The scores of simple methods on the programs' splits: linear models on IMDb, compressors on text and photographs.
 
     pip install -e '.[baselines]'
     python benchmarks/baselines.py imdb [--data PATH] [--seed N] [--folds K]

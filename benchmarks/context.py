@@ -1,4 +1,4 @@
-"""How time and memory of attention grow with the context: full, causal, local and strided, 256 to 8,192 positions.
+"""The growth of attention's time and memory with the context: full, causal, local and strided, 256 to 8,192 positions.
 
     pip install -e '.[plot]' && python benchmarks/context.py [--plot docs/img/context.png]
 

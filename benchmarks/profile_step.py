@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, by operation, on one replica with one BLAS thread.
+"""The time of a training step by operation, on one replica with one BLAS thread.
 
     python benchmarks/profile_step.py enwik8|imdb [--reference | --precision bfloat16]
 

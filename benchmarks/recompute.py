@@ -1,4 +1,4 @@
-"""What --recompute costs and saves: the tutorial's text generator with a context of 1,024, steps with and without it.
+"""Cost and savings of --recompute: the tutorial's text generator with a context of 1,024, steps with and without it.
 
     python benchmarks/recompute.py [--batch 4] [--rounds 5] [--precision bfloat16]
 

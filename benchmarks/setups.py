@@ -1,4 +1,4 @@
-"""What the benchmarks share: the tutorial's two models, a training step of each, and the machine's own rate."""
+"""Parts that the benchmarks share: the tutorial's two models, a training step of each, and the machine's own rate."""
 
 from __future__ import annotations
 

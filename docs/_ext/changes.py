@@ -1,4 +1,4 @@
-"""What changed from one model to the next: in words, and in what the traces count."""
+"""The changes from one model to the next: in words, and in what the traces count."""
 
 from __future__ import annotations
 

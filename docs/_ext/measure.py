@@ -1,4 +1,4 @@
-"""What an operation keeps for its backward, and what its fast twin gains, measured while the site is built."""
+"""Measurements made while the site is built: what an operation keeps for its backward, what its fast twin gains."""
 
 from __future__ import annotations
 

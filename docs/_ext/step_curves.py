@@ -1,4 +1,4 @@
-"""How the error of a numerical gradient depends on the step: truncation at large steps, round-off at small ones."""
+"""The error of a numerical gradient as a function of the step: truncation at large steps, round-off at small ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pictures are drawn from: every layer and model of the package, traced with sizes that are all different."""
+"""The traces that the pictures are drawn from, of every layer and model, with sizes that are all different."""
 
 from __future__ import annotations
 

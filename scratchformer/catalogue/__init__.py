@@ -1,4 +1,4 @@
-"""What this package knows of its own operations, layers and optimizers: an entry each, in a file for each family.
+"""The catalogue of this package's operations, layers and optimizers: an entry each, in a file for each family.
 
 An entry has the cases of its gradient checks and of its derivation, the mistakes that others have made in it, and what
 its tests need not find. `scratchformer check` and the tests use the same tables. `scratchformer.testing`, which knows

@@ -8,7 +8,7 @@ MISTAKES = [
     Mistake(
         "beam search: a finished hypothesis is extended",
         file="generation/beam.py",
-        replace={"goes_on = np.flatnonzero(tokens[b] != end)[:K]": "goes_on = np.arange(min(K, most))"},
+        replace={"goes_on = np.flatnonzero(tokens[b] != end)[:K]": "goes_on = np.arange(min(K, count))"},
         tests="tests/generation/test_beam.py -k plain_search",
     ),
     Mistake(
@@ -101,7 +101,7 @@ MISTAKES = [
     Mistake(
         "predictions: left in the order of the texts' lengths",
         file="training/evaluate.py",
-        replace={"np.concatenate(found)[np.argsort(by_length(dataset, max_length))]": "np.concatenate(found)"},
+        replace={"np.concatenate(scored)[np.argsort(by_length(dataset, max_length))]": "np.concatenate(scored)"},
         tests="tests/training/test_evaluate.py -k classes",
     ),
     Mistake(

@@ -1,4 +1,4 @@
-"""What the catalogue has of an operation, a twin, a layer or an optimizer."""
+"""Entries of the catalogue, for an operation, a twin, a layer or an optimizer."""
 
 from __future__ import annotations
 

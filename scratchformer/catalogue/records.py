@@ -1,4 +1,4 @@
-"""What only the record results need."""
+"""Layers and models that only the record results need, and mistakes in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from a mistake in an equation: the values of all names that the equations below it compute."""
+"""The consequences of a mistake in an equation: the values of all names that the equations below it compute."""
 
 from __future__ import annotations
 

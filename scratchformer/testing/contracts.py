@@ -1,4 +1,4 @@
-"""What is checked besides the values of gradients: who may write to which array, and which arrays may share memory."""
+"""The contract of gradients, besides their values: who may write to which array, and which arrays may share memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrong gradient looks like: the search for a mistake that gives exactly this gradient.
+"""The diagnosis of a wrong gradient: the search for a mistake that gives exactly this gradient.
 
 Three kinds of explanation are tried, the simplest first: general forms, such as a constant factor (`forms`); mistakes
 that others have made in the same operation (`known`); and mistakes planted in the equations of its derivation. An

@@ -1,4 +1,4 @@
-"""What the search for a mistake knows besides the code that is checked: operations, and mistakes that others have made.
+"""Knowledge for the search for a mistake: operations to recognise, and mistakes that others have made in them.
 
 It is handed in: `learn_from("my_package.catalogue")` names a module, which is imported when a check fails. The module
 has a function `known_operations()`, which returns a dict by name, and a list `MISTAKES`.

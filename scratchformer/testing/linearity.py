@@ -1,4 +1,4 @@
-"""A backward is a vector-Jacobian product, so it is linear in dy."""
+"""The check that a backward is linear in dy, as every vector-Jacobian product is."""
 
 from __future__ import annotations
 

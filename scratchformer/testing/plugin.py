@@ -1,4 +1,4 @@
-"""What the pytest plugin needs of this package: the `gradients` fixture, and the report of a failed check.
+"""The part of the pytest plugin that imports this package: the `gradients` fixture, and the report of a failed check.
 
 The plugin is the module `scratchformer_pytest`, which pytest loads in every run. It imports this module when needed.
 """

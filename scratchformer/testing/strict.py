@@ -104,9 +104,9 @@ def traffic() -> Iterator[list[str]]:
     Transfers of numbers or NumPy arrays to the device, and of device arrays to the host; and calls for which CuPy waits
     until the device has finished, such as `nonzero`, or an index of booleans, whose result has an unknown shape.
 
-        with traffic() as found:
+        with traffic() as copies:
             y, cache = my_operation(x)
-        assert found == []
+        assert copies == []
     """
     copies: list[str] = []
     token = _traffic.set(copies)
