@@ -239,7 +239,8 @@ class Run:
         size = len(items.labels) if texts else len(items)
         if part == "validation" and not texts:
             return items[:VALIDATION_BYTES]
-        if part != "test" or self.total >= self.preset_steps:
+        steps = (self.parent or self).total  # a stage may have fewer steps than a whole run's preset
+        if part != "test" or steps >= self.preset_steps:
             return items
         if trained is None:
             trained = self.total * self.batch_size * (1 if texts else self.context)

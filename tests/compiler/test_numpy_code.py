@@ -88,7 +88,10 @@ def test_a_step_of_adam_in_place(monkeypatch):
 
 
 def test_a_mean_over_rows():
-    x, twin = np.random.default_rng(0).standard_normal((4, 3)), CompiledTwin(mean_square, mean_square_backward, NumpyTarget())
+    x, twin = (
+        np.random.default_rng(0).standard_normal((4, 3)),
+        CompiledTwin(mean_square, mean_square_backward, NumpyTarget()),
+    )
     loss, kept = twin.forward(x)
     np.testing.assert_allclose(loss, mean_square(x)[0], rtol=1e-14)
     np.testing.assert_allclose(twin.backward(3.0, kept), 3 * x / 2, rtol=1e-14)
