@@ -122,7 +122,7 @@ class Run:
         expect_positive(steps=steps)
         if taken := [name for name in settings if hasattr(type(self), name) and name not in SHADOWED]:
             raise ValueError(f"settings: expected other names than {', '.join(taken)}, which every run has already")
-        self.settings: dict[str, Any] = {**COMMON, **settings, "steps": steps, "seed": seed}
+        self.settings: dict[str, Any] = {**COMMON, "steps": steps, "seed": seed, **settings}
         self.out, self.resumed, self.device, self.ranks = Path(out), resume, device, ranks or Ranks()
         self.identity = dict(identity or {})
         self.root = Key(seed)
