@@ -64,9 +64,9 @@ def gradients(pytestconfig: pytest.Config) -> Gradients:
     """
     from scratchformer.testing.plugin import Gradients
 
-    found = Gradients(_seed_of(pytestconfig))
-    pytestconfig.pluginmanager.register(found)  # for its hook
-    return found
+    fixture = Gradients(_seed_of(pytestconfig))
+    pytestconfig.pluginmanager.register(fixture)  # for its hook
+    return fixture
 
 
 class _Counterexamples:
@@ -74,7 +74,7 @@ class _Counterexamples:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.found: list[dict[str, Any]] = []
+        self.counterexamples: list[dict[str, Any]] = []
         self.last_line = "Not written to a file, since pytest's cache is switched off"
         name = config.getoption("gradient_counterexamples")
         self.file = Path(config.invocation_params.dir, name).resolve() if name else None
@@ -113,37 +113,37 @@ class _Counterexamples:
         """Add them to the report, as text and as data; pytest-xdist sends the data to its main process."""
         from scratchformer.testing.plugin import counterexample
 
-        found = []
+        counterexamples = []
         for error, call in ((error, error.call) for error in errors):
             if call is None:
                 continue
             try:
-                found.append(counterexample(error, call, report.nodeid))
-                _add_text(report, "counterexample", found[-1]["source"].rstrip())
+                counterexamples.append(counterexample(error, call, report.nodeid))
+                _add_text(report, "counterexample", counterexamples[-1]["source"].rstrip())
             except Exception as problem:  # whatever happens here, the failure itself must be reported
                 _add_text(report, "counterexample", f"No smaller one was found. {type(problem).__name__}: {problem}")
-        report.gradient_counterexamples = found  # type: ignore[attr-defined]
+        report.gradient_counterexamples = counterexamples  # type: ignore[attr-defined]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.found += getattr(report, "gradient_counterexamples", [])
+        self.counterexamples += getattr(report, "gradient_counterexamples", [])
 
     def pytest_sessionfinish(self) -> None:
         cache: Any = getattr(self.config, "cache", None)
-        if not self.found or not (self.file or cache) or hasattr(self.config, "workerinput"):
+        if not self.counterexamples or not (self.file or cache) or hasattr(self.config, "workerinput"):
             return
         from scratchformer.testing.plugin import write_module
 
         try:
             file = self.file or cache.mkdir("scratchformer") / "test_counterexamples.py"
-            write_module(file, self.found, keep=self.file is not None)
+            write_module(file, self.counterexamples, keep=self.file is not None)
             self.last_line = f"Run them again: pytest {os.path.relpath(file, self.config.invocation_params.dir)}"
         except OSError as problem:
             self.last_line = f"Not written to a file: {problem}"
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self.found:
+        if self.counterexamples:
             terminalreporter.section("gradient counterexamples")
-            for each in self.found:
+            for each in self.counterexamples:
                 call = each["call"] if len(each["call"]) <= _LONG else each["call"][:_LONG] + "..."
                 terminalreporter.line(f"{each['nodeid']}: {call}")
             terminalreporter.line(self.last_line)
@@ -166,5 +166,5 @@ def _gradient_errors(error: BaseException) -> list[GradientError]:
     if contracts is None:
         return []
     if isinstance(error, BaseExceptionGroup):
-        return [found for each in error.exceptions for found in _gradient_errors(each)]
+        return [inner for each in error.exceptions for inner in _gradient_errors(each)]
     return [error] if isinstance(error, contracts.GradientError) else []

@@ -68,12 +68,12 @@ MEMORY = 1 << 30  # bytes for PPMd's contexts, more than it needs here
 VALIDATION = 2_500  # reviews, as in `load_imdb`
 JUDGES, DRAWS = (2_500, 5_000), 1_000  # sizes of validation parts, and how many of each size are drawn
 BLOCK = 250  # neighbouring reviews: far more than one film has
-MOST_FOLDS = 50  # half as many as there are blocks
+MAX_FOLDS = 50  # half as many as there are blocks
 BYTES = 4_000_000  # of enwik8, as in the presets of `enwik8.py`
 PROBES = ("logistic regression, words", "naive Bayes weights, bigrams")
 
 
-class Part(NamedTuple):
+class LabelledTexts(NamedTuple):
     texts: list[str]
     labels: np.ndarray
 
@@ -94,7 +94,7 @@ def unweighted(x: sparse.csr_matrix, labels: np.ndarray) -> Callable:
 logistic = partial(LogisticRegression, solver="liblinear", dual=True, max_iter=1000)
 
 
-class Linear(NamedTuple):
+class LinearModel(NamedTuple):
     """A linear model: the longest n-gram, what weights the counts, and a classifier that takes C."""
 
     order: int
@@ -117,14 +117,14 @@ class Linear(NamedTuple):
 
 
 LINEAR = {
-    "logistic regression, words": Linear(1, unweighted, logistic),
-    "naive Bayes weights, bigrams": Linear(2, naive_bayes, logistic),
-    "naive Bayes weights, trigrams": Linear(3, naive_bayes, logistic),
-    "linear SVM, tf-idf, bigrams": Linear(2, tf_idf, LinearSVC),
+    "logistic regression, words": LinearModel(1, unweighted, logistic),
+    "naive Bayes weights, bigrams": LinearModel(2, naive_bayes, logistic),
+    "naive Bayes weights, trigrams": LinearModel(3, naive_bayes, logistic),
+    "linear SVM, tf-idf, bigrams": LinearModel(2, tf_idf, LinearSVC),
 }
 
 
-class Row(NamedTuple):
+class Scores(NamedTuple):
     """A line of the table: the setting that was chosen on the validation part, and the scores with it."""
 
     setting: Any
@@ -134,37 +134,37 @@ class Row(NamedTuple):
     seconds: float
 
 
-def print_rows(title: str, rows: Iterable[tuple[str, Row]], form: str) -> dict[str, Row]:
+def print_rows(title: str, rows: Iterable[tuple[str, Scores]], form: str) -> dict[str, Scores]:
     print(f"{title:<36}{'setting':>8}{'validation':>12}{'test':>10}{'after both':>12}{'seconds':>9}")
-    found = {}
+    rows_by_name = {}
     for name, row in rows:
         print(
             f"{name:<36}{row.setting:>8}{row.validation:>12{form}}{row.test:>10{form}}{row.after_both:>12{form}}"
             f"{row.seconds:>9.1f}",
             flush=True,
         )
-        found[name] = row
-    return found
+        rows_by_name[name] = row
+    return rows_by_name
 
 
-def score_linear(method: Linear, train: Part, validation: Part, test: Part) -> Row:
+def score_linear(method: LinearModel, train: LabelledTexts, validation: LabelledTexts, test: LabelledTexts) -> Scores:
     start = time.process_time()
     both, x_test = method.count(train.texts + validation.texts, test.texts)
     seconds = time.process_time() - start
     known = both[: len(train.texts)].getnnz(axis=0) > 0  # n-grams that the training part contains
     x, x_validation, x_known = both[: len(train.texts), known], both[len(train.texts) :, known], x_test[:, known]
-    found = {c: np.mean(method.fit(c, x, train.labels)(x_validation) == validation.labels) for c in INVERSE_DECAY}
-    best = max(found, key=found.__getitem__)
+    accuracies = {c: np.mean(method.fit(c, x, train.labels)(x_validation) == validation.labels) for c in INVERSE_DECAY}
+    best = max(accuracies, key=accuracies.__getitem__)
     start = time.process_time()
     on_test = np.mean(method.fit(best, x, train.labels)(x_known) == test.labels)
     seconds += time.process_time() - start
     after_both = np.mean(
         method.fit(best, both, np.concatenate([train.labels, validation.labels]))(x_test) == test.labels
     )
-    return Row(best, found[best], on_test, after_both, seconds)
+    return Scores(best, accuracies[best], on_test, after_both, seconds)
 
 
-def blocks_of(part: Part) -> np.ndarray:
+def blocks_of(part: LabelledTexts) -> np.ndarray:
     """The block of each review, (reviews,): neighbours of one class; sorted labels."""
     return np.concatenate(
         [label * len(part.labels) + np.arange(np.sum(part.labels == label)) // BLOCK for label in (0, 1)]
@@ -179,7 +179,7 @@ def folds_of(groups: np.ndarray, count: int) -> np.ndarray:
     return folds
 
 
-def right_out_of_fold(method: Linear, c: float, x: Any, labels: np.ndarray, folds: np.ndarray) -> np.ndarray:
+def right_out_of_fold(method: LinearModel, c: float, x: Any, labels: np.ndarray, folds: np.ndarray) -> np.ndarray:
     """1 for each review that a model trained on the other folds classifies rightly, else 0; (reviews,)."""
     right = np.empty(len(labels))
     for fold in np.unique(folds):
@@ -196,7 +196,7 @@ def drawn(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.flatnonzero(np.isin(groups, numbers[order[: last + 1]]))
 
 
-def print_judges(part: Part, count: int, rows: dict[str, Row]) -> None:
+def print_judges(part: LabelledTexts, count: int, rows: dict[str, Scores]) -> None:
     """How far validation is from the test part, in points, for two linear models and for the second less the first.
 
     `part` are all training reviews. Each is classified by a model that was trained on the folds without its group, so
@@ -216,19 +216,19 @@ def print_judges(part: Part, count: int, rows: dict[str, Row]) -> None:
             right_out_of_fold(LINEAR[name], rows[name].setting, counts[name], part.labels, folds) for name in PROBES
         ]
         test = [rows[name].test for name in PROBES]
-        for name, found, on_test in zip(
+        for name, correct, on_test in zip(
             (*PROBES, "second less first"), (*right, right[1] - right[0]), (*test, test[1] - test[0]), strict=True
         ):
-            of_folds = np.std([found[folds == fold].mean() for fold in range(count)], ddof=1)
-            of_parts = [np.std([found[chosen].mean() for chosen in parts[size]]) for size in JUDGES]
+            of_folds = np.std([correct[folds == fold].mean() for fold in range(count)], ddof=1)
+            of_parts = [np.std([correct[chosen].mean() for chosen in parts[size]]) for size in JUDGES]
             cells = "".join(f"{100 * x:>13.2f}" for x in (of_folds, *of_parts))
-            print(f"{kind + ': ' + name:<44}{100 * (found.mean() - on_test):>+16.2f}{cells}", flush=True)
+            print(f"{kind + ': ' + name:<44}{100 * (correct.mean() - on_test):>+16.2f}{cells}", flush=True)
 
 
 def imdb(path: str | None, seed: int, folds: int | None) -> None:
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
-    parts = {split: Part(*part) for split, part in read_splits(path, ("train", "test")).items()}
-    train, validation = (Part(*part[:2]) for part in hold_out(*parts["train"], VALIDATION, seed, path))
+    parts = {split: LabelledTexts(*part) for split, part in read_splits(path, ("train", "test")).items()}
+    train, validation = (LabelledTexts(*part[:2]) for part in hold_out(*parts["train"], VALIDATION, seed, path))
     names = PROBES if folds else tuple(LINEAR)
     scored = ((name, score_linear(LINEAR[name], train, validation, parts["test"])) for name in names)
     rows = print_rows("accuracy", scored, ".2%")
@@ -266,14 +266,14 @@ def bits_per_byte(compress: Callable[[bytes], bytes], before: bytes, part: bytes
     return 8 * (len(compress(before + part)) - len(compress(before))) / len(part)
 
 
-def score_compressor(settings: dict[Any, Callable[[bytes], bytes]], corpus: Corpus) -> Row:
+def score_compressor(settings: dict[Any, Callable[[bytes], bytes]], corpus: Corpus) -> Scores:
     train, validation, test = (x.tobytes() for x in (corpus.train, corpus.validation, corpus.test))
-    found = {setting: bits_per_byte(compress, train, validation) for setting, compress in settings.items()}
-    best = min(found, key=found.__getitem__)
+    scores = {setting: bits_per_byte(compress, train, validation) for setting, compress in settings.items()}
+    best = min(scores, key=scores.__getitem__)
     start = time.process_time()
     on_test = bits_per_byte(settings[best], train, test)
     seconds = time.process_time() - start
-    return Row(best, found[best], on_test, bits_per_byte(settings[best], train + validation, test), seconds)
+    return Scores(best, scores[best], on_test, bits_per_byte(settings[best], train + validation, test), seconds)
 
 
 def compressors_on(corpus: Corpus, compressors: Compressors) -> None:
@@ -329,8 +329,8 @@ def main() -> None:
     ):
         if getattr(args, name) is not None and args.task not in tasks:
             parser.error(f"--{name}: only for {' and '.join(tasks)}")
-    if args.folds is not None and not 2 <= args.folds <= MOST_FOLDS:
-        parser.error(f"--folds: expected 2 to {MOST_FOLDS}")
+    if args.folds is not None and not 2 <= args.folds <= MAX_FOLDS:
+        parser.error(f"--folds: expected 2 to {MAX_FOLDS}")
     if min(args.seed or 0, args.bytes or 0) < 0:
         parser.error("--seed, --bytes: expected at least 0")
     with threadpool_limits(1):

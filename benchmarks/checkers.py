@@ -34,7 +34,7 @@ import jax
 import numpy as np
 import torch
 from jax.test_util import check_grads
-from planted import OF_A_GRADIENT, OF_A_PAIR, OWN, RIGHT, Parts, in_gradient
+from planted import OF_A_GRADIENT, OF_A_PAIR, OTHERS, RIGHT, Parts, in_gradient
 
 from scratchformer.backend import CPU
 from scratchformer.catalogue import MISTAKES, Mistake, known_operations
@@ -44,7 +44,7 @@ from scratchformer.dispatch import reference_only
 from scratchformer.notation.consequences import consequences
 from scratchformer.notation.grammar import canonical, parse
 from scratchformer.testing import check_gradients
-from scratchformer.testing.contracts import as_tuple, is_floating, own_copy
+from scratchformer.testing.contracts import as_tuple, copied, is_floating
 from scratchformer.testing.runs import argument_names
 
 PLACES = ("ops", "kernels", "nn", "models")  # where mistakes of gradients are
@@ -52,7 +52,7 @@ PLANTED_IN = "linear gelu swiglu softmax layernorm rotary embedding max_pool att
 SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2)
 
 
-class Pair(NamedTuple):
+class CheckedPair(NamedTuple):
     """An operation of NumPy arrays with its backward. A layer's is a function of its inputs and parameters."""
 
     op: Callable
@@ -73,25 +73,25 @@ def case_of(package: Any, name: str, scale: float = 1.0) -> Any:
     return case
 
 
-def pair_of(package: Any, name: str, scale: float = 1.0, dtype: Any = np.float64) -> Pair:
+def pair_of(package: Any, name: str, scale: float = 1.0, dtype: Any = np.float64) -> CheckedPair:
     """The pair of a case of `catalogue`, with the check of the same copy of the package."""
     case = case_of(package, name, scale)
     if hasattr(case, "layer"):
         return layer_pair(case, dtype, package.check_layer)
-    args = tuple(own_copy(x, CPU, dtype) for x in case.args)
+    args = tuple(copied(x, CPU, dtype) for x in case.args)
     ours = functools.partial(package.check_gradients, case.op, case.op_backward, *args, **case.options)
-    return Pair(functools.partial(case.op, **case.options), case.op_backward, args, ours)
+    return CheckedPair(functools.partial(case.op, **case.options), case.op_backward, args, ours)
 
 
-def own_pair(op: Callable, op_backward: Callable, args: tuple) -> Pair:
-    return Pair(op, op_backward, args, functools.partial(check_gradients, op, op_backward, *args))
+def checked_pair(op: Callable, op_backward: Callable, args: tuple) -> CheckedPair:
+    return CheckedPair(op, op_backward, args, functools.partial(check_gradients, op, op_backward, *args))
 
 
-def layer_pair(case: Any, dtype: Any, check: Callable) -> Pair:
+def layer_pair(case: Any, dtype: Any, check: Callable) -> CheckedPair:
     layer = copy.deepcopy(case.layer).to(dtype=dtype)
     trained = [p for p in layer.parameters() if not getattr(p, "frozen", False)]
     count = len(case.inputs)
-    options = {n: own_copy(x, CPU, dtype) for n, x in case.options.items()}
+    options = {n: copied(x, CPU, dtype) for n, x in case.options.items()}
 
     def op(*arrays: Any) -> tuple[Any, Any]:
         for p, data in zip(trained, arrays[count:], strict=True):
@@ -104,15 +104,15 @@ def layer_pair(case: Any, dtype: Any, check: Callable) -> Pair:
         dx = layer.backward(dy, cache)
         return *as_tuple(dx), *(p.grad.copy() for p in trained)
 
-    inputs = (own_copy(x, CPU, dtype) for x in case.inputs)
+    inputs = (copied(x, CPU, dtype) for x in case.inputs)
     args = (*inputs, *(p.data.copy() for p in trained))
-    return Pair(op, op_backward, args, functools.partial(check, case.layer, *case.inputs, **case.options), True)
+    return CheckedPair(op, op_backward, args, functools.partial(check, case.layer, *case.inputs, **case.options), True)
 
 
 # The checkers. Each takes a pair, and raises an exception if it finds it wrong.
 
 
-def as_torch(pair: Pair) -> tuple[Callable, list]:
+def as_torch(pair: CheckedPair) -> tuple[Callable, list]:
     """The pair as a function of tensors, and the tensors."""
     places = [i for i, x in enumerate(pair.args) if is_floating(x)]
 
@@ -130,21 +130,21 @@ def as_torch(pair: Pair) -> tuple[Callable, list]:
         @staticmethod
         def backward(ctx: Any, *dys: Any) -> Any:
             dy = tuple(d.numpy() for d in dys)
-            found = as_tuple(pair.op_backward(dy[0] if ctx.single else dy, ctx.cache))
-            return tuple(torch.from_numpy(np.asarray(g)) for g in found if g is not None)
+            gradients = as_tuple(pair.op_backward(dy[0] if ctx.single else dy, ctx.cache))
+            return tuple(torch.from_numpy(np.asarray(g)) for g in gradients if g is not None)
 
     return Operation.apply, [torch.tensor(pair.args[i], requires_grad=True) for i in places]
 
 
-def torch_checker(**settings: Any) -> Callable[[Pair], None]:
-    def check(pair: Pair) -> None:
+def torch_checker(**settings: Any) -> Callable[[CheckedPair], None]:
+    def check(pair: CheckedPair) -> None:
         function, tensors = as_torch(pair)
         torch.autograd.gradcheck(function, tensors, **settings)
 
     return check
 
 
-def as_jax(pair: Pair) -> tuple[Callable, list]:
+def as_jax(pair: CheckedPair) -> tuple[Callable, list]:
     """The pair as a function of JAX's arrays, and the arrays."""
     places = [i for i, x in enumerate(pair.args) if is_floating(x)]
 
@@ -160,8 +160,8 @@ def as_jax(pair: Pair) -> tuple[Callable, list]:
     def backward(dy: Any, *arrays: Any) -> tuple:
         y, cache = run(*arrays)
         dy = tuple(map(np.asarray, dy))
-        found = as_tuple(pair.op_backward(dy if isinstance(y, tuple) else dy[0], cache))
-        return tuple(np.array(g) for g in found if g is not None)
+        gradients = as_tuple(pair.op_backward(dy if isinstance(y, tuple) else dy[0], cache))
+        return tuple(np.array(g) for g in gradients if g is not None)
 
     arrays = [jax.numpy.array(pair.args[i]) for i in places]
     shapes = jax.tree_util.tree_map(shape_of, forward(*(pair.args[i].copy() for i in places)))
@@ -181,8 +181,8 @@ def shape_of(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def jax_checker(**settings: Any) -> Callable[[Pair], None]:
-    def check(pair: Pair) -> None:
+def jax_checker(**settings: Any) -> Callable[[CheckedPair], None]:
+    def check(pair: CheckedPair) -> None:
         function, arrays = as_jax(pair)
         check_grads(function, arrays, order=1, modes=["rev"], **settings)
 
@@ -190,7 +190,7 @@ def jax_checker(**settings: Any) -> Callable[[Pair], None]:
 
 
 TIGHT = dict(atol=1e-8, rtol=1e-6)
-CHECKERS: dict[str, Callable[[Pair], Any]] = {
+CHECKERS: dict[str, Callable[[CheckedPair], Any]] = {
     "scratchformer": lambda pair: pair.ours(),
     "gradcheck": torch_checker(),
     "gradcheck, tight": torch_checker(**TIGHT),
@@ -208,7 +208,7 @@ class Score:
         self.refused: dict[str, list[bool]] = defaultdict(list)
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
-    def add(self, make: Callable[[], Pair]) -> dict[str, str]:
+    def add(self, make: Callable[[], CheckedPair]) -> dict[str, str]:
         """Give a fresh pair to every checker. Returns the messages of those that refused it."""
         said = {}
         for name, check in CHECKERS.items():
@@ -282,7 +282,7 @@ def modules() -> dict[str, Any]:
     return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "scratchformer"}
 
 
-class Evidence(NamedTuple):
+class Observation(NamedTuple):
     """What a pair computes, as far as a check can see it."""
 
     y: tuple
@@ -290,7 +290,7 @@ class Evidence(NamedTuple):
     later: tuple  # the same after a second forward, with the cache of the first, and a layer's after two backwards
     types: list[str]  # of y and the gradients, if the arguments are float32
 
-    def differs(self, right: Evidence) -> str:
+    def differs(self, right: Observation) -> str:
         """What is wrong, in one word; empty if nothing is, or if y itself is different."""
         if not same(self.y, right.y):
             return "" if np.isfinite(np.concatenate([np.ravel(part) for part in self.y])).all() else "values"
@@ -308,11 +308,11 @@ def same(a: tuple, b: tuple) -> bool:
     )
 
 
-def evidence(make: Callable[..., Pair]) -> Evidence:
+def evidence(make: Callable[..., CheckedPair]) -> Observation:
     pair, single = make(), make(dtype=np.float32)
     y, cache = pair.op(*copies(pair.args))
     dy = normal_like(y)
-    found = gradients(pair, dy, cache)
+    first = gradients(pair, dy, cache)
     y, cache = pair.op(*copies(pair.args))
     pair.op(*[x[::-1].copy() if is_floating(x) else x for x in pair.args])
     later = gradients(pair, dy, cache)
@@ -320,10 +320,10 @@ def evidence(make: Callable[..., Pair]) -> Evidence:
         later += copies(pair.op_backward(dy, cache, zero=False))
     results, cache = single.op(*copies(single.args))
     returned = [*as_tuple(results), *gradients(single, normal_like(results), cache)]
-    return Evidence(copies(as_tuple(y)), found, later, [str(x.dtype) for x in returned])
+    return Observation(copies(as_tuple(y)), first, later, [str(x.dtype) for x in returned])
 
 
-def gradients(pair: Pair, dy: Any, cache: Any) -> tuple:
+def gradients(pair: CheckedPair, dy: Any, cache: Any) -> tuple:
     return copies(tuple(g for g in as_tuple(pair.op_backward(dy, cache)) if g is not None))
 
 
@@ -333,11 +333,11 @@ def copies(arrays: tuple) -> tuple:
 
 def normal_like(y: Any) -> Any:
     draw = np.random.default_rng(0).standard_normal
-    found = tuple(draw(part.shape).astype(part.dtype) for part in map(np.asarray, as_tuple(y)))
-    return found if isinstance(y, tuple) else found[0]
+    arrays = tuple(draw(part.shape).astype(part.dtype) for part in map(np.asarray, as_tuple(y)))
+    return arrays if isinstance(y, tuple) else arrays[0]
 
 
-def equation_pair(mistake: Mistake, name: str, dtype: Any = np.float64) -> Pair:
+def equation_pair(mistake: Mistake, name: str, dtype: Any = np.float64) -> CheckedPair:
     """The case `name` with a backward that evaluates the derivation, one of whose equations is wrong."""
     case, known = case_of(cases, name), dict[bytes, tuple]()
 
@@ -347,7 +347,7 @@ def equation_pair(mistake: Mistake, name: str, dtype: Any = np.float64) -> Pair:
     def op_backward(dy: Any, args: tuple) -> tuple:
         key = b"".join(np.asarray(x).tobytes() for x in (dy, *args) if is_floating(np.asarray(x)))
         if key not in known:
-            known[key] = evaluated(np.asarray(dy, float), tuple(own_copy(x, CPU, np.float64) for x in args))
+            known[key] = evaluated(np.asarray(dy, float), tuple(copied(x, CPU, np.float64) for x in args))
         return tuple(g.astype(dtype) for g in known[key])
 
     def evaluated(dy: Any, args: tuple) -> tuple:
@@ -359,7 +359,7 @@ def equation_pair(mistake: Mistake, name: str, dtype: Any = np.float64) -> Pair:
         floating = [canonical(n) for n, x in zip(argument_names(pair[0], args), args, strict=True) if is_floating(x)]
         return tuple(values[derivation.gradient(n)].reshape(values[n].shape) for n in floating)
 
-    return own_pair(op, op_backward, tuple(own_copy(x, CPU, dtype) for x in case.args))
+    return checked_pair(op, op_backward, tuple(copied(x, CPU, dtype) for x in case.args))
 
 
 def catalogue() -> None:
@@ -368,8 +368,8 @@ def catalogue() -> None:
     right = {}
     for references in (True, False):
         with reference_only() if references else nullcontext():
-            found = {name: evidence(functools.partial(pair_of, cases, name)) for name in names}
-        right[references] = dict(sorted(found.items(), key=lambda item: sum(g.size for g in item[1].gradients)))
+            observed = {name: evidence(functools.partial(pair_of, cases, name)) for name in names}
+        right[references] = dict(sorted(observed.items(), key=lambda item: sum(g.size for g in item[1].gradients)))
     in_code, in_equations = Score(), Score()
     show(head("mistake (what is wrong)"))
     for mistake in MISTAKES:
@@ -381,8 +381,8 @@ def catalogue() -> None:
                     make, kind = first_difference(functools.partial(pair_of, wrong), right[references])
                     said = in_code.add(make) if kind else {}
         elif not mistake.file:
-            own = {n: e for n, e in right[True].items() if n in cases.OPERATIONS and named(n, mistake.operation)}
-            make, kind = first_difference(functools.partial(equation_pair, mistake), own)
+            known = {n: e for n, e in right[True].items() if n in cases.OPERATIONS and named(n, mistake.operation)}
+            make, kind = first_difference(functools.partial(equation_pair, mistake), known)
             pair = make()
             said = in_equations.add(lambda: pair) if kind else {}  # noqa: B023
         if kind:
@@ -395,7 +395,9 @@ def named(case: str, operation: str) -> bool:
     return cases.OPERATIONS[case](cases.Draw()).op.__name__ == operation
 
 
-def first_difference(make: Callable[..., Pair], right: dict[str, Evidence]) -> tuple[Callable[[], Pair], str]:
+def first_difference(
+    make: Callable[..., CheckedPair], right: dict[str, Observation]
+) -> tuple[Callable[[], CheckedPair], str]:
     """The smallest case of `right` that a mistake changes, as a function that makes the pair, and what it changes."""
     for name, expected in right.items():
         pair = functools.partial(make, name)
@@ -423,8 +425,8 @@ def planted() -> None:
                 kinds[title].append(functools.partial(in_gradient, number, change, parts))
         for title, plant in OF_A_PAIR.items():
             kinds[title].append(functools.partial(plant, parts))
-    for title, own in OWN.items():
-        kinds[title] += [lambda parts=parts: parts for parts in own]
+    for title, examples in OTHERS.items():
+        kinds[title] += [lambda parts=parts: parts for parts in examples]
     show(head("mistake (planted so many times)"))
     with reference_only():
         for title, makers in kinds.items():
@@ -436,12 +438,12 @@ def planted() -> None:
     show([every.row("**all**"), *every.times()])
 
 
-def fresh(make: Callable[[], Parts]) -> Callable[[], Pair]:
+def fresh(make: Callable[[], Parts]) -> Callable[[], CheckedPair]:
     """A function that makes a pair with arguments of its own."""
 
-    def again() -> Pair:
+    def again() -> CheckedPair:
         op, op_backward, args = make()
-        return own_pair(op, op_backward, copies(args))
+        return checked_pair(op, op_backward, copies(args))
 
     return again
 
@@ -450,7 +452,7 @@ def right() -> None:
     """Print how often each checker refuses right code."""
     show(head("right code that was refused (of so many)"))
 
-    def add(title: str, makers: list[Callable[[], Pair]], times: bool = False) -> None:
+    def add(title: str, makers: list[Callable[[], CheckedPair]], times: bool = False) -> None:
         score = Score()
         for make in makers:
             score.add(make)
@@ -460,8 +462,8 @@ def right() -> None:
         makers = [functools.partial(pair_of, cases, name, scale) for name in cases.OPERATIONS]
         add(f"operations, scale {scale:g}", makers, times=scale == 1)
     add("layers and models", [functools.partial(pair_of, cases, name) for name in cases.LAYERS], times=True)
-    for title, own in RIGHT.items():
-        add(title, [fresh(lambda parts=parts: parts) for parts in own])
+    for title, examples in RIGHT.items():
+        add(title, [fresh(lambda parts=parts: parts) for parts in examples])
 
 
 def main() -> None:

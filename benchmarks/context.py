@@ -34,12 +34,12 @@ PATTERNS: dict[str, Callable[[int], ops.Pattern]] = {
 }
 
 
-class Measured(NamedTuple):
+class Cost(NamedTuple):
     seconds: float
     bytes: int
 
 
-def measure(n: int, pattern: ops.Pattern) -> Measured:
+def measure(n: int, pattern: ops.Pattern) -> Cost:
     draw = Key(n).generator()
     q, k, v, dy = (draw.standard_normal((1, n, HEADS, WIDTH // HEADS), np.float32).swapaxes(1, 2) for _ in range(4))
 
@@ -55,7 +55,7 @@ def measure(n: int, pattern: ops.Pattern) -> Measured:
     run()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return Measured(seconds, peak)
+    return Cost(seconds, peak)
 
 
 def exponent(values: dict[int, float]) -> float:
@@ -64,11 +64,11 @@ def exponent(values: dict[int, float]) -> float:
     return float(np.polyfit(np.log(list(large)), np.log(list(large.values())), 1)[0])
 
 
-def plot(found: dict[str, dict[int, Measured]], path: str) -> None:
+def plot(measured: dict[str, dict[int, Cost]], path: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for name, rows in found.items():
+    for name, rows in measured.items():
         style = "--" if name.startswith("reference") else "-"
         left.loglog(list(rows), [1e3 * m.seconds for m in rows.values()], "o" + style, label=name)
         right.loglog(list(rows), [m.bytes / 1e6 for m in rows.values()], "o" + style, label=name)
@@ -90,23 +90,23 @@ def main() -> None:
     parser.add_argument("--plot", metavar="PATH", help="draw the figures")
     args = parser.parse_args()
     keep_freed_memory()
-    found: dict[str, dict[int, Measured]] = {}
+    measured: dict[str, dict[int, Cost]] = {}
     with threadpool_limits(1, "blas"):
         for name, make in PATTERNS.items():
-            found[name] = {n: measure(n, make(n)) for n in CONTEXTS}
+            measured[name] = {n: measure(n, make(n)) for n in CONTEXTS}
         with reference_only():
-            found["reference, full"] = {n: measure(n, ops.Full()) for n in CONTEXTS if n <= 2048}
+            measured["reference, full"] = {n: measure(n, ops.Full()) for n in CONTEXTS if n <= 2048}
     print(
         f"{'milliseconds, MB':<26}" + "".join(f"{n:>18,}" for n in CONTEXTS) + f"{'time ~ n^':>12}{'memory ~ n^':>12}"
     )
-    for name, rows in found.items():
+    for name, rows in measured.items():
         cells = "".join(f"{1e3 * m.seconds:>9.1f} {m.bytes / 1e6:>5.0f} MB" for m in rows.values())
         growth = [exponent({n: m[i] for n, m in rows.items()}) for i in (0, 1)]
         print(f"{name:<26}{cells:<{18 * len(CONTEXTS)}}{growth[0]:>12.2f}{growth[1]:>12.2f}")
-    full, local = (found[name][CONTEXTS[-1]].seconds for name in ("full", "local(128)"))
+    full, local = (measured[name][CONTEXTS[-1]].seconds for name in ("full", "local(128)"))
     print(f"at {CONTEXTS[-1]:,}: full takes {full / local:.1f} times as long as local(128)")
     if args.plot:
-        plot(found, args.plot)
+        plot(measured, args.plot)
 
 
 if __name__ == "__main__":

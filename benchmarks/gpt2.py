@@ -120,16 +120,14 @@ def main() -> None:
             torch.manual_seed(0)
             config = GPT2Config(bos_token_id=0, eos_token_id=None, pad_token_id=0)
             GPT2LMHeadModel(config).save_pretrained(folder)
-        found = in_a_process("load", folder, args.replicas)
-        print(f"loading: {found['seconds']:.2f} s, {found['peak'] / 1e9:.2f} GB at most")
+        loading = in_a_process("load", folder, args.replicas)
+        print(f"loading: {loading['seconds']:.2f} s, {loading['peak'] / 1e9:.2f} GB at most")
         speeds = compare_generation(folder, args.tokens, args.rounds)
         best = max(speed for name, speed in speeds.items() if name.startswith("transformers"))
         for name, speed in speeds.items():
             print(f"{name:<24}{speed:>8.1f} tokens/s{speed / best:>8.2f} (to the best of transformers)")
-        found = in_a_process("step", folder, args.replicas)
-        print(
-            f"a step of {args.replicas} x 1,024 tokens: {found['seconds']:.1f} s, {found['peak'] / 1e9:.2f} GB at most"
-        )
+        cost = in_a_process("step", folder, args.replicas)
+        print(f"a step of {args.replicas} x 1,024 tokens: {cost['seconds']:.1f} s, {cost['peak'] / 1e9:.2f} GB at most")
 
 
 if __name__ == "__main__":

@@ -49,22 +49,22 @@ def new_model(seed: int = 0) -> LanguageModel:
 
 def rounding_errors(dtype: np.dtype, exponents: np.ndarray) -> list[float]:
     """The largest relative error of rounding numbers in [2^e, 2^(e+1)) to a type, for each exponent e."""
-    draw, found = np.random.default_rng(0), []
+    draw, errors = np.random.default_rng(0), []
     for e in exponents:
         x = np.ldexp(draw.uniform(1, 2, 1000), int(e))
         with np.errstate(over="ignore", under="ignore"):
             error = np.abs(x.astype(np.float32).astype(dtype).astype(np.float64) - x) / x
-        found.append(float(error.max()))
-    return found
+        errors.append(float(error.max()))
+    return errors
 
 
 def running_sums(terms: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """All partial sums of `terms`, each rounded to the type."""
-    total, found = dtype.type(0), np.empty(len(terms))
+    total, sums = dtype.type(0), np.empty(len(terms))
     for i, term in enumerate(terms.astype(dtype)):
         total = dtype.type(np.float32(total) + np.float32(term))
-        found[i] = total
-    return found
+        sums[i] = total
+    return sums
 
 
 # A real run
@@ -72,14 +72,14 @@ def running_sums(terms: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def gradients_of_activations(model: Layer, batch: Any) -> np.ndarray:
     """What the backward of every layer returns, in one array."""
-    found: list[np.ndarray] = []
+    magnitudes: list[np.ndarray] = []
 
     def watch(layer: Layer) -> None:
         backward = layer.backward
 
         def watched(dy: Any, cache: Any) -> Any:
             dx = backward(dy, cache)
-            found.extend(np.abs(x).ravel() for x in as_tuple(dx) if x is not None)
+            magnitudes.extend(np.abs(x).ravel() for x in as_tuple(dx) if x is not None)
             return dx
 
         layer.backward = watched  # type: ignore[method-assign]
@@ -93,7 +93,7 @@ def gradients_of_activations(model: Layer, batch: Any) -> np.ndarray:
     finally:
         for layer in layers:
             del layer.backward
-    return np.concatenate(found)
+    return np.concatenate(magnitudes)
 
 
 class Watched:

@@ -41,9 +41,9 @@ def in_gradient(number: int, change: Callable[[np.ndarray], np.ndarray], parts: 
     op, op_backward, args = parts
 
     def wrong(dy: Any, cache: Any) -> tuple:
-        found = given(op_backward(dy, cache))
-        found[number] = change(found[number])
-        return tuple(found)
+        gradients = given(op_backward(dy, cache))
+        gradients[number] = change(gradients[number])
+        return tuple(gradients)
 
     return op, wrong, args
 
@@ -78,9 +78,9 @@ def forward_writes(parts: Parts) -> Parts:
     op, op_backward, args = parts
 
     def wrong(*args: Any) -> tuple[Any, Any]:
-        found = op(*(x.copy() if is_floating(x) else x for x in args))
+        result = op(*(x.copy() if is_floating(x) else x for x in args))
         next(x for x in args if is_floating(x))[...] *= 0.5
-        return found
+        return result
 
     return wrong, op_backward, args
 
@@ -93,9 +93,9 @@ def backward_writes(parts: Parts) -> Parts:
         return y, (cache, next(x for x in args if is_floating(x)))
 
     def wrong(dy: Any, cache: Any) -> Any:
-        found = op_backward(dy, cache[0])
+        gradients = op_backward(dy, cache[0])
         cache[1][...] *= 0.5
-        return found
+        return gradients
 
     return with_inputs, wrong, args
 
@@ -104,10 +104,10 @@ def backward_writes_to_dy(parts: Parts) -> Parts:
     op, op_backward, args = parts
 
     def wrong(dy: Any, cache: Any) -> Any:
-        found = tuple(np.array(g) for g in given(op_backward(dy, cache)))
+        gradients = tuple(np.array(g) for g in given(op_backward(dy, cache)))
         for part in as_tuple(dy):
             part[...] *= 0.5
-        return found
+        return gradients
 
     return op, wrong, args
 
@@ -159,22 +159,22 @@ def random_backward(parts: Parts) -> Parts:
     draw = np.random.default_rng(0).standard_normal
 
     def wrong(dy: Any, cache: Any) -> tuple:
-        found = given(op_backward(dy, cache))
-        return tuple(g * (1 + 0.01 * draw(g.shape)) for g in found)
+        gradients = given(op_backward(dy, cache))
+        return tuple(g * (1 + 0.01 * draw(g.shape)) for g in gradients)
 
     return op, wrong, args
 
 
-def its_own_buffers(parts: Parts) -> Parts:
+def reused_buffers(parts: Parts) -> Parts:
     """Every backward returns the same arrays."""
     op, op_backward, args = parts
     buffers: list = []
 
     def wrong(dy: Any, cache: Any) -> tuple:
-        found = given(op_backward(dy, cache))
-        if [(b.shape, b.dtype) for b in buffers] != [(g.shape, g.dtype) for g in found]:
-            buffers[:] = [np.empty_like(g) for g in found]
-        for buffer, g in zip(buffers, found, strict=True):
+        gradients = given(op_backward(dy, cache))
+        if [(b.shape, b.dtype) for b in buffers] != [(g.shape, g.dtype) for g in gradients]:
+            buffers[:] = [np.empty_like(g) for g in gradients]
+        for buffer, g in zip(buffers, gradients, strict=True):
             buffer[...] = g
         return tuple(buffers)
 
@@ -207,12 +207,12 @@ OF_A_PAIR: dict[str, Callable[[Parts], Parts]] = {
     "backward uses the last forward's cache": remembers_the_last_forward,
     "the result depends on the number of calls": counts_its_calls,
     "random numbers in the backward": random_backward,
-    "every backward returns the same arrays": its_own_buffers,
+    "every backward returns the same arrays": reused_buffers,
     "gradients of float32 are float64": as_double,
 }
 
 
-# Pairs of their own.
+# Mistakes that need an operation made for them.
 
 
 def view(x: np.ndarray) -> tuple[Any, Any]:
@@ -259,7 +259,7 @@ def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
     return scale * np.random.default_rng(0).standard_normal(shape)
 
 
-OWN: dict[str, list[Parts]] = {
+OTHERS: dict[str, list[Parts]] = {
     "the result is a view of the argument": [(view, view_backward, (normal(2, 3),))],
     "the gradient is a view of dy": [(lambda x: (x.ravel().copy(), x.shape), np.reshape, (normal(2, 3),))],
     "two gradients are one array": [(add, add_backward, (normal(2, 3), normal(2, 3)))],

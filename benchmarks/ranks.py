@@ -97,13 +97,13 @@ def main() -> None:
         elif args.compare:
             compare(ranks, args)
         else:
-            steps = Steps(ranks, args.replicas or (cores() if ranks.size == 1 else ranks.cores()), args)
+            steps = TimedSteps(ranks, args.replicas or (cores() if ranks.size == 1 else ranks.cores()), args)
             print(f"{steps.model.flat.data.size:,} parameters; {steps.replicas.describe(steps.batch)}")
             with steps.replicas:
                 print(steps.described([steps.run() for _ in range(args.rounds + 1)][1:]))
 
 
-class Steps:
+class TimedSteps:
     """Training steps of a model, all on the same batch."""
 
     def __init__(self, ranks: Ranks, count: int, args: argparse.Namespace) -> None:
@@ -156,8 +156,8 @@ class Steps:
 
 def compare(ranks: Ranks, args: argparse.Namespace) -> None:
     """A step of rank 0 alone, with a thread for each rank, and one of all ranks, in turn: each slows down alike."""
-    threads = Steps(Ranks(), ranks.size, args)
-    steps, found = Steps(ranks, 1, args), []
+    threads = TimedSteps(Ranks(), ranks.size, args)
+    steps, pairs = TimedSteps(ranks, 1, args), []
     with threads.replicas if ranks.first else steps.replicas, steps.replicas:
         for _ in range(args.rounds + 1):
             alone = threads.run() if ranks.first else {"step": math.nan}
@@ -165,13 +165,13 @@ def compare(ranks: Ranks, args: argparse.Namespace) -> None:
             while not waiting.Test():  # MPI's own waiting keeps a core busy
                 time.sleep(1e-3)
             with pinned(ranks.rank):
-                found.append((alone, steps.run()))
+                pairs.append((alone, steps.run()))
     if not ranks.first:
         return
-    ratio = statistics.median(both["step"] / alone["step"] for alone, both in found[1:])
+    ratio = statistics.median(both["step"] / alone["step"] for alone, both in pairs[1:])
     print(f"{steps.model.flat.data.size:,} parameters; {steps.replicas.describe(steps.batch)}")
     for name, which, times in ("threads", threads, 0), ("ranks", steps, 1):
-        print(f"{name}: {which.described([pair[times] for pair in found[1:]])}")
+        print(f"{name}: {which.described([pair[times] for pair in pairs[1:]])}")
     print(f"ranks/threads: {ratio:.3f}")
 
 
@@ -256,7 +256,7 @@ def measure_memory(ranks: Ranks, args: argparse.Namespace) -> None:
     """The peak of each rank's resident memory in two steps, over what it was before there was a model."""
     with fast():  # it loads libraries
         base = resident_bytes()
-    steps = Steps(ranks, 1, args)
+    steps = TimedSteps(ranks, 1, args)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     with steps.replicas as replicas:
         for _ in range(2):
@@ -334,8 +334,8 @@ def print_model(plot: Path | None) -> None:
 
 def threshold(network: Network, R: int) -> str:
     sizes = np.logspace(5, 12, 200)
-    found = [P for P in sizes if Case(network, P, R).saved >= 0.05]
-    return f"{found[0]:,.0f}" if found[:1] > [sizes[0]] else "any" if found else "none"
+    worthwhile = [P for P in sizes if Case(network, P, R).saved >= 0.05]
+    return f"{worthwhile[0]:,.0f}" if worthwhile[:1] > [sizes[0]] else "any" if worthwhile else "none"
 
 
 def draw(path: Path) -> None:

@@ -29,13 +29,13 @@ from scratchformer.training.estimate import estimate
 WAYS = {"plain": False, "recompute": True}
 
 
-class Memory(NamedTuple):
+class StepMemory(NamedTuple):
     kept: int  # by forward, for backward
     peak: int
     estimated: int  # of the peak, by `estimate`
 
 
-def memory(replicas: Replicas, batch: Any) -> Memory:
+def memory(replicas: Replicas, batch: Any) -> StepMemory:
     model = replicas.models[0]
     micro = batch.split(replicas.rows(batch))[0]
     estimated = estimate(replicas, batch)
@@ -46,7 +46,7 @@ def memory(replicas: Replicas, batch: Any) -> Memory:
     model.loss_backward(1.0, cache)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return Memory(kept - start, peak - start, sum(estimated.activations.values()) + estimated.transient)
+    return StepMemory(kept - start, peak - start, sum(estimated.activations.values()) + estimated.transient)
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
     batches = TextBatches(data, args.batch, args.context, Key(2))
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     with Replicas(model, args.replicas, precision=args.precision) as replicas:
-        step, found = our_step(model, replicas), {}
+        step, memories_by_name = our_step(model, replicas), {}
 
         def choose(name: str) -> None:
             for each in (model, *replicas.models):
@@ -68,7 +68,7 @@ def main() -> None:
 
         for name in WAYS:
             choose(name)
-            found[name] = memory(replicas, batches.batch(0))
+            memories_by_name[name] = memory(replicas, batches.batch(0))
         print(replicas.describe(batches.batch(0)))
         for i in range(args.rounds + 1):
             weights, gradients = model.flat.data.copy(), {}
@@ -82,11 +82,11 @@ def main() -> None:
             if not np.array_equal(*gradients.values()):
                 raise SystemExit(f"step {i}: the gradients differ")
     print(f"{'':<12}{'s a step':>10}{'kept':>12}{'at most':>12}{'estimated':>12}")
-    for name, memories in found.items():
+    for name, memories in memories_by_name.items():
         sizes = "".join(f"{size / 1e6:>9.1f} MB" for size in memories)
         print(f"{name:<12}{statistics.median(seconds[name][1:]):>10.2f}{sizes}")
     ratio = statistics.median(b / a for a, b in zip(*(times[1:] for times in seconds.values()), strict=True))
-    kept, peak, _ = (b / a for a, b in zip(*found.values(), strict=True))
+    kept, peak, _ = (b / a for a, b in zip(*memories_by_name.values(), strict=True))
     print(f"recompute: {ratio:.2f} times the time, {kept:.3f} of what is kept, {peak:.3f} of the most; equal gradients")
 
 

@@ -34,11 +34,11 @@ def run_one(args: argparse.Namespace) -> None:
     print(json.dumps([statistics.median(seconds[1:]), resident_bytes(peak=True)]))
 
 
-def plot(found: dict[int, dict[int, list[float]]], path: str) -> None:
+def plot(measured: dict[int, dict[int, list[float]]], path: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    for count, rows in found.items():
+    for count, rows in measured.items():
         label = f"{count} replica{'s' if count > 1 else ''}"
         left.plot(list(rows), [seconds for seconds, _ in rows.values()], "o-", label=label)
         right.plot(list(rows), [size / 1e6 for _, size in rows.values()], "o-", label=label)
@@ -64,16 +64,16 @@ def main() -> None:
     args = parser.parse_args()
     if args.replicas:
         return run_one(args)
-    found: dict[int, dict[int, list[float]]] = {}
+    measured: dict[int, dict[int, list[float]]] = {}
     for count in sorted({1, 2, cores()}):
-        found[count] = {}
+        measured[count] = {}
         for rows in (1, 2, 4, 8):
             command = [sys.executable, *sys.argv, "--replicas", str(count), "--micro-batch", str(rows)]
             output = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-            seconds, size = found[count][rows] = json.loads(output)
+            seconds, size = measured[count][rows] = json.loads(output)
             print(f"{count} replica(s), {rows:>2} rows: {seconds:.2f} s, {size / 1e6:.0f} MB", flush=True)
     if args.plot:
-        plot(found, args.plot)
+        plot(measured, args.plot)
     return None
 
 

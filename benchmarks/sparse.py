@@ -26,7 +26,7 @@ SIZES = dict(d_model=128, heads=4, depth=4)
 ROWS, SHORT = 2, 256  # rows of a batch; the context of the short model
 
 
-class Full(SparseTransformer):
+class FullTransformer(SparseTransformer):
     """The sparse transformer without its pattern."""
 
     pattern = property(lambda self: None, lambda self, _: None)
@@ -40,7 +40,7 @@ def competitors(context: int) -> dict[str, tuple[LanguageModel, int, int]]:
         "strided": (SparseTransformer(256, **sizes), ROWS, context),
         "fixed, width 4": (SparseTransformer(256, kind="fixed", width=4, **sizes), ROWS, context),
         "strided, merged": (SparseTransformer(256, merged=True, **sizes), ROWS, context),
-        "full (causal)": (Full(256, **sizes), ROWS, context),
+        "full (causal)": (FullTransformer(256, **sizes), ROWS, context),
         f"full, context {SHORT}": (
             LanguageModel(256, norm="pre", activation="gelu", context=SHORT, key=Key(0), **SIZES),
             ROWS * context // SHORT,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class SelfAttention(nn.Module):
+class TorchSelfAttention(nn.Module):
     """fused: PyTorch's fused attention kernel, instead of two products and a masked softmax."""
 
     def __init__(self, d_model: int, heads: int, causal: bool, fused: bool, bias: bool = False) -> None:
@@ -39,13 +39,13 @@ class SelfAttention(nn.Module):
         return self.unify(y.transpose(1, 2).reshape(B, T, C))
 
 
-class Block(nn.Module):
+class TorchBlock(nn.Module):
     """gpt2: with biases everywhere, and GELU in its tanh approximation."""
 
     def __init__(self, d_model: int, heads: int, norm: str, causal: bool, fused: bool, gpt2: bool = False) -> None:
         super().__init__()
         self.norm, self.activation = norm, partial(F.gelu, approximate="tanh") if gpt2 else F.relu
-        self.attention = SelfAttention(d_model, heads, causal, fused, bias=gpt2)
+        self.attention = TorchSelfAttention(d_model, heads, causal, fused, bias=gpt2)
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.up, self.down = nn.Linear(d_model, 4 * d_model), nn.Linear(4 * d_model, d_model)
 
@@ -67,7 +67,7 @@ class TorchModel(nn.Module):
         self.tokens = nn.Embedding(c["vocab_size"], c["d_model"])
         self.positions = nn.Embedding(length, c["d_model"])
         self.blocks = nn.ModuleList(
-            Block(c["d_model"], c["heads"], norm, causal, fused, gpt2) for _ in range(c["depth"])
+            TorchBlock(c["d_model"], c["heads"], norm, causal, fused, gpt2) for _ in range(c["depth"])
         )
         self.final_norm = nn.LayerNorm(c["d_model"]) if norm == "pre" else nn.Identity()
         self.output = nn.Linear(c["d_model"], outputs, bias=not gpt2)

@@ -119,8 +119,8 @@ def main() -> None:
     total = sum(counted) if args.data else statistics.median(counted)
     print(f"{'':<30}{what:>10}{'ours/theirs':>13}{'of the rate':>13}{'peak memory':>13}{'ours/theirs':>13}")
     for name, seconds in middle.items():
-        own = OURS_BFLOAT16 if name == BFLOAT16 else OURS  # the rate is that of float32
-        ratio, memory = f"{middle[own] / seconds:.3f}", f"{peaks[own] / peaks[name]:.3f}"
+        ours = OURS_BFLOAT16 if name == BFLOAT16 else OURS  # the rate is that of float32
+        ratio, memory = f"{middle[ours] / seconds:.3f}", f"{peaks[ours] / peaks[name]:.3f}"
         share = "" if name in (BFLOAT16, OURS_BFLOAT16) else f"{total / seconds / rate:.0%}"
         print(f"{name:<30}{seconds:>8.2f} s{ratio:>13}{share:>13}{peaks[name] / 1e6:>10.0f} MB{memory:>13}")
     if args.data:

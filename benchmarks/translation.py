@@ -74,8 +74,8 @@ def main() -> None:
     source = torch.from_numpy(np.concatenate([ids, np.ones((len(ids), 1), ids.dtype)], axis=1))
 
     def run_ours(model: EncoderDecoder) -> int:
-        found = translate(model, Numbers(V), texts, args.beam, length_penalty=0.6)  # type: ignore[arg-type]
-        return sum(len(text.split()) for text in found)
+        translations = translate(model, Numbers(V), texts, args.beam, length_penalty=0.6)  # type: ignore[arg-type]
+        return sum(len(text.split()) for text in translations)
 
     def run_theirs(model: MarianMTModel) -> int:
         length = dict(min_new_tokens=tokens, max_new_tokens=tokens)

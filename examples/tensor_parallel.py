@@ -54,9 +54,9 @@ def feedforward_backward(dy, cache, comm):
 
 def total(part, comm):
     """The sum of the arrays of all ranks, in all ranks."""
-    found = np.empty_like(part)
-    comm.Allreduce(part, found)
-    return found
+    sums = np.empty_like(part)
+    comm.Allreduce(part, sums)
+    return sums
 
 
 def main():
@@ -65,12 +65,12 @@ def main():
     comm = MPI.COMM_WORLD
     draw, N, C, F = np.random.default_rng(0), 64, 96, 600  # all ranks draw the same numbers
     x, w1, b1, w2, b2, dy = (draw.standard_normal(s) for s in ((N, C), (C, F), F, (F, C), C, (N, C)))
-    own = slice(comm.rank * F // comm.size, (comm.rank + 1) * F // comm.size)
-    found = run(x, w1[:, own], b1[own], w2[own], b2, dy, comm)
+    mine = slice(comm.rank * F // comm.size, (comm.rank + 1) * F // comm.size)
+    results = run(x, w1[:, mine], b1[mine], w2[mine], b2, dy, comm)
     y, dx, dw1, db1, dw2, db2 = run(x, w1, b1, w2, b2, dy, MPI.COMM_SELF)
-    expected = y, dx, dw1[:, own], db1[own], dw2[own], db2
-    worst = max(abs(a - b).max() / abs(b).max() for a, b in zip(found, expected, strict=True))
-    units = f"units {own.start} to {own.stop - 1}"
+    expected = y, dx, dw1[:, mine], db1[mine], dw2[mine], db2
+    worst = max(abs(a - b).max() / abs(b).max() for a, b in zip(results, expected, strict=True))
+    units = f"units {mine.start} to {mine.stop - 1}"
     print(f"rank {comm.rank}: {units}, {2 * x.nbytes:,} bytes summed; largest relative difference {worst:.1e}")
 
 

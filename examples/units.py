@@ -1,4 +1,4 @@
-"""Not only text: the same classifier on images and on a graph, whose structure is the attention pattern.
+"""Train the classifier of texts on images and on a graph, whose structure is the attention pattern.
 
 Images: a handwritten digit of 8 × 8 pixels is read as its 25 patches of 4 × 4 pixels, which overlap, and each patch
 attends to all. Training also uses 20 copies of each image, turned, stretched, slanted and moved a little at random.
@@ -118,9 +118,9 @@ def train_on_graph(run) -> None:
     keys = [Key(run.seed).fold("graph", i) for i in range(run.graph["seeds"])]
     print(f"graph: {len(clubs)} members, {(edges.sum() - len(clubs)) // 2} friendships, {len(known)} labelled")
     for name, pattern in (("along the edges", ops.Edges(to_device(edges, run.device))), ("all to all", None)):
-        found = [predict_clubs(run, pattern, known, clubs, key) for key in keys]
-        each = [accuracy(p, known, clubs) for p in found]
-        together = accuracy(np.mean(found, axis=0), known, clubs)
+        predictions = [predict_clubs(run, pattern, known, clubs, key) for key in keys]
+        each = [accuracy(p, known, clubs) for p in predictions]
+        together = accuracy(np.mean(predictions, axis=0), known, clubs)
         right = f"{np.mean(each):.1%} of the other {len(clubs) - 2} right; mean of {len(keys)} models"
         print(f"graph: {name}, {right}, lowest {min(each):.1%}, all together {together:.1%}")
 

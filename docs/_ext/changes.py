@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from letters import Letters, written
 from traced import DEPTH, traced
-from tracing import Call
+from tracing import TracedCall
 
 from scratchformer import ops
 from scratchformer.models import GPT2, Llama, SparseTransformer, TransformerXL
@@ -198,7 +198,7 @@ def _table(before: str, name: str) -> str:
     return "\n".join([head, *rows])
 
 
-def _counts(letters: Letters, call: Call) -> Iterable[tuple[str, Counter]]:
+def _counts(letters: Letters, call: TracedCall) -> Iterable[tuple[str, Counter]]:
     yield "parameters", letters.terms((1, p.data.shape) for p in call.parameters.values())
     yield "FLOP forward", letters.terms((2, (*shape, k)) for shape, k in call.products())
     yield "FLOP backward", letters.terms((2, (*shape, k)) for shape, k in call.backward.products())

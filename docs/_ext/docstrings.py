@@ -34,7 +34,7 @@ NEW = re.compile(rf"{LIST_ITEM.pattern}|Source( of [\w ]+)?: ")  # begins a para
 EMPHASIS = re.compile(r"\\\*(\w+)\\\*")  # after escaping
 
 
-class Piece(NamedTuple):
+class Passage(NamedTuple):
     """kind: "prose", "equation", "code", "picture" or "text" (anything else that is indented).
 
     comment: beside an equation. row: of an equation or a line of code, the row of the report. item: its number.
@@ -52,10 +52,10 @@ def typeset(docstring: str, name: str = "") -> str:
     return rendered(pieces(docstring, name), name)
 
 
-def rendered(found: Iterable[Piece], name: str = "") -> str:
+def rendered(items: Iterable[Passage], name: str = "") -> str:
     """The pieces as reStructuredText. name: of their derivation, whose letters are set as mathematics in prose."""
     parts = []
-    for piece in found:
+    for piece in items:
         if piece.kind == "prose":
             parts.append(prose(piece.text, names(name)))
         elif piece.row is not None:
@@ -75,47 +75,47 @@ def label(row: DerivationRow) -> str:
     return f"{row.error:.0e}" if row.error else "0"
 
 
-def pieces(docstring: str, name: str = "") -> list[Piece]:
+def pieces(docstring: str, name: str = "") -> list[Passage]:
     """The paragraphs, equations, lines of code and pictures of a docstring. name: of its derivation."""
     if not items(name):
         return [unchecked(text) for text in paragraphs(inspect.cleandoc(docstring).splitlines())]
-    found: list[Piece] = []
+    pieces: list[Passage] = []
     for number, (item, row) in enumerate(items(name)):
         if item.kind == "prose":
-            found += map(unchecked, paragraphs(item.text.splitlines()))
-        elif item.kind == "comment" and found[-1].kind == "equation":
-            found[-1] = found[-1]._replace(comment=item.text)
+            pieces += map(unchecked, paragraphs(item.text.splitlines()))
+        elif item.kind == "comment" and pieces[-1].kind == "equation":
+            pieces[-1] = pieces[-1]._replace(comment=item.text)
         elif item.kind == "equation":
-            found.append(Piece("equation", " ".join(item.text.split()), row=row, item=number))
+            pieces.append(Passage("equation", " ".join(item.text.split()), row=row, item=number))
         else:
             text = dedent(item.text)
             text = re.sub("^[|] ?", "", text, flags=re.MULTILINE) if item.kind == "picture" else text
-            found.append(Piece(item.kind, text, row=row))
-    return found
+            pieces.append(Passage(item.kind, text, row=row))
+    return pieces
 
 
-def unchecked(text: str) -> Piece:
+def unchecked(text: str) -> Passage:
     if text.startswith("| "):
-        return Piece("picture", re.sub("^[|] ", "", text, flags=re.MULTILINE))
+        return Passage("picture", re.sub("^[|] ", "", text, flags=re.MULTILINE))
     if not text.startswith("    "):
-        return Piece("prose", text)
+        return Passage("prose", text)
     text = dedent(text)
-    return Piece("code" if is_code(text) else "text", text)
+    return Passage("code" if is_code(text) else "text", text)
 
 
 def paragraphs(lines: Iterable[str]) -> list[str]:
     """The lines, cut at empty lines, before items of a list and sources, and where indentation begins or ends."""
-    found: list[str] = []
+    parts: list[str] = []
     start = True
     for line in lines:
         indented = line.startswith("    ")
         if line.strip():
-            if start or indented != found[-1].startswith("    ") or NEW.match(line):
-                found.append(line)
+            if start or indented != parts[-1].startswith("    ") or NEW.match(line):
+                parts.append(line)
             else:
-                found[-1] += "\n" + line
+                parts[-1] += "\n" + line
         start = not line.strip()
-    return found
+    return parts
 
 
 def prose(text: str, known: frozenset[str] = frozenset()) -> str:
@@ -269,14 +269,14 @@ class Checked(SphinxDirective):
         return item.equation
 
 
-class Letters(SphinxDirective):
+class LettersDirective(SphinxDirective):
     """The table of letters in the docstring of `scratchformer.ops`, for a page in Markdown."""
 
     def run(self) -> list[nodes.Node]:
         (text,) = (text for text in paragraphs((ops.__doc__ or "").splitlines()) if text.startswith("    B batch"))
         text = re.sub(r"[(](.*?=.*?)[)]", r"({math}`\1`)", text)
-        found = re.findall(r"\b([A-Z]) (.+?)(?= {3}|$)", text, re.MULTILINE)
-        rows = [f"| {{math}}`{letter}` | {meaning} |" for letter, meaning in found]
+        matches = re.findall(r"\b([A-Z]) (.+?)(?= {3}|$)", text, re.MULTILINE)
+        rows = [f"| {{math}}`{letter}` | {meaning} |" for letter, meaning in matches]
         return self.parse_text_to_nodes("\n".join(["| letter | size |", "|---|---|", *rows]))
 
 
@@ -297,7 +297,7 @@ def process_signature(
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("checked", Checked)
-    app.add_directive("letters", Letters)
+    app.add_directive("letters", LettersDirective)
     app.connect("autodoc-process-docstring", process)
     app.connect("autodoc-process-signature", process_signature)
     app.connect("autodoc-skip-member", skip)

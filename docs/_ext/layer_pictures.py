@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from svg import LINE, Canvas, wrapped
 from traced import DEPTH, traced
-from tracing import Call, owner
+from tracing import TracedCall, owner
 
 WIDTH = 400
 FRAMED = {
@@ -28,10 +28,10 @@ HEAD = 10  # the height of an arrow that only enters or leaves
 
 def layer_picture(name: str) -> str:
     """The picture of a layer of `nn` or a model of `models`, as an SVG."""
-    return _Picture(name).svg()
+    return _LayerPicture(name).svg()
 
 
-class _Picture:
+class _LayerPicture:
     def __init__(self, name: str) -> None:
         self.name = name
         self.letters, self.root, self.twin_root = traced(name)
@@ -99,24 +99,24 @@ class _Picture:
                 y += 14
                 self.canvas.text(4, y, line, size=10)
 
-    def _children(self, call: Call) -> Iterator[list[Call]]:
+    def _children(self, call: TracedCall) -> Iterator[list[TracedCall]]:
         """The calls to draw inside a call; equal blocks or heads are in one list."""
-        found: list[list[Call]] = []
+        groups: list[list[TracedCall]] = []
         for child in call.calls:
             if child.layer is not None and child.cache is None and child.output is child.arguments.get("x"):
                 continue  # dropout that does nothing
             for inner in self._children(child) if child.kind in FLAT else [[child]]:
-                if found and _alike(found[-1][0], inner[0]):
-                    found[-1] += inner
+                if groups and _alike(groups[-1][0], inner[0]):
+                    groups[-1] += inner
                 else:
-                    found.append(inner)
-        yield from found
+                    groups.append(inner)
+        yield from groups
 
-    def _flow(self, call: Call, x0: float, x1: float, y: float) -> float:
+    def _flow(self, call: TracedCall, x0: float, x1: float, y: float) -> float:
         """Draw the calls inside `call` one below the other, with the arrays that pass between them."""
         children = list(self._children(call))
         top = y
-        above: Call | None = None
+        above: TracedCall | None = None
         for child, *others in children:
             y = self._gap(call, above, child, x0, x1, y, top)
             framed = child.kind in FRAMED and list(self._children(child))
@@ -124,14 +124,21 @@ class _Picture:
             above = others[-1] if others else child
         return self._gap(call, above, None, x0, x1, y, top)
 
-    def _around(self, call: Call, x0: float, x1: float, y: float) -> float:
+    def _around(self, call: TracedCall, x0: float, x1: float, y: float) -> float:
         """A box for `call` itself, with its arrays above and below."""
         y = self._arrows(x0, x1, y, self._forward_in(call), self._backward_out(call))
         y = self._box(call, 1, x0, x1, y)
         return self._arrows(x0, x1, y, self._forward_out(call), self._backward_in(call))
 
     def _gap(
-        self, frame: Call, above: Call | None, below: Call | None, x0: float, x1: float, y: float, top: float
+        self,
+        frame: TracedCall,
+        above: TracedCall | None,
+        below: TracedCall | None,
+        x0: float,
+        x1: float,
+        y: float,
+        top: float,
     ) -> float:
         """The arrays between two calls of `frame`; None stands for its beginning and its end."""
         up = self._forward_out(above) if above else self._forward_in(frame)
@@ -173,7 +180,7 @@ class _Picture:
                 self.canvas.text(x, y + 13 + LINE * i, line, anchor)
         return y + height
 
-    def _box(self, call: Call, count: int, x0: float, x1: float, y: float) -> float:
+    def _box(self, call: TracedCall, count: int, x0: float, x1: float, y: float) -> float:
         lines = [line for part in self._facts(call) for line in wrapped(part, x1 - x0 - 16)]
         height = LINE * (1 + len(lines)) + 8
         self.canvas.box(x0, y, x1 - x0, height)
@@ -184,7 +191,7 @@ class _Picture:
             self.canvas.text(x0 + 8, y + 16 + LINE * (i + 1), line)
         return y + height
 
-    def _frame(self, call: Call, count: int, x0: float, x1: float, y: float) -> float:
+    def _frame(self, call: TracedCall, count: int, x0: float, x1: float, y: float) -> float:
         first = len(self.canvas.elements)
         self.canvas.text(x0 + 8, y + 15, _name(call, self.root), bold=True)
         if count > 1:
@@ -197,7 +204,7 @@ class _Picture:
     def _times(self, count: int) -> str:
         return f"× {'depth' if count == DEPTH else self.letters.shape((count,)).strip('()')}"
 
-    def _facts(self, call: Call) -> Iterator[str]:
+    def _facts(self, call: TracedCall) -> Iterator[str]:
         """The lines of a box: parameters, FLOP, and what is kept; of the twin, what differs."""
         letters, twin = self.letters, self.twins.get(call, call)
         if call.parameters:
@@ -215,13 +222,13 @@ class _Picture:
         if letters.bytes(new) != letters.bytes(new_twin):
             yield f"twin: keeps {letters.bytes(new_twin)} bytes"
 
-    def _new(self, call: Call, kept: dict[int, np.ndarray], counted: set[int]) -> list[np.ndarray]:
+    def _new(self, call: TracedCall, kept: dict[int, np.ndarray], counted: set[int]) -> list[np.ndarray]:
         """The blocks that a call keeps and no box above it."""
         new = {key: x for key, x in call.kept.items() if key in kept and key not in counted}
         counted |= new.keys()
         return list(new.values())
 
-    def _flop_of(self, call: Call) -> list[str]:
+    def _flop_of(self, call: TracedCall) -> list[str]:
         parts = [f"↓ {self.letters.flop(call.products())}"] if call.products() else []
         parts += [f"↑ {self.letters.flop(back)}"] if (back := _products_back(call)) else []
         both = f"FLOP {' '.join(parts)}"
@@ -234,17 +241,17 @@ class _Picture:
             by_shape.setdefault(self.letters.shape(x.shape), []).append(name)
         return [f"{', '.join(names)} {shape}" for shape, names in by_shape.items()]
 
-    def _forward_in(self, call: Call) -> list[str]:
+    def _forward_in(self, call: TracedCall) -> list[str]:
         return self._shapes({name: x for name, x in call.inputs().items() if id(owner(x)) not in self.parameters})
 
-    def _forward_out(self, call: Call) -> list[str]:
+    def _forward_out(self, call: TracedCall) -> list[str]:
         return self._plain_shapes(call.output)
 
-    def _backward_in(self, call: Call) -> list[str]:
+    def _backward_in(self, call: TracedCall) -> list[str]:
         back = call.backward
         return self._plain_shapes(next(iter(back.arguments.values()))) if back else []
 
-    def _backward_out(self, call: Call) -> list[str]:
+    def _backward_out(self, call: TracedCall) -> list[str]:
         if call.backward is None:
             return []
         if call.layer is None:
@@ -260,19 +267,19 @@ class _Picture:
 NO_GRADIENT = "no gradient"
 
 
-def runs_again(root: Call) -> bool:
+def runs_again(root: TracedCall) -> bool:
     """Whether backward runs every operation of forward again, on the same arrays. Adding gradients does not count."""
     made = [call for call in root.walk() if call.layer is None]
     again = [call for call in root.backward.walk() if call.phase == "forward"] if root.backward else []
     return bool(made) and all(any(_repeats(call, first) for call in again) for first in made)
 
 
-def _repeats(again: Call, made: Call) -> bool:
+def _repeats(again: TracedCall, made: TracedCall) -> bool:
     a, b = again.inputs(), made.inputs()
     return again.kind == made.kind and a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def _pairs(a: Call, b: Call) -> Iterator[tuple[Call, Call]]:
+def _pairs(a: TracedCall, b: TracedCall) -> Iterator[tuple[TracedCall, TracedCall]]:
     """Each call of a reference trace with the same call of a trace with twins."""
     yield a, b
     for x, y in zip(a.calls, b.calls, strict=False):
@@ -280,7 +287,7 @@ def _pairs(a: Call, b: Call) -> Iterator[tuple[Call, Call]]:
             yield from _pairs(x, y)
 
 
-def _alike(a: Call, b: Call) -> bool:
+def _alike(a: TracedCall, b: TracedCall) -> bool:
     """Whether b is the next of several equal blocks or heads."""
     same = (a.kind, a.flop, [x.shape for x in a.inputs().values()]) == (
         b.kind, b.flop, [x.shape for x in b.inputs().values()],
@@ -288,7 +295,7 @@ def _alike(a: Call, b: Call) -> bool:
     return same and a.name[-1:].isdigit() and b.name[-1:].isdigit() and a.name != b.name
 
 
-def _name(call: Call, root: Call) -> str:
+def _name(call: TracedCall, root: TracedCall) -> str:
     """query · Linear; blocks · TransformerBlock; ops.attention"""
     if call.layer is None:
         return f"ops.{call.kind}"
@@ -296,7 +303,7 @@ def _name(call: Call, root: Call) -> str:
     return call.kind if last == call.kind or call is root else f"{last} · {call.kind}"
 
 
-def _products_back(call: Call) -> list:
+def _products_back(call: TracedCall) -> list:
     return call.backward.products() if call.backward else []
 
 
@@ -323,7 +330,7 @@ def _same(source: Any, target: Any) -> bool:
     )
 
 
-def _is_sum(frame: Call, branch: Call, target: Any) -> bool:
+def _is_sum(frame: TracedCall, branch: TracedCall, target: Any) -> bool:
     """Whether the target is the input of a residual frame plus the output of its branch."""
     x, f = frame.arguments["x"], branch.output
     return any(b.shape == f.shape and np.array_equal(x[:, -f.shape[1] :] + f, b) for b in _arrays(target))

@@ -54,13 +54,13 @@ def source(layer: type, method: str) -> str:
 def reference(name: str) -> str:
     """The API page of a module. Names that have their own page are links to it."""
     module = getattr(scratchformer, name)
-    own = {"ops": OPERATIONS, "nn": layers(nn), "models": layers(models)}.get(name, ())
-    path, excluded = f"scratchformer.{name}", [*own, *(f"{op}_backward" for op in own if name == "ops")]
+    with_page = {"ops": OPERATIONS, "nn": layers(nn), "models": layers(models)}.get(name, ())
+    path, excluded = f"scratchformer.{name}", [*with_page, *(f"{op}_backward" for op in with_page if name == "ops")]
     parts = [heading(path, "=")]
-    if own:
-        rows = [(f":py:obj:`{one} <{path}.{one}>`", prose(summary(getattr(module, one)))) for one in own]
+    if with_page:
+        rows = [(f":py:obj:`{one} <{path}.{one}>`", prose(summary(getattr(module, one)))) for one in with_page]
         parts.append(table(["on a page of its own", ""], rows))
-    options = {"exclude-members": ", ".join(excluded)} if own else {}
+    options = {"exclude-members": ", ".join(excluded)} if with_page else {}
     return joined([*parts, directive("automodule", path, **options)])
 
 

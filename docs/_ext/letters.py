@@ -18,7 +18,7 @@ ORDER = "BTSMRHGDCFVKIO"  # of the letters of a product
 Power = tuple[tuple[str, int], ...]  # the letters of a product with their exponents
 
 
-class Sizes(Draw):
+class LetterSizes(Draw):
     """A `Draw` with the sizes SIZES and float32 arrays. `sizes` has the letters that were used."""
 
     def __init__(self, **sizes: int) -> None:
@@ -103,16 +103,16 @@ class Letters:
 
     def terms(self, terms: Iterable[tuple[int, Iterable[int]]]) -> Counter[Power]:
         """The sum of terms (factor, sizes), by their letters."""
-        found: Counter[Power] = Counter()
+        counts: Counter[Power] = Counter()
         for factor, shape in terms:
             powers, number = self.term(factor, shape)
-            found[powers] += number
-        for powers, number in list(found.items()) if self.repeated else []:
+            counts[powers] += number
+        for powers, number in list(counts.items()) if self.repeated else []:
             times, rest = divmod(number, self.sizes[self.repeated])
             if not rest:
-                del found[powers]
-                found[self._simple(Counter(dict(powers)) + Counter([self.repeated]))] += times
-        return found
+                del counts[powers]
+                counts[self._simple(Counter(dict(powers)) + Counter([self.repeated]))] += times
+        return counts
 
     def formula(self, terms: Iterable[tuple[int, Iterable[int]]]) -> str:
         """The sum of terms (factor, sizes): "8 B T C² + 4 B T² C", with no-break spaces in a term."""

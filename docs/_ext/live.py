@@ -24,7 +24,7 @@ from scratchformer.notation.page import equation_as_json
 from scratchformer.testing.diagnosis import says
 
 SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
-OWN_SIZES = {
+SIZES_OF = {
     "gather": {"B": 2},
     "mean_pool": {"B": 2},
     "max_pool": {"B": 2},
@@ -50,7 +50,7 @@ class PageSizes(Sizes):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.__dict__ |= SIZES | OWN_SIZES.get(name, {})
+        self.__dict__ |= SIZES | SIZES_OF.get(name, {})
         self.ranges: list[tuple[np.ndarray, int, int]] = []
 
     def __call__(self, letters: str) -> np.ndarray:
@@ -105,8 +105,8 @@ def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
         "name": name,
         "arrays": {n: array_json(array) for n, array in values.items()},
         "axes": axes(inspect.getdoc(case.op) or "", report.values),
-        "ranges": {n: found for n in data["inputs"] if (found := limits(n, values[n], arguments.get(n), draw))},
-        "mistakes": [found for mistake in mistakes if (found := planted(mistake, report))],
+        "ranges": {n: limit for n in data["inputs"] if (limit := limits(n, values[n], arguments.get(n), draw))},
+        "mistakes": [change for mistake in mistakes if (change := planted(mistake, report))],
     }
 
 
@@ -154,9 +154,9 @@ def checked(case: DerivationCase) -> DerivationReport:
 def bound(case: DerivationCase) -> dict[str, Any]:
     """The arguments of the operation by name."""
     signature = inspect.signature(case.op)
-    found = signature.bind(*case.args, **{n: value for n, value in case.options.items() if n in signature.parameters})
-    found.apply_defaults()
-    return {canonical(name): value for name, value in found.arguments.items()}
+    call = signature.bind(*case.args, **{n: value for n, value in case.options.items() if n in signature.parameters})
+    call.apply_defaults()
+    return {canonical(name): value for name, value in call.arguments.items()}
 
 
 def names_in(report: DerivationReport) -> tuple[set[str], set[str]]:
@@ -186,13 +186,13 @@ def array_json(array: np.ndarray) -> dict[str, Any]:
 
 def axes(docstring: str, values: dict[str, np.ndarray]) -> dict[str, list[str]]:
     """The letters of the axes of the arguments, from the shapes in the docstring: "q: (B, H, T, D)"."""
-    found = {}
+    by_name = {}
     for names, shape in re.findall(r"(?<![\w.])(\w[\w, ]*?):\s+\(([A-Z.…, ]+)\)", docstring):
         letters = [letter.strip().lower() for letter in shape.split(",") if letter.strip()]
         for name in map(canonical, re.split(r",\s*", names)):
             if name in values and (full := filled(letters, values[name].ndim)):
-                found[name] = full
-    return found
+                by_name[name] = full
+    return by_name
 
 
 def filled(letters: list[str], rank: int) -> list[str]:

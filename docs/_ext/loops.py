@@ -52,14 +52,14 @@ def places(name: str, op: Any, op_backward: Any) -> dict[str, str]:
     """The anchor of the equation for each text that the printed loops have as a comment."""
     numbers = {(i.line, normal(i.text)): n for n, (i, _) in enumerate(items(name)) if i.kind == "equation"}
     derivation = Derivation(op.reference, op_backward.reference, op.gives)
-    found: dict[str, str] = {}
+    anchors: dict[str, str] = {}
     for definition in derivation.definitions.known.values():
         anchor = equation_id(name, numbers[definition.line, definition.text])
-        found[definition.spelled()] = anchor
+        anchors[definition.spelled()] = anchor
         for node in walk(definition.node):
             if node[0] == "over":
-                found.setdefault(spelled(node), anchor)
-    return found
+                anchors.setdefault(spelled(node), anchor)
+    return anchors
 
 
 def linked(code: str, equations: dict[str, str]) -> str:

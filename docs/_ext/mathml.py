@@ -50,10 +50,10 @@ def of_equation(whole: Equation, display: bool = True) -> str:
 def pieces(whole: Equation) -> list[str]:
     """An equation up to its first right side, then each further part with its relation: a line may break between."""
     first, second, *rest = map(expression, whole.parts)
-    found = [first + relation(whole.relations[0]) + second]
-    found += [relation(sign) + part for sign, part in zip(whole.relations[1:], rest, strict=True)]
-    found[-1] += clauses(whole)
-    return [wrapped(piece, display=True) for piece in found]
+    lines = [first + relation(whole.relations[0]) + second]
+    lines += [relation(sign) + part for sign, part in zip(whole.relations[1:], rest, strict=True)]
+    lines[-1] += clauses(whole)
+    return [wrapped(piece, display=True) for piece in lines]
 
 
 def wrapped(inside: str, display: bool) -> str:
@@ -139,10 +139,10 @@ def indexed(node: Node) -> str:
     return f"<msub>{group(name)}{group(below)}</msub>"
 
 
-def conditions(found: Sequence[Condition]) -> str:
+def conditions(clauses: Sequence[Condition]) -> str:
     """Conditions with commas between them; a chain such as 0 ≤ j < T is written as one."""
     text, last = "", None
-    for sign, a, b in found:
+    for sign, a, b in clauses:
         right = relation(sign) + expression(b)
         text += right if last is not None and a == last else f"{'<mo>,</mo>' if text else ''}{expression(a)}{right}"
         last = b
@@ -174,10 +174,10 @@ def quotient(a: Node, b: Node) -> str:
     return fraction(expression(bare(a)), expression(bare(b)))
 
 
-def over(function: str, letters: Sequence[str], body: Node, found: Sequence[Condition]) -> str:
+def over(function: str, letters: Sequence[str], body: Node, clauses: Sequence[Condition]) -> str:
     below = comma([index(i) for i in dict.fromkeys(letters)])
-    if found:
-        below = (f"{below}<mo>:</mo>" if len(letters) > 1 else "") + conditions(found)
+    if clauses:
+        below = (f"{below}<mo>:</mo>" if len(letters) > 1 else "") + conditions(clauses)
     if function in ("sum", "prod"):
         return f"<munder><mo>{'∑' if function == 'sum' else '∏'}</mo>{group(below)}</munder>{hold(body, PRODUCT)}"
     script = "munder" if function in ("max", "min", "argmax") else "msub"
@@ -209,9 +209,9 @@ def power(base: Node, exponent: Node) -> str:
 
 
 def cases(rows: Sequence[tuple[Node, Sequence[Condition]]], otherwise: Node) -> str:
-    found = [(expression(value), f"<mtext>where&nbsp;</mtext>{conditions(when)}") for value, when in rows]
-    found.append((expression(otherwise), "<mtext>elsewhere</mtext>"))
-    table = "".join(f"<mtr><mtd>{value}</mtd><mtd>{when}</mtd></mtr>" for value, when in found)
+    lines = [(expression(value), f"<mtext>where&nbsp;</mtext>{conditions(when)}") for value, when in rows]
+    lines.append((expression(otherwise), "<mtext>elsewhere</mtext>"))
+    table = "".join(f"<mtr><mtd>{value}</mtd><mtd>{when}</mtd></mtr>" for value, when in lines)
     return group(f'<mo fence="true" form="prefix">{{</mo><mtable displaystyle="true" class="cases">{table}</mtable>')
 
 
@@ -241,7 +241,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "abs": lambda a: fenced(expression(a), "|", "|"),
     "call": call,
     "over": over,
-    "bracket": lambda found: fenced(conditions(found), "[", "]"),
+    "bracket": lambda clauses: fenced(conditions(clauses), "[", "]"),
     "delta": lambda a, b: f"<msub><mi>δ</mi>{group(expression(a) + expression(b))}</msub>",
     "cases": cases,
     "partial": lambda a, b: fraction(f"<mo>∂</mo>{expression(a)}", f"<mo>∂</mo>{expression(b)}"),

@@ -36,7 +36,7 @@ class SizedDraw(Draw):
         return super().__call__(letters).astype(np.float32)
 
 
-class Kept(NamedTuple):
+class KeptArray(NamedTuple):
     """An array of a cache. origin: the argument that it is, or "y" for the result, or "" for one made for it."""
 
     name: str
@@ -44,9 +44,9 @@ class Kept(NamedTuple):
     origin: str
 
 
-class Measured(NamedTuple):
+class Cost(NamedTuple):
     seconds: float  # of one core's time, for forward and backward
-    kept: list[Kept]
+    kept: list[KeptArray]
     results: list[np.ndarray]
 
     @property
@@ -54,10 +54,10 @@ class Measured(NamedTuple):
         return sum(kept.array.nbytes for kept in self.kept)
 
 
-class Comparison(NamedTuple):
+class TwinComparison(NamedTuple):
     sizes: dict[str, int]
-    reference: Measured
-    twin: Measured | None
+    reference: Cost
+    twin: Cost | None
 
     @property
     def difference(self) -> float:
@@ -67,7 +67,7 @@ class Comparison(NamedTuple):
         return max(float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-30)) for a, b in pairs)
 
 
-def compare(name: str) -> Comparison:
+def compare(name: str) -> TwinComparison:
     """Run the first case of an operation with the reference, and with its twin if there is one."""
     draw = SizedDraw()
     case = OPERATIONS[name](draw)
@@ -76,22 +76,20 @@ def compare(name: str) -> Comparison:
     both = [reference_only, nullcontext] if getattr(case.op, "twins", None) else [reference_only]
     with one_thread():
         times = [[timed(way, forward, case.op_backward) for way in both] for _ in range(TIMES)]  # in turns
-        found = [
+        measured = [
             measure(way, forward, case.op_backward, arguments, min(seconds))
             for way, seconds in zip(both, zip(*times, strict=True), strict=True)
         ]
-    return Comparison(draw.used, found[0], found[1] if len(found) > 1 else None)
+    return TwinComparison(draw.used, measured[0], measured[1] if len(measured) > 1 else None)
 
 
-def measure(
-    way: Callable, forward: Callable, op_backward: Callable, arguments: dict[str, Any], seconds: float
-) -> Measured:
+def measure(way: Callable, forward: Callable, op_backward: Callable, arguments: dict[str, Any], seconds: float) -> Cost:
     with way():
         y, cache = forward()
         gradients = op_backward(upstream(y), cache)
     results = [y, *(gradients if isinstance(gradients, tuple) else [gradients])]
-    kept = [Kept(name, array, origin(array, arguments, y)) for name, array in arrays(cache)]
-    return Measured(seconds, kept, [np.asarray(result) for result in results if result is not None])
+    kept = [KeptArray(name, array, origin(array, arguments, y)) for name, array in arrays(cache)]
+    return Cost(seconds, kept, [np.asarray(result) for result in results if result is not None])
 
 
 def upstream(y: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from tracing import Call, trace
+from tracing import TracedCall, trace
 
 from scratchformer.dispatch import reference_only
 from scratchformer.models import LanguageModel
@@ -37,7 +37,7 @@ class Step(NamedTuple):
     """A training step, from the weights before to the loss after; arrays by the names of the parameters."""
 
     before: dict[str, np.ndarray]
-    loss: Call
+    loss: TracedCall
     gradients: dict[str, np.ndarray]
     norm: float
     clipped: dict[str, np.ndarray]
@@ -150,21 +150,21 @@ class _Run:
         self.output, self.cross_entropy = layers["output"], step.loss.calls[-1]
 
     @staticmethod
-    def into(call: Call) -> np.ndarray:
+    def into(call: TracedCall) -> np.ndarray:
         """The input of a layer, for the only sequence."""
         return next(iter(call.inputs().values()))[0]
 
     @staticmethod
-    def out_of(call: Call) -> np.ndarray:
+    def out_of(call: TracedCall) -> np.ndarray:
         return call.output[0]
 
     @staticmethod
-    def dy(call: Call) -> np.ndarray:
+    def dy(call: TracedCall) -> np.ndarray:
         """The gradient that a layer's backward was given."""
         return next(iter(call.backward.arguments.values()))[0]
 
     @staticmethod
-    def dx(call: Call) -> np.ndarray:
+    def dx(call: TracedCall) -> np.ndarray:
         """The gradient that a layer's backward returned."""
         return call.backward.returned[0]
 
@@ -322,7 +322,7 @@ def _forward(run: _Run, link: Callable[[str], str]) -> list[str]:
     ]
 
 
-def _norm(run: _Run, norm: Call, name: str) -> list[str]:
+def _norm(run: _Run, norm: TracedCall, name: str) -> list[str]:
     """The tables of a layer norm."""
     r, values = run.into(norm), norm.calls[0].values
     mean, sigma = r.mean(axis=-1, keepdims=True), 1 / values["rstd"][0]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from letters import Letters, Sizes
+from letters import Letters, LetterSizes
 from svg import Canvas, wrapped
-from tracing import Call, owner, trace_operation
+from tracing import TracedCall, owner, trace_operation
 
 from scratchformer import ops
 from scratchformer.catalogue import OPERATIONS, OperationCase
@@ -23,13 +23,13 @@ SIDE = {  # the length of an axis in pixels
 BEHIND = 5  # how far the next sheet of a leading axis is set off
 
 
-def _attention(d: Sizes) -> OperationCase:
+def _attention(d: LetterSizes) -> OperationCase:
     args = (d("B H T D"), d("B G S D"), d("B G S D"))
     return OperationCase(ops.attention, ops.attention_backward, args)
 
 
-CASES: dict[str, Callable[[Sizes], OperationCase]] = {**OPERATIONS, "attention": _attention}
-WITHOUT_BACKWARD: dict[str, Callable[[Sizes], tuple[dict[str, np.ndarray], np.ndarray]]] = {  # inputs and output
+CASES: dict[str, Callable[[LetterSizes], OperationCase]] = {**OPERATIONS, "attention": _attention}
+WITHOUT_BACKWARD: dict[str, Callable[[LetterSizes], tuple[dict[str, np.ndarray], np.ndarray]]] = {  # inputs and output
     "sinusoidal_positions": lambda d: ({}, ops.sinusoidal_positions(d.T, d.C)),
     "rotary_frequencies": lambda d: ({}, ops.rotary_frequencies(d.D)),
 }
@@ -37,19 +37,24 @@ WITHOUT_BACKWARD: dict[str, Callable[[Sizes], tuple[dict[str, np.ndarray], np.nd
 
 def operation_picture(name: str) -> str:
     """The picture of the shapes of an operation of `ops`, as an SVG."""
-    d = Sizes()
+    d = LetterSizes()
     if name in WITHOUT_BACKWARD:
-        return _Picture(name, *WITHOUT_BACKWARD[name](d), Letters(d.sizes)).svg()
+        return _OperationPicture(name, *WITHOUT_BACKWARD[name](d), Letters(d.sizes)).svg()
     case = CASES[name](d)
     args = [x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in case.args]
     with reference_only():
         call = trace_operation(case.op, case.op_backward, *args, **case.options)
-    return _Picture(name, call.inputs(), call.output, Letters(d.sizes), call).svg()
+    return _OperationPicture(name, call.inputs(), call.output, Letters(d.sizes), call).svg()
 
 
-class _Picture:
+class _OperationPicture:
     def __init__(
-        self, name: str, inputs: dict[str, np.ndarray], output: np.ndarray, letters: Letters, call: Call | None = None
+        self,
+        name: str,
+        inputs: dict[str, np.ndarray],
+        output: np.ndarray,
+        letters: Letters,
+        call: TracedCall | None = None,
     ) -> None:
         self.name, self.inputs, self.output, self.letters, self.call = name, inputs, output, letters, call
         self.result = "y" if np.shape(output) else "loss"

@@ -13,7 +13,7 @@ from typing import Any
 
 from docstrings import block, directive, heading, pieces, prose, rendered, signature, table, typeset
 from loops import loops
-from measure import Comparison, Measured, compare
+from measure import Cost, TwinComparison, compare
 from operation_pictures import operation_picture
 from reports import consequences
 from sphinx.application import Sphinx
@@ -33,26 +33,28 @@ OPERATIONS = (*(name for name in ops.__all__ if f"{name}_backward" in ops.__all_
 def page(name: str) -> str:
     """The page of an operation."""
     op, backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
-    found = pieces(inspect.getdoc(op), name)
-    start = next((i for i, piece in enumerate(found) if piece.text.startswith(("Forward", "Backward"))), len(found))
+    passages = pieces(inspect.getdoc(op), name)
+    start = next(
+        (i for i, piece in enumerate(passages) if piece.text.startswith(("Forward", "Backward"))), len(passages)
+    )
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
     parts = [
         heading(name, "="),
         ".. py:currentmodule:: scratchformer.ops",
-        described(functions, rendered(found[:start], name)),
+        described(functions, rendered(passages[:start], name)),
     ]
     parts.append(picture(operation_picture(name)))
     if backward is None:
         return joined([*parts, *live(name), heading("The code"), code(op)])
-    parts += [heading("Derivation"), LEGEND, rendered(found[start:], name), loops(name)]
+    parts += [heading("Derivation"), LEGEND, rendered(passages[start:], name), loops(name)]
     parts += live(name)
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]
     parts += [heading("What the cache keeps"), *kept(comparison)]
     curve, words = step_curve(name)
     parts += [heading("The step of a numerical check"), picture(curve), words]
-    if name in CASES and (found := mistakes_of(name)):
-        parts += [heading("Mistakes that others have made"), PLANT, *(mistake(name, wrong) for wrong in found)]
+    if name in CASES and (known := mistakes_of(name)):
+        parts += [heading("Mistakes that others have made"), PLANT, *(mistake(name, wrong) for wrong in known)]
     parts += [heading("Write it yourself"), exercises(name), CHECK.format(name=name), used(name)]
     return joined(parts)
 
@@ -83,21 +85,21 @@ def live(name: str) -> list[str]:
 
 def exercises(name: str) -> str:
     """How to start the exercises whose solution is the derivation of this operation."""
-    found = [each for each in NAMES if exercise(each).library is getattr(ops, name)]
-    if not found:
+    names = [each for each in NAMES if exercise(each).library is getattr(ops, name)]
+    if not names:
         return ""
-    return EXERCISES.format(commands="\n".join(f"    scratchformer learn start {each}" for each in found))
+    return EXERCISES.format(commands="\n".join(f"    scratchformer learn start {each}" for each in names))
 
 
 def used(name: str) -> str:
     """The layers and models whose code calls an operation."""
-    found = [
+    users = [
         f":doc:`../layers/{layer}`"
         for module in (nn, models)
         for layer in layers(module)
         if name in calls(module, layer)
     ]
-    return f"It is used in {', '.join(found)}." if found else ""
+    return f"It is used in {', '.join(users)}." if users else ""
 
 
 def layers(module: Any) -> list[str]:
@@ -107,8 +109,8 @@ def layers(module: Any) -> list[str]:
 
 def calls(module: Any, layer: str) -> list[str]:
     """The operations in the code of a layer or model, and of the classes that it extends."""
-    own = [part for part in getattr(module, layer).__mro__ if part.__name__ not in (*COMMON, "object")]
-    text = "".join(inspect.getsource(part) for part in own if part.__module__.startswith("scratchformer"))
+    bases = [part for part in getattr(module, layer).__mro__ if part.__name__ not in (*COMMON, "object")]
+    text = "".join(inspect.getsource(part) for part in bases if part.__module__.startswith("scratchformer"))
     return [name for name in OPERATIONS if re.search(rf"\bops\.{name}\(", text)]
 
 
@@ -136,12 +138,12 @@ def code(function: Any) -> str:
     return block("python", "\n".join(lines))
 
 
-def sources(op: Any, backward: Any, comparison: Comparison) -> list[str]:
+def sources(op: Any, backward: Any, comparison: TwinComparison) -> list[str]:
     """The reference, and beside it the fast twin, with its derivation and what it gains."""
-    found = [twin for twin in twins_of(op) if not twin.forward.__module__.endswith(".numpy_half")]
-    if comparison.twin is None or not found:
+    by_hand = [twin for twin in twins_of(op) if not twin.forward.__module__.endswith(".numpy_half")]
+    if comparison.twin is None or not by_hand:
         return [code(op), code(backward)]
-    twin, module = found[0].forward, sys.modules[found[0].forward.__module__]
+    twin, module = by_hand[0].forward, sys.modules[by_hand[0].forward.__module__]
     twin_backward = getattr(module, f"{op.__name__}_backward")
     cells = [cell("The reference", op), cell("Its twin for NumPy", twin), cell("", backward), cell("", twin_backward)]
     return [
@@ -158,7 +160,7 @@ def cell(title: str, function: Any) -> str:
     return directive("container", "", joined([title and f".. rubric:: {title}", code(function)]))
 
 
-def gain(reference: Measured, twin: Measured, difference: float) -> str:
+def gain(reference: Cost, twin: Cost, difference: float) -> str:
     return (
         f"Measured on one core at the sizes below while this page was built: forward and backward take "
         f"{milliseconds(twin)} instead of {milliseconds(reference)}, "
@@ -168,7 +170,7 @@ def gain(reference: Measured, twin: Measured, difference: float) -> str:
     )
 
 
-def milliseconds(measured: Measured) -> str:
+def milliseconds(measured: Cost) -> str:
     return f"{1000 * measured.seconds:.3g} ms"
 
 
@@ -179,7 +181,7 @@ def size(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
-def kept(comparison: Comparison) -> list[str]:
+def kept(comparison: TwinComparison) -> list[str]:
     sizes = ", ".join(f"{letter} = {value}" for letter, value in comparison.sizes.items())
     parts = [f"With {sizes}, in float32:", arrays(comparison.reference, "reference")]
     if comparison.twin is not None:
@@ -187,7 +189,7 @@ def kept(comparison: Comparison) -> list[str]:
     return parts
 
 
-def arrays(measured: Measured, who: str) -> str:
+def arrays(measured: Cost, who: str) -> str:
     rows = [
         (
             f"``{kept.name or 'cache'}``",

@@ -25,15 +25,15 @@ def reports(name: str) -> tuple[DerivationReport, ...]:
 @cache
 def items(name: str) -> tuple[tuple[Item, DerivationRow | None], ...]:
     """The items of a derivation from top to bottom, each with its row of the largest error, if it has one."""
-    found: dict[tuple[int, int], tuple[Item, DerivationRow | None]] = {}
+    by_place: dict[tuple[int, int], tuple[Item, DerivationRow | None]] = {}
     for report in reports(name):
         for item in report.derivation.items:
             place = item.line, item.column
             rows = [row for row in report.rows if row.line == item.line and normal(row.text) == normal(item.text)]
-            if place in found and (before := found[place][1]):
+            if place in by_place and (before := by_place[place][1]):
                 rows.append(before)
-            found[place] = item, max(rows, key=lambda row: row.error or 0, default=None)
-    return tuple(found[place] for place in sorted(found))
+            by_place[place] = item, max(rows, key=lambda row: row.error or 0, default=None)
+    return tuple(by_place[place] for place in sorted(by_place))
 
 
 @cache
@@ -56,7 +56,7 @@ def consequences(name: str, mistake: Mistake) -> dict[str, float]:
 
     If none of them is computed from the equation, the key is "" and the number how far the equation itself is off.
     """
-    found: dict[str, float] = {}
+    errors: dict[str, float] = {}
     for variant in variants(name):
         case = CASES[variant](Sizes())
         options = {"names": case.names, "docstring": case.docstring, **case.options}
@@ -72,7 +72,7 @@ def consequences(name: str, mistake: Mistake) -> dict[str, float]:
             kind, left, *_ = item.equation.parts[0] if item.equation else ("", "")
             known = kind == "name" and (left := walk.scope.resolve(left)) in returned
             if (known or number == place) and (row.error or 0) > VISIBLE:
-                found[left if known else ""] = row.error or 0
-        if found:
+                errors[left if known else ""] = row.error or 0
+        if errors:
             break
-    return {left: error for left, error in found.items() if left} or found
+    return {left: error for left, error in errors.items() if left} or errors

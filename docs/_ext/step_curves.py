@@ -12,7 +12,7 @@ from tracing import one_thread
 
 from scratchformer.catalogue import OPERATIONS, Draw, OperationCase
 from scratchformer.dispatch import reference_only
-from scratchformer.testing.differences import Tensor, elements
+from scratchformer.testing.differences import Variable, elements
 
 STEPS = tuple(10 ** (-k / 2) for k in range(2, 29))  # 1e-1 to 1e-14
 ELEMENTS = 12  # of each argument, at most
@@ -49,7 +49,7 @@ def _slopes(case: OperationCase, dtype: type) -> tuple[np.ndarray, np.ndarray, n
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     analytic, columns = [], []
     for x, gradient in zip(floating, gradients, strict=True):
-        tensor = Tensor("", x, gradient)
+        tensor = Variable("", x, gradient)
         for index in elements(tensor, ELEMENTS, np.random.default_rng(SEED)):
             analytic.append(float(gradient[index]))
             columns.append(_at_all_steps(tensor.along_element(index), lambda: case.op(*args, **case.options)[0], dy))

@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from letters import Letters, Sizes
-from tracing import Call, trace
+from letters import Letters, LetterSizes
+from tracing import TracedCall, trace
 
 from scratchformer import models, nn, records
 from scratchformer.catalogue import LAYERS, LayerCase
@@ -22,91 +22,91 @@ class Traced(NamedTuple):
     """A layer or model, traced with the references and with the NumPy twins."""
 
     letters: Letters
-    reference: Call
-    twins: Call
+    reference: TracedCall
+    twins: TracedCall
 
 
-def _ids(d: Sizes, letters: str, high: int | None = None) -> np.ndarray:
+def _ids(d: LetterSizes, letters: str, high: int | None = None) -> np.ndarray:
     return d.integers(letters, d.V if high is None else high)
 
 
-def _text(model: Callable, **options: Any) -> Callable[[Sizes], LayerCase]:
+def _text(model: Callable, **options: Any) -> Callable[[LetterSizes], LayerCase]:
     """A language model with its loss on ids and targets (B, T)."""
 
-    def case(d: Sizes) -> LayerCase:
+    def case(d: LetterSizes) -> LayerCase:
         return LayerCase(model(d.V, d.C, d.H, DEPTH, d.T + 1, **options), (_ids(d, "B T"), _ids(d, "B T")))
 
     return case
 
 
-def _llama(d: Sizes) -> LayerCase:
+def _llama(d: LetterSizes) -> LayerCase:
     model = models.Llama(d.V, d.C, d.H, DEPTH, d.T + 1, kv_heads=d.G, d_ff=d.F)
     return LayerCase(model, (_ids(d, "B T"), _ids(d, "B T")))
 
 
-def _transformer_xl(d: Sizes) -> LayerCase:
+def _transformer_xl(d: LetterSizes) -> LayerCase:
     model = models.TransformerXL(d.V, d.C, d.H, DEPTH, d.T, d.M)
     memory = np.stack([d("B M C") for _ in range(DEPTH)], axis=1)
     return LayerCase(model, (_ids(d, "B T"), _ids(d, "B T"), memory))
 
 
-def _classifier(d: Sizes) -> LayerCase:
+def _classifier(d: LetterSizes) -> LayerCase:
     model = models.Classifier(d.V, d.K, d.C, d.H, DEPTH, d.T + 1)
     return LayerCase(model, (_ids(d, "B T"), d.lengths(), _ids(d, "B", d.K)))
 
 
-def _evidence_classifier(d: Sizes) -> LayerCase:
+def _evidence_classifier(d: LetterSizes) -> LayerCase:
     model = records.EvidenceClassifier(d.V, d.I, d.C, d.H, DEPTH, d.T + 1)
     evidence = d("B T I").astype(np.float32)
     return LayerCase(model, (_ids(d, "B T"), evidence, d.lengths(), _ids(d, "B", 2)))
 
 
-def _bidirectional_classifier(d: Sizes) -> LayerCase:
+def _bidirectional_classifier(d: LetterSizes) -> LayerCase:
     model = records.BidirectionalClassifier(d.V, d.K, d.C, d.H, DEPTH, d.T + 1)
     return LayerCase(model, (_ids(d, "B T"), d.lengths(), _ids(d, "B", d.K)))
 
 
-def _bidirectional_language_model(d: Sizes) -> LayerCase:
+def _bidirectional_language_model(d: LetterSizes) -> LayerCase:
     model = records.BidirectionalLanguageModel(d.V, d.C, d.H, DEPTH, d.T + 1, models.LanguageModel)
     return LayerCase(model, (_ids(d, "B T"), _ids(d, "B T")))
 
 
-def _encoder_decoder(d: Sizes) -> LayerCase:
+def _encoder_decoder(d: LetterSizes) -> LayerCase:
     model = models.EncoderDecoder(d.V, d.C, d.H, DEPTH)
     return LayerCase(model, (_ids(d, "B S"), d.lengths("S"), _ids(d, "B T"), _ids(d, "B T")))
 
 
-def _bert(model: Callable, d: Sizes, *sizes: int) -> tuple[nn.Layer, tuple]:
+def _bert(model: Callable, d: LetterSizes, *sizes: int) -> tuple[nn.Layer, tuple]:
     """A BERT and rows of two texts."""
     bert = model(d.V, *sizes, d.C, d.H, DEPTH, d.T + 1)
     return bert, (_ids(d, "B T"), d.lengths(), d.integers("B T", 2))
 
 
-def _body_of_bert(d: Sizes) -> LayerCase:
+def _body_of_bert(d: LetterSizes) -> LayerCase:
     return LayerCase(*_bert(models.Bert, d))
 
 
-def _bert_classifier(d: Sizes) -> LayerCase:
+def _bert_classifier(d: LetterSizes) -> LayerCase:
     model, (ids, lengths, segments) = _bert(models.BertClassifier, d, d.K)
     return LayerCase(model, (ids, lengths, _ids(d, "B", d.K), segments))
 
 
-def _bert_pretraining(d: Sizes) -> LayerCase:
+def _bert_pretraining(d: LetterSizes) -> LayerCase:
     model, texts = _bert(models.BertPretraining, d)
     return LayerCase(model, (*texts, d.integers("B K", 1), _ids(d, "B K"), d.integers("B", 2)))
 
 
-def _masked_prediction(d: Sizes) -> LayerCase:
+def _masked_prediction(d: LetterSizes) -> LayerCase:
     head = models.MaskedPrediction(nn.TokenEmbedding(d.V, d.C))
     return LayerCase(head, (d("B T C"), _ids(d, "B K", d.T)))
 
 
-def _block_of_parts(d: Sizes) -> LayerCase:
+def _block_of_parts(d: LetterSizes) -> LayerCase:
     attention, feedforward = nn.RotarySelfAttention(d.C, d.H, d.G, d.D, causal=True), nn.SwiGLU(d.C, d.F)
     return LayerCase(nn.Block(attention, feedforward, nn.RMSNorm(d.C), nn.RMSNorm(d.C), "pre"), (d("B T C"),))
 
 
-CASES: dict[str, Callable[[Sizes], LayerCase]] = {
+CASES: dict[str, Callable[[LetterSizes], LayerCase]] = {
     **{name: case for name, case in LAYERS.items() if hasattr(nn, name)},
     "LoRA": lambda d: LayerCase(nn.LoRA(nn.Linear(d.I, d.O), d.K), (d("B T I"),)),
     "RotarySelfAttention": lambda d: LayerCase(nn.RotarySelfAttention(d.C, d.H, d.G, d.D, causal=True), (d("B T C"),)),
@@ -150,7 +150,7 @@ OTHER_SIZES = {"MultiHeadLoop": {"H": 23, "C": 230}}
 @cache
 def traced(name: str) -> Traced:
     """The traces of a layer or model in float32. A model with a loss is traced with it; dropout has a key."""
-    d = Sizes(**OTHER_SIZES.get(name, {}))
+    d = LetterSizes(**OTHER_SIZES.get(name, {}))
     layer, inputs, options = CASES[name](d)
     if isinstance(layer, models.Model):
         options = {**options, "key": Key(0)}

@@ -41,7 +41,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(eq=False)
-class Call:
+class TracedCall:
     """One call of a layer's or an operation's forward, or of its backward."""
 
     name: str  # "body.blocks.0.attention.query", or the name of the class or operation
@@ -52,11 +52,11 @@ class Call:
     arguments: dict[str, Any]
     returned: Any = None
     values: dict[str, Any] = field(default_factory=dict)  # the local variables of an operation when it returned
-    own_products: list[tuple[Shape, int]] = field(default_factory=list)  # the shape of each result, and k
-    calls: list[Call] = field(default_factory=list)
-    backward: Call | None = None  # of a forward call
+    products_here: list[tuple[Shape, int]] = field(default_factory=list)  # the shape of each result, and k
+    calls: list[TracedCall] = field(default_factory=list)
+    backward: TracedCall | None = None  # of a forward call
 
-    def walk(self) -> Iterator[Call]:
+    def walk(self) -> Iterator[TracedCall]:
         """This call and all below it, in the order in which they started."""
         yield self
         for call in self.calls:
@@ -64,7 +64,7 @@ class Call:
 
     def products(self) -> list[tuple[Shape, int]]:
         """The matrix products of this call and all below it: the shape of the result, and the size summed over."""
-        return [product for call in self.walk() for product in call.own_products]
+        return [product for call in self.walk() for product in call.products_here]
 
     @property
     def flop(self) -> int:
@@ -87,8 +87,8 @@ class Call:
         for name, x in given.items():
             several = dict(zip(given_names(name, x), x, strict=False)) if isinstance(x, tuple) else {name: x}
             arrays |= {n: part for n, part in several.items() if isinstance(part, np.ndarray)}
-        own = {id(owner(p.data)) for p in self.parameters.values()}
-        return {name: x for name, x in arrays.items() if id(owner(x)) not in own}
+        trained = {id(owner(p.data)) for p in self.parameters.values()}
+        return {name: x for name, x in arrays.items() if id(owner(x)) not in trained}
 
     def gradients(self) -> dict[str, np.ndarray]:
         """What the backward of an operation returned: "dx" is the gradient of the argument x."""
@@ -105,11 +105,11 @@ class Call:
     @cached_property
     def kept(self) -> dict[int, np.ndarray]:
         """The blocks of memory in the cache by their ids, without those of the layer's parameters."""
-        own = {id(owner(p.data)) for p in self.parameters.values()}
-        return {key: block for key, block in blocks(self.cache).items() if key not in own}
+        trained = {id(owner(p.data)) for p in self.parameters.values()}
+        return {key: block for key, block in blocks(self.cache).items() if key not in trained}
 
 
-def trace(layer: Layer, *inputs: Any, loss: bool = False, dy: Any = None, **options: Any) -> Call:
+def trace(layer: Layer, *inputs: Any, loss: bool = False, dy: Any = None, **options: Any) -> TracedCall:
     """The call of `layer.forward(*inputs, **options)`, with that of its backward as `.backward`.
 
     loss: trace `loss` and `loss_backward` of a model. dy: the gradient of the output, standard normal if not given. The
@@ -130,7 +130,7 @@ def trace(layer: Layer, *inputs: Any, loss: bool = False, dy: Any = None, **opti
     return forward
 
 
-def trace_operation(op: Callable, op_backward: Callable, *args: Any, dy: Any = None, **options: Any) -> Call:
+def trace_operation(op: Callable, op_backward: Callable, *args: Any, dy: Any = None, **options: Any) -> TracedCall:
     """The call of an operation, with that of its backward."""
     with _recording({}) as roots:
         y, cache = op(*args, **options)
@@ -162,13 +162,13 @@ def owner(x: np.ndarray) -> np.ndarray:
 
 def blocks(cache: Any) -> dict[int, np.ndarray]:
     """The blocks of memory that a cache refers to, by their ids; those of the patterns in it too."""
-    found: dict[int, np.ndarray] = {}
+    blocks: dict[int, np.ndarray] = {}
     rest, seen = [cache], set()
     while rest:
         x = rest.pop(0)
         if isinstance(x, np.ndarray):
             whole = owner(x)
-            found.setdefault(id(whole), x if x.nbytes == whole.nbytes else whole)  # x may have more axes
+            blocks.setdefault(id(whole), x if x.nbytes == whole.nbytes else whole)  # x may have more axes
         elif isinstance(x, tuple | list):
             rest[:0] = x
         elif isinstance(x, Mapping):
@@ -176,25 +176,25 @@ def blocks(cache: Any) -> dict[int, np.ndarray]:
         elif isinstance(x, ops.Pattern) and id(x) not in seen:
             seen.add(id(x))
             rest[:0] = vars(x).values()
-    return found
+    return blocks
 
 
 @contextmanager
-def _recording(names: Mapping[int, str], forward: Call | None = None) -> Iterator[list[Call]]:
+def _recording(names: Mapping[int, str], forward: TracedCall | None = None) -> Iterator[list[TracedCall]]:
     """Collect the outermost calls. forward: the call whose backward this is."""
-    roots: list[Call] = []
-    stack: list[tuple[FrameType, Call | None]] = []
-    known: defaultdict[tuple, list[Call]] = defaultdict(list)
+    roots: list[TracedCall] = []
+    stack: list[tuple[FrameType, TracedCall | None]] = []
+    known: defaultdict[tuple, list[TracedCall]] = defaultdict(list)
     for call in forward.walk() if forward else ():
         known[_key(call, call.cache)].append(call)
 
-    def top() -> Call | None:
+    def top() -> TracedCall | None:
         return next((call for _, call in reversed(stack) if call is not None), None)
 
     def count(a: np.ndarray, b: np.ndarray, **options: Any) -> np.ndarray:
         y = np.matmul(a, b, **options)
         if a.ndim > 1 and b.ndim > 1 and (call := top()) is not None:
-            call.own_products.append((y.shape, a.shape[-1]))
+            call.products_here.append((y.shape, a.shape[-1]))
         return y
 
     def profile(frame: FrameType, event: str, returned: Any) -> None:
@@ -203,7 +203,7 @@ def _recording(names: Mapping[int, str], forward: Call | None = None) -> Iterato
             arguments = dict(frame.f_locals)
             layer = arguments.pop("self", None)
             above = top()
-            call = Call(names.get(id(layer)) or kind or type(layer).__name__, kind, phase, layer, twin, arguments)
+            call = TracedCall(names.get(id(layer)) or kind or type(layer).__name__, kind, phase, layer, twin, arguments)
             call.kind = kind or type(layer).__name__
             if above is not None and (above.layer, above.kind, above.phase) == (layer, call.kind, phase):
                 stack.append((frame, None))  # `forward` of a class above, or the reference that a twin falls back to
@@ -241,29 +241,29 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _key(call: Call, cache: Any) -> tuple:
+def _key(call: TracedCall, cache: Any) -> tuple:
     """What a forward has in common with its backward: its kind, and its cache or, without one, its layer."""
     return call.kind.removesuffix("_backward"), id(call.layer if cache is None else cache)
 
 
-def _cache_of(backward: Call) -> Any:
+def _cache_of(backward: TracedCall) -> Any:
     return list(backward.arguments.values())[1]
 
 
 def _watched() -> dict[CodeType, tuple[str, str, bool]]:
     """The code of every forward and backward: the name of the operation ("" for a layer), the phase, whether a twin."""
-    found = {}
+    codes = {}
     for op in _operations():
         phase = "backward" if op.__name__.endswith("_backward") else "forward"
-        found[op.reference.__code__] = op.__name__, phase, False
+        codes[op.reference.__code__] = op.__name__, phase, False
         for twin in _twins(op):
-            found[twin.forward.__code__] = op.__name__, "forward", True
-            found[twin.backward.__code__] = f"{op.__name__}_backward", "backward", True
+            codes[twin.forward.__code__] = op.__name__, "forward", True
+            codes[twin.backward.__code__] = f"{op.__name__}_backward", "backward", True
     for kind in _subclasses(Layer):
         for name, phase in PHASES.items():
             if isinstance(function := vars(kind).get(name), FunctionType):
-                found[inspect.unwrap(function).__code__] = "", phase, False
-    return found
+                codes[inspect.unwrap(function).__code__] = "", phase, False
+    return codes
 
 
 def _operations() -> Iterator[Any]:
@@ -300,7 +300,7 @@ def _counting(count: Callable) -> Iterator[None]:
 @cache
 def _with_products() -> list[tuple[FunctionType, CodeType]]:
     """Every function that contains a matrix product, with its code compiled to call PRODUCT instead."""
-    found = []
+    rewritten = []
     for module in [m for name, m in sys.modules.items() if name.startswith(COUNTED)]:
         tree = _Products().visit(ast.parse(inspect.getsource(module)))
         whole = compile(ast.fix_missing_locations(tree), module.__file__, "exec")
@@ -308,8 +308,8 @@ def _with_products() -> list[tuple[FunctionType, CodeType]]:
         for function in _functions(module):
             code = codes[function.__code__.co_qualname, function.__code__.co_firstlineno]
             if any(PRODUCT in part.co_names for part in _codes(code)):
-                found.append((function, code))
-    return found
+                rewritten.append((function, code))
+    return rewritten
 
 
 class _Products(ast.NodeTransformer):

@@ -15,7 +15,7 @@ from ..compiler.fusion import joined
 from ..compiler.in_place import FUSED
 from ..nn import Param
 from ..notation.run import getdoc
-from ..ops.precision import round_into
+from ..ops.rounding import round_into
 from ..optim import adam as adam_module
 from ..optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
 from ..optim.optimizer import Optimizer, scale

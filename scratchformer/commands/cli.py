@@ -14,7 +14,7 @@ from typing import Any
 
 from ..course.command import add_command as add_learn
 from ..generation.beam import WIDEST
-from ..parallel.replicas import MOST_REPLICAS
+from ..parallel.replicas import MAX_REPLICAS
 from ..shell.options import SEED, CommandLine
 from ..shell.process import run_program
 from ..shell.text import one_line
@@ -97,7 +97,7 @@ def make_parser() -> CommandLine:
     )
     command.add_argument("--helpers", action="store_true", help="also in functions that the backward calls")
     number = {"type": int, "metavar": "N", "min": 1}
-    command.add_argument("-j", "--jobs", **number, max=MOST_REPLICAS, help="processes (default: one for each core)")
+    command.add_argument("-j", "--jobs", **number, max=MAX_REPLICAS, help="processes (default: one for each core)")
     command.add_argument("--limit", **number, help="plant N mistakes, drawn at random")
     command.add_argument("--seed", default=0, **SEED, help="random seed of --limit (default: 0)")
     command.add_argument("--list", action="store_true", help="list the mistakes and run nothing")
@@ -386,18 +386,18 @@ def translate(args: argparse.Namespace) -> None:
         models = [placed(model, args) for model in models]
         sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
         try:
-            found = iter(translate_together(models, subwords, sentences, **options, ranks=ranks))
+            translations = iter(translate_together(models, subwords, sentences, **options, ranks=ranks))
         except ValueError as error:
             raise ValueError(of_line(str(error), lines)) from error
         for line in lines:
-            print(printable(next(found)) if line else "")
+            print(printable(next(translations)) if line else "")
 
 
 def of_line(message: str, lines: list[str]) -> str:
     """The message about a sentence, with its number among all lines, of which the blank ones are no sentences."""
-    found = re.match(r"sentence (\d+):", message)
+    match = re.match(r"sentence (\d+):", message)
     numbers = [number for number, line in enumerate(lines, 1) if line]
-    return message if found is None else f"sentence {numbers[int(found[1]) - 1]}:{message[found.end() :]}"
+    return message if match is None else f"sentence {numbers[int(match[1]) - 1]}:{message[match.end() :]}"
 
 
 def evaluate(args: argparse.Namespace) -> None:

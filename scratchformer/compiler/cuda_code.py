@@ -19,7 +19,7 @@ from ..notation.grammar import Node, walk
 from .axes import HERE
 from .errors import CompileError
 from .plan import Pass, Plan, reach
-from .text import ATOM, Printer, here
+from .printer import ATOM, Printer, here
 from .trees import COLUMN, Array
 
 __all__ = ["cuda_source"]

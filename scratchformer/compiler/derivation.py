@@ -16,10 +16,10 @@ from .equations import Definitions, definitions_of
 from .plan import Plan, kind, make_plan, names
 from .trees import COLUMN, ROW, Array, Lowering, row_letters
 
-__all__ = ["Derivation", "Pair"]
+__all__ = ["Derivation", "Plans"]
 
 
-class Pair(NamedTuple):
+class Plans(NamedTuple):
     """The plans of a forward and a backward. kept: the names of what the forward keeps for the backward."""
 
     forward: Plan
@@ -56,7 +56,7 @@ class Derivation:
         self.deciding = {leaf[1] for node in sides for leaf in walk(node) if leaf[0] == "name" and not leaf[2]}
         self.pair = cache(self.make_pair)
 
-    def compile(self) -> Pair:
+    def compile(self) -> Plans:
         """The plans with the defaults of the arguments. Raises CompileError if there are none."""
         defaults = {name: self.signature.parameters[self.arguments[name]].default for name in self.arguments}
         arrays = {*self.arrays, *self.definitions.known}
@@ -65,7 +65,7 @@ class Derivation:
         numbers = tuple(name for name in others if name not in options)
         return self.pair(numbers, tuple((name, options[name]) for name in options if name in self.deciding))
 
-    def make_pair(self, numbers: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Pair:
+    def make_pair(self, numbers: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Plans:
         """The plans for calls in which the arguments `numbers` are numbers, and `options` have these values."""
         name, chosen, known = self.definitions.operation, dict(options), self.definitions.known
         given = [array for array in self.arrays.values() if array.name in self.gives or array.name not in known]
@@ -77,7 +77,7 @@ class Derivation:
             others = (x for x in self.arguments if x not in (*self.arrays, *numbers, *chosen, *known))
             there += [Array(x, ()) for x in others]  # a number that is in an array, on a GPU
             plan = arranged(make_plan(self.definitions, there, numbers, chosen, results, name))
-            return Pair(in_place(plan, self.definitions), None, ())
+            return Plans(in_place(plan, self.definitions), None, ())
         lowering = Lowering(self.definitions, there, numbers, chosen, ())
         dy = Array(self.gradient, lowering.axes_of(self.output))
         fields = [self.definitions.resolve(field) for field in self.fields]
@@ -96,7 +96,7 @@ class Derivation:
         computed = [field for field in needed if field in known and field not in (*self.arguments, *self.gives)]
         results = list(dict.fromkeys([self.output, *computed]))
         forward = make_plan(self.definitions, there, numbers, chosen, results, name, computed)
-        return Pair(arranged(forward), arranged(backward), tuple(dict.fromkeys(needed)))
+        return Plans(arranged(forward), arranged(backward), tuple(dict.fromkeys(needed)))
 
 
 def fields_of(op_backward: Callable, parameter: str) -> tuple[str, ...]:

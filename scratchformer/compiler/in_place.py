@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..dispatch import Operation
-from ..ops.precision import round_into
+from ..ops.rounding import round_into
 from ..optim.adam import adam_step, clip_adam, clip_adam_round
 from ..optim.muon import move, nesterov
 from ..optim.optimizer import scale

@@ -9,7 +9,7 @@ from typing import Any
 from ..notation.grammar import Node, walk
 from .axes import HALF
 from .plan import Pass, Plan
-from .text import SUM, Printer, here
+from .printer import SUM, Printer, here
 from .trees import COLUMN
 
 __all__ = ["javascript_source"]

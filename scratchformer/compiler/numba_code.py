@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from ..notation.grammar import Node, walk
 from .axes import HALF, HERE
 from .plan import Pass, Plan
-from .text import ATOM, WIDTH, Printer
+from .printer import ATOM, WIDTH, Printer
 from .trees import COLUMN, ROW, Array
 
 __all__ = ["numba_source"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ..notation.grammar import Node, walk
 from .axes import HALF
 from .plan import Pass, Plan
-from .text import ATOM, LEVELS, PRODUCT, Printer, here
+from .printer import ATOM, LEVELS, PRODUCT, Printer, here
 from .trees import COLUMN
 
 __all__ = ["numpy_source"]

@@ -15,7 +15,7 @@ from ..backend import erf
 from ..dispatch import Operation
 from ..notation.grammar import Node
 from .axes import HALF, reordered
-from .derivation import Derivation, Pair
+from .derivation import Derivation, Plans
 from .errors import CompileError
 from .plan import Plan, names
 from .trees import COLUMN, OPERATORS, ROW, Array
@@ -80,7 +80,7 @@ class Shape(NamedTuple):
 class Kept(NamedTuple):
     """What a forward leaves to its backward."""
 
-    call: Call
+    call: PlannedCall
     values: dict[str, Any]  # by name
 
 
@@ -171,7 +171,7 @@ class CompiledTwin:
             self.asked = args, call  # for `forward`, which follows
         return call is not None
 
-    def make_call(self, signatures: tuple) -> Call | None:
+    def make_call(self, signatures: tuple) -> PlannedCall | None:
         """The plans for what `signature` gives; None if the loops cannot compute with such arguments."""
         arguments = dict(zip(self.names, signatures, strict=True))
         shape = self.shape(arguments)
@@ -186,7 +186,7 @@ class CompiledTwin:
         except CompileError:  # with other options than by default
             return None
         odd = HALF in pair.forward.axes and shape.sizes[COLUMN] % 2
-        return None if odd else Call(self, pair, shape, numbers, signatures)
+        return None if odd else PlannedCall(self, pair, shape, numbers, signatures)
 
     def shape(self, arguments: Mapping[str, Any]) -> Shape | None:
         """The sizes of the axes; None if the arrays do not go together, or one is empty."""
@@ -257,11 +257,11 @@ class CompiledTwin:
         return results[0] if len(results) == 1 else tuple(results)
 
 
-class Call:
+class PlannedCall:
     """The plans of an operation for arguments of certain shapes and types, which are its signatures."""
 
     def __init__(
-        self, twin: CompiledTwin, pair: Pair, shape: Shape, numbers: tuple[str, ...], signatures: tuple
+        self, twin: CompiledTwin, pair: Plans, shape: Shape, numbers: tuple[str, ...], signatures: tuple
     ) -> None:
         self.twin, self.pair, self.shape, self.numbers, self.signatures = twin, pair, shape, numbers, signatures
         self.kept = (*pair.kept, *numbers)

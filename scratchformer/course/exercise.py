@@ -34,8 +34,8 @@ LEFT = {  # blanks in a student's file; a comment may have a question mark
 }
 
 
-class Mistake(NamedTuple):
-    """A wrong solution: `right`, which occurs once, is replaced by `wrong`.
+class Slip(NamedTuple):
+    """A slip, which makes a solution wrong: `right`, which occurs once, is replaced by `wrong`.
 
     says: a pattern that the message for it must match. what: the end of the sentence "This is what one gets when ...",
     for mistakes that the message does not name already.
@@ -57,7 +57,7 @@ class Exercise(NamedTuple):
     solution: str
     hints: tuple[str, str, str]
     library: Any
-    mistakes: tuple[Mistake, ...]
+    mistakes: tuple[Slip, ...]
     check: Callable[[Any], str | None]
 
     @property

@@ -116,8 +116,8 @@ def recognised(exercise: Exercise, path: Path, message: str) -> str:
 
 def planted(exercise: Exercise, message: str) -> Iterator[tuple[str, str]]:
     """The solution with one mistake in the equation that the message is about, in all ways, each with its name."""
-    head, found = findings(exercise, message)
-    if not head or found == message:
+    head, numbers = findings(exercise, message)
+    if not head or numbers == message:
         return
     line = next(line for line in exercise.solution.splitlines() if normal_space(line).startswith(head))
     right = parse(line.strip())
@@ -158,24 +158,24 @@ def first_blank(text: str, left: list[int]) -> str:
 
 def expect_functions(exercise: Exercise, text: str) -> None:
     """Raise Wrong if a function is gone, or if one that has no blank was changed. Prints may be added."""
-    found, solved = functions(text), functions(exercise.solution)
+    written, solved = functions(text), functions(exercise.solution)
     for name, given in functions(exercise.start).items():
-        if name not in found:
+        if name not in written:
             raise Wrong(f"{name} is gone: the check calls it")
-        if statements(given) == statements(solved[name]) != statements(found[name]):
+        if statements(given) == statements(solved[name]) != statements(written[name]):
             raise Wrong(
-                f"line {found[name].lineno}: {name} is given and was changed. Put it back: `scratchformer learn reset` "
-                "writes a new file and keeps yours"
+                f"line {written[name].lineno}: {name} is given and was changed. Put it back: "
+                "`scratchformer learn reset` writes a new file and keeps yours"
             )
 
 
 def expect_defined(exercise: Exercise, student: ModuleType) -> None:
     """Raise Wrong if a function or a class of the exercise is another one in the end, such as an imported one."""
     for name in functions(exercise.start):
-        found: Any = student
+        value: Any = student
         for part in name.split("."):
-            found = getattr(found, part, None)
-        code = getattr(source_of(found), "__code__", None)
+            value = getattr(value, part, None)
+        code = getattr(source_of(value), "__code__", None)
         if code is None or code.co_filename != student.__file__:
             raise Wrong(f"{name} is replaced by another function: define it in your file, with def")
 
@@ -201,13 +201,13 @@ def expect_kept(exercise: Exercise, text: str) -> None:
     """
     if exercise.kind != "derivation":
         return
-    found, start, solution = equations(text), equations(exercise.start), equations(exercise.solution)
+    written, start, solution = equations(text), equations(exercise.start), equations(exercise.solution)
     known = tuple(line.partition("?")[0] for _, line in start)
-    added = [(number, line) for number, line in found if "=" in line and not line.startswith(known)]
+    added = [(number, line) for number, line in written if "=" in line and not line.startswith(known)]
     for (_, line), (_, solved) in zip(start, solution, strict=True):
         if not (head := given_part(line)):
             continue
-        answers = [(number, each[len(head) :]) for number, each in found if each.startswith(head)]
+        answers = [(number, each[len(head) :]) for number, each in written if each.startswith(head)]
         if not answers:
             raise Wrong(f"a line of the exercise is missing: {head}?")
         number, answer = answers[0]
@@ -226,8 +226,8 @@ def expect_kept(exercise: Exercise, text: str) -> None:
 
 def equations(text: str) -> list[tuple[int, str]]:
     """The equations of a file, each with the number of its line. Lines of prose and of code may be among them."""
-    found = items(text.expandtabs().splitlines())
-    return [(item.line, normal_space(item.text)) for item in found if item.kind == "equation"]
+    parts = items(text.expandtabs().splitlines())
+    return [(item.line, normal_space(item.text)) for item in parts if item.kind == "equation"]
 
 
 def clause(equation: str) -> str:
@@ -381,17 +381,17 @@ def expect_unchanged(**arrays: np.ndarray) -> Iterator[None]:
             raise Wrong(f"{name} is changed in place; make a new array")
 
 
-def expect_close(name: str, found: Any, expected: Any, why: str = "", rtol: float = 1e-9) -> None:
+def expect_close(name: str, actual: Any, expected: Any, why: str = "", rtol: float = 1e-9) -> None:
     """Raise Wrong, naming the worst element, unless two arrays (or numbers) are equal to rounding."""
-    if found is None:
+    if actual is None:
         raise Wrong(f"{name}: expected an array, got None")
-    found, expected = np.asarray(found), np.asarray(expected)
-    if found.shape != expected.shape:
-        raise Wrong(f"{name}: expected shape {expected.shape}, got {found.shape}{why and '. '}{why}")
-    difference = np.abs(found - expected)
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if actual.shape != expected.shape:
+        raise Wrong(f"{name}: expected shape {expected.shape}, got {actual.shape}{why and '. '}{why}")
+    difference = np.abs(actual - expected)
     if np.all(difference <= rtol * max(np.abs(expected).max(initial=0), 1e-300)):
         return
     at = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), expected.shape)
     index = f"[{', '.join(map(str, map(int, at)))}]" if at else ""
-    right, wrong = apart(expected[at] + 0, found[at])
+    right, wrong = apart(expected[at] + 0, actual[at])
     raise Wrong(f"{name}{index}: expected {right}, got {wrong}{why and '. '}{why}")

@@ -228,12 +228,12 @@ def joined(texts: Sequence[np.ndarray], end: int) -> np.ndarray:
     """All texts, ids (T,) each, one after the other, as one text: int32 (n,). The token `end` follows each."""
     expect_at_least(0, end=end)
     texts = list(texts)
-    most = np.iinfo(np.int32).max - 1
-    expect_range("end", np.asarray(end), 0, most)
+    largest = np.iinfo(np.int32).max - 1
+    expect_range("end", np.asarray(end), 0, largest)
     for ids in texts:
         expect_shape("texts", ids, "T")
         expect_integers("texts", ids)
-        expect_range("texts", ids, 0, most)
+        expect_range("texts", ids, 0, largest)
     if not texts:
         raise ValueError("texts: expected at least one, got none")
     last = np.array([end], np.int32)

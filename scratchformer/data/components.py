@@ -3,7 +3,7 @@
 A tokenizer of the library `tokenizers` is a chain of parts. Its normalizers and its pre-tokenizers rewrite a text one
 after the other, and the parts of its decoder rewrite what it decodes. 22 parts that each double the letter "a" make
 four million letters of one. So the file is refused unless the product of what each part can make of one character is
-at most GROWTH_MOST, the texts and patterns in it are short, and each pattern is `linear`.
+at most MAX_GROWTH, the texts and patterns in it are short, and each pattern is `linear`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 from ..shell.reading import DataError
 from ..shell.text import shown
 
-PARTS_MOST = 64  # parts of one kind; DeepSeek's tokenizers have 8
-TEXT_MOST = 64  # characters that a part inserts
-GROWTH_MOST = 1000  # characters that a chain of parts can make of one
-TOKEN_MOST = 10_000  # characters of a token; published ones have up to 512
-ADDED_MOST = 300_000  # characters of all added tokens
-NORMALIZED_MOST = 3_000_000  # and of what the normalizer makes of them, each of which takes 100 bytes of memory
-WORD_MOST = 200  # characters of a word that WordPiece splits, which takes their square; BERT has 100
-UNIGRAM_TOKEN_MOST, UNIGRAM_MOST = 64, 1_000_000  # characters of a token of a Unigram model, and of all
-PIECES_MOST = 16  # tokens of a template, and of each entry in it
-PATTERN_MOST, WITH_CLASSES = 500, 10_000  # characters of a pattern, with a class in brackets counted as one, and in all
+MAX_PARTS = 64  # parts of one kind; DeepSeek's tokenizers have 8
+MAX_TEXT = 64  # characters that a part inserts
+MAX_GROWTH = 1000  # characters that a chain of parts can make of one
+MAX_TOKEN = 10_000  # characters of a token; published ones have up to 512
+MAX_ADDED = 300_000  # characters of all added tokens
+MAX_NORMALIZED = 3_000_000  # and of what the normalizer makes of them, each of which takes 100 bytes of memory
+MAX_WORD = 200  # characters of a word that WordPiece splits, which takes their square; BERT has 100
+MAX_UNIGRAM_TOKEN, MAX_UNIGRAM = 64, 1_000_000  # characters of a token of a Unigram model, and of all
+MAX_PIECES = 16  # tokens of a template, and of each entry in it
+MAX_PATTERN = 500  # characters of a pattern, with a class in brackets counted as one
+MAX_PATTERN_AND_CLASSES = 10_000  # all characters of a pattern
 
 # The most characters that each part makes of one: Unicode's forms as in its stability policy, a byte of UTF-8 as one
 # character, a space before and after a Chinese character. The names are the library's. A list within is a chain.
@@ -78,14 +79,14 @@ def expect_bounded(settings: Mapping[str, Any], path: Path) -> None:
         for kind in CHAINS:
             growth = 1
             for number, part in enumerate(_parts(settings.get(kind), kind)):
-                if number >= PARTS_MOST:
-                    raise ValueError(f"{kind}: expected at most {PARTS_MOST} parts")
+                if number >= MAX_PARTS:
+                    raise ValueError(f"{kind}: expected at most {MAX_PARTS} parts")
                 growth *= _growth(part, kind)
             if kind == "normalizer":
                 normalized = growth
             growth *= normalized if kind == "pre_tokenizer" else 1
-            if growth > GROWTH_MOST:
-                raise ValueError(f"{kind}: it could make a text more than {GROWTH_MOST:,} times as long")
+            if growth > MAX_GROWTH:
+                raise ValueError(f"{kind}: it could make a text more than {MAX_GROWTH:,} times as long")
         _check_model(settings.get("model"))
         _check_added(settings.get("added_tokens"), normalized)
     except RecursionError as error:
@@ -97,8 +98,8 @@ def expect_bounded(settings: Mapping[str, Any], path: Path) -> None:
 def expect_short(tokens: Collection[Any], path: Path) -> None:
     """Raise DataError if a token is longer than any that is learned from text."""
     longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
-    if longest > TOKEN_MOST:
-        raise DataError(f"{path}: expected tokens of at most {TOKEN_MOST:,} characters, got one of {longest:,}")
+    if longest > MAX_TOKEN:
+        raise DataError(f"{path}: expected tokens of at most {MAX_TOKEN:,} characters, got one of {longest:,}")
 
 
 def linear(pattern: str) -> bool:
@@ -108,7 +109,7 @@ def linear(pattern: str) -> bool:
     may be empty. So a run that was read is part of the match and never read again. A pattern with a repeated group, a
     reference or a run before something that may fail is refused, except for those of _GIVES_BACK.
     """
-    if len(pattern) > WITH_CLASSES or len(re.sub(_CLASS, ".", pattern)) > PATTERN_MOST:
+    if len(pattern) > MAX_PATTERN_AND_CLASSES or len(re.sub(_CLASS, ".", pattern)) > MAX_PATTERN:
         return False
     return re.fullmatch(_LINEAR, pattern) is not None
 
@@ -156,8 +157,8 @@ def _growth(part: Mapping[str, Any], kind: str) -> int:
 def _short(part: Mapping[str, Any], setting: str, kind: str) -> str:
     """A text that a part inserts; "" if it has none."""
     text = part.get(setting)
-    if not (text is None or (isinstance(text, str) and len(text) <= TEXT_MOST)):
-        raise ValueError(f"{kind}: {setting}: expected a text of at most {TEXT_MOST} characters, got {shown(text)}")
+    if not (text is None or (isinstance(text, str) and len(text) <= MAX_TEXT)):
+        raise ValueError(f"{kind}: {setting}: expected a text of at most {MAX_TEXT} characters, got {shown(text)}")
     return text or ""
 
 
@@ -167,14 +168,14 @@ def _check_template(part: Mapping[str, Any]) -> None:
     specials = part.get("special_tokens")
     texts = [piece for piece in single if isinstance(piece, dict) and "Sequence" in piece] if _few(single) else []
     if len(texts) > 1 or not _few(single) or not _few(part.get("pair")):
-        raise ValueError(f"post_processor: expected a template with one text and at most {PIECES_MOST} pieces")
+        raise ValueError(f"post_processor: expected a template with one text and at most {MAX_PIECES} pieces")
     for token in specials.values() if isinstance(specials, dict) else ():
         if isinstance(token, dict) and not _few(token.get("ids")):
-            raise ValueError(f"post_processor: expected at most {PIECES_MOST} ids for a special token")
+            raise ValueError(f"post_processor: expected at most {MAX_PIECES} ids for a special token")
 
 
 def _few(pieces: Any) -> bool:
-    return isinstance(pieces, list) and len(pieces) <= PIECES_MOST
+    return isinstance(pieces, list) and len(pieces) <= MAX_PIECES
 
 
 def _check_model(model: Any) -> None:
@@ -184,13 +185,13 @@ def _check_model(model: Any) -> None:
         raise ValueError(f"model: expected one of {', '.join(MODELS)}, got {shown(kind)}")
     for setting in "continuing_subword_prefix", "end_of_word_suffix":
         _short(model, setting, "model")
-    most = model.get("max_input_chars_per_word")
-    if not (most is None or (type(most) is int and most <= WORD_MOST)):
-        raise ValueError(f"model: max_input_chars_per_word: expected at most {WORD_MOST}, got {shown(most)}")
+    longest = model.get("max_input_chars_per_word")
+    if not (longest is None or (type(longest) is int and longest <= MAX_WORD)):
+        raise ValueError(f"model: max_input_chars_per_word: expected at most {MAX_WORD}, got {shown(longest)}")
     if isinstance(words := model.get("vocab"), list):
         sizes = [len(word[0]) for word in words if isinstance(word, list) and word and isinstance(word[0], str)]
-        if max(sizes, default=0) > UNIGRAM_TOKEN_MOST or sum(sizes) > UNIGRAM_MOST:
-            limits = f"{UNIGRAM_TOKEN_MOST} characters each and {UNIGRAM_MOST:,} together"
+        if max(sizes, default=0) > MAX_UNIGRAM_TOKEN or sum(sizes) > MAX_UNIGRAM:
+            limits = f"{MAX_UNIGRAM_TOKEN} characters each and {MAX_UNIGRAM:,} together"
             raise ValueError(f"model: vocab: expected tokens of at most {limits}")
 
 
@@ -198,7 +199,7 @@ def _check_added(added: Any, growth: int) -> None:
     """growth: the most characters that the normalizer makes of one, as it does of the names of some added tokens."""
     tokens = [token for token in (added if isinstance(added, list) else ()) if isinstance(token, dict)]
     named = [token for token in tokens if isinstance(token.get("content"), str)]
-    if sum(len(token["content"]) for token in named) > ADDED_MOST:
-        raise ValueError(f"added_tokens: expected at most {ADDED_MOST:,} characters in all")
-    if growth * sum(len(token["content"]) for token in named if token.get("normalized")) > NORMALIZED_MOST:
-        raise ValueError(f"added_tokens: normalized, they could have more than {NORMALIZED_MOST:,} characters in all")
+    if sum(len(token["content"]) for token in named) > MAX_ADDED:
+        raise ValueError(f"added_tokens: expected at most {MAX_ADDED:,} characters in all")
+    if growth * sum(len(token["content"]) for token in named if token.get("normalized")) > MAX_NORMALIZED:
+        raise ValueError(f"added_tokens: normalized, they could have more than {MAX_NORMALIZED:,} characters in all")

@@ -1,4 +1,4 @@
-"""Which reviews of IMDb are about the same film, as far as the names in them tell."""
+"""Groups of reviews of IMDb about the same film, recognised by the names in the reviews."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 NAME = re.compile("(?<=[a-z,] )[A-Z][a-z]+")  # a capitalised word inside a sentence
-FEWEST, MOST = 2, 60  # texts that contain a name; a word that more contain says little about the film
+MIN_TEXTS, MAX_TEXTS = 2, 60  # texts that contain a name; a word that more contain says little about the film
 NEAR = 30  # reviews of one film and class are neighbours in the archive, and there are at most 30
 ALIKE_NEAR, ALIKE_FAR = 0.25, 0.3  # the least similarity of neighbours, and of groups of the two classes
 
@@ -52,11 +52,11 @@ def _name_vectors(texts: Sequence[str]) -> Any:
     from scipy import sparse
 
     counts = [Counter(NAME.findall(text)) for text in texts]
-    containing = Counter(name for own in counts for name in own)
-    index = {name: i for i, name in enumerate(name for name, k in containing.items() if FEWEST <= k <= MOST)}
+    containing = Counter(name for names in counts for name in names)
+    index = {name: i for i, name in enumerate(name for name, k in containing.items() if MIN_TEXTS <= k <= MAX_TEXTS)}
     rows, columns, values = [], [], []
-    for i, own in enumerate(counts):
-        for name, k in own.items():
+    for i, names in enumerate(counts):
+        for name, k in names.items():
             if name in index:
                 rows.append(i)
                 columns.append(index[name])

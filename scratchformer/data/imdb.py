@@ -41,9 +41,9 @@ RATINGS = {0: range(1, 5), 1: range(7, 11), -1: range(11)}  # that the reviews o
 # The dataset's tables of word counts: one line for each review.
 TABLES = {"train": "train/labeledBow.feat", "test": "test/labeledBow.feat", "unsup": "train/unsupBow.feat"}
 
-REVIEW_MOST = MEGABYTE  # bytes of a review; the longest of the dataset has 14,106
-ARCHIVE_MOST, ARCHIVE_RATIO = 32 * MEGABYTE, 20  # limits of unpacking: see `Unpacking`. The dataset has a ratio of 4.
-TABLE_MOST = 256 * MEGABYTE
+MAX_REVIEW = MEGABYTE  # bytes of a review; the longest of the dataset has 14,106
+MAX_ARCHIVE, ARCHIVE_RATIO = 32 * MEGABYTE, 20  # limits of unpacking: see `Unpacking`. The dataset has a ratio of 4.
+MAX_TABLE = 256 * MEGABYTE
 
 _BLOCK = 512  # bytes; a tar consists of blocks of this size
 _PIECE = 128 * _BLOCK
@@ -93,7 +93,7 @@ def load_imdb(
     """The dataset at `path` (as for `read_splits`), or the official archive, downloaded, if `path` is None.
 
     `validation` reviews, equally many of each class, are drawn from the training part by `seed` alone. Films are drawn
-    whole, as far as the names in the reviews tell (`films_of`), and divided only if none fits any more. A model that
+    whole, as far as the names in the reviews show (`films_of`), and divided only if none fits any more. A model that
     has read some reviews of a film recognises the others by the names they mention, and knows whether people liked it.
     The test part shares no films with the training part, so a validation part that does would have another accuracy.
 
@@ -202,7 +202,7 @@ def _check_whole(folder: Path, reviews_of: Mapping[str, Mapping]) -> None:
     """Raise DataError if the folder aclImdb has fewer reviews than its tables have lines."""
     for split, reviews in reviews_of.items():
         table = folder / TABLES[split]
-        lines = read_bytes(table, max_bytes=TABLE_MOST).count(b"\n") if reviews and table.is_file() else 0
+        lines = read_bytes(table, max_bytes=MAX_TABLE).count(b"\n") if reviews and table.is_file() else 0
         if len(reviews) < lines:
             raise DataError(
                 f"{folder}: expected {lines:,} reviews in {_folders(split)}, as in {table.name}, got {len(reviews):,}; "
@@ -231,7 +231,7 @@ _Member = tuple[str, str, tuple[int, ...], bytes]
 
 def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member]:
     """The reviews of `splits` in a tar.gz, in its own order; raises DataError if it is truncated or corrupt."""
-    with open_gzip(archive, DataError, ARCHIVE_MOST, ARCHIVE_RATIO) as stream:
+    with open_gzip(archive, DataError, MAX_ARCHIVE, ARCHIVE_RATIO) as stream:
         while (header := _read(stream, _BLOCK, archive)).strip(b"\0"):
             try:
                 member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
@@ -242,8 +242,8 @@ def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member
             parsed = _parse(member.name, splits) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
             if parsed is None:
                 _skip(stream, padded, archive)
-            elif not 0 <= size <= REVIEW_MOST:
-                raise DataError(f"{archive}: {member.name}: expected at most {REVIEW_MOST:,} bytes, got {size:,}")
+            elif not 0 <= size <= MAX_REVIEW:
+                raise DataError(f"{archive}: {member.name}: expected at most {MAX_REVIEW:,} bytes, got {size:,}")
             else:
                 yield f"{archive}: {member.name}", *parsed, _read(stream, padded, archive)[:size]
         # The end marker is two or more blocks of zeros. Reading on makes gzip verify its checksum.
@@ -273,7 +273,7 @@ def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
         for file in sorted((folder / part).glob("*.txt")):
             parsed = _parse(f"aclImdb/{part}/{file.name}", splits)
             if parsed:
-                yield str(file), *parsed, read_bytes(file, max_bytes=REVIEW_MOST)
+                yield str(file), *parsed, read_bytes(file, max_bytes=MAX_REVIEW)
 
 
 def _parse(name: str, splits: Collection[str]) -> tuple[str, tuple[int, ...]] | None:
@@ -304,7 +304,7 @@ def _ordered(reviews: dict[tuple[int, ...], str]) -> tuple[list[str], np.ndarray
     return [reviews[place] for place in places], np.array([label for label, *_ in places], dtype=np.int64)
 
 
-class Reviews(NamedTuple):
+class ReviewTexts(NamedTuple):
     """Texts, their classes, and the numbers of their films, (reviews,)."""
 
     texts: list[str]
@@ -314,7 +314,7 @@ class Reviews(NamedTuple):
 
 def hold_out(
     texts: list[str], labels: np.ndarray, count: int, seed: int, path: str | os.PathLike[str]
-) -> list[Reviews]:
+) -> list[ReviewTexts]:
     """The training part of `path` without `count` reviews, and those reviews: see `load_imdb`."""
     classes = np.unique(labels)
     shares = np.array([count // len(classes) + (i < count % len(classes)) for i in range(len(classes))])
@@ -328,7 +328,7 @@ def hold_out(
     films = films_of(texts, labels)
     chosen = _whole_films(films, np.searchsorted(classes, labels), shares, Key(seed))
     kept = np.setdiff1d(np.arange(len(labels)), chosen)
-    return [Reviews([texts[i] for i in part.tolist()], labels[part], films[part]) for part in (kept, chosen)]
+    return [ReviewTexts([texts[i] for i in part.tolist()], labels[part], films[part]) for part in (kept, chosen)]
 
 
 def _whole_films(films: np.ndarray, classes: np.ndarray, shares: np.ndarray, key: Key) -> np.ndarray:

@@ -109,29 +109,29 @@ def search(
         raise ValueError("source: expected (B, S) with B >= 1, got no text")
     expect_shape("source", source, "B S")
     B, K, limits = len(lengths), int(beam), np.asarray(lengths, np.int64) + longer
-    most_tokens = int(limits.max())
-    cache = open_cache(source, lengths, most_tokens, copies=K)
+    length = int(limits.max())
+    cache = open_cache(source, lengths, length, copies=K)
     for name, token in (("begin", begin), ("end", end)):
         if token >= cache.vocab_size:
             raise ValueError(f"{name}: expected a token from 0 to {cache.vocab_size - 1}, got {token}")
-    if length_penalty * math.log(penalty(most_tokens, 1)) > MAX_LOG:
-        raise ValueError(f"length_penalty: {length_penalty} is too large for translations of {most_tokens} tokens")
+    if length_penalty * math.log(penalty(length, 1)) > MAX_LOG:
+        raise ValueError(f"length_penalty: {length_penalty} is too large for translations of {length} tokens")
     scores = np.full((B, K), -np.inf)  # log p of the open hypotheses
     scores[:, 0] = 0  # all K hypotheses are empty, and only one may count
     written = np.empty((B, K, 0), np.int64)
     finished: list[list[Hypothesis]] = [[] for _ in range(B)]  # the best first
     last = np.full(B * K, begin)
     places = np.arange(B)  # the sources whose search goes on, and some whose search is over
-    for n in range(1, most_tokens + 1):
+    for n in range(1, length + 1):
         total, parents, tokens = likeliest(scores, cache.logits(last[:, None]))
-        most = total.shape[1]  # at most K of them end, so at least K do not
+        count = total.shape[1]  # at most K of them end, so at least K do not
         chosen = np.zeros((len(places), K), np.int64)  # which of them go on
         for b, place in enumerate(places):
             goes_on = np.flatnonzero(tokens[b] != end)[:K]
             chosen[b, : len(goes_on)] = goes_on
             if done(finished[place], scores[b], wanted, limits[place], length_penalty):
                 continue
-            ends = [i for i in range(min(K, most)) if tokens[b, i] == end or n == limits[place]]
+            ends = [i for i in range(min(K, count)) if tokens[b, i] == end or n == limits[place]]
             for i in ends:
                 ids = np.append(written[b, parents[b, i]], tokens[b, i])
                 score = total[b, i] / penalty(n, length_penalty)
@@ -169,12 +169,12 @@ def likeliest(scores: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.nd
     if not np.isfinite(logits).all():
         raise ValueError("logits: expected finite numbers")
     logits, (B, K), V = widen(logits), scores.shape, logits.shape[1]
-    each, most = min(2 * K, V), min(2 * K, K * V)
+    each, count = min(2 * K, V), min(2 * K, K * V)
     tokens = np.argpartition(logits, V - each, axis=1)[:, V - each :]
     log_p = np.take_along_axis(logits, tokens, 1) - log_sum_exp(logits)
     total = scores[:, :, None] + log_p.reshape(B, K, each)
     total, tokens = total.reshape(B, -1), tokens.reshape(B, -1)
-    best = np.argsort(-total, axis=1, kind="stable")[:, :most]
+    best = np.argsort(-total, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(total, best, 1), best // each, np.take_along_axis(tokens, best, 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..checks import expect_instance, expect_texts
 
 
-def bleu(found: list[str], references: list[str], moses: str | None = None) -> tuple[float, str]:
+def bleu(translations: list[str], references: list[str], moses: str | None = None) -> tuple[float, str]:
     """BLEU, from 0 to 100, of whole translations with one reference each, and sacreBLEU's signature of its settings.
 
     moses: None for sacreBLEU's default: its own tokenizer, case-sensitive. Such scores can be compared between
@@ -17,22 +17,21 @@ def bleu(found: list[str], references: list[str], moses: str | None = None) -> t
     Raises ValueError unless there are as many references as translations, and at least one, and ImportError without
     sacreBLEU or, for moses, sacremoses. Source: Post, "A call for clarity in reporting BLEU scores", 2018.
     """
-    for name, texts in ("found", found), ("references", references):
+    for name, texts in ("translations", translations), ("references", references):
         expect_list(name, texts)
     expect_instance("moses", moses, str, none=True)
-    if not 0 < len(found) == len(references):
-        raise ValueError(
-            f"found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}"
-        )
+    if not 0 < len(translations) == len(references):
+        got = f"{len(translations)} and {len(references)}"
+        raise ValueError(f"translations, references: expected the same number >= 1 of both, got {got}")
     try:
         from sacrebleu.metrics import BLEU
     except ImportError as error:
         raise ImportError("BLEU needs sacreBLEU: pip install 'scratchformer[translate]'") from error
     if moses is None:
         metric = BLEU()
-        return metric.corpus_score(found, [references]).score, str(metric.get_signature())
+        return metric.corpus_score(translations, [references]).score, str(metric.get_signature())
     metric = BLEU(tokenize="none", lowercase=True, force=True)  # force: no warning that it is tokenised
-    score = metric.corpus_score(moses_words(found, moses), [moses_words(references, moses)]).score
+    score = metric.corpus_score(moses_words(translations, moses), [moses_words(references, moses)]).score
     return score, f"moses:{moses}|{metric.get_signature()}"
 
 

@@ -32,7 +32,7 @@ BIAS, RELU_BIAS = 4, 6  # cublasLtEpilogue
 LONG = 512  # an axis that is longer, and no multiple of 16 bytes, is cut: the library's fast kernels do not take it
 
 
-class Plan(NamedTuple):
+class ReadyProduct(NamedTuple):
     """A product that is ready to run."""
 
     descriptor: int
@@ -58,7 +58,7 @@ def available() -> bool:
     return True
 
 
-class Products:
+class CublasLt:
     """The library for one GPU. All products use the same scratch memory, so they must be on streams that wait for each
     other, as they do unless a program makes streams of its own.
     """
@@ -69,7 +69,7 @@ class Products:
         self.library: Any = cublasLt
         self.handle = cublasLt.create()
         self.workspace = cupy.cuda.alloc(WORKSPACE)
-        self.plans: dict[tuple, Plan | None] = {}
+        self.plans: dict[tuple, ReadyProduct | None] = {}
         self.uses: Counter[tuple] = Counter()
         self.lock = threading.Lock()
         self.preference = cublasLt.matmul_preference_create()
@@ -109,13 +109,13 @@ class Products:
                 return False
         return True
 
-    def _destroy(self, plan: Plan | None) -> None:
+    def _destroy(self, plan: ReadyProduct | None) -> None:
         if plan is not None:
             self.library.matmul_desc_destroy(plan.descriptor)
             for layout in plan.layouts:
                 self.library.matrix_layout_destroy(layout)
 
-    def _call(self, plan: Plan, choice: int, x: Array, y: Array, out: Array, add: bool) -> None:
+    def _call(self, plan: ReadyProduct, choice: int, x: Array, y: Array, out: Array, add: bool) -> None:
         one, zero = plan.scales.ctypes.data, plan.scales.ctypes.data + plan.scales.itemsize
         # cuBLASLt counts by columns, for which a row-major matrix is its transpose: outᵀ = yᵀ xᵀ.
         (of_x, of_y, of_out), result = plan.layouts, out.data.ptr
@@ -126,7 +126,7 @@ class Products:
             cupy.cuda.get_current_stream().ptr,
         )  # fmt: skip
 
-    def _fastest(self, plan: Plan, x: Array, y: Array, out: Array, add: bool) -> Plan:
+    def _fastest(self, plan: ReadyProduct, x: Array, y: Array, out: Array, add: bool) -> ReadyProduct:
         """The plan with the fastest of the kernels that were proposed."""
         stream = cupy.cuda.get_current_stream()
         if stream.is_capturing():
@@ -152,7 +152,7 @@ class Products:
         best = best if seconds[best] < FASTER * seconds[0] else 0
         return plan._replace(algorithms=plan.algorithms[best : best + 1])
 
-    def _plan(self, arrays: tuple[Array, Array, Array], tf32: bool, bias: Any, activation: str) -> Plan | None:
+    def _plan(self, arrays: tuple[Array, Array, Array], tf32: bool, bias: Any, activation: str) -> ReadyProduct | None:
         lt, (x, y, out) = self.library, arrays
         double = out.dtype == np.float64
         descriptor = lt.matmul_desc_create(FLOAT64 if double else TF32 if tf32 else FLOAT32, 1 if double else 0)
@@ -163,7 +163,7 @@ class Products:
             self._set("matmul_desc", descriptor, 8, bias.data.ptr, np.uint64)  # BIAS_POINTER
         proposals, count = np.zeros(PROPOSALS, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
         scales = np.array([1, 0], np.float64 if double else np.float32)
-        plan = Plan(descriptor, tuple(map(self._layout, arrays)), proposals["algo"], scales)
+        plan = ReadyProduct(descriptor, tuple(map(self._layout, arrays)), proposals["algo"], scales)
         of_x, of_y, of_out = plan.layouts
         for attribute, a in (5, y), (6, x), (7, out), (8, out):  # MIN_ALIGNMENT_..._BYTES
             self._set("matmul_preference", self.preference, attribute, math.gcd(16, a.data.ptr))
@@ -196,7 +196,7 @@ def _is_transposed(x: Array) -> bool:
 
 
 def fits(x: Array) -> bool:
-    """Whether `Products` can read the matrices of x without a copy: neighbours along one of the last two axes, and rows
+    """Whether `CublasLt` can read the matrices of x without a copy: neighbours along one of the last two axes, and rows
     along it that do not overlap, as they do in a broadcast array.
     """
     size, (rows, columns), (down, right) = x.itemsize, x.shape[-2:], x.strides[-2:]
@@ -222,8 +222,8 @@ def _tf32() -> bool:
 
 
 @functools.cache
-def _products(device: int) -> Products:
-    return Products()
+def _products(device: int) -> CublasLt:
+    return CublasLt()
 
 
 def product(x: Array, y: Array, out: Array, add: bool = False) -> Array:

@@ -47,7 +47,7 @@ class WideLowering(NativeLowering):
     lowering_class = Wide
 
 
-class OwnCompiler(Compiler):
+class WideCompiler(Compiler):
     """How Numba compiles functions of this package. What it compiles for others stays as it was.
 
     Says once that functions are being compiled, which takes some seconds.
@@ -56,8 +56,8 @@ class OwnCompiler(Compiler):
     said = False
 
     def define_pipelines(self) -> list:
-        if not OwnCompiler.said:
-            OwnCompiler.said = True
+        if not WideCompiler.said:
+            WideCompiler.said = True
             print("compiling the fast twins, once on this machine", file=sys.stderr, flush=True)
         pipelines = super().define_pipelines()
         for each in pipelines:
@@ -74,7 +74,7 @@ def compiled(function: Callable, fastmath: Collection[str] = ("contract",), inli
     inline: whether its code is copied to where it is called, where more is known about its arguments.
     """
     options: dict[str, Any] = dict(nogil=True, fastmath=set(fastmath), error_model="numpy", forceinline=inline)
-    options["pipeline_class"] = OwnCompiler
+    options["pipeline_class"] = WideCompiler
     try:
         dispatcher = numba.njit(cache=True, **options)(function)
         on_disk = dispatcher._cache._cache_file

@@ -165,9 +165,9 @@ def pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(CORES)
 
 
-def on_cores(count: int, work: Callable, *args: Any, most: float = math.inf) -> None:
-    """work(first, last, *args) for ranges that together are 0 ... count, each by a core, and by at most `most`."""
-    parts = int(max(1, min(CORES, most, count)))
+def on_cores(count: int, work: Callable, *args: Any, limit: float = math.inf) -> None:
+    """work(first, last, *args) for ranges that together are 0 ... count, each by a core, and by at most `limit`."""
+    parts = int(max(1, min(CORES, limit, count)))
     bounds = [count * i // parts for i in range(parts + 1)]
     waiting = [pool().submit(work, *bounds[i : i + 2], *args) for i in range(1, parts)]
     work(*bounds[:2], *args)
@@ -223,7 +223,7 @@ def output_rows(x: np.ndarray, output: Any) -> np.ndarray:
     else:
         row = np.empty(rows.size, np.float32)
         copy(rows[0], row)
-        on_cores(-(-y.size // LANES), output_part, row, w, tied, y[0], most=w.size // PART)
+        on_cores(-(-y.size // LANES), output_part, row, w, tied, y[0], limit=w.size // PART)
     if output.b is not None:
         y += output.b.data.astype(np.float32, copy=False)
     return y[:, None]

@@ -25,7 +25,7 @@ SAFE = 60.0  # for scores up to this size m can be 0: exp(60) is 1e26, and float
 FINE = 1e4  # scores up to this size have digits enough for m to be one of the terms of their sums
 
 
-class Run(NamedTuple):
+class Strip(NamedTuple):
     """Neighbouring pieces of a pattern with the same rows."""
 
     rows: slice
@@ -41,9 +41,9 @@ class Run(NamedTuple):
         return np.any([(minus_infinity == 0).any(axis=-1) for _, minus_infinity in self.forbidden], axis=0)
 
 
-def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]:
+def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Strip]:
     """The runs of sequence b: the pieces of the pattern, with neighbours joined up to WIDTH columns."""
-    runs: list[Run] = []
+    runs: list[Strip] = []
     seen = np.zeros(T, dtype=bool)
     for rows, columns, allowed in pattern.pieces(b, T, S, np):
         step = columns.step or 1
@@ -57,7 +57,7 @@ def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]
         ):
             run = runs[-1] = last._replace(columns=slice(last.columns.start, columns.stop, columns.step))
         else:
-            run = Run(rows, columns, [], not seen[rows].any())
+            run = Strip(rows, columns, [], not seen[rows].any())
             runs.append(run)
             seen[rows] = True
         if allowed is not None:
@@ -67,7 +67,7 @@ def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]
     return runs
 
 
-def forbid(z: np.ndarray, run: Run, finite: bool) -> None:
+def forbid(z: np.ndarray, run: Strip, finite: bool) -> None:
     """Set the forbidden scores z (..., rows, columns) of a run to −∞. finite: whether z is known to have no NaN."""
     if finite:
         for within, minus_infinity in run.forbidden:
@@ -76,13 +76,13 @@ def forbid(z: np.ndarray, run: Run, finite: bool) -> None:
         overwrite(z, run, -np.inf)
 
 
-def overwrite(x: np.ndarray, run: Run, value: float) -> None:
+def overwrite(x: np.ndarray, run: Strip, value: float) -> None:
     """Replace what is forbidden in x (..., rows, columns), even NaN, by a value. This takes longer than adding −∞."""
     for within, minus_infinity in run.forbidden:
         np.copyto(x[..., within], value, where=minus_infinity < 0)
 
 
-Group = tuple[tuple[slice, slice], list[Run]]  # what is processed together, of (B, H), and its runs
+Group = tuple[tuple[slice, slice], list[Strip]]  # what is processed together, of (B, H), and its runs
 
 
 def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int = 1) -> Iterator[Group]:
@@ -160,7 +160,10 @@ def short_groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dty
     sequences = max(1, TILE // (H * T * S))
     for b in range(0, B, sequences):
         forbidden = table[b : b + sequences] if table.shape[0] > 1 else table
-        yield (slice(b, b + sequences), slice(0, H)), [Run(slice(0, T), slice(0, S), [(slice(0, S), forbidden)], True)]
+        yield (
+            (slice(b, b + sequences), slice(0, H)),
+            [Strip(slice(0, T), slice(0, S), [(slice(0, S), forbidden)], True)],
+        )
 
 
 def with_column(x: np.ndarray, column: np.ndarray | float) -> np.ndarray:
@@ -195,7 +198,7 @@ def finite_squares(*arrays: np.ndarray) -> bool:
     return all(math.isfinite(np.vdot(x, x)) for x in arrays)
 
 
-def skips(runs: list[Run], T: int, S: int) -> bool:
+def skips(runs: list[Strip], T: int, S: int) -> bool:
     """Whether some of the T S pairs are in no run."""
     return sum(len(range(*run.rows.indices(T))) * len(range(*run.columns.indices(S))) for run in runs) < T * S
 
@@ -205,7 +208,7 @@ def zero_or_nan(values: np.ndarray) -> np.ndarray:
     return (0 * values).sum(axis=-2, keepdims=True)
 
 
-def row_maxima(scores: Callable[[Run], np.ndarray], top: np.ndarray, runs: list[Run], finite: bool) -> None:
+def row_maxima(scores: Callable[[Strip], np.ndarray], top: np.ndarray, runs: list[Strip], finite: bool) -> None:
     """Write to top (..., T) the largest allowed score of each row, or 0 if it is within ±SAFE or nothing is allowed.
 
     (So large scores of other rows, or of keys that a row may not see, do not change what is subtracted from it.) If all
@@ -324,15 +327,15 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     return y, (q, k, v, y, shift, log_sum, bounds, pattern)
 
 
-Scores = Callable[[np.ndarray, np.ndarray, Run], np.ndarray]  # of queries and keys, for a run: (..., rows, columns)
+Scores = Callable[[np.ndarray, np.ndarray, Strip], np.ndarray]  # of queries and keys, for a run: (..., rows, columns)
 
 
-def products(queries: np.ndarray, keys: np.ndarray, run: Run) -> np.ndarray:
+def products(queries: np.ndarray, keys: np.ndarray, run: Strip) -> np.ndarray:
     return queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
 
 
 def attend(
-    scores: Scores, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, runs: list[Run], bound: float,
+    scores: Scores, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, runs: list[Strip], bound: float,
     y: np.ndarray, shift: np.ndarray, log_sum: np.ndarray,
 ) -> None:  # fmt: skip
     """Write y, m and log l of a group. values: with a column of ones. bound: on the scores."""
@@ -361,7 +364,7 @@ def attend(
 
 def probabilities_of(
     scores: Scores, queries: np.ndarray, keys: np.ndarray, bound: float, shift: np.ndarray, log_sum: np.ndarray
-) -> Callable[[Run], np.ndarray]:
+) -> Callable[[Strip], np.ndarray]:
     """A function that gives the probabilities of a run, with scores that are rounded as in `attend`."""
     after: tuple[np.ndarray, ...] = (log_sum,)
     if bound <= FINE:
@@ -370,7 +373,7 @@ def probabilities_of(
     else:
         queries, after = np.ascontiguousarray(queries), (shift, log_sum)
 
-    def probabilities(run: Run) -> np.ndarray:
+    def probabilities(run: Strip) -> np.ndarray:
         p = scores(queries, keys, run)
         for x in after:
             p -= x[..., run.rows, None]

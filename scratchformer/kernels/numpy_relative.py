@@ -17,7 +17,7 @@ from ..ops.patterns import Full, Pattern
 from ..ops.relative import check_relative_attention
 from .numpy_arrays import accepted, one_real_dtype
 from .numpy_attention import (
-    Run,
+    Strip,
     add_product,
     attend,
     finite_squares,
@@ -31,7 +31,7 @@ from .numpy_attention import (
 )
 
 
-def distances(run: Run, T: int) -> slice:
+def distances(run: Strip, T: int) -> slice:
     """The vectors of r (H, R, D) that the pairs of a run need, as a slice."""
     rows, columns = (range(part.start, part.stop, part.step or 1) for part in (run.rows, run.columns))
     return slice(T - 1 - rows[-1] + columns[0], T - rows[0] + columns[-1], rows.step)
@@ -44,7 +44,9 @@ def shifted(b: np.ndarray) -> np.ndarray:
     return as_strided(b[..., n - 1 :], (*batch, n, width - n + 1), (*steps, row - item, item))
 
 
-def scores(position: np.ndarray, r: np.ndarray, T: int, content: np.ndarray, keys: np.ndarray, run: Run) -> np.ndarray:
+def scores(
+    position: np.ndarray, r: np.ndarray, T: int, content: np.ndarray, keys: np.ndarray, run: Strip
+) -> np.ndarray:
     """The scores (..., n, n') of a run, content plus position."""
     z = products(content, keys, run)
     z += shifted(position[..., run.rows, :] @ r[..., distances(run, T), :].swapaxes(-1, -2))

@@ -366,8 +366,8 @@ class BertClassifier(ClassPredictor):
     def start_from(self, pretrained: BertPretraining) -> None:
         """Copy the body of a pre-trained model, and its pooler if it has one; raises ValueError if they do not fit."""
         for name in ("vocab_size", "d_model", "heads", "depth", "max_length", "d_ff", "segments", "eps", "activation"):
-            if (found := pretrained.body.config[name]) != (own := self.body.config[name]):
-                raise ValueError(f"pretrained: expected a model with {name} {own}, got {found}")
+            if (value := pretrained.body.config[name]) != (expected := self.body.config[name]):
+                raise ValueError(f"pretrained: expected a model with {name} {expected}, got {value}")
         self.body.load_state_dict(pretrained.body.state_dict())
         if pretrained.pooler is not None:
             self.pooler.load_state_dict(pretrained.pooler.state_dict())
@@ -400,8 +400,9 @@ class BertClassifier(ClassPredictor):
             raise ValueError("num_classes: expected the number of classes of the new head, got None")
         config, names = bert_config(folder, dropout), tensor_names(folder, PREFIX)
         if dropout is None:
-            own = ("classifier_dropout",)
-            config["output_dropout"] = read_config(folder, "bert", fractions=own, optional=own).get(*own)
+            fractions = ("classifier_dropout",)
+            settings = read_config(folder, "bert", fractions=fractions, optional=fractions)
+            config["output_dropout"] = settings.get(*fractions)
         new: tuple[str, ...] = ()
         if num_classes is None or ("classifier.weight" in names and not new_head):
             stored = stored_classes(folder, names)

@@ -134,5 +134,5 @@ def expect_in_text(places: Array, lengths: Array) -> None:
     padding = places >= lengths[:, None]
     if padding.any():
         row = int(padding.any(axis=1).argmax())
-        last, found = int(lengths[row]) - 1, int(places[row].max())
-        raise IndexError(f"places: row {row}: expected values from 0 to {last}, where its text ends, got {found}")
+        last, place = int(lengths[row]) - 1, int(places[row].max())
+        raise IndexError(f"places: row {row}: expected values from 0 to {last}, where its text ends, got {place}")

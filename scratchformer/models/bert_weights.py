@@ -1,4 +1,4 @@
-"""Where a Hugging Face folder has the parameters of a BERT, and what its config.json must say."""
+"""The tensors of a BERT in a Hugging Face folder, and the settings that its config.json must have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .pretrained import (
     LEAVES,
     Folder,
     PretrainedError,
-    Tensor,
+    TensorSource,
     expect_sizes,
     load_weights,
     read_config,
@@ -123,7 +123,7 @@ def load_bert(model: Layer, folder: Folder, new: Collection[str] = ()) -> None:
     load_weights(model, folder, tensors, UNUSED, PREFIX, TIED)
 
 
-def stored_as(name: str, old: bool) -> Tensor:
+def stored_as(name: str, old: bool) -> TensorSource:
     """Where one of our parameters is in a file; old: whether the file calls the weights of norms gamma and beta."""
     leaves = OLD_LEAVES if old else LEAVES
-    return Tensor(stored_name(name, LAYERS, "encoder.layer", leaves), transposed=name.endswith(".w"))
+    return TensorSource(stored_name(name, LAYERS, "encoder.layer", leaves), transposed=name.endswith(".w"))

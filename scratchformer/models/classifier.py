@@ -133,15 +133,15 @@ class Classifier(ClassPredictor):
         fine-tuning for text classification", 2018.
         """
         expect_instance("pretrained", pretrained, LanguageModel)
-        own, other = (with_defaults(model.body.config) for model in (self, pretrained))
-        pairs = zip(own["embeddings"] or (), self.body.further, strict=True)
-        own["embeddings"] = [each for each, layer in pairs if not layer.width]
-        other["embeddings"] = other["embeddings"] or []
+        expected, given = (with_defaults(model.body.config) for model in (self, pretrained))
+        pairs = zip(expected["embeddings"] or (), self.body.further, strict=True)
+        expected["embeddings"] = [each for each, layer in pairs if not layer.width]
+        given["embeddings"] = given["embeddings"] or []
         if pretrained.pattern is not None:
             raise ValueError(f"pretrained: expected full causal attention, got {pretrained.pattern}")
-        for name in sorted((own.keys() | other.keys()) - MAY_DIFFER):
-            if own.get(name) != other.get(name):
-                raise ValueError(f"pretrained: expected a body with {name} {own.get(name)}, got {other.get(name)}")
+        for name in sorted((expected.keys() | given.keys()) - MAY_DIFFER):
+            if expected.get(name) != given.get(name):
+                raise ValueError(f"pretrained: expected a body with {name} {expected.get(name)}, got {given.get(name)}")
         weights = pretrained.body.state_dict()
         for layer in (each for each in self.body.further if each.width):
             weights |= {f"{layer.name}.{name}": 0 * data for name, data in layer.state_dict().items()}

@@ -140,10 +140,10 @@ class EncoderDecoder(Predictor):
         """
         expect_backward(cache, EncoderDecoderCache, dlogits=dlogits)
         encoder, decoder, output = cache
-        found = self.decoder_stack.backward(self.output.backward(dlogits, output), decoder.stack)
-        if found is None:
+        gradients = self.decoder_stack.backward(self.output.backward(dlogits, output), decoder.stack)
+        if gradients is None:
             return
-        dx, dmemory = found
+        dx, dmemory = gradients
         self.embedding.backward(dx, decoder.embedding)
         self.embedding.backward(self.encoder_stack.backward(dmemory, encoder.stack), encoder.embedding)
 

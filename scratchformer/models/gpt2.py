@@ -12,7 +12,16 @@ from ..nn import Layer, Linear, TiedOutput
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
-from .pretrained import Folder, PretrainedError, Tensor, expect_sizes, load_weights, making, read_config, stored_name
+from .pretrained import (
+    Folder,
+    PretrainedError,
+    TensorSource,
+    expect_sizes,
+    load_weights,
+    making,
+    read_config,
+    stored_name,
+)
 
 STD = 0.02  # of the initial weights
 PREFIX = "transformer."  # of most names in a file
@@ -141,9 +150,9 @@ LAYERS = {
 COLUMNS = ("query", "key", "value")  # side by side in one matrix and in one bias
 
 
-def stored_as(name: str, d_model: int) -> Tensor:
+def stored_as(name: str, d_model: int) -> TensorSource:
     """Where the parameter `name` is in the file: "body.blocks.0.norm1.gamma" is "h.0.ln_1.weight"."""
     kind = name.split(".")[-2]
     start = COLUMNS.index(kind) * d_model if kind in COLUMNS else None
     columns = slice(None) if start is None else slice(start, start + d_model)
-    return Tensor(stored_name(name, LAYERS, "h"), transposed=kind == "output", columns=columns)
+    return TensorSource(stored_name(name, LAYERS, "h"), transposed=kind == "output", columns=columns)

@@ -94,10 +94,12 @@ class Llama(LanguageModel):
     ) -> None:
         expect_boolean(tied=tied)
         expect_number("std", std)
-        own: dict[str, Any] = dict(positions="none", causal=True, block=LlamaBlock, key=Zeros(), recompute=recompute)
-        own |= dict(dropout=dropout, embeddings=embeddings, final_norm=partial(RMSNorm, eps=block.get("eps", EPS)))
+        options: dict[str, Any] = dict(
+            positions="none", causal=True, block=LlamaBlock, key=Zeros(), recompute=recompute
+        )
+        options |= dict(dropout=dropout, embeddings=embeddings, final_norm=partial(RMSNorm, eps=block.get("eps", EPS)))
         self.context = context
-        self.body = Body(vocab_size, d_model, heads, depth, context, **own, **block)
+        self.body = Body(vocab_size, d_model, heads, depth, context, **options, **block)
         self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
         self.draw_weights(key, lambda name: std)
 

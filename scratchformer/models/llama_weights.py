@@ -1,4 +1,4 @@
-"""Where the parameters of a Llama, Mistral or Qwen2 are in a Hugging Face folder, and what its config.json must say."""
+"""The tensors of a Llama, Mistral or Qwen2 in a Hugging Face folder, and the settings of its config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..nn import Layer
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
 from ..shell.text import shown
-from .pretrained import Folder, PretrainedError, Tensor, expect_sizes, load_weights, read_config, stored_name
+from .pretrained import Folder, PretrainedError, TensorSource, expect_sizes, load_weights, read_config, stored_name
 
 SETTINGS = {
     "vocab_size": "vocab_size",
@@ -102,14 +102,14 @@ def llama_config(folder: Folder) -> dict[str, Any]:
 def rotary_settings(path: Path, config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     """The base and the scaling of the angles, from `rope_parameters`, or from `rope_theta` and `rope_scaling`."""
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    found = config.get(name) or {}
-    if not isinstance(found, dict):
-        raise PretrainedError(f"{path}: {name}: expected settings by name, got {shown(found)}")
-    beside = config.get("rope_theta", found.get("rope_theta", BASE))
-    if (base := found.get("rope_theta", beside)) != beside:
+    rope = config.get(name) or {}
+    if not isinstance(rope, dict):
+        raise PretrainedError(f"{path}: {name}: expected settings by name, got {shown(rope)}")
+    beside = config.get("rope_theta", rope.get("rope_theta", BASE))
+    if (base := rope.get("rope_theta", beside)) != beside:
         raise PretrainedError(f"{path}: rope_theta: expected {shown(base)}, as in {name}, got {shown(beside)}")
-    kind = found.get("rope_type", found.get("type", "default"))
-    scaling = {"rope_type": kind} | {n: x for n, x in found.items() if n not in ("rope_theta", "rope_type", "type")}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    scaling = {"rope_type": kind} | {n: x for n, x in rope.items() if n not in ("rope_theta", "rope_type", "type")}
     try:
         expect_number("rope_theta", base, zero=False)
         check_scaling(scaling)
@@ -143,6 +143,6 @@ def load_llama(model: Layer, folder: Folder) -> None:
     load_weights(model, folder, tensors, BUFFERS, PREFIX, TIED)
 
 
-def stored_as(name: str) -> Tensor:
+def stored_as(name: str) -> TensorSource:
     """Where a parameter of ours is in a file: "body.blocks.0.norm1.gamma" is "layers.0.input_layernorm.weight"."""
-    return Tensor(stored_name(name, LAYERS, "layers"), transposed=name.endswith(".w"))
+    return TensorSource(stored_name(name, LAYERS, "layers"), transposed=name.endswith(".w"))

@@ -1,4 +1,4 @@
-"""What all models have in common: they store their arguments and reject unknown ones by name."""
+"""The base of all models, which stores their arguments and rejects unknown ones by name."""
 
 from __future__ import annotations
 
@@ -64,26 +64,26 @@ class Model(Layer):
 
         given: the options passed, on which the answer may depend.
         """
-        found: dict[str, Parameter] = {}
+        options: dict[str, Parameter] = {}
         fixed: Collection[str] = ()  # the class's own arguments are not
         for part in cls.__mro__[: cls.__mro__.index(Model)]:
             if init := vars(part).get("__init__"):
-                found |= {name: p for name, p in named(init).items() if name not in found and name not in fixed}
+                options |= {name: p for name, p in named(init).items() if name not in options and name not in fixed}
                 fixed = cls.fixed
                 if not passes_on(init):
-                    return found, False
+                    return options, False
         taker = cls.passes_to(given)
         if taker is None:
-            return found, True
+            return options, True
         if is_model := isinstance(taker, type) and issubclass(taker, Model):
             more, anything = taker.options(given)
         else:
             more, anything = named(taker), passes_on(taker)
         for name, p in more.items():
             a_size = is_model and p.default is Parameter.empty and p.kind is not Parameter.KEYWORD_ONLY
-            if not (a_size or name in found or name in cls.fixed):
-                found[name] = p.replace(kind=Parameter.KEYWORD_ONLY)
-        return found, anything
+            if not (a_size or name in options or name in cls.fixed):
+                options[name] = p.replace(kind=Parameter.KEYWORD_ONLY)
+        return options, anything
 
 
 def named(function: Callable) -> dict[str, Parameter]:

@@ -1,4 +1,4 @@
-"""What models with logits have in common: their loss is the cross-entropy of the logits."""
+"""The base of models with logits, whose loss is the cross-entropy of the logits."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Such a folder has `config.json`, with the sizes, and `model.safetensors`, with the tensors under the names of the
 library that wrote them. The tensors may also be in several files, which `model.safetensors.index.json` lists. A model
-that can be loaded says for each of its parameters which tensor it comes from (`Tensor`); here tensors are read, checked
-by name and shape, and copied. A model is made only after its sizes were compared with the tensors (`expect_sizes`).
-Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
+that can be loaded says for each of its parameters which tensor it comes from (`TensorSource`); here tensors are read,
+checked by name and shape, and copied. A model is made only after its sizes were compared with the tensors
+(`expect_sizes`). Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ INDEX = WEIGHTS + ".index.json"  # of weights in several files
 # The names in a file of a layer's own parameters.
 LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
-WHOLE_MOST = 2**31 - 1  # the largest size
-HEADER_MOST = 100_000_000  # bytes of the header of a safetensors file; the library has the same limit
+MAX_WHOLE = 2**31 - 1  # the largest size
+MAX_HEADER = 100_000_000  # bytes of the header of a safetensors file; the library has the same limit
 
 
 Folder = os.PathLike[str] | str
@@ -51,7 +51,7 @@ class PretrainedError(ValueError):
     """A folder of published weights is missing, damaged, or for another model."""
 
 
-class Tensor(NamedTuple):
+class TensorSource(NamedTuple):
     """Where one of our parameters comes from."""
 
     name: str  # of the tensor in the file
@@ -96,12 +96,12 @@ def read_config(
         if not (type(value) is int and value >= 1 if whole else type(value) in (int, float) and 0 <= value < math.inf):
             expected = "a whole number >= 1" if whole else "a number >= 0"
             raise PretrainedError(f"{path}: {name}: expected {expected}, got {shown(value)}")
-        if value > WHOLE_MOST:
-            raise PretrainedError(f"{path}: {name}: expected at most {WHOLE_MOST:,}, got {shown(value)}")
+        if value > MAX_WHOLE:
+            raise PretrainedError(f"{path}: {name}: expected at most {MAX_WHOLE:,}, got {shown(value)}")
     for name, values in computed.items():
-        found = config.get(name, values[0])
-        if not any(found == value and isinstance(found, bool) == isinstance(value, bool) for value in values):
-            raise PretrainedError(f"{path}: {name}: expected {' or '.join(map(repr, values))}, got {shown(found)}")
+        chosen = config.get(name, values[0])
+        if not any(chosen == value and isinstance(chosen, bool) == isinstance(value, bool) for value in values):
+            raise PretrainedError(f"{path}: {name}: expected {' or '.join(map(repr, values))}, got {shown(chosen)}")
     return config
 
 
@@ -119,8 +119,8 @@ def expect_sizes(
     of some tensors, which together have all sizes of the model, by name without `prefix`. block_shapes: the same for
     each of the `depth` blocks, whose names begin with `blocks`, a dot and the block's number.
     """
-    with _opened(folder) as (path, found):
-        stored = {name.removeprefix(prefix): tensor.shape for name, tensor in found.items()}
+    with _opened(folder) as (path, tensors):
+        stored = {name.removeprefix(prefix): tensor.shape for name, tensor in tensors.items()}
     numbers = {match[1] for name in stored if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}
     expected = dict(shapes)
     for i in range(min(depth, len(numbers) + 1)):  # so many show whether a block is missing
@@ -142,7 +142,7 @@ def making(folder: Folder) -> Iterator[None]:
 def load_weights(
     model: Layer,
     folder: Folder,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, TensorSource],
     ignored: str = r"(?!)",
     prefix: str = "",
     tied: Mapping[str, str] = {},
@@ -157,14 +157,14 @@ def load_weights(
     model's dtype.
     """
     params = model.named_parameters()
-    with _opened(folder) as (path, found):
-        stored = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    with _opened(folder) as (path, available):
+        stored = {name.removeprefix(prefix): tensor for name, tensor in available.items()}
         known = {t.name for t in tensors.values()}
         problems: list[str | None] = [f"missing: {name}" for name in known - stored.keys()]
         unused = [name for name in stored if name not in known]
         copies = [name for name in unused if tied.get(name) in stored]
         problems += [f"unknown: {n}" for n in unused if n not in copies and not re.fullmatch(ignored, n)]
-        problems += [f"twice: {n}" for n in stored if prefix and {n, prefix + n} <= found.keys()]
+        problems += [f"twice: {n}" for n in stored if prefix and {n, prefix + n} <= available.keys()]
         for name in {*copies, *(known & stored.keys())}:
             if (kind := stored[name].kind) not in FLOATING:
                 problems.append(f"{name}: expected one of the types {', '.join(FLOATING)}, got {kind}")
@@ -200,8 +200,8 @@ def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mappi
 
 def tensor_names(folder: Folder, prefix: str = "") -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in `folder`, by its name without `prefix`. Raises PretrainedError."""
-    with _opened(folder) as (_, found):
-        return {name.removeprefix(prefix): tensor.shape for name, tensor in found.items()}
+    with _opened(folder) as (_, tensors):
+        return {name.removeprefix(prefix): tensor.shape for name, tensor in tensors.items()}
 
 
 class Stored(NamedTuple):
@@ -233,7 +233,7 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
     if index is None and not path.exists():
         raise PretrainedError(f"{path}: no such file{_what_else(folder)}")
     parts = [path] if index is None else [path.with_name(name) for name in sorted(set(index.values()))]
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     with ExitStack() as stack:
         for part in parts:
             header, start = _header(part)
@@ -243,19 +243,19 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
             except (SafetensorError, OSError) as error:
                 raise PretrainedError(f"{part} is damaged: {printable(str(error))}") from error
             for name, s in slices.items():
-                if name in found:
-                    raise PretrainedError(f"{part}: {printable(name)} is in {printable(found[name].path.name)} too")
-                found[name] = Stored(
+                if name in tensors:
+                    raise PretrainedError(f"{part}: {printable(name)} is in {printable(tensors[name].path.name)} too")
+                tensors[name] = Stored(
                     part, file, name, s.get_dtype(), tuple(s.get_shape()), start + header[name]["data_offsets"][0]
                 )
         if index is not None:
             path = path.with_name(INDEX)
-            for name in sorted(index.keys() | found.keys()):
-                listed, place = index.get(name, "no file"), found[name].path.name if name in found else "no file"
+            for name in sorted(index.keys() | tensors.keys()):
+                listed, place = index.get(name, "no file"), tensors[name].path.name if name in tensors else "no file"
                 if listed != place:
                     where = f"expected in {printable(listed)}, found in {printable(place)}"
                     raise PretrainedError(f"{path}: {printable(name)}: {where}")
-        yield path, found
+        yield path, tensors
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
@@ -268,7 +268,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     with open_file(path, PretrainedError, math.inf) as file:
         expect_itself(start := file.peek(), path, PretrainedError)
         length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= min(size - 8, HEADER_MOST):
+        if not 0 < length <= min(size - 8, MAX_HEADER):
             kind = f" ({kind})" if start and (kind := what_else(start)) else ""
             raise PretrainedError(f"{path} is damaged: a header of {length:,} bytes, in a file of {size:,}{kind}")
         return parsed(decoded(file.read(length), path, PretrainedError), path, PretrainedError), 8 + length
@@ -301,7 +301,7 @@ def _what_else(folder: Folder) -> str:
     return f"; expected a folder with config.json and {WEIGHTS}"
 
 
-def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, TensorSource]) -> tuple[int, ...]:
     """The shape of the stored tensor that the parameter `name` comes from."""
     tensor, shape = tensors[name], params[name].data.shape
     if tensor.columns != slice(None):  # the parameters in one tensor use all its columns
@@ -309,15 +309,15 @@ def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, Tensor]
     return shape[::-1] if tensor.transposed else shape
 
 
-def _mismatch(name: str, expected: tuple[int, ...], found: tuple[int, ...] | None) -> str | None:
-    """What is wrong with a tensor of shape `found`, which is None if it is missing. Returns None if nothing is."""
-    if found is None:
+def _mismatch(name: str, expected: tuple[int, ...], shape: tuple[int, ...] | None) -> str | None:
+    """What is wrong with a tensor; `shape` is None if it is missing. Returns None if nothing is."""
+    if shape is None:
         return f"missing: {name}"
-    return None if found == expected else f"{name}: expected {expected}, got {found}"
+    return None if shape == expected else f"{name}: expected {expected}, got {shape}"
 
 
 def _refuse(path: Path, problems: Iterable[str | None]) -> None:
     """Raise PretrainedError if there is a problem; a problem that is None does not count."""
-    if found := sorted(printable(problem) for problem in problems if problem):
-        more = f" and {len(found) - 8} more" if len(found) > 8 else ""
-        raise PretrainedError(f"{path}: weights of another model: {'; '.join(found[:8])}{more}")
+    if messages := sorted(printable(problem) for problem in problems if problem):
+        more = f" and {len(messages) - 8} more" if len(messages) > 8 else ""
+        raise PretrainedError(f"{path}: weights of another model: {'; '.join(messages[:8])}{more}")

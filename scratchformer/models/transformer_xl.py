@@ -77,9 +77,9 @@ class TransformerXL(LanguageModel):
         if memory is None:
             memory = self.nothing(ids)
         dtype = self.body.tokens.table.data.dtype
-        if (found := getattr(memory, "dtype", dtype)) != dtype:
+        if (got := getattr(memory, "dtype", dtype)) != dtype:
             if memory.size:
-                raise TypeError(f"memory: expected {dtype}, the dtype of the model, got {found}")
+                raise TypeError(f"memory: expected {dtype}, the dtype of the model, got {got}")
             memory = memory.astype(dtype)
         x, body = self.body.forward(ids, key=key, memory=memory)
         logits, output = self.output.forward(x)

@@ -1,4 +1,4 @@
-"""Layers that own parameters. See `layer.Layer` for what they have in common."""
+"""Layers, which hold parameters. See `layer.Layer` for what they have in common."""
 
 from .attention import CrossAttention, SelfAttention
 from .block import Block, Residual, Stack, TransformerBlock

@@ -395,11 +395,11 @@ class Stack(Layer):
     def extend(self, x: Array, stored: list[Stored], past: int, *shared: Sequence[Any], **options: Any) -> Array:
         """The output at new positions x (B, T, C) after `past` stored ones; shared: values for each block."""
         block: Any
-        for i, (block, own) in enumerate(zip(self.blocks, stored, strict=True)):
+        for i, (block, cache) in enumerate(zip(self.blocks, stored, strict=True)):
             if shared and not extends(block):
                 raise TypeError(f"block {i}: a block with shared inputs needs an extend of its own for generation")
             extend = block.extend if extends(block) else partial(extend_inputs, block)
-            x = extend(x, own, past, *(values[i] for values in shared), **options)
+            x = extend(x, cache, past, *(values[i] for values in shared), **options)
         return x if self.norm is None else self.norm(x)
 
 

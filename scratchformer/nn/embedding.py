@@ -346,5 +346,5 @@ class EmbeddingSum(Layer):
         if self.scale != 1:
             de = (self.scale * dx).astype(dx.dtype, copy=False)
         backwards = [e.backward(de, c) for e, c in zip(self.embeddings, cache.embeddings, strict=True)]
-        found = [gradient for gradient in backwards if gradient is not None]
-        return tuple(found) if len(found) > 1 else found[0] if found else None
+        gradients = [gradient for gradient in backwards if gradient is not None]
+        return tuple(gradients) if len(gradients) > 1 else gradients[0] if gradients else None

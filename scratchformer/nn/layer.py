@@ -96,8 +96,8 @@ class FlatParameters:
         Raises ValueError if they do not all have the same dtype.
         """
         if len(dtypes := {str(p.data.dtype) for p in params}) > 1:
-            found = ", ".join(sorted(dtypes))
-            raise ValueError(f"parameters of several types ({found}): cast them all with layer.to(dtype=...)")
+            names = ", ".join(sorted(dtypes))
+            raise ValueError(f"parameters of several types ({names}): cast them all with layer.to(dtype=...)")
         xp = array_module(*(p.data for p in params)) if data is None else array_module(data)
         self.params = params
         self._data = xp.concatenate([p.data.reshape(-1) for p in params]) if data is None else data
@@ -140,11 +140,11 @@ class FlatParameters:
         params = list(params)
         if not params:
             raise ValueError("params: expected at least one parameter, got none")
-        own, flat = {id(p) for p in params}, params[0].flat
-        if flat is not None and all(p.flat is flat for p in params) and len(flat.params) == len(own):
+        ids, flat = {id(p) for p in params}, params[0].flat
+        if flat is not None and all(p.flat is flat for p in params) and len(flat.params) == len(ids):
             return flat
         flats = {p.flat for p in params if p.flat is not None}
-        if any(id(p) not in own for flat in flats for p in flat.params if p.flat is flat):
+        if any(id(p) not in ids for flat in flats for p in flat.params if p.flat is flat):
             raise ValueError(
                 "these parameters share the flat arrays of other parameters, as in a part of a model, or after a part "
                 "was replaced; layer.to() moves a layer's parameters to arrays of their own"
@@ -241,12 +241,12 @@ class Layer:
 
     def named_parameters(self) -> dict[str, Param]:
         """Every parameter under its full name ("blocks.0.attention.query.w"); a shared one once, by its first name."""
-        found: dict[int, tuple[str, Param]] = {}
+        by_id: dict[int, tuple[str, Param]] = {}
         for name, p in self._each_parameter(""):
-            found.setdefault(id(p), (name, p))
-        named = dict(found.values())
-        if len(named) < len(found):
-            twice = [name for name, count in Counter(name for name, _ in found.values()).items() if count > 1]
+            by_id.setdefault(id(p), (name, p))
+        named = dict(by_id.values())
+        if len(named) < len(by_id):
+            twice = [name for name, count in Counter(name for name, _ in by_id.values()).items() if count > 1]
             raise ValueError(f"{twice[0]} is the name of two parameters: in a dict, 0 and '0' give the same name")
         return named
 
@@ -322,12 +322,12 @@ class Layer:
         problems = [f"missing: {name}" for name in params.keys() - state.keys()]
         problems += [f"not in this model: {printable(str(name))}" for name in state.keys() - params.keys()]
         for name in params.keys() & state.keys():
-            expected, found = params[name].data, state[name]
-            if not hasattr(found, "dtype") or not is_floating_type(found.dtype):
-                got = getattr(found, "dtype", type(found).__name__)
+            expected, given = params[name].data, state[name]
+            if not hasattr(given, "dtype") or not is_floating_type(given.dtype):
+                got = getattr(given, "dtype", type(given).__name__)
                 problems.append(f"{name}: expected floating-point numbers, got {got}")
-            elif tuple(found.shape) != tuple(expected.shape):
-                problems.append(f"{name}: expected {tuple(expected.shape)}, got {tuple(found.shape)}")
+            elif tuple(given.shape) != tuple(expected.shape):
+                problems.append(f"{name}: expected {tuple(expected.shape)}, got {tuple(given.shape)}")
         if problems:
             more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
             raise ValueError("weights of another model: " + "; ".join(sorted(problems)[:8]) + more)
@@ -411,10 +411,10 @@ def repeated(make: Callable[[int], Layer], depth: int) -> list:
 def list_of_layers(name: str, layers: Iterable[Layer]) -> list:
     """The layers as a list. Raises TypeError, naming the argument `name`, if they are not layers."""
     expect_instance(name, layers, Iterable)
-    found = list(layers)
-    for i, layer in enumerate(found):
+    items = list(layers)
+    for i, layer in enumerate(items):
         expect_instance(f"{name}[{i}]", layer, Layer)
-    return found
+    return items
 
 
 def named_parts(prefix: str, container: Mapping[str, Any] | list | tuple) -> Iterator[tuple[str, Layer | Param]]:
@@ -426,17 +426,17 @@ def named_parts(prefix: str, container: Mapping[str, Any] | list | tuple) -> Ite
             yield from named_parts(f"{prefix}{name}.", value)
 
 
-def _assign(name: str, own: Array, value: Array) -> None:
-    """Copy `value` into the array `own`, for an assignment: see `Param`."""
-    shape = tuple(own.shape)
+def _assign(name: str, array: Array, value: Array) -> None:
+    """Copy `value` into `array`, for an assignment: see `Param`."""
+    shape = tuple(array.shape)
     if not hasattr(value, "dtype"):
         raise TypeError(f"{name}: expected an array {shape}, got {describe(value)}")
     if not is_floating_type(value.dtype):
         raise TypeError(f"{name}: expected floating-point numbers, got {value.dtype}")
     if tuple(value.shape) != shape:
         raise ValueError(f"{name}: expected {shape}, got {tuple(value.shape)}")
-    array_module(own, value)  # raises DeviceError
-    own[...] = value
+    array_module(array, value)  # raises DeviceError
+    array[...] = value
 
 
 def _moved(x: Array, device: Device | None, dtype: Any) -> Array:

@@ -123,15 +123,15 @@ def add_lora(
     Raises ValueError, and changes nothing, if a pattern matches no Linear without an activation, if the weights of a
     matching one are shared, if it is in a `Frozen` layer, or if the model already has LoRA layers.
     """
-    found = [place for place in _places(model, Linear) if place.layer.activation is None]
-    chosen = [place for place in found if any(fnmatchcase(place.name, pattern) for pattern in layers)]
+    linears = [place for place in _places(model, Linear) if place.layer.activation is None]
+    chosen = [place for place in linears if any(fnmatchcase(place.name, pattern) for pattern in layers)]
     if next(_places(model, LoRA), None):
         raise ValueError("model: it already has LoRA layers; merge_lora turns them into Linear layers")
     if not layers:
         raise ValueError("layers: expected at least one pattern, got none")
     for pattern in layers:
         if not any(fnmatchcase(place.name, pattern) for place in chosen):
-            names = ", ".join(place.name for place in found)
+            names = ", ".join(place.name for place in linears)
             raise ValueError(f"layers: {pattern!r} matches no Linear without an activation; the model has {names}")
     holders = _holders(model)
     frozen = [name for name, layer in model.named_layers() if isinstance(layer, Frozen)]
@@ -221,7 +221,7 @@ def _inside(layer: Any) -> Any:
 
 def _holders(model: Layer) -> Counter[int]:
     """In how many places each parameter of `model` is, by its id: those of its Linears, and all other layers."""
-    found = Counter(id(place.layer.w) for place in _places(model, Linear))
+    counts = Counter(id(place.layer.w) for place in _places(model, Linear))
     others = {id(layer): layer for _, layer in model.named_layers() if type(_inside(layer)) is not Linear}.values()
-    found.update(id(part) for layer in others for _, part in layer.named_children() if isinstance(part, Param))
-    return found
+    counts.update(id(part) for layer in others for _, part in layer.named_children() if isinstance(part, Param))
+    return counts

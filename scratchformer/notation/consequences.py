@@ -91,7 +91,7 @@ class Consequences:
             equation = self.equations[place]
             if not self.reach(place).issuperset(names):
                 continue
-            nearest = sorted(mistakes(equation), key=lambda found: -changed_part(equation, found[1]))
+            nearest = sorted(mistakes(equation), key=lambda mistake: -changed_part(equation, mistake[1]))
             for what, wrong in (*nearest, *self.further(equation)):
                 part = changed_part(equation, wrong)
                 try:
@@ -125,10 +125,10 @@ class Consequences:
                     yield "another array", ("name", other, node[2])
         elif node[0] == "over" and len(node[2]) == 1 and not node[4]:
             (letter,) = node[2]
-            own = letter.rstrip("'")
+            plain = letter.rstrip("'")
             for other in free:
-                if own in free and other != own:
-                    swapped = renamed(node[3], {letter: own, other: f"{other}'"})
+                if plain in free and other != plain:
+                    swapped = renamed(node[3], {letter: plain, other: f"{other}'"})
                     yield "a sum along another axis", ("over", node[1], (f"{other}'",), swapped, ())
 
 
@@ -188,8 +188,8 @@ def neat(tree: Any) -> Any:
 
 def changed_part(right: Equation, wrong: Equation) -> int:
     """The number of the part with the mistake; the last one if the mistake is in a "with" clause."""
-    found = [i for i, (a, b) in enumerate(zip(right.parts, wrong.parts, strict=True)) if a != b]
-    return found[0] if found else len(wrong.parts) - 1
+    changed = [i for i, (a, b) in enumerate(zip(right.parts, wrong.parts, strict=True)) if a != b]
+    return changed[0] if changed else len(wrong.parts) - 1
 
 
 def last_part(equation: Equation, changed: dict[str, Any], partials: dict[Node, Node], scope: Scope) -> int:

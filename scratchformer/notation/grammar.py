@@ -156,9 +156,9 @@ class EquationParser:
         return self.next.text in texts and self.next.kind in ("sign", "word", "relation", "underscore")
 
     def accept(self, *texts: str) -> bool:
-        found = self.sees(*texts)
-        self.at += found
-        return found
+        accepted = self.sees(*texts)
+        self.at += accepted
+        return accepted
 
     def expect(self, text: str) -> None:
         if not self.accept(text):
@@ -166,8 +166,8 @@ class EquationParser:
 
     def fail(self, expected: str, token: Token | None = None) -> Any:
         token = token or self.next
-        found = f'"{token.text}"' if token.text else "the end"
-        raise NotationError(f"expected {expected}, got {found}", self.text, token.column)
+        got = f'"{token.text}"' if token.text else "the end"
+        raise NotationError(f"expected {expected}, got {got}", self.text, token.column)
 
     def equation(self) -> Equation:
         parts, relations = [self.value()], []
@@ -206,10 +206,10 @@ class EquationParser:
         return token.text, self.sum()
 
     def conditions(self) -> tuple[Condition, ...]:
-        found = [*self.condition()]
+        conditions = [*self.condition()]
         while self.accept(",", "and"):
-            found += self.condition()
-        return tuple(found)
+            conditions += self.condition()
+        return tuple(conditions)
 
     def condition(self) -> Iterator[Condition]:
         left = self.sum()
@@ -236,10 +236,10 @@ class EquationParser:
             cases.append((value, self.one_condition()))
 
     def one_condition(self) -> tuple[Condition, ...]:
-        found = [*self.condition()]
+        conditions = [*self.condition()]
         while self.accept("and"):
-            found += self.condition()
-        return tuple(found)
+            conditions += self.condition()
+        return tuple(conditions)
 
     def sum(self) -> Node:
         node = ("neg", self.product()) if self.accept("-", "−") else self.product()
@@ -293,9 +293,9 @@ class EquationParser:
                 self.expect(")")
                 return "group", node
             if token.text == "[":
-                found = self.conditions()
+                conditions = self.conditions()
                 self.expect("]")
-                return "bracket", found
+                return "bracket", conditions
             if token.text == "⌊":
                 node = self.sum()
                 self.expect("⌋")
@@ -352,21 +352,21 @@ class EquationParser:
 
     def indices(self) -> tuple[Node, ...]:
         if self.accept("{"):
-            found = [self.sum()]
+            indices = [self.sum()]
             while self.accept(","):
-                found.append(self.sum())
+                indices.append(self.sum())
             self.expect("}")
-            return tuple(found)
-        found = []
+            return tuple(indices)
+        indices = []
         while self.next.kind == "letter":
-            found.append(("idx", self.take().text))
-        return tuple(found) or self.fail("an index: lower-case letters, or anything in braces")
+            indices.append(("idx", self.take().text))
+        return tuple(indices) or self.fail("an index: lower-case letters, or anything in braces")
 
     def over(self, function: str) -> Node:
         """A sum over `_s`, `_{s,t}` or `_{s ≤ t}`; for functions other than Σ the body is in parentheses."""
         if not self.accept("_"):
             self.fail('"_" and the index that it runs over')
-        found: list[str] = []
+        letters: list[str] = []
         conditions: list[Condition] = []
         if self.accept("{"):
             while True:
@@ -379,19 +379,19 @@ class EquationParser:
                         node, relation, right = right, RELATIONS[self.take().text], self.sum()
                         conditions.append((relation, node, right))
                 elif node[0] == "idx":
-                    found.append(node[1])
+                    letters.append(node[1])
                 else:
                     self.fail("an index letter or a condition", start)
                 if not self.accept(","):
                     break
             self.expect("}")
-            if not found:
-                found = [next(letters_in(conditions), "")]
-                if not found[0]:
+            if not letters:
+                letters = [next(letters_in(conditions), "")]
+                if not letters[0]:
                     self.fail("a condition on an index letter", start)
         else:
-            found = [self.take().text for _ in iter(lambda: self.next.kind == "letter", False)]
-            if not found:
+            letters = [self.take().text for _ in iter(lambda: self.next.kind == "letter", False)]
+            if not letters:
                 self.fail("an index letter")
         if function == "sum":
             # In ASCII a sum may carry its body in parentheses, as a call would: the product goes on after it.
@@ -400,7 +400,7 @@ class EquationParser:
             self.expect("(")
             body = self.value()
             self.expect(")")
-        return "over", function, tuple(found), body, tuple(conditions)
+        return "over", function, tuple(letters), body, tuple(conditions)
 
     def partial(self) -> Node:
         of = self.indexed(self.take())

@@ -84,10 +84,10 @@ def indexed(node: Node) -> str:
     return f"{{{base}}}_{{{indices(node[2])}}}" if "_" in base else f"{base}_{{{indices(node[2])}}}"
 
 
-def conditions(found: Sequence[Condition]) -> str:
+def conditions(clauses: Sequence[Condition]) -> str:
     """Conditions with commas between them; a chain such as 0 ≤ j < T is written as one."""
     text, last = "", None
-    for relation, a, b in found:
+    for relation, a, b in clauses:
         right = f" {RELATIONS[relation]} {expression(b)}"
         text += right if last is not None and a == last else f"{', ' if text else ''}{expression(a)}{right}"
         last = b
@@ -110,9 +110,9 @@ def product(a: Node, b: Node) -> str:
 
 
 def over(node: Node) -> str:
-    _, function, letters, body, found = node
-    below = ", ".join(dict.fromkeys(letters)) if not found else conditions(found)
-    if found and (len(letters) > 1 or not any(("idx", letters[0]) in condition for condition in found)):
+    _, function, letters, body, clauses = node
+    below = ", ".join(dict.fromkeys(letters)) if not clauses else conditions(clauses)
+    if clauses and (len(letters) > 1 or not any(("idx", letters[0]) in condition for condition in clauses)):
         below = ", ".join(letters) + r" \,:\, " + below
     if function in ("sum", "prod"):
         return rf"\{function}_{{{below}}} {hold(body, PRODUCT)}"
@@ -181,7 +181,7 @@ def expression(node: Node) -> str:
     if kind == "delta":
         return rf"\delta_{{{indices(node[1:])}}}"
     if kind == "cases":
-        rows = [rf"{expression(value)} & \text{{where }} {conditions(found)}" for value, found in node[1]]
+        rows = [rf"{expression(value)} & \text{{where }} {conditions(clauses)}" for value, clauses in node[1]]
         rows.append(rf"{expression(node[2])} & \text{{elsewhere}}")
         return r"\begin{cases} " + r" \\ ".join(rows) + r" \end{cases}"
     return rf"\frac{{\partial {expression(node[1])}}}{{\partial {expression(node[2])}}}"

@@ -115,18 +115,18 @@ def continues(line: str, above: str) -> bool:
 
 def pieces(lines: list[str], number: int) -> list[Item]:
     """The equations and comments of a line and the lines that continue it."""
-    found: list[Item] = []
+    items: list[Item] = []
     for extra, line in enumerate(lines):
         for match in re.finditer(r"\S+(?: {1,2}\S+)*", line):
             text, column = match[0], match.start()
-            if found and text.startswith("(") and text.endswith(")") and match.start() > len(line) - len(line.lstrip()):
-                found.append(Item("comment", text[1:-1], number + extra, column))
+            if items and text.startswith("(") and text.endswith(")") and match.start() > len(line) - len(line.lstrip()):
+                items.append(Item("comment", text[1:-1], number + extra, column))
             elif extra and column == len(line) - len(line.lstrip()):
-                last = max(i for i, item in enumerate(found) if item.kind == "equation")
-                found[last] = found[last]._replace(text=found[last].text + "\n" + " " * 4 + text)
+                last = max(i for i, item in enumerate(items) if item.kind == "equation")
+                items[last] = items[last]._replace(text=items[last].text + "\n" + " " * 4 + text)
             else:
-                found.append(Item("equation", text, number + extra, column))
-    return found
+                items.append(Item("equation", text, number + extra, column))
+    return items
 
 
 def parsed(item: Item, names: Iterable[str], lines: list[str]) -> Item:

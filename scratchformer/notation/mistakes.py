@@ -199,7 +199,7 @@ def in_words(what: str, right: Equation, wrong: Equation) -> str:
     if what in ("a mean for a sum", "a sum for a mean"):
         return f"the {after[1]} over {' and '.join(parts[1])} is taken instead of the {parts[0]}"
     if what == "a condition lost":
-        lost = next(found for found in parts[3] if found not in after[4])
+        lost = next(clause for clause in parts[3] if clause not in after[4])
         return f"the condition {condition(lost)} is left out"
     return f"{spelled(after)} is written instead of {spelled(before)}"
 

@@ -18,10 +18,10 @@ def as_json(derivation: Derivation) -> dict[str, Any]:
 
 
 def item_as_json(item: Item) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": item.kind, "text": item.text, "line": item.line, "column": item.column}
+    data: dict[str, Any] = {"kind": item.kind, "text": item.text, "line": item.line, "column": item.column}
     if item.equation is not None:
-        found |= {"equation": equation_as_json(item.equation), "latex": lines(item.equation)}
-    return found
+        data |= {"equation": equation_as_json(item.equation), "latex": lines(item.equation)}
+    return data
 
 
 def equation_as_json(equation: Equation) -> dict[str, Any]:

@@ -100,14 +100,14 @@ def statements(function: Callable) -> list[Statement]:
     if (at_hand := source_tree(function)) is None:
         return []
     source, tree, start = at_hand
-    found = []
+    statements = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return):
             text = normal(ast.get_source_segment(source, node) or "")
             last = start + (node.end_lineno or node.lineno) - 1
             variables = tuple(targets(node)) or tuple(names_in(node))
-            found.append(Statement(text, start + node.lineno - 1, last, variables))
-    return sorted(found, key=lambda statement: statement.first)
+            statements.append(Statement(text, start + node.lineno - 1, last, variables))
+    return sorted(statements, key=lambda statement: statement.first)
 
 
 def names_in(node: ast.stmt) -> Iterator[str]:
@@ -285,8 +285,8 @@ def run(
     values |= {output: y, canonical(gradient): dy}
     gradients = {canonical(f"d{name}"): array for name, array in named_gradients(flat, returned).items()}
     values |= gradients
-    for found, result in zip(watch.statements.values(), ({output: y}, gradients), strict=False):
-        for statement in found:
+    for lines, result in zip(watch.statements.values(), ({output: y}, gradients), strict=False):
+        for statement in lines:
             if statement.text.startswith("return") and statement.text in watch.locals:
                 watch.locals[statement.text] = dict(result)
     for name, value in fields(cache, parameter):
@@ -295,5 +295,5 @@ def run(
             values[canonical(name)] = kept
     for name, value in (names or {}).items():
         values[canonical(name)] = as_array(name, value() if callable(value) else value)
-    code = frozenset(s.text for found in watch.statements.values() for s in found)
+    code = frozenset(s.text for lines in watch.statements.values() for s in lines)
     return Execution(called, values, arguments, (output,), tuple(gradients), code, watch.locals, functions or {})

@@ -37,12 +37,12 @@ def spelled(tree: Node | Equation) -> str:
         arguments = ", ".join(map(spelled, parts[1]))
         return f"√({arguments})" if parts[0] == "sqrt" else f"{parts[0]}({arguments})"
     if kind == "over":
-        function, letters, body, found = parts
-        below = ", ".join(dict.fromkeys([*letters, *(f"{condition(c)}" for c in found)]))
-        below = below if len(letters) == 1 and not found else f"{{{below}}}"
+        function, letters, body, clauses = parts
+        below = ", ".join(dict.fromkeys([*letters, *(f"{condition(c)}" for c in clauses)]))
+        below = below if len(letters) == 1 and not clauses else f"{{{below}}}"
         return f"Σ_{below} {spelled(body)}" if function == "sum" else f"{function}_{below}({spelled(body)})"
     if kind == "cases":
-        rows = [f"{spelled(value)} where {conditions(found, ' and ')}" for value, found in parts[0]]
+        rows = [f"{spelled(value)} where {conditions(clauses, ' and ')}" for value, clauses in parts[0]]
         return ", ".join([*rows, f"{spelled(parts[1])} elsewhere"])
     if kind == "partial":
         return f"∂{spelled(parts[0])}/∂{spelled(parts[1])}"
@@ -70,10 +70,10 @@ def indices(nodes: Sequence[Node]) -> str:
     return "{" + ", ".join(map(spelled, nodes)) + "}"
 
 
-def condition(found: Condition) -> str:
-    relation, a, b = found
+def condition(clause: Condition) -> str:
+    relation, a, b = clause
     return f"{spelled(a)} {relation} {spelled(b)}"
 
 
-def conditions(found: Sequence[Condition], separator: str = ", ") -> str:
-    return separator.join(map(condition, found))
+def conditions(clauses: Sequence[Condition], separator: str = ", ") -> str:
+    return separator.join(map(condition, clauses))

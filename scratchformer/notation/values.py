@@ -16,7 +16,7 @@ import numpy as np
 from .grammar import Condition, Equation, Node, NotationError, walk
 
 STEP = 1e-40  # of the complex step
-LARGEST = 2**26  # numbers in one intermediate array
+MAX_NUMBERS = 2**26  # numbers in one intermediate array
 DIRECTION = "∂"  # the axis of the directions in which a name is perturbed
 
 
@@ -100,9 +100,13 @@ def learn_sizes(tree: Any, scope: Scope) -> None:
 
 def align(*arrays: Named) -> tuple[list[np.ndarray], tuple[Any, ...]]:
     """The arrays with the axes of all of them, in one order, so that they broadcast."""
-    found = dict.fromkeys(axis for array in arrays for axis in array.axes)
-    leading = sorted(axis for axis in found if isinstance(axis, int))
-    axes = (*(a for a in found if a == DIRECTION), *leading, *(a for a in found if a != DIRECTION and a not in leading))
+    together = dict.fromkeys(axis for array in arrays for axis in array.axes)
+    leading = sorted(axis for axis in together if isinstance(axis, int))
+    axes = (
+        *(a for a in together if a == DIRECTION),
+        *leading,
+        *(a for a in together if a != DIRECTION and a not in leading),
+    )
     return [spread(array, axes) for array in arrays], axes
 
 
@@ -121,7 +125,7 @@ def pointwise(function: Callable[..., Any], *arrays: Named) -> Named:
 
 
 def expect_room(size: int) -> None:
-    if size > LARGEST:
+    if size > MAX_NUMBERS:
         raise NotationError(f"this takes {size:,} numbers at once: check the derivation on smaller arrays")
 
 
@@ -158,8 +162,8 @@ def gather(data: np.ndarray, leading: tuple[Any, ...], indices: Sequence[Node], 
             whole = np.zeros_like(whole)
         valid = valid & (whole >= 0) & (whole < size) & (np.abs(place.real - whole) < 1e-9 if axis is None else True)
         places.append(np.clip(whole, 0, size - 1))
-    found = data[tuple(places)]
-    return Named(np.where(valid, found, np.nan), axes)
+    gathered = data[tuple(places)]
+    return Named(np.where(valid, gathered, np.nan), axes)
 
 
 def truth(conditions: Sequence[Condition], scope: Scope) -> Named:
@@ -304,8 +308,8 @@ def over(node: Node, scope: Scope) -> Named:
     best = np.where(mask, sign * x.real, -np.inf).argmax(axis=place, keepdims=True)
     if function == "argmax":
         return Named(best.squeeze(place).astype(float), rest)
-    found = np.take_along_axis(x, best, axis=place).squeeze(place)
-    return Named(np.where(mask.any(axis=place), found, -sign * np.inf), rest)
+    extreme = np.take_along_axis(x, best, axis=place).squeeze(place)
+    return Named(np.where(mask.any(axis=place), extreme, -sign * np.inf), rest)
 
 
 def bind(equation: Equation, scope: Scope) -> None:

@@ -111,12 +111,12 @@ class Walk:
 
     def without_index(self, item: Item) -> str:
         """Why NumPy could not broadcast an equation: the arrays with the most axes that have no index."""
-        found: dict[int, dict[str, tuple[int, ...]]] = {}
+        by_missing: dict[int, dict[str, tuple[int, ...]]] = {}
         for node in nodes(item.equation):
             if node[0] == "name" and self.names(node):
                 shape = self.scope.values[self.scope.resolve(node[1])].shape
-                found.setdefault(len(shape) - len(node[2]), {})[spelled(node)] = shape
-        arrays = [f"{name} {shape}" for name, shape in found[max(found)].items()] if found else []
+                by_missing.setdefault(len(shape) - len(node[2]), {})[spelled(node)] = shape
+        arrays = [f"{name} {shape}" for name, shape in by_missing[max(by_missing)].items()] if by_missing else []
         return f"axes without an index do not fit together: {', '.join(arrays)}" if arrays else ""
 
     def expect_complete(self) -> None:
@@ -374,12 +374,12 @@ class Walk:
         text = normal(item.text)
         if text not in self.run.locals:
             raise NotationError("this line of code did not run")
-        found = False
+        compared = False
         for variable, value in self.run.locals[text].items():
             name = self.scope.resolve(canonical(variable))
             if name not in self.scope.values or self.last[variable] != item.line:
                 continue
-            found = True
+            compared = True
             self.unused.pop(name, None)
             known = self.scope.values[name]
             if known.size != value.size:
@@ -393,7 +393,7 @@ class Walk:
                     f"relative error {error:.1e}"
                 )
             self.rows.append(DerivationRow(item.line, text, "code", error))
-        if not found:
+        if not compared:
             self.expect_continued(item)
             self.rows.append(DerivationRow(item.line, text, "step", None))
 
@@ -425,9 +425,9 @@ def positive(node: Node) -> Node:
     return positive(node[1]) if node[0] in ("group", "neg") else ("abs", node)
 
 
-def distance(a: np.ndarray, b: np.ndarray, least: float = 0.0) -> float:
+def distance(a: np.ndarray, b: np.ndarray, floor: float = 0.0) -> float:
     """The largest difference, relative to the largest number or to `least`; infinity where one is not a number."""
-    difference, largest = np.abs(a - b).max(initial=0), max(np.abs(a).max(initial=0), np.abs(b).max(initial=0), least)
+    difference, largest = np.abs(a - b).max(initial=0), max(np.abs(a).max(initial=0), np.abs(b).max(initial=0), floor)
     if not np.isfinite(difference):
         return np.inf
     return float(difference / largest) if largest else 0.0

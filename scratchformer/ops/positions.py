@@ -10,7 +10,7 @@ import numpy as np
 from ..backend import Array, Device, current_device, kept, to_device
 from ..checks import MAX_SIZE, expect_at_least, expect_floating_type, expect_memory, expect_positive
 
-MOST_KEPT = 1 << 16  # positions of a table that is longer than a text needs
+MAX_KEPT = 1 << 16  # positions of a table that is longer than a text needs
 BASE = 10_000  # wavelengths run from 2π to BASE · 2π
 
 
@@ -56,7 +56,7 @@ def kept_range(start: int, length: int) -> tuple[int, int]:
     """
     reach = 1 << (max(-start, start + length) - 1).bit_length()
     first = -reach if start < 0 else 0
-    return (first, reach - first) if reach - first <= max(MOST_KEPT, 4 * length) else (start, length)
+    return (first, reach - first) if reach - first <= max(MAX_KEPT, 4 * length) else (start, length)
 
 
 @kept(8)

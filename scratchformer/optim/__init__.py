@@ -1,7 +1,7 @@
 """Optimizers over flat arrays, with groups of parameters; learning-rate schedules; clipping."""
 
 from .adam import Adam, AdamW
-from .dynamic import DynamicRMS
+from .dynamic_rms import DynamicRMS
 from .muon import Muon, newton_schulz
 from .optimizer import Group, clip_by_global_norm
 from .schedules import Constant, Cosine, InverseSquareRoot

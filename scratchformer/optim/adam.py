@@ -10,7 +10,7 @@ from ..backend import Array, array_module
 from ..checks import expect_fraction, expect_number
 from ..dispatch import operation
 from ..nn import Param
-from ..ops.precision import round_into
+from ..ops.rounding import round_into
 from ..shell.text import shown
 from .optimizer import Group, Optimizer, scaled
 

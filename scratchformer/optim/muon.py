@@ -12,7 +12,7 @@ from ..backend import Array, array_module, device_of
 from ..checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of, expect_shape
 from ..dispatch import operation
 from ..nn import Param
-from ..ops.precision import bfloat16
+from ..ops.rounding import bfloat16
 from .adam import AdamW
 from .optimizer import Group, Optimizer, sum_of_squares
 
@@ -210,8 +210,8 @@ class Muon(AdamW):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As for every optimizer. A state of an earlier version does not say how many matrices there are."""
         if isinstance(state, Mapping) and "matrices" in state:
-            if (found := np.asarray(state["matrices"]).tolist()) != self.matrices:
-                raise ValueError(f"state of another optimizer: matrices: expected {self.matrices}, got {found}")
+            if (given := np.asarray(state["matrices"]).tolist()) != self.matrices:
+                raise ValueError(f"state of another optimizer: matrices: expected {self.matrices}, got {given}")
             state = {name: value for name, value in state.items() if name != "matrices"}
         super().load_state_dict(state)
 

@@ -1,4 +1,4 @@
-"""What all optimizers share: which parameters they step, in which groups, over the flat arrays; and clipping."""
+"""The base of all optimizers: parameters in groups, stepped over the flat arrays; and clipping."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..checks import expect_boolean, expect_floating, expect_instance, expect_nu
 from ..dispatch import operation
 from ..nn import FlatParameters, Param
 from ..nn.layer import Structure
-from ..ops.precision import round_into
+from ..ops.rounding import round_into
 from ..shell.text import printable, shown
 
 MAX_STEPS = 1 << 53  # a float64 is exact up to here
@@ -68,12 +68,12 @@ class Treatment(NamedTuple):
     whole: bool = False  # updated as an array of its shape, which is not cut
 
     def as_json(self) -> dict[str, Any]:
-        """`whole` only where it is true: snapshots from before there was Muon do not have it."""
-        found = self._asdict()
-        return found if self.whole else {name: found[name] for name in ("lr", "weight_decay", "frozen")}
+        """`whole` only where it is true: snapshots of versions before Muon was added do not have it."""
+        values = self._asdict()
+        return values if self.whole else {name: values[name] for name in ("lr", "weight_decay", "frozen")}
 
 
-class Run(NamedTuple):
+class Stretch(NamedTuple):
     """Parameters that are adjacent in the flat arrays and are treated alike, or one that is updated as a whole."""
 
     flat: FlatParameters
@@ -152,7 +152,7 @@ class Optimizer:
             group.check()
             if group.lr is not None and not self.lr > 0:
                 raise ValueError(f"lr: expected a number > 0, since a group has its own, got {self.lr}")
-        found, used = [], set()
+        treatments, used = [], set()
         for name, p in zip(self.names, self.params, strict=True):
             group = next((group for group in groups if group.matches(name, p)), Group("*"))
             used.add(id(group))
@@ -160,13 +160,13 @@ class Optimizer:
             lr = self.rate_of(whole) if group.lr is None else float(group.lr / self.lr)
             decay = self.decay_of(p) if group.weight_decay is None else group.weight_decay
             frozen = group.frozen or p.frozen
-            found.append(Treatment(lr, 0.0 if frozen else float(decay), frozen, whole and not frozen))
+            treatments.append(Treatment(lr, 0.0 if frozen else float(decay), frozen, whole and not frozen))
         for group in groups:
             if id(group) not in used:
                 names = ", ".join(self.names[-4:])
                 rest = "" if group is groups[0] else " that no group before it matches"
                 raise ValueError(f"groups: {group.match!r} matches no parameter{rest}; the last ones are {names}")
-        return found
+        return treatments
 
     def is_whole(self, name: str, p: Param) -> bool:
         """Whether `update` gets a parameter as an array of its shape, instead of pieces of the flat arrays."""
@@ -205,7 +205,7 @@ class Optimizer:
         """The gradients of the stepped parameters, for clipping: as few views of the flat arrays as possible."""
         self._lay_out()
         if not self.views:
-            self.views = [run.flat.grad[run.where] for run in self._own(self.together)]
+            self.views = [run.flat.grad[run.where] for run in self._kept(self.together)]
         return [*self.views]
 
     def slices(self, count: int) -> list[slice]:
@@ -233,8 +233,8 @@ class Optimizer:
     def state_of(self, part: slice) -> slice:
         """Where in the buffers the state for a part of the flat array is."""
         self._lay_out()
-        own = [run.state for run in self._own(self.together, part)]
-        return slice(own[0].start, own[-1].stop) if own else slice(0, 0)
+        slices = [run.state for run in self._kept(self.together, part)]
+        return slice(slices[0].start, slices[-1].stop) if slices else slice(0, 0)
 
     def keep(self, part: slice) -> None:
         """From now on step only a part of the flat array, one of its `slices`, and keep only the state for it."""
@@ -243,7 +243,7 @@ class Optimizer:
         for name in self.buffers:
             setattr(self, name, getattr(self, name)[self.kept].copy())
 
-    def _own(self, runs: list[Run], part: slice | None = None) -> Iterator[Run]:
+    def _kept(self, runs: list[Stretch], part: slice | None = None) -> Iterator[Stretch]:
         """What is to be stepped of runs; part: of the flat array, by default the one that is kept."""
         part = part or self.part
         for run in runs:
@@ -284,7 +284,7 @@ class Optimizer:
         """What `update` gets in a step, the largest first: views of the arrays, and how they are treated."""
         work = []
         first = 0 if self.part is None else self.kept.start  # of the state that is kept
-        for run in self._own(self.alike):
+        for run in self._kept(self.alike):
             arrays = [run.flat.data[run.where], run.flat.grad[run.where]]
             state = slice(run.state.start - first, run.state.stop - first)
             arrays += [getattr(self, name)[state] for name in self.buffers]
@@ -323,7 +323,7 @@ class Optimizer:
         self.together = list(self._runs(lambda _how: None))
         self.alike = list(self._runs(lambda how: how))
 
-    def _runs(self, kind: Callable[[Treatment], Any]) -> Iterator[Run]:
+    def _runs(self, kind: Callable[[Treatment], Any]) -> Iterator[Stretch]:
         """The stepped parameters, as runs of neighbours whose treatments have the same `kind`. One that is updated as a
         whole is a run by itself.
         """
@@ -331,14 +331,16 @@ class Optimizer:
         stops = accumulate(p.data.size for p in self.stepped)
         treatments = (how for how in self.treatments if not how.frozen)
         runs = [
-            Run(flat, slices[flat][id(p)], slice(stop - p.data.size, stop), how, p.data.shape if how.whole else None)
+            Stretch(
+                flat, slices[flat][id(p)], slice(stop - p.data.size, stop), how, p.data.shape if how.whole else None
+            )
             for p, flat, stop, how in zip(self.stepped, self.flats, stops, treatments, strict=True)
         ]
 
         # Between neighbours the distance is the same in the flat array and in the buffers.
-        def alike(run: Run) -> tuple:
-            own = run.state.start if run.shape else None
-            return run.flat, run.where.start - run.state.start, own, kind(run.treatment)
+        def alike(run: Stretch) -> tuple:
+            start = run.state.start if run.shape else None
+            return run.flat, run.where.start - run.state.start, start, kind(run.treatment)
 
         for _, same in groupby(runs, alike):
             first, *_, last = [*same] * 2
@@ -353,10 +355,10 @@ class Optimizer:
             and self.frozen == [p.frozen for p in self.params]
         ):
             return
-        own = {id(p) for p in self.params}
+        ids = {id(p) for p in self.params}
         now = {} if self.layer is None else {id(p): name for name, p in self.layer.named_parameters().items()}
         changes = {
-            "added": [name for key, name in now.items() if key not in own],
+            "added": [name for key, name in now.items() if key not in ids],
             "removed": [name for name, p in zip(self.names, self.params, strict=True) if now and id(p) not in now],
             "frozen or unfrozen": [
                 name for name, p, before in zip(self.names, self.params, self.frozen, strict=True) if p.frozen != before
@@ -394,10 +396,10 @@ class Optimizer:
                 )
             state = {name: value for name, value in state.items() if name != "parameters"}
         expected = {"steps": "int64 ()", **{name: _kind(getattr(self, name)) for name in self.buffers}}
-        found = {name: _kind(value) for name, value in state.items()}
-        for name in sorted(expected.keys() | found.keys(), key=str):
-            if expected.get(name) != found.get(name):
-                got = f"expected {expected.get(name, 'none')}, got {found.get(name, 'none')}"
+        given = {name: _kind(value) for name, value in state.items()}
+        for name in sorted(expected.keys() | given.keys(), key=str):
+            if expected.get(name) != given.get(name):
+                got = f"expected {expected.get(name, 'none')}, got {given.get(name, 'none')}"
                 raise ValueError(f"state of another optimizer: {printable(str(name))}: {got}")
         if not 0 <= (steps := int(state["steps"])) <= MAX_STEPS:
             raise ValueError(f"steps: expected a number from 0 to {MAX_STEPS}, got {steps}")
@@ -486,11 +488,11 @@ def share_for(norm: float | Array, max_norm: float) -> float | Array:
 def _cut(grad: Array | Sequence[Array]) -> list[Array]:
     """Views of one or several arrays, in pieces of cache size."""
     arrays: list[Array] = [*grad] if isinstance(grad, list | tuple) else [grad]
-    found = []
+    cut = []
     for g in arrays:
         expect_floating(grad=g)
         if not g.flags.c_contiguous:
             raise ValueError("grad: expected contiguous arrays, since they are scaled in place")
         flat = g.reshape(-1)
-        found += [flat[part] for part in pieces(flat)]
-    return found
+        cut += [flat[part] for part in pieces(flat)]
+    return cut

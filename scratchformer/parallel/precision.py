@@ -12,7 +12,7 @@ import numpy as np
 from ..backend import CPU, Array, use_tf32
 from ..checks import expect_at_least, expect_number, expect_one_of, expect_positive
 from ..dispatch import turned_off
-from ..ops.precision import bfloat16
+from ..ops.rounding import bfloat16
 from ..shell.text import shown
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")

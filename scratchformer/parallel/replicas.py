@@ -32,7 +32,7 @@ from ..checks import checked_on_host, expect_instance, expect_number, expect_pos
 from ..dispatch import fast, is_fast
 from ..nn import Layer
 from ..nn.layer import Structure
-from ..ops.precision import round_into
+from ..ops.rounding import round_into
 from ..optim.optimizer import Optimizer, global_norm, pieces, share_for
 from ..rng import Key, expect_key
 from ..shell.text import shown
@@ -43,7 +43,7 @@ from .precision import LossScale, advice, half_type
 from .ranks import Elsewhere, Ranks
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
-MOST_REPLICAS = 512  # more than the cores of the largest machines
+MAX_REPLICAS = 512  # more than the cores of the largest machines
 AHEAD = 4  # items that may be in progress or waiting for each replica
 FEWEST = 4  # automatic micro-batches of a batch on a CPU, if it has as many rows
 SHARES = 8  # partial sums of gradients: as many replicas, of all ranks, can work at a batch
@@ -53,11 +53,11 @@ NOTED = 3  # skipped batches that are noted one by one
 Branch = tuple[int, int]  # a sum's round and place in the tree
 
 
-class Part(NamedTuple):
+class Term(NamedTuple):
     """A term of a sum, or the sum of several."""
 
     array: Array
-    copied: bool  # whether the array is one of the sum's own
+    copied: bool  # whether the sum made the array, so that it may be used again
 
 
 class TreeSum:
@@ -74,7 +74,7 @@ class TreeSum:
 
     def __init__(self, count: int, spare: list[Array]) -> None:
         self.count, self.spare = count, spare
-        self.waiting: dict[Branch, Part] = {}
+        self.waiting: dict[Branch, Term] = {}
         self.lock = threading.Lock()
 
     def add(self, place: int, term: Array, copy: bool = True, round: int = 0) -> None:
@@ -83,7 +83,7 @@ class TreeSum:
         copy: whether the caller will change the array while the sum is not complete. round: how many rounds the array
         has been through already; `place` is its place among the sums of that round.
         """
-        part = Part(term, False)
+        part = Term(term, False)
         while (places := math.ceil(self.count / 2**round)) > 1:
             neighbour = place + 1 if place % 2 == 0 else place - 1
             if neighbour < places:
@@ -93,7 +93,7 @@ class TreeSum:
                         if copy and part.array is term:
                             room = self.spare.pop() if self.spare else array_module(term).empty_like(term)
                             room[...] = term
-                            part = Part(room, True)
+                            part = Term(room, True)
                         self.waiting[round, place] = part
                         return
                 other.array[...] += part.array
@@ -103,7 +103,7 @@ class TreeSum:
         self.waiting[round, place] = part
 
     @property
-    def total(self) -> Part:
+    def total(self) -> Term:
         """The sum of all terms, once they are there."""
         (total,) = self.waiting.values()
         return total
@@ -119,8 +119,8 @@ class TreeSum:
         while True:
             yield array_module(out).empty_like(out[:size])
 
-    def release(self, part: Part) -> None:
-        """Let the array of a part be used again, if it is one of the sum's own."""
+    def release(self, part: Term) -> None:
+        """Let the array of a part be used again, if the sum made it."""
         if part.copied:
             self.spare.append(part.array)
 
@@ -162,8 +162,8 @@ class Replicas:
             raise ValueError("micro_batches: give either this or micro_batch, not both")
         on_cpu = model.device is CPU
         self.count = (cores() if on_cpu else 1) if count is None else count
-        if self.count > MOST_REPLICAS:
-            raise ValueError(f"count: expected at most {MOST_REPLICAS}, each of them a thread, got {self.count}")
+        if self.count > MAX_REPLICAS:
+            raise ValueError(f"count: expected at most {MAX_REPLICAS}, each of them a thread, got {self.count}")
         if ranks is not None and ranks.size > 1 and not on_cpu:
             raise ValueError("ranks: several processes train on CPUs only, so add --device cpu")
         if self.count > 1 and not on_cpu:
@@ -254,15 +254,15 @@ class Replicas:
         if ranks.size == 1:
             return self._map(function, items, finished)
 
-        def own() -> Iterator:
+        def items_of_this_rank() -> Iterator:
             for i, item in enumerate(items):
                 if i % ranks.size == ranks.rank:
                     yield item
                 elif finished is not None:
                     finished(item)
 
-        found = [deque(results) for results in ranks.gather(self._map(function, own(), finished))]
-        return [found[i % ranks.size].popleft() for i in range(sum(map(len, found)))]
+        dealt = [deque(results) for results in ranks.gather(self._map(function, items_of_this_rank(), finished))]
+        return [dealt[i % ranks.size].popleft() for i in range(sum(map(len, dealt)))]
 
     def expect_same_parameters(self) -> None:
         """Raise ValueError if the model was moved or cast, or its parameters were changed, after this was made."""
@@ -363,7 +363,7 @@ class Replicas:
         rows = f"micro-batches of {self.rows(batch)} rows{chosen}{precision}"
         ranks = "" if self.ranks.size == 1 else f"{self.ranks.size} ranks, each with "
         count, shares = self.count * self.ranks.size, self.shares(math.ceil(len(batch[0]) / self.rows(batch)))
-        idle = f"; only {shares} of {count} have work, for want of micro-batches" if shares < count else ""
+        idle = f"; only {shares} of {count} have work, since there are too few micro-batches" if shares < count else ""
         return f"{ranks}{self.count} replica(s) on {self.device}, {rows}{idle}"
 
     def move(self, batch: Any) -> Any:
@@ -392,7 +392,7 @@ class Replicas:
         are skipped, since the host would wait for each of them. A model without this method is checked on the GPU, and
         so is one of a derived class that overrides `loss`, `logits` or `forward` alone.
         """
-        check = None if self.device is CPU else own_check(model)
+        check = None if self.device is CPU else running_check(model)
         if check is not None:
             check(*batch)
         with nullcontext() if check is None else checked_on_host():
@@ -472,7 +472,7 @@ class Replicas:
 
     def run_recorded(self, batch: Any, key: Key | None, scale: float) -> Array | None:
         """What `gradients` does for a batch that is a single micro-batch, as a CUDA graph (see `graphs`), or None."""
-        if self.graphs is None or own_check(self.models[0]) is None or not is_fast():
+        if self.graphs is None or running_check(self.models[0]) is None or not is_fast():
             return None
         known = self.graphs.wants(batch, key, scale)
         if known is None:
@@ -614,7 +614,7 @@ def note(ranks: Ranks, text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def own_check(model: Any) -> Callable | None:
+def running_check(model: Any) -> Callable | None:
     """`model.check_batch`, or None if there is none, or if a derived class computes something else than it checks."""
     for kind in type(model).__mro__:
         if "check_batch" in vars(kind):

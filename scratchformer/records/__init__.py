@@ -1,4 +1,4 @@
-"""What only the programs in examples/records need, whose results are better than those of a plain transformer.
+"""Parts of the programs in examples/records, whose results are better than those of a plain transformer.
 
 A linear model of n-grams whose evidence a classifier reads, and with which it decides; language models of both
 directions that become a classifier; ensembles, and translators that write in both directions; nearest neighbours among
@@ -12,7 +12,7 @@ from ..dispatch import turned_off, when_fast
 from .bidirectional import BidirectionalClassifier, BidirectionalLanguageModel
 from .embeddings import Features, NGrams, Recall
 from .ensembles import MODELS_OPTION, load_finished, member, other_members
-from .evidence import Evidence, Found, find_evidence, fit_evidence
+from .evidence import Evidence, TextEvidence, find_evidence, fit_evidence
 from .evidence_classifier import EvidenceClassifier
 from .evident import EvidenceBatch, Evident, with_evidence
 from .neighbours import with_neighbours
@@ -32,11 +32,11 @@ __all__ = [
     "EvidenceClassifier",
     "Evident",
     "Features",
-    "Found",
     "NGrams",
     "PseudoLabelled",
     "Recall",
     "Reviews",
+    "TextEvidence",
     "as_written",
     "find_evidence",
     "fit_evidence",

@@ -23,12 +23,12 @@ from ..shell.progress import counted
 from ..shell.reading import DataError
 
 BITS = 20  # of an id in the key of an n-gram: three fit in 63 bits
-MOST_ORDER = 3
+MAX_ORDER = 3
 FOLDS = 10
 ITERATIONS = 20  # of L-BFGS, at most; the loss is then within 1e-4 of its minimum on IMDb
 
 
-class Found(NamedTuple):
+class TextEvidence(NamedTuple):
     """What a linear model says about texts: the evidence in each, float32 (T, order), and the logit of class 1 of each,
     (texts,), bias included.
     """
@@ -61,14 +61,14 @@ class Evidence(NamedTuple):
         """The logit of class 1 of each of the texts, (texts,)."""
         return self.logits_of(map(self.of, texts))
 
-    def found(self, texts: Sequence[np.ndarray]) -> Found:
+    def read(self, texts: Sequence[np.ndarray]) -> TextEvidence:
         """The evidence in each of the texts, and its logit."""
         evidence = [self.of(ids) for ids in texts]
-        return Found(evidence, self.logits_of(evidence))
+        return TextEvidence(evidence, self.logits_of(evidence))
 
     def logits_of(self, evidence: Iterable[np.ndarray]) -> np.ndarray:
         """`logits` of the texts with this evidence."""
-        return np.array([own.sum(dtype=np.float64) for own in evidence]) + self.bias
+        return np.array([values.sum(dtype=np.float64) for values in evidence]) + self.bias
 
 
 def keys_of(ids: np.ndarray, order: int) -> np.ndarray:
@@ -89,18 +89,18 @@ class Counts(NamedTuple):
     x: Any
 
 
-def count(texts: Sequence[np.ndarray], order: int, least: int = 2) -> Counts:
-    """The n-grams, n up to `order`, that at least `least` of the texts contain. Raises DataError if there are none."""
+def count(texts: Sequence[np.ndarray], order: int, minimum: int = 2) -> Counts:
+    """The n-grams, n up to `order`, that at least `minimum` texts contain. Raises DataError if there are none."""
     from scipy import sparse
 
-    own = [np.unique(keys_of(ids, order)) for ids in texts]
-    own = [keys[np.searchsorted(keys, 1) :] for keys in own]  # without 0
-    keys, index = np.unique(np.concatenate(own), return_inverse=True)
-    starts = np.concatenate([[0], np.cumsum([len(text) for text in own])])
+    keys_of_texts = [np.unique(keys_of(ids, order)) for ids in texts]
+    keys_of_texts = [keys[np.searchsorted(keys, 1) :] for keys in keys_of_texts]  # without 0
+    keys, index = np.unique(np.concatenate(keys_of_texts), return_inverse=True)
+    starts = np.concatenate([[0], np.cumsum([len(text) for text in keys_of_texts])])
     x = sparse.csr_matrix((np.ones(len(index), np.float32), index, starts), (len(texts), len(keys)))
-    kept = np.asarray(x.sum(axis=0)).ravel() >= least
+    kept = np.asarray(x.sum(axis=0)).ravel() >= minimum
     if not kept.any():
-        raise DataError(f"evidence: no n-gram of up to {order} words is in {least} of the {len(texts)} texts")
+        raise DataError(f"evidence: no n-gram of up to {order} words is in {minimum} of the {len(texts)} texts")
     return Counts(keys[kept], x[:, kept].tocsr())
 
 
@@ -129,8 +129,8 @@ def fit(counts: Counts, labels: np.ndarray, order: int, c: float = 0.1, rows: An
     arguments = (scaled, scaled.T.tocsr(), y.astype(np.float64), c)
     start, options = np.zeros(len(ratios) + 1), {"maxiter": ITERATIONS}
     with threadpool_limits(1, "blas"):  # the last bits of a sum depend on the number of threads
-        found = optimize.minimize(logistic, start, arguments, jac=True, method="L-BFGS-B", options=options).x
-    return Evidence(counts.keys, ratios * found[:-1], float(found[-1]), order)
+        solution = optimize.minimize(logistic, start, arguments, jac=True, method="L-BFGS-B", options=options).x
+    return Evidence(counts.keys, ratios * solution[:-1], float(solution[-1]), order)
 
 
 def logistic(parameters: np.ndarray, x: Any, across: Any, y: np.ndarray, c: float) -> tuple[float, np.ndarray]:
@@ -163,7 +163,7 @@ def find_evidence(
     order: int = 3,
     c: float = 0.1,
     folds: np.ndarray | None = None,
-) -> list[Found]:
+) -> list[TextEvidence]:
     """The evidence in the training texts, and in those of each of `others`, with the linear model's logits.
 
     train: texts, ids (T,) from 0 to 1,048,574. labels: (texts,), 0 or 1. order: the longest n-grams, 1 to 3. c: the
@@ -186,16 +186,16 @@ def find_evidence(
     for fold in counted(np.unique(folds).tolist(), "finding evidence", "folds"):
         rows = np.flatnonzero(folds == fold)
         model = fit(counts, labels, order, c, np.flatnonzero(folds != fold))
-        own = model.found([train[i] for i in rows.tolist()])
-        logits[rows] = own.logits
-        for i, one in zip(rows.tolist(), own.evidence, strict=True):
+        held_out = model.read([train[i] for i in rows.tolist()])
+        logits[rows] = held_out.logits
+        for i, one in zip(rows.tolist(), held_out.evidence, strict=True):
             evidence[i] = one
     whole = fit(counts, labels, order, c)
-    return [Found(evidence, logits), *map(whole.found, others)]
+    return [TextEvidence(evidence, logits), *map(whole.read, others)]
 
 
 def fit_evidence(train: Sequence[np.ndarray], labels: np.ndarray, order: int = 3, c: float = 0.1) -> Evidence:
-    """The linear model that `find_evidence` fits to all training texts. Its method `found` returns the evidence in new
+    """The linear model that `find_evidence` fits to all training texts. Its method `read` returns the evidence in new
     texts, and its logits. Arguments and errors as in `find_evidence`.
     """
     _check([train], labels, order, c)
@@ -206,8 +206,8 @@ def _check(parts: Sequence[Sequence[np.ndarray]], labels: np.ndarray, order: int
     """Raise an error for arguments out of range: see `find_evidence`. parts: the training texts, then the others."""
     expect_positive(order=order)
     expect_number("c", c, zero=False)
-    if order > MOST_ORDER:
-        raise ValueError(f"order: expected at most {MOST_ORDER}, got {order}")
+    if order > MAX_ORDER:
+        raise ValueError(f"order: expected at most {MAX_ORDER}, got {order}")
     expect_shape("labels", labels, "texts", texts=len(parts[0]))
     if set(np.unique(labels)) != {0, 1}:
         raise ValueError(f"labels: expected 0 and 1, got {np.unique(labels).tolist()}")

@@ -140,10 +140,10 @@ def nearest_keys(x: Array, layer: NeighbourOutput) -> tuple[Array, Array]:
     step = max(1, NUMBERS // (blocks.shape[1] * layer.keys[0].size))
     parts = [slice(start, start + step) for start in range(0, len(x), step)]
     scores = xp.concatenate([layer.scores(x[part, None, None], blocks[part])[:, :, 0] for part in parts])
-    return largest_in(scores, blocks, layer.neighbours)
+    return largest_of_blocks(scores, blocks, layer.neighbours)
 
 
-def largest_in(scores: Array, blocks: Array, count: int) -> tuple[Array, Array]:
+def largest_of_blocks(scores: Array, blocks: Array, count: int) -> tuple[Array, Array]:
     """The `count` largest of scores (n, B, BLOCK), those in B blocks of each row, and the places of their keys."""
     xp, scores = array_module(scores), scores.reshape(len(scores), -1)
     chosen = largest(scores, count)
@@ -183,16 +183,16 @@ def with_neighbours(
         raise ValueError("pairs: expected at least one, got none")
     if isinstance(model.output, NeighbourOutput):
         raise ValueError("model: expected one without neighbours")
-    inner, found = copy.copy(model), copy.copy(model)
+    inner, remembering = copy.copy(model), copy.copy(model)
     inner.output = Unchanged()
     ranks = ranks or Ranks()
     batches = list(pairs_in_order(as_written(model, pairs), TOKENS, subwords))
-    part, own = ranks.part(len(batches)), []
+    part, seen = ranks.part(len(batches)), []
     with fast(), threadpool_limits(1 if ranks.size > 1 else None, "blas"):
         for batch in batches[part.start : part.stop]:
             x = to_cpu(inner(*(to_device(a, model.device) for a in (batch.source, batch.lengths, batch.target))))
             counted = batch.targets != IGNORED
-            own.append((widen(x[counted]), batch.targets[counted]))
-    keys, values = map(np.concatenate, zip(*chain(*ranks.gather(own)), strict=True))
-    found.output = NeighbourOutput(model.output, keys, values, **options)
-    return found
+            seen.append((widen(x[counted]), batch.targets[counted]))
+    keys, values = map(np.concatenate, zip(*chain(*ranks.gather(seen)), strict=True))
+    remembering.output = NeighbourOutput(model.output, keys, values, **options)
+    return remembering

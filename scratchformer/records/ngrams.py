@@ -30,11 +30,11 @@ def ngram_buckets(ids: Array, orders: Sequence[int], buckets: int) -> Array:
     expect_buckets(buckets, len(orders))
     expect_shape("ids", ids, "B T")
     expect_integers("ids", ids)
-    xp, found, buckets = array_module(ids), {}, int(buckets)
+    xp, columns, buckets = array_module(ids), {}, int(buckets)
     for n, state in _hashes(ids, max(orders)):
         if n in orders:
-            found[n] = (state % xp.uint64(buckets)).astype(np.int32)
-    return xp.stack([found[n] + i * buckets for i, n in enumerate(orders)], axis=-1)
+            columns[n] = (state % xp.uint64(buckets)).astype(np.int32)
+    return xp.stack([columns[n] + i * buckets for i, n in enumerate(orders)], axis=-1)
 
 
 def recall(ids: Array, orders: Sequence[int]) -> Array:
@@ -57,10 +57,10 @@ def recall(ids: Array, orders: Sequence[int]) -> Array:
     """
     expect_orders(orders)
     expect_shape("ids", ids, "B T")
-    found = array_module(ids).empty((*ids.shape, len(orders)), np.int32)
+    tokens = array_module(ids).empty((*ids.shape, len(orders)), np.int32)
     for i, column in recalled(ids, orders):
-        found[:, :, i] = column
-    return found
+        tokens[:, :, i] = column
+    return tokens
 
 
 def recalled(ids: Array, orders: Sequence[int]) -> Iterator[tuple[int, Array]]:
@@ -92,13 +92,13 @@ def _followed(ids: Array, rows: Array, order: Array, state: Array, k: int) -> Ar
     return followed
 
 
-def _hashes(ids: Array, most: int) -> Iterator[tuple[int, Array]]:
-    """For n from 1 to `most`, n and a hash of the n ids that end at each position, uint64 (B, T)."""
+def _hashes(ids: Array, longest: int) -> Iterator[tuple[int, Array]]:
+    """For n from 1 to `longest`, n and a hash of the n ids that end at each position, uint64 (B, T)."""
     xp = array_module(ids)
     first, second = (xp.uint64(number) for number in MULTIPLIERS)
     (B, T), last = ids.shape, ids.astype(xp.uint64) + xp.uint64(1)  # 0: nothing
     state = xp.zeros((B, T), xp.uint64)
-    for n in range(1, most + 1):
+    for n in range(1, longest + 1):
         earlier = xp.zeros_like(last)
         earlier[:, n - 1 :] = last[:, : max(0, T - n + 1)]  # the id n − 1 positions before
         state = (state * first + earlier) * second

@@ -13,7 +13,7 @@ import numpy as np
 from ..kernels.mkl_products import product, products, widen
 from ..kernels.numba_code import compiled
 from ..kernels.numba_multiply import half
-from .neighbours import NeighbourOutput, largest, largest_in, nearest_keys
+from .neighbours import NeighbourOutput, largest, largest_of_blocks, nearest_keys
 
 MORE = 8  # the fewest blocks that are searched beyond K after rounding
 ROUNDED: WeakKeyDictionary[NeighbourOutput, tuple[np.ndarray, np.ndarray]] = WeakKeyDictionary()
@@ -43,7 +43,7 @@ def nearest(x: np.ndarray, layer: Any) -> tuple[np.ndarray, np.ndarray]:
     blocks = np.ascontiguousarray(largest(maxima.T, min(K, count)))
     scores = np.empty((*blocks.shape, size), np.float32)
     scores_in_blocks(x, layer.keys, layer.halves, blocks, scores)
-    return largest_in(scores, blocks, layer.neighbours)
+    return largest_of_blocks(scores, blocks, layer.neighbours)
 
 
 nearest_keys.add_twin(np.ndarray, fits, nearest, fast=True)
@@ -70,11 +70,11 @@ def write_maxima(library: Any, x: Any, keys: Any, halves: Any, transposed: Any, 
     maxima[:] = -np.inf
     for block in range(len(keys)):
         product(library, keys[block], transposed, x, True, 0, scores)
-        most = maxima[block]
+        maximum = maxima[block]
         for k in range(len(scores)):
             row, half = scores[k], halves[block, k]
-            for n in range(most.size):
-                most[n] = max(most[n], row[n] - half)
+            for n in range(maximum.size):
+                maximum[n] = max(maximum[n], row[n] - half)
 
 
 @compiled

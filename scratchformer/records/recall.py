@@ -1,4 +1,4 @@
-"""Texts with what followed earlier n-grams, for models with `Recall`: whole ones, and some that grow token by token."""
+"""Texts with the tokens that followed earlier n-grams, for models with `Recall`: whole texts and growing ones."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def recalling(text: np.ndarray, orders: Sequence[int]) -> np.ndarray:
     expect_integers("text", text)
     expect_range("text", text, 0, np.iinfo(np.int32).max - 1)
     expect_orders(orders)
-    most = int(text.max(initial=0)) + 1
-    rows = np.empty((len(text), 1 + len(orders)), np.uint16 if most < 2**16 else np.int32)
+    end = int(text.max(initial=0)) + 1
+    rows = np.empty((len(text), 1 + len(orders)), np.uint16 if end < 2**16 else np.int32)
     rows[:, 0] = text
     with progress_bar("looking up n-grams", len(orders), "lengths") as bar:
         for i, column in recalled(text[None], orders):
@@ -68,7 +68,7 @@ class RecalledTexts:
 
     def _followed(self, text: str) -> list[int]:
         """For each order, 1 + the token that followed the previous occurrence of the last n-gram of a text, or 0."""
-        found = [0] * len(self.orders)
+        ids = [0] * len(self.orders)
         for n in sorted({*self.orders}):
             ngram, start = text[-n:], len(text) - n
             places = [i for i, order in enumerate(self.orders) if order == n]
@@ -76,7 +76,7 @@ class RecalledTexts:
                 start = text.rfind(ngram, 0, start + n - 1) if start > 0 else -1
                 if start < 0:
                     break
-                found[i] = 1 + ord(text[start + n])
-            if not found[places[0]]:
+                ids[i] = 1 + ord(text[start + n])
+            if not ids[places[0]]:
                 break  # a longer n-gram has not occurred either
-        return found
+        return ids

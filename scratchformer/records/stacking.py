@@ -84,6 +84,6 @@ def _inputs(probabilities: np.ndarray, logits: np.ndarray) -> np.ndarray:
     expect_shape("logits", logits, "texts", texts=len(probabilities))
     if not np.isfinite(logits).all():
         raise ValueError("logits: expected finite numbers")
-    least = math.ulp(0.0)  # a probability of 0 would have infinite log-odds
-    log_p = np.log(np.maximum(np.asarray(probabilities, np.float64), least))
+    smallest = math.ulp(0.0)  # a probability of 0 would have infinite log-odds
+    log_p = np.log(np.maximum(np.asarray(probabilities, np.float64), smallest))
     return np.stack([log_p[:, 1] - log_p[:, 0], np.asarray(logits, np.float64)], axis=1)

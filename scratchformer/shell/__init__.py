@@ -1,1 +1,1 @@
-"""How a program starts, ends, asks and shows progress; files that are safe to read and to write."""
+"""The start and the end of programs, their options and progress bars; files that are safe to read and to write."""

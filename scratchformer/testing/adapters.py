@@ -177,9 +177,9 @@ class _TorchPair(_Pair):
         name = type(function).__name__ if self.module else name_of(function)
         kind = function if isinstance(function, type) else getattr(function, "__self__", None)
         if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
-            own: Any = kind
-            function, name, forward = own.apply, own.__name__, own.forward
-            if own.setup_context is torch.autograd.Function.setup_context:
+            rule: Any = kind
+            function, name, forward = rule.apply, rule.__name__, rule.forward
+            if rule.setup_context is torch.autograd.Function.setup_context:
                 forward = functools.partial(forward, None)  # without ctx
         super().__init__(function, name, forward, tensors, _pytree)
         self._add_parameters()
@@ -236,8 +236,8 @@ class _TorchPair(_Pair):
             raise GradientError(f"y does not depend on {names} through torch's autograd: look for {self.cut}")
         if any(t.is_complex() for t in outputs) and not any(t.is_complex() for t in leaves.values()):
             raise TypeError(f"{self.name}: expected a real result, got a complex one; return torch.view_as_real(y)")
-        own = [t.clone() if t._is_view() or t.is_leaf else t for t in outputs]  # autograd keeps track of views
-        y = tuple(t.detach().cpu().numpy() for t in own)
+        tracked = [t.clone() if t._is_view() or t.is_leaf else t for t in outputs]  # autograd keeps track of views
+        y = tuple(t.detach().cpu().numpy() for t in tracked)
         return y if len(y) > 1 else y[0], (outputs, leaves)
 
     def run(self, arrays: dict[str, Any], tensors: dict[str, Any], kwargs: dict[str, Any]) -> list:
@@ -260,7 +260,7 @@ class _TorchPair(_Pair):
         upstream = {i: self.tensor(x) for i, x in enumerate(dy)}
         given = [u.to(t.dtype) for u, t in zip(upstream.values(), outputs, strict=True)]
         try:
-            found = self.torch.autograd.grad(
+            gradients = self.torch.autograd.grad(
                 outputs, list(leaves.values()), given, retain_graph=True, materialize_grads=True
             )
         except RuntimeError as error:
@@ -268,9 +268,9 @@ class _TorchPair(_Pair):
                 raise
             raise GradientError(str(error)) from error
         self._write_back(dict(enumerate(dy)), upstream)
-        return dict(zip(leaves, self._own(found, given), strict=True))
+        return dict(zip(leaves, self._as_numpy(gradients, given), strict=True))
 
-    def _own(self, gradients: tuple, given: list) -> Iterator[np.ndarray]:
+    def _as_numpy(self, gradients: tuple, given: list) -> Iterator[np.ndarray]:
         """The gradients as NumPy arrays; those that are dy, or each other, are copied: autograd allows it."""
         seen = {t.untyped_storage().data_ptr() for t in given}
         for g in gradients:
@@ -336,8 +336,8 @@ class _JaxPair(_Pair):
 
     def forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         with self._types(arrays):
-            given = {n: self.own(x) for n, x in arrays.items()}
-            kwargs = {n: self.own(x) for n, x in kwargs.items()}
+            given = {n: self.as_jax(x) for n, x in arrays.items()}
+            kwargs = {n: self.as_jax(x) for n, x in kwargs.items()}
             results = self.results(given, kwargs)
             if not results:
                 raise TypeError(f"{self.name}: expected a floating-point result")
@@ -356,17 +356,17 @@ class _JaxPair(_Pair):
             variables = {n: x for n, x in given.items() if is_floating(x)}
             try:
                 again, pull = self.jax.vjp(lambda moved: self.results(given | moved, kwargs), variables)
-                (found,) = pull([self.own(u.astype(x.dtype)) for u, x in zip(dy, again, strict=True)])
+                (gradients,) = pull([self.as_jax(u.astype(x.dtype)) for u, x in zip(dy, again, strict=True)])
             except (TypeError, ValueError) as error:
                 if "vjp" not in str(error).lower():
                     raise
                 raise GradientError(str(error)) from error  # of a number or shape that JAX refuses
             outputs = labelled("y", map(np.asarray, again))
             expect_equal(outputs, labelled("y", y), "the forward rule does not return the same values as the function")
-            return {n: np.array(found[n]) for n in variables}
+            return {n: np.array(gradients[n]) for n in variables}
 
-    def own(self, x: Any) -> Any:
-        """An array of JAX with memory of its own: the check writes to NumPy's."""
+    def as_jax(self, x: Any) -> Any:
+        """A copy of an array as one of JAX: the check writes to NumPy's."""
         return self.jax.numpy.array(x) if isinstance(x, np.ndarray) else x
 
     def _types(self, arrays: dict[str, Any]) -> AbstractContextManager:

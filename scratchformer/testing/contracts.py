@@ -14,7 +14,7 @@ from ..backend import Array, Device, array_module, device_of, is_floating_type, 
 _SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in no fixed order
 
 
-class Call(NamedTuple):
+class CheckCall(NamedTuple):
     """A call of a check."""
 
     check: Callable
@@ -41,7 +41,7 @@ class GradientError(AssertionError):
     """
 
     __module__ = "scratchformer.testing"  # where users import it from, and what pytest shows
-    call: Call | None = None
+    call: CheckCall | None = None
 
     def __init__(self, message: str, diagnoses: Iterable[Diagnosis] = ()) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ def repeatable(check: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return check(*args, **options)
         except GradientError as error:
-            error.call = Call(checked, args, options)
+            error.call = CheckCall(checked, args, options)
             raise
 
     return checked
@@ -76,7 +76,7 @@ def is_floating(x: Any) -> bool:
     return is_array(x) and is_floating_type(x.dtype)
 
 
-def own_copy(x: Any, device: Device, dtype: Any) -> Any:
+def copied(x: Any, device: Device, dtype: Any) -> Any:
     """A copy of an array on `device`, cast to `dtype` if it is floating-point.
 
     The arrays in tuples, lists and dicts are copied too. Anything else is returned unchanged.
@@ -85,10 +85,10 @@ def own_copy(x: Any, device: Device, dtype: Any) -> Any:
         return to_device(x, device, dtype if is_floating(x) else None).copy()
     if isinstance(x, dict):
         twin = copy.copy(x)
-        twin.update({key: own_copy(part, device, dtype) for key, part in x.items()})
+        twin.update({key: copied(part, device, dtype) for key, part in x.items()})
         return twin
     if isinstance(x, tuple | list):
-        return rebuilt(x, [own_copy(part, device, dtype) for part in x])
+        return rebuilt(x, [copied(part, device, dtype) for part in x])
     return x
 
 

@@ -25,7 +25,7 @@ from ..notation.consequences import Consequences, consequences
 from ..notation.grammar import Equation, canonical
 from . import known
 from .contracts import Diagnosis, as_tuple, is_array, is_floating
-from .differences import Differences, Tensor, compare_directions
+from .differences import Differences, Variable, compare_directions
 from .failed_check import MAX_ELEMENTS, SECONDS, FailedCheck, same
 from .forms import constant_factors, forms
 from .runs import LayerRun, PairRun, argument_names, flat
@@ -109,7 +109,7 @@ def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
     x[...] = value
     try:
         gradients = run.outcome(dy).gradients
-        tensors = [Tensor(name, array, to_cpu(gradients[name])) for name, array in run.floating.items()]
+        tensors = [Variable(name, array, to_cpu(gradients[name])) for name, array in run.floating.items()]
         differences = Differences(lambda: flat(run.forward()[0]), flat(dy))
         return all(c.agrees for c in compare_directions(tensors, differences, 2, np.random.default_rng(0), 1e-6))
     finally:

@@ -73,7 +73,7 @@ _NUDGES = 4  # evaluations for measuring noise
 
 
 @dataclass
-class Tensor:
+class Variable:
     """A variable of the derivatives: its name in messages, the array (perturbed in place), its analytic gradient.
 
     scale: the size of its largest element. reach: how far a random direction may move each element; 0 counts as 1.
@@ -221,7 +221,7 @@ class Differences:
         self.outputs = outputs
         self.dy, self.weight = dy, np.abs(dy)  # (outputs,)
         self.y = outputs()
-        self.tensors: list[Tensor] = []  # those whose noise was measured
+        self.tensors: list[Variable] = []  # those whose noise was measured
         self.noise = np.zeros(self.y.shape)  # the round-off in each output
         self.grain = 0.0  # in all of them
         self.floor = 0.0  # of terms that cancel in a gradient
@@ -229,7 +229,7 @@ class Differences:
 
     def measure_noise(
         self,
-        tensors: list[Tensor],
+        tensors: list[Variable],
         evaluate: Callable[..., tuple[np.ndarray, list[np.ndarray]]],
         rng: np.random.Generator,
     ) -> None:
@@ -335,7 +335,7 @@ class Differences:
         return best._replace(moved=moved, unseen=self.round_off(widest, ~moved) if widest else 0.0)
 
     def compare(
-        self, where: str, along: Sequence[tuple[Tensor, Any]], estimate: NumericDerivative, rtol: float
+        self, where: str, along: Sequence[tuple[Variable, Any]], estimate: NumericDerivative, rtol: float
     ) -> Comparison:
         """Compare the gradients with an estimate. along: the tensors that moved, each with its direction, or with the
         index of the only element that did.
@@ -345,30 +345,30 @@ class Differences:
         """
         analytic = sum(_along(t.gradient, u) for t, u in along)
         noise = sum(_along(t.noise, u if isinstance(u, tuple) else np.abs(u)) for t, u in along)
-        found = compare(where, analytic, estimate, noise, rtol)
-        if found.agrees:
-            return found
+        comparison = compare(where, analytic, estimate, noise, rtol)
+        if comparison.agrees:
+            return comparison
         if not np.any(estimate.moved):  # the gradient may be what is left of terms as large as those of other elements
             noise = sum(float(t.noise.max() * (1 if isinstance(u, tuple) else np.abs(u).sum())) for t, u in along)
-            found = compare(where, analytic, estimate, noise, rtol)
-            if found.agrees:
-                return found
-        if found.error <= found.tolerance + estimate.unseen:
+            comparison = compare(where, analytic, estimate, noise, rtol)
+            if comparison.agrees:
+                return comparison
+        if comparison.error <= comparison.tolerance + estimate.unseen:
             gradients = self.evaluate(self.dy * estimate.moved)[1]
             by_name = {t.name: gradient for t, gradient in zip(self.tensors, gradients, strict=True)}
             seen = sum(_along(by_name[t.name], u) for t, u in along)
             if compare(where, seen, estimate, noise, rtol).agrees:
                 hidden = abs(analytic - seen)
-                return found._replace(tolerance=found.tolerance + hidden, hidden=hidden)
+                return comparison._replace(tolerance=comparison.tolerance + hidden, hidden=hidden)
         if tie := self._between_orders(along):
             return compare(where, analytic, tie, noise, rtol)
-        return found
+        return comparison
 
     def round_off(self, h: float, moved: np.ndarray | bool = True) -> float:
         """A bound on the round-off error of a derivative with step h, of those outputs that have moved."""
         return 4 * float(np.sum(self.weight * (self.noise + self.grain), where=moved)) / h
 
-    def resolution(self, tensor: Tensor) -> float:
+    def resolution(self, tensor: Variable) -> float:
         """The smallest derivative of an output by `tensor` that the grain of y leaves visible, at the largest step."""
         return 4 * self.grain / (STEPS[-1] * tensor.scale)
 
@@ -455,7 +455,7 @@ class Differences:
         at_x = JUMP if jumps else AT_X if self._bends_at_x(half, whole) else ""
         return nearer._replace(kink=Kink(whole.h, float(self.dy @ left), float(self.dy @ right), at_x))
 
-    def _between_orders(self, along: Sequence[tuple[Tensor, Any]]) -> NumericDerivative | None:
+    def _between_orders(self, along: Sequence[tuple[Variable, Any]]) -> NumericDerivative | None:
         """The derivative where x has equal elements: any between the derivatives after these have been set apart, in
         several orders. None if none of them moves, or the order makes no difference.
         """
@@ -481,7 +481,7 @@ class Differences:
         closer, _ = self._in_orders(along, 0.5)
         return bool(np.any(np.ptp(slopes, axis=0) > limit) and np.all(np.abs(closer - slopes) < limit))
 
-    def _in_orders(self, along: Sequence[tuple[Tensor, np.ndarray]], gap: float = 1.0) -> tuple[np.ndarray, float]:
+    def _in_orders(self, along: Sequence[tuple[Variable, np.ndarray]], gap: float = 1.0) -> tuple[np.ndarray, float]:
         """y' of each output along a direction, for each order of the equal elements, and the step: 0 if none are equal.
         Their distance is the usual one times `gap`.
         """
@@ -499,11 +499,11 @@ class Differences:
         return np.array(slopes), h
 
 
-def _move(tensor: Tensor, base: np.ndarray, direction: np.ndarray, t: float) -> None:
+def _move(tensor: Variable, base: np.ndarray, direction: np.ndarray, t: float) -> None:
     tensor.write(base + t * direction)
 
 
-def _direction(tensor: Tensor, direction: Any) -> np.ndarray:
+def _direction(tensor: Variable, direction: Any) -> np.ndarray:
     """A direction as an array; for an index, 1 there and 0 elsewhere."""
     if not isinstance(direction, tuple):
         return direction
@@ -522,7 +522,7 @@ def _changes(values: Sequence[np.ndarray]) -> np.ndarray:
     return np.nan_to_num(np.abs(np.diff(values, axis=0, append=values[:1])), posinf=0)
 
 
-def elements(tensor: Tensor, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
+def elements(tensor: Variable, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
     """The indices of all elements of a tensor, or of `count` random ones if it has more."""
     size = tensor.base.size
     chosen = range(size) if size <= count else np.sort(rng.choice(size, count, replace=False))
@@ -535,20 +535,20 @@ def label(name: str, index: tuple[int, ...]) -> str:
 
 
 def compare_elements(
-    tensor: Tensor, differences: Differences, indices: list[tuple[int, ...]], rtol: float
+    tensor: Variable, differences: Differences, indices: list[tuple[int, ...]], rtol: float
 ) -> list[Comparison]:
     """Compare the gradient at `indices` with central differences."""
-    found = []
+    comparisons = []
     for index in indices:
         steps = _steps_for(float(tensor.base[index]), tensor.scale)
         analytic = float(tensor.gradient[index])
         estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol, analytic, steps)
-        found.append(differences.compare(label(tensor.name, index), [(tensor, index)], estimate, rtol))
-    return found
+        comparisons.append(differences.compare(label(tensor.name, index), [(tensor, index)], estimate, rtol))
+    return comparisons
 
 
 def compare_equal(
-    tensors: list[Tensor],
+    tensors: list[Variable],
     differences: Differences,
     elements: Mapping[str, Sequence[tuple[tuple[int, ...], Comparison]]],
     directions: Mapping[str, Sequence[Comparison]],
@@ -562,7 +562,7 @@ def compare_equal(
     of other tensors move with them too, and those of opposite value move the other way: it may be the absolute values
     that are equal.
     """
-    found: dict[str, list[Comparison]] = {t.name: [] for t in tensors}
+    comparisons: dict[str, list[Comparison]] = {t.name: [] for t in tensors}
     tried = set()
     for tensor in tensors:
         along_random = directions[tensor.name]
@@ -590,8 +590,8 @@ def compare_equal(
                 together = differences.compare(where, along, estimate, rtol)
                 if not together.agrees or together.size > together.tolerance:  # otherwise it decides nothing
                     for t, _ in along:
-                        found[t.name].append(together)
-    return found
+                        comparisons[t.name].append(together)
+    return comparisons
 
 
 def _steps_for(x: float, scale: float) -> tuple[float, ...]:
@@ -613,7 +613,7 @@ def _together(moves: Sequence[Callable[[float], None]]) -> Callable[[float], Non
 
 
 def compare_directions(
-    tensors: list[Tensor], differences: Differences, count: int, rng: np.random.Generator, rtol: float
+    tensors: list[Variable], differences: Differences, count: int, rng: np.random.Generator, rtol: float
 ) -> list[Comparison]:
     """Compare the gradients of `tensors` along `count` random directions with central differences.
 
@@ -621,14 +621,14 @@ def compare_directions(
     """
     scale = max(t.scale for t in tensors)
     where = f"{' and '.join(t.name for t in tensors)} along a random direction"
-    found = []
+    comparisons = []
     for _ in range(count):
         along = [(t, t.reach / scale * rng.standard_normal(t.base.shape)) for t in tensors]
         move = _together([t.along(direction) for t, direction in along])
         analytic = sum(_along(t.gradient, direction) for t, direction in along)
         estimate = differences.estimate(move, scale, rtol, analytic, search=True)
-        found.append(differences.compare(where, along, estimate, rtol))
-    return found
+        comparisons.append(differences.compare(where, along, estimate, rtol))
+    return comparisons
 
 
 def compare(where: str, analytic: float, estimate: NumericDerivative, noise: float, rtol: float) -> Comparison:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .differences import FIRST_STEP, Comparison, Differences, Tensor
+from .differences import FIRST_STEP, Comparison, Differences, Variable
 
 EXACT = 1e-9  # relative to the largest element: two computations of one gradient
 MAX_ELEMENTS = 1000  # of a tensor, beyond which no derivation is evaluated
@@ -23,14 +23,14 @@ class FailedCheck:
 
     def __init__(self, differences: Differences) -> None:
         self.differences = differences
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, Variable] = {}
         self.analytic: dict[str, np.ndarray] = {}
         self.numeric: dict[str, np.ndarray] = {}
         self.wrong: list[str] = []
 
     def add(
         self,
-        tensor: Tensor,
+        tensor: Variable,
         indices: Sequence[tuple[int, ...]],
         elements: Sequence[Comparison],
         directions: Sequence[Comparison],

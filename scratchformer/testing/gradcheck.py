@@ -29,10 +29,10 @@ from .contracts import (
     GradientError,
     Untouched,
     as_tuple,
+    copied,
     is_array,
     is_floating,
     labelled,
-    own_copy,
     repeatable,
 )
 from .differences import (
@@ -40,7 +40,7 @@ from .differences import (
     Comparison,
     Differences,
     NumericDerivative,
-    Tensor,
+    Variable,
     compare,
     compare_directions,
     compare_elements,
@@ -161,7 +161,7 @@ def check_gradients(
         run = PairRun(op, op_backward, names, args, kwargs, device, np.float64, same_bits)
         dy = normal_like(run.y, seed, device, np.float64)
         gradients = run.check_contract(dy)
-        tensors = [Tensor(name, x, to_cpu(gradients[name])) for name, x in run.floating.items()]
+        tensors = [Variable(name, x, to_cpu(gradients[name])) for name, x in run.floating.items()]
         extra = _complex_comparisons(run, dy) if complex_step else None
         return _compare_all(
             run,
@@ -235,7 +235,7 @@ def check_layer(
         report = _compare_all(
             run,
             dy,
-            [Tensor(name, x, gradients[name]) for name, x in arrays.items()],
+            [Variable(name, x, gradients[name]) for name, x in arrays.items()],
             key=Key(seed),
             rtol=rtol,
             max_elements=max_elements,
@@ -276,7 +276,7 @@ def diagnose(
 def _compare_all(
     run: CheckedRun,
     dy: Any,
-    tensors: list[Tensor],
+    tensors: list[Variable],
     key: Key,
     rtol: float,
     max_elements: int,
@@ -285,7 +285,7 @@ def _compare_all(
     explain: Callable[[FailedCheck], list[diagnosis.Diagnosis]],
     single: Callable[[], CheckedRun],
     together: int = 1,
-    extra: Callable[[Tensor, list, float], list[Comparison]] | None = None,
+    extra: Callable[[Variable, list, float], list[Comparison]] | None = None,
 ) -> Report:
     """Compare each tensor's gradient with numerical derivatives, and then with itself: is it linear in dy, and the same
     in other layouts? Returns a Report, or raises GradientError with the worst element.
@@ -293,7 +293,7 @@ def _compare_all(
     rng = key.fold("elements and directions").generator()
     differences = Differences(lambda: flat(run.forward()[0]), flat(dy))
     differences.measure_noise(tensors, functools.partial(run.evaluate, dy), rng)
-    report, found, failed = Report(), {}, FailedCheck(differences)
+    report, comparisons, failed = Report(), {}, FailedCheck(differences)
     along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
     indices = {t.name: elements(t, max_elements, rng) for t in tensors}
     of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
@@ -302,19 +302,19 @@ def _compare_all(
     for t in tensors:
         by_element, by_direction = of_elements[t.name], along_directions[t.name] + of_equal[t.name]
         by_element += extra(t, indices[t.name], differences.round_off(FIRST_STEP * t.scale)) if extra else []
-        found[t.name] = by_element, by_direction
+        comparisons[t.name] = by_element, by_direction
         failed.add(t, indices[t.name], by_element, by_direction)
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         report.append(Row(t.name, tuple(t.base.shape), len(indices[t.name]), worst))
-    _expect_resolved(found, {t.name: differences.resolution(t) for t in tensors})
+    _expect_resolved(comparisons, {t.name: differences.resolution(t) for t in tensors})
     outcome = Outcome(run.y, {t.name: t.gradient for t in tensors})
     noise = {f"gradient of {t.name}": float(t.noise.max()) for t in tensors}
     _raise_worst(
-        found,
+        comparisons,
         lambda: nonlinearity(run, dy, outcome.named_gradients(), noise),
         lambda: diagnosis.explained(explain, failed),
     )
-    _expect_decided(found)
+    _expect_decided(comparisons)
     wide = {name: max(x, differences.floor) for name, x in noise.items()}
     check_linearity(run, dy, outcome.named_gradients(), noise, wide, layouts)
     if layouts:
@@ -326,8 +326,8 @@ def _compare_all(
     # Values are not compared in float32: they may overflow, and a matrix may have no inverse there.
     with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
         of_float32 = single()
-        of_float32.checked(own_copy(dy, run.device, of_float32.dtype))
-    report.kinks = tuple(f"{c.where}: {c.note}" for both in found.values() for c in _at_kinks(*both))
+        of_float32.checked(copied(dy, run.device, of_float32.dtype))
+    report.kinks = tuple(f"{c.where}: {c.note}" for both in comparisons.values() for c in _at_kinks(*both))
     return report
 
 
@@ -337,10 +337,10 @@ def _at_kinks(by_element: list[Comparison], by_direction: list[Comparison]) -> l
 
 
 def _compare_together(
-    tensors: list[Tensor], differences: Differences, count: int, together: int, rng: np.random.Generator, rtol: float
+    tensors: list[Variable], differences: Differences, count: int, together: int, rng: np.random.Generator, rtol: float
 ) -> dict[str, list[Comparison]]:
     """The comparisons along `count` random directions, by tensor name; `check_layer` says which go together."""
-    found = {}
+    by_name = {}
     tensors = sorted(tensors, key=_sensitivity)
     for group in (tensors[i : i + together] for i in range(0, len(tensors), together)):
         comparisons = compare_directions(group, differences, count, rng, rtol)
@@ -348,23 +348,23 @@ def _compare_together(
         decided = all(c.agrees and c.tolerance <= smallest / 1000 for c in comparisons)
         for t in group:
             alone = len(group) > 1 and not decided
-            found[t.name] = compare_directions([t], differences, count, rng, rtol) if alone else comparisons
-    return found
+            by_name[t.name] = compare_directions([t], differences, count, rng, rtol) if alone else comparisons
+    return by_name
 
 
-def _sensitivity(tensor: Tensor) -> float:
+def _sensitivity(tensor: Variable) -> float:
     """How far F moves, by the analytic gradient, when the tensor moves by its scale."""
     return tensor.scale * float(np.linalg.norm(tensor.gradient))
 
 
 def _raise_worst(
-    found: dict[str, tuple[list[Comparison], list[Comparison]]],
+    comparisons: dict[str, tuple[list[Comparison], list[Comparison]]],
     not_linear: Callable[[], str],
     explain: Callable[[], list[diagnosis.Diagnosis]],
 ) -> None:
     """Raise GradientError for the worst element or, if all elements agree, for the worst direction."""
     for kind in (0, 1):
-        wrong = {name: [c for c in both[kind] if not c.agrees] for name, both in found.items()}
+        wrong = {name: [c for c in both[kind] if not c.agrees] for name, both in comparisons.items()}
         wrong = {name: cases for name, cases in wrong.items() if cases}
         if not wrong:
             continue
@@ -377,7 +377,7 @@ def _raise_worst(
             + " (y is not finite at any step, or op raises an error)" * bool(np.isnan(worst.numeric)),
             f"  absolute error {worst.error:.3g}, relative error {worst.relative_error:.3g}, "
             f"tolerance {worst.tolerance:.3g} (rtol {worst.rtol:g})",
-            f"  {len(wrong[name])} of {len(found[name][kind])} comparisons of {name} disagree",
+            f"  {len(wrong[name])} of {len(comparisons[name][kind])} comparisons of {name} disagree",
         ]
         lines += [f"  {worst.note}"] * bool(worst.kink)
         if len(others) > _OTHERS:
@@ -395,22 +395,24 @@ def _raise_worst(
         raise GradientError("\n".join(lines), diagnoses)
 
 
-def _expect_resolved(found: dict[str, tuple[list[Comparison], list[Comparison]]], resolution: dict[str, float]) -> None:
+def _expect_resolved(
+    comparisons: dict[str, tuple[list[Comparison], list[Comparison]]], resolution: dict[str, float]
+) -> None:
     """Raise ValueError if a gradient wrong by a hundredth could pass, because of a huge number in another argument."""
-    for name, (by_element, by_direction) in found.items():
-        comparisons = [c for c in by_element + by_direction if c.size]
-        if resolution[name] > _RESOLUTION and comparisons and all(c.tolerance > c.size / 100 for c in comparisons):
+    for name, (by_element, by_direction) in comparisons.items():
+        sized = [c for c in by_element + by_direction if c.size]
+        if resolution[name] > _RESOLUTION and sized and all(c.tolerance > c.size / 100 for c in sized):
             raise ValueError(
                 f"{name}: expected arguments less different in size, got a number in another argument that is so large "
                 f"that derivatives below {resolution[name]:.2g} are lost in its last digit"
             )
 
 
-def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
+def _expect_decided(comparisons: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
     """Raise ValueError if there is a tensor for which no comparison can tell a right gradient from a wrong one, or an
     element for which round-off hides whether its derivative is right or twice as large as it should be.
     """
-    for name, (by_element, by_direction) in found.items():
+    for name, (by_element, by_direction) in comparisons.items():
         if all(c.open for c in by_element + by_direction):
             first = "".join(f"; {c.where}: {c.note}" for c in _at_kinks(by_element, by_direction)[:1])
             raise ValueError(
@@ -453,15 +455,15 @@ def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None
 def _expect_tensors(tensors: dict[str, Array], given: dict[str, Any]) -> None:
     """Raise ValueError unless there are tensors to check, none is empty, and all elements are finite."""
     if not tensors:
-        found = (f"{name}: {x.dtype if is_array(x) else type(x).__name__}" for name, x in given.items())
-        raise ValueError(f"nothing to check: expected a floating-point array, got {', '.join(found) or 'none'}")
+        types = (f"{name}: {x.dtype if is_array(x) else type(x).__name__}" for name, x in given.items())
+        raise ValueError(f"nothing to check: expected a floating-point array, got {', '.join(types) or 'none'}")
     for name, x in tensors.items():
         if not x.size:
             raise ValueError(f"{name}: expected at least one element, got shape {tuple(x.shape)}")
     expect_finite(tensors, ValueError)
 
 
-def _complex_comparisons(run: PairRun, dy: Any) -> Callable[[Tensor, list, float], list[Comparison]]:
+def _complex_comparisons(run: PairRun, dy: Any) -> Callable[[Variable, list, float], list[Comparison]]:
     """A function that compares a tensor's gradient at some elements with the complex step.
 
     The complex step has practically no error of its own. The last argument of the function allows for the rounding of
@@ -471,8 +473,8 @@ def _complex_comparisons(run: PairRun, dy: Any) -> Callable[[Tensor, list, float
     places = dict(zip(run.names, args, strict=True))
     weight = flat(dy)
 
-    def comparisons(tensor: Tensor, indices: list[tuple[int, ...]], round_off: float) -> list[Comparison]:
-        found = []
+    def comparisons(tensor: Variable, indices: list[tuple[int, ...]], round_off: float) -> list[Comparison]:
+        compared = []
         for index in indices:
             places[tensor.name][index] = complex(tensor.base[index], _COMPLEX_STEP)
             y = flat(run.op(*args, **run.kwargs)[0])
@@ -480,8 +482,8 @@ def _complex_comparisons(run: PairRun, dy: Any) -> Callable[[Tensor, list, float
             estimate = NumericDerivative(float(y.imag @ weight) / _COMPLEX_STEP, round_off)
             where = f"{label(tensor.name, index)} (complex step)"
             analytic = float(tensor.gradient[index])
-            found.append(compare(where, analytic, estimate, float(tensor.noise[index]), _COMPLEX_RTOL))
-        return found
+            compared.append(compare(where, analytic, estimate, float(tensor.noise[index]), _COMPLEX_RTOL))
+        return compared
 
     return comparisons
 

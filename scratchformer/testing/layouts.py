@@ -68,12 +68,15 @@ _TOGETHER: dict[str, Callable[[Array], Array]] = {
 
 
 def difference(
-    found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], noise: Mapping[str, float], factor: float = 1.0
+    actual: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    noise: Mapping[str, float],
+    factor: float = 1.0,
 ) -> str:
     """The first result that is not what was expected, in words, at the element that differs most; empty if all are the
     same up to `factor` times the noise of each.
     """
-    for name, x in found.items():
+    for name, x in actual.items():
         allowed = _SAME * float(np.abs(expected[name]).max(initial=0)) + _NOISE * factor * noise[name]
         if wrong := differs(name, x, expected[name], allowed):
             return wrong
@@ -100,7 +103,7 @@ def check_layouts(run: CheckedRun, dy: Array, expected: Mapping[str, np.ndarray]
         upstream = {n: layout(x) if only in (None, n) else x for n, x in labelled("dy", as_tuple(dy)).items()}
         untouched = Untouched(changed | upstream)
         try:
-            found = run.outcome(like(dy, list(upstream.values())), changed).named()
+            results = run.outcome(like(dy, list(upstream.values())), changed).named()
             untouched.check("it")
         except Exception as error:
             if isinstance(error, GradientError):
@@ -108,7 +111,7 @@ def check_layouts(run: CheckedRun, dy: Array, expected: Mapping[str, np.ndarray]
             writes = "output array is read-only" in str(error) or "destination is read-only" in str(error)
             advice = " (layouts=False: for code that takes C order only)" * (not writes)
             return f"it raises {type(error).__name__}: {error}{advice}"
-        return difference(found, expected, noise)
+        return difference(results, expected, noise)
 
     for together, layout in _TOGETHER.items():
         if whole := problem(layout):

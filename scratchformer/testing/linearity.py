@@ -62,9 +62,9 @@ def nonlinearity(run: CheckedRun, dy: Any, gradients: Gradients, noise: Noise) -
     return ""
 
 
-def _is(found: Gradients, factor: float, name: str, gradient: np.ndarray, noise: Noise) -> bool:
+def _is(gradients: Gradients, factor: float, name: str, gradient: np.ndarray, noise: Noise) -> bool:
     """Whether a gradient is `factor` times the one of dy."""
-    return not difference({name: found[name]}, {name: factor * gradient}, noise, factor=factor)
+    return not difference({name: gradients[name]}, {name: factor * gradient}, noise, factor=factor)
 
 
 def _backward(run: CheckedRun, dy: Any, change: Callable[[Array], Array]) -> Gradients:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..backend import CPU, Device
 from ..rng import Key
-from .contracts import Call, is_array
+from .contracts import CheckCall, is_array
 from .runs import argument_names, name_of
 from .shrink import library, values
 
@@ -44,10 +44,10 @@ def as_test(check: Callable, args: Sequence[Any], options: Mapping[str, Any] | N
     Functions and classes are imported by module and name. What cannot be imported, such as a local function or a layer,
     is named in a comment: such a test belongs where they are defined.
     """
-    return paste(Call(check, tuple(args), dict(options or {})), name).source
+    return paste(CheckCall(check, tuple(args), dict(options or {})), name).source
 
 
-def paste(call: Call, name: str = "", comment: str = "") -> Pasted:
+def paste(call: CheckCall, name: str = "", comment: str = "") -> Pasted:
     """The source of a test that repeats `call`, and what is known about it; `comment` is put after the call."""
     check, args, options = call
     source = _Source()
@@ -73,18 +73,18 @@ def paste(call: Call, name: str = "", comment: str = "") -> Pasted:
 
 def _names(check: Callable, args: Sequence[Any]) -> list[str]:
     """Names for the arguments: those of the operation or of the layer's forward, after those of the check itself."""
-    own = argument_names(check, tuple(args))
-    first = next((i for i, name in enumerate(own) if name.endswith("]")), len(own))
+    of_check = argument_names(check, tuple(args))
+    first = next((i for i, name in enumerate(of_check) if name.endswith("]")), len(of_check))
     target = getattr(args[0], "forward", args[0]) if args else check
     bound = (None,) * isinstance(args[0] if args else None, type)  # ctx of an autograd.Function of PyTorch
     rest = argument_names(target, (*bound, *args[first:]))[len(bound) :]
     taken = {*keyword.kwlist, *dir(builtins), *_MODULES, *map(name_of, filter(callable, (check, *args)))}
-    found: list[str] = []
-    for name in own[:first] + rest:
+    names: list[str] = []
+    for name in of_check[:first] + rest:
         name = re.sub(r"\W+", "_", name).strip("_")
-        found.append(f"{name}_" if name in taken else name)
-        taken.add(found[-1])
-    return found
+        names.append(f"{name}_" if name in taken else name)
+        taken.add(names[-1])
+    return names
 
 
 class _Source:
@@ -169,8 +169,8 @@ class _Source:
             return x.__name__
         owner = getattr(x, "__self__", None)
         if isinstance(owner, type) and getattr(owner, getattr(x, "__name__", ""), None) == x:
-            found = self._imported(owner)
-            return f"{found}.{x.__name__}" if found else ""
+            class_name = self._imported(owner)
+            return f"{class_name}.{x.__name__}" if class_name else ""
         name, module = getattr(x, "__qualname__", ""), getattr(x, "__module__", None) or ""
         outer = name.partition(".")[0]
         public = [m for m in _shorter(module) if _lookup(m, name) is x]
@@ -193,8 +193,9 @@ class _Source:
             parts = x._asdict()
         else:
             return ""
-        found = self._imported(type(x))
-        return found and f"{found}({', '.join(f'{n}={self.literal(v, argument=n)}' for n, v in parts.items())})"
+        class_name = self._imported(type(x))
+        arguments = (f"{n}={self.literal(v, argument=n)}" for n, v in parts.items())
+        return class_name and f"{class_name}({', '.join(arguments)})"
 
     def _lacks(self, x: Any, argument: str) -> str:
         """A name for what cannot be imported; says in `missing` what it is."""
@@ -232,7 +233,7 @@ def _shorter(module: str) -> list[str]:
 
 def _lookup(module: str, name: str) -> Any:
     """What `name` is in a module that has been imported, or None."""
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import testing
 from ..rng import Key
-from .contracts import Call, GradientError
+from .contracts import CheckCall, GradientError
 from .paste import paste
 from .shrink import SECONDS, shrink_call
 
@@ -102,18 +102,18 @@ def shorten_notes(error: GradientError) -> None:
             error.__notes__[i] = f"{first}(...) with arrays too long to show: see the counterexample below, or use -v"
 
 
-def counterexample(error: GradientError, call: Call, nodeid: str, seconds: float = SECONDS) -> dict[str, Any]:
+def counterexample(error: GradientError, call: CheckCall, nodeid: str, seconds: float = SECONDS) -> dict[str, Any]:
     """A smaller call that fails in the same way as `error`, as strings, which pytest-xdist can send elsewhere."""
     smaller, search = shrink_call(call, error, seconds)
-    found = paste(smaller, _name(nodeid), _in_short(search.error))
+    pasted = paste(smaller, _name(nodeid), _in_short(search.error))
     notes = [] if getattr(error, "diagnoses", ()) else _diagnoses(call)
     if not search.finished:
         notes.append(f"The search stopped after {seconds:g} s: there may be a smaller counterexample.")
-    source = "".join(f"# {note}\n" for note in notes) + found.source
-    return {**found._asdict(), "nodeid": nodeid, "source": source}
+    source = "".join(f"# {note}\n" for note in notes) + pasted.source
+    return {**pasted._asdict(), "nodeid": nodeid, "source": source}
 
 
-def _diagnoses(call: Call) -> list[str]:
+def _diagnoses(call: CheckCall) -> list[str]:
     """What the mistake looks like. Under Hypothesis the check itself does not say it."""
     try:
         call.check(*call.args, **call.options)
@@ -136,10 +136,10 @@ def _in_short(error: GradientError) -> str:
     return ": ".join([first, ", ".join(f"{kind} {float(value):.4g}" for kind, value in numbers)][: 1 + bool(numbers)])
 
 
-def write_module(file: Path, found: list[dict[str, Any]], keep: bool) -> None:
+def write_module(file: Path, counterexamples: list[dict[str, Any]], keep: bool) -> None:
     """Write a test module with the counterexamples. If `keep`, add those that are not there yet to what is there."""
     text = file.read_text(encoding="utf-8") if keep and file.exists() else _HEAD
-    for each in found:
+    for each in counterexamples:
         head, _, body = each["source"].partition("\ndef test_")
         name, _, body = body.partition("():\n")
         if body in text:

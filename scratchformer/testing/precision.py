@@ -19,7 +19,7 @@ import numpy as np
 
 from ..backend import CPU, Device, is_floating_type, to_cpu
 from .bounds import Arithmetic, Bounded, Steps, limits, widest
-from .contracts import GradientError, as_tuple, is_array, is_floating, labelled, named_gradients, own_copy, repeatable
+from .contracts import GradientError, as_tuple, copied, is_array, is_floating, labelled, named_gradients, repeatable
 from .differences import label
 from .layouts import differs
 from .runs import argument_names, expect_finite, like, name_of, normal_like, two
@@ -101,9 +101,9 @@ def check_precision(
     arithmetic = Arithmetic(accumulate, elementwise, likely=accumulate != dtype)
     names = argument_names(op, args)
     run = Rounded(op, op_backward, names, args, kwargs, dy, dtype, device, seed)
-    found = run.actual()
+    actual = run.actual()
     bounded = run.bounded(arithmetic)
-    comparisons = [TensorErrors(name, x, bounded[name]) for name, x in found.items()]
+    comparisons = [TensorErrors(name, x, bounded[name]) for name, x in actual.items()]
     for comparison in comparisons:
         comparison.expect_range()
     rows = [comparison.row() for comparison in comparisons]
@@ -158,8 +158,8 @@ class Rounded:
     ) -> None:
         self.op, self.op_backward, self.names, self.dtype, self.device = op, op_backward, names, dtype, device
         with np.errstate(over="ignore"):
-            self.args = [own_copy(x, device, dtype) for x in args]
-            self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
+            self.args = [copied(x, device, dtype) for x in args]
+            self.kwargs = {key: copied(x, device, dtype) for key, x in kwargs.items()}
         given = dict(zip(names, self.args, strict=True))
         self.floating = {name: x for name, x in given.items() if is_floating(x)}
         if not self.floating:
@@ -169,7 +169,7 @@ class Rounded:
             self.y, self.cache = two(op(*self.args, **self.kwargs), "op")
         if dy is None:
             dy = normal_like(like(self.y, list(map(to_cpu, as_tuple(self.y)))), seed, CPU, np.float64)
-        parts = [own_copy(np.asarray(d), device, y.dtype) for d, y in zip(as_tuple(dy), as_tuple(self.y), strict=True)]
+        parts = [copied(np.asarray(d), device, y.dtype) for d, y in zip(as_tuple(dy), as_tuple(self.y), strict=True)]
         self.dy = like(self.y, parts)
 
     def actual(self) -> dict[str, np.ndarray]:
@@ -193,12 +193,12 @@ class Rounded:
         y, cache = self.op(*args, **{key: with_bounds(x) for key, x in self.kwargs.items()})
         store((y, cache))
         gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))
-        found = {name: arithmetic.array_of(x) for name, x in self._named(y, gradients).items()}
-        return {name: x if x.stored else arithmetic.stored(x, x.dtype) for name, x in found.items()}
+        results = {name: arithmetic.array_of(x) for name, x in self._named(y, gradients).items()}
+        return {name: x if x.stored else arithmetic.stored(x, x.dtype) for name, x in results.items()}
 
     def in_float64(self) -> dict[str, np.ndarray]:
         """y and the gradients that the code computes in float64 from the same numbers."""
-        args, kwargs, dy = (own_copy(x, self.device, np.float64) for x in (self.args, self.kwargs, self.dy))
+        args, kwargs, dy = (copied(x, self.device, np.float64) for x in (self.args, self.kwargs, self.dy))
         with np.errstate(all="ignore"):
             y, cache = self.op(*args, **kwargs)
             floating = {name: x for name, x in zip(self.names, args, strict=True) if is_floating(x)}
@@ -226,9 +226,9 @@ class Rounded:
             return f"An overflow: the largest {kind} number is {largest:g}{where}."
         alone = {}
         for line in steps:
-            _, found = with_lines(lambda other, line=line: other == line)  # type: ignore[misc]
-            if found.ratio.max() <= 1:
-                alone[line] = found
+            _, errors = with_lines(lambda other, line=line: other == line)  # type: ignore[misc]
+            if errors.ratio.max() <= 1:
+                alone[line] = errors
         if not alone:
             if explained.ratio.max() <= 1:
                 return (

@@ -18,6 +18,7 @@ from .contracts import (
     Untouched,
     arrays_in,
     as_tuple,
+    copied,
     expect_apart,
     expect_arrays,
     expect_equal,
@@ -27,7 +28,6 @@ from .contracts import (
     is_floating,
     labelled,
     named_gradients,
-    own_copy,
     rebuilt,
 )
 from .differences import label
@@ -72,8 +72,8 @@ class CheckedRun:
         self.names, self.device, self.dtype = names, device, dtype
         self.type = "" if dtype == np.float64 else f" in {np.dtype(dtype)}"  # for messages
         self.same_bits = same_bits and device == CPU  # a GPU adds in no fixed order
-        self.args = [own_copy(x, device, dtype) for x in args]
-        self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
+        self.args = [copied(x, device, dtype) for x in args]
+        self.kwargs = {key: copied(x, device, dtype) for key, x in kwargs.items()}
         named = dict(zip(names, self.args, strict=True)) | self.kwargs
         self.arrays = {name: x for name, x in named.items() if is_array(x)}
         self.given = {name: x for key, value in named.items() for name, x in arrays_in(key, value).items()}
@@ -173,8 +173,8 @@ class PairRun(CheckedRun):
     def _forward_of_others(self) -> bool:
         """Run forward on other numbers, of other signs where it accepts them; False if it accepts none."""
         rng = Key(0).fold("other numbers").generator()
-        for least in (-1.0, 0.5):
-            others = {n: to_cpu(x) * rng.uniform(least, 1, x.shape) for n, x in self.floating.items()}
+        for low in (-1.0, 0.5):
+            others = {n: to_cpu(x) * rng.uniform(low, 1, x.shape) for n, x in self.floating.items()}
             try:
                 with np.errstate(all="ignore"):
                     self.forward({n: to_device(x, self.device, self.dtype) for n, x in others.items()})
@@ -250,8 +250,8 @@ class LayerRun(CheckedRun):
         self.layer.zero_grad()
         y, cache = self.forward(changed)
         returned = self.backward(dy(y) if callable(dy) else dy, cache, changed)
-        found = {name: to_cpu(g).copy() for name, g in returned.items()}
-        return Outcome(y, found | self.parameter_gradients())
+        inputs = {name: to_cpu(g).copy() for name, g in returned.items()}
+        return Outcome(y, inputs | self.parameter_gradients())
 
     def parameter_gradients(self) -> dict[str, np.ndarray]:
         return {name: to_cpu(p.grad).copy() for name, p in self.trained.items()}
@@ -291,11 +291,11 @@ class LayerRun(CheckedRun):
         alone, other = self.outcome(dy).gradients, self.outcome(other_dy, inputs).gradients
         self.layer.zero_grad()
         (_, cache), (_, other_cache) = self.forward(), self.forward(inputs)
-        found = {n: to_cpu(g).copy() for n, g in self.backward(dy, cache).items()}
-        other_found = {n: to_cpu(g).copy() for n, g in self.backward(other_dy, other_cache, inputs).items()}
+        first_use = {n: to_cpu(g).copy() for n, g in self.backward(dy, cache).items()}
+        second_use = {n: to_cpu(g).copy() for n, g in self.backward(other_dy, other_cache, inputs).items()}
         complaint = "is wrong when the layer is used twice before backward (it must remember nothing outside the cache)"
-        expect_equal(found, alone, complaint, diagnoses=STALE)
-        expect_equal(other_found, other, complaint, diagnoses=STALE)
+        expect_equal(first_use, alone, complaint, diagnoses=STALE)
+        expect_equal(second_use, other, complaint, diagnoses=STALE)
         both = {name: alone[name] + other[name] for name in self.trained}
         expect_equal(self.parameter_gradients(), both, complaint, diagnoses=STALE)
         expect_equal(alone, first, _RERUN, self.same_bits)

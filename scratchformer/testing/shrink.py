@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import array_module, to_cpu
-from .contracts import Call, GradientError, is_array
+from .contracts import CheckCall, GradientError, is_array
 
 SECONDS = 2.0
 _MANY_AXES = 6  # up to this many axes of one size, every combination of them is tried
@@ -49,7 +49,7 @@ def shrink(check: Callable, args: Sequence[Any], seconds: float = SECONDS) -> tu
     return tuple(Search(check, args, seconds).args)
 
 
-def shrink_call(call: Call, error: GradientError, seconds: float = SECONDS) -> tuple[Call, Search]:
+def shrink_call(call: CheckCall, error: GradientError, seconds: float = SECONDS) -> tuple[CheckCall, Search]:
     """A smaller call that fails in the same way as `error`, and its search. Options that do not matter are dropped."""
     check, args, options = call
     deadline = time.monotonic() + seconds
@@ -63,7 +63,7 @@ def shrink_call(call: Call, error: GradientError, seconds: float = SECONDS) -> t
             options = fewer
     search = Search(with_options(options), (*args, *options.values()), deadline - time.monotonic())
     smaller = dict(zip(options, search.args[len(args) :], strict=True))
-    return Call(check, tuple(search.args[: len(args)]), smaller), search
+    return CheckCall(check, tuple(search.args[: len(args)]), smaller), search
 
 
 def searching() -> bool:

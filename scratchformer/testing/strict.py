@@ -108,22 +108,22 @@ def traffic() -> Iterator[list[str]]:
             y, cache = my_operation(x)
         assert found == []
     """
-    found: list[str] = []
-    token = _traffic.set(found)
+    copies: list[str] = []
+    token = _traffic.set(copies)
     try:
-        yield found
+        yield copies
     finally:
         _traffic.reset(token)
 
 
 def _count(what: str) -> None:
     """Add an entry to `traffic`, with the innermost line outside this module and `backend`."""
-    if (found := _traffic.get()) is None:
+    if (copies := _traffic.get()) is None:
         return
     frame: Any = sys._getframe(1)
     while frame.f_code.co_filename in (__file__, backend.__file__):
         frame = frame.f_back
-    found.append(f"{what} in {frame.f_code.co_filename}:{frame.f_lineno}")
+    copies.append(f"{what} in {frame.f_code.co_filename}:{frame.f_lineno}")
 
 
 class Flags(NamedTuple):
@@ -241,10 +241,10 @@ class DeviceArray:
 
     def __getitem__(self, key: Any) -> DeviceArray:
         key = _index("an index", key)
-        found = self._host[key]
-        if isinstance(found, np.generic):  # CuPy gives a 0-d view here
-            found = self._host[(*key, ...) if isinstance(key, tuple) else (key, ...)]
-        return DeviceArray(found)
+        part = self._host[key]
+        if isinstance(part, np.generic):  # CuPy gives a 0-d view here
+            part = self._host[(*key, ...) if isinstance(key, tuple) else (key, ...)]
+        return DeviceArray(part)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not _is_operand(value):

@@ -1,4 +1,4 @@
-"""Training: the loop, replicas, snapshots, metrics, and programs made of them."""
+"""Training runs: settings, snapshots, metrics, evaluation, and the start of programs."""
 
 from ..parallel.diagnose import Diverged
 from ..parallel.precision import LossScale

@@ -104,13 +104,13 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
     counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
     code = _first_use(shallow_replicas, _longest(batch, shallow.config, working))
-    (half, passing_half), (most, passing_most) = (
+    (smaller, passing_smaller), (larger, passing_larger) = (
         _watch(shallow, shallow_replicas.move(_longest(batch, shallow.config, n)), weights) for n in counts
     )
     activations = {}
-    for name in filter(most.get, most):
+    for name in filter(larger.get, larger):
         layers = depth if "block" in name else 1
-        activations[name] = layers * _extrapolate(half[name], most[name], counts, rows)
+        activations[name] = layers * _extrapolate(smaller[name], larger[name], counts, rows)
     stored = shallow.allocate(1) if hasattr(shallow, "allocate") else []  # it generates
     cache = depth * sum(array.nbytes for block in stored for array in block)
     return Estimate(
@@ -127,7 +127,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
         optimizer=BUFFERS * model.flat.data.nbytes // (ranks if shard else 1),
         gradients=replicas.gradient_arrays(micro_batches) * model.flat.grad.nbytes,
         activations=activations,
-        transient=max(0, _extrapolate(passing_half, passing_most, counts, rows)),
+        transient=max(0, _extrapolate(passing_smaller, passing_larger, counts, rows)),
         cache=cache,
         memory=whole.memory.nbytes if "memory" in config else 0,
     )
@@ -214,16 +214,16 @@ def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], i
     return kept, passing
 
 
-def _extrapolate(half: int, most: int, counts: tuple[int, int], rows: int) -> int:
-    """The linear extrapolation to `rows` of a size that is `half` and `most` for these counts of rows."""
+def _extrapolate(smaller: int, larger: int, counts: tuple[int, int], rows: int) -> int:
+    """The linear extrapolation to `rows` of a size that is `smaller` and `larger` for these counts of rows."""
     first, last = counts
-    return most + (rows - last) * (most - half) // max(1, last - first)
+    return larger + (rows - last) * (larger - smaller) // max(1, last - first)
 
 
 def _longest(batch: Any, config: Mapping[str, Any], rows: int) -> Any:
     """`rows` rows of the longest length from a batch, with a full memory if the model has one."""
-    own = max(batch[0].shape[1], getattr(batch, "target", batch[0]).shape[1])  # of a translation, the longer of two
-    longest = batch.stretched(rows, config.get("context") or config.get("max_length") or own)
+    length = max(batch[0].shape[1], getattr(batch, "target", batch[0]).shape[1])  # of a translation, the longer of two
+    longest = batch.stretched(rows, config.get("context") or config.get("max_length") or length)
     if "memory" in config:
         shape = (rows, config["depth"], config["memory"], config["d_model"])
         longest = longest._replace(memory=np.zeros(shape, batch.memory.dtype))
@@ -285,9 +285,9 @@ def _has_blocks(cache: Any) -> bool:
 
 def _by_layer(cache: Any, seen: set[int]) -> dict[str, int]:
     """The bytes that the cache of a `loss` keeps, by layer; each array counts for the first layer that has it."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, part in _parts_of_loss(cache):
         owners = {id(_owner(x)): _owner(x).nbytes for x in _arrays(part)}
-        found[name] = found.get(name, 0) + sum(size for key, size in owners.items() if key not in seen)
+        sizes[name] = sizes.get(name, 0) + sum(size for key, size in owners.items() if key not in seen)
         seen |= owners.keys()
-    return found
+    return sizes

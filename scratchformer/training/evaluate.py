@@ -40,7 +40,7 @@ from ..ops import IGNORED
 from ..parallel.replicas import Replicas
 from ..shell.progress import progress_bar
 
-MOST_ROWS = 1024  # at once on a GPU: more are no faster
+MAX_ROWS = 1024  # at once on a GPU: more are no faster
 GROUPS = 8  # in which a Transformer-XL reads the parts of a text, however many replicas there are
 
 
@@ -85,9 +85,9 @@ def predicted_bytes(data: np.ndarray, sizes: np.ndarray | None) -> int:
     expect_integers("sizes", sizes)
     expect_shape("sizes", sizes, "V")
     expect_ids("data", ids, len(sizes))
-    if not (found := int(sizes[ids].sum())) and len(ids):
+    if not (count := int(sizes[ids].sum())) and len(ids):
         raise ValueError("sizes: expected numbers of bytes, got 0 for every token of the text")
-    return found
+    return count
 
 
 def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = None) -> float:
@@ -101,10 +101,10 @@ def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = Non
         loss, _ = replicas.loss(model, batch)
         return float(loss) * batch.weight, batch.weight
 
-    found = _scored(replicas, weighted, batches, "rows", rows, lambda batch: len(batch[0]))
-    if not (total := sum(count for _, count in found)):
-        raise ValueError(f"batches: expected some with a weight, got {len(found)} without")
-    return math.fsum(loss for loss, _ in found) / total
+    losses = _scored(replicas, weighted, batches, "rows", rows, lambda batch: len(batch[0]))
+    if not (total := sum(count for _, count in losses)):
+        raise ValueError(f"batches: expected some with a weight, got {len(losses)} without")
+    return math.fsum(loss for loss, _ in losses) / total
 
 
 def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:
@@ -141,22 +141,22 @@ def evaluate_transformer_xl(
     if predictions < 1:
         raise DataError(f"corpus: {len(data)} token(s), but there is nothing to predict in fewer than 2")
     if streams is None:
-        most = GROUPS * as_in_training(replicas, context)  # not by the free memory: the score depends on it
-        streams = max(1, min(most, predictions // (4 * (memory + context))))
+        limit = GROUPS * as_in_training(replicas, context)  # not by the free memory: the score depends on it
+        streams = max(1, min(limit, predictions // (4 * (memory + context))))
     if not 1 <= streams <= predictions:
         raise ValueError(f"streams: expected a number from 1 to {predictions}, got {streams}")
     predicted = predicted_bytes(data, sizes)
     early = memory if streams > 1 else 0
-    own = math.ceil(max(0, predictions - early) / streams)  # predictions per part; the first part has `early` more
+    share = math.ceil(max(0, predictions - early) / streams)  # predictions per part; the first part has `early` more
     part = np.arange(streams)[:, None]
-    place = part * own + np.arange(early + own)  # (streams, early + own): the tokens that are read
-    counted = (place < predictions) & ((place >= part * own + early) | (part == 0))
+    place = part * share + np.arange(early + share)  # (streams, early + share): the tokens that are read
+    counted = (place < predictions) & ((place >= part * share + early) | (part == 0))
     ids, targets = (data[np.minimum(place + i, predictions)].astype(np.int32) for i in (0, 1))
     targets[~counted] = IGNORED
 
     def nats(model: Any, rows: np.ndarray) -> tuple[float, int]:
         total, kept = 0.0, None
-        for start in range(0, early + own, context):
+        for start in range(0, early + share, context):
             segment = (rows, slice(start, start + context))
             with replicas.moved(model, TextBatch(ids[segment], targets[segment])) as batch:
                 loss, cache = model.loss(*batch, kept)
@@ -167,7 +167,7 @@ def evaluate_transformer_xl(
         return total, int(counted[rows].sum())
 
     rows = np.array_split(np.arange(streams), min(GROUPS, streams))
-    with progress_bar("scoring", streams * math.ceil((early + own) / context), "segments") as bar:
+    with progress_bar("scoring", streams * math.ceil((early + share) / context), "segments") as bar:
         sums, counts = zip(*replicas.map_models(nats, rows), strict=True)
     total = math.fsum(sums)
     return {"loss": total / sum(counts), "bits_per_byte": total / (predicted * math.log(2))}
@@ -205,9 +205,9 @@ def scores_of_classes(probabilities: np.ndarray, labels: np.ndarray) -> dict[str
 
 
 def _scores(log_probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    own = np.take_along_axis(log_probabilities, labels[:, None], axis=1)
+    chosen = np.take_along_axis(log_probabilities, labels[:, None], axis=1)
     right = log_probabilities.argmax(axis=1) == labels
-    return {"loss": -math.fsum(own[:, 0]) / len(own), "accuracy": int(right.sum()) / len(own)}
+    return {"loss": -math.fsum(chosen[:, 0]) / len(chosen), "accuracy": int(right.sum()) / len(chosen)}
 
 
 def predict_classes(
@@ -233,13 +233,13 @@ def _log_probabilities(
 
     def score(model: Any, batch: Any) -> np.ndarray:
         with replicas.moved(model, batch) as moved:
-            found = to_cpu(model(*moved.inputs))
-        expect_ids("labels", batch.labels, found.shape[1])
-        return found
+            scores = to_cpu(model(*moved.inputs))
+        expect_ids("labels", batch.labels, scores.shape[1])
+        return scores
 
     batches = in_order(dataset, batch_size, max_length, keep)
-    found = _scored(replicas, score, batches, "texts", len(dataset.ids), lambda batch: len(batch.labels))
-    return np.concatenate(found)[np.argsort(by_length(dataset, max_length))]
+    scored = _scored(replicas, score, batches, "texts", len(dataset.ids), lambda batch: len(batch.labels))
+    return np.concatenate(scored)[np.argsort(by_length(dataset, max_length))]
 
 
 def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int) -> dict[str, float]:
@@ -248,13 +248,13 @@ def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int)
     """
 
     def score(model: Any, batch: MaskedBatch) -> list[tuple[float, int, int]]:
-        found = []
+        scores = []
         with replicas.moved(model, batch) as moved:
             logits, _ = model.forward(moved.ids, moved.lengths, moved.segments, moved.places)
             for z, targets in zip(logits, (moved.targets, moved.unrelated), strict=False):
                 loss, _ = ops.cross_entropy(z, targets)
-                found.append((float(loss) * targets.size, int((z.argmax(axis=-1) == targets).sum()), targets.size))
-        return found
+                scores.append((float(loss) * targets.size, int((z.argmax(axis=-1) == targets).sum()), targets.size))
+        return scores
 
     rows = at_once(replicas, batches.max_length)
     micro_batches = (micro for step in range(count) for micro in batches.batch(step).split(rows))
@@ -289,7 +289,7 @@ def at_once(replicas: Replicas, length: int) -> int:
     if replicas.micro_batch is None and replicas.device is not CPU:
         room, row = free_memory(replicas.device) / 2, _bytes_of_a_row(replicas.model, length)
         if row and math.isfinite(room):
-            return min(MOST_ROWS, max(1, int(room) // row))
+            return min(MAX_ROWS, max(1, int(room) // row))
     return as_in_training(replicas, length)
 
 

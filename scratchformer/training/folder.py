@@ -13,7 +13,7 @@ from ..nn import Layer
 from ..optim.optimizer import Optimizer
 from ..parallel.numerics import is_record
 from ..shell.text import one_line, shown
-from .metrics import LARGEST_STEP, METRICS, Summary, kept_records
+from .metrics import MAX_STEP, METRICS, Summary, kept_records
 from .snapshot import (
     BEST,
     LAST,
@@ -74,7 +74,7 @@ def _check_state(path: Path, state: Mapping[str, Any]) -> None:
     if "step" not in state or "best" not in state:
         raise SnapshotError(f"{path} is not a snapshot of a run: it has no step or no best score")
     step, best, records = state["step"], state["best"], state.get("records")
-    if type(step) is not int or not 0 <= step <= LARGEST_STEP:
+    if type(step) is not int or not 0 <= step <= MAX_STEP:
         raise SnapshotError(f"{path} is not a snapshot of a run: step is {shown(step)}, expected a whole number")
     if records is not None and not (isinstance(records, list) and [type(n) for n in records] == [int, int]):
         raise SnapshotError(
@@ -108,9 +108,9 @@ def load_run(
 
     def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
         for name in names:
-            if (found := snapshot.state.get(name)) != state[name]:
-                found, own = (shorten(repr(value), 200, placeholder="...") for value in (found, state[name]))
-                raise SnapshotError(f"{snapshot.path} has {name} {found}, this run has {own}")
+            if (saved := snapshot.state.get(name)) != state[name]:
+                saved, now = (shorten(repr(value), 200, placeholder="...") for value in (saved, state[name]))
+                raise SnapshotError(f"{snapshot.path} has {name} {saved}, this run has {now}")
 
     snapshot = read_run(out)
     if snapshot is None:
@@ -131,8 +131,8 @@ def load_run(
         raise SnapshotError(f"{snapshot.path} has the best score {shown(best)}, this run selects by {metric}")
     restore(snapshot, model, optimizer, batches)
     state |= {"step": step, "best": best}
-    if is_record(found := snapshot.state.get("numerics")):
-        state["numerics"] = found
+    if is_record(numerics := snapshot.state.get("numerics")):
+        state["numerics"] = numerics
     if "loss_scale" in snapshot.state:
         state["loss_scale"] = snapshot.state["loss_scale"]
     if best is not None and not (out / BEST).exists():

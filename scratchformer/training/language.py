@@ -1,4 +1,4 @@
-"""What programs that train a language model share: the corpus, a sample of the text, and scores while it learns."""
+"""Shared parts of programs that train a language model: the corpus, a sample, and scores while it learns."""
 
 from __future__ import annotations
 

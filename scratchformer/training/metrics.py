@@ -20,7 +20,7 @@ from ..shell.reading import parsed, read_bytes
 from ..shell.text import one_line
 
 METRICS = "metrics.jsonl"  # each line has the checksum of itself and of all lines before it
-LARGEST_STEP = 1 << 53  # a float64 is exact up to here
+MAX_STEP = 1 << 53  # a float64 is exact up to here
 MEASURED = "tokens_per_second"  # the only value that differs when steps are repeated
 _SEALED = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}')
 
@@ -67,11 +67,11 @@ def kept_records(
     kept = [record for record in records if record["step"] <= step]
     if damage and (expected is None or len(kept) < expected[0]):
         raise ValueError(damage)
-    found = reduce(Summary.after, kept, Summary())
-    if expected is not None and found != tuple(expected):
+    summary = reduce(Summary.after, kept, Summary())
+    if expected is not None and summary != tuple(expected):
         what = f"the records up to step {step} have another checksum"
-        if found.lines != expected[0]:
-            what = f"expected {expected[0]} records up to step {step}, got {found.lines}"
+        if summary.lines != expected[0]:
+            what = f"expected {expected[0]} records up to step {step}, got {summary.lines}"
         raise ValueError(f"{path} and the last snapshot are not from the same run: {what}")
     return kept, damage
 
@@ -97,17 +97,17 @@ def _record(line: bytes, sealed: bool, before: int) -> tuple[dict[str, Any] | No
     sealed: whether lines have checksums. before: the checksum of the line before.
     """
     if sealed:
-        found = _SEALED.fullmatch(line)
-        crc = 0 if found is None else zlib.crc32(found[1], before)
-        if found is None or crc != int(found[2], 16):
+        match = _SEALED.fullmatch(line)
+        crc = 0 if match is None else zlib.crc32(match[1], before)
+        if match is None or crc != int(match[2], 16):
             return None, before
-        line, before = found[1] + b"}", crc
+        line, before = match[1] + b"}", crc
     try:
         record = parsed(line.decode(), "")
     except ValueError:
         return None, before
     step, *values = record.get("step"), *record.values()
-    if type(step) is not int or not 0 <= step <= LARGEST_STEP or not all(map(is_number, values)):
+    if type(step) is not int or not 0 <= step <= MAX_STEP or not all(map(is_number, values)):
         return None, before
     return record, before
 

@@ -1,4 +1,4 @@
-"""Load a model that reads or writes text, with its vocabulary, from a run's folder or a folder of published weights."""
+"""Loading of models that read or write text, with their vocabularies, from runs or published weights."""
 
 from __future__ import annotations
 

@@ -422,7 +422,7 @@ class Run:
                 there, here = (shorten(repr(value), 100, placeholder="...") for value in (there, here))
                 raise SnapshotError(f"{snapshot.path} was made with other data: {name} {there} in it, {here} here")
 
-    # What is behind it
+    # Steps of the loop, snapshots and scores, behind the methods above
 
     def begin(self) -> None:
         """Let rank 0 lock, read and write the folder, and send the others everything that it read."""

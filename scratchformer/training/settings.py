@@ -17,7 +17,7 @@ from typing import Any
 
 from ..backend import get_device
 from ..parallel.precision import PRECISIONS
-from ..parallel.replicas import MOST_REPLICAS
+from ..parallel.replicas import MAX_REPLICAS
 from ..shell.files import expect_no_link, locked, make_folder, replacing
 from ..shell.options import MAX_STEPS, SEED, CommandLine
 from ..shell.reading import decoded, parsed, read_bytes
@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     **{"program": ("",), "preset": ("",), "seed": (0,), "steps": (0,), "data": ("", None)},
     **{"replicas": (0, None), "micro_batch": (0, None), "tensorboard": (False,)},
 }
-LARGEST = {"steps": MAX_STEPS, "replicas": MOST_REPLICAS}  # any other whole number has to fit in 64 bits, signed
+LIMITS = {"steps": MAX_STEPS, "replicas": MAX_REPLICAS}  # any other whole number has to fit in 64 bits, signed
 # What the file has beyond the settings. An earlier version had neither a version nor checksums.
 VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
@@ -118,7 +118,7 @@ def start_run(
     """
     _check_presets(presets)
     without = [option for option, described in options.items() if described is None]
-    options, passing = own_options(options)
+    options, passing = program_options(options)
     args = _parser(name, description, presets, options, without).parse_args(argv)
     names = [_setting(option) for option in options]
     given = {name: value for name in (*KEPT, *CHANGEABLE, *names) if (value := getattr(args, name)) is not None}
@@ -152,7 +152,7 @@ def start_run(
     return dict(out=out, resume=args.resume is not None, device=device, settings=settings, attributes=attributes)
 
 
-def own_options(options: Mapping[str, Mapping[str, Any] | None]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def program_options(options: Mapping[str, Mapping[str, Any] | None]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The options of a program, those of every program included, and the settings of those that are changeable."""
     described = {name: {**option} for name, option in options.items() if option is not None}
     changeable = [_setting(name) for name, option in described.items() if option.pop("changeable", False)]
@@ -212,8 +212,8 @@ def _new_settings(
         _check_folder(out)
     if holds_run(out) or os.path.lexists(out / SETTINGS):
         raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
-    own = map(_setting, options)
-    preset = given.get("preset") or next((option for option in own if option in given and option in presets), "small")
+    named = (name for name in map(_setting, options) if name in given and name in presets)
+    preset = given.get("preset") or next(named, "small")
     settings = {"program": name, "preset": preset, "seed": 0, "data": None}
     settings |= {"replicas": None, "micro_batch": None, "tensorboard": False}
     settings |= {**_defaults(options), **presets[preset], **given}
@@ -242,8 +242,8 @@ def expect_unchanged(path: Path) -> None:
     """
     if os.path.lexists(path.parent / SETTINGS) and path.is_file():
         files = _read(path.parent).get(FILES, {})
-        found = files.get(path.name) if isinstance(files, dict) else None
-        if found is not None and found != _digest(path):
+        digest = files.get(path.name) if isinstance(files, dict) else None
+        if digest is not None and digest != _digest(path):
             raise ValueError(f"vocabulary {path} is damaged: it does not have the checksum in {SETTINGS}")
 
 
@@ -301,7 +301,7 @@ def _check_settings(
     for name, value in settings.items():
         examples = [preset[name] for preset in presets.values() if name in preset]
         if examples and name not in map(_setting, options):
-            _expect_like(run, name, value, examples, least=min(0, *(e for e in examples if type(e) is int), 0))
+            _expect_like(run, name, value, examples, low=min(0, *(e for e in examples if type(e) is int), 0))
     for option, described in options.items():
         name, value = _setting(option), settings[_setting(option)]
         action = described.get("action", "store")
@@ -313,17 +313,17 @@ def _check_settings(
         kind = described.get("type", str) if action == "store" else bool
         examples = [preset[name] for preset in presets.values() if name in preset]
         if kind in (bool, int, float, str):  # and not a function of the program's own
-            _expect_like(run, name, value, [kind(), described.get("default"), None, *examples], least=-(2**63))
+            _expect_like(run, name, value, [kind(), described.get("default"), None, *examples], low=-(2**63))
 
 
-def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any], least: int = 0) -> None:
+def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any], low: int = 0) -> None:
     """Raise ValueError unless `value` is of the same type as one of the examples, a whole number is not less than
-    `least` and not too large, and a text is not too long. An infinite number is right if one of the examples is.
+    `low` and not too large, and a text is not too long. An infinite number is right if one of the examples is.
     """
     kinds = {list if isinstance(example, tuple) else type(example) for example in examples}  # as JSON gives it back
-    largest = LARGEST.get(name, 2**63 - 1)
+    high = LIMITS.get(name, 2**63 - 1)
     if type(value) is int and int in kinds:
-        right = least <= value <= largest
+        right = low <= value <= high
     elif type(value) in (int, float) and float in kinds:
         right = is_number(value) or any(value == example for example in examples)
     else:
@@ -331,7 +331,7 @@ def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any], le
     if not right:
         words = {
             str: "text of at most 4,096 characters",
-            int: f"a whole number from {least} to {largest:,}",
+            int: f"a whole number from {low} to {high:,}",
             float: "a finite number",
             bool: "true or false",
             list: "a list",
@@ -361,7 +361,7 @@ def _parser(
         "continue": dict(
             action="store_true", dest="go_on", help="continue the run in the folder of --out, if there is one"
         ),
-        "replicas": dict(**number, max=MOST_REPLICAS, help="threads on a CPU (default: one for each core)"),
+        "replicas": dict(**number, max=MAX_REPLICAS, help="threads on a CPU (default: one for each core)"),
         "micro-batch": dict(**number, max=2**31 - 1, help="rows computed at once (default: automatic)"),
         "estimate": dict(action="store_true", help="print how much memory the run will take, and stop"),
         "tensorboard": dict(action="store_true", default=None, help="log to TensorBoard too"),
@@ -369,7 +369,7 @@ def _parser(
     parser = CommandLine(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(data=None, estimate=False, go_on=False)
     described = {option: common[option] for option in common if option not in without}
-    described |= {option: {**own, "default": None} for option, own in options.items()}
+    described |= {option: {**arguments, "default": None} for option, arguments in options.items()}
     for option, arguments in described.items():
         parser.add_argument(f"--{option}", **arguments)
     return parser

@@ -83,8 +83,8 @@ def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(getattr(model, "config", None), Mapping):
         raise SnapshotError(f"cannot save a {name}: it has no `config`, a dict of the arguments to create it again")
     if wrong := [key for key in _keys_in(model.config) if not isinstance(key, str)]:
-        found = f"expected strings as the keys of a dict, got {shown(wrong[0])}"  # of which JSON would make a string
-        raise SnapshotError(f"cannot save a {name} with these arguments: {found}")
+        reason = f"expected strings as the keys of a dict, got {shown(wrong[0])}"  # of which JSON would make a string
+        raise SnapshotError(f"cannot save a {name} with these arguments: {reason}")
     try:
         described = json.dumps({"class": class_name(model), "config": model.config}, default=importable)
     except (TypeError, ValueError) as error:  # such as a user's own layer as `positions`
@@ -153,10 +153,10 @@ def class_name(model: Layer) -> str:
 
 def find_class(name: str, program: ModuleType | None = None) -> type[Layer]:
     """The class with this `class_name`. Raises SnapshotError if there is none, or if it is not a Layer."""
-    found = MODELS.get(name) or find(name, program)
-    if not (isinstance(found, type) and issubclass(found, Layer)):
+    value = MODELS.get(name) or find(name, program)
+    if not (isinstance(value, type) and issubclass(value, Layer)):
         raise SnapshotError(f"unknown model {name[:200]!r}: it is not a Layer")
-    return found
+    return value
 
 
 def find(name: str, program: ModuleType | None = None) -> Any:
@@ -170,11 +170,11 @@ def find(name: str, program: ModuleType | None = None) -> Any:
         local = ": a class defined inside a function cannot be found again" if "<locals>" in parts else ""
         raise SnapshotError(f"unknown model {name[:200]!r}{local}")
     for place in (program, sys.modules.get(module)):
-        found: Any = place
+        value: Any = place
         for part in parts:
-            found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
-        if found is not None:
-            return found
+            value = vars(value).get(part) if isinstance(value, ModuleType | type) else None
+        if value is not None:
+            return value
     module, qualified = printable(module), printable(qualified)
     if program is not None:
         raise SnapshotError(f"its model {qualified}, of {module}, is not in {program.__file__} or what that imports")
@@ -226,9 +226,9 @@ def imported(value: Any, program: ModuleType | None = None) -> Any:
     if value.keys() != {"import"}:
         return {name: imported(part, program) for name, part in value.items()}
     name = value["import"]
-    if not isinstance(name, str) or not is_part(found := find(name, program)):
+    if not isinstance(name, str) or not is_part(part_of_model := find(name, program)):
         raise SnapshotError(f"{shown(name)} is neither a class of layers nor an operation")
-    return found
+    return part_of_model
 
 
 def is_part(value: Any) -> bool:
@@ -243,12 +243,12 @@ def is_operation(value: Any) -> bool:
 
 def _warn_of_a_lost_class(kind: type[Layer], name: str) -> None:
     try:
-        found = find_class(name)
+        known = find_class(name)
     except SnapshotError:
-        found = None
-    if kind.__module__ == "__main__" and found is kind:
+        known = None
+    if kind.__module__ == "__main__" and known is kind:
         where = f"only in a program that defines or imports it; put {kind.__name__} into a module of its own"
-    elif found is not kind:
+    elif known is not kind:
         where = f"nowhere; put {kind.__name__} at the top of a module"
     else:
         return
@@ -323,11 +323,11 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
     if not isinstance(model_class, str) or not isinstance(config, dict):
         got = f"{shown(model_class)} and {shown(config)}"
         raise SnapshotError(f"{path} is damaged: expected the name of a class and its arguments, got {got}")
-    own = {
+    parts = {
         part: {name.partition(".")[2]: a for name, a in tensors.items() if name.startswith(part + ".")}
         for part in PARTS
     }
-    return Snapshot(model_class, config, state, **own, path=path)
+    return Snapshot(model_class, config, state, **parts, path=path)
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
@@ -347,11 +347,11 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 
 def _check_format(path: Path, header: Mapping[str, str]) -> None:
-    found = header.get("format")
-    if found != FORMAT and found not in EARLIER:
+    name = header.get("format")
+    if name != FORMAT and name not in EARLIER:
         raise SnapshotError(f"{path} is a safetensors file, but not a {FORMAT}")
-    if ("sha256" in header) != (found == FORMAT):
-        raise ValueError(f"a {found} {'without' if found == FORMAT else 'with'} a checksum")
+    if ("sha256" in header) != (name == FORMAT):
+        raise ValueError(f"a {name} {'without' if name == FORMAT else 'with'} a checksum")
 
 
 def count_weights(path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Programs: how one is started, and how the program of a run is found and scored again.
+"""The start of programs, and the scoring of a run by the program that made it.
 
 A program is a file with a function `main(run)`, which `start` calls. These names in the file are looked up:
 
@@ -30,7 +30,7 @@ from ..shell.text import printable, shown
 from .examples import examples, is_example
 from .readers import mean_snapshot
 from .run import Estimated, Run
-from .settings import own_options, read_settings, saved_settings, start_run
+from .settings import program_options, read_settings, saved_settings, start_run
 from .snapshot import BEST, LAST, NotImported, load_file
 
 PACKAGE = Path(__file__).parents[2]  # the folder that holds this package, and in a checkout the examples too
@@ -85,7 +85,7 @@ def open_run(run: Path, names: Mapping[str, Any], device: str, data: str | None,
     options = names.get("OPTIONS", {})
     if data is not None and options.get("data", data) is None:
         raise ValueError(f"--data: {name_of(names)} takes none, so leave it out")
-    settings = saved_settings(run, name_of(names), names.get("PRESETS", {}), own_options(options)[0])
+    settings = saved_settings(run, name_of(names), names.get("PRESETS", {}), program_options(options)[0])
     settings |= {"data": data} if data else {}
     return made(
         name_of(names), settings, dict(scoring=True), out=run, resume=True, device=get_device(device), ranks=ranks

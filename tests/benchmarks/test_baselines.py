@@ -33,14 +33,14 @@ def test_log_ratios_on_a_hand_example(baselines):
 def test_only_bigrams_tell_these_reviews_apart(baselines, name):
     """The same words in another order: a model of words has what guessing has, one of bigrams is always right."""
     texts, labels = ["not good but bad", "good but not bad"] * 4, np.array([0, 1] * 4)
-    parts = [baselines.Part(texts, labels)] * 3
+    parts = [baselines.LabelledTexts(texts, labels)] * 3
     row = baselines.score_linear(baselines.LINEAR[name], *parts)
     expected = 1.0 if "bigrams" in name else 0.5
     assert (row.validation, row.test, row.after_both) == (expected,) * 3
 
 
 def test_what_only_validation_shows_counts_after_both(baselines):
-    part = baselines.Part
+    part = baselines.LabelledTexts
     train = part(["a good film", "a bad film"], np.array([1, 0]))
     validation = part(["superb", "superb", "awful", "awful"], np.array([1, 1, 0, 0]))
     test = part(["awful", "superb"], np.array([0, 1]))
@@ -50,7 +50,7 @@ def test_what_only_validation_shows_counts_after_both(baselines):
 
 def test_a_validation_part_has_whole_groups(baselines):
     labels = np.repeat([0, 1], 1000)
-    blocks = baselines.blocks_of(baselines.Part([], labels))
+    blocks = baselines.blocks_of(baselines.LabelledTexts([], labels))
     assert np.unique(blocks, return_counts=True)[1].tolist() == [250] * 8 and blocks[999] != blocks[1000]
     folds = baselines.folds_of(blocks, 4)
     assert (

@@ -331,7 +331,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         length_penalty=0.6,
         longer=3,
     ),
-    "bleu": lambda: call_of("bleu", generation.bleu, found=["A text."], references=["A text."]),
+    "bleu": lambda: call_of("bleu", generation.bleu, translations=["A text."], references=["A text."]),
     "cache_for": lambda: call_of(
         "cache_for",
         lambda model, batch_size, ids: generation.cache_for(model, batch_size).logits(ids),

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratchformer.data import DataError, Subwords, components
-from scratchformer.data.components import CHAINS, GROWTH_MOST, PATTERN_MOST, WITH_CLASSES, expect_bounded, linear
+from scratchformer.data.components import (
+    CHAINS,
+    MAX_GROWTH,
+    MAX_PATTERN,
+    MAX_PATTERN_AND_CLASSES,
+    expect_bounded,
+    linear,
+)
 from scratchformer.data.subwords import PublishedTokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -40,7 +47,7 @@ ENDLESS = (
     "(a+)+$", "(a|a)*b", "(a*)*", "a*a*b", r"[\s\S]+#|.", ".*#", "(?:a?){20}a{20}", "a?" * 30 + "a" * 30, r"(a)\1",
     "(?=a+)b", "(?<=a)b", "(?>a+)b", "a+?b", "(?:a+)?b", "a{2}{3}{4}", "a{1,3}+b", "a{1,1000}b", "a{2,}b", "(a?)?a?",
     r"\s*\s*x", r"\s*[\r\n]+x", r"[^\s]*\s", r"\g<0>", "(?#x)a", "(?x)a +b", "(a", "[a", "(" * 5000, "a|" * 400,
-    "[" + "a" * WITH_CLASSES + "]",
+    "[" + "a" * MAX_PATTERN_AND_CLASSES + "]",
 )  # fmt: skip
 
 
@@ -143,7 +150,7 @@ def test_patterns_whose_time_has_no_bound(pattern):
     "part", ["a?|", "a*|", "[^a]", "[[^a][^b]]", "(?:a)?|", r"\s*\s*|", r"\s+$", "a{1,2}+|", "(|)?", "[^"]
 )
 def test_the_look_at_a_pattern_takes_no_time_either(part):
-    assert not linear(part * (PATTERN_MOST // len(part)) + "(a+)+")  # not after 2 to the power of hundreds of steps
+    assert not linear(part * (MAX_PATTERN // len(part)) + "(a+)+")  # not after 2 to the power of hundreds of steps
 
 
 @pytest.mark.parametrize("pattern", [*PUBLISHED.values(), "a", "ab?c+", "(?:ab|c)?d*"])
@@ -212,11 +219,11 @@ parts = st.one_of(
 )
 
 
-@given(st.lists(parts, max_size=4), texts.filter(bool), st.sampled_from([1, 2, 4, 20, 100, GROWTH_MOST]))
+@given(st.lists(parts, max_size=4), texts.filter(bool), st.sampled_from([1, 2, 4, 20, 100, MAX_GROWTH]))
 def test_a_text_grows_no_more_than_the_bound(normalizers, text, most):
     settings = {"version": "1.0", "added_tokens": [], "model": BPE} | chain("normalizer", normalizers)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(components, "GROWTH_MOST", most)
+        patch.setattr(components, "MAX_GROWTH", most)
         try:
             expect_bounded(settings, "x")
         except DataError:

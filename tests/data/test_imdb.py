@@ -254,7 +254,7 @@ def test_extended_headers_are_skipped(tmp_path):
 
 
 def test_sizes_are_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr("scratchformer.data.imdb.ARCHIVE_MOST", 1_000_000)
+    monkeypatch.setattr("scratchformer.data.imdb.MAX_ARCHIVE", 1_000_000)
     path = tmp_path / "a.tar.gz"
     write_archive(path, make_reviews() | {"aclImdb/test/pos/99_8.txt": b"a " * 600_000})
     with pytest.raises(DataError, match=r"99_8\.txt: expected at most 1,048,576 bytes, got 1,200,000$"):

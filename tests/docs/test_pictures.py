@@ -8,7 +8,7 @@ import pytest
 import step_curves
 from changes import BEFORE, model_changes
 from layer_pictures import layer_picture
-from letters import SIZES, Letters, Sizes, written
+from letters import SIZES, Letters, LetterSizes, written
 from operation_pictures import WITHOUT_BACKWARD, operation_picture
 from step_curves import STEPS, step_curve, step_errors
 from traced import CASES, traced
@@ -112,7 +112,7 @@ def value(terms, sizes):
 def test_formulas_hold_at_other_sizes(name):
     """A letter that stood for the wrong size would show: all sizes are different from those of the picture."""
     letters, call, _ = traced(name)
-    other = Sizes(**dict(B=4, T=10, S=12, M=23, H=15, G=5, D=16, C=240, F=960, V=37, I=19, O=29, K=6))
+    other = LetterSizes(**dict(B=4, T=10, S=12, M=23, H=15, G=5, D=16, C=240, F=960, V=37, I=19, O=29, K=6))
     layer, inputs, options = CASES[name](other)
     if isinstance(layer, models.Model):
         options = {**options, "key": Key(0)}

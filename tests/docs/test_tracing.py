@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from letters import SIZES, Sizes
+from letters import SIZES, LetterSizes
 from traced import CASES, DEPTH, traced
 from tracing import owner, trace, trace_operation
 
@@ -100,7 +100,7 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_bytes_kept_as_the_estimate_of_memory_has_them(name):
     """The estimate measures one block and multiplies; the trace counts all. The batch itself is not in the estimate."""
-    model, inputs, _ = CASES[name](Sizes())
+    model, inputs, _ = CASES[name](LetterSizes())
     config, B = model.config, SIZES["B"]
     batch = BATCHES[name](*inputs)
     longest = batch.stretched(B, config.get("context") or config["max_length"])

@@ -345,7 +345,9 @@ def test_bleu_of_lower_case_words():
 
 @pytest.mark.parametrize(("found", "references"), [(["a"], ["a", "b"]), (["a", "b"], ["a"]), ([], [])])
 def test_bleu_of_lists_that_do_not_match(found, references):
-    message = f"^found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}$"
+    message = (
+        f"^translations, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}$"
+    )
     with pytest.raises(ValueError, match=message):
         bleu(found, references)
 

@@ -9,7 +9,7 @@ import pytest
 from scratchformer import ops
 from scratchformer.compiler import CompileError
 from scratchformer.compiler.show import loops_of
-from scratchformer.ops.precision import round_into
+from scratchformer.ops.rounding import round_into
 from scratchformer.optim.adam import adam_step
 from scratchformer.optim.optimizer import scale
 

@@ -295,7 +295,7 @@ def test_rounding(dtype):
     for start in 0, 1:
         with fast():
             out = GPU.xp.zeros(len(x) - start, dtype)
-            ops.precision.round_into(to_device(x, GPU)[start:], out)
+            ops.rounding.round_into(to_device(x, GPU)[start:], out)
         np.testing.assert_array_equal(to_cpu(out), x[start:].astype(dtype))
 
 

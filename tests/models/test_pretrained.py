@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from scratchformer.models import GPT2
-from scratchformer.models.pretrained import PretrainedError, Tensor, load_weights, read_config
+from scratchformer.models.pretrained import PretrainedError, TensorSource, load_weights, read_config
 from scratchformer.nn import Layer, Linear
 from scratchformer.rng import Key
 
@@ -353,10 +353,10 @@ class Three(Layer):
 
 
 THREE = {
-    "first.w": Tensor("both", columns=slice(0, 2)),
-    "second.w": Tensor("both", columns=slice(2, 5)),
-    "third.w": Tensor("turned", transposed=True),
-    "first.b": Tensor("bias"),
+    "first.w": TensorSource("both", columns=slice(0, 2)),
+    "second.w": TensorSource("both", columns=slice(2, 5)),
+    "third.w": TensorSource("turned", transposed=True),
+    "first.b": TensorSource("bias"),
 }
 
 

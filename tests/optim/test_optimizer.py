@@ -9,7 +9,7 @@ from scratchformer import optim
 from scratchformer.backend import to_cpu
 from scratchformer.dispatch import fast, reference_only
 from scratchformer.nn import Layer, Linear, Param
-from scratchformer.ops.precision import round_into
+from scratchformer.ops.rounding import round_into
 from scratchformer.optim import SGD, Adam, AdamW, Group, Muon
 from scratchformer.optim.optimizer import CHUNK
 from scratchformer.rng import Key

@@ -65,9 +65,9 @@ def test_counts_of_texts_that_contain_an_ngram():
     contains = dict(zip(counts.keys.tolist(), counts.x.toarray().T.tolist(), strict=True))
     assert contains[keys[5,]] == [1, 1, 1, 1]
     assert contains[keys[6,]] == contains[keys[5, 6]] == contains[keys[6, 5]] == [1, 1, 0, 0]
-    assert len(count(texts, order=2, least=1).keys) == 6
+    assert len(count(texts, order=2, minimum=1).keys) == 6
     with pytest.raises(DataError, match="evidence: no n-gram of up to 2 words is in 5 of the 4 texts"):
-        count(texts, order=2, least=5)
+        count(texts, order=2, minimum=5)
 
 
 def test_log_ratios_by_hand():
@@ -194,7 +194,7 @@ def test_evidence_in_others_is_of_a_model_of_all_training_texts():
         sums = [whole.of(ids).sum(dtype=np.float64) for ids in asked]
         np.testing.assert_allclose(found.logits, np.array(sums) + whole.bias, rtol=1e-12)
     assert abs(whole.bias) > 1e-3
-    one_more = fit_evidence(texts, labels, order=3, c=0.2).found(second)
+    one_more = fit_evidence(texts, labels, order=3, c=0.2).read(second)
     assert same(others[1].evidence, one_more.evidence) and same(others[1].logits, one_more.logits)
     assert [x.shape for x in train.evidence] == [(len(ids), 3) for ids in texts]
     assert not same(train.evidence, [whole.of(ids) for ids in texts])
@@ -247,6 +247,6 @@ def test_texts_that_the_linear_model_cannot_read():
     """An id beyond 20 bits would count as another n-gram."""
     model = fit_evidence(*make_texts(20))
     for wrong, error in (([2, 3], TypeError), (np.array([1.5]), TypeError), (np.array([3 + (1 << 20)]), ValueError)):
-        for read in model.of, lambda ids: model.found([ids]), lambda ids: model.logits([ids]):
+        for read in model.of, lambda ids: model.read([ids]), lambda ids: model.logits([ids]):
             with pytest.raises(error, match=r"^(texts|ids): expected"):
                 read(wrong)

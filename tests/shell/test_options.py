@@ -7,7 +7,7 @@ import pytest
 
 from scratchformer.commands.cli import make_parser
 from scratchformer.shell.options import INT64_MAX, CommandLine
-from scratchformer.training.settings import _parser, own_options
+from scratchformer.training.settings import _parser, program_options
 from scratchformer.training.snapshot import load_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -25,7 +25,7 @@ def all_parsers():
             options = getattr(program, "OPTIONS", {})
             without = [name for name, described in options.items() if described is None]
             name = str(path.relative_to(EXAMPLES))
-            found[name] = _parser(path.stem, "", program.PRESETS, own_options(options)[0], without)
+            found[name] = _parser(path.stem, "", program.PRESETS, program_options(options)[0], without)
     return found
 
 

@@ -212,7 +212,7 @@ def test_the_step_that_is_found_is_about_as_certain_as_the_best(name, first, mon
 
     def estimate(steps, first):
         monkeypatch.setattr(differences, "STEPS", steps)
-        x = differences.Tensor("x", np.array([1.0]), np.zeros(1))
+        x = differences.Variable("x", np.array([1.0]), np.zeros(1))
         found = differences.Differences(lambda: LINES[name](x.array), np.array([1.3]))
         found.measure_noise([x], lambda: (found.outputs(), [x.gradient]), np.random.default_rng(0))
         found.best_step = first

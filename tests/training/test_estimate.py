@@ -268,7 +268,10 @@ def test_the_automatic_choice_is_named(make_model, make_batches):
     )
     assert given.describe(batch) == "2 replica(s) on cpu, micro-batches of 3 rows"
     many = Replicas(model, 4, 3).describe(batch)
-    assert many == "4 replica(s) on cpu, micro-batches of 3 rows; only 3 of 4 have work, for want of micro-batches"
+    assert (
+        many
+        == "4 replica(s) on cpu, micro-batches of 3 rows; only 3 of 4 have work, since there are too few micro-batches"
+    )
 
 
 @pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])

@@ -21,7 +21,7 @@ from scratchformer.training import (
     scores_of_classes,
 )
 from scratchformer.training.estimate import _by_layer
-from scratchformer.training.evaluate import MOST_ROWS, at_once
+from scratchformer.training.evaluate import MAX_ROWS, at_once
 
 
 def log_softmax(z):
@@ -234,4 +234,4 @@ def test_a_gpu_evaluates_as_many_rows_as_fit_in_half_of_its_free_memory(name, wo
         rows = at_once(replicas, length)
         assert room / 3 < rows * kept < room
     monkeypatch.setattr("scratchformer.training.evaluate.free_memory", lambda _: 1e15)
-    assert at_once(replicas, length) == MOST_ROWS
+    assert at_once(replicas, length) == MAX_ROWS

@@ -46,7 +46,7 @@ import numpy as np
 
 from scratchformer.training import Replicas
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import Wrong, expect_close, normal
 
 HINTS = (
@@ -56,32 +56,32 @@ HINTS = (
 )
 LIBRARY = Replicas
 MISTAKES = (
-    Mistake(
+    Slip(
         "weight = (targets >= 0).sum() / total",
         "weight = 1 / len(micro_batches)",
         "loss",
         "all micro-batches weigh alike",
     ),
-    Mistake("weight = (targets >= 0).sum() / total", "weight = 1.0", "loss", "the means are added"),
-    Mistake(
+    Slip("weight = (targets >= 0).sum() / total", "weight = 1.0", "loss", "the means are added"),
+    Slip(
         "weight = (targets >= 0).sum() / total",
         "weight = len(targets) / sum(len(targets) for _, targets in micro_batches)",
         "loss",
         "targets of −1 are counted in the weights too",
     ),
-    Mistake("        dw += weight * gradient", "        dw += gradient", "dw", "the gradients have no weights"),
-    Mistake(
+    Slip("        dw += weight * gradient", "        dw += gradient", "dw", "the gradients have no weights"),
+    Slip(
         "        dw += weight * gradient",
         "        dw = weight * gradient",
         "dw",
         "the last gradient is all that is left",
     ),
-    Mistake(
+    Slip(
         "total = max(1, sum((targets >= 0).sum() for _, targets in micro_batches))",
         "total = sum((targets >= 0).sum() for _, targets in micro_batches)",
         "loss: expected 0, got nan.*no target counts",
     ),
-    Mistake(
+    Slip(
         "    loss, dw = 0.0, np.zeros_like(w)\n",
         "    return loss_and_gradient(w, *(np.concatenate(parts) for parts in zip(*micro_batches)))\n",
         "once for each of the 4 micro-batches",

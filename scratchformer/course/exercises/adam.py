@@ -33,7 +33,7 @@ import numpy as np
 from scratchformer import optim
 from scratchformer.optim.adam import adam_step as library
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import expect_close, expect_unchanged, normal
 
 HINTS = (
@@ -43,23 +43,21 @@ HINTS = (
 )
 LIBRARY = optim.Adam
 MISTAKES = (
-    Mistake(
-        "v = beta2 * v + (1 - beta2) * g**2", "v = beta2 * v + (1 - beta1) * g**2", "v.*after step 3", "v has 1 − β1"
-    ),
-    Mistake("v_hat = v / (1 - beta2**t)", "v_hat = v", "w.*after step 3", "v is not corrected"),
-    Mistake("m_hat = m / (1 - beta1**t)", "m_hat = m", "w.*after step 3", "m is not corrected"),
-    Mistake("m_hat = m / (1 - beta1**t)", "m_hat = m / (1 - beta1)", "w.*after step 3", "β1 has no power t"),
-    Mistake("(np.sqrt(v_hat) + eps)", "np.sqrt(v_hat + eps)", "w.*after step", "eps is inside the root"),
-    Mistake(
+    Slip("v = beta2 * v + (1 - beta2) * g**2", "v = beta2 * v + (1 - beta1) * g**2", "v.*after step 3", "v has 1 − β1"),
+    Slip("v_hat = v / (1 - beta2**t)", "v_hat = v", "w.*after step 3", "v is not corrected"),
+    Slip("m_hat = m / (1 - beta1**t)", "m_hat = m", "w.*after step 3", "m is not corrected"),
+    Slip("m_hat = m / (1 - beta1**t)", "m_hat = m / (1 - beta1)", "w.*after step 3", "β1 has no power t"),
+    Slip("(np.sqrt(v_hat) + eps)", "np.sqrt(v_hat + eps)", "w.*after step", "eps is inside the root"),
+    Slip(
         "    m_hat = m / (1 - beta1**t)\n",
         "    m = m_hat = m / (1 - beta1**t)\n",
         "m.*after step 3",
         "the correction is stored in m, and the next step corrects it again",
     ),
-    Mistake("m = beta1 * m + (1 - beta1) * g", "m = beta1 * m + g", "m.*after step", "g has no factor 1 − β1"),
-    Mistake("(1 - beta2) * g**2", "(1 - beta2) * g", "v.*after step", "g is not squared"),
-    Mistake("(np.sqrt(v_hat) + eps)", "(v_hat + eps)", "w.*after step", "the root is left out"),
-    Mistake("w = w - lr", "w = w + lr", "w.*after step", "w moves in the direction of the gradient, not against it"),
+    Slip("m = beta1 * m + (1 - beta1) * g", "m = beta1 * m + g", "m.*after step", "g has no factor 1 − β1"),
+    Slip("(1 - beta2) * g**2", "(1 - beta2) * g", "v.*after step", "g is not squared"),
+    Slip("(np.sqrt(v_hat) + eps)", "(v_hat + eps)", "w.*after step", "the root is left out"),
+    Slip("w = w - lr", "w = w + lr", "w.*after step", "w moves in the direction of the gradient, not against it"),
 )
 
 
@@ -72,5 +70,5 @@ def check(student):
             w, m, v = student.adam_step(w, g, m, v, t, *settings)
         lr, beta1, beta2, eps = settings
         library(expected[0], g, expected[1], expected[2], lr, beta1, beta2, eps, t)
-        for name, found, right in zip("mvw", (m, v, w), (expected[1], expected[2], expected[0]), strict=True):
-            expect_close(name, found, right, f"This is {name} after step {t}.")
+        for name, actual, right in zip("mvw", (m, v, w), (expected[1], expected[2], expected[0]), strict=True):
+            expect_close(name, actual, right, f"This is {name} after step {t}.")

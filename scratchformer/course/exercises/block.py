@@ -43,7 +43,7 @@ class Block(nn.Layer):
 from scratchformer import Key, nn
 from scratchformer.testing import check_layer
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import expect_close, normal
 from ..shortcuts import expect_digits
 
@@ -54,28 +54,28 @@ HINTS = (
 )
 LIBRARY = nn.TransformerBlock
 MISTAKES = (
-    Mistake("dh = dy + self.norm2", "dh = self.norm2", "gradient", "the second sum's direct term is left out"),
-    Mistake("dx = dh + self.norm1", "dx = dy + self.norm1", "gradient", "dy skips the second branch"),
-    Mistake(
+    Slip("dh = dy + self.norm2", "dh = self.norm2", "gradient", "the second sum's direct term is left out"),
+    Slip("dx = dh + self.norm1", "dx = dy + self.norm1", "gradient", "dy skips the second branch"),
+    Slip(
         "self.attention.backward(dh, attention)",
         "self.attention.backward(dy, attention)",
         "gradient",
         "attention gets dy, not dh",
     ),
-    Mistake(
+    Slip(
         "dh = dy + self.norm2",
         "self.feedforward.backward(dy, feedforward)\n        dh = dy + self.norm2",
         "gradient",
         "the feed-forward layer's backward runs twice: each time adds to its parameters' gradients",
     ),
-    Mistake("dx = dh + self.norm1", "dx = self.norm1", "gradient", "the first sum's direct term is left out"),
-    Mistake(
+    Slip("dx = dh + self.norm1", "dx = self.norm1", "gradient", "the first sum's direct term is left out"),
+    Slip(
         "self.norm2.backward(self.feedforward.backward(dy, feedforward), norm2)",
         "self.feedforward.backward(self.norm2.backward(dy, norm2), feedforward)",
         "gradient",
         "norm2 and the feed-forward layer are in the order of the forward",
     ),
-    Mistake(
+    Slip(
         "dx = dh + self.norm1.backward(self.attention.backward(dh, attention), norm1)",
         "dx = dh + self.attention.backward(dh, attention)",
         "gradient",

@@ -38,7 +38,7 @@ def chain_backward(dy, cache):
 # The student's file ends here.
 
 from ...testing import GradientError
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal, variables_of
 
 HINTS = (
@@ -49,17 +49,13 @@ HINTS = (
 )
 LIBRARY = None
 MISTAKES = (
-    Mistake("ds = dy * e + de * e", "ds = de * e", "ds.*expected.*used twice"),
-    Mistake("ds = dy * e + de * e", "ds = dy * e", "ds.*expected.*used twice"),
-    Mistake("de = dy * s", "de = dy", "de.*expected.*the other factor"),
-    Mistake("ds = dy * e + de * e", "ds = dy * e + de", "ds.*expected.*used twice"),
-    Mistake(
-        "    ds = dy * e + de * e\n    dx = ds * np.cos(x)",
-        "    dx = dy * e * np.cos(x)",
-        "dx.*which step is wrong",
-    ),
-    Mistake("dx = ds * np.cos(x)", "dx = ds", "dx.*expected.*cos"),
-    Mistake("dx = ds * np.cos(x)", "dx = ds * np.cos(s)", "dx.*expected.*cos"),
+    Slip("ds = dy * e + de * e", "ds = de * e", "ds.*expected.*used twice"),
+    Slip("ds = dy * e + de * e", "ds = dy * e", "ds.*expected.*used twice"),
+    Slip("de = dy * s", "de = dy", "de.*expected.*the other factor"),
+    Slip("ds = dy * e + de * e", "ds = dy * e + de", "ds.*expected.*used twice"),
+    Slip("    ds = dy * e + de * e\n    dx = ds * np.cos(x)", "    dx = dy * e * np.cos(x)", "dx.*which step is wrong"),
+    Slip("dx = ds * np.cos(x)", "dx = ds", "dx.*expected.*cos"),
+    Slip("dx = ds * np.cos(x)", "dx = ds * np.cos(s)", "dx.*expected.*cos"),
 )
 
 
@@ -75,8 +71,8 @@ def check(student):
 
 def expect_steps(student, x):
     """Raise Wrong for the first step whose gradient is wrong."""
-    found = variables_of(student.chain, student.chain_backward, x)
-    dy, s = found["dy"], np.sin(x)
+    values = variables_of(student.chain, student.chain_backward, x)
+    dy, s = values["dy"], np.sin(x)
     de = dy * s
     terms = dy * np.exp(s), de * np.exp(s)
     ds = sum(terms)
@@ -85,14 +81,14 @@ def expect_steps(student, x):
     for name, expected, why in (
         ("de", de, "y = e s: a factor of a product gets dy times the other factor"),
         ("ds", ds, "s is used twice: it gets a gradient from e = exp(s), where de arrives, and one from y = e s"),
-        ("dx", dx, last if "ds" in found else "Call the gradients of e and s de and ds to see which step is wrong"),
+        ("dx", dx, last if "ds" in values else "Call the gradients of e and s de and ds to see which step is wrong"),
     ):
-        if name in found and not (name == "ds" and is_one_of(terms, found)):
-            expect_close(name, found[name], expected, why)
+        if name in values and not (name == "ds" and is_one_of(terms, values)):
+            expect_close(name, values[name], expected, why)
 
 
-def is_one_of(terms, found):
+def is_one_of(terms, values):
     """Whether ds is the name of one of the two gradients that s gets, and dx is not made of it alone."""
-    ds = found["ds"]
-    alone = ds.shape == found["dx"].shape and np.allclose(found["dx"], ds * np.cos(found["x"]))
+    ds = values["ds"]
+    alone = ds.shape == values["dx"].shape and np.allclose(values["dx"], ds * np.cos(values["x"]))
     return not alone and any(ds.shape == term.shape and np.allclose(ds, term) for term in terms)

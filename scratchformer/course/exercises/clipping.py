@@ -28,7 +28,7 @@ import numpy as np
 
 from scratchformer import optim
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import Wrong, expect_close, normal
 
 HINTS = (
@@ -38,39 +38,39 @@ HINTS = (
 )
 LIBRARY = optim.clip_by_global_norm
 MISTAKES = (
-    Mistake("g *= max_norm / norm", "g *= 1 / norm", "All are multiplied"),
-    Mistake("g *= max_norm / norm", "g *= max_norm / (norm + 1e-6)", "leave out the small number"),
-    Mistake(
+    Slip("g *= max_norm / norm", "g *= 1 / norm", "All are multiplied"),
+    Slip("g *= max_norm / norm", "g *= max_norm / (norm + 1e-6)", "leave out the small number"),
+    Slip(
         "g *= max_norm / norm",
         "g *= max_norm / np.sqrt((g**2).sum())",
         r"gradients\[\d\]",
         "each array is scaled by its own norm",
     ),
-    Mistake(
+    Slip(
         "    if norm > max_norm:\n        for g",
         "    if True:\n        for g",
         "at most max_norm already",
         "a small norm is scaled up",
     ),
-    Mistake("            g *= max_norm / norm", "            g = g * max_norm / norm", r"gradients\[0\].*in place"),
-    Mistake(
+    Slip("            g *= max_norm / norm", "            g = g * max_norm / norm", r"gradients\[0\].*in place"),
+    Slip(
         "        for g in gradients:\n            g *= max_norm / norm",
         "        gradients[:] = [g * max_norm / norm for g in gradients]",
         r"gradients\[0\].*in place",
     ),
-    Mistake(
+    Slip(
         "            g *= max_norm / norm",
         "            np.clip(g, -max_norm, max_norm, out=g)",
         "All are multiplied",
         "each number is clipped by itself: that changes the direction",
     ),
-    Mistake(
+    Slip(
         "= np.sqrt(sum((g**2).sum() for g in gradients))",
         "= sum((g**2).sum() for g in gradients)",
         "norm",
         "the root is left out",
     ),
-    Mistake(
+    Slip(
         "np.sqrt(sum((g**2).sum() for g in gradients))",
         "sum(np.sqrt((g**2).sum()) for g in gradients)",
         "norm",
@@ -87,12 +87,12 @@ def check(student):
         gradients = [scale * normal(0, 3, 4), scale * normal(1, 5), scale * normal(2, 2, 2, 2)]
         before, expected = [g.copy() for g in gradients], [g.copy() for g in gradients]
         right = optim.clip_by_global_norm(expected, 2.5)
-        own = list(gradients)  # the student may put other arrays into the list
+        in_place = list(gradients)  # the student may put other arrays into the list
         norm = student.clip(gradients, 2.5)
         expect_close("norm", norm, right, "It is the norm of all arrays together, before they are scaled")
-        if scale > 1 and all(map(np.array_equal, own, before)):
+        if scale > 1 and all(map(np.array_equal, in_place, before)):
             raise Wrong("gradients[0] is as it was before: the arrays must be changed in place")
-        for i, (g, right, given) in enumerate(zip(own, expected, before, strict=True)):
+        for i, (g, right, given) in enumerate(zip(in_place, expected, before, strict=True)):
             if np.allclose(g, given * 2.5 / (norm + 1e-6), rtol=1e-12):
                 raise Wrong("The norm comes out below max_norm: leave out the small number that is added to norm")
             expect_close(f"gradients[{i}]", g, right, why)

@@ -36,7 +36,7 @@ def cross_entropy_backward(dloss, cache):
 
 from scratchformer import ops
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import check_pair, expect_close, expect_unchanged, normal
 
 HINTS = (
@@ -47,12 +47,12 @@ HINTS = (
 )
 LIBRARY = ops.cross_entropy
 MISTAKES = (
-    Mistake("(dloss / count)", "dloss", "dlogits.*4 rows count"),
-    Mistake("(dloss / count)", "(dloss / len(p))", "dlogits.*3 of the 5 rows count"),
-    Mistake("counted[:, None] * (dloss / count)", "dloss / count", "dlogits.*do not count"),
-    Mistake("(dloss / count)", "(1 / count)", "dlogits.*dloss is -2.5"),
-    Mistake("dlogits = p.copy()", "dlogits = p", "p is changed in place"),
-    Mistake("dlogits[np.arange(len(p)), targets] -= 1", "dlogits[:, targets] -= 1", "dlogits.*its own target"),
+    Slip("(dloss / count)", "dloss", "dlogits.*4 rows count"),
+    Slip("(dloss / count)", "(dloss / len(p))", "dlogits.*3 of the 5 rows count"),
+    Slip("counted[:, None] * (dloss / count)", "dloss / count", "dlogits.*do not count"),
+    Slip("(dloss / count)", "(1 / count)", "dlogits.*dloss is -2.5"),
+    Slip("dlogits = p.copy()", "dlogits = p", "p is changed in place"),
+    Slip("dlogits[np.arange(len(p)), targets] -= 1", "dlogits[:, targets] -= 1", "dlogits.*its own target"),
 )
 
 
@@ -61,10 +61,10 @@ def check(student):
         targets = np.array(targets)
         logits = normal(len(targets), len(targets), 3)
         _, cache = ops.cross_entropy(logits, targets, ignore_index=-1)
-        _, own = student.cross_entropy(logits, targets)
-        with expect_unchanged(p=own[0]):
-            found = student.cross_entropy_backward(dloss, own)
-        expect_close("dlogits", found, ops.cross_entropy_backward(dloss, cache), why)
+        _, students_cache = student.cross_entropy(logits, targets)
+        with expect_unchanged(p=students_cache[0]):
+            dlogits = student.cross_entropy_backward(dloss, students_cache)
+        expect_close("dlogits", dlogits, ops.cross_entropy_backward(dloss, cache), why)
 
     compare([1], 1.0, "With one row it is p, minus 1 at the target")
     compare([2, 0, 1, 2], 1.0, "All 4 rows count: each is p, minus 1 at its own target, divided by 4")

@@ -45,7 +45,7 @@ def cross_entropy(z, targets):
 
 import numpy as np
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import check_equations_of, normal
 
 HINTS = (
@@ -57,18 +57,18 @@ HINTS = (
 )
 LIBRARY = ops.cross_entropy
 MISTAKES = (
-    Mistake(
+    Slip(
         "∂ℓ_n/∂z_nv = p_nv − t_nv",
         "∂ℓ_n/∂z_nv = p_nv − 1",
         "ℓ_n/∂z_nv.*is not true",
         "1 is subtracted everywhere, and not at the target alone",
     ),
-    Mistake("exp(z_nv)/Σ_v' exp(z_nv')", "1/Σ_v' exp(z_nv')", "p_nv.*is not true"),
-    Mistake("= p_nv − t_nv", "= t_nv − p_nv", "∂ℓ_n/∂z_nv.*is not true"),
-    Mistake("= dloss k_n/count", "= dloss k_n", "dℓ_n.*differs", "the division by count is left out"),
-    Mistake("= dloss k_n/count", "= dloss/count", "dℓ_n.*differs", "rows that do not count get a gradient too"),
-    Mistake("dloss k_n (p_nv − t_nv)/count", "dloss k_n (p_nv − t_nv)/N", "dz_nv.*is not true"),
-    Mistake("dloss k_n (p_nv − t_nv)/count", "dloss (p_nv − t_nv)/count", "dz_nv.*is not true"),
+    Slip("exp(z_nv)/Σ_v' exp(z_nv')", "1/Σ_v' exp(z_nv')", "p_nv.*is not true"),
+    Slip("= p_nv − t_nv", "= t_nv − p_nv", "∂ℓ_n/∂z_nv.*is not true"),
+    Slip("= dloss k_n/count", "= dloss k_n", "dℓ_n.*differs", "the division by count is left out"),
+    Slip("= dloss k_n/count", "= dloss/count", "dℓ_n.*differs", "rows that do not count get a gradient too"),
+    Slip("dloss k_n (p_nv − t_nv)/count", "dloss k_n (p_nv − t_nv)/N", "dz_nv.*is not true"),
+    Slip("dloss k_n (p_nv − t_nv)/count", "dloss (p_nv − t_nv)/count", "dz_nv.*is not true"),
 )
 
 

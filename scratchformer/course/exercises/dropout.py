@@ -30,7 +30,7 @@ def dropout_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -42,18 +42,18 @@ HINTS = (
 )
 LIBRARY = ops.dropout
 MISTAKES = (
-    Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * (cache[0] / 1.0) * cache[1]", "must stay float32"),
-    Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * cache[0]", "dx.*expected 1.33333, got 1"),
-    Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * cache[1]", "dx.*expected 0, got 1.33333"),
-    Mistake("y = x * keep / (1 - p)", "y = x * keep", "y.*its mean must stay x"),
-    Mistake("y = x * keep / (1 - p)", "y = x * keep / p", "y.*its mean must stay x"),
-    Mistake("y = x * keep / (1 - p)", "y = x * keep * (1 - p)", "y.*its mean must stay x"),
-    Mistake(
+    Slip("dx = dy * cache[0] * cache[1]", "dx = dy * (cache[0] / 1.0) * cache[1]", "must stay float32"),
+    Slip("dx = dy * cache[0] * cache[1]", "dx = dy * cache[0]", "dx.*expected 1.33333, got 1"),
+    Slip("dx = dy * cache[0] * cache[1]", "dx = dy * cache[1]", "dx.*expected 0, got 1.33333"),
+    Slip("y = x * keep / (1 - p)", "y = x * keep", "y.*its mean must stay x"),
+    Slip("y = x * keep / (1 - p)", "y = x * keep / p", "y.*its mean must stay x"),
+    Slip("y = x * keep / (1 - p)", "y = x * keep * (1 - p)", "y.*its mean must stay x"),
+    Slip(
         "dx = dy * cache[0] * cache[1]",
         "dx = dy * (np.random.default_rng().random(dy.shape) >= 0.25) * cache[1]",
         "dx.*Another forward",
     ),
-    Mistake(
+    Slip(
         "cache = keep, 1 / (1 - p)",
         "cache = dropout.__dict__.setdefault('kept', [])\n    cache[:] = keep, 1 / (1 - p)",
         "dx.*Another forward",

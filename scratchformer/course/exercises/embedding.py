@@ -28,7 +28,7 @@ def embedding_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -41,14 +41,12 @@ HINTS = (
 )
 LIBRARY = ops.embedding
 MISTAKES = (
-    Mistake("np.add.at(dtable, ids, dy)", "dtable[ids] += dy", "dtable.*id 2 occurs 3 times"),
-    Mistake("np.add.at(dtable, ids, dy)", "dtable[ids] = dy", "dtable.*id 2 occurs 3 times"),
-    Mistake(
-        "    np.add.at(dtable, ids, dy)\n", "    for i, d in zip(ids, dy): dtable[i] += d\n", "dtable.*several axes"
-    ),
-    Mistake("np.zeros(shape, dtype=dy.dtype)", "np.ones(shape, dtype=dy.dtype)", "dtable"),
-    Mistake("np.zeros(shape, dtype=dy.dtype)", "np.empty((len(ids), dy.shape[-1]), dtype=dy.dtype)", "dtable"),
-    Mistake("np.zeros(shape, dtype=dy.dtype)", "np.zeros(shape)", "must stay float32"),
+    Slip("np.add.at(dtable, ids, dy)", "dtable[ids] += dy", "dtable.*id 2 occurs 3 times"),
+    Slip("np.add.at(dtable, ids, dy)", "dtable[ids] = dy", "dtable.*id 2 occurs 3 times"),
+    Slip("    np.add.at(dtable, ids, dy)\n", "    for i, d in zip(ids, dy): dtable[i] += d\n", "dtable.*several axes"),
+    Slip("np.zeros(shape, dtype=dy.dtype)", "np.ones(shape, dtype=dy.dtype)", "dtable"),
+    Slip("np.zeros(shape, dtype=dy.dtype)", "np.empty((len(ids), dy.shape[-1]), dtype=dy.dtype)", "dtable"),
+    Slip("np.zeros(shape, dtype=dy.dtype)", "np.zeros(shape)", "must stay float32"),
 )
 
 

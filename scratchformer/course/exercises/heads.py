@@ -53,7 +53,7 @@ def join_heads_backward(dy, shape):
 
 from scratchformer import nn
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import Wrong, check_pair, normal
 
 HINTS = (
@@ -66,24 +66,24 @@ HINTS = (
 )
 LIBRARY = nn.CrossAttention
 MISTAKES = (
-    Mistake(
+    Slip(
         "x.reshape(B, T, H, C // H).transpose(0, 2, 1, 3)",
         "x.reshape(B, H, T, C // H)",
         r"y\[0, 0, 1, 0\] must be x\[0, 1, 0\], got x\[0, 0, 5\]",
     ),
-    Mistake(
+    Slip(
         "x.reshape(B, T, H, C // H).transpose(0, 2, 1, 3)",
         "x.reshape(B, T, C // H, H).transpose(0, 3, 1, 2)",
         r"y\[0, 0, 0, 1\] must be x\[0, 0, 1\], got x\[0, 0, 3\]",
     ),
-    Mistake(
+    Slip(
         "dy.transpose(0, 2, 1, 3).reshape(B, T, C)",
         "dy.reshape(B, T, C)",
         "split_heads: wrong gradient at x",
         "dy is reshaped before its axes are brought back into their order",
     ),
-    Mistake("x.transpose(0, 2, 1, 3).reshape(B, T, H * D)", "x.reshape(B, T, H * D)", "join_heads, .* must be x"),
-    Mistake(
+    Slip("x.transpose(0, 2, 1, 3).reshape(B, T, H * D)", "x.reshape(B, T, H * D)", "join_heads, .* must be x"),
+    Slip(
         "dy.reshape(B, T, H, D).transpose(0, 2, 1, 3)",
         "dy.reshape(shape)",
         "join_heads: wrong gradient at x",
@@ -110,6 +110,6 @@ def expect_moved(name, op, shape, new_shape, places, *args):
     if y.shape != new_shape:
         raise Wrong(f"{name}: expected shape {new_shape} for {shape}, got {y.shape}")
     for index in map(tuple, np.argwhere(y != x[places])[:1]):
-        expected, found = (np.argwhere(x == value)[:1].tolist() for value in (x[places][index], y[index]))
-        got = f"x{found[0]}" if found else y[index]
+        expected, source = (np.argwhere(x == value)[:1].tolist() for value in (x[places][index], y[index]))
+        got = f"x{source[0]}" if source else y[index]
         raise Wrong(f"{name}, {shape} to {new_shape}: y{[*map(int, index)]} must be x{expected[0]}, got {got}")

@@ -43,7 +43,7 @@ def linear(x, w, b):
 
 # The student's file ends here.
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import check_equations_of, normal
 
 HINTS = (
@@ -56,15 +56,15 @@ HINTS = (
 )
 LIBRARY = ops.linear
 MISTAKES = (
-    Mistake("= Σ_o dy_no w_io", "= Σ_n dy_no w_io", "index o is on the right only"),
-    Mistake("= Σ_o dy_no w_io", "= Σ_o dy_no x_ni", "dx_ni.*is not true"),
-    Mistake(
+    Slip("= Σ_o dy_no w_io", "= Σ_n dy_no w_io", "index o is on the right only"),
+    Slip("= Σ_o dy_no w_io", "= Σ_o dy_no x_ni", "dx_ni.*is not true"),
+    Slip(
         "= x_ni δ_oj", "= x_ni", "∂y_no/∂w_ij.*is not true", "the δ is left out: weight w_ij reaches only output o = j"
     ),
-    Mistake("= Σ_n x_ni dy_no", "= x_ni dy_no", "index n is on the right only"),
-    Mistake("= Σ_n x_ni dy_no", "= mean_n(x_ni dy_no)", "dw_io.*is not true"),
-    Mistake("= Σ_n dy_no\n", "= partial L/partial b_o\n", r"line \d+: write the right side without ∂"),
-    Mistake("= Σ_n dy_no\n", "= mean_n(dy_no)\n", "db_o.*is not true"),
+    Slip("= Σ_n x_ni dy_no", "= x_ni dy_no", "index n is on the right only"),
+    Slip("= Σ_n x_ni dy_no", "= mean_n(x_ni dy_no)", "dw_io.*is not true"),
+    Slip("= Σ_n dy_no\n", "= partial L/partial b_o\n", r"line \d+: write the right side without ∂"),
+    Slip("= Σ_n dy_no\n", "= mean_n(dy_no)\n", "db_o.*is not true"),
 )
 
 

@@ -57,7 +57,7 @@ def attention_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import Wrong, check_pair, expect_close, normal
 
 HINTS = (
@@ -70,15 +70,15 @@ HINTS = (
 )
 LIBRARY = ops.attention
 MISTAKES = (
-    Mistake("(s <= t)", "(s < t)", r"allowed\[0, 0, 0, 0\] is False: query 0 must see key 0"),
-    Mistake("(s <= t)", "(s >= t)", "query 0 must not see key 1, which comes later"),
-    Mistake(" & (s < lengths[:, None, None, None])", "", "query 3 must not see key 3, which is padding"),
-    Mistake("(s < lengths[:, None, None, None])", "(s < lengths)", r"line \d+: allowed = "),
-    Mistake("np.where(allowed, z, -np.inf)", "np.where(allowed, z, -1e4)", "expected 0, got 0.2.*no key"),
-    Mistake("np.where(total > 0, total, 1)", "total", "expected 0, got nan.*no key"),
-    Mistake("np.where(np.isfinite(largest), largest, 0)", "largest", "expected 0, got nan.*no key"),
-    Mistake("largest = scores.max", "largest = z.max", "A score of 100000 at keys that are not allowed"),
-    Mistake("p = np.exp(scores - np.where(np.isfinite(largest), largest, 0))", "p = np.exp(scores)", "exp overflows"),
+    Slip("(s <= t)", "(s < t)", r"allowed\[0, 0, 0, 0\] is False: query 0 must see key 0"),
+    Slip("(s <= t)", "(s >= t)", "query 0 must not see key 1, which comes later"),
+    Slip(" & (s < lengths[:, None, None, None])", "", "query 3 must not see key 3, which is padding"),
+    Slip("(s < lengths[:, None, None, None])", "(s < lengths)", r"line \d+: allowed = "),
+    Slip("np.where(allowed, z, -np.inf)", "np.where(allowed, z, -1e4)", "expected 0, got 0.2.*no key"),
+    Slip("np.where(total > 0, total, 1)", "total", "expected 0, got nan.*no key"),
+    Slip("np.where(np.isfinite(largest), largest, 0)", "largest", "expected 0, got nan.*no key"),
+    Slip("largest = scores.max", "largest = z.max", "A score of 100000 at keys that are not allowed"),
+    Slip("p = np.exp(scores - np.where(np.isfinite(largest), largest, 0))", "p = np.exp(scores)", "exp overflows"),
 )
 LENGTHS = np.array([3, 0, 5])
 T = 5
@@ -96,10 +96,10 @@ def check(student):
 
 
 def check_table(student, table):
-    found = np.asarray(student.visible(LENGTHS, T))
-    if np.broadcast_shapes(found.shape, table.shape) != table.shape:
-        raise Wrong(f"allowed: expected shape (B, 1, T, T), here {table.shape}, got {found.shape}")
-    for b, _, t, s in np.argwhere(np.broadcast_to(found, table.shape) != table):
+    allowed = np.asarray(student.visible(LENGTHS, T))
+    if np.broadcast_shapes(allowed.shape, table.shape) != table.shape:
+        raise Wrong(f"allowed: expected shape (B, 1, T, T), here {table.shape}, got {allowed.shape}")
+    for b, _, t, s in np.argwhere(np.broadcast_to(allowed, table.shape) != table):
         if table[b, 0, t, s]:
             raise Wrong(
                 f"allowed[{b}, 0, {t}, {s}] is False: query {t} must see key {s}, which is neither later nor padding"

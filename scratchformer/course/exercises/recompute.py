@@ -36,7 +36,7 @@ import numpy as np
 
 from scratchformer import Key, nn
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import Wrong, expect_close, normal
 
 HINTS = (
@@ -46,19 +46,19 @@ HINTS = (
 )
 LIBRARY = nn.Recompute
 MISTAKES = (
-    Mistake(
+    Slip(
         "y, _ = self.layer.forward(*inputs, **options)\n        cache = (inputs, options)",
         "y, inner = self.layer.forward(*inputs, **options)\n        cache = (inputs, options, inner)",
         "cache holds .* numbers",
     ),
-    Mistake(
+    Slip(
         "        _, inner = self.layer.forward(*inputs, **options)\n",
         "        _, inner = self.layer.forward(*inputs)\n",
         "key for dropout",
         "the second forward runs without the options, and so without dropout",
     ),
-    Mistake("cache = (inputs, options)", "cache = None\n        self.kept = (inputs, options)", "keeps"),
-    Mistake(
+    Slip("cache = (inputs, options)", "cache = None\n        self.kept = (inputs, options)", "keeps"),
+    Slip(
         "dx = self.layer.backward(dy, inner)",
         "self.layer.backward(dy, inner)\n        dx = self.layer.backward(dy, inner)",
         "Run the layer's backward once",

@@ -33,7 +33,7 @@ def rmsnorm_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -45,18 +45,18 @@ HINTS = (
 )
 LIBRARY = ops.rmsnorm
 MISTAKES = (
-    Mistake("(x * x).mean(axis=-1, keepdims=True) + eps)", "(x * x).mean(axis=-1, keepdims=True)) + eps", "y.*eps"),
-    Mistake("(x * x).mean(", "(x * x).sum(", "y.*mean of the squares"),
-    Mistake("(x * x).mean(axis=-1, keepdims=True)", "(x * x).mean()", "y.*each row"),
-    Mistake("np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps)", "x.std(axis=-1, keepdims=True)", "y.*mean"),
-    Mistake(" - xhat * (dy * gamma * xhat).mean(axis=-1, keepdims=True)", "", "wrong gradient at x"),
-    Mistake(
+    Slip("(x * x).mean(axis=-1, keepdims=True) + eps)", "(x * x).mean(axis=-1, keepdims=True)) + eps", "y.*eps"),
+    Slip("(x * x).mean(", "(x * x).sum(", "y.*mean of the squares"),
+    Slip("(x * x).mean(axis=-1, keepdims=True)", "(x * x).mean()", "y.*each row"),
+    Slip("np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps)", "x.std(axis=-1, keepdims=True)", "y.*mean"),
+    Slip(" - xhat * (dy * gamma * xhat).mean(axis=-1, keepdims=True)", "", "wrong gradient at x"),
+    Slip(
         "(dy * gamma - xhat * (dy * gamma * xhat).mean(axis=-1, keepdims=True))",
         "gamma * (dy - xhat * (dy * xhat).mean(axis=-1, keepdims=True))",
         "wrong gradient at x",
         "γ is outside the mean, which is right only while all γ are equal",
     ),
-    Mistake("(dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))", "(dy * xhat).sum(axis=0)", "gamma: expected shape"),
+    Slip("(dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))", "(dy * xhat).sum(axis=0)", "gamma: expected shape"),
 )
 
 

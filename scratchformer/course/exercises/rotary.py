@@ -40,7 +40,7 @@ def rotary_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -53,37 +53,37 @@ HINTS = (
 )
 LIBRARY = ops.rotary
 MISTAKES = (
-    Mistake(
+    Slip(
         "da = du * cos + dw * sin\n    db = dw * cos - du * sin",
         "da = du * cos - dw * sin\n    db = dw * cos + du * sin",
         "wrong gradient at x",
         "dy is turned the same way as x, not back",
     ),
-    Mistake(
+    Slip(
         "db = dw * cos - du * sin",
         "db = dw * cos + du * sin",
         "wrong gradient at x",
         "the sine in db has the wrong sign",
     ),
-    Mistake(
+    Slip(
         "da = du * cos + dw * sin",
         "da = du * cos - dw * sin",
         "wrong gradient at x",
         "the sine in da has the wrong sign",
     ),
-    Mistake(
+    Slip(
         "da = du * cos + dw * sin",
         "da = du * cos",
         "wrong gradient at x",
         "da leaves out that a is in both halves of y",
     ),
-    Mistake("[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]", "turned the other way"),
-    Mistake(
+    Slip("[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]", "turned the other way"),
+    Slip(
         "np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)",
         "np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)",
         "side by side",
     ),
-    Mistake(
+    Slip(
         "np.concatenate([da, db], axis=-1)",
         "np.stack([da, db], axis=-1).reshape(dy.shape)",
         "wrong gradient at x",
@@ -96,7 +96,7 @@ def check(student):
     for shape in ((1, 2, 3, 4), (2, 3, 5, 8)):
         x = normal(0, *shape)
         y, cache = ops.rotary(x)
-        found = student.rotary(x)[0]
+        actual = student.rotary(x)[0]
         first, second = np.split(y, 2, axis=-1)
         side_by_side = np.stack([first, second], axis=-1).reshape(shape)
         why = {
@@ -104,6 +104,6 @@ def check(student):
             "The two numbers of a pair stand side by side; the second one belongs in the second half": side_by_side,
             "The two halves are exchanged": np.concatenate([second, first], axis=-1),
         }
-        like = (text for text, wrong in why.items() if np.shape(found) == shape and np.allclose(found, wrong))
-        expect_close("y", found, y, next(like, ""))
+        like = (text for text, wrong in why.items() if np.shape(actual) == shape and np.allclose(actual, wrong))
+        expect_close("y", actual, y, next(like, ""))
         check_pair(student.rotary, student.rotary_backward, x)

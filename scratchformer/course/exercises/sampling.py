@@ -38,7 +38,7 @@ import numpy as np
 
 from scratchformer.generation.sampling import probabilities as library
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import expect_close, normal
 
 HINTS = (
@@ -48,32 +48,32 @@ HINTS = (
 )
 LIBRARY = library
 MISTAKES = (
-    Mistake(
+    Slip(
         "(z - z.max()) / temperature",
         "(z - z.max()) * temperature",
         "temperature=0.5",
         "the scores are multiplied by τ",
     ),
-    Mistake(
+    Slip(
         "before = np.cumsum(p[order]) - p[order]",
         "before = np.cumsum(p[order])",
         "top_p",
         "the token with which the sum reaches top_p is left out",
     ),
-    Mistake(
+    Slip(
         "p[order[top_k:]] = 0",
         "p[order[:top_k]] = 0",
         "temperature=0",
         "the k likeliest tokens are left out, not the others",
     ),
-    Mistake("        p /= p.sum()\n    return", "    return", "top_p", "what is left after top_p does not sum to 1"),
-    Mistake(
+    Slip("        p /= p.sum()\n    return", "    return", "top_p", "what is left after top_p does not sum to 1"),
+    Slip(
         "    if temperature == 0:\n        temperature, top_k = 1.0, 1\n",
         "",
         "temperature=0",
         "the scores are divided by a temperature of 0",
     ),
-    Mistake("np.exp((z - z.max()) / temperature)", "np.exp(z / temperature)", "1000", "the exponentials overflow"),
+    Slip("np.exp((z - z.max()) / temperature)", "np.exp(z / temperature)", "1000", "the exponentials overflow"),
 )
 
 

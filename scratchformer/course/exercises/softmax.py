@@ -28,7 +28,7 @@ def softmax_backward(dy, y):
 
 from scratchformer import ops
 
-from ..exercise import Mistake
+from ..exercise import Slip
 from ..grading import check_pair, expect_no_jacobian, normal
 
 HINTS = (
@@ -38,22 +38,22 @@ HINTS = (
 )
 LIBRARY = ops.softmax
 MISTAKES = (
-    Mistake("(dy - (dy * y).sum(axis=-1, keepdims=True))", "dy", "wrong gradient at z"),
-    Mistake(
+    Slip("(dy - (dy * y).sum(axis=-1, keepdims=True))", "dy", "wrong gradient at z"),
+    Slip(
         "axis=-1, keepdims=True))\n    return dz",
         "axis=0, keepdims=True))\n    return dz",
         "wrong gradient at z",
         "the sum runs over the rows, not within each row",
     ),
-    Mistake(
+    Slip(
         "(dy * y).sum(axis=-1, keepdims=True))\n    return dz",
         "(dy * y).sum())\n    return dz",
         "wrong gradient at z",
         "the sum runs over all rows together: each row needs its own",
     ),
-    Mistake("keepdims=True))\n    return dz", "keepdims=True)) / len(y)\n    return dz", "wrong gradient at z"),
-    Mistake("dz = y * (", "dz = (", "wrong gradient at z"),
-    Mistake(
+    Slip("keepdims=True))\n    return dz", "keepdims=True)) / len(y)\n    return dz", "wrong gradient at z"),
+    Slip("dz = y * (", "dz = (", "wrong gradient at z"),
+    Slip(
         "dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))",
         "dz = np.einsum('...i,...ik->...k', dy, y[..., None] * (np.eye(y.shape[-1], dtype=y.dtype) - y[..., None, :]))",
         "is there a Jacobian",

@@ -13,7 +13,7 @@ from pathlib import Path
 from ...shell.progress import on_terminal, progress_bar
 from .mutants import mutants
 from .run import Job, MutationResult, run_jobs
-from .targets import Target, choose_tests, find_targets
+from .targets import TargetFunction, choose_tests, find_targets
 
 
 def mutate(
@@ -36,38 +36,38 @@ def mutate(
     for all outcomes. Raises ValueError for a name or tests that are not found, and if the tests fail without a mistake.
     """
     targets = list(dict.fromkeys(target for name in names for target in find_targets(name, helpers)))
-    found = [(target, mutant) for target in targets for mutant in mutants(target.source, target.name)]
-    if not found:
+    planted = [(target, mutant) for target in targets for mutant in mutants(target.source, target.name)]
+    if not planted:
         raise ValueError(f"{', '.join(map(str, targets))}: found no place for a mistake")
-    if limit is not None and limit < len(found):
-        chosen = sorted(random.Random(seed).sample(range(len(found)), limit))
-        found = [found[i] for i in chosen]
+    if limit is not None and limit < len(planted):
+        chosen = sorted(random.Random(seed).sample(range(len(planted)), limit))
+        planted = [planted[i] for i in chosen]
     if only_list:
-        for target, mutant in found:
+        for target, mutant in planted:
             print_mistake(target, *mutant[1:3], *mutant.difference(target.source))
-        print(f"{len(found)} mistakes")
+        print(f"{len(planted)} mistakes")
         return True
-    for_target = {target: tuple(tests) or announce(target) for target in dict.fromkeys(target for target, _ in found)}
+    for_target = {target: tuple(tests) or announce(target) for target in dict.fromkeys(target for target, _ in planted)}
     groups: dict[tuple[str, ...], list[Job]] = {}
-    for target, mutant in found:
+    for target, mutant in planted:
         groups.setdefault(for_target[target], []).append(Job(target, mutant, for_target[target]))
-    print(f"Planting {len(found)} mistakes, one at a time.", flush=True)
+    print(f"Planting {len(planted)} mistakes, one at a time.", flush=True)
     start, outcomes = time.perf_counter(), list[MutationResult]()
     try:
-        with progress_bar(total=len(found), unit="mistakes", delay=0, disable=not on_terminal()) as bar:
+        with progress_bar(total=len(planted), unit="mistakes", delay=0, disable=not on_terminal()) as bar:
             for jobs in groups.values():
                 for outcome in run_jobs(jobs, min(processes or os.cpu_count() or 1, len(jobs))):
                     outcomes.append(outcome)
                     bar.set_postfix_str(f"{sum(not o.killed for o in outcomes)} missed", refresh=False)
                     bar.update()
     except KeyboardInterrupt:
-        report(outcomes, len(found), time.perf_counter() - start, output)
+        report(outcomes, len(planted), time.perf_counter() - start, output)
         raise
-    report(outcomes, len(found), time.perf_counter() - start, output)
+    report(outcomes, len(planted), time.perf_counter() - start, output)
     return all(outcome.killed for outcome in outcomes)
 
 
-def announce(target: Target) -> tuple[str, ...]:
+def announce(target: TargetFunction) -> tuple[str, ...]:
     """The tests for a function, chosen and shown."""
     tests, word = choose_tests(target)
     print(f"{target}: pytest {shlex.join(tests)}   (the test files that mention {word})")
@@ -89,7 +89,7 @@ def report(outcomes: list[MutationResult], total: int, seconds: float, output: P
         output.write_text(json.dumps(as_data(outcomes), indent=1) + "\n", encoding="utf-8")
 
 
-def print_mistake(target: Target, what: str, line: int, before: Sequence[str], after: Sequence[str]) -> None:
+def print_mistake(target: TargetFunction, what: str, line: int, before: Sequence[str], after: Sequence[str]) -> None:
     print(f"\n{target.path}:{line} in {target.name}: {what}")
     for sign, lines in ("-", before), ("+", after):
         for text in lines:

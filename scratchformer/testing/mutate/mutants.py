@@ -42,7 +42,7 @@ def mutants(source: str, name: str) -> list[Mutant]:
     Each compiles, and none is equal to another or to the function as it stands. Raises ValueError if there is no such
     function, SyntaxError if the source is not Python.
     """
-    node = next((node for found, node in functions(ast.parse(source)) if found == name), None)
+    node = next((node for function, node in functions(ast.parse(source)) if function == name), None)
     if node is None:
         raise ValueError(f"there is no function {name}")
     return list(_Planter(Source(source, node), name).mutants())
@@ -62,10 +62,10 @@ class _Planter:
                 start, end = self.source.span(place)
                 for form in [text] if expected is None else [text, f"({text})"]:
                     mutant = Mutant(self.name, what, self.source.line(start), start, end, self.padded(form, start, end))
-                    found = self.dump(mutant)
-                    if found and expected in (None, found):
-                        if found not in self.seen:
-                            self.seen.add(found)
+                    tree = self.dump(mutant)
+                    if tree and expected in (None, tree):
+                        if tree not in self.seen:
+                            self.seen.add(tree)
                             yield mutant
                         break
 

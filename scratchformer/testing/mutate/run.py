@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from .mutants import Mutant
-from .targets import Target
+from .targets import TargetFunction
 
 SECONDS = 600.0  # the most that tests without a mistake may take
 # With a mistake they may take this many times as long, plus this many seconds. Then they count as endless.
@@ -108,7 +108,7 @@ class Runner:
 class Job(NamedTuple):
     """A mistake in a function, and the tests that should find it."""
 
-    target: Target
+    target: TargetFunction
     mutant: Mutant
     tests: tuple[str, ...]
 
@@ -120,7 +120,7 @@ class MutationResult(NamedTuple):
     killed: str
 
 
-def run_plain(runner: Runner, target: Target, tests: Sequence[str]) -> float:
+def run_plain(runner: Runner, target: TargetFunction, tests: Sequence[str]) -> float:
     """Run the tests without a mistake. Returns the seconds; raises ValueError unless they pass and import the file."""
     start, command = time.perf_counter(), f"pytest {shlex.join(tests)}"
     answer = runner.run_function(tests, target.path, target.name, target.source, brief=False)

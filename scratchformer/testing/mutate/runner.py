@@ -135,15 +135,15 @@ def plant(path: str, code: str) -> list[str]:
 
 def replace_code(functions: list[FunctionType], path: str, name: str, text: str) -> bool:
     """Give the functions with this name and file the code that they have in this text. Returns whether any exist."""
-    path, found = os.path.realpath(path), False
+    path, replaced = os.path.realpath(path), False
     codes = {(code.co_qualname, code.co_firstlineno): code for code in codes_in(compile(text, path, "exec"))}
     for function in functions:
         old = function.__code__
         if old.co_qualname == name and os.path.realpath(old.co_filename) == path:
             # `super()` makes the class a variable of a method, which it keeps when the call is lost.
             function.__code__ = codes[name, old.co_firstlineno].replace(co_freevars=old.co_freevars)
-            found = True
-    return found
+            replaced = True
+    return replaced
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:

@@ -122,10 +122,10 @@ class Source:
         """The place of an operator between two expressions."""
         start = self.end(left)
         gap = re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), self.data[start : self.start(right)])
-        found = re.search(rb"\s+".join(re.escape(word.encode()) for word in operator.split()), gap)
-        if found is None:
+        match = re.search(rb"\s+".join(re.escape(word.encode()) for word in operator.split()), gap)
+        if match is None:
             raise ValueError(f"no {operator} between {self.text(left)} and {self.text(right)}")
-        return start + found.start(), start + found.end()
+        return start + match.start(), start + match.end()
 
     def dump_with(self, place: ast.expr, new: ast.expr) -> str:
         """The syntax tree of the function with `new` in this place."""

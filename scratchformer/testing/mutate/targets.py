@@ -15,7 +15,7 @@ from .source import functions
 NO_TESTS = {"node_modules", "build", "dist", "site-packages", "__pycache__"}
 
 
-class Target(NamedTuple):
+class TargetFunction(NamedTuple):
     """A function in which mistakes are planted: the file as it is shown, its text, and the function's name."""
 
     path: Path
@@ -26,7 +26,7 @@ class Target(NamedTuple):
         return f"{self.path}::{self.name}"
 
 
-def find_targets(text: str, helpers: bool = False) -> list[Target]:
+def find_targets(text: str, helpers: bool = False) -> list[TargetFunction]:
     """The functions that "my_ops.py::cube_backward", "package.module::Layer.backward" or "my_ops.py" stands for.
 
     A module alone stands for all its functions named *_backward and all its methods named backward. helpers: include
@@ -40,9 +40,9 @@ def find_targets(text: str, helpers: bool = False) -> list[Target]:
         tree = ast.parse(source)
     except (SyntaxError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a Python file: {error}") from None
-    found = dict(functions(tree))
-    backwards = [f for f in found if f.endswith(("_backward", ".backward")) or f == "backward"]
-    if name and name not in found:
+    defined = dict(functions(tree))
+    backwards = [f for f in defined if f.endswith(("_backward", ".backward")) or f == "backward"]
+    if name and name not in defined:
         there = f"it has {', '.join(backwards)}" if backwards else "it has no function named *_backward"
         raise ValueError(f"{path}: there is no function {name}; {there}")
     if not name and not backwards:
@@ -51,8 +51,8 @@ def find_targets(text: str, helpers: bool = False) -> list[Target]:
         )
     names = [name] if name else backwards
     if helpers:
-        names = list(dict.fromkeys([*names, *(helper for n in names for helper in called_by(n, found))]))
-    return [Target(path, source, n) for n in names]
+        names = list(dict.fromkeys([*names, *(helper for n in names for helper in called_by(n, defined))]))
+    return [TargetFunction(path, source, n) for n in names]
 
 
 def find_module(text: str) -> Path:
@@ -77,26 +77,26 @@ def find_module(text: str) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def called_by(name: str, found: dict[str, ast.FunctionDef]) -> list[str]:
+def called_by(name: str, defined: dict[str, ast.FunctionDef]) -> list[str]:
     """The functions of the module, and methods of the class, that a function calls, directly or not."""
     owner = name.rpartition(".")[0]
     helpers: list[str] = []
     todo = [name]
     while todo:
-        for node in ast.walk(found[todo.pop()]):
+        for node in ast.walk(defined[todo.pop()]):
             if isinstance(node, ast.Name):
                 called = node.id
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
                 called = f"{owner}.{node.attr}"
             else:
                 continue
-            if called in found and called not in (name, *helpers):
+            if called in defined and called not in (name, *helpers):
                 helpers.append(called)
                 todo.append(called)
     return helpers
 
 
-def choose_tests(target: Target, folder: Path = Path()) -> tuple[list[str], str]:
+def choose_tests(target: TargetFunction, folder: Path = Path()) -> tuple[list[str], str]:
     """The test files that mention a function, and the name that they mention: that of the function, its operation, its
     class or its module. Raises ValueError if there are none.
     """

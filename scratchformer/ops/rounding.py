@@ -1,4 +1,4 @@
-"""The type bfloat16, and rounding to half precision."""
+"""Rounding to half precision, and the type bfloat16."""
 
 from __future__ import annotations
 
