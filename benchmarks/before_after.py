@@ -40,7 +40,8 @@ def compare(work: str, before: Path, rounds: int, data: Path | None, bfloat16: b
         if work in STEPS:
             command = [str(tree / "benchmarks" / "training_step.py"), work, "--worker", ours]
         else:
-            command = [__file__, str(tree), work, "--worker", *([] if data is None else ["--data", str(data)])]
+            script = tree / "benchmarks" / Path(__file__).name  # which knows the modules of its checkout
+            command = [str(script), str(tree), work, "--worker", *([] if data is None else ["--data", str(data)])]
         workers[name] = Worker([sys.executable, *command], os.environ | {"PYTHONPATH": str(tree), "TQDM_DISABLE": "1"})
     times: dict[str, list[float]] = {name: [] for name in workers}
     peaks, results = {}, {}

@@ -30,7 +30,7 @@ from scratchformer.models import LanguageModel
 from scratchformer.nn import Layer
 from scratchformer.optim import Adam, Cosine
 from scratchformer.testing.contracts import as_tuple
-from scratchformer.training import LossScale, Replicas, evaluate_language_model, train
+from scratchformer.training import LossScale, Replicas, Run, evaluate_language_model
 
 HALF = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 COLOURS = {"float32": "tab:gray", "float16": "tab:blue", "bfloat16": "tab:orange"}
@@ -137,23 +137,21 @@ def run(
             whole = replica.loss_backward
             replica.loss_backward = lambda dloss, cache, whole=whole: whole(planted[0] * dloss, cache)
         batches = Watched(TextBatches(data.train, ROWS, CONTEXT, Key(seed, 1)), before)
-        state = train(
-            replicas,
-            Adam(model.parameters(), RATE),
-            Cosine(RATE, min(100, steps), steps, RATE / 10),
-            batches,
-            steps,
-            out,
-            evaluate=lambda: evaluate_language_model(replicas, data.validation[:30_000]),
-            select=("bits_per_byte", "min"),
-            snapshot_every=steps,
-            log_every=10,
-            loss_scale=scale,
-        )
+        adam, rate = Adam(model.parameters(), RATE), Cosine(RATE, min(100, steps), steps, RATE / 10)
+        replicas.loss_scale = scale or replicas.loss_scale
+        trained, select = Run(out, steps), ("bits_per_byte", "min")
+        for step in trained.steps(replicas, adam, batches, select, snapshot_every=steps):
+            loss = replicas.gradients(batches.batch(step), trained.key("train", step))
+            norm = replicas.clip(adam, 1.0)
+            adam.lr = rate(step)
+            replicas.step(adam)
+            trained.log(loss=loss, norm=norm)
+            if trained.due(0):
+                trained.keep_best(evaluate_language_model(replicas, data.validation[:30_000]))
         lines = (Path(out) / "metrics.jsonl").read_text().splitlines()
     records = [r for r in map(json.loads, lines) if "loss" in r]
-    skipped = 0 if state.get("loss_scale") is None else state["loss_scale"]["skipped"]
-    return Finished(state["best"]["bits_per_byte"], records, skipped, model)
+    skipped = 0 if replicas.loss_scale is None else replicas.loss_scale.skipped
+    return Finished(trained.best["bits_per_byte"], records, skipped, model)
 
 
 def relative_updates(model: LanguageModel, batch: Any, adam: Adam) -> np.ndarray:

@@ -60,7 +60,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scratchformer.parallel.sums import TreeSum
 from threadpoolctl import threadpool_limits
 
 from scratchformer import Key
@@ -71,7 +70,7 @@ from scratchformer.models import LanguageModel
 from scratchformer.optim import Adam, clip_by_global_norm
 from scratchformer.parallel.memory import resident_bytes
 from scratchformer.parallel.ranks import Ranks, allowed
-from scratchformer.parallel.replicas import slices_of
+from scratchformer.parallel.replicas import TreeSum, slices_of
 from scratchformer.training import Replicas
 
 SIZES = 1_000_000, 10_000_000, 50_000_000, 124_000_000  # parameters

@@ -45,7 +45,8 @@ if matplotlib:
 before = settings()
 
 import scratchformer as sf
-from scratchformer import generation, models, ops, optim, plots, process, testing, training
+from scratchformer import generation, models, ops, optim, testing, training
+from scratchformer.commands import plots
 from scratchformer.data import TextBatches
 
 functions = {}
@@ -61,7 +62,11 @@ with sf.fast():
 model = models.LanguageModel(16, 8, 2, 1, 8)
 with training.Replicas(model, 2) as replicas:
     batches = TextBatches(np.arange(200, dtype=np.uint8) % 16, 4, 8, sf.Key(0))
-    training.train(replicas, optim.Adam(model.parameters(), 1e-3), optim.Cosine(1e-3, 2, 2), batches, 2, "run")
+    adam, run = optim.Adam(model.parameters(), 1e-3), training.Run("run", 2)
+    for step in run.steps(replicas, adam, batches):
+        replicas.gradients(batches.batch(step), run.key("train", step))
+        replicas.clip(adam, 1.0)
+        replicas.step(adam)
 testing.check_gradients(ops.softmax, ops.softmax_backward, np.array([[1.0, 2.0]]))
 if matplotlib:
     plots.plot_attention(np.ones((1, 1, 2, 2)) / 2, ["a", "b"], "attention.png")

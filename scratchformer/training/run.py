@@ -122,7 +122,7 @@ class Run:
         expect_positive(steps=steps)
         if taken := [name for name in settings if hasattr(type(self), name) and name not in SHADOWED]:
             raise ValueError(f"settings: expected other names than {', '.join(taken)}, which every run has already")
-        self.settings: dict[str, Any] = {**COMMON, **settings, "steps": steps, "seed": seed}
+        self.settings: dict[str, Any] = {**COMMON, "steps": steps, "seed": seed, **settings}
         self.out, self.resumed, self.device, self.ranks = Path(out), resume, device, ranks or Ranks()
         self.identity = dict(identity or {})
         self.root = Key(seed)
@@ -239,7 +239,8 @@ class Run:
         size = len(items.labels) if texts else len(items)
         if part == "validation" and not texts:
             return items[:VALIDATION_BYTES]
-        if part != "test" or self.total >= self.preset_steps:
+        steps = (self.parent or self).total  # a stage may have fewer steps than a whole run's preset
+        if part != "test" or steps >= self.preset_steps:
             return items
         if trained is None:
             trained = self.total * self.batch_size * (1 if texts else self.context)

@@ -190,10 +190,14 @@ def generated(**arguments: Any) -> list:
     return list(islice(generation.generate(small_model(), **arguments), 4))
 
 
-def trained(batches: Any, optimizer: Any = None, **arguments: Any) -> None:
+def trained(batches: Any, select: tuple[str, str], keep: int, every: int, clip: float, **arguments: Any) -> None:
     model = small_model()
     with training.Replicas(model, 1) as replicas:
-        training.train(replicas, optimizer or optim.SGD(model.parameters(), 0.1), batches=batches, **arguments)
+        sgd, run = optim.SGD(model.parameters(), 0.1), training.Run(**arguments)
+        for step in run.steps(replicas, sgd, batches, select, keep, every, every):
+            loss = replicas.gradients(batches.batch(step), run.key("train", step))
+            run.log(loss=loss, norm=replicas.clip(sgd, clip))
+            replicas.step(sgd)
 
 
 def text_batches(**arguments: Any) -> Any:
@@ -336,19 +340,16 @@ OTHERS: dict[str, Callable[[], Call]] = {
         ids=np.array([[1, 2], [3, 4]]),
     ),
     "Replicas": lambda: call_of("Replicas", training.Replicas, model=small_model(), count=2, micro_batch=3),
-    "train": lambda: call_of(
-        "train",
+    "Run": lambda: call_of(
+        "Run",
         trained,
         batches=data.TextBatches(TEXT, 2, 12, KEY),
-        schedule=optim.Constant(0.1),
-        steps=1,
-        out=Path("run"),
-        evaluate_every=0,
         select=("loss", "min"),
-        snapshot_every=1,
         keep=0,
-        log_every=1,
+        every=1,
         clip=1.0,
+        out=Path("run"),
+        steps=1,
         seed=1,
     ),
     "evaluate_language_model": lambda: call_of(

@@ -1,14 +1,12 @@
-"""Runs of an earlier version, the memory of a process, and a program that is not finished."""
+"""Runs of an earlier version, and the memory of a process."""
 
 import json
 import re
 import shutil
 
-import pytest
-
 from scratchformer.dispatch import fast
 from scratchformer.parallel.memory import resident_bytes
-from scratchformer.training import Program
+from scratchformer.training.start import run_main
 
 
 def test_a_program_of_the_checkout_is_found_by_its_name(call, fail, enwik8_run, tmp_path):
@@ -28,15 +26,6 @@ def test_the_estimate_counts_the_process_without_the_model(example, text_file, t
     options = ("--preset", "tutorial", "--data", text_file, "--out", tmp_path / "run", "--device", "cpu", "--estimate")
     with fast():  # which imports the libraries of the extra `fast`
         before = resident_bytes() / 1e6
-    example("enwik8").start([str(option) for option in options])
+    run_main(example("enwik8").main, [str(option) for option in options])
     told = float(re.search(r"Python, libraries and data +([\d.]+) MB", capsys.readouterr().out)[1])
     assert abs(told - before) < 15
-
-
-def test_what_a_program_lacks_is_named(tmp_path):
-    class Half(Program):
-        name = "half"
-        presets = {"small": {"steps": 1, "lr": 1e-3, "warmup": 0}}  # noqa: RUF012
-
-    with pytest.raises(TypeError, match="Half has no make_model, which a program must define"):
-        Half.start(["--out", str(tmp_path / "run"), "--device", "cpu"])

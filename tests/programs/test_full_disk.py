@@ -9,9 +9,9 @@ import pytest
 
 from scratchformer.data import subwords, vocabulary
 from scratchformer.shell import files
-from scratchformer.training import load_snapshot, loop, metrics, settings, snapshot
+from scratchformer.training import load_snapshot, metrics, run, settings, snapshot
 
-MODULES = (subwords, vocabulary, loop, metrics, settings, snapshot)
+MODULES = (subwords, vocabulary, metrics, run, settings, snapshot)
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from inspect import cleandoc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scratchformer.parallel.numerics import PRODUCTS
-from scratchformer.training import load_snapshot, program
+from scratchformer.training import load_snapshot
 
 from .conftest import EXAMPLES, PATIENCE, TINY
+from .test_own_program import POEMS
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 LAUNCHER = [sys.executable, "-m", "scratchformer", "mpiexec"]
@@ -41,7 +41,6 @@ def waiting(*args, **options):
 
 Replicas.gradients = waiting
 """
-POEMS = cleandoc(re.search(r"\n    (\"\"\"Train a small.*?main\(\))\n", program.__doc__, re.DOTALL)[1])
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="mpi4py or mpiexec is not installed"
 )
@@ -59,7 +58,7 @@ def start(tmp_path, text_file, guard):
         for rank, options in enumerate(ranks):
             arguments = ["poems.py", "--data", text_file, "--device", "cpu", *options]
             command += ["-n", "1", "env", *own[rank : rank + 1], sys.executable, *map(str, arguments), ":"]
-        paths = os.pathsep.join([str(Path(program.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+        paths = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
         environment = os.environ | {"PYTHONPATH": paths}
         return subprocess.Popen(command[:-1], cwd=tmp_path, env=environment, start_new_session=True, **pipes)
@@ -152,8 +151,10 @@ def test_two_processes_score_classifiers_as_one_does(reviews_folder, tmp_path):
     """Two of them together with the linear model, of which each process has its own."""
     pytest.importorskip("scipy")
     script, found = tmp_path / "small.py", []
-    sizes = f"imdb.PRESETS['small'] |= {TINY['imdb']}"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport imdb\n{sizes}\nimdb.Imdb.main()\n")
+    sizes = f"import imdb\nimdb.PRESETS['small'] |= {TINY['records/imdb']}"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(EXAMPLES / 'records')!r})\n{sizes}\nimdb.start(imdb.main)\n"
+    )
     for size in 1, 2:
         options = ["--data", reviews_folder, "--models", 2, "--out", tmp_path / f"run{size}", "--device", "cpu"]
         command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "-n", size, sys.executable, script, *options]

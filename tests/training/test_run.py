@@ -39,6 +39,14 @@ def test_a_run_of_all_steps_and_one_that_is_only_scored_are_scored_on_everything
         assert scored(steps, preset_steps, "test", TEXTS) == 25_000
 
 
+def test_a_stage_with_fewer_steps_is_part_of_a_whole_run():
+    run = Run("run", 100, batch_size=2)
+    run.preset_steps = 100
+    assert run.stage("finetune", steps=3).scored("test", TEXTS) is TEXTS
+    run.total = 99
+    assert len(run.stage("finetune", steps=3).scored("test", TEXTS).labels) == 1_000
+
+
 def test_texts_at_equal_distances_keep_the_shares_of_sorted_classes():
     texts = Labelled([np.array([i]) for i in range(30)], np.repeat([0, 1, 2], 10))
     few = texts.evenly(6)
