@@ -224,7 +224,7 @@ def backward(reference: Callable) -> Operation[...]:
                 raise TypeError(f"{second}: expected the cache of {operation}, got that of {cache.twin.operation}")
             dy = args[0] if len(args) == 2 else None
             if type(dy) is np.ndarray and dy.shape == cache.shape and dy.dtype == cache.dtype:
-                return cache.twin.backward(dy, cache.kept, **kwargs)  # type: ignore[misc]
+                return cache.twin.backward(dy, cache.kept, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             return gradients_of(first, given.pop(first), given.pop(second), **given)
         if type(cache) is not expected:
