@@ -8,7 +8,7 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import CPU, array_module
-from scratchformer.compiler.twins import Call
+from scratchformer.compiler.twins import PlannedCall
 from scratchformer.dispatch import Twin
 from scratchformer.optim import SGD, Adam, AdamW, Cosine, clip_by_global_norm
 from scratchformer.rng import Key
@@ -25,7 +25,7 @@ BODIES = [
 
 def arrays_in(x):
     """Every array in nested tuples, lists, mappings and objects with fields. (A twin's cache also names its code.)"""
-    if isinstance(x, Twin | Call):
+    if isinstance(x, Twin | PlannedCall):
         return
     if isinstance(x, tuple | list):
         for part in x:
