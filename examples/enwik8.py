@@ -20,8 +20,14 @@ from functools import partial
 from scratchformer.data import SegmentBatches, TextBatches
 from scratchformer.models import LanguageModel, Llama, TransformerXL
 from scratchformer.optim import Adam, Constant, Cosine, Muon
-from scratchformer.training import MUON_OPTIONS, evaluate_language_model, evaluate_transformer_xl, start
-from scratchformer.training.language import load_corpus, write_sample
+from scratchformer.training import (
+    MUON_OPTIONS,
+    evaluate_language_model,
+    evaluate_transformer_xl,
+    load_corpus,
+    start,
+    write_sample,
+)
 
 PRESETS = {
     "small": dict(

@@ -1,4 +1,4 @@
-"""Train a transformer on the bytes of Wikipedia (enwik8) that looks up what followed before, then let it write.
+"""Train a transformer that also looks up what followed earlier n-grams (enwik8), then let it write.
 
 For each byte the model also gets the bytes that followed earlier occurrences of the last few, anywhere in the text
 before it. The matrices of its blocks are trained with Muon.

@@ -1,4 +1,4 @@
-"""The body of classifier and language model: from token ids, or other units, to a vector for each position."""
+"""The body of classifiers and language models: from token ids, or other units, to a vector for each position."""
 
 from __future__ import annotations
 

@@ -218,7 +218,9 @@ class TransformerBlock(Block):
     attention is a `RelativeSelfAttention`. If so, `forward` takes a memory (B, M, C), the inputs of this block at the M
     positions before x, now constants. Attention then sees [memory, x] instead of x (with pre-norm, both normalised).
 
-    Backward. Each half is a `Residual` and passes the gradient of its output back to its input:
+    These halves are the two `Residual`s of `Block`, whose methods run them; this class only adds the memory.
+
+    Backward. Each half passes the gradient of its output back to its input:
 
         dh_tc = Σ_c' dy_tc' ∂y_tc'/∂h_tc        (the feed-forward layer and the norm act on each position)
         dx_sc = Σ_t Σ_c' dh_tc' ∂h_tc'/∂x_sc        (attention mixes positions)

@@ -260,7 +260,7 @@ class Optimizer:
 
         map: applies a function to independent pieces of the arrays; the `map` of a thread pool runs them in parallel.
         The largest come first, so that threads which take turns have about equal work. share: the number
-        by which gradients are first multiplied, see `clip.share_for`. half: an array as long as the flat array, which
+        by which gradients are first multiplied, see `share_for`. half: an array as long as the flat array, which
         gets the new weights, rounded to its type. With both, one pass over the arrays does it all.
         """
         self._expect_same_parameters()

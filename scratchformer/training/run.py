@@ -666,7 +666,7 @@ class Run:
             self._room.enter_context(room_for(count))
 
     def made(self) -> None:
-        """Say that the model is made."""
+        """The model is made, so the limit on the numbers that it may draw ends: see `expect_weights`."""
         self._room.close()
 
 
