@@ -102,6 +102,7 @@ class Run:
     preset_steps = 0  # the preset's number of steps; 0 if the run is only scored
     state: Mapping[str, Any] = {}  # of the snapshot from which the run is resumed
     first_vocabulary: Any = None  # that of rank 0, in the other ranks
+    before = 0  # the memory of the process before the model is made, in bytes; known if it is to be estimated
     vocabulary_to_save: Any = None
     best: dict[str, Any] | None = None  # the scores of the best model, and its "step"
     parent: Run | None = None  # of a stage
@@ -178,12 +179,15 @@ class Run:
             load()
         if not isinstance(getattr(loaded[0], "fingerprint", None), str):
             raise TypeError(f"data: expected an object with a fingerprint, a text, got {shown(loaded[0])}")
-        self.identity["data"] = loaded[0].fingerprint
-        if vocabulary is not None:
+        if vocabulary is not None:  # first, since the fingerprint of encoded texts depends on it
             kind = vocabulary_file(self.out, type(vocabulary)).suffix
             self.identity["vocabulary" if kind == ".txt" else "subwords"] = vocabulary.fingerprint
             self.vocabulary_to_save = vocabulary
+        self.identity["data"] = loaded[0].fingerprint
         self.expect_weights()
+        if self.estimating:
+            with fast():  # it loads libraries
+                self.before = resident_bytes()
         return loaded[0]
 
     def saved_vocabulary(self, kind: type) -> Any:
@@ -204,7 +208,7 @@ class Run:
         vars(stage).update(vars(self))
         stage.out, stage.stage_name, stage.parent = self.out / name, name, self
         stage.settings, stage.identity, stage.root = {**self.settings, **settings}, dict(self.identity), self.key(*key)
-        stage._opened, stage._room, stage._unread, stage._saved = ExitStack(), ExitStack(), [], None
+        stage._opened, stage._unread, stage._saved = ExitStack(), [], None
         if not self.scoring:
             self.ranks.from_first(lambda: expect_no_link(stage.out) and None)
         stage.expect_weights()
@@ -265,13 +269,13 @@ class Run:
         model.to(self.device)
         if self.recompute:
             recompute_blocks(model)
-        with fast():  # it loads libraries
-            before = resident_bytes() - model.flat.data.nbytes
+        without = resident_bytes()
         first, failed = batches.batch(0), ""
+        before = self.before + max(0, resident_bytes() - without)  # what the batches hold
         with Replicas(model, **self.how_many()) as replicas:
             print(f"{model.flat.data.size:,} parameters\n{replicas.describe(first)}", flush=True)
             if self.estimating:
-                print(estimate(replicas, first if largest is None else largest, max(0, before), self.shard))
+                print(estimate(replicas, first if largest is None else largest, before, self.shard))
                 raise Estimated
             replicas.expect_work(first)
             self.ranks.expect_same(self.identity)

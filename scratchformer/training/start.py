@@ -58,6 +58,8 @@ def run_main(main: Callable[[Run], Any], argv: list[str] | None = None) -> None:
             main(run)
         except Estimated:
             return
+        finally:
+            run.made()  # if it has failed before, the limit of its weights must not outlast it
         print(f"{name}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from scratchformer.backend import Device, to_cpu
 from scratchformer.data import SegmentBatches
-from scratchformer.models import TransformerXL
+from scratchformer.models import LanguageModel, TransformerXL
 from scratchformer.models.predictor import Predictor
 from scratchformer.optim import Adam, Constant
 from scratchformer.parallel.precision import half_type
@@ -186,7 +186,7 @@ def test_a_state_is_checked_before_it_is_restored(wrong):
 @pytest.fixture
 def overflow_at(monkeypatch):
     """overflow_at(numbers): a wrapper of batches; the gradients of these are 2⁴⁰ times as large, and overflow."""
-    whole = Predictor.loss_backward
+    backwards = {kind: kind.loss_backward for kind in (Predictor, LanguageModel)}
 
     class Planted:
         def __init__(self, batches, steps):
@@ -203,7 +203,9 @@ def overflow_at(monkeypatch):
         def wrap(batches, _model):
             planted = Planted(batches, steps)
             factor = lambda: 2.0**40 if planted.now else 1.0  # noqa: E731
-            monkeypatch.setattr(Predictor, "loss_backward", lambda m, d, cache: whole(m, factor() * d, cache))
+            for kind, whole in backwards.items():
+                patched = lambda m, d, cache, whole=whole: whole(m, factor() * d, cache)  # noqa: E731
+                monkeypatch.setattr(kind, "loss_backward", patched)
             return planted
 
         return wrap

@@ -340,7 +340,7 @@ def test_edited_settings_say_what_to_do(fail, enwik8_copy):
         ("norm", None, "text"),
         ("data", 3, "text of at most 4,096 characters or null"),
         ("tensorboard", 1, "true or false"),
-        ("positions", {}, ""),
+        ("schedule", {}, "expected one of cosine, constant"),
     ],
 )
 def test_settings_of_a_wrong_type_are_named(fail, enwik8_copy, name, value, expected):
@@ -393,7 +393,7 @@ def test_a_missing_setting_is_named(fail, enwik8_copy, imdb_copy, xl_run, tmp_pa
     for program, run, name in (
         ("enwik8", enwik8_copy, "d_model"),
         ("imdb", imdb_copy, "keep"),
-        ("enwik8", xl_copy, "memory"),
+        ("enwik8", xl_copy, "xl_d_ff"),
     ):
         settings = json.loads((run / "settings.json").read_text())
         del settings[name]
