@@ -227,7 +227,8 @@ def backward(reference: Callable) -> Operation[...]:
                 return cache.twin.backward(dy, cache.kept, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             return gradients_of(first, given.pop(first), given.pop(second), **given)
-        if type(cache) is not expected or (expected is np.ndarray and cache.dtype.kind not in NUMBERS):
+        same_type = type(cache) is expected
+        if not same_type or (expected is np.ndarray and cache.dtype.kind not in NUMBERS):
             expect_cache(second, cache, expected)
         return reference(*args, **kwargs)
 
