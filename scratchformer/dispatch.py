@@ -218,7 +218,7 @@ def backward(reference: Callable) -> Operation[...]:
 
     @functools.wraps(reference)
     def dispatched(*args: Any, **kwargs: Any) -> Any:
-        cache = args[1] if len(args) > 1 else kwargs.get(second)
+        cache: Any = args[1] if len(args) > 1 else kwargs[second] if second in kwargs else None
         if type(cache) is TwinCache:
             if cache.twin.operation != operation:
                 raise TypeError(f"{second}: expected the cache of {operation}, got that of {cache.twin.operation}")
