@@ -227,7 +227,7 @@ def signature(function: Any) -> inspect.Signature:
 def short(default: Any) -> Any:
     if isinstance(default, type) and default is not inspect.Parameter.empty:
         return Verbatim(default.__name__)
-    return Verbatim("Key(0)") if default == Key(0) else default
+    return Verbatim("Key(0)") if isinstance(default, Key) and default == Key(0) else default
 
 
 def equation_id(name: str, item: int) -> str:
