@@ -60,8 +60,8 @@ def without_docstrings(code):
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_the_suite_fails_for(mistake, run_tests):
     path = ROOT / "scratchformer" / mistake.file
-    if mistake.file.startswith("kernels/") and not path.exists():
-        pytest.skip("no kernels")
+    if path.name.startswith("numba_"):
+        pytest.importorskip("numba")  # without it the reference runs, which has no mistake
     code = without_docstrings(path.read_text(encoding="utf-8"))
     for right in mistake.replace:
         assert (count := code.count(right)) == 1, f"{mistake.file} has {count} times: {right}"
