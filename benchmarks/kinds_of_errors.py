@@ -10,7 +10,6 @@ PyTorch and JAX.
 
 from __future__ import annotations
 
-import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
