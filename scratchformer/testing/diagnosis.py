@@ -144,7 +144,8 @@ def likeliest(
     unknown = any(factor.name == "unknown factor" for factor in factors)
     if likely := [*(() if unknown else factors), *dict.fromkeys(catalogue())]:
         return likely
-    return [diagnosis for search in others for diagnosis in search()] or factors
+    explained = [diagnosis for search in others for diagnosis in search()]
+    return sorted(explained, key=lambda diagnosis: diagnosis.name == "in some places") or factors
 
 
 def derivations(

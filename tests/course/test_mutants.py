@@ -1,0 +1,82 @@
+"""Mistakes planted in the solution of every exercise: each is found, and nine in ten are named.
+
+    HYPOTHESIS_PROFILE=thorough pytest tests/course/test_mutants.py
+    python tests/course/test_mutants.py [EXERCISE ...]
+
+runs all of them; the program prints what is said of each.
+"""
+
+import ast
+import random
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from scratchformer.course.course import NAMES, exercise
+from scratchformer.course.grading import grade
+from scratchformer.notation.grammar import NotationError, parse
+from scratchformer.notation.mistakes import mistakes
+from scratchformer.notation.spelling import spelled
+from scratchformer.testing.mutate.mutants import mutants
+from scratchformer.testing.mutate.source import functions
+
+
+def in_code(each):
+    """The solution with one mistake in a line that the student writes: (the kind of mistake, the line, the text)."""
+    solution, written = each.solution, set(each.answers)
+    lines = solution.split("\n")
+    for name, _ in functions(ast.parse(solution)):
+        for mutant in mutants(solution, name):
+            if lines[mutant.line - 1] in written:
+                text = mutant.plant(solution)
+                yield mutant.what, text
+    for number, line in enumerate(lines):
+        if line in written and (match := re.fullmatch(r"( +\w+ = |return )([^#]*[^#,(\s])", line)):
+            for what, wrong in (("the sign", f"-({match[2]})"), ("doubled", f"2 * ({match[2]})"), ("t + 1", None)):
+                if wrong:
+                    yield what, "\n".join([*lines[:number], match[1] + wrong, *lines[number + 1 :]])
+
+
+def in_equations(each):
+    for line in each.answers:
+        equation = parse(line.strip().partition("   (")[0])
+        last = equation.parts[-1]
+        whole = [
+            ("the sign", ("neg", ("group", last))),
+            ("doubled", ("*", ("num", 2.0, "2"), ("group", last))),
+            ("halved", ("/", ("group", last), ("num", 2.0, "2"))),
+        ]
+        changed = [(what, equation._replace(parts=(*equation.parts[:-1], part))) for what, part in whole]
+        for what, wrong in [*changed, *mistakes(equation)]:
+            if wrong.parts[:-1] == equation.parts[:-1] and wrong.bindings == equation.bindings:
+                yield what, each.solution.replace(line.strip(), spelled(wrong), 1)
+
+
+def planted(each, count):
+    """Mistakes of `count` kinds in one exercise, the same in every run; all without `count`."""
+    by_kind = defaultdict(list)
+    for what, text in (in_code if each.kind == "code" else in_equations)(each):
+        by_kind[re.sub(r"^\w+ for \w+$", "another name", what)].append(text)
+    draw = random.Random(each.name)
+    kinds = list(by_kind)
+    draw.shuffle(kinds)
+    for kind in kinds[:count]:
+        yield kind, draw.choice(by_kind[kind])
+
+
+def main(names):
+    with TemporaryDirectory() as folder:
+        for name in names or NAMES:
+            each = exercise(name)
+            path = Path(folder, f"{name}.py")
+            for kind, text in planted(each, 10):
+                path.write_text(text)
+                passed, message = grade(each, path)
+                changed = [a.strip() for a in text.splitlines() if a not in each.solution.splitlines()]
+                print(f"=== {name}: {kind}: {' | '.join(changed)}\n{'PASSED ' * passed}{message}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
