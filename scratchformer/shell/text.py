@@ -33,9 +33,9 @@ def printable(text: str, length: int = 200) -> str:
     return text if len(text) <= length and text.isprintable() else shown(text)
 
 
-def apart(x: float, y: float) -> tuple[str, str]:
-    """Two numbers for a message, with six digits each, or with as many as it takes to see that they differ."""
-    for digits in range(6, 18):
+def apart(x: float, y: float, fewest: int = 6) -> tuple[str, str]:
+    """Two numbers for a message, with `fewest` digits each, or with as many as it takes to see that they differ."""
+    for digits in range(fewest, 18):
         texts = f"{x:.{digits}g}", f"{y:.{digits}g}"
         if texts[0] != texts[1]:
             break

@@ -24,7 +24,7 @@ from ..notation import DerivationError, NotationError, parse
 from ..notation.consequences import Consequences, consequences
 from ..notation.grammar import Equation, canonical
 from . import known
-from .contracts import Diagnosis, as_tuple, is_array, is_floating
+from .contracts import Diagnosis, arrays_in, as_tuple, is_array, is_floating
 from .differences import Differences, Variable, compare_directions
 from .failed_check import MAX_ELEMENTS, SECONDS, FailedCheck, same
 from .forms import constant_factors, forms
@@ -88,6 +88,7 @@ def of_pair(failed: FailedCheck, run: PairRun, dy: Any) -> list[Diagnosis]:
             yield from planted(failed, derivation)
 
     arrays = dict(zip(run.names, args, strict=True)) | kwargs | {"y": y}
+    arrays |= {name: on_cpu(x) for name, x in arrays_in("cache", run.forward()[1]).items()}
     equal, one = (functools.partial(uniform, failed, run, dy, value) for value in (None, 1.0))
     forms = functools.partial(general, failed, dy, arrays)
     return likeliest(failed, dy, arrays, catalogue, equal, forms, equations, one)
