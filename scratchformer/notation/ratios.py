@@ -106,7 +106,8 @@ def of_arrays(compared: Compared, arrays: Mapping[str, Any]) -> Iterator[Explana
                     continue
                 factor = wide.astype(float) ** power
                 if compared.multiple(factor)[compared.known].all():
-                    yield f"multiplied by {written} once too often.", "factor put in"
+                    often = "multiplied by {} once too often." if power == 1 else "what it should be times {}."
+                    yield often.format(written), "factor put in"
                 if compared._replace(wrong=compared.wrong * factor).equal.all():
                     yield f"not multiplied by {written}, as it should be.", "factor left out"
 
@@ -255,3 +256,16 @@ def right_digits(compared: Compared) -> int:
     with np.errstate(all="ignore"):
         worst = float(np.max(np.where(error <= compared.tolerance, 0, error / size), initial=0))
     return math.floor(-math.log10(worst)) if 0 < worst < 1 else 0
+
+
+def other_shape(expected: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """Why an array may have this shape instead of another; "" if nothing simple explains it."""
+    if len(shape) > len(expected) and shape[len(shape) - len(expected) :] == expected:
+        return f"Is a sum over the first {len(shape) - len(expected)} axes missing?".replace(
+            "first 1 axes", "first axis"
+        )
+    if len(shape) < len(expected):
+        return "Does a sum run over an axis too many?"
+    if sorted(shape) == sorted(expected):
+        return "Is it transposed?"
+    return ""

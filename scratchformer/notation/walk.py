@@ -270,24 +270,25 @@ class Walk:
                 int(np.argmax(np.where(wrong, np.nan_to_num(np.abs(x - y), nan=np.inf), -1))), x.shape
             )
             ratio = self.ratio(np.where(held, y, np.nan), np.where(held, x, np.nan), axes) if relation in _EQUAL else ""
-            sides = f"the left side is {{}}, the right side {{}}{ratio and f'. The right side is {ratio}'}"
+            sides = "the left side is {}, the right side {}" + f"\n    The right side is {ratio}" * bool(ratio)
             self.fail(item, f"is not true: relative error {error:.1e}", axes, at, sides, float(x[at]), float(y[at]))
         return error
 
     def ratio(self, wrong: np.ndarray, right: np.ndarray, axes: Sequence[Any]) -> str:
         """What the ratio of a wrong array and the right one tells: "4 times what it should be: 4 is N", or ""."""
-        numbers: dict[float, list[str]] = {}
-        for letter, size in self.scope.sizes.items():
-            numbers.setdefault(float(size), []).append(letter.rstrip("'").upper())
+        named: dict[str, float] = {letter.rstrip("'").upper(): float(n) for letter, n in self.scope.sizes.items()}
         arrays = {}
-        for node in nodes(self.equations):
+        for node in nodes(tuple(self.equations)):
             if node[0] == "name" and all(index[0] == "idx" for index in node[2]):
                 with suppress(ValueError):  # it is not known yet
                     value = evaluate(node, self.scope)
                     if value.data.size == 1 and not node[2]:
-                        numbers.setdefault(float(value.data.real.flat[0]), []).append(spelled(node))
+                        named[spelled(node)] = float(value.data.real.flat[0])
                     elif value.axes and set(value.axes) <= set(axes):
                         arrays[spelled(node)] = spread(value, axes).real
+        numbers: dict[float, list[str]] = {}
+        for name, number in named.items():
+            numbers.setdefault(number, []).append(name)
         compared = Compared(wrong, right)
         factor = factor_everywhere(compared, numbers)
         if factor is not None:
@@ -335,7 +336,7 @@ class Walk:
             axes = (*range(numerical.ndim - len(letters)), *letters)
             dx, x = spelled_name(left[1]), spelled_name(left[1][1:])
             ratio = self.ratio(analytic, numerical, axes)
-            sides = f"{dx} is {{}}, ∂L/∂{x} is {{}}{ratio and f'. {dx} is {ratio}'}"
+            sides = f"{dx} is {{}}, ∂L/∂{x} is {{}}" + f"\n    {dx} is {ratio}" * bool(ratio)
             what = f"differs from the numerical derivative of the loss: relative error {error:.1e}"
             self.fail(item, what, axes, at, sides, float(analytic[at]), float(numerical[at]))
         return error

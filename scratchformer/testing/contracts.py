@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from ..backend import Array, Device, array_module, device_of, is_floating_type, to_cpu, to_device
+from ..notation.ratios import other_shape
 
 _SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in no fixed order
 
@@ -233,7 +234,11 @@ def named_gradients(returned: Any, arrays: Mapping[str, Array], backward: str) -
                 f"{name} is a {type(x).__module__}.{type(x).__qualname__}"
             )
         if tuple(gradient.shape) != tuple(x.shape):
-            raise GradientError(f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}")
+            hint = other_shape(tuple(x.shape), tuple(gradient.shape))
+            raise GradientError(
+                f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}"
+                + f". {hint}" * bool(hint)
+            )
     return dict(zip(arrays, gradients, strict=True))
 
 

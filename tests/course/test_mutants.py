@@ -51,7 +51,8 @@ def in_equations(each):
         changed = [(what, equation._replace(parts=(*equation.parts[:-1], part))) for what, part in whole]
         for what, wrong in [*changed, *mistakes(equation)]:
             if wrong.parts[:-1] == equation.parts[:-1] and wrong.bindings == equation.bindings:
-                yield what, each.solution.replace(line.strip(), spelled(wrong), 1)
+                head, tail = line.strip().rpartition(" = ")[0], spelled(wrong).rpartition(" = ")[2]
+                yield what, each.solution.replace(line.strip(), f"{head} = {tail}", 1)
 
 
 def planted(each, count):

@@ -47,6 +47,12 @@ MISTAKES = (
     Slip("v_hat = v / (1 - beta2**t)", "v_hat = v", "w.*after step 3", "v is not corrected"),
     Slip("m_hat = m / (1 - beta1**t)", "m_hat = m", "w.*after step 3", "m is not corrected"),
     Slip("m_hat = m / (1 - beta1**t)", "m_hat = m / (1 - beta1)", "w.*after step 3", "β1 has no power t"),
+    Slip(
+        "    m_hat = m / (1 - beta1**t)\n    v_hat = v / (1 - beta2**t)\n",
+        "    m_hat = m / (1 - beta1 ** (t + 1))\n    v_hat = v / (1 - beta2 ** (t + 1))\n",
+        "w.*after step 3",
+        "steps are counted from 0: t is 1 in the first step already",
+    ),
     Slip("(np.sqrt(v_hat) + eps)", "np.sqrt(v_hat + eps)", "w.*after step", "eps is inside the root"),
     Slip(
         "    m_hat = m / (1 - beta1**t)\n",
