@@ -38,8 +38,9 @@ from ..grading import expect_close, expect_unchanged, normal
 
 HINTS = (
     "First the new m and v, then m̂ and v̂ from them, and w last. m and v themselves stay without the correction.",
-    "m̂ = m/(1 − β1^t) and v̂ = v/(1 − β2^t): after step 1, m̂ is the gradient itself.",
-    "m_hat and v_hat are variables of their own. eps is added to the root, not inside it.",
+    "A correction divides by the sum of all weights so far, which depends on β and t: after step 1, m̂ is the "
+    "gradient itself.",
+    "m̂ = m/(1 − β1^t) and v̂ = v/(1 − β2^t) are variables of their own. eps is added to the root, not inside it.",
 )
 LIBRARY = optim.Adam
 MISTAKES = (
