@@ -14,6 +14,8 @@ from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from scratchformer.course.course import NAMES, exercise
 from scratchformer.course.grading import grade
 from scratchformer.notation.grammar import parse
@@ -21,6 +23,8 @@ from scratchformer.notation.mistakes import mistakes
 from scratchformer.notation.spelling import spelled
 from scratchformer.testing.mutate.mutants import mutants
 from scratchformer.testing.mutate.source import functions
+
+pytestmark = pytest.mark.diagnosis
 
 
 def in_code(each):
