@@ -19,8 +19,7 @@ from scratchformer.notation.grammar import walk
 from scratchformer.notation.layout import normal
 from scratchformer.notation.spelling import spelled
 
-TARGETS = {"numba": ("Numba", "python"), "numpy": ("NumPy", "python"), "cuda": ("CUDA", "cuda"),
-           "js": ("JavaScript", "javascript")}  # fmt: skip
+TARGETS = {"numba": ("Numba", "python"), "cuda": ("CUDA", "cuda")}
 COMMENT = re.compile(r'<span class="c1">(# |// )(.*?)</span>')
 
 
