@@ -404,7 +404,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from functools import partial
 
     from ..parallel.ranks import Ranks
-    from ..training import score_dynamically
+    from ..records import score_dynamically
     from ..training.settings import read_settings
     from ..training.start import find_program, open_run, scores
 

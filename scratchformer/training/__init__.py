@@ -3,7 +3,6 @@
 from ..parallel.diagnose import Diverged
 from ..parallel.precision import LossScale
 from ..parallel.replicas import Replicas
-from .dynamic import evaluate_dynamic, observe_gradients
 from .estimate import Estimate, estimate
 from .evaluate import (
     evaluate_classifier,
@@ -15,7 +14,7 @@ from .evaluate import (
     predict_classes,
     scores_of_classes,
 )
-from .language import load_corpus, score_dynamically, write_sample
+from .language import load_corpus, write_sample
 from .metrics import Metrics, read_metrics
 from .run import Run
 from .settings import MUON_OPTIONS, VALIDATION_OPTION
@@ -47,7 +46,6 @@ __all__ = [
     "best_snapshot",
     "estimate",
     "evaluate_classifier",
-    "evaluate_dynamic",
     "evaluate_language_model",
     "evaluate_pretraining",
     "evaluate_transformer_xl",
@@ -57,12 +55,10 @@ __all__ = [
     "load_model",
     "load_snapshot",
     "mean_loss",
-    "observe_gradients",
     "predict_classes",
     "read_metrics",
     "restore",
     "save_snapshot",
-    "score_dynamically",
     "scores_of_classes",
     "start",
     "write_sample",
