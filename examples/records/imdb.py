@@ -18,11 +18,13 @@ from scratchformer.records import (
     EvidenceClassifier,
     member,
     other_members,
+    predict_classes,
+    scores_of_classes,
     stack_weights,
     stacked,
     with_evidence,
 )  # fmt: skip
-from scratchformer.training import VALIDATION_OPTION, predict_classes, scores_of_classes, start
+from scratchformer.training import VALIDATION_OPTION, start
 
 PRESETS = {
     "small": dict(

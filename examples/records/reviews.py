@@ -72,7 +72,7 @@ def scored(run, reviews, part):
 def score(run, replicas, reviews, part):
     if run.stage_name != "pretrain":
         texts = scored(run, reviews, part)
-        return training.scores_of_classes(reviews.predict(replicas, texts, run.max_length), texts.labels)
+        return records.scores_of_classes(reviews.predict(replicas, texts, run.max_length), texts.labels)
     texts = reviews.validation.evenly(min(300, len(reviews.validation.labels)))  # enough for the language models
     tokens = joined(texts.ids, reviews.vocabulary["[SEP]"])
     context = min(run.max_length, len(tokens) - 1)

@@ -21,7 +21,7 @@ from .neighbours import with_neighbours
 from .ngrams import ngram_buckets, recall
 from .pseudo_labels import PseudoLabelled, Reviews
 from .recall import recalling, with_recalled
-from .stacking import stack_weights, stacked
+from .stacking import predict_classes, scores_of_classes, stack_weights, stacked
 from .translators import BackwardEncoderDecoder, as_written, search_together, translate_together
 
 __all__ = [
@@ -49,9 +49,11 @@ __all__ = [
     "ngram_buckets",
     "observe_gradients",
     "other_members",
+    "predict_classes",
     "recall",
     "recalling",
     "score_dynamically",
+    "scores_of_classes",
     "search_together",
     "stack_weights",
     "stacked",

@@ -11,8 +11,6 @@ from .evaluate import (
     evaluate_transformer_xl,
     evaluate_translation,
     mean_loss,
-    predict_classes,
-    scores_of_classes,
 )
 from .language import load_corpus, write_sample
 from .metrics import Metrics, read_metrics
@@ -55,11 +53,9 @@ __all__ = [
     "load_model",
     "load_snapshot",
     "mean_loss",
-    "predict_classes",
     "read_metrics",
     "restore",
     "save_snapshot",
-    "scores_of_classes",
     "start",
     "write_sample",
 ]

@@ -105,7 +105,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
         if blocks == 1:
             code = _first_use(small, _longest(batch, small.model.config, working))
         watched = [_watch(small.models[0], small.move(_longest(batch, small.model.config, n))) for n in counts]
-        measured.append([_extrapolate(*sizes, counts, rows) for sizes in zip(*watched, strict=True)])
+        measured.append([_extrapolate(sizes, counts, rows) for sizes in zip(*watched, strict=True)])
     (kept, _), (kept_by_two, transient) = measured[0], measured[-1]
     block = kept_by_two - kept
     activations = {f"{depth} blocks": depth * block} if block else {}
@@ -219,9 +219,9 @@ def _bytes_of_arrays() -> int:
     return sum(trace.size for trace in traces if trace.domain == np.lib.tracemalloc_domain)
 
 
-def _extrapolate(smaller: int, larger: int, counts: tuple[int, int], rows: int) -> int:
-    """The linear extrapolation to `rows` of a size that is `smaller` and `larger` for these counts of rows."""
-    first, last = counts
+def _extrapolate(sizes: tuple[int, ...], counts: tuple[int, int], rows: int) -> int:
+    """The linear extrapolation to `rows` of a size that has these two values for these counts of rows."""
+    (smaller, larger), (first, last) = sizes, counts
     return larger + (rows - last) * (larger - smaller) // max(1, last - first)
 
 

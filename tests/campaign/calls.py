@@ -463,7 +463,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         batch_size=2,
     ),
     "scores_of_classes": lambda: call_of(
-        "scores_of_classes", training.scores_of_classes, probabilities=np.full((3, 2), 0.5), labels=np.array([0, 1, 1])
+        "scores_of_classes", records.scores_of_classes, probabilities=np.full((3, 2), 0.5), labels=np.array([0, 1, 1])
     ),
     "stack_weights": lambda: call_of(
         "stack_weights",
