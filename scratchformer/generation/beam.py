@@ -66,19 +66,20 @@ def search(
     """For each source, the `wanted` best of the K translations that the search can reach, the highest score first.
 
     There are fewer if no more can be reached, but at least one. The ids are in the order in which the model writes.
-    open_cache: returns a `DecoderCache`, or what behaves like one; called with its arguments but the model. source: (B, S), lengths: (B,), see `EncoderDecoder.forward`. beam: K, the number of hypotheses kept for each
-    source. At each step every hypothesis is extended by every token, and the K most likely results that do not end are
-    kept. K = 1 is greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α,
-    where |y| includes `end`: log p falls with every token, so without the division short translations would win.
-    length_penalty: α ≥ 0. longer: how many more tokens than its source a translation may have; at this limit hypotheses
-    are scored as they are. begin, end: two of the model's V tokens. Raises ValueError for an option out of range, and
-    if there is no source.
+    open_cache: returns a `DecoderCache`, or what behaves like one; called with its arguments but the model. source: (B,
+    S), lengths: (B,), see `EncoderDecoder.forward`. beam: K, the number of hypotheses kept for each source. At each
+    step every hypothesis is extended by every token, and the K most likely results that do not end are kept. K = 1 is
+    greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α, where |y| includes
+    `end`: log p falls with every token, so without the division short translations would win. length_penalty: α ≥ 0.
+    longer: how many more tokens than its source a translation may have; at this limit hypotheses are scored as they
+    are. begin, end: two of the model's V tokens. Raises ValueError for an option out of range, and if there is no
+    source.
 
     The search for a source stops when no open hypothesis can become one of the `wanted` best any more. Let an open
-    hypothesis have log p = s after n tokens. When it finishes, it has N tokens, n < N ≤ limit, and log p ≤ s ≤ 0, since no
-    probability is above 1. As α ≥ 0, lp never decreases, so its score is at most s/lp(N) ≤ s/lp(limit). For α = 0 this
-    is s. The search is over when the worst of the `wanted` best scores is at least s/lp(limit) for the largest s. So
-    the results are those of a search that never stops early.
+    hypothesis have log p = s after n tokens. When it finishes, it has N tokens, n < N ≤ limit, and log p ≤ s ≤ 0, since
+    no probability is above 1. As α ≥ 0, lp never decreases, so its score is at most s/lp(N) ≤ s/lp(limit). For α = 0
+    this is s. The search is over when the worst of the `wanted` best scores is at least s/lp(limit) for the largest s.
+    So the results are those of a search that never stops early.
 
     Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
     """
