@@ -99,7 +99,7 @@ def train(run, reviews, model, batches, every):
             run.log(loss=loss, norm=norm)
             if run.due(every):
                 run.keep_best(score(run, replicas, reviews, "validation"))
-        print(f"{run.stage_name}: best on validation: {run.load_best()}", flush=True)
+        print(f"{run.stage_name}: best on validation: {training.as_text(run.load_best())}", flush=True)
         if run.stage_name == ("selftrain" if reviews.unlabelled else "finetune"):
             test, count = score(run, replicas, reviews, "test"), len(scored(run, reviews, "test").labels)
             where = run.share(count, len(reviews.test.labels), "reviews")

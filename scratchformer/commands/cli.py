@@ -406,7 +406,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from ..parallel.ranks import Ranks
     from ..records import score_dynamically
     from ..training.settings import read_settings
-    from ..training.start import find_program, open_run, scores
+    from ..training.start import find_program, open_run, score_lines
 
     run, dynamic = Path(args.run_folder), dynamic_settings(args)
     with Ranks.find() as ranks:
@@ -415,7 +415,7 @@ def evaluate(args: argparse.Namespace) -> None:
         program = find_program(run, args.program)
         opened = open_run(run, program, args.device, args.data, ranks)
         also = None if dynamic is None else partial(score_dynamically, **dynamic)
-        for line in scores(opened, program, args.part, also):
+        for line in score_lines(opened, program, args.part, also):
             print(line)
 
 

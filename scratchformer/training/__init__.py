@@ -14,7 +14,7 @@ from .evaluate import (
 )
 from .language import load_corpus, write_sample
 from .metrics import Metrics, read_metrics
-from .run import Run
+from .run import Run, as_text
 from .settings import MUON_OPTIONS, VALIDATION_OPTION
 from .snapshot import (
     Snapshot,
@@ -40,6 +40,7 @@ __all__ = [
     "Run",
     "Snapshot",
     "SnapshotError",
+    "as_text",
     "average_snapshots",
     "best_snapshot",
     "estimate",
