@@ -20,7 +20,7 @@ from .evident import EvidenceBatch, Evident, with_evidence
 from .neighbours import with_neighbours
 from .ngrams import ngram_buckets, recall
 from .pseudo_labels import PseudoLabelled, Reviews
-from .recall import recalling, with_recalled
+from .recall import recalling, searching, with_recalled
 from .stacking import predict_classes, scores_of_classes, stack_weights, stacked
 from .translators import BackwardEncoderDecoder, as_written, search_together, translate_together
 
@@ -55,6 +55,7 @@ __all__ = [
     "score_dynamically",
     "scores_of_classes",
     "search_together",
+    "searching",
     "stack_weights",
     "stacked",
     "translate_together",
