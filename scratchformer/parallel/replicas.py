@@ -586,12 +586,12 @@ class Replicas:
         return min(micro_batches, SHARES) if self.device is CPU else 1
 
     def expect_work(self, batch: Any) -> None:
-        """Raise ValueError, in all ranks, if some of them would have no micro-batch of a batch like this one."""
+        """Raise ValueError if some of them would have no micro-batch of a batch like this one."""
         micro_batches = len(batch.split(self.rows(batch)))
         if self.shares(micro_batches) < self.ranks.size:
             what = f"{self.ranks.size} ranks, but a batch has only {micro_batches} micro-batches"
             more = f" (and at most {SHARES} ranks can work at it)" if micro_batches > SHARES else ""
-            self.ranks.refuse(f"{what}{more}: use fewer ranks, a smaller --micro-batch, or more --micro-batches")
+            raise ValueError(f"{what}{more}: use fewer ranks, a smaller --micro-batch, or more --micro-batches")
 
     def gradient_arrays(self, micro_batches: int) -> int:
         """How many gradient arrays there are as a rule: one for each replica, those of sums that wait, and one for what

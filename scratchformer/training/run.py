@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -277,7 +278,7 @@ class Run:
             if self.estimating:
                 print(estimate(replicas, first if largest is None else largest, before, self.shard))
                 raise Estimated
-            replicas.expect_work(first)
+            self.ranks.from_first(lambda: replicas.expect_work(first))
             self.ranks.expect_same(self.identity)
             try:
                 yield replicas
@@ -647,7 +648,9 @@ class Run:
         self._replicas.join_whole()
         optimizer: Any = self._optimizer
         if self._replicas.sharded and whole:
-            optimizer = Gathered(self._optimizer, self.ranks, self.parts())
+            state, parts = optimizer.state_dict(), self.parts()
+            state |= {name: self.ranks.collect_parts(state[name], parts) for name in optimizer.buffers}
+            optimizer = SimpleNamespace(state_dict=lambda: state)
         self.ranks.from_first(lambda: self.save_as_first(path, *((optimizer, self._batches) if whole else ())))
 
     def save_as_first(self, path: Path, *parts: Any) -> None:
@@ -683,17 +686,6 @@ def as_text(scores: Mapping[str, float] | None) -> str:
         ", ".join(f"{name} {value}" if type(value) is int else f"{name} {value:.4f}" for name, value in values)
         or "none"
     )
-
-
-class Gathered:
-    """The state of a sharded optimizer, from all ranks. parts: those of the buffers, by rank."""
-
-    def __init__(self, optimizer: Optimizer, ranks: Ranks, parts: list[slice]) -> None:
-        state = optimizer.state_dict()
-        self.state = state | {name: ranks.collect_parts(state[name], parts) for name in optimizer.buffers}
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return self.state
 
 
 def expect_parts(replicas: Replicas, optimizer: Any, batches: Any, select: Any) -> None:
