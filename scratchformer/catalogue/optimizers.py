@@ -88,7 +88,7 @@ def in_place(op: Callable, *args: Any) -> DerivationCase:
 
 def adam_step(d: Sizes, op: Callable, *between: Any) -> DerivationCase:
     """between: the arguments between the arrays of the optimizer and its numbers."""
-    return in_place(op, d("F"), d("F"), d("F"), d("F") ** 2, *between, 0.01, 0.9, 0.99, 1e-3, 3, 0.1)
+    return in_place(op, d("F"), d("F"), d("F"), d("F") ** 2, *between, 0.01, 0.9, 0.99, 1e-3, 3, 0.1, 0.3)
 
 
 def sgd(d: Sizes) -> DerivationCase:
@@ -223,8 +223,7 @@ ENTRIES = [
     ),
     Entry("AdamW").derivation("", partial(adam, optimizer=optim.AdamW, decay="weight_decay")),
     Entry("adam_step").derivation("", lambda d: adam_step(d, adam_module.adam_step)),
-    Entry("clip_adam").derivation("", lambda d: adam_step(d, adam_module.clip_adam, 0.3)),
-    Entry("clip_adam_round").derivation("", lambda d: adam_step(d, adam_module.clip_adam_round, np.zeros(d.F), 0.3)),
+    Entry("adam_step_round").derivation("", lambda d: adam_step(d, adam_module.adam_step_round, np.zeros(d.F))),
     Entry("sgd_step").derivation("", lambda d: in_place(sgd_step, d("F"), d("F"), d("F"), 0.01, 0.9, 0.1)),
     Entry("nesterov").derivation("", lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9)),
     Entry("move").derivation("", lambda d: in_place(move, d("F"), d("F"), 0.3, 0.1)),

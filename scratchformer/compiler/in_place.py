@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dispatch import Operation
 from ..ops.rounding import round_into
-from ..optim.adam import adam_step, clip_adam, clip_adam_round
+from ..optim.adam import adam_step, adam_step_round
 from ..optim.muon import move, nesterov
 from ..optim.optimizer import scale
 from ..optim.sgd import sgd_step
@@ -21,11 +21,7 @@ from .twins import CompiledTwin, Shape, Target, evaluate, is_number
 
 __all__ = ["FUSED", "IN_PLACE", "add_in_place"]
 
-CLIPPED: Part = (scale, {"x": "g", "x0": "grad"})  # g is no argument of the fused operation, so it is not stored
-FUSED: Mapping[Any, Sequence[Part]] = {
-    clip_adam: (CLIPPED, (adam_step, {})),
-    clip_adam_round: (CLIPPED, (adam_step, {}), (round_into, {"x": "w", "out": "half"})),
-}
+FUSED: Mapping[Any, Sequence[Part]] = {adam_step_round: ((adam_step, {}), (round_into, {"x": "w", "out": "half"}))}
 IN_PLACE = (adam_step, sgd_step, nesterov, move, round_into, scale, *FUSED)
 
 

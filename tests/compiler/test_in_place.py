@@ -109,5 +109,5 @@ def test_each_part_needs_its_names_once():
     """What the parts compute for each other is not stored."""
     for op, parts in FUSED.items():
         plan = Derivation(op.reference, None, docstring=joined("", parts)).compile().forward
-        assert [array.name for array in plan.reads] == ["grad"]
+        assert [array.name for array in plan.reads] == ["g"]
         assert {array.name for array in plan.writes} == {"w", "m", "v", "half"} & {*inspect.signature(op).parameters}

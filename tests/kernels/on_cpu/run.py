@@ -153,10 +153,10 @@ def compare_flat(dtype, start):
             adam.adam_step(*there, 0.01, 0.9, 0.999, 1e-8, t)
         half, share = as_array(np.zeros(there[0].shape, np.float16)), as_array(np.array(0.25))
         settings = 0.01, 0.9, 0.999, 1e-8, 4, 0.1
-        fused = *there, half, share, *settings
-        if not any(twin.fits(*fused) for twin in adam.clip_adam_round.chosen[True][type(half)]):
+        fused = *there, half, *settings, share
+        if not any(twin.fits(*fused) for twin in adam.adam_step_round.chosen[True][type(half)]):
             raise TypeError("the loops do not take these arguments")
-        adam.clip_adam_round(*fused)
+        adam.adam_step_round(*fused)
         optimizer.scale(there[1], share)
     with reference_only():
         for t in 1, 2, 3:
