@@ -6,6 +6,7 @@ understanding", 2019.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -286,11 +287,7 @@ class BertPretraining(Model):
         return model
 
 
-class BertLogitsCache(NamedTuple):
-    body: Any
-    pooler: Any
-    dropout: Any
-    output: Any
+BertLogitsCache = namedtuple("BertLogitsCache", "body pooler dropout output")
 
 
 class BertClassifier(ClassPredictor):

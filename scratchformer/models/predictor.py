@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 from .. import ops
 from ..backend import Array
@@ -42,9 +43,7 @@ class Predictor(Model):
         return self.backward(dlogits, cache)
 
 
-class LogProbabilitiesCache(NamedTuple):
-    logits: Any
-    log_softmax: Any
+LogProbabilitiesCache = namedtuple("LogProbabilitiesCache", "logits log_softmax")
 
 
 class ClassPredictor(Predictor):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -141,9 +142,7 @@ def expect_places(x: Array, start: int, max_length: int) -> slice:
     return slice(start, start + T)
 
 
-class GridCache(NamedTuple):
-    rows: Any
-    columns: Any
+GridCache = namedtuple("GridCache", "rows columns")
 
 
 class GridPositions(Layer):
@@ -215,11 +214,7 @@ class SinusoidalPositions(Layer):
         return dy
 
 
-class EmbeddingSumCache(NamedTuple):
-    embeddings: tuple
-    positions: Any
-    norm: Any
-    dropout: Any
+EmbeddingSumCache = namedtuple("EmbeddingSumCache", "embeddings positions norm dropout")
 
 
 class EmbeddingSum(Layer):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,7 @@ from .recompute import Recompute
 ATTENTION = ("*.query", "*.value")  # the maps that the paper adapts
 
 
-class LoRACache(NamedTuple):
-    a: Any
-    b: Any
+LoRACache = namedtuple("LoRACache", "a b")
 
 
 class LoRA(Linear):
