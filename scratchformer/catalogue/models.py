@@ -207,8 +207,8 @@ ENTRIES = [
         "Only the first vector is read, so the others get no gradient.",
         file="models/bert_heads.py",
         replace={
-            "cache.dense)\n        return dx\n\n\nclass Masked": (
-                "cache.dense)\n        dx[...] = dx[:, :1]\n        return dx\n\n\nclass Masked"
+            "cache.dense)\n        return dx\n\n\nMaskedPredictionCache": (
+                "cache.dense)\n        dx[...] = dx[:, :1]\n        return dx\n\n\nMaskedPredictionCache"
             )
         },
         tests="tests/models/test_bert.py",

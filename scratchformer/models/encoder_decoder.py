@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .. import ops
+from .. import nn, ops
 from ..backend import Array
 from ..checks import (
     expect_fraction,
@@ -14,18 +14,6 @@ from ..checks import (
     expect_positive,
     expect_range,
     expect_shape,
-)
-from ..nn import (
-    DecoderBlock,
-    Dropout,
-    EmbeddingSum,
-    Layer,
-    LayerNorm,
-    SinusoidalPositions,
-    Stack,
-    TiedOutput,
-    TokenEmbedding,
-    TransformerBlock,
 )
 from ..nn.block import StackCache, Stored
 from ..nn.embedding import EmbeddingSumCache, extend_output
@@ -109,14 +97,14 @@ class EncoderDecoder(Predictor):
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth)
         expect_fraction("label_smoothing", label_smoothing)
         self.label_smoothing, scale = label_smoothing, math.sqrt(d_model)
-        tokens = TokenEmbedding(vocab_size, d_model, 1 / scale, fold(key, "tokens"))
+        tokens = nn.TokenEmbedding(vocab_size, d_model, 1 / scale, fold(key, "tokens"))
         expect_fraction("dropout", dropout, letter="p")
-        self.embedding = EmbeddingSum([tokens], SinusoidalPositions(), dropout=Dropout(dropout), scale=scale)
-        encoder = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
-        self.encoder_stack = Stack(encoder, LayerNorm(d_model, eps) if norm == "pre" else None)
-        decoder = repeated(lambda i: DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
-        self.decoder_stack = Stack(decoder, LayerNorm(d_model, eps) if norm == "pre" else None)
-        self.output: Layer = TiedOutput(tokens)
+        self.embedding = nn.EmbeddingSum([tokens], nn.SinusoidalPositions(), dropout=nn.Dropout(dropout), scale=scale)
+        encoder = repeated(lambda i: nn.TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
+        self.encoder_stack = nn.Stack(encoder, nn.LayerNorm(d_model, eps) if norm == "pre" else None)
+        decoder = repeated(lambda i: nn.DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
+        self.decoder_stack = nn.Stack(decoder, nn.LayerNorm(d_model, eps) if norm == "pre" else None)
+        self.output: nn.Layer = nn.TiedOutput(tokens)
 
     def forward(
         self, source: Array, lengths: Array, target: Array, key: Key | None = None
