@@ -277,10 +277,8 @@ class EmbeddingSum(Layer):
             x, positions = self.positions.forward(x, **({"start": start} if start else {}))
         if self.norm is not None:
             x, norm = self.norm.forward(x)
-        if type(self.dropout) is not Dropout:
-            x, dropout = (x, None) if self.dropout is None else self.dropout.forward(x, key)
-        elif key is not None and self.dropout.p:
-            x, dropout = ops.dropout(x, self.dropout.p, key)
+        if self.dropout is not None:
+            x, dropout = self.dropout.forward(x, key)
         return x, EmbeddingSumCache(tuple(caches), positions, norm, dropout)
 
     def backward(self, dy: Array | None, cache: EmbeddingSumCache) -> Any:
@@ -288,7 +286,7 @@ class EmbeddingSum(Layer):
         if dy is None:  # of frozen blocks
             return None
         dx = dy
-        if self.dropout is not None and (cache.dropout is not None or type(self.dropout) is not Dropout):
+        if self.dropout is not None:
             dx = self.dropout.backward(dy, cache.dropout)
         if self.norm is not None:
             dx = self.norm.backward(dx, cache.norm)
