@@ -24,21 +24,15 @@ from ..checks import (
     expect_range,
     expect_shape,
 )
-from ..nn.block import StackCache
-from ..nn.embedding import EmbeddingSumCache
 from ..nn.layer import Part, expect_backward, repeated
 from ..ops.cross_entropy import counted_targets
 from ..rng import Key, Zeros, expect_key, fold
 from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text
 from .bert_weights import PREFIX, bert_config, load_bert, stored_classes
+from .body import BodyCache
 from .model import Model
 from .predictor import ClassPredictor
 from .pretrained import Folder, PretrainedError, making, read_config, tensor_names
-
-
-class BertCache(NamedTuple):
-    embedding: EmbeddingSumCache
-    stack: StackCache
 
 
 class Bert(Model):
@@ -100,17 +94,17 @@ class Bert(Model):
 
     def forward(
         self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None
-    ) -> tuple[Array, BertCache]:
+    ) -> tuple[Array, BodyCache]:
         self.check(ids, lengths, segments)
         if segments is None:
             segments = array_module(ids).zeros_like(ids)
         x, embedding = self.embedding.forward(ids, segments, key=fold(key, "embedding"))
         pattern = None if lengths is None else ops.Padding(lengths)
         x, stack = self.stack.forward(x, key=fold(key, "block"), pattern=pattern)
-        return x, BertCache(embedding, stack)
+        return x, BodyCache(embedding, stack)
 
-    def backward(self, dx: Array, cache: BertCache) -> None:
-        expect_backward(cache, BertCache, dx=dx)
+    def backward(self, dx: Array, cache: BodyCache) -> None:
+        expect_backward(cache, BodyCache, dx=dx)
         self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
     def check(self, ids: Array, lengths: Array | None, segments: Array | None) -> None:
