@@ -16,6 +16,7 @@ from ..shell.text import apart
 
 ROUND_OFF = 1e-6  # of numeric derivatives, relative
 _ROUND = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 5.0, 6.0, 10.0, 0.5, -0.5)  # thresholds that one would write
+PLACES = "in some places"  # the form of an explanation that gives no factor
 _DIFFERENT = 6  # the most factors that are listed
 
 Explanation = tuple[str, str]  # a sentence without its subject, and the name of its form
@@ -70,15 +71,15 @@ class Compared(NamedTuple):
         nearest = float(np.round(factor))
         if abs(factor - nearest) < 1e-3 and nearest != 1 and known.multiple(nearest).all():
             return nearest
-        return factor if known.multiple(factor).all() else None
+        off, error = np.abs(known.wrong - factor * known.right), np.abs(known.wrong - known.right)
+        return factor if np.all(known.multiple(factor) & (off <= error / 100 + known.tolerance)) else None
 
 
 def factor_everywhere(compared: Compared, numbers: Mapping[float, list[str]]) -> float | None:
     """The factor of all elements. Of a single element any number is a multiple, so it must have a meaning."""
     factor = compared.factor()
-    if factor is not None and np.count_nonzero(compared.known) == 1 and not meaning(factor, numbers):
-        return None
-    return factor
+    single = np.count_nonzero(compared.known) == 1
+    return None if single and factor not in (None, 0, -1) and not meaning(factor, numbers) else factor
 
 
 def explanations(
@@ -91,8 +92,10 @@ def explanations(
     if compared.wrong.shape != compared.right.shape:
         return
     yield from of_arrays(compared, arrays)
-    yield from in_places(compared, arrays, numbers)
+    in_some = list(in_places(compared, arrays, numbers))
+    yield from (each for each in in_some if each[1] != PLACES)
     yield from by_row(compared, numbers)
+    yield from (each for each in in_some if each[1] == PLACES)
 
 
 def of_arrays(compared: Compared, arrays: Mapping[str, Any]) -> Iterator[Explanation]:
@@ -129,7 +132,7 @@ def in_places(
     wrong = ~compared.equal
     if not 0 < np.count_nonzero(wrong) < np.count_nonzero(compared.known):
         return
-    part, how, name = compared.part(wrong), "", "in some places"
+    part, how, name = compared.part(wrong), "", PLACES
     if (factor := factor_everywhere(part, numbers)) is not None:
         name = "factor in some places"
         how = ": there its sign is wrong" if factor == -1 else f": there it is {times(factor, numbers, 'it')}"

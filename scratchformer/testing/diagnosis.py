@@ -23,6 +23,7 @@ from ..backend import to_cpu
 from ..notation import DerivationError, NotationError, parse
 from ..notation.consequences import Consequences, consequences
 from ..notation.grammar import Equation, canonical
+from ..notation.ratios import PLACES
 from . import known
 from .contracts import Diagnosis, arrays_in, as_tuple, is_array, is_floating
 from .differences import Differences, Variable, compare_directions
@@ -146,7 +147,7 @@ def likeliest(
     if likely := [*(() if unknown else factors), *dict.fromkeys(catalogue())]:
         return likely
     explained = [diagnosis for search in others for diagnosis in search()]
-    return sorted(explained, key=lambda diagnosis: diagnosis.name == "in some places") or factors
+    return sorted(explained, key=lambda diagnosis: diagnosis.name == PLACES) or factors
 
 
 def derivations(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..notation.ratios import ROUND_OFF, Compared, explanations, factor_everywhere, named, right_digits, sizes, times
+from ..notation.ratios import ROUND_OFF, Compared, explanations, meaning, named, right_digits, sizes, times
 from .failed_check import FailedCheck
 
 Form = tuple[str, str]  # a sentence, and the name of the form
@@ -49,11 +49,14 @@ def constant_factors(failed: FailedCheck, arrays: Mapping[str, Any]) -> list[For
     by_factor: dict[float, list[str]] = {}
     numbers = sizes(arrays)
     for name in failed.wrong:
-        factor = factor_everywhere(failed.compared(name), numbers)
-        if factor is None:
+        if (factor := failed.compared(name).factor()) is None:
             return []
         same = next((other for other in by_factor if math.isclose(other, factor, rel_tol=ROUND_OFF)), factor)
         by_factor.setdefault(same, []).append(name)
+    for factor, names in by_factor.items():  # of a single element, any number is a multiple of any other
+        single = sum(np.count_nonzero(failed.compared(name).known) for name in names) == 1
+        if single and factor not in (0, -1) and not meaning(factor, numbers):
+            return []
     forms = []
     for factor, names in by_factor.items():
         everywhere = " everywhere" * (factor == 0)
