@@ -213,7 +213,7 @@ def times(factor: float, numbers: Mapping[float, list[str]], they: str) -> str:
 def meaning(factor: float, numbers: Mapping[float, list[str]]) -> tuple[str, str] | None:
     """The factor as one would write it, and what it may come from: ("1/√5", "5 is the size of axis 3 of q")."""
     sign = "−" if factor < 0 else ""
-    simple = {"2": 2.0, "1/2": 0.5, "4": 4.0, "1/4": 0.25}
+    simple = {"2": 2.0, "1/2": 0.5, "3": 3.0, "1/3": 1 / 3, "4": 4.0, "1/4": 0.25}
     plain = next((text for text, value in simple.items() if math.isclose(abs(factor), value, rel_tol=ROUND_OFF)), "")
     for number, reasons in numbers.items():
         written = f"{number:.6g}"
@@ -239,7 +239,7 @@ def sizes(arrays: Mapping[str, Any]) -> dict[float, list[str]]:
             note(x, f"{name}")
             note(1 - x, f"1 − {name}")
         shape = np.shape(x) if hasattr(x, "shape") else ()
-        if not shape or shape in seen:
+        if not shape or shape in seen or name.startswith("cache"):
             continue
         seen.add(shape)
         for axis, size in enumerate(shape):

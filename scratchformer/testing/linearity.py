@@ -56,7 +56,7 @@ def nonlinearity(run: CheckedRun, dy: Any, gradients: Gradients, noise: Noise) -
         if not np.any(np.abs(g) > noise[name]):
             continue
         if _is(doubled, 4, name, g, noise):
-            return f"{name}: backward(2 dy) = 4 backward(dy), so dy is squared"
+            return f"{name}: backward(2 dy) = 4 backward(dy), as if dy were squared"
         if _is(doubled, 1, name, g, noise):
             return f"{name}: backward(2 dy) = backward(dy), so the size of dy is not used"
         if _is(doubled, 2, name, g, noise) and _is(negative, 1, name, g, noise):

@@ -77,7 +77,7 @@ def is_named(message):
     return bool(
         re.search(
             r"This is what one gets|gives exactly these numbers|times what it|of what it|except|is zero|A known mistake"
-            r"|The gradients? of .* (is|are) |is added|is not used|dy is squared|does not depend|without|as long as"
+            r"|The gradients? of .* (is|are) |is added|is not used|dy were squared|does not depend|without|as long as"
             r"|is an index of this equation|nothing in the",
             message,
         )
