@@ -69,7 +69,7 @@ FUNCTIONS: dict[str, tuple[Callable, tuple]] = {  # each with the shapes of its 
     "huber_loss": (functional.huber_loss, ((3, 4), (3, 4))),
 }
 CATALOGUE = """
-add, linear, dense, relu, squared_relu, gelu, silu, swiglu, tanh, softmax, layernorm, rmsnorm, rotary, embedding,
+add, linear, dense, relu, gelu, silu, swiglu, tanh, softmax, soft_cross_entropy, layernorm, rmsnorm, rotary, embedding,
 mean_pool, max_pool, attention, relative_shift, cross_entropy""".replace("\n", " ").strip()
 
 

@@ -23,7 +23,7 @@ from ..notation.grammar import canonical, parse
 from ..notation.layout import items
 from ..notation.layout import normal as normal_space
 from ..notation.mistakes import in_words, mistakes
-from ..notation.ratios import Compared, factor_everywhere, other_shape, sizes, times
+from ..notation.ratios import Compared, explanations, factor_everywhere, other_shape, sizes, times
 from ..notation.run import run, source_of
 from ..notation.spelling import spelled
 from ..notation.walk import Walk, remarks
@@ -463,7 +463,9 @@ def expect_close(name: str, actual: Any, expected: Any, why: str = "", rtol: flo
     index = f"[{', '.join(map(str, map(int, at)))}]" if at else ""
     right, wrong = apart(expected[at] + 0, actual[at])
     numbers = sizes({name: expected})
-    factor = factor_everywhere(Compared(actual, expected), numbers)
-    ratio = "" if factor is None else f"{name} is {times(factor, numbers, 'it')}"
+    compared = Compared(actual, expected)
+    factor = factor_everywhere(compared, numbers)
+    text = next(explanations(compared, {}, numbers), ("", ""))[0] if factor is None else times(factor, numbers, "it")
+    ratio = f"{name} is {text.rstrip('.')}" if text else ""
     message = ". ".join(filter(None, (f"{name}{index}: expected {right}, got {wrong}", ratio, why)))
     raise Wrong(message, actual)

@@ -239,7 +239,7 @@ def sizes(arrays: Mapping[str, Any]) -> dict[float, list[str]]:
             note(x, f"{name}")
             note(1 - x, f"1 − {name}")
         shape = np.shape(x) if hasattr(x, "shape") else ()
-        if not shape or shape in seen or name.startswith("cache"):
+        if not shape or shape in seen:
             continue
         seen.add(shape)
         for axis, size in enumerate(shape):

@@ -19,14 +19,15 @@ from .failed_check import FailedCheck
 Form = tuple[str, str]  # a sentence, and the name of the form
 
 
-def forms(failed: FailedCheck, dy: Any, arrays: Mapping[str, Any]) -> list[Form]:
+def forms(failed: FailedCheck, dy: Any, arrays: Mapping[str, Any], steps: Mapping[str, np.ndarray]) -> list[Form]:
     """The form of each wrong gradient, other than a constant factor; empty unless each has one.
 
-    dy: an array, or a tuple of arrays. arrays: the arguments by name, numbers too, and the output as "y".
+    dy: an array, or a tuple of arrays. arrays: the arguments by name, numbers too, and the output as "y". steps: other
+    arrays from which a factor may come.
     """
     first: dict[tuple[str, str], list[str]] = {}
     for name in failed.wrong:
-        one = next(forms_of(name, failed, dy, arrays), None)
+        one = next(forms_of(name, failed, dy, arrays, steps), None)
         if one is None:
             return []
         first.setdefault(one, []).append(name)
@@ -65,7 +66,9 @@ def constant_factors(failed: FailedCheck, arrays: Mapping[str, Any]) -> list[For
     return together(sorted(forms, key=lambda form: form[1] != "unknown factor"))
 
 
-def forms_of(name: str, failed: FailedCheck, dy: Any, arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def forms_of(
+    name: str, failed: FailedCheck, dy: Any, arrays: Mapping[str, Any], steps: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, str]]:
     """The forms of one gradient: sentences that begin with {of}, and the names of the forms."""
     compared = failed.compared(name)
     analytic, right, like = compared.wrong, compared.right, compared.like
@@ -84,7 +87,7 @@ def forms_of(name: str, failed: FailedCheck, dy: Any, arrays: Mapping[str, Any])
             yield f"{{of}} that of {other}.", "another gradient"
     if whole:
         yield from places(compared)
-    for text, form in explanations(compared, arrays, sizes(arrays)):
+    for text, form in explanations(compared, {**steps, **arrays}, sizes(arrays)):
         yield f"{{of}} {text}", form
     jacobian = failed.jacobian(name) if not isinstance(dy, tuple) else None
     if jacobian is not None:
