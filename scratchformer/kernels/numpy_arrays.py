@@ -1,4 +1,4 @@
-"""Checks and row statistics of the NumPy twins."""
+"""What the NumPy twins ask of their arguments."""
 
 from __future__ import annotations
 
@@ -23,33 +23,3 @@ def accepted(check: Callable, *args: Any) -> bool:
     except Exception:
         return False
     return True
-
-
-def root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
-    """√(1/C Σ_c x_c² + eps) for each row of x (..., C). If squares overflow, rows are first divided by their largest
-    number.
-    """
-    with np.errstate(over="ignore"):
-        squares = np.vecdot(x, x)
-    if squares.max(initial=0) < np.inf:
-        return np.sqrt(squares / x.shape[-1] + eps)
-    size = abs(x).max(axis=-1).clip(1, np.finfo(x.dtype).max)
-    x = x / size[..., None]
-    return size * np.sqrt(np.vecdot(x, x) / x.shape[-1] + eps / size / size)
-
-
-def normalised(x: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
-    """x̂ (..., C) and 1/σ (..., 1) of the rows of x (..., C)."""
-    C = x.shape[-1]
-    share = 2.0 ** -C.bit_length()  # as in `ops.layernorm.row_mean`
-    shares = np.full(C, share, x.dtype)
-    mean = x @ shares
-    mean /= C * share
-    xhat = x - mean[..., None]
-    sigma = root_mean_square(xhat, eps)
-    if (np.abs(mean) > sigma).any():  # then the rounding of the mean counts
-        xhat -= (xhat @ shares / (C * share))[..., None]
-        sigma = root_mean_square(xhat, eps)
-    rstd = 1 / sigma[..., None]
-    xhat *= rstd
-    return xhat, rstd
