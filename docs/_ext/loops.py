@@ -19,7 +19,8 @@ from scratchformer.notation.grammar import walk
 from scratchformer.notation.layout import normal
 from scratchformer.notation.spelling import spelled
 
-TARGETS = {"numba": ("Numba", "python"), "cuda": ("CUDA", "cuda")}
+TARGETS = {"numba": ("Numba", "python"), "numpy": ("NumPy", "python"), "cuda": ("CUDA", "cuda"),
+           "js": ("JavaScript", "javascript")}  # fmt: skip
 COMMENT = re.compile(r'<span class="c1">(# |// )(.*?)</span>')
 
 

@@ -19,6 +19,7 @@ from ..optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
 from ..optim.optimizer import Optimizer, scale
 from ..optim.sgd import sgd_step
 from ..parallel.precision import MAX_SCALE, LossScale
+from ..records import DynamicRMS
 from ..testing.draw import Sizes
 from .derived import shows
 from .entry import DerivationCase, Entry
@@ -120,7 +121,7 @@ def newton_schulz(d: Sizes) -> DerivationCase:
 def dynamic(d: Sizes) -> DerivationCase:
     """Gradients of several training batches, one parameter's so large that its pull is limited to 1, then steps."""
     params = [Param(d("I J"), "w"), Param(d("K"), "b")]
-    made = optim.DynamicRMS(params, lr=0.1, decay=0.3, eps=0.1 * d.scale)
+    made = DynamicRMS(params, lr=0.1, decay=0.3, eps=0.1 * d.scale)
     observed = d.scale * d.generator.standard_normal((4, made.start.size))
     observed[:, 0] *= 10 * made.start.size
     layout = made.together[0].flat
@@ -136,7 +137,7 @@ def dynamic(d: Sizes) -> DerivationCase:
         theta.append(layout.data.copy())
         gradients.append(layout.grad.copy())
     names = {"θ": np.array(theta), "G": np.array(gradients), "g": observed, "lr": rates, "λ": 0.3, "eps": made.eps}
-    return case(made.update, getdoc(optim.DynamicRMS), names)
+    return case(made.update, getdoc(DynamicRMS), names)
 
 
 def clipping(d: Sizes) -> DerivationCase:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from ..notation.grammar import Node, walk
 from .axes import HALF, HERE
 from .plan import Pass, Plan
-from .printer import ATOM, INDENT, WIDTH, Printer
+from .printer import ATOM, WIDTH, Printer
 from .trees import COLUMN, ROW, Array
 
 __all__ = ["numba_source"]
@@ -39,7 +39,6 @@ class NumbaPrinter(Printer):
     def __init__(self, plan: Plan) -> None:
         self.outer = [axis for axis in plan.axes if axis != COLUMN]
         super().__init__(plan, 1 + len(self.outer))
-        self.kept = list(dict.fromkeys(name for each in plan.passes for name in each.keep))
         self.of_row: dict[str, str] = {}  # variables that are the same for all columns of a row, and what they hold
         self.shared: dict[Node, str] = {}  # elements that a loop uses more than once, and their variables
         self.bits = next((array.name for array in plan.reads if array.kind == "bits"), "")
@@ -50,8 +49,7 @@ class NumbaPrinter(Printer):
     def lines(self) -> Iterator[str]:
         plan = self.plan
         self.passes()
-        arguments = [*map(self.pointer, plan.reads), *map(self.variable, plan.numbers), *map(self.pointer, plan.writes)]
-        yield f"def {plan.name}({', '.join(arguments)}):"
+        yield f"def {plan.name}({self.arguments()}):"
         axes = (axis for array in self.arrays.values() if array.kind != "bits" for axis in array.axes)
         yield from (self.find_size(axis) for axis in dict.fromkeys(axes) if axis != HALF)
         yield "    finite = R(0)"
@@ -59,8 +57,8 @@ class NumbaPrinter(Printer):
         if self.bits:
             yield f"    words = np.empty({BLOCK // 4 + bool(self.outer)}, np.uint64)"
         for i, axis in enumerate(self.outer):
-            yield f"{INDENT * (i + 1)}for {axis} in range({self.size(axis)}):"
-        yield from (f"{INDENT * self.depth}{name} = {held}" for name, held in self.of_row.items())
+            yield f"{self.indent * (i + 1)}for {axis} in range({self.size(axis)}):"
+        yield from (f"{self.indent * self.depth}{name} = {held}" for name, held in self.of_row.items())
         yield from (*self.body, "    return finite")
 
     def loop(self, each: Pass) -> None:
@@ -75,20 +73,14 @@ class NumbaPrinter(Printer):
             trees = [values[name].tree for name in each.steps] + [part for name in looped for part in sums[name].trees]
             uses = Counter(node for tree in trees for node in walk(tree) if node[0] == "load")
             what = [sums[name].text for name in looped] or [values[name].text for name in each.stores]
-            room = WIDTH - 10 - len(INDENT * self.depth)
+            room = WIDTH - 10 - len(self.indent * self.depth)
             self.put(f"# {textwrap.shorten('   '.join(what), room, placeholder=' ...')}")
             drawn = any(node[1] == self.bits for node in uses)
             with self.blocks() if drawn else self.block("for c in range(columns)"):
-                for name in each.kept:
-                    self.let(self.variable(name), self.in_row(name))
+                self.read_kept(each)
                 self.share(uses)
                 self.waits = True
-                for name in each.steps:
-                    self.step(name)
-                    if name in each.keep:
-                        self.put(f"{self.in_row(name)} = {self.variable(name)}")
-                self.add(looped)
-                self.store()
+                self.steps(each, looped)
                 self.waits, self.shared = False, {}
         for name in each.sums:
             if sums[name].function == "sum":
@@ -134,11 +126,6 @@ class NumbaPrinter(Printer):
         whole = each.tree[0] == "load" and each.tree[2] == (("at", ROW), HERE) and self.plan.axes == (ROW, COLUMN)
         return self.variable(each.tree[1]) if each.function == "max" and whole else ""
 
-    def find_size(self, axis: str) -> str:
-        """The line that takes the size of an axis from an array."""
-        array = next(a for a in self.arrays.values() if axis in a.axes and a.kind != "bits")
-        return f"    {self.size(axis)} = {self.pointer(array)}.shape[{array.axes.index(axis)}]"
-
     def written(self, name: str) -> str:
         return self.element(f"to_{name}", self.places(name))
 
@@ -147,7 +134,6 @@ class NumbaPrinter(Printer):
         return f"{value} > R(0)" if self.arrays[name].kind == "bool" else f"narrow({value}, to_{name})"
 
     def in_row(self, name: str) -> str:
-        """The element of the row in which a value is kept for later passes."""
         return self.column_of(f"row_{self.variable(name)}")
 
     def column_of(self, row: str) -> str:

@@ -18,12 +18,11 @@ from .axes import HERE
 from .plan import Pass, Plan
 from .trees import COLUMN, ROW, Array
 
-__all__ = ["ATOM", "INDENT", "WIDTH", "Printer", "here"]
+__all__ = ["ATOM", "LEVELS", "LOWEST", "POWER", "PRODUCT", "SUM", "WIDTH", "Printer", "here"]
 
 LOWEST, SUM, PRODUCT, SIGN, POWER, ATOM = range(6)  # how tightly the parts of an expression are held together
 LEVELS = {"+": SUM, "-": SUM, "*": PRODUCT, "/": PRODUCT}
 WIDTH = 120
-INDENT = "    "
 
 
 def here(axes: Iterable[str]) -> tuple[Node, ...]:
@@ -40,11 +39,12 @@ class Printer:
     relations: Mapping[str, str] = {"=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "<": "<", ">": ">"}
     integers: Mapping[str, str] = {"mod": "%", "/": "//"}  # operators of integers
     reserved: Collection[str] = ()  # names that variables must not have
-    comment, const, end = "#", "", ""  # const, end: around the definition of a variable
+    comment, indent, const, end = "#", "    ", "", ""  # const, end: around the definition of a variable
     opens, closes = ":", ""  # around the lines of a block
     choice, both = "{1} if {0} else {2}", " and "
     starts: Mapping[str, str] = {}  # the lines before a loop with a sum or maximum
     adds: Mapping[str, str] = {}  # the lines in it
+    columns = "columns"  # the size of the column
     infinity = "np.inf"
     rounded = ""  # how a number is rounded to the type of the arrays, if it may have more digits
     powers: Collection[float] = (2.0, 3.0)  # those that are products
@@ -54,13 +54,16 @@ class Printer:
         self.arrays = {array.name: array for array in (*plan.reads, *plan.writes)}
         axes = {*plan.axes, *(axis for array in self.arrays.values() for axis in array.axes)}
         self.taken = {*self.reserved, "rows", "columns", *map(self.place, axes), *(axis.upper() for axis in axes)}
+        self.drawn = {self.variable(array.name) for array in plan.reads if array.kind == "bits"}
+        self.kept = list(dict.fromkeys(name for each in plan.passes for name in each.keep))
         self.body: list[str] = []
         self.waits = plan.in_place  # whether stores come after all lines of a loop, which read what is there before
         self.late: list[str] = []  # the values to be stored then
+        self.sized: list[str] = []  # the axes whose sizes occur
 
     def put(self, line: str, text: str = "", at: int | None = None) -> None:
         """Write a line, with a comment, which stands above it if the line would be too long. at: before which line."""
-        margin = INDENT * self.depth
+        margin = self.indent * self.depth
         whole, mark = f"{margin}{line}  {self.comment} {text}", f"{margin}{self.comment} "
         if text and len(whole) > WIDTH:
             above = textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=mark)
@@ -121,6 +124,19 @@ class Printer:
             form = self.adds[each.function] if each.at is None else f"{{}} += {{}}{self.end}"
             self.put(form.format(name if each.at is None else self.written(name), self.text(each.tree)), each.text)
 
+    def read_kept(self, each: Pass) -> None:
+        for name in each.kept:
+            self.let(self.variable(name), self.in_row(name))
+
+    def steps(self, each: Pass, names: Iterable[str]) -> None:
+        """Write what a loop over columns does for each of them. names: of the sums in it."""
+        for name in each.steps:
+            self.step(name)
+            if name in each.keep:
+                self.put(f"{self.in_row(name)} = {self.variable(name)}{self.end}")
+        self.add(names)
+        self.store()
+
     def places(self, name: str) -> Sequence[Node]:
         """Where a value, or a term of a sum over rows, is written."""
         return self.plan.sums[name].at or () if name in self.plan.sums else here(self.arrays[name].axes)
@@ -129,13 +145,23 @@ class Printer:
         """The element of an array to which a value, or a term of a sum over rows, is written."""
         raise NotImplementedError(name)
 
+    def in_row(self, name: str) -> str:
+        """The element of the row in which a value is kept for later passes."""
+        raise NotImplementedError(name)
+
     def narrow(self, name: str) -> str:
         """A value as the array takes it."""
         return self.variable(name)
 
     def size(self, axis: str) -> str:
         """The variable that holds the size of an axis."""
-        return {COLUMN: "columns", ROW: "rows"}.get(axis, axis.upper())
+        self.sized.append(axis)
+        return {COLUMN: self.columns, ROW: "rows"}.get(axis, axis.upper())
+
+    def find_size(self, axis: str) -> str:
+        """The line that takes the size of an axis from an array."""
+        array = next(a for a in self.arrays.values() if axis in a.axes and a.kind != "bits")
+        return f"    {self.size(axis)} = {self.pointer(array)}.shape[{array.axes.index(axis)}]"
 
     def place(self, axis: str) -> str:
         """The variable that holds the place on an axis."""
@@ -148,6 +174,13 @@ class Printer:
     def pointer(self, array: Array) -> str:
         """The variable for an array."""
         return self.variable(array.name) if array in self.plan.reads else f"to_{array.name}"
+
+    def arguments(self) -> str:
+        """The arrays that are read, the numbers and the arrays that are written."""
+        plan = self.plan
+        return ", ".join(
+            [*map(self.pointer, plan.reads), *map(self.variable, plan.numbers), *map(self.pointer, plan.writes)]
+        )
 
     def text(self, tree: Node, outer: int = LOWEST) -> str:
         """The expression of a tree, in parentheses unless it is held together as tightly as `outer`."""

@@ -8,13 +8,17 @@ from ..notation.grammar import walk
 from ..notation.spelling import name as spelled_name
 from .cuda_code import cuda_source
 from .derivation import Derivation
+from .javascript_code import javascript_source
 from .numba_code import numba_source
+from .numpy_code import numpy_source
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
 
 PRINTERS: dict[str, tuple[Callable[[Plan], str], str]] = {
     "numba": (numba_source, "#"),
     "cuda": (cuda_source, "//"),
+    "js": (javascript_source, "//"),
+    "numpy": (numpy_source, "#"),
 }
 
 

@@ -13,7 +13,7 @@ CASES = derivations_of("optimizers")
 
 
 def test_no_optimizer_or_schedule_is_without_a_case():
-    assert CASES.keys() == {*optim.__all__, *(op.__name__ for op in IN_PLACE), "LossScale"} - {"Group"}
+    assert CASES.keys() == {*optim.__all__, *(op.__name__ for op in IN_PLACE), "LossScale", "DynamicRMS"} - {"Group"}
 
 
 @pytest.mark.parametrize("name", CASES)
