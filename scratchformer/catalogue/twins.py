@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import ops
+from .. import nn, ops
 from ..dispatch import fast, twins_of
 from ..testing.draw import Sizes
 from .entry import SAME_SHAPE, DerivationCase, Entry
@@ -108,6 +108,20 @@ def relative_attention(d: Sizes) -> DerivationCase:
     )
 
 
+def scores_by_place(d: Sizes) -> DerivationCase:
+    """Of a token after others, for a block with relative positions."""
+    from ..kernels.numpy_extend import scores_by_place
+
+    C = d.sizes.setdefault("C", d.H * d.D)
+    d.sizes["T"] = 1
+    layer = nn.RelativeSelfAttention(C, d.H).to(dtype=np.float64)
+    layer.position_bias.data[...] = d("H D")
+    W = d("C H D")
+    layer.position.w.data[...] = W.reshape(C, -1)
+    names = {"W": W, "P": ops.sinusoidal_positions(d.S, C, np, np.float64), "position_bias": layer.position_bias.data}
+    return DerivationCase(scores_by_place, None, (d("B H T D"), layer, d.S), names)
+
+
 def other_arrays(line: str, *others: tuple[str, str]) -> dict[str, str]:
     """Changes of a line, each of which takes the shape of another array: survivors."""
     return {f"{line} -> {line.replace(right, other, 1)}": SAME_SHAPE for right, other in others}
@@ -184,6 +198,23 @@ ENTRIES = [
         | other_arrays("(_, _, T, D), S = q.shape, k.shape[2]", ("q.", "y."), ("k.", "v."))
         | other_arrays(f"{GROUPS}), bounds, strict=True):", ("q.shape", "dq.shape"), ("q.shape", "y.shape"))
         | {"shifted(db)[...] = da -> shifted(db)[...] += da": "db is 0 before"},
+    ),
+    Entry("scores_by_place.numpy", "kernels/numpy_extend.py")
+    .derivation("", scores_by_place)
+    .mistake(
+        "one new token: query heads read the wrong head of keys",
+        replace={"q = q.reshape(B, G, -1, D)": "q = q.reshape(B, -1, G, D).swapaxes(1, 2)"},
+        tests="tests/kernels/test_extend.py -k rotary",
+    )
+    .mistake(
+        "one new token: the window is one too wide",
+        replace={"S - (layer.window or S)": "S - 1 - (layer.window or S)"},
+        tests="tests/kernels/test_extend.py -k window",
+    )
+    .mistake(
+        "a kernel: the new token overwrites the last key",
+        replace={"keys[:, :, past] =": "keys[:, :, past - 1] ="},
+        tests="tests/kernels/test_extend.py",
     ),
 ]
 if find_spec("numba"):

@@ -5,6 +5,6 @@ and `mkl_...` need the extra `fast`. Those named `cupy_...` are for a GPU, and t
 nvmath-python, which the extras `cuda12` and `cuda13` bring. `scratchformer.fast_twins` says when they are imported.
 """
 
-from . import numpy_attention, numpy_half, numpy_relative
+from . import numpy_attention, numpy_extend, numpy_half, numpy_relative
 
-__all__ = ["numpy_attention", "numpy_half", "numpy_relative"]
+__all__ = ["numpy_attention", "numpy_extend", "numpy_half", "numpy_relative"]

@@ -1,6 +1,6 @@
 """One new token through a block or a decoder block in compiled code: reading the weights is nearly all that takes time.
 
-The mathematics is that of the reference. What differs is how the numbers are read:
+The mathematics is that of `numpy_extend`. What differs is how the numbers are read:
 
 - Products read each weight once, in the order of memory: see `numba_multiply`.
 - Keys are stored as (B, G, D, S) and values as (B, G, S, D), see `MultiHead.allocate`. Then the scores Σ_d q_d K_ds and
@@ -33,7 +33,6 @@ from ..nn.decoder_block import extend_decoder_block
 from ..nn.embedding import extend_output
 from ..ops import Padding, Pattern
 from ..ops.activations import CUBIC
-from ..ops.rotary import rotary_tables
 from .mkl_products import products as blas
 from .numba_code import as_bits, compiled, plus
 from .numba_linear import affine
@@ -41,8 +40,8 @@ from .numba_math import alike, erf, exp, narrow, read
 from .numba_multiply import copy, means, multiply, multiply_rows, multiply_transposed
 from .numba_rows import centre, inverse_root, up
 from .numba_vectors import LANES, exp2, filled, larger, largest, load, store, total, vectorised
+from .numpy_extend import CROSS, angles_at, parts_of
 
-CROSS = nn.SelfAttention, nn.CrossAttention  # the attentions of a decoder block
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 CORES = cores()
 PART = 1 << 20  # elements of a matrix that are worth a core of their own: one reads 4 MB in about 0.1 ms
@@ -52,21 +51,6 @@ NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
 ONE, HALF, ROOT_HALF = np.float32(1), np.float32(0.5), np.float32(math.sqrt(0.5))
 CUBE, TANH = np.float32(CUBIC), np.float32(math.sqrt(8 / math.pi))
-
-
-def parts_of(block: Any) -> tuple[tuple, tuple]:
-    """The norms and the attentions of a block or a decoder block; none if its branches are not theirs."""
-    branches = (block.first, block.second, *([block.third] if isinstance(block, nn.DecoderBlock) else []))
-    if any(type(each) is not nn.Residual or each.order != block.norm for each in branches):
-        return (), ()
-    return tuple([each.norm for each in branches]), tuple([each.branch for each in branches[:-1]])
-
-
-def angles_at(place: int, layer: nn.RotarySelfAttention) -> tuple[np.ndarray, np.ndarray]:
-    """The cosines and sines (1, D/2) by which `ops.rotary` rotates the vectors at a place, from tables for many."""
-    length = 1 << place.bit_length()
-    cos, sin = rotary_tables(length, layer.head_width, 0, layer.base, layer.scaling, np.dtype(np.float32))
-    return cos[place : place + 1], sin[place : place + 1]
 
 
 def fits(
@@ -102,7 +86,7 @@ def extend(
     (_, weights), layer, angles, start = PREPARED[block], block.attention, NO_ANGLES, 0
     keys, values = as_bits(stored[0].swapaxes(2, 3)), as_bits(stored[1])
     if type(layer) is nn.RotarySelfAttention:
-        angles = angles_at(past, layer)
+        angles = angles_at(past, layer.head_width, layer, np.dtype(np.float32))
         start = max(0, past + 1 - (layer.window or past + 1))
     if memory is not None:
         lengths = np.full(len(x), memory[0].shape[2]) if pattern is None else pattern.lengths

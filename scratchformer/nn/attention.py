@@ -195,7 +195,6 @@ class SelfAttention(CrossAttention):
         room for x.
         """
         (keys, values), total = stored, length_with(x, stored[0], past)
-        expect_shape("keys", keys, "B G S D", B=len(x), G=self.kv_heads)
         keys[:, :, past:total] = self.split_heads(self.key(x))
         values[:, :, past:total] = self.split_heads(self.value(x))
         q = self.split_heads(self.query(x))

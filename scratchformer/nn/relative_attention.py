@@ -127,7 +127,6 @@ class RelativeSelfAttention(CrossAttention):
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output at new positions x (B, T, C) after `past` stored ones: see `SelfAttention.extend`."""
         (keys, values), total = stored, length_with(x, stored[0], past)
-        expect_shape("keys", keys, "B G S D", B=len(x), G=self.kv_heads)
         keys[:, :, past:total] = self.split_heads(self.key(x))
         values[:, :, past:total] = self.split_heads(self.value(x))
         q, r = self.split_heads(self.query(x)), self.position(self.distances(x.shape[1], total, x))

@@ -117,7 +117,6 @@ class RotarySelfAttention(MultiHead):
         Causal, in addition to any given pattern. A pattern counts keys from the first stored one.
         """
         (keys, values), total, past = stored, length_with(x, stored[0], past), int(past)
-        expect_shape("keys", keys, "B G S D", B=len(x), G=self.kv_heads)
         keys[:, :, past:total], _ = self.rotate(self.key(x), past)
         values[:, :, past:total] = self.split_heads(self.value(x))
         q, _ = self.rotate(self.query(x), past)

