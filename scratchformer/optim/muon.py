@@ -221,9 +221,9 @@ class Muon(AdamW):
         else:
             Optimizer.update_clipped(self, w, *arrays, **settings)
 
-    def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
+    def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float, **clipping: Any) -> None:
         if w.ndim == 1:
-            return super().update(w, g, m, v, lr, weight_decay)
+            return super().update(w, g, m, v, lr, weight_decay, **clipping)
         rows, columns = w.shape
         u = array_module(g).empty_like(g)
         nesterov(u, g, m, self.momentum)
