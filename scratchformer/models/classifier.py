@@ -24,10 +24,7 @@ from ..rng import Key, fold
 from .body import Body
 from .predictor import ClassPredictor
 
-POOLS = {
-    "mean": (ops.mean_pool, ops.mean_pool_backward),
-    "max": (ops.max_pool, ops.max_pool_backward),
-}
+POOLS = {"mean": (ops.mean_pool, ops.mean_pool_backward), "max": (ops.max_pool, ops.max_pool_backward)}
 
 LogitsCache = namedtuple("LogitsCache", "body pool output")
 
