@@ -163,7 +163,7 @@ def places(wrong: np.ndarray, known: np.ndarray, arrays: Mapping[str, Any]) -> I
 def conditions(name: str, x: np.ndarray, wrong: np.ndarray) -> Iterator[str]:
     """A condition on x that holds for the wrong elements and for no others."""
     for value in (0.0, *np.unique(x[wrong])[:1]):
-        if np.array_equal(x == value, wrong):
+        if float(f"{value:g}") == value and np.array_equal(x == value, wrong):
             yield f"where {name} = {value:g}"
     inside, outside = x[wrong], x[~wrong]
     for low, high, sign, strict in (outside, inside, ">", "≥"), (inside, outside, "<", "≤"):

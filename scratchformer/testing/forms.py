@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..notation.ratios import ROUND_OFF, Compared, explanations, meaning, named, right_digits, sizes, times
+from ..notation.ratios import PLACES, ROUND_OFF, Compared, explanations, meaning, named, right_digits, sizes, times
 from .failed_check import FailedCheck
 
 Form = tuple[str, str]  # a sentence, and the name of the form
@@ -87,11 +87,13 @@ def forms_of(
             yield f"{{of}} that of {other}.", "another gradient"
     if whole:
         yield from places(compared)
-    for text, form in explanations(compared, {**steps, **arrays}, sizes(arrays)):
-        yield f"{{of}} {text}", form
+    by_ratio = list(explanations(compared, {**arrays, **steps, **arrays}, sizes(arrays)))
+    weak = ("factors", PLACES)  # true, but what the Jacobian shows says more
+    yield from (("{of} " + text, form) for text, form in by_ratio if form not in weak)
     jacobian = failed.jacobian(name) if not isinstance(dy, tuple) else None
     if jacobian is not None:
         yield from of_jacobian(compared, jacobian, np.asarray(dy), arrays)
+    yield from (("{of} " + text, form) for text, form in by_ratio if form in weak)
 
 
 def places(compared: Compared) -> Iterator[tuple[str, str]]:
