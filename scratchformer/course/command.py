@@ -242,8 +242,8 @@ def run_watch(args: argparse.Namespace) -> None:
         raise ValueError(f"no exercises in {progress.folder}: start one with `scratchformer learn start`")
     name, begun = chosen(progress, None), ""
     console().print(f"Watching {progress.folder}: save a file to check it", markup=False)
-    screen(progress, name)
     with typed_keys() as typed:
+        screen(progress, name)
         for changes in watch(progress.folder, yield_on_timeout=True, rust_timeout=300, raise_interrupt=False):
             while not typed.empty():
                 match typed.get():
@@ -318,7 +318,7 @@ def typed_keys() -> Iterator[queue.Queue[str]]:
             import tty
 
             terminal = termios.tcgetattr(0)
-            tty.setcbreak(0)
+            tty.setcbreak(0, termios.TCSADRAIN)
     threading.Thread(target=read, daemon=True).start()
     try:
         yield keys
