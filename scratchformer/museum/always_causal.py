@@ -1,0 +1,33 @@
+"""Backward is always causal
+
+What was wrong. Forward of a fused attention looks at its argument `causal`; backward masks the future in any case.
+
+Why its tests passed. Every test of the gradients had `causal=True`.
+
+What finds it. A check with `causal=False`: each value of a flag is a case of its own.
+
+How to derive it. The mask enters once, as p_ts = 0 for a key that query t may not see. All gradients have p as a
+factor, so a backward that uses forward's p needs no mask at all, and no flag.
+"""
+
+from .parts import attend_backward, causal, probabilities
+
+SOURCE = "triton-lang/triton 5660"
+OPERATION = "attention"
+ARGUMENTS = ("B T D", "B S D", "B S D", False)
+NAMED = ""
+
+
+def forward(q, k, v, is_causal):
+    mask = causal(q.shape[1], k.shape[1]) if is_causal else True
+    p = probabilities(q, k, mask)
+    return p @ v, (q, k, v, p)
+
+
+def wrong(dy, cache):
+    q, k, v, _ = cache
+    return attend_backward(dy, q, k, v, probabilities(q, k, causal(q.shape[1], k.shape[1])))
+
+
+def right(dy, cache):
+    return attend_backward(dy, *cache)

@@ -1,0 +1,138 @@
+"""A gradient check on arrays that it draws itself, of several kinds.
+
+    check_drawn(attention, attention_backward, "B H T D", "B H S D", "B H S D")
+
+A gradient that is right at normal numbers can be wrong where two numbers are equal, where one is exactly zero, where a
+few channels are much larger than the rest, or where two sizes happen to be the same. So the pair is checked on four
+draws (`KINDS`), each in the same time as a single call of `check_gradients`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from .contracts import GradientError, as_tuple, is_floating, repeatable
+from .draw import Draw, Sizes, some_exact
+from .gradcheck import Report, check_gradients
+from .offset import check_offset
+from .runs import argument_names
+
+
+class Equal(Draw):
+    """All sizes are equal. Some numbers are whole, some are repeated, also in the next array, and in every second row
+    the largest is.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.drawn: dict[tuple[int, ...], np.ndarray] = {}
+
+    def __getattr__(self, letter: str) -> int:
+        if len(letter) == 1:
+            self.sizes[letter] = 3
+        return super().__getattr__(letter)
+
+    def values(self, shape: tuple[int, ...]) -> np.ndarray:
+        x = some_exact(super().values(shape), self.generator)
+        if shape in self.drawn:
+            x = np.where(self.generator.random(shape) < 0.3, self.drawn[shape], x)
+        self.drawn[shape] = x
+        if len(shape) > 1:
+            rows = x.reshape(-1, shape[-1])[1::2]
+            rows[:, -1] = rows.max(axis=-1)
+        return x
+
+
+class Spread(Sizes):
+    """From numbers around 1 to numbers around 10,000."""
+
+    def values(self, shape: tuple[int, ...]) -> np.ndarray:
+        return super().values(shape) * 10 ** self.generator.uniform(0, 4, shape)
+
+
+class Recorded(Sizes):
+    """Logits of a small language model in training, at consecutive positions: some are much larger than others. What
+    was the smallest size of `Sizes` is the largest.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.left = [8 - size for size in self.left]
+
+    def values(self, shape: tuple[int, ...]) -> np.ndarray:
+        with files(__package__).joinpath("activations.npy").open("rb") as file:
+            table = np.load(file, allow_pickle=False).astype(np.float64)
+        width = shape[-1] if shape else 1
+        count = int(np.prod(shape[:-1]))
+        row, column = self.generator.integers(len(table)), self.generator.integers(table.shape[1])
+        rows, columns = (row + np.arange(count)) % len(table), (column + np.arange(width)) % table.shape[1]
+        # Consecutive positions repeat after 32 rows; a little noise keeps equal numbers apart.
+        return (table[rows][:, columns] * (1 + 0.01 * self.generator.standard_normal((count, width)))).reshape(shape)
+
+
+KINDS: dict[str, type[Draw]] = {
+    "normal numbers and sizes that all differ": Sizes,
+    "whole and repeated numbers and equal sizes": Equal,
+    "recorded activations": Recorded,
+    "numbers of very different sizes": Spread,
+}
+
+
+@repeatable
+def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, **options: Any) -> list[Report]:
+    """`check_gradients` on arrays of several kinds, which are drawn from `seed`.
+
+    args: a string of letters such as "B T C" stands for a floating-point array of that shape; a word of several letters
+    is one axis, whose size is their product ("B GR T D"). A function of one argument is called with the `Draw`, and
+    gives what must be drawn in another way: `lambda draw: draw.integers("B T", draw.V)`. Anything else is passed on.
+    options: those of `check_gradients`, and keyword arguments of `op`.
+
+    The arrays are standard normal, of sizes that all differ; then there are whole numbers, zeros and repeats, and all
+    sizes are equal; then they are activations recorded in a short training run; then numbers from 1 to 10,000. Such a
+    draw is left out where `op` refuses it or gives something that is not finite, or where nothing can be compared.
+    Last, `offset.check_offset` adds a large number to all elements of an argument, in float32.
+
+    Returns the Reports. Raises GradientError, which says for which kind of numbers, and ValueError as
+    `check_gradients` does, for normal numbers.
+    """
+    reports = []
+    for kind, draws in KINDS.items():
+        drawn = arguments(args, draws(seed))
+        first = draws is Sizes
+        if not first and not _is_defined(op, drawn, options):
+            continue
+        try:
+            reports.append(check_gradients(op, op_backward, *drawn, seed=seed, **options))
+        except GradientError as error:
+            raise GradientError(f"for {kind}: {error}", error.diagnoses) from None
+        except ValueError:
+            if first:
+                raise
+    drawn = arguments(args, Sizes(seed))
+    check_offset(op, op_backward, argument_names(op, drawn), drawn, _of_op(options), seed)
+    return reports
+
+
+def arguments(args: tuple, draw: Draw) -> tuple:
+    """What `args` of `check_drawn` stand for."""
+    return tuple(draw(x) if isinstance(x, str) else x(draw) if callable(x) else x for x in args)
+
+
+def _of_op(options: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments that are not those of the check."""
+    known = inspect.signature(check_gradients).parameters
+    return {name: value for name, value in options.items() if name not in known}
+
+
+def _is_defined(op: Callable, args: tuple, options: dict[str, Any]) -> bool:
+    try:
+        with np.errstate(all="ignore"):
+            y, _ = op(*args, **_of_op(options))
+    except Exception:  # such numbers or sizes are not in its domain
+        return False
+    return all(np.isfinite(part).all() for part in as_tuple(y) if is_floating(part))
