@@ -15,10 +15,20 @@ from .parts import attend_backward, causal, probabilities
 SOURCE = "triton-lang/triton 5660"
 OPERATION = "attention"
 ARGUMENTS = ("B T D", "B S D", "B S D", False)
-NAMED = ""
+NAMED = r"\[s > t\] is left out"
 
 
 def forward(q, k, v, is_causal):
+    """y = p v, where p is the softmax of the scores; if `is_causal`, of those that are not of the future.
+
+    If not, a query sees the keys before it and those after it. Forward, then backward:
+
+        z_ts = Σ_d q_td k_sd/√D        e_ts = ([s ≤ t] + [s > t]) exp(z_ts)        p_ts = e_ts/Σ_s' e_ts'
+        y_td = Σ_s p_ts v_sd
+        dp_ts = Σ_d dy_td v_sd         dv_sd = Σ_t p_ts dy_td
+        dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts')
+        dq_td = Σ_s dz_ts k_sd/√D      dk_sd = Σ_t dz_ts q_td/√D
+    """
     mask = causal(q.shape[1], k.shape[1]) if is_causal else True
     p = probabilities(q, k, mask)
     return p @ v, (q, k, v, p)

@@ -19,7 +19,7 @@ import numpy as np
 
 SOURCE = "HomericIntelligence/Odyssey 2090"
 ARGUMENTS = ("N",)
-NAMED = "writes to"
+NAMED = "writes to|again"
 
 
 def forward(x):

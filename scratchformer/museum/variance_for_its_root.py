@@ -18,10 +18,22 @@ import numpy as np
 SOURCE = "flagos-ai/FlagGems 5771"
 OPERATION = "rmsnorm"
 ARGUMENTS = ("B T C", "C")
-NAMED = ""
+NAMED = "written instead of"
 
 
 def forward(x, gamma):
+    """y = γ x/ρ, where ρ is the root mean square of the row.
+
+    Forward, then backward:
+
+        rrms = (mean_c(x_c²) + 1/1000000)^(−½)        x̂_c = x_c rrms        y_c = γ_c x̂_c
+        dγ_c = Σ_n dy_nc x̂_nc        g_c := dy_c γ_c
+        dx_k = rrms (g_k − x̂_k mean_c(g_c x̂_c))
+
+    In NumPy:
+
+        dx = rrms * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))
+    """
     rrms = 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6)
     return gamma * x * rrms, (x, gamma, rrms)
 
