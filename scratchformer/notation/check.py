@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .grammar import canonical
-from .layout import Derivation, normal, read
+from .layout import DerivationText, normal, read
 from .run import Execution, as_array, docstring_of, run, statements
 from .walk import TOLERANCE, DerivationError, DerivationRow, Walk
 
@@ -17,7 +17,7 @@ from .walk import TOLERANCE, DerivationError, DerivationRow, Walk
 class DerivationReport(NamedTuple):
     """The result of `check_derivation`. values: every array by its name, those that equations define included."""
 
-    derivation: Derivation
+    derivation: DerivationText
     rows: list[DerivationRow]
     values: dict[str, np.ndarray]
 
@@ -83,7 +83,7 @@ def check_derivation(
     return walk_through(derivation, ran, tolerance)
 
 
-def walk_through(derivation: Derivation, ran: Execution, tolerance: float) -> DerivationReport:
+def walk_through(derivation: DerivationText, ran: Execution, tolerance: float) -> DerivationReport:
     """Check all items of a derivation."""
     walk = Walk(ran, tolerance)
     walk.prepare(derivation)
@@ -102,7 +102,7 @@ def read_and_run(
     docstring: str | None = None,
     may_differ: bool = False,
     **options: Any,
-) -> tuple[Execution, Derivation]:
+) -> tuple[Execution, DerivationText]:
     """Run a pair and read its derivation. The arguments are those of `check_derivation`.
 
     may_differ: whether the backward may be another than the derivation says. Then a line that calls a method is code,
