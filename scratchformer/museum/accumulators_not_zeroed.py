@@ -3,7 +3,7 @@
 What was wrong. The gradients of several micro-batches are added up in buffers on the graphics card. After the step of
 the optimizer the buffers were not set to zero, so every step also took all gradients before it.
 
-Why its tests passed. They took one step.
+Why its tests passed. One step is right.
 
 What finds it. A second call.
 

@@ -2,7 +2,7 @@
 
 What was wrong. Forward of a fused attention looks at its argument `causal`; backward masks the future in any case.
 
-Why its tests passed. Every test of the gradients had `causal=True`.
+Why its tests passed. With `causal=True` it is right, and that is what the tutorial trains with.
 
 What finds it. A check with `causal=False`: each value of a flag is a case of its own.
 

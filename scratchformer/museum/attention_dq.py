@@ -4,8 +4,8 @@ What was wrong. The gradient of the queries, and it alone, is off by more than i
 report compares it with a plain one, but does not say why. One mistake with this effect is that the sum in the gradient
 of the softmax is left out on the way to dq.
 
-Why its tests passed. The loss is right, and training goes on. dq is a small part of all gradients, and both were
-compared in half precision with tolerances for half precision.
+Why its tests passed. The loss is right, and training goes on. The bug was seen by someone who compared the gradients
+of one graphics card with those of two, and both with a plain implementation.
 
 What finds it. Any comparison of dq with numerical differences in float64.
 

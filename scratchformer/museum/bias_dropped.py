@@ -2,7 +2,7 @@
 
 What was wrong. Linear layers for training with few bits take a bias in forward, and backward returns None for it.
 
-Why its tests passed. All tests used layers without a bias.
+Why its tests passed. The tests of these layers had no bias.
 
 What finds it. A check that counts: one gradient for each floating-point argument.
 

@@ -4,7 +4,7 @@ What was wrong. A checkpoint keeps the input of a block only, and runs the block
 random numbers back to where they were, so that the second run drops other elements than the first: the gradient
 belongs to another loss.
 
-Why its tests passed. The block in the test had no dropout.
+Why its tests passed. Without dropout both runs of a block are the same.
 
 What finds it. The same block with a key for its random numbers, compared with numerical differences.
 

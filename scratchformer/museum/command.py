@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
         for name in names:
             shown, verdict = exhibit(name), check(exhibit(name))
             found += bool(verdict.message)
-            print(f"  {name:<28} {shown.source:<46} {'yes' if verdict.message else 'no':<4}{verdict.seconds:5.2f} s")
+            print(f"  {name:<28} {shown.source:<50} {'yes' if verdict.message else 'no':<4}{verdict.seconds:5.2f} s")
             print(f"      {shortened(verdict.words)}")
     print(f"\n{found} of {len(NAMES)} found")
     if found < len(NAMES):

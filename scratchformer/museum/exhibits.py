@@ -11,6 +11,7 @@ from inspect import getdoc
 from typing import Any, NamedTuple
 
 from ..testing import GradientError, check_drawn
+from ..testing.drawn import KINDS
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Attention": (
@@ -145,7 +146,8 @@ def check(shown: Exhibit, seed: int = 0) -> Verdict:
 
 
 def in_words(error: GradientError) -> str:
-    """The diagnosis of an error; without one, the first line of its message."""
+    """The diagnosis of an error; without one, the first line of its message, for which kind of numbers it is."""
     if error.diagnoses:
         return error.diagnoses[0].what
-    return str(error).partition("\n")[0].partition(": ")[2]
+    first = str(error).partition("\n")[0].removesuffix(":")
+    return first.removeprefix(f"for {next(iter(KINDS))}: ").replace("forward: ", "", 1)

@@ -4,7 +4,7 @@ What was wrong. Query heads share the heads of k and v, in an interleaved order:
 Backward splits h by the number R of query heads in a group, where forward and dq split it by the number G of groups.
 Some heads of dk and dv are never written, others twice.
 
-Why its tests passed. They had as many groups as heads in a group, and then the two are the same number.
+Why its tests passed. With as many groups as heads in a group, the two numbers are the same.
 
 What finds it. Different sizes for G and R.
 

@@ -3,7 +3,7 @@
 What was wrong. The backward of a layer norm on a graphics card had a buffer for γ's gradient, which the optimizer
 read, and nothing wrote to it.
 
-Why its tests passed. The loss fell: everything else learned.
+Why its tests passed. The loss falls: everything else learns.
 
 What finds it. Any comparison of dγ with numerical differences.
 

@@ -3,7 +3,7 @@
 What was wrong. Backward takes the first axis for the rows and all others for the columns. For (B, T, C) it normalises
 over T and C together, and reads γ beyond its end.
 
-Why its tests passed. They used matrices.
+Why its tests passed. For a matrix it is right.
 
 What finds it. Three axes.
 

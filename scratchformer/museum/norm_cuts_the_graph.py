@@ -3,7 +3,7 @@
 What was wrong. Layer norm made its result out of a list of numbers, and so a new leaf of the graph. Nothing before it
 got a gradient, and neither did γ and β: no transformer with this layer could be fine-tuned.
 
-Why its tests passed. They compared y.
+Why its tests passed. A test of y passes.
 
 What finds it. Any comparison with numerical differences.
 

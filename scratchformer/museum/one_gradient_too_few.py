@@ -1,9 +1,10 @@
 """Eleven gradients for twelve arguments
 
-What was wrong. The forward of a custom attention takes twelve arguments, its backward returns eleven gradients.
-Here the scale of the scores, the last argument, is forgotten.
+What was wrong. The forward of a custom attention takes twelve arguments, its backward returns eleven gradients. There
+the missing one was a None, and PyTorch refused it with an error as soon as somebody trained. In this exhibit the scale
+of the scores, the last argument, is forgotten, which a framework that fills up with zeros would not notice.
 
-Why its tests passed. They ran forward only. Backward was first called by someone who trained with the new backend.
+Why its tests passed. A test of forward passes.
 
 What finds it. A check that counts: one gradient for each floating-point argument.
 

@@ -23,7 +23,7 @@ from .parts import attend_backward, probabilities
 SOURCE = "NVIDIA/TransformerEngine 3216"
 OPERATION = "attention"
 ARGUMENTS = ("B T D", "B S D", "B S D")
-NAMED = "recorded activations"
+NAMED = ""
 
 
 def forward(q, k, v):

@@ -1,7 +1,7 @@
 """An offset is missing
 
-What was wrong. Several sequences are packed into one array, and where each begins is given. A kernel of backward adds
-the offset to all addresses but one: it reads dy from the beginning of the array for every sequence.
+What was wrong. Several sequences are packed into one array, and where each begins is given. A kernel of backward left
+the offset out of one address. In this exhibit it reads dy from the beginning of the array for every sequence.
 
 Why its tests passed. One sequence begins at 0.
 

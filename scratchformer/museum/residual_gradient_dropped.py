@@ -3,7 +3,7 @@
 What was wrong. A fused norm takes x and a residual and returns the norm of their sum. In the mode that does not return
 the sum too, backward returned no gradient for the residual.
 
-Why its tests passed. The mode that returns both results was tested.
+Why its tests passed. A test of the mode that returns both results passes.
 
 What finds it. A check that counts: one gradient for each floating-point argument.
 

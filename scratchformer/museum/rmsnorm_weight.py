@@ -3,8 +3,8 @@
 What was wrong. The backward of a fast RMS norm returned a gradient for x, and none for the weight. All weights of all
 norms stayed what they were.
 
-Why its tests passed. The authors fine-tuned with adapters, where norms are frozen. Those who trained everything saw a
-loss that fell a little less.
+Why its tests passed. With adapters, the usual way to train with this library, norms are frozen. Whoever trains
+everything sees a loss that falls a little less.
 
 What finds it. A check that counts: one gradient for each floating-point argument.
 

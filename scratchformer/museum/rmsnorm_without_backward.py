@@ -3,7 +3,7 @@
 What was wrong. RMS norm has two forwards: a fast one for contiguous arrays, which records nothing for backward, and a
 slow one for all others. Nearly every array is contiguous, so everything below a norm got no gradient, for two years.
 
-Why its tests passed. They ran forward on both kinds of arrays and compared the results, which were the same.
+Why its tests passed. A test of forward passes on both paths: the results are the same.
 
 What finds it. Any comparison of dx with numerical differences. That the gradient depends on the memory order would be
 found too.

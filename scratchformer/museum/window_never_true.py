@@ -1,10 +1,9 @@
 """A condition that is always false
 
-What was wrong. Forward lets each query see a window of keys. In backward the two bounds of the window were exchanged,
-so that no position could satisfy both, and nothing was masked there.
+What was wrong. Forward lets each query see a window of keys. In backward the condition for masking could never be
+true, and nothing was masked there. In this exhibit the reason is that two conditions exclude each other.
 
-Why its tests passed. They compared forward with a plain attention, and backward with one whose window was as long as
-the sequence.
+Why its tests passed. A test of forward passes, and so does one of backward where nothing has to be masked.
 
 What finds it. A window that is shorter than the sequence, and any comparison of dk with numerical differences.
 

@@ -4,7 +4,7 @@ What was wrong. The backward of a fused attention leaves intermediate results in
 out again. The second of two calls finds the numbers of the first, and adds to them: dk and dv depend on what ran
 before.
 
-Why its tests passed. Each test called backward once, in a fresh process.
+Why its tests passed. One backward in a fresh process is right.
 
 What finds it. A second call with the same arguments.
 
