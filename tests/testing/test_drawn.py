@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from scratchformer import ops
 from scratchformer.testing import GradientError, check_drawn
 from scratchformer.testing.draw import Sizes
 from scratchformer.testing.drawn import KINDS
@@ -70,3 +71,19 @@ def test_recorded_sizes_are_in_the_opposite_order():
     first, recorded = Sizes(3), KINDS["recorded activations"](3)
     sizes = [(getattr(first, letter), getattr(recorded, letter)) for letter in "BTCDE"]
     assert sorted(sizes) == sorted(sizes, key=lambda pair: -pair[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("attention", ("B H T D", "B H S D", "B H S D")),
+        ("cross_entropy", ("N V", lambda draw: draw.integers("N", draw.V))),
+        ("layernorm", ("B T C", "C", "C")),
+        ("max_pool", ("B T C",)),
+        ("softmax", ("B T C",)),
+    ],
+)
+def test_right_operations_are_accepted_for_every_kind(name, args):
+    for seed in range(3):
+        reports = check_drawn(getattr(ops, name), getattr(ops, f"{name}_backward"), *args, seed=seed)
+        assert len(reports) == len(KINDS)
