@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from scratchformer.museum.exhibits import GROUPS, Exhibit, check, exhibit
 
 LEAD = re.compile(r"^(What was wrong|Why its tests passed|What finds it|How to derive it)\. ")
-REPORT = "\nRepeat with"
+REPORT = "\nRepeat"
 
 
 def page(group: str) -> str:

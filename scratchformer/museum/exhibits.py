@@ -146,8 +146,8 @@ def check(shown: Exhibit, seed: int = 0) -> Verdict:
 
 
 def in_words(error: GradientError) -> str:
-    """The diagnosis of an error; without one, the first line of its message, for which kind of numbers it is."""
-    if error.diagnoses:
+    """The diagnosis of an error, if it says more than the first line of its message; otherwise this line."""
+    if error.diagnoses and error.diagnoses[0].name != "numbers matter":
         return error.diagnoses[0].what
     first = str(error).partition("\n")[0].removesuffix(":")
     return first.removeprefix(f"for {next(iter(KINDS))}: ").replace("forward: ", "", 1)

@@ -23,7 +23,7 @@ from .parts import attend_backward, probabilities
 SOURCE = "NVIDIA/TransformerEngine 3216"
 OPERATION = "attention"
 ARGUMENTS = ("B T D", "B S D", "B S D")
-NAMED = ""
+NAMED = r"for recorded activations[\s\S]*so the numbers make it wrong"
 
 
 def forward(q, k, v):

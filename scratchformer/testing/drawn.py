@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from .contracts import GradientError, as_tuple, is_floating, repeatable
+from .contracts import Diagnosis, GradientError, as_tuple, is_floating, repeatable
+from .diagnosis import without_diagnosis
 from .draw import Draw, Sizes, some_exact
 from .gradcheck import Report, check_gradients
 from .offset import check_offset
-from .runs import argument_names
+from .runs import argument_names, name_of
 
 
 class Equal(Draw):
@@ -102,22 +103,50 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     `check_gradients` does, for normal numbers.
     """
     reports = []
+    first = Sizes(seed)
     for kind, draws in KINDS.items():
-        drawn = arguments(args, draws(seed))
-        first = draws is Sizes
-        if not first and not _is_defined(op, drawn, options):
+        draw = draws(seed)
+        drawn = arguments(args, draw)
+        others = draws is not Sizes
+        if others and not _is_defined(op, drawn, options):
             continue
         try:
-            with nullcontext() if first else np.errstate(all="ignore"):  # exp(10,000) overflows in right code too
+            with np.errstate(all="ignore") if others else nullcontext():  # exp(10,000) overflows in right code too
                 reports.append(check_gradients(op, op_backward, *drawn, seed=seed, **options))
         except GradientError as error:
-            raise GradientError(f"for {kind}: {error}", error.diagnoses) from None
+            message, _, _ = str(error).partition("\nRepeat with")
+            causes = [_what_matters(op, op_backward, args, draw, first, seed, options)] if others else []
+            lines = [f"for {kind}: {message}", *(cause.what for cause in causes)]
+            lines.append(f"Repeat: check_drawn({name_of(op)}, {name_of(op_backward)}, ..., seed={seed})")
+            raise GradientError("\n".join(lines), (*error.diagnoses, *causes)) from None
         except ValueError:
-            if first:
+            if not others:
                 raise
+        first = first if others else draw
     drawn = arguments(args, Sizes(seed))
     check_offset(op, op_backward, argument_names(op, drawn), drawn, _of_op(options), seed)
     return reports
+
+
+def _what_matters(
+    op: Callable, op_backward: Callable, args: tuple, wrong: Draw, right: Draw, seed: int, options: dict[str, Any]
+) -> Diagnosis:
+    """Whether the sizes of a draw make a gradient wrong, or its numbers; for those of `right` it is right."""
+    normal = type(wrong)(seed)
+    normal.values = normal.generator.standard_normal  # type: ignore[method-assign]
+    sizes = wrong.sizes != right.sizes
+    if sizes:
+        try:
+            with without_diagnosis():
+                check_gradients(op, op_backward, *arguments(args, normal), seed=seed, **options)
+            sizes = False
+        except (GradientError, ValueError):
+            pass
+    if not sizes:
+        return Diagnosis("With normal numbers it is right, so the numbers make it wrong.", "form", "numbers matter")
+    before, now = (", ".join(f"{letter} = {n}" for letter, n in draw.sizes.items()) for draw in (right, wrong))
+    what = f"The sizes make it wrong: it is right with {before}, and wrong with {now}, for normal numbers too."
+    return Diagnosis(what, "form", "sizes matter")
 
 
 def arguments(args: tuple, draw: Draw) -> tuple:

@@ -14,19 +14,28 @@ def scaled(slope):
     return lambda x: (2 * x, x), lambda dy, x: dy * slope(x).astype(x.dtype)
 
 
+NUMBERS = "With normal numbers it is right, so the numbers make it wrong"
+
+
+@pytest.mark.diagnosis
 @pytest.mark.parametrize(
-    ("kind", "slope"),
+    ("kind", "slope", "cause"),
     [
-        ("whole and repeated numbers and equal sizes", lambda x: np.where(x == 1, 3, 2)),
-        ("whole and repeated numbers and equal sizes", lambda x: np.full(x.shape, 3 if len({*x.shape}) == 1 else 2)),
-        ("recorded activations", lambda x: np.where((x > 4) & (x < 7), 3, 2)),
-        ("numbers of very different sizes", lambda x: np.where(abs(x) > 100, 3, 2)),
+        ("whole and repeated numbers and equal sizes", lambda x: np.where(x == 1, 3, 2), NUMBERS),
+        (
+            "whole and repeated numbers and equal sizes",
+            lambda x: np.full(x.shape, 3 if len({*x.shape}) == 1 else 2),
+            r"The sizes make it wrong: it is right with B = \d, T = \d, C = \d, and wrong with B = 3, T = 3, C = 3",
+        ),
+        ("recorded activations", lambda x: np.where((x > 4) & (x < 7), 3, 2), NUMBERS),
+        ("numbers of very different sizes", lambda x: np.where(abs(x) > 100, 3, 2), NUMBERS),
     ],
 )
-def test_a_mistake_for_one_kind_of_numbers_is_found(kind, slope):
+def test_a_mistake_for_one_kind_of_numbers_is_found(kind, slope, cause):
     op, op_backward = scaled(slope)
-    with pytest.raises(GradientError, match=f"for {kind}: .*wrong gradient at x"):
+    with pytest.raises(GradientError, match=rf"for {kind}: .*wrong gradient at x[\s\S]*{cause}") as caught:
         check_drawn(op, op_backward, "B T C")
+    assert caught.value.diagnoses[-1].name in ("numbers matter", "sizes matter")
 
 
 def test_a_common_offset_is_found_where_y_does_not_depend_on_it():
