@@ -133,7 +133,7 @@ def _what_matters(
 ) -> Diagnosis:
     """Whether the sizes of a draw make a gradient wrong, or its numbers; for those of `right` it is right."""
     normal = type(wrong)(seed)
-    normal.values = normal.generator.standard_normal  # type: ignore[method-assign]
+    normal.values = normal.generator.standard_normal  # type: ignore[method-assign, assignment]
     sizes = wrong.sizes != right.sizes
     if sizes:
         try:
