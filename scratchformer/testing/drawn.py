@@ -102,12 +102,10 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     Returns the Reports. Raises GradientError, which says for which kind of numbers, and ValueError as
     `check_gradients` does, for normal numbers.
     """
-    reports = []
-    first = Sizes(seed)
+    reports, right = [], Sizes(seed)
     for kind, draws in KINDS.items():
-        draw = draws(seed)
-        drawn = arguments(args, draw)
-        others = draws is not Sizes
+        draw = right if draws is Sizes else draws(seed)
+        drawn, others = arguments(args, draw), draw is not right
         if others and not _is_defined(op, drawn, options):
             continue
         try:
@@ -115,14 +113,13 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
                 reports.append(check_gradients(op, op_backward, *drawn, seed=seed, **options))
         except GradientError as error:
             message, _, _ = str(error).partition("\nRepeat with")
-            causes = [_what_matters(op, op_backward, args, draw, first, seed, options)] if others else []
+            causes = [_what_matters(op, op_backward, args, draw, right, seed, options)] if others else []
             lines = [f"for {kind}: {message}", *(cause.what for cause in causes)]
             lines.append(f"Repeat: check_drawn({name_of(op)}, {name_of(op_backward)}, ..., seed={seed})")
             raise GradientError("\n".join(lines), (*error.diagnoses, *causes)) from None
         except ValueError:
             if not others:
                 raise
-        first = first if others else draw
     drawn = arguments(args, Sizes(seed))
     check_offset(op, op_backward, argument_names(op, drawn), drawn, _of_op(options), seed)
     return reports
@@ -134,19 +131,22 @@ def _what_matters(
     """Whether the sizes of a draw make a gradient wrong, or its numbers; for those of `right` it is right."""
     normal = type(wrong)(seed)
     normal.values = normal.generator.standard_normal  # type: ignore[method-assign, assignment]
-    sizes = wrong.sizes != right.sizes
-    if sizes:
-        try:
-            with without_diagnosis():
-                check_gradients(op, op_backward, *arguments(args, normal), seed=seed, **options)
-            sizes = False
-        except (GradientError, ValueError):
-            pass
-    if not sizes:
-        return Diagnosis("With normal numbers it is right, so the numbers make it wrong.", "form", "numbers matter")
-    before, now = (", ".join(f"{letter} = {n}" for letter, n in draw.sizes.items()) for draw in (right, wrong))
-    what = f"The sizes make it wrong: it is right with {before}, and wrong with {now}, for normal numbers too."
-    return Diagnosis(what, "form", "sizes matter")
+    if wrong.sizes != right.sizes and _is_wrong(op, op_backward, arguments(args, normal), seed, options):
+        before, now = (", ".join(f"{letter} = {n}" for letter, n in draw.sizes.items()) for draw in (right, wrong))
+        what = f"The sizes make it wrong: it is right with {before}, and wrong with {now}, for normal numbers too."
+        return Diagnosis(what, "form", "sizes matter")
+    return Diagnosis("With normal numbers it is right, so the numbers make it wrong.", "form", "numbers matter")
+
+
+def _is_wrong(op: Callable, op_backward: Callable, args: tuple, seed: int, options: dict[str, Any]) -> bool:
+    try:
+        with without_diagnosis():
+            check_gradients(op, op_backward, *args, seed=seed, **options)
+    except GradientError:
+        return True
+    except ValueError:  # nothing can be compared
+        pass
+    return False
 
 
 def arguments(args: tuple, draw: Draw) -> tuple:
