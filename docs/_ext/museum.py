@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from textwrap import dedent
 
-from docstrings import block, heading, prose, rendered, unchecked
-from docstrings import paragraphs as cut
+from docstrings import block, directive, heading, paragraphs, prose
+from mathml import mathml
 from operations import joined, write_page
 from sphinx.application import Sphinx
 
 from scratchformer.museum.exhibits import GROUPS, Exhibit, check, exhibit
+from scratchformer.notation import NotationError
 
 LEAD = re.compile(r"^(What was wrong|Why its tests passed|What finds it|How to derive it)\. ")
 REPORT = "\nRepeat"
@@ -25,12 +27,12 @@ def shown(exhibit: Exhibit) -> list[str]:
     """The story, the code and the report of the check."""
     _, _, story = exhibit.story.partition("\n")
     parts = [f".. _museum-{exhibit.name}:", heading(exhibit.title), f"Source: {link(exhibit.source)}."]
-    for text in cut(story.strip("\n").splitlines()):
+    for text in paragraphs(story.strip("\n").splitlines()):
         lead = LEAD.match(text)
         if lead:
             parts.append(f"**{lead[1]}.** {prose(text[lead.end() :])}")
         else:
-            parts.append(rendered([unchecked(text)]))
+            parts.append(equations(dedent(text)))
     if exhibit.operation:
         parts.append(
             f"The gradient is derived, and its numbers can be changed, on the page of "
@@ -41,6 +43,17 @@ def shown(exhibit: Exhibit) -> list[str]:
     parts.append(f"``scratchformer museum {exhibit.name}`` prints:")
     parts.append(block("text", check(exhibit).message.partition(REPORT)[0]))
     return parts
+
+
+def equations(text: str) -> str:
+    """Equations typeset, each by itself; as they are, if one is not in the notation of derivations."""
+    each = [part for line in text.splitlines() for part in re.split(r", so |; ", line.strip())]
+    try:
+        for part in each:
+            mathml(part)
+    except NotationError:
+        return block("text", text)
+    return joined([directive("math", "", part) for part in each])
 
 
 def link(source: str) -> str:
