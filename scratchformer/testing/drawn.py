@@ -27,7 +27,7 @@ from .runs import argument_names, name_of
 
 class Equal(Draw):
     """All sizes are equal. Some numbers are whole, some are repeated, also in the next array, and in every second row
-    the largest is.
+    the first and the last are its maximum.
     """
 
     def __init__(self, seed: int) -> None:
@@ -46,15 +46,20 @@ class Equal(Draw):
         self.drawn[shape] = x
         if len(shape) > 1:
             rows = x.reshape(-1, shape[-1])[1::2]
-            rows[:, -1] = rows.max(axis=-1)
+            rows[:, 0] = rows[:, -1] = rows.max(axis=-1)
         return x
 
 
 class Spread(Sizes):
-    """From numbers around 1 to numbers around 10,000."""
+    """Numbers from around 1 to around 1000, and one of more than 10,000 in each row."""
 
     def values(self, shape: tuple[int, ...]) -> np.ndarray:
-        return super().values(shape) * 10 ** self.generator.uniform(0, 4, shape)
+        x = np.asarray(super().values(shape) * 10 ** self.generator.uniform(0, 3, shape))
+        if shape:
+            rows = x.reshape(-1, shape[-1])
+            largest = self.generator.integers(shape[-1], size=len(rows))
+            rows[np.arange(len(rows)), largest] = 1e4 * (1 + self.generator.random(len(rows)))
+        return x
 
 
 class Recorded(Sizes):
@@ -95,7 +100,7 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     options: those of `check_gradients`, and keyword arguments of `op`.
 
     The arrays are standard normal, of sizes that all differ; then there are whole numbers, zeros and repeats, and all
-    sizes are equal; then they are activations recorded in a short training run; then numbers from 1 to 10,000. Such a
+    sizes are equal; then they are activations recorded in a short training run; then numbers from 1 to more than 10,000. Such a
     draw is left out where `op` refuses it or gives something that is not finite, or where nothing can be compared.
     Last, `offset.check_offset` adds a large number to all elements of an argument, in float32.
 

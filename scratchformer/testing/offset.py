@@ -11,14 +11,14 @@ from ..backend import CPU
 from .contracts import GradientError, as_tuple, is_floating, named_gradients
 from .runs import flat, like, name_of, normal_like
 
-_OFFSET = 2.0**20
+_OFFSET = 2.0**22
 _KEPT, _LOST = 1e-3, 3e-2  # errors relative to the largest element: of y, and of a gradient
 
 
 def check_offset(
     op: Callable, op_backward: Callable, names: list[str], args: tuple, kwargs: dict[str, Any], seed: int
 ) -> None:
-    """Raise GradientError if 2²⁰ can be added to all elements of an argument without a change of y in float32, as for a
+    """Raise GradientError if 2²² can be added to all elements of an argument without a change of y in float32, as for a
     softmax or a layer norm, but not without a change of the gradients.
 
     Nothing is said where y changes, or is not finite.
@@ -59,7 +59,7 @@ def _check_argument(
     for name, gradient in named_gradients(gradients, arrays, backward).items():
         if not (error := _error(gradient, expected[name])) <= _LOST:
             raise GradientError(
-                f"{name_of(op)}: with 2²⁰ added to {shifted} in float32, y is the same, but the gradient of {name} is "
+                f"{name_of(op)}: with 2²² added to {shifted} in float32, y is the same, but the gradient of {name} is "
                 f"wrong by {error:.2g} of its largest element: backward subtracts numbers of the size of the offset"
             )
 
