@@ -100,9 +100,9 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     options: those of `check_gradients`, and keyword arguments of `op`.
 
     The arrays are standard normal, of sizes that all differ; then there are whole numbers, zeros and repeats, and all
-    sizes are equal; then they are activations recorded in a short training run; then numbers from 1 to more than 10,000. Such a
-    draw is left out where `op` refuses it or gives something that is not finite, or where nothing can be compared.
-    Last, `offset.check_offset` adds a large number to all elements of an argument, in float32.
+    sizes are equal; then they are activations recorded in a short training run; then numbers from 1 to more than
+    10,000. Such a draw is left out where `op` refuses it or gives something that is not finite, or where nothing can be
+    compared. Last, `offset.check_offset` adds a large number to all elements of an argument, in float32.
 
     Returns the Reports. Raises GradientError, which says for which kind of numbers, and ValueError as
     `check_gradients` does, for normal numbers.
