@@ -231,7 +231,7 @@ class _TorchPair(_Pair):
             self.device = torch.device("cpu" if device.index is None else f"cuda:{device.index}")
         self.rules = chosen_rules(self.options.get("rules", {}), house=False) | {"empty": False}
         self.options["rules"] = self.rules
-        self.draws = False  # whether the function draws random numbers, in the order in which tensors lie in memory
+        self.contiguous = False  # whether it takes no other tensors, or draws random numbers in the order of memory
         self.cloned = False  # whether it writes to its arguments, so that these must not be leaves
         self.widened = False  # whether it has tensors of its own that are not float64
 
@@ -254,12 +254,18 @@ class _TorchPair(_Pair):
         x = x.detach().cpu()
         x = x if x.layout is self.torch.strided else x.coalesce().values() if x.is_sparse else x.values()
         wide = self.torch.complex128 if x.is_complex() else self.torch.float64 if x.is_floating_point() else x.dtype
-        return x.to(wide).resolve_conj().resolve_neg().numpy()
+        return self._numpy(x.to(wide))
+
+    def _numpy(self, x: Any) -> np.ndarray:
+        """A tensor as an array, of the same memory if it is on the CPU and NumPy has its type."""
+        wider = {self.torch.bfloat16: self.torch.float32, self.torch.complex32: self.torch.complex64}
+        x = x.detach().cpu().to(wider.get(x.dtype, x.dtype))
+        return x.resolve_conj().resolve_neg().numpy()
 
     def forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
         torch = self.torch
         tensors = {n: self.tensor(x) for n, x in arrays.items()}
-        fixed = tensors if self.draws else self.parameters  # a module chooses the layout of its parameters
+        fixed = tensors if self.contiguous else self.parameters  # a module chooses the layout of its parameters
         tensors |= {n: tensors[n].contiguous() for n in fixed}
         inexact = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
         leaves = {n: t.requires_grad_() for n, t in inexact.items() if n in self.variables}
@@ -274,6 +280,8 @@ class _TorchPair(_Pair):
                         self.run(arrays, tensors)
                     untouched.check("forward")
                 self.cloned = True
+            elif not self.contiguous and not all(t.is_contiguous() for t in tensors.values()):
+                self.contiguous = True
             elif not self.widened:
                 self.widened = True
             else:
@@ -281,7 +289,7 @@ class _TorchPair(_Pair):
             try:
                 return self.forward(arrays)
             except Exception:
-                self.cloned = self.widened = False
+                self.cloned = self.contiguous = self.widened = False
                 raise error from None
         outputs = [t for t in results if t.requires_grad]
         if not outputs:
@@ -289,7 +297,7 @@ class _TorchPair(_Pair):
             raise GradientError(f"y does not depend on {names} through torch's autograd: look for {self.cut}")
         outputs = [t if t.layout is torch.strided else t.to_dense() for t in outputs]
         tracked = [t.clone() if t._is_view() or t.is_leaf else t for t in outputs]  # autograd keeps track of views
-        y = tuple(t.detach().cpu().resolve_conj().resolve_neg().numpy() for t in tracked)
+        y = tuple(self._numpy(t) for t in tracked)
         return y if len(y) > 1 else y[0], (outputs, leaves)
 
     def run(self, arrays: dict[str, Any], tensors: dict[str, Any]) -> list:
@@ -327,12 +335,13 @@ class _TorchPair(_Pair):
         return dict(zip(leaves, self._as_numpy(gradients, given), strict=True))
 
     def _as_numpy(self, gradients: tuple, given: list) -> Iterator[np.ndarray]:
-        """The gradients as NumPy arrays; those that are dy, or each other, are copied: autograd allows it."""
+        """The gradients as arrays. Those that are dy, or each other, or expanded, are copied: autograd allows that."""
         seen = {t.untyped_storage().data_ptr() for t in given}
         for g in gradients:
-            g = g.detach().to_dense().cpu() if g.is_sparse else g.detach().cpu()
-            pointer = g.untyped_storage().data_ptr()
-            yield g.numpy().copy() if pointer in seen else g.numpy()
+            dense = g if g.layout is self.torch.strided else g.to_dense()
+            g = self.torch.zeros_like(dense) if dense._is_zerotensor() else dense
+            pointer, array = g.untyped_storage().data_ptr(), self._numpy(g)
+            yield array.copy() if pointer in seen or 0 in array.strides else array
             seen.add(pointer)
 
     def tensor(self, x: Any) -> Any:
@@ -399,7 +408,7 @@ class _TorchPair(_Pair):
                     torch.cuda.manual_seed(self.seed)
             before = self._generator_states()
             yield
-            self.draws |= any(not torch.equal(a, b) for a, b in zip(before, self._generator_states(), strict=True))
+            self.contiguous |= any(not torch.equal(a, b) for a, b in zip(before, self._generator_states(), strict=True))
 
     def _generator_states(self) -> list:
         torch = self.torch
