@@ -231,7 +231,9 @@ class _TorchPair(_Pair):
             self.device = torch.device("cpu" if device.index is None else f"cuda:{device.index}")
         self.rules = chosen_rules(self.options.get("rules", {}), house=False) | {"empty": False}
         self.options["rules"] = self.rules
-        self.contiguous = False  # whether it takes no other tensors, or draws random numbers in the order of memory
+        self.draws = False  # whether the function draws random numbers
+        self.contiguous = False  # whether it takes no other tensors, or draws in the order of memory
+        self.watched = False  # whether it has run once
         self.cloned = False  # whether it writes to its arguments, so that these must not be leaves
         self.widened = False  # whether it has tensors of its own that are not float64
 
@@ -289,7 +291,8 @@ class _TorchPair(_Pair):
             try:
                 return self.forward(arrays)
             except Exception:
-                self.cloned = self.contiguous = self.widened = False
+                self.cloned = self.widened = False
+                self.contiguous = self.draws
                 raise error from None
         outputs = [t for t in results if t.requires_grad]
         if not outputs:
@@ -307,7 +310,10 @@ class _TorchPair(_Pair):
         passed |= {n: self._sparse(x, passed[n]) for n, x in self.leaves.items() if n in passed}
         args, kwargs = self.arguments(passed)
         widening = self._widening() if self.widened else nullcontext()
-        with self._random_numbers(), widening:
+        watching = nullcontext() if self.watched else self._watching()
+        seeded = nullcontext() if self.watched and not self.draws else self._random_numbers()
+        self.watched = True
+        with seeded, widening, watching:
             if self.module:
                 state = {n: passed[n] for n in self.parameters} | self._buffers(tensors)
                 returned = torch.func.functional_call(self.module, state, args, kwargs)
@@ -406,14 +412,20 @@ class _TorchPair(_Pair):
             if on_gpu:
                 with torch.cuda.device(self.device):
                     torch.cuda.manual_seed(self.seed)
-            before = self._generator_states()
             yield
-            self.contiguous |= any(not torch.equal(a, b) for a, b in zip(before, self._generator_states(), strict=True))
 
-    def _generator_states(self) -> list:
-        torch = self.torch
-        on_gpu = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
-        return [torch.default_generator.get_state(), *on_gpu]
+    def _watching(self) -> AbstractContextManager:
+        """A context that notices whether random numbers are drawn."""
+        pair, drawing = self, self.torch.Tag.nondeterministic_seeded
+        modes: Any = importlib.import_module("torch.utils._python_dispatch")
+
+        class Watching(modes.TorchDispatchMode):
+            def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+                if drawing in function.tags:
+                    pair.draws = pair.contiguous = True
+                return function(*args, **(kwargs or {}))
+
+        return Watching()
 
 
 class _JaxPair(_Pair):

@@ -180,7 +180,8 @@ def upstream(y: Any, parts: Iterator[Array]) -> Any:
     left out of a tuple, list or dict, and None in a NamedTuple. If one part of a tuple is left, it is alone.
     """
     if is_array(y) and y.dtype.kind == "c":
-        return next(parts) + 1j * next(parts)
+        real, imaginary = next(parts), next(parts)
+        return array_module(real).asarray(real + 1j * imaginary)
     if is_floating(y):
         return next(parts)
     if isinstance(y, dict):
