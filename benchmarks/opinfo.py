@@ -12,16 +12,17 @@ time both took. An operation is skipped, by name, if it has no gradient, or if P
 from __future__ import annotations
 
 import argparse
-import itertools
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from torch.autograd.gradcheck import GradcheckError
 from torch.testing._internal.common_methods_invocations import op_db
 
-from scratchformer.testing import check_torch
+from scratchformer.testing import GradientError, check_torch
 from scratchformer.testing.diagnosis import without_diagnosis
 
 LARGEST = 400  # elements of all arguments: gradcheck's time grows with their number times that of the results
@@ -62,14 +63,17 @@ def gradcheck(op: Any, function: Callable, parts: tuple) -> None:
 
 
 def samples_of(op: Any, count: int) -> list:
-    """The first samples whose arguments have elements, but not too many."""
+    """Samples from the whole list of them, whose first ones are often single numbers, if their arguments have elements,
+    but not too many.
+    """
 
     def fits(sample: Any) -> bool:
         tensors = leaves(sample.input, sample.args, sample.kwargs)
         sizes = [t.numel() for t in tensors]
         return bool(sizes) and min(sizes) > 0 and sum(sizes) <= LARGEST
 
-    return list(itertools.islice(filter(fits, op.sample_inputs("cpu", torch.float64, requires_grad=True)), count))
+    samples = [sample for sample in op.sample_inputs("cpu", torch.float64, requires_grad=True) if fits(sample)]
+    return [samples[round(i)] for i in np.linspace(0, len(samples) - 1, min(count, len(samples)))]
 
 
 def main() -> None:
@@ -84,6 +88,8 @@ def main() -> None:
     skipped, checked, samples = [], 0, 0
     times = {"check_torch": 0.0, "gradcheck": 0.0}
     said: dict[str, dict[str, str]] = {name: {} for name in times}
+    wrong = (GradientError, GradcheckError)
+    alarms: dict[str, list[str]] = {name: [] for name in times}
     for op in chosen:
         torch.manual_seed(0)
         try:
@@ -107,6 +113,8 @@ def main() -> None:
                     with without_diagnosis():
                         check()
                 except Exception as error:
+                    if isinstance(error, wrong) and op.formatted_name not in alarms[name]:
+                        alarms[name].append(op.formatted_name)
                     said[name].setdefault(
                         op.formatted_name, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                     )
@@ -114,7 +122,8 @@ def main() -> None:
         print(f"{op.formatted_name}", *(said[name].get(op.formatted_name, "") for name in said), sep=" | ", flush=True)
     print(f"\n{checked} operations, {samples} samples; skipped: {', '.join(skipped)}")
     for name, seconds in times.items():
-        print(f"{name}: {seconds:.1f} s, refuses {len(said[name])}: {', '.join(said[name])}")
+        others = [operation for operation in said[name] if operation not in alarms[name]]
+        print(f"{name}: {seconds:.1f} s; wrong gradients: {', '.join(alarms[name])}; other errors: {', '.join(others)}")
 
 
 if __name__ == "__main__":

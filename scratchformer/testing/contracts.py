@@ -295,22 +295,40 @@ class Untouched:
             raise GradientError(f"{writer} writes to {changed[0]}")
 
 
-def named_gradients(returned: Any, arrays: Mapping[str, Array], backward: str) -> dict[str, Array]:
-    """The gradients that `backward` returned, keyed by the names of their arrays.
+def named_gradients(returned: Any, arguments: Mapping[str, Any], backward: str) -> dict[str, Array]:
+    """The gradients that `backward` returned, by the names of `floating_in`. arguments: those with floating-point
+    arrays, by name.
 
-    None is skipped: it stands for an argument that was not given (a bias). Raises GradientError unless there is one
-    gradient for each array, on the same device and of the same shape.
+    The gradient of a tuple, list or dict has its form. It has none if that is None, or if there are gradients of the
+    other arguments alone. Elsewhere None is skipped: it stands for an argument that was not given (a bias). Raises
+    GradientError unless there is one gradient for each array, on the same device and of the same shape.
     """
-    gradients = as_tuple(returned)
-    if len(gradients) != len(arrays):
+    plain = [name for name, x in arguments.items() if is_floating(x)]
+    alone = len(arguments) == 1 and not plain and not (isinstance(returned, tuple) and len(returned) == 1)
+    gradients = (returned,) if alone else as_tuple(returned)
+    if len(gradients) != len(arguments):
         gradients = tuple(g for g in gradients if g is not None)
-    if len(gradients) != len(arrays):
+    names = plain if len(gradients) == len(plain) else list(arguments)
+    if len(gradients) != len(names):
         raise GradientError(
-            f"{backward} returned {len(gradients)} gradient(s) for {len(arrays)} floating-point "
-            f"argument(s): {', '.join(arrays) or 'none'}"
+            f"{backward} returned {len(gradients)} gradient(s) for {len(names)} floating-point "
+            f"argument(s): {', '.join(names) or 'none'}"
         )
-    gradients = tuple(as_arrays(g) if not x.ndim else g for g, x in zip(gradients, arrays.values(), strict=True))
-    for (name, x), gradient in zip(arrays.items(), gradients, strict=True):
+    arrays: dict[str, Array] = {}
+    leaves: dict[str, Any] = {}
+    for name, gradient in zip(names, gradients, strict=True):
+        x, parts = arguments[name], as_arrays(gradient)
+        if name in plain:
+            arrays[name], leaves[name] = x, gradient if x.ndim else parts
+        elif gradient is not None or alone:
+            arrays |= floating_in(name, x)
+            parts = floating_in(name, parts + 0j if is_array(x) and is_floating(parts) else parts)
+            if not parts.keys() == floating_in(name, x).keys():
+                got = ", ".join(parts) or type(gradient).__name__
+                raise GradientError(f"gradient of {name}: expected {', '.join(floating_in(name, x))}, got {got}")
+            leaves |= parts
+    for name, x in arrays.items():
+        gradient = leaves[name]
         if not hasattr(gradient, "dtype"):
             raise GradientError(f"gradient of {name}: expected an array, got {type(gradient).__name__}")
         if is_array(gradient) and type(gradient) is not type(x):
@@ -322,43 +340,7 @@ def named_gradients(returned: Any, arrays: Mapping[str, Array], backward: str) -
             raise GradientError(f"gradient of {name}: expected real numbers, got {gradient.dtype}: take the real part")
         if tuple(gradient.shape) != tuple(x.shape):
             raise GradientError(f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}")
-    return dict(zip(arrays, gradients, strict=True))
-
-
-def leaves_of_gradients(returned: Any, arguments: Mapping[str, Any], backward: str) -> dict[str, Array] | tuple:
-    """The gradients that `backward` returned, by the names of `floating_in`. arguments: those with floating-point
-    arrays in them, by name.
-
-    The gradient of a tuple, list or dict has its form; if it is None, or if there are gradients of the other arguments
-    alone, its arrays have none. Raises GradientError for another form.
-    """
-    plain = [name for name, x in arguments.items() if is_floating(x)]
-    if len(plain) == len(arguments):
-        return as_tuple(returned)
-    alone = len(arguments) == 1 and not (isinstance(returned, tuple) and len(returned) == 1)
-    gradients = (returned,) if alone else as_tuple(returned)
-    if len(gradients) != len(arguments):
-        gradients = tuple(g for g in gradients if g is not None)
-    names = plain if len(gradients) == len(plain) else list(arguments)
-    if len(gradients) != len(names):
-        raise GradientError(
-            f"{backward} returned {len(gradients)} gradient(s) for {len(names)} argument(s) with floating-point arrays"
-            f": {', '.join(names)}"
-        )
-    leaves: dict[str, Array] = {}
-    for name, gradient in zip(names, gradients, strict=True):
-        if name in plain:
-            leaves[name] = gradient
-        elif gradient is not None or len(arguments) == 1:
-            expected = floating_in(name, arguments[name])
-            parts = as_arrays(gradient)
-            if is_array(arguments[name]) and is_floating(parts):
-                parts = parts + 0j
-            if floating_in(name, parts).keys() != expected.keys():
-                got = ", ".join(floating_in(name, parts)) or type(gradient).__name__
-                raise GradientError(f"gradient of {name}: expected {', '.join(expected)}, got {got}")
-            leaves |= floating_in(name, parts)
-    return leaves
+    return {name: leaves[name] for name in arrays}
 
 
 def labelled(name: str, arrays: Iterable[Any]) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from .contracts import (
     is_array,
     is_floating,
     labelled,
-    leaves_of_gradients,
     mapped,
     named_gradients,
     rebuilt,
@@ -165,14 +164,12 @@ class CheckedRun:
 
     def _gradients(self, returned: Any, backward: str, changed: Mapping[str, Array]) -> dict[str, Array]:
         args = self.arguments(changed)[0] if changed else self.args
-        top = {n: x for n, x in zip(self.names, args, strict=True) if floating_in(n, x)}
-        leaves, floating = leaves_of_gradients(returned, top, backward), self._floating(args)
-        if isinstance(leaves, dict):
-            self.unchecked = [name for name in floating if name not in leaves]
-            floating = {name: x for name, x in floating.items() if name in leaves}
-            self.floating = {name: x for name, x in self.floating.items() if name in leaves}
-            leaves = tuple(leaves[name] for name in floating)
-        return named_gradients(leaves, floating, backward)
+        arguments = {n: x for n, x in zip(self.names, args, strict=True) if floating_in(n, x)}
+        gradients = named_gradients(returned, arguments, backward)
+        if gradients.keys() != self.floating.keys():
+            self.unchecked = [name for name in self.floating if name not in gradients]
+            self.floating = {name: x for name, x in self.floating.items() if name in gradients}
+        return gradients
 
 
 class PairRun(CheckedRun):
