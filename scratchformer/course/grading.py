@@ -31,6 +31,7 @@ from ..rng import Key
 from ..shell.reading import expect_file
 from ..shell.text import apart
 from ..testing import GradientError, check_gradients
+from ..testing.contracts import HOUSE
 from ..testing.diagnosis import paragraph, without_diagnosis
 from ..testing.mutate.mutants import mutants
 from .exercise import LEFT, Exercise, blanks_left
@@ -347,6 +348,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return Key(seed).fold("exercise").generator().standard_normal(shape)
 
 
+RULES = dict.fromkeys(HOUSE, True) | {"layouts": False, "empty": False}
 FLOAT32 = """
 The check repeats everything in float32, and every result must stay float32. NumPy gives float64 when booleans or
 integers are divided, for np.sqrt of an integer, and for np.zeros or np.eye without a dtype."""
@@ -366,7 +368,7 @@ def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], 
 def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:
     """`check_gradients`, for a student's pair. It need not work for empty arrays, or in every layout."""
     try:
-        check_gradients(op, op_backward, *args, layouts=False, **options)
+        check_gradients(op, op_backward, *args, rules=RULES, **options)
     except GradientError as error:
         if "inputs are float32" not in str(error):
             raise
