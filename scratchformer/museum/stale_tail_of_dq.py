@@ -19,7 +19,7 @@ from .parts import attend_backward, probabilities
 SOURCE = "Dao-AILab/flash-attention 2896"
 OPERATION = "attention"
 ARGUMENTS = ("B T D", "B S D", "B S D")
-NAMED = ""
+NAMED = "right except at index"
 
 
 def forward(q, k, v):
