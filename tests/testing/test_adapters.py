@@ -103,7 +103,7 @@ CONTRACT = {
     "past autograd": ("forward writes to x", lambda x, dy: 2 * slope(x, dy), lambda x: x.data.mul_(2) ** 3),
     "backward in place": ("backward writes to x", lambda x, dy: x.pow_(2).mul_(3) * dy, None),
     "dy": ("backward writes to dy", lambda x, dy: dy.mul_(3 * x**2), None),
-    "shared": ("so dy is not used", lambda x, dy: x.view_as(x), None),
+    "shared": ("it does not depend on dy", lambda x, dy: x.view_as(x), None),
     "noise": ("differs between two runs", lambda x, dy: slope(x, dy) * x.new_empty(1).normal_(), None),
     "layout": ("with dy broadcast from one number", lambda x, dy: slope(x, dy.as_strided(x.shape, (3, 1))), None),
     "clipped": ("backward is not linear in dy", lambda x, dy: slope(x, dy.clamp(-10, 10)), None),
