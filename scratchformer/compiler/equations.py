@@ -32,6 +32,7 @@ class Definition(NamedTuple):
     bindings: tuple[tuple[str, Node], ...]  # of its "with" clause
     line: int  # of the docstring
     text: str  # of the whole equation
+    left: Node  # as it is written, with n and a short name
 
     def spelled(self) -> str:
         """The text of the equation in the form that is computed."""
@@ -149,7 +150,7 @@ def definitions_of(
             continue
         letters = tuple(index[1] for i, index in enumerate(indices) if i or index[1].rstrip("'") != "n")
         here = known if right else partial
-        here[name] = Definition(name, letters, node, equation.bindings, item.line, normal(item.text))
+        here[name] = Definition(name, letters, node, equation.bindings, item.line, normal(item.text), left)
     result = Definitions(called, {}, {}, aliases, tuple(trees))
     for into, definitions in ((result.known, known), (result.partial, partial)):
         for name, definition in definitions.items():
