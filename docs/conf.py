@@ -25,6 +25,7 @@ extensions = [
     "operations",
     "layers",
     "live",
+    "living",
 ]
 exclude_patterns = ["README.md", "_build"]
 

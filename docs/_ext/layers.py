@@ -1,4 +1,4 @@
-"""A page for each layer and model, the training step in numbers, and the API reference, written before the build."""
+"""A page for each layer and model, and the API reference, written before the build."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from docstrings import MODULES, directive, heading, prose, table
 from layer_pictures import layer_picture
-from one_step import one_step_page
 from operations import OPERATIONS, calls, joined, layers, write_page
 from sphinx.application import Sphinx
 
@@ -76,7 +75,6 @@ def write(app: Sphinx) -> None:
             write_page(folder / "layers" / f"{name}.md", page(module, name))
     for name in (*MODULES, "dispatch"):
         write_page(folder / "api" / f"{name}.rst", reference(name))
-    write_page(folder / "one_step.md", one_step_page(lambda name: f"{{doc}}`{name} <operations/{name}>`"))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -42,7 +42,7 @@ from scratchformer.dispatch import reference_only
 from scratchformer.nn import Layer, Param
 from scratchformer.notation import Equation, NotationError, parse
 from scratchformer.optim.adam import adam_step
-from scratchformer.notation.grammar import Node, canonical, walk
+from scratchformer.notation.grammar import Node, canonical, rebuilt, walk
 from scratchformer.notation.layout import normal
 from scratchformer.notation.page import equation_as_json
 
@@ -108,8 +108,7 @@ class StepPlan:
         self.calls: list[dict[str, Any]] = []
         self.environments: dict[int, dict[str, Any]] = {}  # by the id of a forward call
         self.gradients: dict[int, Place] = {}
-        self.parameters: dict[int, str] = {}
-        self.seen: set[tuple[int, str]] = set()
+        self.labelled: set[str] = set()  # the layers of which a call has their name
         for name, p in model.named_parameters().items():
             here = self.buffer(name, p.data, axes=[""] * p.data.ndim, layer=name.rpartition(".")[0], role="parameter")
             gradient = self.buffer(f"d{name}", p.grad, axes=[""] * p.data.ndim, layer="", role="gradient")
@@ -158,7 +157,9 @@ class StepPlan:
                 return self.backward(call, source)
             except CompileError as error:
                 if not call.calls:
-                    raise TypeError(f"{call.name}: it cannot be compiled, and calls nothing that can: {error}") from error
+                    raise TypeError(
+                        f"{call.name}: it cannot be compiled, and calls nothing that can: {error}"
+                    ) from error
         elif not call.calls and not is_identity(call):
             raise TypeError(f"{call.name}: expected a derivation of {call.kind}, whose own code computes arrays")
         for below in call.calls:
@@ -208,15 +209,23 @@ class StepPlan:
                 "function": function,
                 "phase": phase,
                 "operation": source.name,
-                "label": label_of(call, above),
+                "label": self.label(call, layer),
                 "layers": [each.name for each in above if each.layer is not None],
                 "inputs": {name: as_json(place) for name, place in inputs.items()},
+                "shapes": {name: list(arguments[name].shape) for name in inputs},
                 "numbers": numbers,
                 "sizes": sizes,
                 "computed": made,
                 "output": made[output],
             }
         )
+
+    def label(self, call: TracedCall, layer: TracedCall) -> str:
+        """The last name of the layer, for its first call; for the others, and without a name, that of the operation."""
+        if layer.name == layer.kind or layer.name in self.labelled:
+            return call.kind
+        self.labelled.add(layer.name)
+        return layer.name.rpartition(".")[2]
 
     def backward(self, call: TracedCall, source: Source) -> None:
         before = self.environments[id(call)]
@@ -236,7 +245,10 @@ class StepPlan:
         by_name = dict(zip(results, returned, strict=False))
         adds = {}
         for name, of in program.computed.items():
-            shape = [*(before["lead"] if of[:1] == ("n",) else ()), *(sizes[axis.upper()] for axis in of if axis != "n")]
+            shape = [
+                *(before["lead"] if of[:1] == ("n",) else ()),
+                *(sizes[axis.upper()] for axis in of if axis != "n"),
+            ]
             letters = [*([""] * len(before["lead"]) if of[:1] == ("n",) else []), *(axis for axis in of if axis != "n")]
             parameter = self.parameter(arguments.get(name[1:])) if name in results else None
             actual = by_name.get(name) if parameter is None else None
@@ -259,12 +271,27 @@ class StepPlan:
                 "operation": source.name,
                 "forward": before["number"],
                 "inputs": {name: as_json(place) for name, place in inputs.items()},
+                "shapes": {name: list(dy[1].shape) for name in inputs},
                 "numbers": {} if inputs else {gradient: float(dy[1])},
                 "sizes": sizes,
                 "computed": made,
                 "adds": adds,
             }
         )
+
+    def pass_on(self) -> None:
+        """Where only one call takes an array, and takes all of it in order, the gradient of that input is the array's."""
+        takers: dict[int, list[tuple[int, str, Any]]] = {}
+        for number, call in enumerate(self.calls):
+            for name, (buffer, positions) in call["inputs"].items() if call["phase"] == "forward" else ():
+                takers.setdefault(buffer, []).append((number, name, positions))
+        for call in self.calls:
+            (number, name, positions), *others = (
+                takers.get(call["output"], [(None, "", None)]) if "output" in call else [(None, "", None)]
+            )
+            backward = next((each for each in self.calls if number is not None and each.get("forward") == number), None)
+            if backward is not None and not others and positions is None and f"d{name}" in backward["computed"]:
+                self.gradients.setdefault(call["output"], Place(backward["computed"][f"d{name}"], None))
 
     def axes(self, environment: dict[str, Any], name: str) -> tuple[str, ...]:
         """The axes of an array that a call has, n for all leading axes together."""
@@ -283,7 +310,9 @@ class StepPlan:
         if place is not None:
             return place
         if x.dtype.kind == "f":
-            raise TypeError(f"{call.name}: expected {name} from a call of the trace, got an array that none has computed")
+            raise TypeError(
+                f"{call.name}: expected {name} from a call of the trace, got an array that none has computed"
+            )
         number = self.buffer(name, x.astype(float), axes=[""] * x.ndim, layer="", role="constant")
         self.buffers[number]["data"] = x.astype(float).ravel().tolist()
         return Place(number, None)
@@ -346,14 +375,6 @@ def gradients_of(source: Source, arguments: Mapping[str, Any]) -> list[str]:
     """The gradients that a backward returns, in order: of the arguments that are arrays of floating-point numbers."""
     names = [f"d{name}" for name, x in arguments.items() if is_array(x) and x.dtype.kind == "f"]
     return [name for name in names if name in {*source.definitions.known, *source.definitions.partial}]
-
-
-def label_of(call: TracedCall, above: tuple[TracedCall, ...]) -> str:
-    """The last name of the layer, for its first call; for the others, and without a name, that of the operation."""
-    layer = call if call.layer is not None else next((each for each in reversed(above) if each.layer is not None), call)
-    if layer.name == layer.kind or next((below for below in layer.calls), call) not in (call, *above):
-        return call.kind
-    return layer.name.rpartition(".")[2]
 
 
 def letters_of(definitions: Definitions, name: str, rank: int) -> tuple[str, ...]:
@@ -424,6 +445,7 @@ def plan_of(model: Layer, *batch: np.ndarray, **names: str) -> tuple[dict[str, A
             inputs[name] = plan.buffer(name, x, axes=[""] * x.ndim, layer="", role="input")
     plan.record(traced, "forward")
     plan.record(traced.backward, "backward")
+    plan.pass_on()
     loss = plan.calls[[i for i, call in enumerate(plan.calls) if call["phase"] == "forward"][-1]]["output"]
     return {
         "functions": [function_json(function) for function in plan.made],
@@ -445,7 +467,7 @@ def function_json(function: Function) -> dict[str, Any]:
         "operation": source.name,
         "source": program.source,
         "computed": program.computed,
-        "equations": {name: equation_json(source, source.definitions.known[name]) for name in program.computed},
+        "equations": {name: equation_json(function, source.definitions.known[name]) for name in program.computed},
         "aliases": aliases(source, program.used),
     }
 
@@ -457,9 +479,18 @@ def aliases(source: Source, used: tuple[str, ...]) -> dict[str, str]:
     return {name: long for name, long in both.items() if long in used}
 
 
-def equation_json(source: Source, definition: Definition) -> dict[str, Any]:
+def equation_json(function: Function, definition: Definition) -> dict[str, Any]:
     """The equation that is computed, as a tree and typeset, with the place of its derivation."""
-    equation = Equation((definition.left, definition.node), ("=",), definition.bindings)
+    source = function.source
+    absent = {name for name, x in function.options.items() if x is None}
+
+    def present(node: Node) -> Node:
+        """A node without a term for an argument that is None, such as a bias."""
+        if node[0] == "name" and node[1] in absent:
+            return ("num", 0.0, "0")
+        return node[1] if node[0] == "+" and node[2][:2] == ("num", 0.0) else node
+
+    equation = Equation((definition.left, rebuilt(definition.node, present)), ("=",), definition.bindings)
     page = f"operations/{source.name}" if source.is_operation else f"layers/{source.name}"
     return {
         "tree": equation_as_json(equation),

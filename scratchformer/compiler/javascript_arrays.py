@@ -339,4 +339,3 @@ def base(letter: str) -> str:
 def variable(letter: str) -> str:
     """s' is s1."""
     return base(letter) + (str(len(letter) - len(base(letter))) if letter.endswith("'") else "")
-
