@@ -1,4 +1,4 @@
-"""A living training step: `.. living::` puts a small model into the page, which runs it from the plan of its own trace."""
+"""A living training step: `.. living::` puts a small model into the page, which runs it from the plan of its trace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STYLES = ("live/live.css", "living/living.css")
 
 
 def make_model() -> LanguageModel:
-    """The tutorial's generator, in float64 and with weights of three decimals, so that they can be written in the page."""
+    """The tutorial's generator, in float64, with weights of few decimals, so that they can be written in the page."""
     model = LanguageModel(**SIZES, key=Key(SEED)).to(dtype=np.float64)
     for p in model.parameters():
         p.data[...] = np.round(p.data, DECIMALS)

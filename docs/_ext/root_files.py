@@ -12,7 +12,7 @@ HERE = "<!-- the file -->\n"  # where it comes in a page that begins with someth
 
 
 def read(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Put the file before the text of its page, or at its place in it, and lead every link to one of these files to its page."""
+    """Put the file before the text of its page, or at its place in it, and lead links to these files to their pages."""
     text = source[0]
     if docname in PAGES:
         path = Path(app.srcdir).parent / PAGES[docname]

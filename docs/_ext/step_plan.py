@@ -8,18 +8,18 @@
 - `gradients`: for a buffer, the buffer that holds its gradient
 
 A call's input is a buffer, or some of the numbers of one: where the model's own code reshapes, transposes or slices an
-array between two operations, the plan says which number of the input comes from which number of the buffer. This is read
-from the addresses of the numbers in memory or, where the model has made a copy, from the numbers themselves.
+array between two operations, the plan says which number of the input comes from which number of the buffer. This is
+read from the addresses of the numbers in memory or, where the model has made a copy, from the numbers themselves.
 
-Nothing here knows a model. An operation is a call of the plan if its derivation compiles, otherwise the operations that it
-calls are; so is a layer that calls no operation and has a derivation.
+Nothing here knows a model. An operation is a call of the plan if its derivation compiles, otherwise the operations that
+it calls are; so is a layer that calls no operation and has a derivation.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from itertools import permutations
 from typing import Any, NamedTuple
@@ -41,10 +41,10 @@ from scratchformer.compiler.javascript_code import javascript_source
 from scratchformer.dispatch import reference_only
 from scratchformer.nn import Layer, Param
 from scratchformer.notation import Equation, NotationError, parse
-from scratchformer.optim.adam import adam_step
 from scratchformer.notation.grammar import Node, canonical, rebuilt, walk
 from scratchformer.notation.layout import normal
 from scratchformer.notation.page import equation_as_json
+from scratchformer.optim.adam import adam_step
 
 NAMES = {entry.name: entry.names for entry in entries_of("operations")}  # what derivations use besides their arguments
 
@@ -84,6 +84,19 @@ class Place(NamedTuple):
     positions: tuple[int, ...] | None
 
 
+class Environment(NamedTuple):
+    """What a forward call has, for its backward. axes: of every array by letters, and of the output's gradient."""
+
+    number: int  # of the call
+    source: Source
+    arguments: dict[str, Any]
+    axes: dict[str, tuple[str, ...]]
+    options: dict[str, Any]
+    sizes: dict[str, int]
+    lead: tuple[int, ...]  # the sizes of the axes that n stands for
+    buffers: dict[str, int]
+
+
 class Function(NamedTuple):
     """A program, and what it was made from."""
 
@@ -106,7 +119,7 @@ class StepPlan:
         self.functions: dict[tuple, int] = {}
         self.made: list[Function] = []
         self.calls: list[dict[str, Any]] = []
-        self.environments: dict[int, dict[str, Any]] = {}  # by the id of a forward call
+        self.environments: dict[int, Environment] = {}  # by the ids of a forward call and of its backward
         self.gradients: dict[int, Place] = {}
         self.labelled: set[str] = set()  # the layers of which a call has their name
         for name, p in model.named_parameters().items():
@@ -150,69 +163,58 @@ class StepPlan:
     def record(self, call: TracedCall, phase: str, above: tuple[TracedCall, ...] = ()) -> None:
         """Add a call of the trace: as one call of the plan, or else the calls that it makes."""
         source = source_of(call)
-        if source is not None and (call.phase == "forward" or id(call) in self.environments):
+        if call.phase == "backward" and id(call) in self.environments:
+            return self.backward(call)
+        if source is not None and call.phase == "forward":
             try:
-                if call.phase == "forward":
-                    return self.forward(call, source, phase, above)
-                return self.backward(call, source)
+                return self.forward(call, source, phase, above)
             except CompileError as error:
                 if not call.calls:
-                    raise TypeError(
-                        f"{call.name}: it cannot be compiled, and calls nothing that can: {error}"
-                    ) from error
+                    raise TypeError(f"{call.name}: expected a derivation that compiles: {error}") from error
         elif not call.calls and not is_identity(call):
             raise TypeError(f"{call.name}: expected a derivation of {call.kind}, whose own code computes arrays")
         for below in call.calls:
             self.record(below, phase, (*above, call))
 
     def forward(self, call: TracedCall, source: Source, phase: str, above: tuple[TracedCall, ...]) -> None:
-        arguments = arguments_of(call, source)
-        axes = {name: letters_of(source.definitions, name, x.ndim) for name, x in arguments.items() if is_array(x)}
+        arguments, output = arguments_of(call, source), output_of(call)
+        arrays = {name: x for name, x in arguments.items() if is_array(x)}
+        axes = {name: letters_of(source.definitions, name, x.ndim) for name, x in arrays.items()}
         numbers = {name: float(x) for name, x in arguments.items() if is_number(x)}
         options = {name: x for name, x in arguments.items() if x is None or isinstance(x, str | bool)}
-        output = output_of(call)
         results = [output, *(name for name in source.kept if name in source.definitions.known)]
         given = {**axes, **dict.fromkeys(numbers, ())}
         function, program = self.function(source, "", results, given, options)
+        there = {**given, **program.computed}
+        there[f"d{output}"] = there[output]
         if call.backward is not None:  # both must compile
-            there = {**given, **program.computed, f"d{output}": {**given, **program.computed}[output]}
             self.function(source, "_backward", gradients_of(source, arguments), there, options)
-        inputs = {name: self.input(name, arguments[name], call) for name in axes}
-        lead = next((arguments[name].shape[: arguments[name].ndim - len(of) + 1] for name, of in axes.items()
-                     if of[:1] == ("n",)), ())  # fmt: skip
+        inputs = {name: self.input(name, x, call) for name, x in arrays.items()}
+        rows = [x.shape[: x.ndim - len(axes[name]) + 1] for name, x in arrays.items() if axes[name][:1] == ("n",)]
+        lead = rows[0] if rows else ()
         sizes = {"N": math.prod(lead)}
-        for name, of in axes.items():
-            shape = arguments[name].shape[arguments[name].ndim - len(of) :]
-            sizes |= {letter.upper(): size for letter, size in zip(of, shape, strict=True) if letter != "n"}
+        for name, x in arrays.items():
+            of = zip(reversed(axes[name]), reversed(x.shape), strict=False)
+            sizes |= {letter.upper(): size for letter, size in of if letter != "n"}
         sizes = spread(sizes, program)
         layer = next((each for each in reversed((*above, call)) if each.layer is not None), call)
-        environment = {"source": source, "given": given, "options": options, "sizes": sizes, "lead": lead}
-        environment |= {"buffers": {name: place.buffer for name, place in inputs.items()}, "arguments": arguments}
-        environment["number"] = len(self.calls)
-        number = len(self.calls)
-        made = {}
+        number, made = len(self.calls), {}
         for name, of in program.computed.items():
-            shape = [*(lead if of[:1] == ("n",) else ()), *(sizes[axis.upper()] for axis in of if axis != "n")]
-            letters = [*([""] * len(lead) if of[:1] == ("n",) else []), *(axis for axis in of if axis != "n")]
-            options_ = {"axes": letters, "layer": layer.name, "call": number, "role": "kept" * (name in results)}
-            if name == output:
-                made[name] = self.buffer(name, np.asarray(call.output), **{**options_, "role": "output"})
-            else:
-                made[name] = self.buffer(name, np.empty(0), **options_)
-                self.buffers[made[name]]["shape"] = shape
-        environment["buffers"] |= made
-        self.environments[id(call)] = environment
-        if call.backward is not None:
-            self.environments[id(call.backward)] = environment
+            role = "output" if name == output else "kept" * (name in results)
+            made[name] = self.result(
+                name, call.output if name == output else None, of, sizes, lead, layer=layer.name, call=number, role=role
+            )
+        buffers = {name: place.buffer for name, place in inputs.items()} | made
+        environment = Environment(number, source, arguments, there, options, sizes, lead, buffers)
+        self.environments[id(call)] = self.environments[id(call.backward)] = environment
         self.calls.append(
             {
                 "function": function,
                 "phase": phase,
                 "operation": source.name,
                 "label": self.label(call, layer),
-                "layers": [each.name for each in above if each.layer is not None],
                 "inputs": {name: as_json(place) for name, place in inputs.items()},
-                "shapes": {name: list(arguments[name].shape) for name in inputs},
+                "shapes": {name: list(x.shape) for name, x in arrays.items()},
                 "numbers": numbers,
                 "sizes": sizes,
                 "computed": made,
@@ -227,78 +229,67 @@ class StepPlan:
         self.labelled.add(layer.name)
         return layer.name.rpartition(".")[2]
 
-    def backward(self, call: TracedCall, source: Source) -> None:
+    def backward(self, call: TracedCall) -> None:
         before = self.environments[id(call)]
-        dy, arguments = next(iter(call.arguments.items())), before["arguments"]
-        gradient = canonical(dy[0])
-        given = {**before["given"], gradient: self.axes(before, gradient[1:])}
-        given |= {name: self.axes(before, name) for name in before["buffers"]}
-        results = gradients_of(source, arguments)
-        function, program = self.function(source, "_backward", results, given, before["options"])
-        sizes = spread(before["sizes"], program, {name: given[name[1:]] for name in results})
-        number, made, inputs = len(self.calls), {}, {}
-        if is_array(dy[1]):
-            inputs[gradient] = self.input(gradient, dy[1], call)
-            before["buffers"][gradient] = inputs[gradient].buffer
-            self.gradients.setdefault(before["buffers"][gradient[1:]], inputs[gradient])
+        source, arguments, buffers = before.source, before.arguments, before.buffers
+        (given, dy), *_ = call.arguments.items()
+        results, gradient = gradients_of(source, arguments), canonical(given)
+        function, program = self.function(source, "_backward", results, before.axes, before.options)
+        sizes = spread(before.sizes, program, {name: before.axes[name[1:]] for name in results})
+        inputs = {gradient: self.input(gradient, dy, call)} if is_array(dy) else {}
+        for place in inputs.values():
+            self.gradients.setdefault(buffers[gradient[1:]], place)
         returned = call.returned if isinstance(call.returned, tuple) else (call.returned,)
-        by_name = dict(zip(results, returned, strict=False))
-        adds = {}
+        actual = dict(zip(results, returned, strict=False))
+        made, adds = {}, {}
         for name, of in program.computed.items():
-            shape = [
-                *(before["lead"] if of[:1] == ("n",) else ()),
-                *(sizes[axis.upper()] for axis in of if axis != "n"),
-            ]
-            letters = [*([""] * len(before["lead"]) if of[:1] == ("n",) else []), *(axis for axis in of if axis != "n")]
             parameter = self.parameter(arguments.get(name[1:])) if name in results else None
-            actual = by_name.get(name) if parameter is None else None
-            if actual is not None and actual.size != math.prod(shape):
-                raise TypeError(f"{call.name}: expected {name} of the shape {shape}, got {actual.shape}")
-            made[name] = self.buffer(
-                name, np.empty(0) if actual is None else actual, axes=letters, layer="", call=number, role="gradient"
-            )
-            self.buffers[made[name]]["shape"] = shape
+            x = None if parameter else actual.get(name)
+            made[name] = self.result(name, x, of, sizes, before.lead, layer="", call=len(self.calls), role="gradient")
             if parameter is not None:
-                gradient_of = self.gradients[parameter.buffer]
-                adds[name] = as_json(Place(gradient_of.buffer, parameter.positions))
-            if (of_array := before["buffers"].get(name[1:])) is not None and name not in results:
-                self.gradients.setdefault(of_array, Place(made[name], None))
-        before["buffers"] |= made
+                adds[name] = as_json(Place(self.gradients[parameter.buffer].buffer, parameter.positions))
+            if name not in results and name[1:] in buffers:
+                self.gradients.setdefault(buffers[name[1:]], Place(made[name], None))
         self.calls.append(
             {
                 "function": function,
                 "phase": "backward",
                 "operation": source.name,
-                "forward": before["number"],
+                "forward": before.number,
                 "inputs": {name: as_json(place) for name, place in inputs.items()},
-                "shapes": {name: list(dy[1].shape) for name in inputs},
-                "numbers": {} if inputs else {gradient: float(dy[1])},
+                "shapes": {name: list(dy.shape) for name in inputs},
+                "numbers": {} if inputs else {gradient: float(dy)},
                 "sizes": sizes,
                 "computed": made,
                 "adds": adds,
             }
         )
 
-    def pass_on(self) -> None:
-        """Where only one call takes an array, and takes all of it in order, the gradient of that input is the array's."""
-        takers: dict[int, list[tuple[int, str, Any]]] = {}
-        for number, call in enumerate(self.calls):
-            for name, (buffer, positions) in call["inputs"].items() if call["phase"] == "forward" else ():
-                takers.setdefault(buffer, []).append((number, name, positions))
-        for call in self.calls:
-            (number, name, positions), *others = (
-                takers.get(call["output"], [(None, "", None)]) if "output" in call else [(None, "", None)]
-            )
-            backward = next((each for each in self.calls if number is not None and each.get("forward") == number), None)
-            if backward is not None and not others and positions is None and f"d{name}" in backward["computed"]:
-                self.gradients.setdefault(call["output"], Place(backward["computed"][f"d{name}"], None))
+    def result(
+        self, name: str, x: Any, axes: tuple[str, ...], sizes: Mapping[str, int], lead: tuple[int, ...], **options: Any
+    ) -> int:
+        """The buffer of an array that a call computes. x: the array of the trace, None if it has none."""
+        rows = axes[:1] == ("n",)
+        shape = [*(lead if rows else ()), *(sizes[axis.upper()] for axis in axes[rows:])]
+        if x is not None and np.size(x) != math.prod(shape):
+            raise TypeError(f"{options['layer']}: expected {name} of the shape {shape}, got {np.shape(x)}")
+        letters = [*([""] * len(lead) if rows else []), *axes[rows:]]
+        number = self.buffer(name, np.empty(0) if x is None else x, axes=letters, **options)
+        self.buffers[number]["shape"] = shape
+        return number
 
-    def axes(self, environment: dict[str, Any], name: str) -> tuple[str, ...]:
-        """The axes of an array that a call has, n for all leading axes together."""
-        if name in environment["given"]:
-            return environment["given"][name]
-        call = self.calls[environment["number"]]
-        return self.made[call["function"]].program.computed[name]
+    def pass_on(self) -> None:
+        """Where only one call takes a result, and all of it in order, the gradient of this input is the result's."""
+        forward = [call for call in self.calls if call["phase"] == "forward"]
+        inputs = [(call, name, *place) for call in forward for name, place in call["inputs"].items()]
+        backward = {each["forward"]: each["computed"] for each in self.calls if "forward" in each}
+        for result in [call["output"] for call in forward]:
+            takers = [each for each in inputs if each[2] == result]
+            if len(takers) == 1 and takers[0][3] is None:
+                call, name, *_ = takers[0]
+                gradient = backward.get(self.calls.index(call), {}).get(f"d{name}")
+                if gradient is not None:
+                    self.gradients.setdefault(result, Place(gradient, None))
 
     def parameter(self, x: Any) -> Place | None:
         """Where an argument is among the parameters."""
@@ -310,9 +301,7 @@ class StepPlan:
         if place is not None:
             return place
         if x.dtype.kind == "f":
-            raise TypeError(
-                f"{call.name}: expected {name} from a call of the trace, got an array that none has computed"
-            )
+            raise TypeError(f"{call.name}: expected {name} from a call of the trace, got an array that is from none")
         number = self.buffer(name, x.astype(float), axes=[""] * x.ndim, layer="", role="constant")
         self.buffers[number]["data"] = x.astype(float).ravel().tolist()
         return Place(number, None)
@@ -348,7 +337,7 @@ def is_identity(call: TracedCall) -> bool:
 
 
 def arguments_of(call: TracedCall, source: Source) -> dict[str, Any]:
-    """What the equations take as given in a forward call: arguments, parameters of a layer, and what follows from them."""
+    """What the equations take as given in a forward call: arguments, parameters, and what follows from them."""
     arguments = {name: x for name, x in call.arguments.items() if name != "__class__"}
     if call.layer is not None:
         arguments |= {name: p.data for name, p in vars(call.layer).items() if isinstance(p, Param)}
@@ -434,7 +423,7 @@ def addresses(x: np.ndarray) -> list[int]:
     return start.ravel().tolist()
 
 
-def plan_of(model: Layer, *batch: np.ndarray, **names: str) -> tuple[dict[str, Any], StepPlan]:
+def plan_of(model: Layer, *batch: np.ndarray) -> tuple[dict[str, Any], StepPlan]:
     """The plan of the step on a batch, as JSON, and what it was made from. The model's numbers must be in float64."""
     plan = StepPlan(model)
     inputs = {}

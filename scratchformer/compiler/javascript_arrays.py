@@ -1,8 +1,8 @@
 """A derivation as source in JavaScript in which each name is an array, computed by loops of its own.
 
-The plans of `plan` fuse a whole operation into passes over a row, which products of matrices do not fit. Here nothing is
-fused: every equation becomes a nest of loops over the indices on its left, with a loop inside for each sum on its right. So
-products can be compiled, and every name of the derivation has numbers that a page can show.
+The plans of `plan` fuse a whole operation into passes over a row, which products of matrices do not fit. Here nothing
+is fused: every equation becomes a nest of loops over the indices on its left, with a loop inside for each sum on its
+right. So products can be compiled, and every name of the derivation has numbers that a page can show.
 
 A sum that does not depend on the innermost loops is computed outside them.
 """
@@ -34,9 +34,10 @@ ADDS = {
 
 
 class ArrayProgram(NamedTuple):
-    """source: of a function that takes one object, with the arrays as `$name`, numbers among them, and the sizes of axes as
-    capital letters (N: all rows). used: the names that it reads or fills. computed: the axes of each array that it fills,
-    in order. sizes: the axes it asks for. same: pairs of letters of axes of the same size.
+    """A function in JavaScript that takes one object: arrays and numbers as `$name`, sizes as capitals (N: all rows).
+
+    used: the names that it reads or fills. computed: the axes of each array that it fills, in order. sizes: the axes
+    that it asks for. same: pairs of letters of axes of the same size.
     """
 
     source: str
@@ -55,8 +56,8 @@ def array_program(
 ) -> ArrayProgram:
     """The program that computes `results`.
 
-    given: the axes of what is there before, () for a number. options: arguments that decide cases; None stands for 0 where
-    an array could be. Raises CompileError for what has no loops.
+    given: the axes of what is there before, () for a number. options: arguments that decide cases; None stands for 0
+    where an array could be. Raises CompileError for what has no loops.
     """
     return ArrayPrinter(definitions, given, options).program(name, results)
 
@@ -143,7 +144,7 @@ class ArrayPrinter:
 
     def decided(self, node: Node) -> Node:
         """The case that the options choose, or the node itself."""
-        rest = []
+        rest = list[tuple[Node, Any]]()
         for value, conditions in node[1]:
             known = [self.decide(condition) for condition in conditions]
             if all(answer is True for answer in known):
@@ -283,7 +284,7 @@ class Nest:
         return " && ".join(texts)
 
     def over(self, node: Node) -> str:
-        """The variable of a sum. Its lines are put inside the sum around it, or else as far outside as its letters allow."""
+        """The variable of a sum. Its lines are put inside the sum around it, or else as far outside as they can be."""
         _, function, letters, body, *rest = node
         if function not in STARTS:
             raise self.printer.fail(f"{function} has no loops here")

@@ -1,4 +1,4 @@
-"""The living training step: its numbers are NumPy's, its gradients are right, and a reader can do what the page says."""
+"""The living training step: its numbers are NumPy's, its gradients are right, and readers can do what it says."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +29,10 @@ class Page:
         self.browser = browser
         files = "".join(f'<script src="{living.STATIC / file}" defer></script>' for file in living.FILES)
         styles = "".join(f'<link rel="stylesheet" href="{living.STATIC / file}">' for file in living.STYLES)
-        head = (
-            '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        )
+        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>living</title>'
+        head += f'<meta name="viewport" content="width=device-width">{styles}{files}'
         path = folder / "living.html"
-        path.write_text(
-            f"{head}<title>living</title>{styles}{files}<main>{living.living_html()}</main>", encoding="utf-8"
-        )
+        path.write_text(f"{head}<main>{living.living_html()}</main>", encoding="utf-8")
         self.address = path.as_uri()
 
     def open(self) -> None:
@@ -123,10 +120,11 @@ def test_the_terms_of_every_array_add_up(page: Page) -> None:
         "  const total = page.explained.querySelector('b[data-value]');"
         "  if (!total) return page.plan.buffers[grid.buffer].role === 'parameter' ? null : `${grid.title}: no terms`;"
         "  const value = Number(total.dataset.value);"
-        "  const terms = [...page.explained.querySelectorAll('.live-outer > [data-value]')].map((x) => Number(x.dataset.value));"
-        "  const sum = terms.reduce((a, b) => a + b, 0);"
+        "  const terms = [...page.explained.querySelectorAll('.live-outer > [data-value]')];"
+        "  const sum = terms.reduce((a, term) => a + Number(term.dataset.value), 0);"
         "  const near = (a, b) => Math.abs(a - b) <= 1e-9 * Math.max(1, Math.abs(b));"
-        "  return near(value, grid.value(page.step, i)) && near(sum, value) ? null : `${grid.title} ${i}: ${value}, ${sum}`;"
+        "  const right = near(value, grid.value(page.step, i)) && near(sum, value);"
+        "  return right ? null : `${grid.title} ${i}: ${value}, ${sum}`;"
         "})).filter(Boolean)"
     )
     assert not wrong
@@ -203,9 +201,8 @@ def test_a_planted_mistake_changes_its_gradient_only(page: Page) -> None:
     mistakes = page.run("return page.plan.mistakes")
     assert {"linear", "attention", "layernorm", "cross_entropy"} <= {mistake["operation"] for mistake in mistakes}
     for number, mistake in enumerate(mistakes):
-        page.run(
-            "page.mistake.selectedIndex = arguments[0] + 1; page.mistake.dispatchEvent(new Event('change'))", number
-        )
+        choose = "page.mistake.selectedIndex = arguments[0] + 1; page.mistake.dispatchEvent(new Event('change'))"
+        page.run(choose, number)
         same = page.run("return page.step.g.every((x, i) => Math.abs(x - page.wrong.g[i]) < 1e-12)")
         said = page.find(".living-verdict")[0].text
         assert ("still the same" in said) == same, mistake["title"]
