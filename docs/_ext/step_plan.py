@@ -177,7 +177,7 @@ class StepPlan:
             self.record(below, phase, (*above, call))
 
     def forward(self, call: TracedCall, source: Source, phase: str, above: tuple[TracedCall, ...]) -> None:
-        arguments, output = arguments_of(call, source), output_of(call)
+        (arguments, more), output = arguments_of(call, source), output_of(call)
         arrays = {name: x for name, x in arguments.items() if is_array(x)}
         axes = {name: letters_of(source.definitions, name, x.ndim) for name, x in arrays.items()}
         numbers = {name: float(x) for name, x in arguments.items() if is_number(x)}
@@ -189,13 +189,14 @@ class StepPlan:
         there[f"d{output}"] = there[output]
         if call.backward is not None:  # both must compile
             self.function(source, "_backward", gradients_of(source, arguments), there, options)
-        inputs = {name: self.input(name, x, call) for name, x in arrays.items()}
+        inputs = {name: self.input(name, x, call, name in more) for name, x in arrays.items()}
         rows = [x.shape[: x.ndim - len(axes[name]) + 1] for name, x in arrays.items() if axes[name][:1] == ("n",)]
         lead = rows[0] if rows else ()
         sizes = {"N": math.prod(lead)}
-        for name, x in arrays.items():
-            of = zip(reversed(axes[name]), reversed(x.shape), strict=False)
-            sizes |= {letter.upper(): size for letter, size in of if letter != "n"}
+        for name, x in {output: np.asarray(call.output), **arrays}.items():
+            for letter, size in zip(reversed(there[name]), reversed(x.shape), strict=False):
+                if letter != "n" and sizes.setdefault(letter.upper(), size) != size:
+                    raise CompileError(f"{call.name}: {letter} has the sizes {sizes[letter.upper()]} and {size}")
         sizes = spread(sizes, program)
         layer = next((each for each in reversed((*above, call)) if each.layer is not None), call)
         number, made = len(self.calls), {}
@@ -291,16 +292,31 @@ class StepPlan:
                 if gradient is not None:
                     self.gradients.setdefault(result, Place(gradient, None))
 
+    def json(self, inputs: dict[str, int], loss: int) -> dict[str, Any]:
+        """The plan. inputs: the buffers of the batch, by name. loss: that of the loss."""
+        return {
+            "functions": [function_json(function) for function in self.made],
+            "mistakes": mistakes_json(self),
+            "buffers": self.buffers,
+            "calls": self.calls,
+            "gradients": {buffer: as_json(place) for buffer, place in self.gradients.items()},
+            "parameters": [i for i, each in enumerate(self.buffers) if each["role"] == "parameter"],
+            "inputs": inputs,
+            "loss": loss,
+            "optimizer": javascript_source(Derivation(adam_step.reference, None).compile().forward),
+        }
+
     def parameter(self, x: Any) -> Place | None:
         """Where an argument is among the parameters."""
         place = self.place(x) if is_array(x) else None
         return place if place is not None and self.buffers[place.buffer]["role"] == "parameter" else None
 
-    def input(self, name: str, x: np.ndarray, call: TracedCall) -> Place:
+    def input(self, name: str, x: np.ndarray, call: TracedCall, constant: bool = False) -> Place:
+        """Where an input is. constant: whether it may be from no call, such as a mask."""
         place = self.place(x)
         if place is not None:
             return place
-        if x.dtype.kind == "f":
+        if not constant:
             raise TypeError(f"{call.name}: expected {name} from a call of the trace, got an array that is from none")
         number = self.buffer(name, x.astype(float), axes=[""] * x.ndim, layer="", role="constant")
         self.buffers[number]["data"] = x.astype(float).ravel().tolist()
@@ -336,19 +352,20 @@ def is_identity(call: TracedCall) -> bool:
     return any(call.output is x for x in call.arguments.values())
 
 
-def arguments_of(call: TracedCall, source: Source) -> dict[str, Any]:
-    """What the equations take as given in a forward call: arguments, parameters, and what follows from them."""
+def arguments_of(call: TracedCall, source: Source) -> tuple[dict[str, Any], set[str]]:
+    """What the equations take as given in a forward call: arguments, parameters, and what follows from the arguments;
+    and the names of the latter, such as a mask.
+    """
     arguments = {name: x for name, x in call.arguments.items() if name != "__class__"}
     if call.layer is not None:
         arguments |= {name: p.data for name, p in vars(call.layer).items() if isinstance(p, Param)}
-        return {canonical(name): x for name, x in arguments.items()}
-    op = getattr(ops, source.name)
-    names = NAMES[source.name]
+        return {canonical(name): x for name, x in arguments.items()}, set()
+    op, names = getattr(ops, source.name), NAMES[source.name]
     taken = inspect.signature(names).parameters
     several = any(each.kind is each.VAR_POSITIONAL for each in taken.values())
     asked = names(*arguments.values()) if several else names(**{n: x for n, x in arguments.items() if n in taken})
     more = asked | ((op.given(*arguments.values()) if op.given else None) or {})
-    return {canonical(name): x for name, x in (arguments | more).items()}
+    return {canonical(name): x for name, x in (arguments | more).items()}, {*map(canonical, more)}
 
 
 def output_of(call: TracedCall) -> str:
@@ -426,27 +443,15 @@ def addresses(x: np.ndarray) -> list[int]:
 def plan_of(model: Layer, *batch: np.ndarray) -> tuple[dict[str, Any], StepPlan]:
     """The plan of the step on a batch, as JSON, and what it was made from. The model's numbers must be in float64."""
     plan = StepPlan(model)
-    inputs = {}
     with reference_only():
         traced = trace(model, *batch, loss=True)
-    for name, x in traced.arguments.items():
-        if is_array(x):
-            inputs[name] = plan.buffer(name, x, axes=[""] * x.ndim, layer="", role="input")
+    arrays = {name: x for name, x in traced.arguments.items() if is_array(x)}
+    inputs = {name: plan.buffer(name, x, axes=[""] * x.ndim, layer="", role="input") for name, x in arrays.items()}
     plan.record(traced, "forward")
     plan.record(traced.backward, "backward")
     plan.pass_on()
-    loss = plan.calls[[i for i, call in enumerate(plan.calls) if call["phase"] == "forward"][-1]]["output"]
-    return {
-        "functions": [function_json(function) for function in plan.made],
-        "mistakes": mistakes_json(plan),
-        "buffers": plan.buffers,
-        "calls": plan.calls,
-        "gradients": {buffer: as_json(place) for buffer, place in plan.gradients.items()},
-        "parameters": [i for i, each in enumerate(plan.buffers) if each["role"] == "parameter"],
-        "inputs": inputs,
-        "loss": loss,
-        "optimizer": javascript_source(Derivation(adam_step.reference, None).compile().forward),
-    }, plan
+    loss = [call["output"] for call in plan.calls if call["phase"] == "forward"][-1]
+    return plan.json(inputs, loss), plan
 
 
 def function_json(function: Function) -> dict[str, Any]:

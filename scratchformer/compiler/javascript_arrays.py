@@ -16,12 +16,12 @@ from ..notation.grammar import Node
 from ..notation.spelling import spelled
 from .equations import Definition, Definitions
 from .errors import CompileError
+from .javascript_code import HELPERS, MATH
 from .printer import ATOM, LEVELS, LOWEST, PRODUCT, SUM
 from .trees import OPERATORS, ROW
 
 __all__ = ["ArrayProgram", "array_program"]
 
-MATH = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "floor", "max", "min")
 RELATIONS = {"=": "===", "≠": "!==", "≤": "<=", "≥": ">="}
 STARTS = {"sum": "0", "mean": "0", "prod": "1", "max": "-Infinity", "min": "Infinity"}
 ADDS = {
@@ -82,7 +82,8 @@ class ArrayPrinter:
         for result in results:
             self.axes(self.definitions.resolve(result))
         taken = ", ".join([*self.sizes, *(f"${array}" for array in self.used)])
-        lines = [f"function {name}({{ {taken} }}) {{", *(f"  {line}" for line in self.body), "}"]
+        helpers = [text for helper, text in HELPERS.items() if any(f"{helper}(" in line for line in self.body)]
+        lines = [f"function {name}({{ {taken} }}) {{", *helpers, *(f"  {line}" for line in self.body), "}"]
         source = "\n".join(lines) + "\n"
         return ArrayProgram(source, tuple(self.used), self.computed, tuple(self.sizes), frozenset(self.same))
 
@@ -222,6 +223,8 @@ class Nest:
             for value, conditions in reversed(decided[1]):
                 chosen = f"({self.all(conditions)} ? {self.text(value)} : {chosen})"
             return chosen, ATOM
+        if kind == "call" and parts[0] in HELPERS:
+            return f"{parts[0]}({', '.join(map(self.text, parts[1]))})", ATOM
         if kind in ("abs", "floor") or (kind == "call" and parts[0] in MATH):
             name, arguments = (kind, parts) if kind != "call" else (parts[0], parts[1])
             return f"Math.{name}({', '.join(map(self.text, arguments))})", ATOM
