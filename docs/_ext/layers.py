@@ -10,6 +10,7 @@ from typing import Any
 
 from docstrings import MODULES, directive, heading, prose, table
 from layer_pictures import layer_picture
+from living import MODELS
 from operations import OPERATIONS, calls, joined, layers, write_page
 from sphinx.application import Sphinx
 
@@ -24,6 +25,7 @@ def page(module: Any, name: str) -> str:
     layer = getattr(module, name)
     parts = [f"# {name}", fenced("{eval-rst}", directive("autoclass", f"{module.__name__}.{name}"))]
     parts += ["## What changed", changes(name)] if changes(name) else []
+    parts += ["## A training step", fenced(f"{{living}} {name}", "")] if module is models and name in MODELS else []
     parts += ["## Forward and backward", fenced("{raw} html", layer_picture(name))]
     methods = [method for method in METHODS if method in vars(layer)]
     if methods:

@@ -1,8 +1,14 @@
-"""A living training step: `.. living::` puts a small model into the page, which runs it from the plan of its trace."""
+"""A living training step: `.. living::` puts a small model into the page, which runs it from the plan of its trace.
+
+The data of each model is a script in _static/living/models, which a page loads when its model is shown.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +18,19 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from step_plan import plan_of
 
+from scratchformer import models
 from scratchformer.models import LanguageModel
 from scratchformer.rng import Key
 
-SIZES: dict[str, Any] = dict(vocab_size=24, d_model=12, heads=2, depth=1, context=12, d_ff=24)
+SIZES: dict[str, Any] = dict(vocab_size=24, d_model=12, heads=2, context=12)
+MODELS: dict[str, tuple[str, Callable[..., LanguageModel]]] = {
+    "LanguageModel": ("the tutorial's generator", partial(models.LanguageModel, **SIZES, depth=1, d_ff=24)),
+    "four-heads": ("with four heads", partial(models.LanguageModel, **SIZES | {"heads": 4}, depth=1, d_ff=24)),
+    "two-blocks": ("with two blocks", partial(models.LanguageModel, **SIZES, depth=2, d_ff=24)),
+    "pre-norm": ("with the norms first", partial(models.LanguageModel, **SIZES, depth=1, d_ff=24, norm="pre")),
+    "GPT2": ("GPT-2", partial(models.GPT2, **SIZES, depth=1)),
+    "Llama": ("Llama", partial(models.Llama, **SIZES, depth=1, kv_heads=1, d_ff=24)),
+}
 ROWS = 6  # sequences in a batch; the first one is drawn
 ADAM = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8)
 DECIMALS = 3  # of the weights at the beginning
@@ -29,17 +44,18 @@ FILES = ("live/evaluate.js", "live/live.js", "living/step.js", "living/picture.j
 STYLES = ("live/live.css", "living/living.css")
 
 
-def make_model() -> LanguageModel:
-    """The tutorial's generator, in float64, with weights of few decimals, so that they can be written in the page."""
-    model = LanguageModel(**SIZES, key=Key(SEED)).to(dtype=np.float64)
+def make_model(name: str) -> LanguageModel:
+    """A model in float64, with weights of few decimals, so that they can be written in the page."""
+    _, make = MODELS[name]
+    model = make(key=Key(SEED)).to(dtype=np.float64)
     for p in model.parameters():
         p.data[...] = np.round(p.data, DECIMALS)
     return model
 
 
-def living_data() -> dict[str, Any]:
+def living_data(name: str) -> dict[str, Any]:
     """What the page runs: the plan of a step, the weights at the beginning, a text, and the settings."""
-    model, draw = make_model(), np.random.default_rng(SEED)
+    model, draw = make_model(name), np.random.default_rng(SEED)
     ids, targets = draw.integers(0, SIZES["vocab_size"], (2, ROWS, SIZES["context"]))
     plan, _ = plan_of(model, ids, targets)
     weights = {name: p.data.ravel().tolist() for name, p in model.named_parameters().items()}
@@ -54,20 +70,41 @@ def living_data() -> dict[str, Any]:
     }
 
 
-def living_html() -> str:
-    text = json.dumps(living_data(), ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
+def data_script(name: str) -> str:
+    """A script that gives a page the data of a model. A page that is opened as a file can load scripts, and no JSON."""
+    data = json.dumps(living_data(name), ensure_ascii=False, separators=(",", ":"))
+    return f"(globalThis.LivingModels ??= {{}})[{json.dumps(name)}] = {data};\n"
+
+
+def living_html(name: str = "LanguageModel") -> str:
+    titles = json.dumps({key: title for key, (title, _) in MODELS.items()})
     return (
-        '<section class="living" aria-label="A training step of a small transformer">\n'
-        "<noscript><p>With JavaScript, a small transformer is trained here.</p></noscript>\n"
-        f'<script type="application/json">{text}</script>\n</section>'
+        f'<section class="living" data-model="{name}" data-models="{escape(titles)}" '
+        'aria-label="A training step of a small transformer">\n'
+        "<noscript><p>With JavaScript, a small transformer is trained here.</p></noscript>\n</section>"
     )
 
 
 class LivingStep(SphinxDirective):
-    """The living training step."""
+    """The living training step of a model: `.. living:: GPT2`, by default the tutorial's generator."""
+
+    optional_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        return [nodes.raw("", living_html(), format="html")]
+        return [nodes.raw("", living_html(*self.arguments), format="html")]
+
+
+def write_models(folder: Path) -> None:
+    """Write the data of all models below a site's folder."""
+    into = folder / "_static" / "living" / "models"
+    into.mkdir(parents=True, exist_ok=True)
+    for name in MODELS:
+        (into / f"{name}.js").write_text(data_script(name), encoding="utf-8")
+
+
+def finish(app: Sphinx, exception: Exception | None) -> None:
+    if exception is None and app.builder.format == "html":
+        write_models(Path(app.outdir))
 
 
 def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
@@ -83,4 +120,5 @@ def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], do
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("living", LivingStep)
     app.connect("html-page-context", add_files)
+    app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -121,7 +121,7 @@ class StepPlan:
         self.calls: list[dict[str, Any]] = []
         self.environments: dict[int, Environment] = {}  # by the ids of a forward call and of its backward
         self.gradients: dict[int, Place] = {}
-        self.labelled: set[str] = set()  # the layers of which a call has their name
+        self.labelled: set[str] = set()  # the layers whose call has their name
         for name, p in model.named_parameters().items():
             here = self.buffer(name, p.data, axes=[""] * p.data.ndim, layer=name.rpartition(".")[0], role="parameter")
             gradient = self.buffer(f"d{name}", p.grad, axes=[""] * p.data.ndim, layer="", role="gradient")
@@ -224,8 +224,8 @@ class StepPlan:
         )
 
     def label(self, call: TracedCall, layer: TracedCall) -> str:
-        """The last name of the layer, for its first call; for the others, and without a name, that of the operation."""
-        if layer.name == layer.kind or layer.name in self.labelled:
+        """The last name of a layer that makes one call, such as "query"; else the name of the operation."""
+        if layer.name == layer.kind or layer.name in self.labelled or len(layer.calls) > 1:
             return call.kind
         self.labelled.add(layer.name)
         return layer.name.rpartition(".")[2]

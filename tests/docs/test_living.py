@@ -20,6 +20,7 @@ from step_plan import plan_of
 
 WIDTHS = (390, 820, 1440)
 STEPS = 100
+NAME = "LanguageModel"
 
 
 class Page:
@@ -32,6 +33,7 @@ class Page:
         head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>living</title>'
         head += f'<meta name="viewport" content="width=device-width">{styles}{files}'
         path = folder / "living.html"
+        living.write_models(folder)
         path.write_text(f"{head}<main>{living.living_html()}</main>", encoding="utf-8")
         self.address = path.as_uri()
 
@@ -71,7 +73,7 @@ def page(loaded: Page) -> Iterator[Page]:
 
 
 def test_every_array_of_forward_and_backward_is_numpys(page: Page) -> None:
-    _, made = plan_of(living.make_model(), *page.batch())
+    _, made = plan_of(living.make_model(NAME), *page.batch())
     arrays = page.run("return page.step.arrays.map((array) => [...array])")
     compared = 0
     for buffer, expected, found in zip(made.buffers, made.values, arrays, strict=True):
@@ -92,12 +94,12 @@ def test_every_gradient_is_a_central_difference(page: Page) -> None:
         "});"
         "return [worst, step.w.length]"
     )
-    assert count == sum(p.data.size for p in living.make_model().parameters())
+    assert count == sum(p.data.size for p in living.make_model(NAME).parameters())
     assert worst < 1e-7
 
 
 def test_a_training_run_has_the_losses_of_numpy(page: Page) -> None:
-    model = living.make_model()
+    model = living.make_model(NAME)
     adam = Adam(model.parameters(), living.ADAM["lr"], (living.ADAM["beta1"], living.ADAM["beta2"]), living.ADAM["eps"])
     expected = []
     with reference_only():
@@ -158,6 +160,21 @@ def test_it_trains_and_writes(page: Page) -> None:
     page.find(".living-main")[0].click()
     assert page.run("return page.mode") == "still"
     assert page.run("return page.sample.textContent") != before
+
+
+@pytest.mark.parametrize("name", living.MODELS)
+def test_every_model_starts_and_learns(page: Page, name: str) -> None:
+    page.run("page.replace(arguments[0])", name)
+    WebDriverWait(page.browser, 60).until(lambda _: page.run("return page.name") == name)
+    made = plan_of(living.make_model(name), *page.batch())[1]
+    arrays = page.run("return page.step.arrays.map((array) => [...array])")
+    for buffer, expected, found in zip(made.buffers, made.values, arrays, strict=True):
+        if expected.size:
+            np.testing.assert_allclose(found, expected.ravel(), 0, 1e-9, err_msg=f"{buffer['layer']}: {buffer['name']}")
+    page.run("for (const grid of page.picture.grids) page.point(grid, grid.size - 1)")
+    page.run("for (let k = 0; k < 100; k++) page.once(); page.show()")
+    assert page.run("return page.losses[0] - page.step.loss()") > 0.5
+    page.run("page.replace(arguments[0])", NAME)
 
 
 def test_a_text_of_the_reader(page: Page) -> None:

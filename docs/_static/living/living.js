@@ -1,6 +1,6 @@
 /* The page of a living training step: it plays, trains, explains numbers, and lets a known mistake be planted.
 
-   An element of class `living` holds the data (a script of type application/json): see docs/_ext/living.py. Whatever is
+   An element of class `living` names its model, whose data is a script of its own: see docs/_ext/living.py. Whatever is
    computed here is computed by step.js, from the plan, and explained by live/evaluate.js, from the same equations. */
 "use strict";
 
@@ -38,9 +38,8 @@
   }
 
   class Page {
-    constructor(root) {
-      this.root = root;
-      this.data = JSON.parse(root.querySelector("script").textContent);
+    constructor(root, name, data) {
+      Object.assign(this, { root, name, data });
       this.plan = this.data.plan;
       this.adam = { ...this.data.adam };
       this.step = new Step(this.plan, this.data.weights);
@@ -51,8 +50,9 @@
       this.read(this.data.text);
       this.build();
       this.restart();
-      const observer = new ResizeObserver(() => this.picture.connect());
-      observer.observe(this.picture.flow);
+      this.observer = new ResizeObserver(() => this.picture.connect());
+      this.observer.observe(this.picture.flow);
+      this.rest();
       this.picture.connect();
       root.classList.add("ready");
       this.still = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -78,9 +78,12 @@
       this.mistake = make("select", { "aria-label": "plant a known mistake in the backward", onchange: () => this.plant(this.mistake.selectedIndex - 1) },
         make("option", {}, "no mistake"),
         ...this.plan.mistakes.map(({ operation, title }) => make("option", {}, `${operation}: ${title[0].toLowerCase()}${title.slice(1)}`)));
+      const choices = Object.entries(JSON.parse(this.root.dataset.models))
+        .map(([key, title]) => make("option", { value: key, selected: key === this.name }, title));
+      const chosen = make("select", { "aria-label": "model", onchange: () => this.replace(chosen.value) }, ...choices);
       this.status = make("p", { class: "living-status", role: "status" });
       this.bar = make("div", { class: "living-bar" }, this.playing, once, this.training, again,
-        make("label", {}, "learning rate ", this.rate), make("label", { class: "living-mistake" }, "sabotage ", this.mistake));
+        make("label", {}, "model ", chosen), make("label", {}, "learning rate ", this.rate), make("label", { class: "living-mistake" }, "sabotage ", this.mistake));
       this.tokens = make("p", { class: "living-tokens" });
       this.curve = make("canvas", { width: 640, height: 250, role: "img", "aria-label": "the loss after each step" });
       this.probe = make("span", { hidden: true }); // computes the colours of the theme
@@ -310,6 +313,14 @@
       this.read(text);
       this.restart();
       this.train();
+    }
+
+    /** Another model in the place of this one. */
+    replace(name) {
+      this.stop();
+      this.observer.disconnect();
+      this.root.classList.remove("pinned", "planted");
+      open(this.root, name);
     }
 
     // Sabotage
@@ -620,7 +631,7 @@
         + `<p class="living-equation">${html}</p>`
         + `${wrong ? `<p class="living-wrong">A mistake is planted here. It computes ${this.planted.wrong} instead, which gives ${long(this.shown().arrays[call.computed[name]][position])}.</p>` : ""}`
         + `${listed(model, line, found.terms)}${inner.join("")}`
-        + `<p><a href="${link}">The derivation of ${call.operation}</a></p>`;
+        + `<p><a href="${content()}${link}">The derivation of ${call.operation}</a></p>`;
     }
 
     /** An equation with the arrays of a call, as live/evaluate.js takes it. */
@@ -660,18 +671,22 @@
     }
   }
 
-  function start() {
-    for (const root of document.querySelectorAll(".living:not(.ready)")) {
-      try {
-        root.page = new Page(root);
-        root.page.rest();
-      } catch (error) {
-        root.append(make("p", {}, `This could not be computed here: ${error.message}`));
-        throw error;
-      }
-    }
+  /** The way from this page to the site's root. */
+  const content = () => document.documentElement.dataset.content_root || "";
+
+  /** Shows a model, whose data is loaded first if it is not there yet. */
+  function open(root, name) {
+    const there = () => {
+      root.replaceChildren();
+      root.page = new Page(root, name, globalThis.LivingModels[name]);
+    };
+    if (globalThis.LivingModels?.[name]) return there();
+    const failed = () => root.append(make("p", {}, "The model could not be loaded."));
+    document.head.append(make("script", { src: `${content()}_static/living/models/${name}.js`, onload: there, onerror: failed }));
+    return undefined;
   }
 
+  const start = () => document.querySelectorAll(".living").forEach((root) => open(root, root.dataset.model));
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();
 })();

@@ -221,8 +221,13 @@
           const [y1, y2] = [a.top + 30, b.top + 30];
           const level = this.levels.slice(this.level.get(edge.from), this.level.get(edge.to) + 1).flat();
           const top = Math.min(...level.map((number) => box(number).top)) - 14;
-          path = edge.skips
-            ? `M${(a.left + a.right) / 2},${a.top} C${(a.left + a.right) / 2},${top} ${a.right},${top} ${a.right + 20},${top} L${b.left - 20},${top} C${b.left},${top} ${(b.left + b.right) / 2},${top} ${(b.left + b.right) / 2},${b.top}`
+          const bottom = Math.max(...level.map((number) => box(number).bottom)) + 10;
+          const [x1, x2] = [(a.left + a.right) / 2, (b.left + b.right) / 2];
+          const isLow = this.levels[this.level.get(edge.from)].indexOf(edge.from) > 0;
+          path = edge.skips && isLow
+            ? `M${x1},${a.bottom} C${x1},${bottom} ${a.right},${bottom} ${a.right + 20},${bottom} L${b.left - 20},${bottom} C${b.left},${bottom} ${x2},${bottom} ${x2},${b.bottom}`
+            : edge.skips
+            ? `M${x1},${a.top} C${x1},${top} ${a.right},${top} ${a.right + 20},${top} L${b.left - 20},${top} C${b.left},${top} ${x2},${top} ${x2},${b.top}`
             : `M${a.right},${y1} C${a.right + 12},${y1} ${b.left - 12},${y2} ${b.left},${y2}`;
         }
         lane += edge.skips ? 1 : 0;
