@@ -130,7 +130,7 @@ def train(run, replicas, optimizer, batches, reviews, every, select):
         run.log(loss=loss, norm=norm)
         if run.due(every):
             run.keep_best(score(run, replicas, reviews, "validation"))
-    print(f"best on validation: {run.load_best()}")
+    print(f"best on validation: {training.as_text(run.load_best())}")
 
 
 def main(run):

@@ -7,11 +7,12 @@ pip install 'scratchformer[units]'.
 """
 
 import math
+from pathlib import Path
 
 import numpy as np
 
 from scratchformer import Key
-from scratchformer.commands.plots import plot_images
+from scratchformer.commands.plots import subplots, written
 from scratchformer.data import DrawnBatches, Images, TextBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.generation import generate
@@ -81,6 +82,18 @@ def pictures(run, model, test):
     return rows | {"lower half generated": draw(model, upper, run.key("complete"))}
 
 
+def plot_images(rows: dict[str, np.ndarray], path: Path) -> Path:
+    """Plot a grid with a row of images (n, SIDE, SIDE) for each name."""
+    columns = max(map(len, rows.values()))
+    figure, axes = subplots(len(rows), columns, figsize=(0.55 * columns + 1.6, 0.6 * len(rows)), squeeze=False)
+    for (name, images), line in zip(rows.items(), axes, strict=True):
+        for image, cell in zip(images, line, strict=True):
+            cell.imshow(image, cmap="gray_r", vmin=0, vmax=GREYS - 1)
+            cell.set(xticks=[], yticks=[])
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    return written(figure, path, dpi=80, bbox_inches="tight")
+
+
 def main(run):
     digits = run.load(data)
     print(f"{len(digits.train.labels):,} training images")
@@ -101,7 +114,7 @@ def main(run):
     baseline = bits_of_frequencies(digits.train, digits.test)
     print(f"{bits:.4f} bits per pixel on {len(digits.test.labels)} test images, the best of {run.total} steps")
     print(f"{baseline:.4f} by each pixel's frequencies, {math.log2(GREYS):.4f} if all greys were equally likely")
-    print(plot_images(pictures(run, replicas.model, digits.test), GREYS - 1, run.out / "digits.png"))
+    print(plot_images(pictures(run, replicas.model, digits.test), run.out / "digits.png"))
 
 
 if __name__ == "__main__":

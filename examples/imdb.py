@@ -18,7 +18,7 @@ program:
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
 from scratchformer.models import Classifier
 from scratchformer.optim import AdamW, Constant, Cosine
-from scratchformer.training import VALIDATION_OPTION, evaluate_classifier, start
+from scratchformer.training import VALIDATION_OPTION, as_text, evaluate_classifier, start
 
 PRESETS = {
     "small": dict(
@@ -64,7 +64,7 @@ def main(run):
             run.log(loss=loss, norm=norm)
             if run.due(len(batches) // 2):
                 run.keep_best(score(run, replicas, reviews, "validation"))
-        print(f"best on validation: {run.load_best()}")
+        print(f"best on validation: {as_text(run.load_best())}")
         accuracy = score(run, replicas, reviews, "test")["accuracy"]
     scored, size = (len(texts.labels) for texts in (run.scored("test", reviews.test), reviews.test))
     print(f"test accuracy on {run.share(scored, size, 'reviews')}: {100 * accuracy:.2f}%")

@@ -16,7 +16,7 @@ import numpy as np
 from scratchformer.data import VALIDATION_BYTES, TextBatches, tokens_of
 from scratchformer.models import LanguageModel, Llama
 from scratchformer.optim import Cosine, Muon
-from scratchformer.records import NGrams, Recall, with_recalled
+from scratchformer.records import NGrams, Recall, searching, with_recalled
 from scratchformer.training import evaluate_language_model, load_corpus, start, write_sample
 
 PRESETS = {
@@ -75,7 +75,7 @@ def main(run):
     where = "the last 5%" if count == size else "the first " + run.share(count, size, "bytes of the last 5%")
     print(f"{corpus.name}: {bits:.4f} bits per byte on {where}, the best of {run.total} steps")
     before = np.concatenate([tokens_of(part) for part in (corpus.train, corpus.validation)])
-    write_sample(run, replicas.model, corpus, before=before)
+    write_sample(run, replicas.model, corpus, open_cache=searching(before))
 
 
 if __name__ == "__main__":

@@ -18,11 +18,13 @@ from scratchformer.records import (
     EvidenceClassifier,
     member,
     other_members,
+    predict_classes,
+    scores_of_classes,
     stack_weights,
     stacked,
     with_evidence,
 )  # fmt: skip
-from scratchformer.training import VALIDATION_OPTION, predict_classes, scores_of_classes, start
+from scratchformer.training import VALIDATION_OPTION, as_text, start
 
 PRESETS = {
     "small": dict(
@@ -103,7 +105,7 @@ def train(run, key, reviews):
             run.log(loss=loss, norm=norm)
             if run.due(len(batches) // 2):
                 run.keep_best(judge(run, predict(run, replicas, reviews, "validation"), reviews, "validation"))
-        print(f"{run.stage_name} best on validation: {run.load_best(mark=run.models > 1)}".strip())
+        print(f"{run.stage_name} best on validation: {as_text(run.load_best(mark=run.models > 1))}".strip())
         if run.stage_name in ("", f"model-{run.models}"):
             return score(run, replicas, reviews, "test")
 

@@ -72,7 +72,7 @@ def scored(run, reviews, part):
 def score(run, replicas, reviews, part):
     if run.stage_name != "pretrain":
         texts = scored(run, reviews, part)
-        return training.scores_of_classes(reviews.predict(replicas, texts, run.max_length), texts.labels)
+        return records.scores_of_classes(reviews.predict(replicas, texts, run.max_length), texts.labels)
     texts = reviews.validation.evenly(min(300, len(reviews.validation.labels)))  # enough for the language models
     tokens = joined(texts.ids, reviews.vocabulary["[SEP]"])
     context = min(run.max_length, len(tokens) - 1)
@@ -99,7 +99,7 @@ def train(run, reviews, model, batches, every):
             run.log(loss=loss, norm=norm)
             if run.due(every):
                 run.keep_best(score(run, replicas, reviews, "validation"))
-        print(f"{run.stage_name}: best on validation: {run.load_best()}", flush=True)
+        print(f"{run.stage_name}: best on validation: {training.as_text(run.load_best())}", flush=True)
         if run.stage_name == ("selftrain" if reviews.unlabelled else "finetune"):
             test, count = score(run, replicas, reviews, "test"), len(scored(run, reviews, "test").labels)
             where = run.share(count, len(reviews.test.labels), "reviews")

@@ -27,7 +27,7 @@ from scratchformer.records import (
     translate_together,
     with_neighbours,
 )  # fmt: skip
-from scratchformer.training import evaluate_translation, start
+from scratchformer.training import as_text, evaluate_translation, start
 
 SMALL = dict(
     source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, norm="pre",
@@ -121,7 +121,7 @@ def train(run, key, corpus):
             run.log(loss=loss, norm=norm)
             if run.due(epoch):
                 run.keep_best(loss_of(run, replicas, corpus))
-        print(f"{run.stage_name} best on validation: {run.load_best(mark=True)}".strip())
+        print(f"{run.stage_name} best on validation: {as_text(run.load_best(mark=True))}".strip())
     return translator
 
 

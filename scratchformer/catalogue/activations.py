@@ -78,7 +78,6 @@ ENTRIES = [
         wrong="dx_i = dy_i [y_i ≥ 0]",
         code="dx = dy * (y >= 0)",
     ),
-    OperationEntry("squared_relu").case("", normal("B T F")),
     OperationEntry(
         "gelu", names=lambda x, approximate="none": {"none": 0.0, "approximate": float(approximate != "none")}
     )

@@ -83,9 +83,6 @@ ENTRIES = [
     .derivation("", lora),
     Entry("LayerNorm").case("", lambda d: on(nn.LayerNorm(d.C), d("B T C"))),
     Entry("TokenEmbedding").case("", lambda d: on(nn.TokenEmbedding(d.V, d.C), d.integers("B T", d.V))),
-    Entry("EmbeddingBag")
-    .case("", lambda d: on(nn.EmbeddingBag(d.V, d.C), d.integers("B T I", d.V)))
-    .derivation("", lambda d: derived(d, nn.EmbeddingBag(d.V, d.C), d.integers("B T K", d.V))),
     Entry("TiedOutput")
     .case("", lambda d: on(nn.TiedOutput(nn.TokenEmbedding(d.V, d.C)), d("B T C")))
     .case("bias", lambda d: on(nn.TiedOutput(nn.TokenEmbedding(d.V, d.C), bias=True), d("B T C")))

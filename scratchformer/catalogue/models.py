@@ -10,7 +10,6 @@ import numpy as np
 
 from .. import models, nn, ops
 from ..notation.run import getdoc
-from ..ops.cross_entropy import IGNORED
 from ..rng import Key
 from ..testing.draw import Draw, Sizes
 from .blocks import memory
@@ -124,32 +123,6 @@ def bert_pretraining(d: Sizes) -> DerivationCase:
     return DerivationCase(forward, backward, (targets, unrelated), {"x": model.body(ids)}, options, docstring)
 
 
-def predictor(d: Sizes, smoothing: float = 0.0) -> DerivationCase:
-    """A language model's loss, with some targets ignored; with smoothing, that of an encoder and decoder."""
-    d.sizes |= {"H": 2, "C": 6}
-    ids, targets = d.integers("B T", d.V), d.integers("B T", d.V)
-    targets[0, 0] = IGNORED
-    model: Any
-    inputs: tuple
-    if smoothing:
-        model = models.EncoderDecoder(d.V, d.C, d.H, 1, d.F, dropout=0.0, label_smoothing=smoothing)
-        inputs = (ids, np.full(d.B, d.T), ids)
-        forward = partial(model.loss, *inputs, key=d.key)
-    else:
-        model = models.LanguageModel(d.V, d.C, d.H, 1, d.T)
-        inputs = (ids,)
-        forward = partial(model.loss, ids)
-    prepared(d, model)
-
-    @shows(model.loss)
-    def loss(targets: np.ndarray) -> tuple[np.ndarray, tuple]:
-        return forward(targets)
-
-    names = {"logits": model.forward(*inputs)[0], "epsilon": smoothing}
-    kind = models.predictor.Predictor  # whose backward a model may write again
-    return DerivationCase(loss, kind.loss_backward.__get__(model), (targets,), names, {}, getdoc(kind))
-
-
 ENTRIES = [
     Entry("LanguageModel")
     .case("post", partial(language_model, dropout=0.2))
@@ -207,8 +180,8 @@ ENTRIES = [
         "Only the first vector is read, so the others get no gradient.",
         file="models/bert_heads.py",
         replace={
-            "cache.dense)\n        return dx\n\n\nclass Masked": (
-                "cache.dense)\n        dx[...] = dx[:, :1]\n        return dx\n\n\nclass Masked"
+            "cache.dense)\n        return dx\n\n\nMaskedPredictionCache": (
+                "cache.dense)\n        dx[...] = dx[:, :1]\n        return dx\n\n\nMaskedPredictionCache"
             )
         },
         tests="tests/models/test_bert.py",
@@ -218,5 +191,4 @@ ENTRIES = [
     .case("", lambda d: bert(d, models.BertPretraining, depth=2, places=True))
     .derivation("", bert_pretraining),
     Entry("BertClassifier").case("", lambda d: bert(d, models.BertClassifier, d.K, depth=1)),
-    Entry("Predictor").derivation("", predictor).derivation("smoothing", partial(predictor, smoothing=0.1)),
 ]

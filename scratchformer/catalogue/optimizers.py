@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from .. import ops, optim
-from ..compiler.fusion import joined
-from ..compiler.in_place import FUSED
 from ..nn import Param
 from ..notation.run import getdoc
 from ..ops.rounding import round_into
-from ..optim import adam as adam_module
+from ..optim.adam import adam_step
 from ..optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
 from ..optim.optimizer import Optimizer, scale
 from ..optim.sgd import sgd_step
 from ..parallel.precision import MAX_SCALE, LossScale
+from ..records import DynamicRMS
 from ..testing.draw import Sizes
 from .derived import shows
 from .entry import DerivationCase, Entry
@@ -82,13 +81,7 @@ def in_place(op: Callable, *args: Any) -> DerivationCase:
     names = dict(zip(signature(op).parameters, args, strict=True))
     before = {f"{name}0": x.copy() for name, x in names.items() if np.ndim(x)}
     op(*args)
-    docstring = joined(f"{op.__name__}: its parts.", FUSED[op]) if op in FUSED else getdoc(op)
-    return case(op, docstring, names | before)
-
-
-def adam_step(d: Sizes, op: Callable, *between: Any) -> DerivationCase:
-    """between: the arguments between the arrays of the optimizer and its numbers."""
-    return in_place(op, d("F"), d("F"), d("F"), d("F") ** 2, *between, 0.01, 0.9, 0.99, 1e-3, 3, 0.1)
+    return case(op, getdoc(op), names | before)
 
 
 def sgd(d: Sizes) -> DerivationCase:
@@ -128,7 +121,7 @@ def newton_schulz(d: Sizes) -> DerivationCase:
 def dynamic(d: Sizes) -> DerivationCase:
     """Gradients of several training batches, one parameter's so large that its pull is limited to 1, then steps."""
     params = [Param(d("I J"), "w"), Param(d("K"), "b")]
-    made = optim.DynamicRMS(params, lr=0.1, decay=0.3, eps=0.1 * d.scale)
+    made = DynamicRMS(params, lr=0.1, decay=0.3, eps=0.1 * d.scale)
     observed = d.scale * d.generator.standard_normal((4, made.start.size))
     observed[:, 0] *= 10 * made.start.size
     layout = made.together[0].flat
@@ -144,7 +137,7 @@ def dynamic(d: Sizes) -> DerivationCase:
         theta.append(layout.data.copy())
         gradients.append(layout.grad.copy())
     names = {"θ": np.array(theta), "G": np.array(gradients), "g": observed, "lr": rates, "λ": 0.3, "eps": made.eps}
-    return case(made.update, getdoc(optim.DynamicRMS), names)
+    return case(made.update, getdoc(DynamicRMS), names)
 
 
 def clipping(d: Sizes) -> DerivationCase:
@@ -222,9 +215,9 @@ ENTRIES = [
         tests="tests/optim",
     ),
     Entry("AdamW").derivation("", partial(adam, optimizer=optim.AdamW, decay="weight_decay")),
-    Entry("adam_step").derivation("", lambda d: adam_step(d, adam_module.adam_step)),
-    Entry("clip_adam").derivation("", lambda d: adam_step(d, adam_module.clip_adam, 0.3)),
-    Entry("clip_adam_round").derivation("", lambda d: adam_step(d, adam_module.clip_adam_round, np.zeros(d.F), 0.3)),
+    Entry("adam_step").derivation(
+        "", lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3, 0.1)
+    ),
     Entry("sgd_step").derivation("", lambda d: in_place(sgd_step, d("F"), d("F"), d("F"), 0.01, 0.9, 0.1)),
     Entry("nesterov").derivation("", lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9)),
     Entry("move").derivation("", lambda d: in_place(move, d("F"), d("F"), 0.3, 0.1)),

@@ -6,8 +6,10 @@ from functools import partial
 from typing import Any
 
 from .. import models, records
+from ..records.embeddings import EmbeddingBag
 from ..rng import Key
 from ..testing.draw import Draw
+from .derived import derived
 from .entry import Entry, LayerCase, on
 from .mistake import Mistake
 
@@ -38,6 +40,9 @@ def bidirectional_classifier(d: Draw) -> LayerCase:
 
 
 ENTRIES = [
+    Entry("EmbeddingBag")
+    .case("", lambda d: on(EmbeddingBag(d.V, d.C), d.integers("B T I", d.V)))
+    .derivation("", lambda d: derived(d, EmbeddingBag(d.V, d.C), d.integers("B T K", d.V))),
     Entry("LanguageModel with recall").case("", recalling_model),
     Entry("EvidenceClassifier")
     .case("mean", partial(evidence_classifier, dropout=0.2))

@@ -316,7 +316,6 @@ def find_pair(name: str) -> tuple[Any, Any]:
 
 def generate(args: argparse.Namespace) -> None:
     from ..generation import printable, stream_text
-    from ..generation.cache import column_reader
     from ..rng import Key
     from ..training.readers import load_writer
 
@@ -325,8 +324,10 @@ def generate(args: argparse.Namespace) -> None:
     model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens, program_of(args))
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
-    if column_reader(model) is not None:
-        options["before"] = text_before(args)
+    if getattr(getattr(model, "body", None), "column_reader", None) is not None:
+        from ..records.recall import in_text_of
+
+        options["open_cache"] = in_text_of(Path(args.run_folder), args.program)
     texts = stream_text(placed(model, args), prompt, args.tokens, vocabulary, **options)
     first = next(texts, "")  # first, so that a bad option prints its error alone
     for text in chain([prompt.decode("utf-8", "replace"), first], texts):
@@ -339,29 +340,6 @@ def program_of(args: argparse.Namespace) -> Any:
     from ..training.snapshot import load_file
 
     return None if args.program is None else load_file(args.program)
-
-
-def text_before(args: argparse.Namespace) -> Any:
-    """The tokens of a run's text, for a model that looks up earlier ones; None, with a note, if they cannot be read."""
-    import numpy as np
-
-    from ..data.batching import tokens_of
-    from ..parallel.ranks import Ranks
-    from ..training.snapshot import best_snapshot, load_snapshot
-    from ..training.start import find_program, open_run
-
-    run = Path(args.run_folder)
-    run = run if run.is_dir() else run.parent  # of a snapshot
-    try:
-        program = find_program(run, args.program)
-        with Ranks.find() as ranks:
-            opened = open_run(run, program, "cpu", None, ranks)
-            corpus = opened.load(program["data"])
-            opened.expect_same_data(load_snapshot(best_snapshot(args.run_folder), earlier=True))
-            return np.concatenate([tokens_of(part) for part in (corpus.train, corpus.validation)])
-    except (ValueError, OSError) as error:
-        print(one_line(f"matches are searched only in the text that is written: {error}"), file=sys.stderr)
-        return None
 
 
 def translate(args: argparse.Namespace) -> None:
@@ -404,9 +382,9 @@ def evaluate(args: argparse.Namespace) -> None:
     from functools import partial
 
     from ..parallel.ranks import Ranks
-    from ..training import score_dynamically
+    from ..records import score_dynamically
     from ..training.settings import read_settings
-    from ..training.start import find_program, open_run, scores
+    from ..training.start import find_program, open_run, score_lines
 
     run, dynamic = Path(args.run_folder), dynamic_settings(args)
     with Ranks.find() as ranks:
@@ -415,7 +393,7 @@ def evaluate(args: argparse.Namespace) -> None:
         program = find_program(run, args.program)
         opened = open_run(run, program, args.device, args.data, ranks)
         also = None if dynamic is None else partial(score_dynamically, **dynamic)
-        for line in scores(opened, program, args.part, also):
+        for line in score_lines(opened, program, args.part, also):
             print(line)
 
 

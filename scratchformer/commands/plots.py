@@ -329,18 +329,6 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
     return written(figure, path, dpi=130)
 
 
-def plot_images(rows: Mapping[str, np.ndarray], black: float, path: Path) -> Path:
-    """Plot a grid with a row of grey images (n, height, width) for each name; pixels go from 0 (white) to `black`."""
-    columns = max(map(len, rows.values()))
-    figure, axes = subplots(len(rows), columns, figsize=(0.55 * columns + 1.6, 0.6 * len(rows)), squeeze=False)
-    for (name, images), line in zip(rows.items(), axes, strict=True):
-        for image, cell in zip(images, line, strict=True):
-            cell.imshow(image, cmap="gray_r", vmin=0, vmax=black)
-            cell.set(xticks=[], yticks=[])
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-    return written(figure, path, dpi=80, bbox_inches="tight")
-
-
 def plot_positions(model: Any, path: Path) -> Path:
     """Plot the model's position encodings as a heat map, and the cosine similarity of each pair. For relative positions
     these are encodings of distances.

@@ -6,12 +6,11 @@ A derivation goes through these modules, from the text to loops that run:
 - `trees` turns each form into what a loop computes for one element.
 - `plan` arranges these elements in passes over a row. Its heading says what a plan is. `axes` changes the axes of a
   plan, and `derivation` makes the plans of a forward and its backward.
-- `numba_code`, `cuda_code`, `numpy_code` and `javascript_code` print a plan as source. `text` is what they share.
+- `numba_code`, `cuda_code`, `numpy_code` and `javascript_code` print a plan as source. `printer` is what they share.
 - `numba_target`, `cuda_target` and `numpy_target` run the source on arrays. `twins` calls the loops in place of an
   operation, and `in_place` does so for operations that change arrays in place, such as the step of an optimizer.
 
-`pairs` compiles a user's functions, and `show` prints the loops for a reader. `fusion` makes one operation of several
-that change arrays in place.
+`pairs` compiles a user's functions, and `show` prints the loops for a reader.
 """
 
 from __future__ import annotations

@@ -30,13 +30,10 @@ class Plans(NamedTuple):
 class Derivation:
     """The equations of an operation, and its plans for each set of options.
 
-    gives: names that the equations take as given besides the arguments, see `dispatch.operation`. docstring: where the
-    equations are, if not in that of op.
+    gives: names that the equations take as given besides the arguments, see `dispatch.operation`.
     """
 
-    def __init__(
-        self, op: Callable, op_backward: Callable | None, gives: Sequence[str] = (), docstring: str | None = None
-    ) -> None:
+    def __init__(self, op: Callable, op_backward: Callable | None, gives: Sequence[str] = ()) -> None:
         self.op, self.signature, self.gives = op, inspect.signature(op), gives
         self.arguments = {canonical(name): name for name in self.signature.parameters}
         self.fields: tuple[str, ...] = ()
@@ -49,7 +46,7 @@ class Derivation:
             self.gradient, self.output = canonical(gradient), canonical(gradient.removeprefix("d"))
         self.has_backward = op_backward is not None
         wanted = [*self.arguments, *(self.fields if self.has_backward else map(before, self.arguments))]
-        self.definitions = definitions_of(op, op_backward, wanted, docstring)
+        self.definitions = definitions_of(op, op_backward, wanted)
         arrays = arrays_of(self.definitions, wanted)
         self.arrays = {a.name: a._replace(kind="bits") if a.name in bits else a for a in arrays}
         sides = [node for _, side in self.definitions.sides for node in walk(side) if node[0] in ("cases", "bracket")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -10,36 +10,23 @@ import numpy as np
 
 from ..dispatch import Operation
 from ..ops.rounding import round_into
-from ..optim.adam import adam_step, clip_adam, clip_adam_round
+from ..optim.adam import adam_step
 from ..optim.muon import move, nesterov
 from ..optim.optimizer import scale
 from ..optim.sgd import sgd_step
-from .derivation import Derivation, before
+from .derivation import before
 from .errors import CompileError
-from .fusion import Part, joined
 from .twins import CompiledTwin, Shape, Target, evaluate, is_number
 
-__all__ = ["FUSED", "IN_PLACE", "add_in_place"]
+__all__ = ["IN_PLACE", "add_in_place"]
 
-CLIPPED: Part = (scale, {"x": "g", "x0": "grad"})  # g is no argument of the fused operation, so it is not stored
-FUSED: Mapping[Any, Sequence[Part]] = {
-    clip_adam: (CLIPPED, (adam_step, {})),
-    clip_adam_round: (CLIPPED, (adam_step, {}), (round_into, {"x": "w", "out": "half"})),
-}
-IN_PLACE = (adam_step, sgd_step, nesterov, move, round_into, scale, *FUSED)
+IN_PLACE = (adam_step, sgd_step, nesterov, move, round_into, scale)
 
 
 def add_in_place(op: Any, target: Target) -> None:
-    """Register the twin of an operation that changes arrays in place for the arrays of a target. One that is in `FUSED`
-    has the equations of its parts.
-    """
+    """Register the twin of an operation that changes arrays in place for the arrays of a target."""
     twin = InPlace(op, target)
     op.add_twin(target.kind, twin.fits, twin.forward, fast=True)
-
-
-def derivation_of(op: Any) -> Derivation:
-    """The derivation of an operation in `IN_PLACE`."""
-    return Derivation(op.reference, None, docstring=joined("", FUSED[op]) if op in FUSED else None)
 
 
 class InPlace(CompiledTwin):
@@ -51,10 +38,6 @@ class InPlace(CompiledTwin):
     def __init__(self, op: Operation, target: Target) -> None:
         super().__init__(op, None, target)
         self.prepared = lru_cache(64)(self.prepare)  # for each learning rate
-
-    @cached_property
-    def derivation(self) -> Derivation:
-        return derivation_of(self.op)
 
     @cached_property
     def places(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

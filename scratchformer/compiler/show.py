@@ -8,8 +8,6 @@ from ..notation.grammar import walk
 from ..notation.spelling import name as spelled_name
 from .cuda_code import cuda_source
 from .derivation import Derivation
-from .in_place import IN_PLACE
-from .in_place import derivation_of as in_place
 from .javascript_code import javascript_source
 from .numba_code import numba_source
 from .numpy_code import numpy_source
@@ -30,12 +28,8 @@ def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterato
     op, op_backward: functions, decorated or not. Raises CompileError for what cannot be compiled.
     """
     print_plan, _ = PRINTERS[target]
-    if op_backward is None and op in IN_PLACE:
-        derivation = in_place(op)
-    else:
-        backward = getattr(op_backward, "reference", op_backward)
-        derivation = Derivation(getattr(op, "reference", op), backward, getattr(op, "gives", ()))
-    pair = derivation.compile()
+    backward = getattr(op_backward, "reference", op_backward)
+    pair = Derivation(getattr(op, "reference", op), backward, getattr(op, "gives", ())).compile()
     for plan in (pair.forward, pair.backward):
         if plan is not None:
             yield plan, print_plan(plan)

@@ -28,9 +28,9 @@ from ..notation.spelling import spelled
 from ..notation.walk import Walk
 from ..rng import Key
 from ..shell.reading import expect_file
-from ..shell.text import apart
 from ..testing import GradientError, check_gradients
 from ..testing.diagnosis import without_diagnosis
+from ..testing.layouts import apart
 from .exercise import LEFT, Exercise, blanks_left
 from .shortcuts import Shortcut, expect_formula, expect_no_shortcut
 

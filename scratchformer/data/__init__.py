@@ -16,7 +16,7 @@ from .batching import (
     windows,
 )
 from .digits import Digits, Images, load_digits
-from .download import DataError, NoConnection, fetch, verify
+from .download import DataError, NoConnection, fetch
 from .enwik8 import (
     STANDARD_LIBRARY,
     VALIDATION_BYTES,
@@ -78,6 +78,5 @@ __all__ = [
     "single_texts",
     "tokenize",
     "tokens_of",
-    "verify",
     "windows",
 ]

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..shell.files import cache_dir
 from ..shell.reading import DataError, expect_file
-from ..shell.text import shown
 
 
 class NoConnection(DataError):
@@ -42,25 +40,6 @@ def fetch(url: str, checksum: str, filename: str) -> Path:
             f"download of {url} to {folder} failed: {_reason(error, url, checksum)}; to use a local copy: --data PATH"
         ) from error
     return Path(file)
-
-
-def verify(path: str | os.PathLike[str], checksum: str) -> Path:
-    """`path` as a Path if the file has this `checksum`, "md5:..." or "sha256:..."; otherwise raises DataError."""
-    import pooch
-
-    algorithm, _, expected = checksum.lower().partition(":")
-    if algorithm not in ("md5", "sha256"):
-        raise ValueError(f'checksum: expected "md5:..." or "sha256:...", got {shown(checksum)}')
-    expect_file(path, max_bytes=math.inf)
-    try:
-        actual = pooch.file_hash(str(path), alg=algorithm)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
-    if actual != expected:
-        raise DataError(
-            f"{path}: expected {algorithm} {expected}, got {actual}; the file is damaged or a different one"
-        )
-    return Path(path)
 
 
 def _reason(error: Exception, url: str, checksum: str) -> str:

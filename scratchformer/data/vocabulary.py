@@ -132,24 +132,14 @@ class Vocabulary:
             unfinished.write_bytes("".join(f"{word}\n" for word in self.words).encode())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], fingerprint: str | None = None) -> Vocabulary:
-        """The vocabulary that `save` wrote to `path`.
-
-        Raises DataError if the file is missing or damaged, or if `fingerprint` is given and the words do not have it:
-        only this shows that a file was truncated at the end of a line.
-        """
+    def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
+        """The vocabulary that `save` wrote to `path`. Raises DataError if the file is missing or damaged."""
         lines = read_text(path, max_bytes=MAX_VOCABULARY).split("\n")
         if lines.pop() != "":
             raise DataError(f"{path} is damaged: its last line is cut short")
         if tuple(lines[: len(SPECIALS)]) != SPECIALS:
             raise DataError(f"{path} is damaged: it does not begin with {' and '.join(SPECIALS)}")
         try:
-            vocabulary = cls(lines[len(SPECIALS) :])
+            return cls(lines[len(SPECIALS) :])
         except ValueError as error:
             raise DataError(f"{path} is damaged: {error}") from error
-        if fingerprint is not None and vocabulary.fingerprint != fingerprint:
-            raise DataError(
-                f"{path}: expected fingerprint {fingerprint[:12]}, "
-                f"got {vocabulary.fingerprint[:12]} ({len(vocabulary)} words); it is damaged or a different one"
-            )
-        return vocabulary

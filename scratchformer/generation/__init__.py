@@ -1,6 +1,6 @@
 """Generation of text: sampling, beam search, and the key-value caches."""
 
-from .beam import Hypothesis, beam_search, n_best
+from .beam import Hypothesis, beam_search
 from .bleu import bleu
 from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
 from .generate import generate, printable, stream_text
@@ -16,7 +16,6 @@ __all__ = [
     "bleu",
     "cache_for",
     "generate",
-    "n_best",
     "printable",
     "probabilities",
     "sample",

@@ -47,43 +47,9 @@ def beam_search(
     length_penalty: float = 0.6,
     longer: int = LONGER,
 ) -> list[Hypothesis]:
-    """For each source, the translation with the highest score that the search can reach: the first one of `n_best`."""
+    """For each source, the translation with the highest score that the search can reach: see `search`."""
     options = (source, lengths, begin, end, beam, length_penalty, longer)
     return [hypotheses[0] for hypotheses in search(partial(DecoderCache, model), *options, wanted=1)]
-
-
-@fast()
-def n_best(
-    model: EncoderDecoder,
-    source: np.ndarray,
-    lengths: np.ndarray,
-    begin: int,
-    end: int,
-    beam: int = 4,
-    length_penalty: float = 0.6,
-    longer: int = LONGER,
-) -> list[list[Hypothesis]]:
-    """For each source, the K best translations that the search can reach, the one with the highest score first.
-
-    There are fewer than K if no more can be reached, but at least one. The ids are in the order in which the model
-    writes. source: (B, S), lengths: (B,), see `EncoderDecoder.forward`. beam: K, the number of hypotheses kept for each
-    source. At each step every hypothesis is extended by every token, and the K most likely results that do not end are
-    kept. K = 1 is greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α,
-    where |y| includes `end`: log p falls with every token, so without the division short translations would win.
-    length_penalty: α ≥ 0. longer: how many more tokens than its source a translation may have; at this limit hypotheses
-    are scored as they are. begin, end: two of the model's V tokens. Raises ValueError for an option out of range, and
-    if there is no source.
-
-    The search for a source stops when no open hypothesis can become one of the K best any more. Let an open hypothesis
-    have log p = s after n tokens. When it finishes, it has N tokens, n < N ≤ limit, and log p ≤ s ≤ 0, since no
-    probability is above 1. As α ≥ 0, lp never decreases, so its score is at most s/lp(N) ≤ s/lp(limit). For α = 0 this
-    is s. The search is over when the K-th best score is at least s/lp(limit) for the largest s. So the results are
-    those of a search that never stops early. `beam_search` stops when this holds for the best score.
-
-    Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
-    """
-    options = (source, lengths, begin, end, beam, length_penalty, longer)
-    return search(partial(DecoderCache, model), *options, wanted=beam)
 
 
 def search(
@@ -97,9 +63,25 @@ def search(
     longer: int,
     wanted: int,
 ) -> list[list[Hypothesis]]:
-    """`n_best`, but only the best `wanted` of the K translations of each source.
+    """For each source, the `wanted` best of the K translations that the search can reach, the highest score first.
 
-    open_cache: returns a `DecoderCache`, or what behaves like one; called with its arguments but the model.
+    There are fewer if no more can be reached, but at least one. The ids are in the order in which the model writes.
+    open_cache: returns a `DecoderCache`, or what behaves like one; called with its arguments but the model. source: (B,
+    S), lengths: (B,), see `EncoderDecoder.forward`. beam: K, the number of hypotheses kept for each source. At each
+    step every hypothesis is extended by every token, and the K most likely results that do not end are kept. K = 1 is
+    greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α, where |y| includes
+    `end`: log p falls with every token, so without the division short translations would win. length_penalty: α ≥ 0.
+    longer: how many more tokens than its source a translation may have; at this limit hypotheses are scored as they
+    are. begin, end: two of the model's V tokens. Raises ValueError for an option out of range, and if there is no
+    source.
+
+    The search for a source stops when no open hypothesis can become one of the `wanted` best any more. Let an open
+    hypothesis have log p = s after n tokens. When it finishes, it has N tokens, n < N ≤ limit, and log p ≤ s ≤ 0, since
+    no probability is above 1. As α ≥ 0, lp never decreases, so its score is at most s/lp(N) ≤ s/lp(limit). For α = 0
+    this is s. The search is over when the worst of the `wanted` best scores is at least s/lp(limit) for the largest s.
+    So the results are those of a search that never stops early.
+
+    Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
     """
     expect_options(beam, longer, length_penalty)
     expect_at_least(0, begin=begin, end=end)
@@ -194,7 +176,7 @@ def penalty(n: int, length_penalty: float) -> float:
 def done(finished: list[Hypothesis], scores: np.ndarray, wanted: int, limit: int, length_penalty: float) -> bool:
     """Whether none of the open hypotheses of a source, with log p (K,), can become one of its `wanted` best.
 
-    finished: the best first. See `n_best` for the bound.
+    finished: the best first. See `search` for the bound.
     """
     reached = finished[wanted - 1].score if len(finished) >= wanted else -np.inf
     return bool(reached >= scores.max() / penalty(limit, length_penalty))

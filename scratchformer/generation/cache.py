@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,9 +14,7 @@ from ..checks import (
     expect_array,
     expect_ids,
     expect_instance,
-    expect_integers,
     expect_positive,
-    expect_shape,
 )
 from ..models import EncoderDecoder, TransformerXL
 from ..models.encoder_decoder import expect_tokens
@@ -38,11 +35,6 @@ def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> No
     expect_ids("ids", ids, vocab_size)
 
 
-def column_reader(model: Any) -> Any:
-    """The embedding of a model that reads further columns of ids, or None: see `Body`."""
-    return getattr(getattr(model, "body", None), "column_reader", None)
-
-
 class KeyValueCache:
     """What a language model stores for past tokens, such as keys and values, in arrays that are allocated once.
 
@@ -56,23 +48,10 @@ class KeyValueCache:
     every prediction sees at least half a context.
     """
 
-    def __init__(self, model: Any, batch_size: int, before: Sequence[np.ndarray] | None = None) -> None:
-        """model: a `LanguageModel`. Room for B = `batch_size` sequences, each as long as the model can see at once.
-
-        before: for a model with an embedding that reads further columns (see `Body`), the tokens (n,) that precede each
-        of the B sequences, on which the columns depend. None: they depend on what is still in the cache.
-        """
+    def __init__(self, model: Any, batch_size: int) -> None:
+        """model: a `LanguageModel`. Room for B = `batch_size` sequences, each as long as the model can see at once."""
         expect_instance("model", model, Layer)
         expect_positive(batch_size=batch_size)
-        self.texts: Any = None
-        if before is not None:
-            if (reader := column_reader(model)) is None:
-                raise ValueError("before: the model reads no further columns of ids, so it takes none")
-            if len(before) != batch_size:
-                raise ValueError(f"before: expected the tokens before {batch_size} sequences, got {len(before)}")
-            for tokens in before:
-                expect_ids("before", tokens, model.config["vocab_size"])
-            self.texts = reader.texts_after(before)
         self.model, self.batch_size, self.length = model, batch_size, 0
         self.ids: Array | None = None
         self.room = model.context + getattr(model, "memory", 0)
@@ -90,8 +69,6 @@ class KeyValueCache:
         unless there are B rows and T ≥ 1, TypeError if ids are not integers, IndexError if one is out of range.
         """
         self.check(ids)
-        if self.texts is not None:
-            ids = self.texts.append(to_cpu(ids))
         ids = ids.astype(np.int64, copy=False)  # with uint64 they would join to float64
         with checked_on_host():
             return self._append(to_device(ids, self.model.device))
@@ -156,14 +133,7 @@ class DecoderCache:
         return to_cpu(logits[:, -1])
 
     def keep(self, sources: np.ndarray) -> None:
-        """Keep only these sources, (N,), in this order; N K rows are left.
-
-        Raises TypeError if `sources` are not integers, IndexError if one is out of range, ValueError if there is none.
-        """
-        expect_shape("sources", sources, "N")
-        expect_ids("sources", sources, self.rows // self.copies)
-        if not len(sources):
-            raise ValueError("sources: expected at least one to keep, got none")
+        """Keep only these sources, (N,) with N ≥ 1, in this order; N K rows are left."""
         sources = sources.astype(np.int64)
         rows = to_device((sources[:, None] * self.copies + np.arange(self.copies)).ravel(), self.device)
         before, self.rows = self.stored, len(rows)
@@ -180,14 +150,7 @@ class DecoderCache:
         return self.model.decoder_stack.allocate(x, self.room)
 
     def reorder(self, rows: np.ndarray) -> None:
-        """Replace row i by row rows[i], for all rows at once; rows: (B K,).
-
-        Raises ValueError unless every rows[i] belongs to the same source as i.
-        """
-        expect_shape("rows", rows, "rows", rows=self.rows)
-        expect_integers("rows", rows)
-        if (rows // self.copies != np.arange(len(rows)) // self.copies).any():
-            raise ValueError(f"rows: expected each among the {self.copies} of its own source, got {rows.tolist()}")
+        """Replace row i by row rows[i] of the same source, for all rows at once; rows: (B K,)."""
         moved = np.flatnonzero(rows != np.arange(len(rows)))
         if not len(moved):  # always so with one hypothesis
             return
@@ -227,8 +190,6 @@ class SegmentCache(KeyValueCache):
         self.begun = self.length = kept
 
 
-def cache_for(model: Any, batch_size: int, before: Sequence[np.ndarray] | None = None) -> KeyValueCache:
-    """The right kind of cache for the model. before: see `KeyValueCache`."""
-    if isinstance(model, TransformerXL) and before is None:
-        return SegmentCache(model, batch_size)
-    return KeyValueCache(model, batch_size, before)
+def cache_for(model: Any, batch_size: int) -> KeyValueCache:
+    """The right kind of cache for the model."""
+    return SegmentCache(model, batch_size) if isinstance(model, TransformerXL) else KeyValueCache(model, batch_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from ..backend import CPU, cores, to_cpu
-from ..checks import expect_array, expect_at_least, expect_integers
+from ..checks import expect_array, expect_at_least
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
@@ -33,15 +33,15 @@ def generate(
     top_p: float | None = None,
     key: Key = Key(0),
     allowed: np.ndarray | None = None,
-    before: np.ndarray | None = None,
+    open_cache: Callable[[Any, np.ndarray], KeyValueCache] | None = None,
 ) -> Iterator[np.ndarray]:
     """Yield the next token ids (B,) after prompts (B, T) with T ≥ 1, `tokens` times, each appended before the next.
 
     temperature, top_k, top_p, allowed: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the
     same text. If a prompt is longer than the model can see at once, only its end is read. On a CPU a large batch is
-    distributed over the cores. before: tokens (n,) of a text before the prompts, for a model that looks
-    up earlier tokens. Raises ValueError, when the first token is asked for, for an empty prompt or an option out
-    of range.
+    distributed over the cores. open_cache: makes the cache for some of the prompts, in place of `cache_for`; called
+    with the model and what was cut from them, (B', n). Raises ValueError, when the first token is asked for, for an
+    empty prompt or an option out of range.
     """
     expect_at_least(0, tokens=tokens)
     prompt = expect_array("prompt", prompt)
@@ -53,7 +53,7 @@ def generate(
     parts = np.array_split(np.arange(B), threads)
     room = model.context + getattr(model, "memory", 0)
     new, cut = prompt[:, -room:], prompt[:, :-room]
-    caches = [cache_for(model, len(part), _texts_before(before, cut[part])) for part in parts]
+    caches = [open_cache(model, cut[part]) if open_cache else cache_for(model, len(part)) for part in parts]
 
     def logits(cache: KeyValueCache, part: np.ndarray) -> np.ndarray:
         return to_cpu(cache.logits(new[part]))
@@ -69,18 +69,6 @@ def generate(
             ids = sample(probabilities(z, temperature, top_k, top_p, allowed), key.fold(i))
             yield ids
             new = ids[:, None]
-
-
-def _texts_before(before: np.ndarray | None, cut: np.ndarray) -> list[np.ndarray] | None:
-    """The tokens before each prompt, with those that were cut from the prompt."""
-    if before is None:
-        return None
-    before = expect_array("before", before)
-    expect_integers("before", before)
-    before = before.astype(np.int64, copy=False)  # with uint64 the prompt would join it to float64
-    if before.ndim != 1:
-        raise ValueError(f"before: expected (n), got {before.shape}")
-    return [before if not len(row) else np.concatenate([before, row.astype(np.int64)]) for row in cut]
 
 
 def expect_vocabulary(model: Any, size: int, note: str = "") -> None:

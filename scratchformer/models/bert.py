@@ -6,11 +6,12 @@ understanding", 2019.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from .. import ops
+from .. import nn, ops
 from ..backend import Array, array_module
 from ..checks import (
     expect_boolean,
@@ -23,31 +24,15 @@ from ..checks import (
     expect_range,
     expect_shape,
 )
-from ..nn import (
-    Dropout,
-    EmbeddingSum,
-    LayerNorm,
-    Linear,
-    PositionEmbedding,
-    Stack,
-    TokenEmbedding,
-    TransformerBlock,
-)
-from ..nn.block import StackCache
-from ..nn.embedding import EmbeddingSumCache
 from ..nn.layer import Part, expect_backward, repeated
 from ..ops.cross_entropy import counted_targets
 from ..rng import Key, Zeros, expect_key, fold
 from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text
 from .bert_weights import PREFIX, bert_config, load_bert, stored_classes
+from .body import BodyCache
 from .model import Model
 from .predictor import ClassPredictor
 from .pretrained import Folder, PretrainedError, making, read_config, tensor_names
-
-
-class BertCache(NamedTuple):
-    embedding: EmbeddingSumCache
-    stack: StackCache
 
 
 class Bert(Model):
@@ -95,31 +80,31 @@ class Bert(Model):
         d_ff = 4 * int(d_model) if d_ff is None else d_ff
         self.config["d_ff"] = d_ff
         self.max_length = max_length
-        tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
-        positions = PositionEmbedding(max_length, d_model, key=Zeros())
+        tokens = nn.TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
+        positions = nn.PositionEmbedding(max_length, d_model, key=Zeros())
         clocks = ops.sinusoidal_positions(max_length, d_model)
         positions.table.data[...] = np.float32(embedding_std * 2**0.5) * clocks
-        of_segments = TokenEmbedding(segments, d_model, embedding_std, fold(key, "segments"))
-        norm = LayerNorm(d_model, eps)
+        of_segments = nn.TokenEmbedding(segments, d_model, embedding_std, fold(key, "segments"))
+        norm = nn.LayerNorm(d_model, eps)
         expect_fraction("dropout", dropout, letter="p")
-        self.embedding = EmbeddingSum([tokens, of_segments], positions, norm, Dropout(dropout))
+        self.embedding = nn.EmbeddingSum([tokens, of_segments], positions, norm, nn.Dropout(dropout))
         options: dict[str, Any] = dict(d_ff=d_ff, activation=activation, dropout=dropout, bias=True, eps=eps)
-        blocks = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "block", i), **options), depth)
-        self.stack = Stack(blocks)
+        blocks = repeated(lambda i: nn.TransformerBlock(d_model, heads, key=fold(key, "block", i), **options), depth)
+        self.stack = nn.Stack(blocks)
 
     def forward(
         self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None
-    ) -> tuple[Array, BertCache]:
+    ) -> tuple[Array, BodyCache]:
         self.check(ids, lengths, segments)
         if segments is None:
             segments = array_module(ids).zeros_like(ids)
         x, embedding = self.embedding.forward(ids, segments, key=fold(key, "embedding"))
         pattern = None if lengths is None else ops.Padding(lengths)
         x, stack = self.stack.forward(x, key=fold(key, "block"), pattern=pattern)
-        return x, BertCache(embedding, stack)
+        return x, BodyCache(embedding, stack)
 
-    def backward(self, dx: Array, cache: BertCache) -> None:
-        expect_backward(cache, BertCache, dx=dx)
+    def backward(self, dx: Array, cache: BodyCache) -> None:
+        expect_backward(cache, BodyCache, dx=dx)
         self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
     def check(self, ids: Array, lengths: Array | None, segments: Array | None) -> None:
@@ -203,7 +188,7 @@ class BertPretraining(Model):
         activation = body.get("activation", GELU)
         self.masked = MaskedPrediction(self.body.tokens, self.body.norm.eps, activation, fold(key, "masked"))
         self.pooler = Pooler(d_model, fold(key, "pooler")) if next_sentence else None
-        self.following = Linear(d_model, 2, key=fold(key, "following")) if next_sentence else None
+        self.following = nn.Linear(d_model, 2, key=fold(key, "following")) if next_sentence else None
 
     def forward(
         self, ids: Array, lengths: Array | None, segments: Array | None, places: Array, key: Key | None = None
@@ -286,11 +271,7 @@ class BertPretraining(Model):
         return model
 
 
-class BertLogitsCache(NamedTuple):
-    body: Any
-    pooler: Any
-    dropout: Any
-    output: Any
+BertLogitsCache = namedtuple("BertLogitsCache", "body pooler dropout output")
 
 
 class BertClassifier(ClassPredictor):
@@ -323,8 +304,8 @@ class BertClassifier(ClassPredictor):
             expect_fraction("output_dropout", output_dropout, letter="p")
         self.body = Bert(vocab_size, d_model, heads, depth, max_length, key=fold(key, "body"), **body)
         self.pooler = Pooler(d_model, fold(key, "pooler"))
-        self.dropout = Dropout(self.body.dropout.p if output_dropout is None else output_dropout)
-        self.output = Linear(d_model, num_classes, key=fold(key, "output"))
+        self.dropout = nn.Dropout(self.body.dropout.p if output_dropout is None else output_dropout)
+        self.output = nn.Linear(d_model, num_classes, key=fold(key, "output"))
 
     def logits(
         self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None
@@ -418,7 +399,7 @@ class BertClassifier(ClassPredictor):
             model = cls(num_classes=num_classes, **config, key=Zeros())
             for name, layer in (
                 ("pooler", Pooler(config["d_model"], fold(key, "pooler"))),
-                ("output", Linear(config["d_model"], num_classes, key=fold(key, "output"))),
+                ("output", nn.Linear(config["d_model"], num_classes, key=fold(key, "output"))),
             ):
                 if name in new:
                     setattr(model, name, layer)

@@ -6,6 +6,7 @@ understanding", 2019.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 from .. import ops
@@ -55,11 +56,7 @@ class Pooler(Layer):
         return dx
 
 
-class MaskedPredictionCache(NamedTuple):
-    gather: Any
-    dense: Any
-    norm: Any
-    output: Any
+MaskedPredictionCache = namedtuple("MaskedPredictionCache", "gather dense norm output")
 
 
 class MaskedPrediction(Layer):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from .. import ops
+from .. import nn, ops
 from ..backend import Array, array_module
 from ..checks import (
     expect_boolean,
@@ -19,18 +19,6 @@ from ..checks import (
     expect_one_of,
     expect_positive,
     expect_shape,
-)
-from ..nn import (
-    Dropout,
-    EmbeddingSum,
-    Layer,
-    LayerNorm,
-    Linear,
-    PositionEmbedding,
-    SinusoidalPositions,
-    Stack,
-    TokenEmbedding,
-    TransformerBlock,
 )
 from ..nn.attention import causal as and_causal
 from ..nn.block import StackCache, Stored
@@ -100,25 +88,25 @@ class Body(Model):
         heads: int,
         depth: int,
         max_length: int,
-        positions: str | Layer = "learned",
+        positions: str | nn.Layer = "learned",
         dropout: float = 0.0,
         causal: bool = False,
         recompute: bool = False,
         embedding_std: float = 1.0,
         units: int | None = None,
         embeddings: Sequence[Mapping[str, Any]] | None = None,
-        block: Callable[..., Layer] = TransformerBlock,
-        final_norm: Callable[[int], Layer] | None = None,
+        block: Callable[..., nn.Layer] = nn.TransformerBlock,
+        final_norm: Callable[[int], nn.Layer] | None = None,
         key: Key = Key(0),
         **options: Any,
     ) -> None:
         kinds = {
-            "learned": lambda: PositionEmbedding(max_length, d_model, embedding_std, fold(key, "positions")),
-            "sinusoidal": SinusoidalPositions,
+            "learned": lambda: nn.PositionEmbedding(max_length, d_model, embedding_std, fold(key, "positions")),
+            "sinusoidal": nn.SinusoidalPositions,
             "relative": lambda: None,
             "none": lambda: None,
         }
-        if not isinstance(positions, Layer):
+        if not isinstance(positions, nn.Layer):
             expect_one_of("positions", positions, kinds)
         if (vocab_size is None) == (units is None):
             raise ValueError(f"vocab_size, units: expected one of the two, got {vocab_size} and {units}")
@@ -127,28 +115,28 @@ class Body(Model):
         expect_number("embedding_std", embedding_std)
         expect_fraction("dropout", dropout, letter="p")
         self.max_length, self.d_model, self.units, self.causal = int(max_length), int(d_model), units, causal
-        tokens: Layer
+        tokens: nn.Layer
         if vocab_size is not None:
-            tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
+            tokens = nn.TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
         elif units is not None:
-            tokens = Linear(units, d_model, key=fold(key, "tokens"))
+            tokens = nn.Linear(units, d_model, key=fold(key, "tokens"))
         further = [made(each, vocab_size, d_model, embedding_std, key) for each in expect_embeddings(embeddings or [])]
-        layer = positions if isinstance(positions, Layer) else kinds[positions]()
-        self.embedding = EmbeddingSum([tokens, *further], layer, dropout=Dropout(dropout))
+        layer = positions if isinstance(positions, nn.Layer) else kinds[positions]()
+        self.embedding = nn.EmbeddingSum([tokens, *further], layer, dropout=nn.Dropout(dropout))
         if positions == "relative":
             options["relative"] = True
         drops = {"dropout": dropout} if dropout or "dropout" in named(block) else {}
         blocks = repeated(lambda i: block(d_model, heads, key=fold(key, "block", i), **options, **drops), depth)
         if final_norm is not None:
-            norm: Layer | None = final_norm(d_model)
+            norm: nn.Layer | None = final_norm(d_model)
         else:
             pre_norm = options.get("norm", getattr(blocks[0], "norm", None)) == "pre"
-            norm = LayerNorm(d_model, options.get("eps", 1e-5)) if pre_norm else None
-        self.stack = Stack(blocks, norm, recompute)
+            norm = nn.LayerNorm(d_model, options.get("eps", 1e-5)) if pre_norm else None
+        self.stack = nn.Stack(blocks, norm, recompute)
 
     @classmethod
     def passes_to(cls, options: Mapping[str, Any]) -> Callable:
-        return options.get("block", TransformerBlock)
+        return options.get("block", nn.TransformerBlock)
 
     @property
     def further(self) -> list[Any]:
@@ -257,7 +245,7 @@ def expect_embeddings(embeddings: Any) -> Sequence[Mapping[str, Any]]:
     expect_instance("embeddings", embeddings, Sequence)
     for each in embeddings:
         kind = each.get("layer") if isinstance(each, Mapping) else None
-        if not (isinstance(kind, type) and issubclass(kind, Layer)):
+        if not (isinstance(kind, type) and issubclass(kind, nn.Layer)):
             raise TypeError(f'embeddings: expected dicts with a class of layers as "layer", got {shown(each)}')
     return embeddings
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Mapping
 from inspect import Parameter
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import ops
 from ..backend import Array
@@ -42,10 +43,7 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: p.default for name, p in defaults if p.default is not Parameter.empty} | dict(config)
 
 
-class LogitsCache(NamedTuple):
-    body: Any
-    pool: Any
-    output: Any
+LogitsCache = namedtuple("LogitsCache", "body pool output")
 
 
 class Classifier(ClassPredictor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .. import ops
+from .. import nn, ops
 from ..backend import Array
 from ..checks import (
     expect_fraction,
@@ -15,34 +15,18 @@ from ..checks import (
     expect_range,
     expect_shape,
 )
-from ..nn import (
-    DecoderBlock,
-    Dropout,
-    EmbeddingSum,
-    Layer,
-    LayerNorm,
-    SinusoidalPositions,
-    Stack,
-    TiedOutput,
-    TokenEmbedding,
-    TransformerBlock,
-)
-from ..nn.block import StackCache, Stored
-from ..nn.embedding import EmbeddingSumCache, extend_output
+from ..nn.block import Stored
+from ..nn.embedding import extend_output
 from ..nn.layer import Part, expect_backward, repeated
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, fold
+from .body import BodyCache
 from .predictor import Predictor
 
 
-class SideCache(NamedTuple):
-    embedding: EmbeddingSumCache
-    stack: StackCache
-
-
 class EncoderDecoderCache(NamedTuple):
-    encoder: SideCache
-    decoder: SideCache
+    encoder: BodyCache
+    decoder: BodyCache
     output: Any
 
 
@@ -109,14 +93,14 @@ class EncoderDecoder(Predictor):
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth)
         expect_fraction("label_smoothing", label_smoothing)
         self.label_smoothing, scale = label_smoothing, math.sqrt(d_model)
-        tokens = TokenEmbedding(vocab_size, d_model, 1 / scale, fold(key, "tokens"))
+        tokens = nn.TokenEmbedding(vocab_size, d_model, 1 / scale, fold(key, "tokens"))
         expect_fraction("dropout", dropout, letter="p")
-        self.embedding = EmbeddingSum([tokens], SinusoidalPositions(), dropout=Dropout(dropout), scale=scale)
-        encoder = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
-        self.encoder_stack = Stack(encoder, LayerNorm(d_model, eps) if norm == "pre" else None)
-        decoder = repeated(lambda i: DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
-        self.decoder_stack = Stack(decoder, LayerNorm(d_model, eps) if norm == "pre" else None)
-        self.output: Layer = TiedOutput(tokens)
+        self.embedding = nn.EmbeddingSum([tokens], nn.SinusoidalPositions(), dropout=nn.Dropout(dropout), scale=scale)
+        encoder = repeated(lambda i: nn.TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
+        self.encoder_stack = nn.Stack(encoder, nn.LayerNorm(d_model, eps) if norm == "pre" else None)
+        decoder = repeated(lambda i: nn.DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
+        self.decoder_stack = nn.Stack(decoder, nn.LayerNorm(d_model, eps) if norm == "pre" else None)
+        self.output: nn.Layer = nn.TiedOutput(tokens)
 
     def forward(
         self, source: Array, lengths: Array, target: Array, key: Key | None = None
@@ -132,7 +116,7 @@ class EncoderDecoder(Predictor):
         x, embedding = self.embedding.forward(target, key=fold(key, "target"))
         x, stack = self.decoder_stack.forward(x, memory, key=fold(key, "decoder"), pattern=ops.Padding(lengths))
         logits, output = self.output.forward(x)
-        return logits, EncoderDecoderCache(encoder, SideCache(embedding, stack), output)
+        return logits, EncoderDecoderCache(encoder, BodyCache(embedding, stack), output)
 
     def backward(self, dlogits: Array, cache: EncoderDecoderCache) -> None:
         """The memory goes to every block of the decoder; `Stack` returns the sum of its gradients, or None if the last
@@ -147,12 +131,12 @@ class EncoderDecoder(Predictor):
         self.embedding.backward(dx, decoder.embedding)
         self.embedding.backward(self.encoder_stack.backward(dmemory, encoder.stack), encoder.embedding)
 
-    def encode(self, source: Array, lengths: Array, key: Key | None = None) -> tuple[Array, SideCache]:
+    def encode(self, source: Array, lengths: Array, key: Key | None = None) -> tuple[Array, BodyCache]:
         """The memory (B, M, C) of source (B, S), with M = S; raises ValueError or TypeError like `forward`."""
         self.check_source(source, lengths)
         x, embedding = self.embedding.forward(source, key=fold(key, "source"))
         x, stack = self.encoder_stack.forward(x, key=fold(key, "encoder"), pattern=ops.Padding(lengths))
-        return x, SideCache(embedding, stack)
+        return x, BodyCache(embedding, stack)
 
     def check_source(self, source: Array, lengths: Array) -> None:
         """Raise ValueError or TypeError unless source (B, S) are tokens and lengths (B,) theirs."""

@@ -68,12 +68,12 @@ class LanguageModel(Predictor):
         expect_backward(cache, LanguageModelCache, dlogits=dlogits)
         self.body.backward(self.output.backward(dlogits, cache.output), cache.body)
 
-    def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, tuple]:
+    def loss(self, ids: Array, targets: Array, key: Key | None = None, **options: Any) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats per token, of targets (B, T), the token after each of ids (B, T).
 
-        Targets equal to `ops.IGNORED` do not count.
+        Targets equal to `ops.IGNORED` do not count. options: of `forward`.
         """
-        logits, forward = self.forward(ids, key)
+        logits, forward = self.forward(ids, key=key, **options)
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)
         return loss, (forward, cross_entropy)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 from .. import ops
 from ..backend import Array
@@ -17,17 +18,6 @@ class Predictor(Model):
     A subclass has `backward(dlogits, cache)`, which takes the gradient of the logits. It may have `check_batch`, with
     the arguments of `loss` but the key: it raises the errors of `loss` for values out of range. `Replicas` calls it
     with the arrays of a batch before they are moved to a GPU. Without it, values are checked there, and the host waits.
-
-    Backward. For prediction n, t_n is the distribution that the logits should have: 1 at the target, or, with label
-    smoothing ε, 1 − ε there and ε spread evenly over all V. Targets below 0 are ignored: they do not count.
-
-        counts_n = [targets_n ≥ 0]        M = Σ_n counts_n        t_nv = (1 − ε) [v = targets_n] + ε/V
-        p_nv = softmax_v(logits_nv)        loss = −1/M Σ_n counts_n Σ_v t_nv log(p_nv)
-
-    The gradient of the mean cross-entropy, derived in `cross_entropy`, goes to the model's own backward:
-
-        dlogits_nv = dloss/M counts_n (p_nv − t_nv)
-        dlogits = cross_entropy_backward(dloss, cross_entropy)
     """
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:
@@ -42,9 +32,7 @@ class Predictor(Model):
         return self.backward(dlogits, cache)
 
 
-class LogProbabilitiesCache(NamedTuple):
-    logits: Any
-    log_softmax: Any
+LogProbabilitiesCache = namedtuple("LogProbabilitiesCache", "logits log_softmax")
 
 
 class ClassPredictor(Predictor):

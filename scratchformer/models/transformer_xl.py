@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .. import ops
 from ..backend import Array, array_module
 from ..checks import expect_at_least, expect_instance, expect_positive, expect_shape
-from ..nn import Linear
-from ..ops.cross_entropy import IGNORED
-from ..rng import Key, fold
-from .body import Body
+from ..rng import Key
 from .language_model import LanguageModel, LanguageModelCache
 
 
@@ -58,13 +54,9 @@ class TransformerXL(LanguageModel):
     ) -> None:
         expect_positive(context=context)
         expect_at_least(0, memory=memory)
+        seen = int(context) + int(memory)  # what attention sees at once
+        super().__init__(vocab_size, d_model, heads, depth, seen, key, positions="relative", **body)
         self.context, self.memory = int(context), int(memory)
-        length = self.context + self.memory  # what attention sees at once
-        body_key = fold(key, "body")
-        self.body = Body(
-            vocab_size, d_model, heads, depth, length, positions="relative", causal=True, key=body_key, **body
-        )
-        self.output = Linear(d_model, vocab_size, key=fold(key, "output"))
 
     def forward(
         self, ids: Array, memory: Array | None = None, key: Key | None = None
@@ -123,6 +115,4 @@ class TransformerXL(LanguageModel):
 
         Targets equal to `ops.IGNORED` do not count. memory: see `forward`. The cache begins with that of `forward`.
         """
-        logits, forward = self.forward(ids, memory, key)
-        loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)
-        return loss, (forward, cross_entropy)
+        return super().loss(ids, targets, key, memory=memory)

@@ -4,7 +4,6 @@ from .attention import CrossAttention, SelfAttention
 from .block import Block, Residual, Stack, TransformerBlock
 from .decoder_block import DecoderBlock
 from .embedding import (
-    EmbeddingBag,
     EmbeddingSum,
     GridPositions,
     PositionEmbedding,
@@ -27,7 +26,6 @@ __all__ = [
     "CrossAttention",
     "DecoderBlock",
     "Dropout",
-    "EmbeddingBag",
     "EmbeddingSum",
     "FeedForward",
     "FlatParameters",

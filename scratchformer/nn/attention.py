@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from operator import index
-from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
@@ -12,13 +12,7 @@ from ..rng import Key, fold
 from .layer import Layer, expect_backward
 from .pointwise import Linear
 
-
-class MultiHeadCache(NamedTuple):
-    query: Any
-    key: Any
-    value: Any
-    attention: Any
-    unify: Any
+MultiHeadCache = namedtuple("MultiHeadCache", "query key value attention unify")
 
 
 class MultiHead(Layer):

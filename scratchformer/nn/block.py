@@ -97,14 +97,10 @@ class Residual(Layer):
 
     def sum(self, x: Array, f: Array, key: Key | None) -> tuple[Array, Any, bool]:
         """x + dropout(f), the cache of dropout, and whether compiled loops have computed both at once."""
-        dropout = None
-        if type(self.dropout) is not Dropout:
-            f, dropout = self.dropout.forward(f, key)
-        elif key is not None and self.dropout.p:
-            p = self.dropout.p
-            if is_fast() and has_twin(ops.dropout_add, f, p, key, x):
+        if key is not None and type(self.dropout) is Dropout and (p := self.dropout.p) and is_fast():
+            if has_twin(ops.dropout_add, f, p, key, x):
                 return *ops.dropout_add(f, p, key, x), True
-            f, dropout = ops.dropout(f, p, key)
+        f, dropout = self.dropout.forward(f, key)
         s, _ = ops.add(x, f)
         return s, dropout, False
 
@@ -122,10 +118,9 @@ class Residual(Layer):
         ds = dy
         if self.order == "post":
             ds = self.norm.backward(dy, cache.norm)
-        df = ds
         if cache.added:
             df, _ = ops.dropout_add_backward(ds, cache.dropout)
-        elif cache.dropout is not None or type(self.dropout) is not Dropout:
+        else:
             df = self.dropout.backward(ds, cache.dropout)
         dn = self.branch.backward(df, cache.branch)
         dn, *others = dn if isinstance(dn, tuple) else (dn,)

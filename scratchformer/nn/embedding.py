@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -42,47 +43,6 @@ class TokenEmbedding(Layer):
 
     def backward(self, dy: Array, cache: tuple) -> None:
         ops.embedding_backward(dy, cache, out=self.table.grad)
-
-
-class EmbeddingBagCache(NamedTuple):
-    columns: list  # the cache of `embedding` for each k
-
-
-class EmbeddingBag(Layer):
-    """y_t = Σ_k table[ids_tk]: at each position the sum of the vectors of several ids, such as those of its n-grams.
-
-    std: the standard deviation of the initial values, which are normal. ids: (B, T, K), integers. Returns (B, T, C).
-    ids have no gradient, so `backward` returns None.
-
-    Forward:
-
-        y_btc = Σ_k table_vc with v = ids_btk
-
-    Backward. Every term of the sum has the gradient dy, which goes to the row that was looked up:
-
-        dtable_vc = Σ_b Σ_t Σ_k [ids_btk = v] dy_btc
-
-    This is `embedding` for each k, and all add to the same gradient:
-
-        ops.embedding_backward(dy, column, out=self.table.grad)
-    """
-
-    def __init__(self, vocab_size: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
-        self.table = TokenEmbedding(vocab_size, d_model, std, key).table
-
-    def forward(self, ids: Array) -> tuple[Array, EmbeddingBagCache]:
-        expect_shape("ids", ids, "B T K")
-        if not ids.shape[2]:
-            raise ValueError(f"ids: expected (B, T, K) with K >= 1, got {tuple(ids.shape)}")
-        (y, first), *others = (ops.embedding(ids[:, :, k], self.table.data) for k in range(ids.shape[2]))
-        for vectors, _ in others:
-            y, _ = ops.add(y, vectors)
-        return y, EmbeddingBagCache([first, *(column for _, column in others)])
-
-    def backward(self, dy: Array, cache: EmbeddingBagCache) -> None:
-        expect_backward(cache, EmbeddingBagCache, dy=dy)
-        for column in cache.columns:
-            ops.embedding_backward(dy, column, out=self.table.grad)
 
 
 class TiedOutput(Layer):
@@ -182,9 +142,7 @@ def expect_places(x: Array, start: int, max_length: int) -> slice:
     return slice(start, start + T)
 
 
-class GridCache(NamedTuple):
-    rows: Any
-    columns: Any
+GridCache = namedtuple("GridCache", "rows columns")
 
 
 class GridPositions(Layer):
@@ -256,11 +214,7 @@ class SinusoidalPositions(Layer):
         return dy
 
 
-class EmbeddingSumCache(NamedTuple):
-    embeddings: tuple
-    positions: Any
-    norm: Any
-    dropout: Any
+EmbeddingSumCache = namedtuple("EmbeddingSumCache", "embeddings positions norm dropout")
 
 
 class EmbeddingSum(Layer):
@@ -323,10 +277,8 @@ class EmbeddingSum(Layer):
             x, positions = self.positions.forward(x, **({"start": start} if start else {}))
         if self.norm is not None:
             x, norm = self.norm.forward(x)
-        if type(self.dropout) is not Dropout:
-            x, dropout = (x, None) if self.dropout is None else self.dropout.forward(x, key)
-        elif key is not None and self.dropout.p:
-            x, dropout = ops.dropout(x, self.dropout.p, key)
+        if self.dropout is not None:
+            x, dropout = self.dropout.forward(x, key)
         return x, EmbeddingSumCache(tuple(caches), positions, norm, dropout)
 
     def backward(self, dy: Array | None, cache: EmbeddingSumCache) -> Any:
@@ -334,7 +286,7 @@ class EmbeddingSum(Layer):
         if dy is None:  # of frozen blocks
             return None
         dx = dy
-        if self.dropout is not None and (cache.dropout is not None or type(self.dropout) is not Dropout):
+        if self.dropout is not None:
             dx = self.dropout.backward(dy, cache.dropout)
         if self.norm is not None:
             dx = self.norm.backward(dx, cache.norm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import numpy as np
 
@@ -105,9 +105,7 @@ class Dropout(Layer):
         return dy if cache is None else ops.dropout_backward(dy, cache)
 
 
-class FeedForwardCache(NamedTuple):
-    up: Any
-    down: Any
+FeedForwardCache = namedtuple("FeedForwardCache", "up down")
 
 
 class FeedForward(Layer):
@@ -135,11 +133,7 @@ class FeedForward(Layer):
         return self.up.backward(self.down.backward(dy, cache.down), cache.up)
 
 
-class SwiGLUCache(NamedTuple):
-    gate: Any
-    up: Any
-    swiglu: Any
-    down: Any
+SwiGLUCache = namedtuple("SwiGLUCache", "gate up swiglu down")
 
 
 class SwiGLU(Layer):

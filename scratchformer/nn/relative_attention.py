@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +15,7 @@ from .attention import CrossAttention, causal, length_with
 from .layer import Param, expect_backward
 from .pointwise import Linear
 
-
-class RelativeSelfAttentionCache(NamedTuple):
-    query: Any
-    key: Any
-    value: Any
-    position: Any
-    attention: Any
-    unify: Any
+RelativeSelfAttentionCache = namedtuple("RelativeSelfAttentionCache", "query key value position attention unify")
 
 
 class RelativeSelfAttention(CrossAttention):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import ops
 from ..backend import Array
@@ -13,15 +14,7 @@ from ..rng import Key
 from .attention import MultiHead, length_with
 from .layer import expect_backward
 
-
-class RotarySelfAttentionCache(NamedTuple):
-    query: Any
-    key: Any
-    value: Any
-    rotated_q: Any
-    rotated_k: Any
-    attention: Any
-    unify: Any
+RotarySelfAttentionCache = namedtuple("RotarySelfAttentionCache", "query key value rotated_q rotated_k attention unify")
 
 
 class RotarySelfAttention(MultiHead):

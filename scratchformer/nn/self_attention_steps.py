@@ -10,6 +10,7 @@ Source: Bloem, "Transformers from scratch", 2019.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 from .. import ops
@@ -65,11 +66,7 @@ class BasicSelfAttention(Layer):
         return dx
 
 
-class SingleHeadCache(NamedTuple):
-    query: Any
-    key: Any
-    value: Any
-    attention: Any
+SingleHeadCache = namedtuple("SingleHeadCache", "query key value attention")
 
 
 class SingleHeadAttention(Layer):

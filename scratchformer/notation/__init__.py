@@ -3,16 +3,16 @@
 from .check import DerivationReport, check_derivation, check_equations
 from .grammar import Equation, NotationError, parse
 from .latex import latex
-from .layout import Derivation, Item, read
+from .layout import DerivationText, Item, read
 from .mistakes import PlantedMistake, plant_mistakes
 from .page import array_as_json, as_json
 from .walk import DerivationError, DerivationRow
 
 __all__ = [
-    "Derivation",
     "DerivationError",
     "DerivationReport",
     "DerivationRow",
+    "DerivationText",
     "Equation",
     "Item",
     "NotationError",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .grammar import canonical
-from .layout import Derivation, normal, read
+from .layout import DerivationText, normal, read
 from .run import Execution, as_array, docstring_of, run, statements
 from .walk import TOLERANCE, DerivationError, DerivationRow, Walk
 
@@ -16,7 +16,7 @@ from .walk import TOLERANCE, DerivationError, DerivationRow, Walk
 class DerivationReport(NamedTuple):
     """The result of `check_derivation`. values: every array by its name, those that equations define included."""
 
-    derivation: Derivation
+    derivation: DerivationText
     rows: list[DerivationRow]
     values: dict[str, np.ndarray]
 
@@ -82,7 +82,7 @@ def check_derivation(
     return walk_through(derivation, ran, tolerance)
 
 
-def walk_through(derivation: Derivation, ran: Execution, tolerance: float) -> DerivationReport:
+def walk_through(derivation: DerivationText, ran: Execution, tolerance: float) -> DerivationReport:
     """Check all items of a derivation."""
     walk = Walk(ran, tolerance)
     walk.prepare(derivation)
@@ -93,7 +93,7 @@ def walk_through(derivation: Derivation, ran: Execution, tolerance: float) -> De
 
 def read_and_run(
     op: Callable, op_backward: Callable | None, *args: Any, docstring: str | None = None, **options: Any
-) -> tuple[Execution, Derivation]:
+) -> tuple[Execution, DerivationText]:
     """Run a pair and read its derivation. The arguments are those of `check_derivation`."""
     ran = run(op, op_backward, *args, **options)
     text, margin = docstring_of(op) if docstring is None else (docstring, None)

@@ -30,7 +30,9 @@ class Item(NamedTuple):
     equation: Equation | None = None
 
 
-class Derivation(NamedTuple):
+class DerivationText(NamedTuple):
+    """A docstring that derives something, as its items."""
+
     name: str
     items: tuple[Item, ...]
 
@@ -38,7 +40,7 @@ class Derivation(NamedTuple):
     def equations(self) -> list[Item]:
         return [item for item in self.items if item.kind == "equation"]
 
-    def replace(self, number: int, equation: Equation) -> Derivation:
+    def replace(self, number: int, equation: Equation) -> DerivationText:
         """The derivation with another equation in place of the one with this number, counted from 0."""
         place = [i for i, item in enumerate(self.items) if item.kind == "equation"][number]
         items = list(self.items)
@@ -52,7 +54,7 @@ def read(
     code: Collection[str] = (),
     name: str = "",
     margin: int | None = None,
-) -> Derivation:
+) -> DerivationText:
     """The items of a docstring.
 
     names: known names, see `parse`. Names that `:=` defines are known too: they may contain underscores, and with
@@ -62,7 +64,7 @@ def read(
     """
     names = [*names, *(match[1] for match in DEFINED.finditer(docstring) if match[1] not in (*CALLS, *OVER))]
     lines = dedented(docstring, margin)
-    return Derivation(name, tuple(parsed(item, names, lines) for item in items(lines, code)))
+    return DerivationText(name, tuple(parsed(item, names, lines) for item in items(lines, code)))
 
 
 def dedented(docstring: str, margin: int | None) -> list[str]:

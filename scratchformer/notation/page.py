@@ -9,10 +9,10 @@ import numpy as np
 
 from .grammar import Equation
 from .latex import lines
-from .layout import Derivation, Item
+from .layout import DerivationText, Item
 
 
-def as_json(derivation: Derivation) -> dict[str, Any]:
+def as_json(derivation: DerivationText) -> dict[str, Any]:
     """The derivation as lists, dictionaries, strings and numbers. Infinity is null."""
     return {"name": derivation.name, "items": [item_as_json(item) for item in derivation.items]}
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .grammar import Equation, Node, NotationError, canonical
 from .grammar import walk as nodes
-from .layout import Derivation, Item, normal
+from .layout import DerivationText, Item, normal
 from .run import Execution
 from .spelling import name as spelled_name
 from .spelling import spelled
@@ -87,7 +87,7 @@ class Walk:
         other.equations, other.code_lines, other.last = self.equations, self.code_lines, self.last
         return other
 
-    def prepare(self, derivation: Derivation) -> None:
+    def prepare(self, derivation: DerivationText) -> None:
         """Learn the sizes of letters from the known arrays, and which line of code sets a variable last."""
         self.equations = [item.equation for item in derivation.equations if item.equation]
         self.learn_known_sizes()

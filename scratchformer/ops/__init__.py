@@ -52,7 +52,6 @@ from .rotary import rotary, rotary_backward, rotary_frequencies
 from .soft_cross_entropy import soft_cross_entropy, soft_cross_entropy_backward
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from .sparse_patterns import BlockEnds, Edges, Heads, SameBlock
-from .squared_relu import squared_relu, squared_relu_backward
 from .swiglu import swiglu, swiglu_backward
 
 __all__ = [
@@ -116,8 +115,6 @@ __all__ = [
     "soft_cross_entropy_backward",
     "softmax",
     "softmax_backward",
-    "squared_relu",
-    "squared_relu_backward",
     "swiglu",
     "swiglu_backward",
     "tanh",

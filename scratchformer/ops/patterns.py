@@ -381,9 +381,6 @@ class Pair(Pattern):
             if (start := max(one.start, other.start)) < (stop := min(one.stop, other.stop))
         ]
 
-    def masks(self, *tile: Any) -> tuple[Array, Array]:
-        return self.first.mask(*tile), self.second.mask(*tile)
-
     def tiles(self, *tile: Any) -> set[Tile]:
         return {self.first.tile(*tile), self.second.tile(*tile)}
 
@@ -397,15 +394,11 @@ class Both(Pair):
             return b if a is None else a
         return a & b
 
-    def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
-        tiles = self.tiles(b, rows, columns, T, S)
-        if Tile.EMPTY in tiles:
-            return Tile.EMPTY
-        return Tile.MIXED if Tile.MIXED in tiles else Tile.FULL
+    def tile(self, *tile: Any) -> Tile:
+        return min(self.tiles(*tile), key=[Tile.EMPTY, Tile.MIXED, Tile.FULL].index)
 
-    def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
-        first, second = self.masks(b, rows, columns, T, S, xp)
-        return first & second
+    def mask(self, *tile: Any) -> Array:
+        return self.first.mask(*tile) & self.second.mask(*tile)
 
     def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array] | None:
         first, second = self.first.intervals(T, S, xp), self.second.intervals(T, S, xp)
@@ -434,15 +427,11 @@ class Either(Pair):
         a, b = self.first.dense(T, S, xp), self.second.dense(T, S, xp)
         return None if a is None or b is None else a | b
 
-    def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
-        tiles = self.tiles(b, rows, columns, T, S)
-        if Tile.FULL in tiles:
-            return Tile.FULL
-        return Tile.MIXED if Tile.MIXED in tiles else Tile.EMPTY
+    def tile(self, *tile: Any) -> Tile:
+        return max(self.tiles(*tile), key=[Tile.EMPTY, Tile.MIXED, Tile.FULL].index)
 
-    def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
-        first, second = self.masks(b, rows, columns, T, S, xp)
-        return first | second
+    def mask(self, *tile: Any) -> Array:
+        return self.first.mask(*tile) | self.second.mask(*tile)
 
     def visits(self, T: int, S: int) -> int:
         return self.first.visits(T, S) + self.second.visits(T, S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -41,10 +40,8 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     expect_floating_type("dtype", dtype)
     length, d_model, start = int(length), int(d_model), int(start)
     expect_memory(2 * length * d_model, "positions", length=length, d_model=d_model)  # they are float64 at first
-    if xp is np:
-        return np.array(_table(length, d_model, start), dtype=dtype)  # a copy: the table is shared
-    first, size = kept_range(start, length)
-    table = _sent_table(current_device(xp), size, d_model, first, np.dtype(dtype))
+    first, size = (start, length) if xp is np else kept_range(start, length)
+    table = _table(size, d_model, first, np.dtype(dtype), current_device(xp))
     return table[start - first : start - first + length].copy()
 
 
@@ -60,17 +57,12 @@ def kept_range(start: int, length: int) -> tuple[int, int]:
 
 
 @kept(8)
-def _sent_table(device: Device, length: int, d_model: int, start: int, dtype: np.dtype) -> Array:
-    """The encodings of these positions, sent to a GPU once."""
-    return to_device(_table(length, d_model, start), device, dtype)
-
-
-@functools.lru_cache(maxsize=8)
-def _table(length: int, d_model: int, start: int) -> np.ndarray:
+def _table(length: int, d_model: int, start: int, dtype: np.dtype, device: Device) -> Array:
+    """The encodings of these positions, kept for the next call."""
     t = np.arange(start, start + length)[:, None]  # (T, 1)
     pair = np.arange(0, d_model, 2)  # (⌈C/2⌉,)
     angle = t / BASE ** (pair / d_model)  # (T, ⌈C/2⌉), float64
     table = np.empty((length, d_model))
     table[:, 0::2] = np.sin(angle)
     table[:, 1::2] = np.cos(angle[:, : d_model // 2])
-    return table
+    return to_device(table, device, dtype)

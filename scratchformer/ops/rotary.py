@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import Array, Device, array_module, device_of, kept, to_device, widen
+from ..backend import CPU, Array, Device, array_module, device_of, kept, to_device, widen
 from ..checks import expect_at_least, expect_floating, expect_like, expect_number, expect_positive, expect_shape
 from ..dispatch import backward, operation
 from .positions import BASE, kept_range
@@ -98,8 +97,18 @@ def tables(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     """The cosines and sines of `rotary`, (T, D/2), on the device of x. Raises TypeError or ValueError unless its
     arguments are valid.
     """
-    cos, sin = check_rotary(x, start, base, scaling)
-    return {"cos": cos, "sin": sin}
+    expect_floating(x=x)
+    expect_shape("x", x, "B H T D")
+    expect_at_least(0, start=start)
+    expect_number("base", base, zero=False)
+    check_scaling(scaling)
+    *_, T, D = x.shape
+    if D % 2:
+        raise ValueError(f"x: expected (B, H, T, D) with an even D, got {tuple(x.shape)}")
+    dtype = np.float32 if x.dtype.itemsize <= 4 else np.float64
+    first, length = (start, T) if array_module(x) is np else kept_range(start, T)
+    cos, sin = rotary_tables(length, D, first, base, scaling, dtype, device_of(x))
+    return {"cos": cos[start - first :][:T], "sin": sin[start - first :][:T]}
 
 
 @operation(given=tables, gives=("cos", "sin"))
@@ -137,58 +146,26 @@ def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     The cache keeps the cosines and sines, (T, D/2) each; x is not needed.
     Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021, equation 34.
     """
-    cos, sin = check_rotary(x, start, base, scaling)
+    cos, sin = tables(x, start, base, scaling).values()
     return rotate(widen(x), cos, sin).astype(x.dtype, copy=False), RotaryCache(cos, sin, x.shape)
 
 
-def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[Array, Array]:
-    """Raise TypeError or ValueError for arguments of `rotary` that do not fit; the cosines and sines (T, D/2) for them,
-    on the device of x.
-    """
-    expect_floating(x=x)
-    expect_shape("x", x, "B H T D")
-    expect_at_least(0, start=start)
-    expect_number("base", base, zero=False)
-    check_scaling(scaling)
-    *_, T, D = x.shape
-    if D % 2:
-        raise ValueError(f"x: expected (B, H, T, D) with an even D, got {tuple(x.shape)}")
-    dtype = np.float32 if x.dtype.itemsize <= 4 else np.float64
-    if array_module(x) is np:
-        return rotary_tables(T, D, start, base, scaling, dtype)
-    first, length = kept_range(start, T)
-    cos, sin = _sent_tables(device_of(x), length, D, first, base, _items(scaling), dtype)
-    return cos[start - first :][:T], sin[start - first :][:T]
-
-
 def rotary_tables(
-    T: int, D: int, start: int, base: float, scaling: Scaling, dtype: Any
-) -> tuple[np.ndarray, np.ndarray]:
+    T: int, D: int, start: int, base: float, scaling: Scaling, dtype: Any, device: Device = CPU
+) -> tuple[Array, Array]:
     """The cosines and sines (T, D/2) of `rotary`; they are kept for the next call, and read-only."""
-    return _tables(T, D, start, base, _items(scaling), dtype)
-
-
-def _items(scaling: Scaling) -> tuple | None:
-    return None if scaling is None else tuple(scaling.items())
+    return _tables(T, D, start, base, None if scaling is None else tuple(scaling.items()), dtype, device)
 
 
 @kept(8)
-def _sent_tables(
-    device: Device, length: int, D: int, start: int, base: float, items: tuple | None, dtype: Any
+def _tables(
+    T: int, D: int, start: int, base: float, items: tuple | None, dtype: Any, device: Device
 ) -> tuple[Array, Array]:
-    """The cosines and sines (length, D/2) for positions from `start` on, sent to a GPU once."""
-    cos, sin = _tables(length, D, start, base, items, dtype)
-    return to_device(cos, device), to_device(sin, device)
-
-
-@functools.lru_cache(maxsize=8)
-def _tables(T: int, D: int, start: int, base: float, items: tuple | None, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The cosines and sines (T, D/2), read-only since they are shared. items: of the scaling."""
     theta = rotary_frequencies(D, base, None if items is None else dict(items), dtype)
     angles = np.arange(start, start + T).astype(dtype)[:, None] * theta
     cos, sin = (f(angles, dtype=np.float64).astype(dtype) for f in (np.cos, np.sin))
     cos.flags.writeable = sin.flags.writeable = False
-    return cos, sin
+    return to_device(cos, device), to_device(sin, device)
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:

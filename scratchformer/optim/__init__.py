@@ -1,7 +1,6 @@
 """Optimizers over flat arrays, with groups of parameters; learning-rate schedules; clipping."""
 
 from .adam import Adam, AdamW
-from .dynamic_rms import DynamicRMS
 from .muon import Muon, newton_schulz
 from .optimizer import Group, clip_by_global_norm
 from .schedules import Constant, Cosine, InverseSquareRoot
@@ -13,7 +12,6 @@ __all__ = [
     "AdamW",
     "Constant",
     "Cosine",
-    "DynamicRMS",
     "Group",
     "InverseSquareRoot",
     "Muon",

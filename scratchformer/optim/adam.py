@@ -10,9 +10,8 @@ from ..backend import Array, array_module
 from ..checks import expect_fraction, expect_number
 from ..dispatch import operation
 from ..nn import Param
-from ..ops.rounding import round_into
 from ..shell.text import shown
-from .optimizer import Group, Optimizer, scaled
+from .optimizer import Group, Optimizer
 
 
 @operation
@@ -57,44 +56,6 @@ def adam_step(
     denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂
     denominator += eps
     w -= (lr / (1 - beta1**steps)) * m / denominator + 0 * v
-
-
-@operation
-def clip_adam(
-    w: Array,
-    grad: Array,
-    m: Array,
-    v: Array,
-    share: float | Array,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    steps: int,
-    decay: float = 0.0,
-) -> None:
-    """`adam_step` for the gradient times `share`, as it is after clipping. It changes w, m and v, but not grad."""
-    adam_step(w, scaled(grad, share), m, v, lr, beta1, beta2, eps, steps, decay)
-
-
-@operation
-def clip_adam_round(
-    w: Array,
-    grad: Array,
-    m: Array,
-    v: Array,
-    half: Array,
-    share: float | Array,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    steps: int,
-    decay: float = 0.0,
-) -> None:
-    """`clip_adam`, and then `round_into` of the new weights to `half`."""
-    clip_adam(w, grad, m, v, share, lr, beta1, beta2, eps, steps, decay)
-    round_into(w, half)
 
 
 class Adam(Optimizer):
@@ -151,21 +112,8 @@ class Adam(Optimizer):
     def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
         if weight_decay and not self.decoupled:
             g = g + weight_decay * w
-        adam_step(w, g, m, v, *self.now(lr, weight_decay))
-
-    def update_clipped(
-        self, w: Array, g: Array, m: Array, v: Array, share: float | Array, half: Array | None, **settings: float
-    ) -> None:
-        if settings["weight_decay"] and not self.decoupled:
-            super().update_clipped(w, g, m, v, share=share, half=half, **settings)
-        elif half is None:
-            clip_adam(w, g, m, v, share, *self.now(**settings))
-        else:
-            clip_adam_round(w, g, m, v, half, share, *self.now(**settings))
-
-    def now(self, lr: float, weight_decay: float) -> tuple[float, ...]:
-        """The numbers of a step of `adam_step`."""
-        return lr, *self.betas, self.eps, self.steps, lr * weight_decay if self.decoupled else 0.0
+        decay = lr * weight_decay if self.decoupled else 0.0
+        adam_step(w, g, m, v, lr, *self.betas, self.eps, self.steps, decay)
 
 
 class AdamW(Adam):

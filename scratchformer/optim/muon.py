@@ -14,7 +14,7 @@ from ..dispatch import operation
 from ..nn import Param
 from ..ops.rounding import bfloat16
 from .adam import AdamW
-from .optimizer import Group, Optimizer, sum_of_squares
+from .optimizer import Group, sum_of_squares
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b and c: they enlarge small singular values fast
 STEPS = 5
@@ -214,12 +214,6 @@ class Muon(AdamW):
                 raise ValueError(f"state of another optimizer: matrices: expected {self.matrices}, got {given}")
             state = {name: value for name, value in state.items() if name != "matrices"}
         super().load_state_dict(state)
-
-    def update_clipped(self, w: Array, *arrays: Any, **settings: Any) -> None:
-        if w.ndim == 1:
-            super().update_clipped(w, *arrays, **settings)
-        else:
-            Optimizer.update_clipped(self, w, *arrays, **settings)
 
     def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
         if w.ndim == 1:

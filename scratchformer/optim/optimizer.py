@@ -23,11 +23,12 @@ from ..shell.text import printable, shown
 
 MAX_STEPS = 1 << 53  # a float64 is exact up to here
 CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache
+LARGE_CHUNK = 1 << 24  # elements that another device processes at once; intermediate results take 64 MB each
 
 
 def pieces(flat: Array) -> list[slice]:
-    """Slices of a flat array (P,): of cache size on a CPU, a single one on any other device."""
-    size = CHUNK if array_module(flat) is np else max(1, flat.size)
+    """Slices of a flat array (P,): of cache size on a CPU, larger ones on any other device."""
+    size = CHUNK if array_module(flat) is np else LARGE_CHUNK
     return [slice(start, min(start + size, flat.size)) for start in range(0, flat.size, size)]
 
 
@@ -261,7 +262,7 @@ class Optimizer:
         map: applies a function to independent pieces of the arrays; the `map` of a thread pool runs them in parallel.
         The largest come first, so that threads which take turns have about equal work. share: the number
         by which gradients are first multiplied, see `share_for`. half: an array as long as the flat array, which
-        gets the new weights, rounded to its type. With both, one pass over the arrays does it all.
+        gets the new weights, rounded to its type.
         """
         self._expect_same_parameters()
         self._lay_out()
@@ -270,13 +271,12 @@ class Optimizer:
             self.work = half, self._pieces(half)
 
         def update(item: tuple[list[Array], Treatment]) -> None:
-            arrays, how = item
-            settings = {"lr": float(self.lr) * how.lr, "weight_decay": how.weight_decay}
-            if half is None and isinstance(share, float) and share == 1:
-                self.update(*arrays, **settings)
-            else:
-                *others, to = arrays if half is not None else [*arrays, None]
-                self.update_clipped(*others, share=share, half=to, **settings)
+            (w, g, *buffers), how = item
+            to = None if half is None else buffers.pop()
+            clipped = g if isinstance(share, float) and share == 1 else scaled(g, share)
+            self.update(w, clipped, *buffers, lr=float(self.lr) * how.lr, weight_decay=how.weight_decay)
+            if to is not None:
+                round_into(w, to)
 
         list(map(update, self.work[1]))
 
@@ -300,14 +300,6 @@ class Optimizer:
         in place, but not `g`. settings: lr and more.
         """
         raise TypeError(f"{type(self).__name__} has no update")
-
-    def update_clipped(
-        self, w: Array, g: Array, *buffers: Any, share: float | Array, half: Array | None, **settings: Any
-    ) -> None:
-        """`update` with the gradient times `share`; then write the new weights to `half`, unless it is None."""
-        self.update(w, scaled(g, share), *buffers, **settings)
-        if half is not None:
-            round_into(w, half)
 
     def _lay_out(self) -> None:
         """Find the runs again if the parameters' arrays have changed; parameters outside flat arrays are put into one.

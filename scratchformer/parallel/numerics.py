@@ -50,7 +50,7 @@ def numerics(precision: str = "float32") -> dict[str, str]:
     return record
 
 
-def as_before(record: Mapping[str, str]) -> AbstractContextManager:
+def with_libraries_of(record: Mapping[str, str]) -> AbstractContextManager:
     """Inside this block, matrix products are by the libraries of this record, if these are installed."""
     if PRODUCTS not in record or not (is_fast() and twins_of(ops.linear, fast=True)):
         return nullcontext()

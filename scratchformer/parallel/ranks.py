@@ -139,14 +139,6 @@ class Ranks:
             raise Elsewhere(status)
         return result
 
-    def refuse(self, reason: str) -> None:
-        """Raise ValueError in rank 0, and end the others. All ranks have to call it."""
-
-        def fail() -> None:
-            raise ValueError(reason)
-
-        self.from_first(fail)
-
     def send_first(self, array: Array) -> None:
         """Copy an array of rank 0 into those of the others."""
         if self.size > 1:

@@ -179,18 +179,18 @@ class Replicas:
         # An overflow of float16 makes a loss or gradient that is not finite, which `clip` handles.
         self.errors: dict[str, Any] = {"over": "ignore", "invalid": "ignore"} if precision == "float16" else {}
         self.models = [first, *(first.replica() for _ in range(self.count - 1))]
-        self.block = ExitStack()  # what ends with the `with` block
+        self.at_end = ExitStack()  # what the end of the `with` block ends
         self.grads = {id(each): each.flat.grad for each in self.models}  # the flat gradient of each
         self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block, replicas run one after another
         self.spare: list[Array] = []  # arrays for sums of gradients
         self.slices = slices_of(self.flat.data, self.ranks.size)  # of the gradient: which rank adds which
         self.sharded = False
-        self.as_before = ExitStack()  # of the libraries for products of a run, see `numerics`
+        self.libraries = ExitStack()  # the choice of those for products, see `numerics`
         self.rounded = False  # whether `half` already holds the weights of the model
-        self.stale = False  # whether only `half` has the present weights of all slices
+        self.only_in_half = False  # whether only `half` has the present weights of all slices
         self.scale = 1.0  # of the loss in the present step
         self.loss_scale = LossScale() if precision == "float16" else None
-        self.share: float | Array = 1.0  # by which the present gradient is multiplied in `step`
+        self.factor: float | Array = 1.0  # by which the present gradient is multiplied in `step`
         self.computed: tuple[Any, Key | None, Any] | None = None  # batch, key and loss of a new gradient
         self.skipping = False  # whether the present gradient has overflowed
         self.reading = True  # whether `clip` reads the loss and the norm; a `Run` on a GPU does without in most steps
@@ -207,9 +207,9 @@ class Replicas:
     def __enter__(self) -> Replicas:
         if self.device is CPU:
             keep_freed_memory()
-        self.block.enter_context(fast())  # first, so that the threads of the BLAS that it loads are limited too
+        self.at_end.enter_context(fast())  # first, so that the threads of the BLAS that it loads are limited too
         if self.device is CPU:
-            self.block.enter_context(threadpool_limits(1, "blas"))
+            self.at_end.enter_context(threadpool_limits(1, "blas"))
         self.threads = [ThreadPoolExecutor(1) for _ in self.models] if self.count > 1 else []
         return self
 
@@ -220,8 +220,8 @@ class Replicas:
             self.threads = []
         if self.graphs is not None:
             self.graphs.clear()
-        self.as_before.close()
-        self.block.__exit__(*exception)
+        self.libraries.close()
+        self.at_end.__exit__(*exception)
 
     def like(self, model: Any) -> Replicas:
         """As many replicas of another model, with the same settings."""
@@ -277,7 +277,7 @@ class Replicas:
     def refresh(self) -> None:
         """Copy the weights of the model into those of replicas in half precision, unless `step` has just done so."""
         rounded, self.rounded = self.rounded, False
-        if not (self.stale or rounded):
+        if not (self.only_in_half or rounded):
             self.round(slice(0, self.flat.data.size))
 
     def round(self, where: slice) -> None:
@@ -425,7 +425,7 @@ class Replicas:
             expect_key(key)
         self.expect_same_parameters()
         scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
-        self.share, self.skipping, self.tokens = 1.0, False, self.tokens + getattr(batch, "tokens", 0)
+        self.factor, self.skipping, self.tokens = 1.0, False, self.tokens + getattr(batch, "tokens", 0)
         total = max(1, batch.weight)
         micro_batches = batch.split(self.rows(batch))
         shares = np.array_split(range(len(micro_batches)), self.shares(len(micro_batches)))
@@ -509,7 +509,7 @@ class Replicas:
             expect_number("max_norm", max_norm, zero=False, infinite=True)
         gather = (self.ranks.gather,) if self.sharded else ()
         norm = global_norm(optimizer.gradients(), self.map, *gather)
-        self.share = 1.0 if max_norm is None else share_for(norm, max_norm)
+        self.factor = 1.0 if max_norm is None else share_for(norm, max_norm)
         computed, self.computed = self.computed, None
         if computed is None or not self.reading:
             return norm
@@ -546,7 +546,7 @@ class Replicas:
         expect_number("lr", optimizer.lr)
         if self.skipping:
             return
-        optimizer.step(self.map, self.share, self.half)
+        optimizer.step(self.map, self.factor, self.half)
         self.rounded = self.half is not None
         if self.sharded:
             self.join()
@@ -563,13 +563,13 @@ class Replicas:
             if not self.rounded:
                 self.round(self.slices[self.ranks.rank])
             self.ranks.join(self.half, self.slices)
-            self.stale = True
+            self.only_in_half = True
 
     def join_whole(self) -> None:
         """Give all ranks all weights of the model, to save or to score them."""
-        if self.stale:
+        if self.only_in_half:
             self.ranks.join(self.flat.data, self.slices)
-            self.stale = False
+            self.only_in_half = False
 
     def put_gradient(self, total: Array, scale: float = 1.0) -> None:
         """Make `total`, divided by `scale`, the model's flat gradient."""
@@ -586,12 +586,12 @@ class Replicas:
         return min(micro_batches, SHARES) if self.device is CPU else 1
 
     def expect_work(self, batch: Any) -> None:
-        """Raise ValueError, in all ranks, if some of them would have no micro-batch of a batch like this one."""
+        """Raise ValueError if some of them would have no micro-batch of a batch like this one."""
         micro_batches = len(batch.split(self.rows(batch)))
         if self.shares(micro_batches) < self.ranks.size:
             what = f"{self.ranks.size} ranks, but a batch has only {micro_batches} micro-batches"
             more = f" (and at most {SHARES} ranks can work at it)" if micro_batches > SHARES else ""
-            self.ranks.refuse(f"{what}{more}: use fewer ranks, a smaller --micro-batch, or more --micro-batches")
+            raise ValueError(f"{what}{more}: use fewer ranks, a smaller --micro-batch, or more --micro-batches")
 
     def gradient_arrays(self, micro_batches: int) -> int:
         """How many gradient arrays there are as a rule: one for each replica, those of sums that wait, and one for what

@@ -2,7 +2,7 @@
 
 A linear model of n-grams whose evidence a classifier reads, and with which it decides; language models of both
 directions that become a classifier; ensembles, and translators that write in both directions; nearest neighbours among
-known translations; and what followed earlier n-grams of a text.
+known translations; what followed earlier n-grams of a text; and models that learn from a text while they read it.
 """
 
 from contextlib import suppress
@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 from ..dispatch import turned_off, when_fast
 from .bidirectional import BidirectionalClassifier, BidirectionalLanguageModel
+from .dynamic import evaluate_dynamic, observe_gradients, score_dynamically
+from .dynamic_rms import DynamicRMS
 from .embeddings import Features, NGrams, Recall
 from .ensembles import MODELS_OPTION, load_finished, member, other_members
 from .evidence import Evidence, TextEvidence, find_evidence, fit_evidence
@@ -18,8 +20,8 @@ from .evident import EvidenceBatch, Evident, with_evidence
 from .neighbours import with_neighbours
 from .ngrams import ngram_buckets, recall
 from .pseudo_labels import PseudoLabelled, Reviews
-from .recall import recalling, with_recalled
-from .stacking import stack_weights, stacked
+from .recall import recalling, searching, with_recalled
+from .stacking import predict_classes, scores_of_classes, stack_weights, stacked
 from .translators import BackwardEncoderDecoder, as_written, search_together, translate_together
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "BackwardEncoderDecoder",
     "BidirectionalClassifier",
     "BidirectionalLanguageModel",
+    "DynamicRMS",
     "Evidence",
     "EvidenceBatch",
     "EvidenceClassifier",
@@ -38,15 +41,21 @@ __all__ = [
     "Reviews",
     "TextEvidence",
     "as_written",
+    "evaluate_dynamic",
     "find_evidence",
     "fit_evidence",
     "load_finished",
     "member",
     "ngram_buckets",
+    "observe_gradients",
     "other_members",
+    "predict_classes",
     "recall",
     "recalling",
+    "score_dynamically",
+    "scores_of_classes",
     "search_together",
+    "searching",
     "stack_weights",
     "stacked",
     "translate_together",

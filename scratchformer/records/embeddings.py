@@ -3,18 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from .. import ops
 from ..backend import Array, array_module
 from ..checks import expect_ids, expect_positive, expect_shape
 from ..models.body import Reading
-from ..nn import EmbeddingBag, Linear
-from ..nn.embedding import EmbeddingBagCache
+from ..nn import Layer, Linear, TokenEmbedding
+from ..nn.layer import expect_backward
 from ..rng import Key
 from .ngrams import expect_buckets, expect_orders, ngram_buckets, recall
 from .recall import RecalledTexts
+
+
+class EmbeddingBagCache(NamedTuple):
+    columns: list  # the cache of `embedding` for each k
+
+
+class EmbeddingBag(Layer):
+    """y_t = Σ_k table[ids_tk]: at each position the sum of the vectors of several ids, such as those of its n-grams.
+
+    std: the standard deviation of the initial values, which are normal. ids: (B, T, K), integers. Returns (B, T, C).
+    ids have no gradient, so `backward` returns None.
+
+    Forward:
+
+        y_btc = Σ_k table_vc with v = ids_btk
+
+    Backward. Every term of the sum has the gradient dy, which goes to the row that was looked up:
+
+        dtable_vc = Σ_b Σ_t Σ_k [ids_btk = v] dy_btc
+
+    This is `embedding` for each k, and all add to the same gradient:
+
+        ops.embedding_backward(dy, column, out=self.table.grad)
+    """
+
+    def __init__(self, vocab_size: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
+        self.table = TokenEmbedding(vocab_size, d_model, std, key).table
+
+    def forward(self, ids: Array) -> tuple[Array, EmbeddingBagCache]:
+        expect_shape("ids", ids, "B T K")
+        if not ids.shape[2]:
+            raise ValueError(f"ids: expected (B, T, K) with K >= 1, got {tuple(ids.shape)}")
+        (y, first), *others = (ops.embedding(ids[:, :, k], self.table.data) for k in range(ids.shape[2]))
+        for vectors, _ in others:
+            y, _ = ops.add(y, vectors)
+        return y, EmbeddingBagCache([first, *(column for _, column in others)])
+
+    def backward(self, dy: Array, cache: EmbeddingBagCache) -> None:
+        expect_backward(cache, EmbeddingBagCache, dy=dy)
+        for column in cache.columns:
+            ops.embedding_backward(dy, column, out=self.table.grad)
 
 
 class NGrams(EmbeddingBag):

@@ -57,7 +57,7 @@ def other_members(run: Run, make: Callable[[Run, Any], Any], data: Any) -> Itera
 
 def load_finished(run: Run, model: Any) -> Any:
     """The model of a stage on the run's device, with the weights that are scored; rank 0 reads them for all ranks."""
-    run.made()
+    run.end_limit()
     run.ranks.from_first(lambda: run.load_weights(model, mean_snapshot(run.out)))
     run.ranks.send_first(model.flat.data)
     return model.to(run.device)

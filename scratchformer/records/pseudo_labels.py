@@ -16,9 +16,8 @@ from ..checks import expect_probabilities
 from ..data import Imdb, Labelled, LabelledBatches
 from ..parallel.replicas import Replicas
 from ..shell.progress import counted
-from ..training import predict_classes
 from .evidence import Evidence, fit_evidence
-from .stacking import stack_weights, stacked
+from .stacking import predict_classes, stack_weights, stacked
 
 
 class Reviews:

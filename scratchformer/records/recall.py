@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ..checks import expect_integers, expect_range, expect_shape
-from ..data import Corpus
+from ..backend import Array, to_cpu, to_device
+from ..checks import checked_on_host, expect_array, expect_ids, expect_integers, expect_range, expect_shape
+from ..data import Corpus, tokens_of
+from ..generation import KeyValueCache
+from ..parallel.ranks import Ranks
 from ..shell.progress import progress_bar
+from ..shell.text import one_line
+from ..training import best_snapshot, load_snapshot
+from ..training.start import find_program, open_run
 from .ngrams import expect_orders, recalled
 
 
@@ -80,3 +90,55 @@ class RecalledTexts:
             if not ids[places[0]]:
                 break  # a longer n-gram has not occurred either
         return ids
+
+
+class RecallCache(KeyValueCache):
+    """A cache for a model with `Recall` that looks n-grams up in all the text before, and not only in what it keeps.
+
+    before: the tokens (n,) that precede each of the B sequences.
+    """
+
+    def __init__(self, model: Any, before: Sequence[np.ndarray]) -> None:
+        if (reader := getattr(getattr(model, "body", None), "column_reader", None)) is None:
+            raise ValueError("before: the model reads no further columns of ids, so it takes none")
+        for tokens in before:
+            expect_ids("before", tokens, model.config["vocab_size"])
+        super().__init__(model, len(before))
+        self.texts = reader.texts_after(before)
+
+    def logits(self, ids: Array) -> Array:
+        self.check(ids)
+        rows = self.texts.append(to_cpu(ids)).astype(np.int64)
+        with checked_on_host():
+            return self._append(to_device(rows, self.model.device))
+
+
+def open_recall_cache(before: np.ndarray, model: Any, cut: np.ndarray) -> RecallCache:
+    """The cache for prompts of which `cut` (B, n) was cut off, after a text of the tokens `before` (n,)."""
+    before = expect_array("before", before)
+    expect_integers("before", before)
+    expect_shape("before", before, "n")
+    return RecallCache(model, [np.concatenate([before.astype(np.int64), row.astype(np.int64)]) for row in cut])
+
+
+def searching(before: np.ndarray) -> Callable[[Any, np.ndarray], RecallCache]:
+    """The `open_cache` of `generate` and `stream_text` for a text (n,) before the prompts."""
+    return partial(open_recall_cache, before)
+
+
+def in_text_of(run: Path, program: str | None) -> Callable[[Any, np.ndarray], RecallCache] | None:
+    """`searching` in the text on which a run was trained; None, with a note, if it cannot be read.
+
+    run: the folder, or a snapshot in it. program: the file of its program, unless that is known.
+    """
+    folder = run if run.is_dir() else run.parent
+    try:
+        names = find_program(folder, program)
+        with Ranks.find() as ranks:
+            opened = open_run(folder, names, "cpu", None, ranks)
+            corpus = opened.load(names["data"])
+            opened.expect_same_data(load_snapshot(best_snapshot(run), earlier=True))
+            return searching(np.concatenate([tokens_of(part) for part in (corpus.train, corpus.validation)]))
+    except (ValueError, OSError) as error:
+        print(one_line(f"matches are searched only in the text that is written: {error}"), file=sys.stderr)
+        return None

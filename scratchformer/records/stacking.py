@@ -14,10 +14,14 @@ Source: Wolpert, "Stacked generalization", 1992.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from ..checks import expect_floating, expect_ids, expect_probabilities, expect_shape
+from ..checks import expect_floating, expect_ids, expect_instance, expect_probabilities, expect_shape
+from ..data import Labelled
+from ..parallel.replicas import Replicas
+from ..training.evaluate import log_probabilities_of_classes, scores_of_log_probabilities
 
 
 def stack_weights(probabilities: np.ndarray, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -87,3 +91,33 @@ def _inputs(probabilities: np.ndarray, logits: np.ndarray) -> np.ndarray:
     smallest = math.ulp(0.0)  # a probability of 0 would have infinite log-odds
     log_p = np.log(np.maximum(np.asarray(probabilities, np.float64), smallest))
     return np.stack([log_p[:, 1] - log_p[:, 0], np.asarray(logits, np.float64)], axis=1)
+
+
+def predict_classes(
+    replicas: Replicas, dataset: Labelled, max_length: int, keep: str = "head", batch_size: int | None = None
+) -> np.ndarray:
+    """The probabilities of the classes, float64 (texts, K), that a classifier predicts for each text, in the order of
+    the dataset. Its labels are ignored. The arguments are those of `evaluate_classifier`.
+    """
+    expect_instance("dataset", dataset, Labelled)
+    unread = replace(dataset, labels=np.zeros(len(dataset.ids), np.int64))
+    probabilities = np.exp(
+        log_probabilities_of_classes(replicas, unread, max_length, keep, batch_size).astype(np.float64)
+    )
+    return probabilities / probabilities.sum(axis=1, keepdims=True)
+
+
+def scores_of_classes(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Loss (nats per text) and accuracy of probabilities (texts, K), such as the mean of those that several classifiers
+    predict. labels: (texts,), the true classes. A text whose class has probability 0 makes the loss infinite. Raises
+    TypeError, ValueError or IndexError for arrays that do not fit.
+    """
+    expect_floating(probabilities=probabilities)
+    expect_shape("probabilities", probabilities, "texts K")
+    if not probabilities.size:
+        raise ValueError(f"probabilities: expected texts and classes, got {probabilities.shape}")
+    expect_probabilities("probabilities", probabilities, probabilities.shape)
+    expect_shape("labels", labels, "texts", texts=len(probabilities))
+    expect_ids("labels", labels, probabilities.shape[1])
+    with np.errstate(divide="ignore"):
+        return scores_of_log_probabilities(np.log(probabilities), labels)

@@ -110,8 +110,8 @@ def search_together(
 ) -> list[list[Hypothesis]]:
     """For each source, the `wanted` best of the K translations by an ensemble of models that write in one direction.
 
-    The arguments are those of `n_best`, which says the rest. Raises ValueError for models of both directions, for none,
-    and for several vocabularies or devices.
+    The arguments are those of `generation.beam.search`, which says the rest. Raises ValueError for models of both
+    directions, for none, and for several vocabularies or devices.
     """
     expect_one_direction(models)
     cache = functools.partial(EnsembleCache, models)

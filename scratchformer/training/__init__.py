@@ -3,7 +3,6 @@
 from ..parallel.diagnose import Diverged
 from ..parallel.precision import LossScale
 from ..parallel.replicas import Replicas
-from .dynamic import evaluate_dynamic, observe_gradients
 from .estimate import Estimate, estimate
 from .evaluate import (
     evaluate_classifier,
@@ -12,12 +11,10 @@ from .evaluate import (
     evaluate_transformer_xl,
     evaluate_translation,
     mean_loss,
-    predict_classes,
-    scores_of_classes,
 )
-from .language import load_corpus, score_dynamically, write_sample
+from .language import load_corpus, write_sample
 from .metrics import Metrics, read_metrics
-from .run import Run
+from .run import Run, as_text
 from .settings import MUON_OPTIONS, VALIDATION_OPTION
 from .snapshot import (
     Snapshot,
@@ -43,11 +40,11 @@ __all__ = [
     "Run",
     "Snapshot",
     "SnapshotError",
+    "as_text",
     "average_snapshots",
     "best_snapshot",
     "estimate",
     "evaluate_classifier",
-    "evaluate_dynamic",
     "evaluate_language_model",
     "evaluate_pretraining",
     "evaluate_transformer_xl",
@@ -57,13 +54,9 @@ __all__ = [
     "load_model",
     "load_snapshot",
     "mean_loss",
-    "observe_gradients",
-    "predict_classes",
     "read_metrics",
     "restore",
     "save_snapshot",
-    "score_dynamically",
-    "scores_of_classes",
     "start",
     "write_sample",
 ]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import CPU, Array, free_memory
+from ..backend import CPU, free_memory
 from ..nn import add_lora, recompute_blocks
-from ..nn.recompute import RecomputeCache, recomputes_blocks
+from ..nn.recompute import recomputes_blocks
 from ..optim import Adam
 from ..parallel.memory import resident_bytes
 from ..parallel.replicas import Replicas
@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
     half: int  # the copy of the weights in which replicas compute in half precision; 0 in float32
     optimizer: int  # a part of Adam's means, if they are sharded
     gradients: int  # of all replicas, and the sums of shares that wait for others
-    activations: dict[str, int]  # what one replica keeps for backward, by layer
+    activations: dict[str, int]  # what one replica keeps for backward: of the blocks, and the rest
     transient: int  # what forward and backward of one replica use temporarily
     cache: int  # keys and values for generating one sequence; 0 if the model does not generate
     memory: int  # of earlier segments, for the whole batch; 0 for a model without one
@@ -78,10 +78,10 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     """The memory for training `replicas.model` with Adam on batches like this one, with rows of the longest length.
 
     If the model has no longest length (neither "context" nor "max_length" in its config), the batch's is used. A
-    micro-batch and half of one go forward and backward through a model with the same sizes and one block, to measure
-    what the caches of each layer keep and how much memory is used temporarily. At most WATCHED rows are measured; the
-    difference between half and whole gives the growth with the number of rows. What blocks keep is multiplied by the
-    depth; if they are recomputed, this is their inputs, and the rest counts once. Call it inside `with replicas`, so
+    micro-batch and half of one go forward and backward through models with the same sizes and one block or two, to
+    measure what caches keep and how much memory is used temporarily. The difference between one block and two is what
+    each further block keeps; between half a micro-batch, of at most WATCHED rows, and a whole one it is what further
+    rows take. Call it inside `with replicas`, so
     that it measures the twins that training uses. before: bytes that the process used without the model
     (`memory.resident_bytes`). shard: whether each of several ranks has only its part of Adam's means,
     counted as equal parts (with Muon some ranks have more than others). Raises ValueError
@@ -98,21 +98,21 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     micro_batches = len(whole.split(rows))
     ranks = replicas.ranks.size
     working = min(replicas.count, -(-replicas.shares(micro_batches) // ranks))
-    shallow, depth = _shallow(model)
-    shallow_replicas = Replicas(shallow, working, precision=replicas.precision)
-    shallow = shallow_replicas.models[0]
-    weights = {id(_owner(p.data)) for p in shallow.parameters()}
     counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
-    code = _first_use(shallow_replicas, _longest(batch, shallow.config, working))
-    (smaller, passing_smaller), (larger, passing_larger) = (
-        _watch(shallow, shallow_replicas.move(_longest(batch, shallow.config, n)), weights) for n in counts
-    )
-    activations = {}
-    for name in filter(larger.get, larger):
-        layers = depth if "block" in name else 1
-        activations[name] = layers * _extrapolate(smaller[name], larger[name], counts, rows)
+    depth, measured = config.get("depth", 1), []
+    for blocks in (1, 2) if "depth" in config else (1,):
+        small = Replicas(_with_depth(model, blocks), working, precision=replicas.precision)
+        if blocks == 1:
+            code = _first_use(small, _longest(batch, small.model.config, working))
+        watched = [_watch(small.models[0], small.move(_longest(batch, small.model.config, n))) for n in counts]
+        measured.append([_extrapolate(sizes, counts, rows) for sizes in zip(*watched, strict=True)])
+    (kept, _), (kept_by_two, transient) = measured[0], measured[-1]
+    block = kept_by_two - kept
+    activations = {f"{depth} blocks": depth * block} if block else {}
+    activations["embedding, output and loss" if block else "the model"] = kept - block
+    shallow = small.models[0]
     stored = shallow.allocate(1) if hasattr(shallow, "allocate") else []  # it generates
-    cache = depth * sum(array.nbytes for block in stored for array in block)
+    cache = depth * sum(array.nbytes for arrays in stored[:1] for array in arrays)
     return Estimate(
         parameters=model.flat.data.size,
         ranks=ranks,
@@ -127,7 +127,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
         optimizer=BUFFERS * model.flat.data.nbytes // (ranks if shard else 1),
         gradients=replicas.gradient_arrays(micro_batches) * model.flat.grad.nbytes,
         activations=activations,
-        transient=max(0, _extrapolate(passing_smaller, passing_larger, counts, rows)),
+        transient=max(0, transient),
         cache=cache,
         memory=whole.memory.nbytes if "memory" in config else 0,
     )
@@ -160,20 +160,18 @@ def gpu_need(replicas: Replicas, batch: Any) -> str:
     return f"A step with {rows} rows needs about {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available: {which}"
 
 
-def _shallow(model: Any) -> tuple[Any, int]:
-    """A model like this one with a single block, and how many blocks it stands for; the model itself if its config has
-    no "depth".
-    """
+def _with_depth(model: Any, depth: int) -> Any:
+    """A model like this one with so many blocks; a copy of the model if its config has no "depth"."""
     if "depth" not in model.config:
-        return copy.deepcopy(model), 1
-    config = {**model.config, "depth": 1}
+        return copy.deepcopy(model)
+    config = {**model.config, "depth": depth}
     lora = config.pop("lora", None)
-    shallow = type(model)(**config, **needed_key(type(model)))
+    small = type(model)(**config, **needed_key(type(model)))
     if lora is not None:
-        add_lora(shallow, **lora)
+        add_lora(small, **lora)
     if recomputes_blocks(model):
-        recompute_blocks(shallow)
-    return shallow.to(dtype=model.flat.data.dtype), model.config["depth"]
+        recompute_blocks(small)
+    return small.to(dtype=model.flat.data.dtype)
 
 
 @contextmanager
@@ -201,22 +199,29 @@ def _first_use(replicas: Replicas, batch: Any) -> int:
     return max(0, resident_bytes() - before - (peak - start))
 
 
-def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], int]:
-    """The bytes that the caches of a micro-batch keep, by layer, and the bytes that backward uses in addition."""
+def _watch(model: Any, batch: Any) -> tuple[int, int]:
+    """The bytes of the arrays that the cache of a micro-batch keeps, and those that backward uses in addition."""
+    model.loss(*batch, key=Key(0))  # which makes what is made once, such as tables of positions
     with _tracing():
+        before = _bytes_of_arrays()
         _, cache = model.loss(*batch, key=Key(0))
-        kept = _by_layer(cache, weights | {id(_owner(x)) for x in batch})
+        kept = _bytes_of_arrays() - before
         tracemalloc.reset_peak()
         start, _ = tracemalloc.get_traced_memory()
         model.loss_backward(1.0, cache)
         _, peak = tracemalloc.get_traced_memory()
-        passing = peak - start
-    return kept, passing
+    return kept, peak - start
 
 
-def _extrapolate(smaller: int, larger: int, counts: tuple[int, int], rows: int) -> int:
-    """The linear extrapolation to `rows` of a size that is `smaller` and `larger` for these counts of rows."""
-    first, last = counts
+def _bytes_of_arrays() -> int:
+    """The bytes of NumPy's arrays that were made while memory is traced, and still exist."""
+    traces = tracemalloc.take_snapshot().traces
+    return sum(trace.size for trace in traces if trace.domain == np.lib.tracemalloc_domain)
+
+
+def _extrapolate(sizes: tuple[int, ...], counts: tuple[int, int], rows: int) -> int:
+    """The linear extrapolation to `rows` of a size that has these two values for these counts of rows."""
+    (smaller, larger), (first, last) = sizes, counts
     return larger + (rows - last) * (larger - smaller) // max(1, last - first)
 
 
@@ -228,66 +233,3 @@ def _longest(batch: Any, config: Mapping[str, Any], rows: int) -> Any:
         shape = (rows, config["depth"], config["memory"], config["d_model"])
         longest = longest._replace(memory=np.zeros(shape, batch.memory.dtype))
     return longest
-
-
-def _owner(x: Array) -> Array:
-    """The array that owns the memory of x."""
-    while isinstance(getattr(x, "base", None), np.ndarray):
-        x = x.base
-    return x
-
-
-def _arrays(x: Any) -> Iterator[Array]:
-    if isinstance(x, np.ndarray):
-        yield x
-    elif isinstance(x, Mapping):
-        yield from _arrays(list(x.values()))
-    elif isinstance(x, tuple | list):
-        for part in x:
-            yield from _arrays(part)
-
-
-def _parts(name: str, cache: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a model's cache in order, with names; of a list (the caches of the blocks), only the first."""
-    if isinstance(cache, list) and cache and isinstance(cache[0], RecomputeCache):
-        x, *shared = cache[0].inputs
-        yield f"{name}: inputs", x
-        once = name.replace("blocks", "recomputed")
-        yield f"{once}: shared inputs", (shared, cache[0].options)
-        yield from _parts(once, cache[-1].kept)
-    elif isinstance(cache, list) and cache:
-        fields = cache[0]._asdict() if hasattr(cache[0], "_asdict") else {"": cache[0]}
-        for field, part in fields.items():
-            yield f"{name}: {field}".removesuffix(": "), part
-    elif _has_blocks(cache):
-        for field, part in cache._asdict().items():
-            yield from _parts(name if field in ("body", "stack") else f"{name} {field}".strip(), part)
-    else:
-        yield name, cache
-
-
-def _parts_of_loss(cache: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of the cache of a `loss`, with names: (forward, cross-entropy), or a NamedTuple of several of them. The
-    parts of several have the same names.
-    """
-    if hasattr(cache, "_asdict"):
-        for one in cache:
-            yield from _parts_of_loss(one)
-        return
-    forward, cross_entropy = cache
-    yield from _parts("", forward)
-    yield "cross-entropy", cross_entropy
-
-
-def _has_blocks(cache: Any) -> bool:
-    return hasattr(cache, "_asdict") and any(isinstance(part, list) or _has_blocks(part) for part in cache)
-
-
-def _by_layer(cache: Any, seen: set[int]) -> dict[str, int]:
-    """The bytes that the cache of a `loss` keeps, by layer; each array counts for the first layer that has it."""
-    sizes: dict[str, int] = {}
-    for name, part in _parts_of_loss(cache):
-        owners = {id(_owner(x)): _owner(x).nbytes for x in _arrays(part)}
-        sizes[name] = sizes.get(name, 0) + sum(size for key, size in owners.items() if key not in seen)
-        seen |= owners.keys()
-    return sizes

@@ -14,12 +14,10 @@ from ..backend import CPU, free_memory, to_cpu
 from ..checks import (
     expect_array,
     expect_at_least,
-    expect_floating,
     expect_ids,
     expect_instance,
     expect_integers,
     expect_positive,
-    expect_probabilities,
     expect_shape,
     is_inexact,
 )
@@ -184,45 +182,17 @@ def evaluate_classifier(
     dataset = replace(dataset, labels=expect_array("dataset.labels", dataset.labels))
     if is_inexact(dataset.labels):
         raise TypeError("dataset: expected labels that are classes, integers, got probabilities")
-    log_probabilities = _log_probabilities(replicas, dataset, max_length, keep, batch_size)
-    return _scores(log_probabilities, dataset.labels)
+    log_probabilities = log_probabilities_of_classes(replicas, dataset, max_length, keep, batch_size)
+    return scores_of_log_probabilities(log_probabilities, dataset.labels)
 
 
-def scores_of_classes(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Loss (nats per text) and accuracy of probabilities (texts, K), such as the mean of those that several classifiers
-    predict. labels: (texts,), the true classes. A text whose class has probability 0 makes the loss infinite. Raises
-    TypeError, ValueError or IndexError for arrays that do not fit.
-    """
-    expect_floating(probabilities=probabilities)
-    expect_shape("probabilities", probabilities, "texts K")
-    if not probabilities.size:
-        raise ValueError(f"probabilities: expected texts and classes, got {probabilities.shape}")
-    expect_probabilities("probabilities", probabilities, probabilities.shape)
-    expect_shape("labels", labels, "texts", texts=len(probabilities))
-    expect_ids("labels", labels, probabilities.shape[1])
-    with np.errstate(divide="ignore"):
-        return _scores(np.log(probabilities), labels)
-
-
-def _scores(log_probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def scores_of_log_probabilities(log_probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     chosen = np.take_along_axis(log_probabilities, labels[:, None], axis=1)
     right = log_probabilities.argmax(axis=1) == labels
     return {"loss": -math.fsum(chosen[:, 0]) / len(chosen), "accuracy": int(right.sum()) / len(chosen)}
 
 
-def predict_classes(
-    replicas: Replicas, dataset: Labelled, max_length: int, keep: str = "head", batch_size: int | None = None
-) -> np.ndarray:
-    """The probabilities of the classes, float64 (texts, K), that a classifier predicts for each text, in the order of
-    the dataset. Its labels are ignored. The arguments are those of `evaluate_classifier`.
-    """
-    expect_instance("dataset", dataset, Labelled)
-    unread = replace(dataset, labels=np.zeros(len(dataset.ids), np.int64))
-    probabilities = np.exp(_log_probabilities(replicas, unread, max_length, keep, batch_size).astype(np.float64))
-    return probabilities / probabilities.sum(axis=1, keepdims=True)
-
-
-def _log_probabilities(
+def log_probabilities_of_classes(
     replicas: Replicas, dataset: Labelled, max_length: int, keep: str, batch_size: int | None
 ) -> np.ndarray:
     """The log-probabilities of a classifier for each text, (texts, K), in the order of the dataset."""

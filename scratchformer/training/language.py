@@ -1,4 +1,4 @@
-"""Shared parts of programs that train a language model: the corpus, a sample, and scores while it learns."""
+"""Shared parts of programs that train a language model: the corpus and a sample."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..data import STANDARD_LIBRARY, Corpus, NoConnection, TextBatches, load_enwik8
+from ..data import STANDARD_LIBRARY, Corpus, NoConnection, load_enwik8
 from ..data.batching import tokens_of
 from ..generation import printable, stream_text
-from ..optim import DynamicRMS
-from ..parallel.replicas import Replicas
 from ..shell.text import one_line
-from .dynamic import evaluate_dynamic, expect_adaptable, observe_gradients
 from .run import Run
 from .snapshot import class_name
-
-# Settings of dynamic evaluation: those of `DynamicRMS` and `evaluate_dynamic`, and how many batches are observed. They
-# were chosen on validation; stride None is an eighth of the context.
-DYNAMIC: dict[str, Any] = dict(lr=2e-5, decay=0.0, eps=1e-5, stride=None, windows=4, learn="new", observed=40)
 
 
 def load_corpus(run: Run) -> Corpus:
@@ -55,26 +48,3 @@ def write_sample(run: Run, model: Any, corpus: Any, **options: Any) -> None:
     if ":" in class_name(model):  # a class of the program
         command += ["--program", str(run.made_by) if Path(str(run.made_by)).is_file() else "FILE"]
     print(f"\n---\nfor more: {one_line(shlex.join(command))}")
-
-
-def score_dynamically(run: Run, replicas: Replicas, corpus: Any, part: str, **settings: Any) -> dict[str, float]:
-    """The scores of `replicas.model` on a part if it learns while it reads: see `evaluate_dynamic`.
-
-    corpus: with `train` and the part, arrays of tokens. settings: in place of those in DYNAMIC. The steps are scaled by
-    gradients of the first training batches.
-    """
-    if not hasattr(replicas.model, "context"):
-        raise ValueError(f"--dynamic: {run.name} trains no language model, so leave it out")
-    chosen = {**DYNAMIC, **settings}
-    expect_adaptable(replicas)
-    context = replicas.model.context
-    stride = chosen["stride"] or max(1, context // 8)
-    if stride > context:
-        raise ValueError(f"--stride: expected at most the context, {context}, got {stride}")
-    optimizer = DynamicRMS(replicas.model.parameters(), **{name: chosen[name] for name in ("lr", "decay", "eps")})
-    batches = TextBatches(corpus.train, run.batch_size, context, run.key("batches"))
-    observe_gradients(replicas, optimizer, batches, chosen["observed"])
-    options = dict(stride=stride, windows_per_step=chosen["windows"], learn=chosen["learn"])
-    tokens, vocabulary = run.scored(part, getattr(corpus, part)), getattr(corpus, "vocabulary", None)
-    sizes = None if vocabulary is None else vocabulary.sizes
-    return evaluate_dynamic(replicas, tokens, optimizer, sizes=sizes, **options)

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from ..nn import recompute_blocks
 from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import Diverged, nonfinite_tensor
 from ..parallel.memory import resident_bytes
-from ..parallel.numerics import as_before, changes, numerics
+from ..parallel.numerics import changes, numerics, with_libraries_of
 from ..parallel.ranks import Elsewhere, Ranks
 from ..parallel.replicas import Replicas
 from ..rng import Key, room_for
@@ -184,7 +185,7 @@ class Run:
             self.identity["vocabulary" if kind == ".txt" else "subwords"] = vocabulary.fingerprint
             self.vocabulary_to_save = vocabulary
         self.identity["data"] = loaded[0].fingerprint
-        self.expect_weights()
+        self.limit_weights()
         if self.estimating:
             with fast():  # it loads libraries
                 self.before = resident_bytes()
@@ -211,7 +212,7 @@ class Run:
         stage._opened, stage._unread, stage._saved = ExitStack(), [], None
         if not self.scoring:
             self.ranks.from_first(lambda: expect_no_link(stage.out) and None)
-        stage.expect_weights()
+        stage.limit_weights()
         return stage
 
     def expect_final(self, stage: str, later: Sequence[str]) -> None:
@@ -265,7 +266,7 @@ class Run:
         recomputed if the run says so. With --estimate the estimate for the batch `largest`, by default the first one,
         is printed, and the program ends. If a GPU has too little memory, the error says how much a step needs.
         """
-        self.made()
+        self.end_limit()
         model.to(self.device)
         if self.recompute:
             recompute_blocks(model)
@@ -277,7 +278,7 @@ class Run:
             if self.estimating:
                 print(estimate(replicas, first if largest is None else largest, before, self.shard))
                 raise Estimated
-            replicas.expect_work(first)
+            self.ranks.from_first(lambda: replicas.expect_work(first))
             self.ranks.expect_same(self.identity)
             try:
                 yield replicas
@@ -386,7 +387,7 @@ class Run:
         scores, step = {name: float(value) for name, value in scores.items()}, self.step
         if self.ranks.first:
             self._metrics.write(step, **{f"validation_{name}": value for name, value in scores.items()})
-        self.note(f"step {step}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in scores.items()))
+        self.note(f"step {step}: validation {as_text(scores)}")
         score = scores[self._metric]
         if math.isfinite(score) and (self.best is None or self._sign * score > self._sign * self.best[self._metric]):
             self.best = self._values["best"] = {"step": step, **scores}
@@ -458,12 +459,12 @@ class Run:
         records, values = ranks.from_first(start)
         self._values.update(values)
         if self._replicas.device is CPU:
-            self.compute_as_before()
+            self.choose_libraries()
         self._values.update(ranks.from_first(write))
         self.best = self._values["best"]
         if ranks.size > 1:
             self.send()
-        self._replicas.block.push(self.close)  # when the block of the replicas ends, whatever happens in the loop
+        self._replicas.at_end.push(self.close)  # when the block of the replicas ends, whatever happens in the loop
         self._replicas.diverged = self.diverged_now
         self._received = self._opened.enter_context(interrupts())
         options: dict[str, Any] = dict(initial=self.step, delay=0, leave=True, disable=not ranks.first)
@@ -515,15 +516,15 @@ class Run:
         """Give back the lock, the log and the signals, after the last step or the exception that ends the loop."""
         self._opened.__exit__(*(exception or (None, None, None)))
 
-    def compute_as_before(self) -> None:
+    def choose_libraries(self) -> None:
         """Let all ranks use the same libraries for products, those with which the run began if they are here.
 
         Raises ValueError in rank 0, and ends the others, if the ranks would not compute the same bits.
         """
         before, precision = self._values["numerics"], self._replicas.precision
         record = self.ranks.from_first(lambda: before or numerics(precision))
-        self._replicas.as_before.close()
-        self._replicas.as_before.enter_context(as_before(record))
+        self._replicas.libraries.close()
+        self._replicas.libraries.enter_context(with_libraries_of(record))
         self._values["numerics"] = now = numerics(precision)
         self.ranks.expect_same(now)
         if before is not None and before != now and self.ranks.first:
@@ -647,7 +648,9 @@ class Run:
         self._replicas.join_whole()
         optimizer: Any = self._optimizer
         if self._replicas.sharded and whole:
-            optimizer = Gathered(self._optimizer, self.ranks, self.parts())
+            state, parts = optimizer.state_dict(), self.parts()
+            state |= {name: self.ranks.collect_parts(state[name], parts) for name in optimizer.buffers}
+            optimizer = SimpleNamespace(state_dict=lambda: state)
         self.ranks.from_first(lambda: self.save_as_first(path, *((optimizer, self._batches) if whole else ())))
 
     def save_as_first(self, path: Path, *parts: Any) -> None:
@@ -664,25 +667,25 @@ class Run:
             self._saved = self.step
             (self.out / UNSAVED).unlink(missing_ok=True)
 
-    def expect_weights(self) -> None:
-        """Until the model is `made`, let a resumed run draw about as many numbers as its snapshot has weights."""
+    def limit_weights(self) -> None:
+        """Until `end_limit`, let a resumed run draw about as many numbers as its snapshot has weights."""
         if self.resumed and (count := count_weights(self.out / LAST)) is not None:
             self._room.enter_context(room_for(count))
 
-    def made(self) -> None:
-        """The model is made, so the limit on the numbers that it may draw ends: see `expect_weights`."""
+    def end_limit(self) -> None:
+        """The model is made, so the limit on the numbers that it may draw ends: see `limit_weights`."""
         self._room.close()
 
 
-class Gathered:
-    """The state of a sharded optimizer, from all ranks. parts: those of the buffers, by rank."""
-
-    def __init__(self, optimizer: Optimizer, ranks: Ranks, parts: list[slice]) -> None:
-        state = optimizer.state_dict()
-        self.state = state | {name: ranks.collect_parts(state[name], parts) for name in optimizer.buffers}
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return self.state
+def as_text(scores: Mapping[str, float] | None) -> str:
+    """Scores as a line of results has them: "step 200, loss 0.1234", or "none"."""
+    if scores is None:
+        return "none"
+    values = (scores or {}).items()
+    return (
+        ", ".join(f"{name} {value}" if type(value) is int else f"{name} {value:.4f}" for name, value in values)
+        or "none"
+    )
 
 
 def expect_parts(replicas: Replicas, optimizer: Any, batches: Any, select: Any) -> None:

@@ -29,7 +29,7 @@ from ..shell.process import run_program
 from ..shell.text import printable, shown
 from .examples import examples, is_example
 from .readers import mean_snapshot
-from .run import Estimated, Run
+from .run import Estimated, Run, as_text
 from .settings import program_options, read_settings, saved_settings, start_run
 from .snapshot import BEST, LAST, NotImported, load_file
 
@@ -48,7 +48,7 @@ def run_main(main: Callable[[Run], Any], argv: list[str] | None = None) -> None:
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:] if argv is None else argv, files_of(main))
         arguments = ranks.from_first(lambda: start_run(name, names.get("__doc__") or "", presets, argv, options))
-        run = made(name, ranks=ranks, **arguments)
+        run = make_run(name, ranks=ranks, **arguments)
         run.settings["made_by"] = source_of(names)
         if ranks.size > 1:
             print(ranks.places())
@@ -59,11 +59,11 @@ def run_main(main: Callable[[Run], Any], argv: list[str] | None = None) -> None:
         except Estimated:
             return
         finally:
-            run.made()  # if it has failed before, the limit of its weights must not outlast it
+            run.end_limit()  # if it has failed before, the limit of its weights must not outlast it
         print(f"{name}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
 
 
-def made(name: str, settings: dict[str, Any], attributes: Mapping[str, Any], **arguments: Any) -> Run:
+def make_run(name: str, settings: dict[str, Any], attributes: Mapping[str, Any], **arguments: Any) -> Run:
     """The run of a program."""
     run = Run(**arguments, **settings)
     run.name = name
@@ -89,12 +89,12 @@ def open_run(run: Path, names: Mapping[str, Any], device: str, data: str | None,
         raise ValueError(f"--data: {name_of(names)} takes none, so leave it out")
     settings = saved_settings(run, name_of(names), names.get("PRESETS", {}), program_options(options)[0])
     settings |= {"data": data} if data else {}
-    return made(
+    return make_run(
         name_of(names), settings, dict(scoring=True), out=run, resume=True, device=get_device(device), ranks=ranks
     )
 
 
-def scored_stages(run: Run, names: Mapping[str, Any]) -> Iterator[Run]:
+def stages_to_score(run: Run, names: Mapping[str, Any]) -> Iterator[Run]:
     """The stages of a run that are scored; of a run without stages, the run itself."""
     if any((run.out / name).exists() for name in (LAST, BEST)):
         yield run
@@ -108,15 +108,15 @@ def scored_stages(run: Run, names: Mapping[str, Any]) -> Iterator[Run]:
         yield run.stage(name)
 
 
-def scores(run: Run, names: Mapping[str, Any], part: str, also: Callable[..., Any] | None = None) -> Iterator[str]:
+def score_lines(run: Run, names: Mapping[str, Any], part: str, also: Callable[..., Any] | None = None) -> Iterator[str]:
     """One line for each scored stage: the scores of its best model on a part, "validation" or "test".
 
     also: called with the stage, its replicas, the data and the part; the scores that it returns get another line.
     """
     data = run.load(names["data"])
-    for stage in scored_stages(run, names):
+    for stage in stages_to_score(run, names):
         model = names["model"](stage, data).to(run.device)
-        stage.made()
+        stage.end_limit()
         stage.load_weights(model, mean_snapshot(stage.out))
         run.ranks.expect_same_bits("parameters", model.flat.data)
         count = run.ranks.cores() if run.device is CPU else 1
@@ -127,10 +127,6 @@ def scores(run: Run, names: Mapping[str, Any], part: str, also: Callable[..., An
             yield f"{head}{part}: {as_text(names['score'](stage, replicas, data, part))}"
             if extra is not None:
                 yield f"{head}{part}, learning while reading: {as_text(extra)}"
-
-
-def as_text(scores: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
 # Where a program is

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scratchformer import backend, data, generation, models, nn, ops, optim, rng, testing, training
+from scratchformer import backend, data, generation, models, nn, ops, optim, records, rng, testing, training
 from scratchformer.catalogue import LAYERS, OPERATIONS, Draw
 from scratchformer.testing.contracts import is_array
 
@@ -211,7 +211,7 @@ def scored(of: Callable, **arguments: Any) -> Any:
 def learned(lr: float, **arguments: Any) -> Any:
     model = small_model()
     optimizer = optim.SGD(model.parameters(), lr)
-    return training.evaluate_dynamic(training.Replicas(model, 1), optimizer=optimizer, **arguments)
+    return records.evaluate_dynamic(training.Replicas(model, 1), optimizer=optimizer, **arguments)
 
 
 def consumed(of: Callable, **arguments: Any) -> list:
@@ -370,7 +370,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
     ),
     "DynamicRMS": lambda: call_of(
         "DynamicRMS",
-        lambda **given: optim.DynamicRMS(nn.Linear(3, 2).parameters(), **given),
+        lambda **given: records.DynamicRMS(nn.Linear(3, 2).parameters(), **given),
         lr=0.1,
         decay=0.1,
         eps=0.1,
@@ -463,7 +463,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         batch_size=2,
     ),
     "scores_of_classes": lambda: call_of(
-        "scores_of_classes", training.scores_of_classes, probabilities=np.full((3, 2), 0.5), labels=np.array([0, 1, 1])
+        "scores_of_classes", records.scores_of_classes, probabilities=np.full((3, 2), 0.5), labels=np.array([0, 1, 1])
     ),
     "stack_weights": lambda: call_of(
         "stack_weights",

@@ -1,4 +1,4 @@
-"""Operations that change arrays in place, alone and put together: their loops against the references, bit for bit."""
+"""Operations that change arrays in place: their loops against the references, bit for bit."""
 
 import inspect
 
@@ -9,8 +9,7 @@ pytest.importorskip("numba")
 
 from scratchformer.compiler import CompileError
 from scratchformer.compiler.derivation import Derivation
-from scratchformer.compiler.fusion import joined
-from scratchformer.compiler.in_place import FUSED, IN_PLACE
+from scratchformer.compiler.in_place import IN_PLACE
 from scratchformer.dispatch import fast, operation, reference_only
 from scratchformer.optim.adam import adam_step
 from scratchformer.optim.optimizer import scale
@@ -24,7 +23,7 @@ def arguments(op, dtype, half, size=1003):
     rng = np.random.default_rng(0)
     names = inspect.signature(op).parameters
     arrays = {name: rng.random(size).astype(dtype) for name in names if name not in NUMBERS}
-    arrays |= {name: np.zeros(size, half) for name in ("out", "half") if name in arrays}
+    arrays |= {name: np.zeros(size, half) for name in ("out",) if name in arrays}
     return {name: arrays.get(name, NUMBERS.get(name)) for name in names}
 
 
@@ -41,13 +40,13 @@ def test_loops_round_as_the_reference_does(op, dtype, half):
     found, plain = arguments(op, dtype, half), arguments(op, dtype, half)
     before = {name: np.copy(x) for name, x in found.items()}
     with fast():
-        written = {"out", "half"} & found.keys()
+        written = {"out"} & found.keys()
         assert chosen(op, found) == (not written or dtype == np.float32 or half.itemsize > 2)
         op(*found.values())
     with reference_only():
         op(*plain.values())
     changed = {name for name, x in found.items() if np.ndim(x) and not np.array_equal(x, before[name])}
-    assert changed == found.keys() & {"w", "m", "v", "x", "u", "velocity", "out", "half"} - (
+    assert changed == found.keys() & {"w", "m", "v", "x", "u", "velocity", "out"} - (
         {"x"} if op.__name__ == "round_into" else set()
     )
     for name, x in found.items():
@@ -96,18 +95,3 @@ def shift(x):
 def test_a_sum_cannot_be_taken_of_an_array_that_changes():
     with pytest.raises(CompileError, match="in place only what is at the same place can be read"):
         Derivation(shift.reference, None).compile()
-
-
-def test_parts_that_define_one_name_need_new_names():
-    with pytest.raises(CompileError, match="scale defines x too: rename one of them"):
-        joined("", [(scale, {}), (scale, {})])
-    twice = joined("Twice.", [(scale, {"x": "y"}), (scale, {"x0": "y", "share": "again"})])
-    assert twice.splitlines()[-2:] == ["    y_i = share x0_i", "    x_i = again y_i"]
-
-
-def test_each_part_needs_its_names_once():
-    """What the parts compute for each other is not stored."""
-    for op, parts in FUSED.items():
-        plan = Derivation(op.reference, None, docstring=joined("", parts)).compile().forward
-        assert [array.name for array in plan.reads] == ["grad"]
-        assert {array.name for array in plan.writes} == {"w", "m", "v", "half"} & {*inspect.signature(op).parameters}

@@ -7,7 +7,7 @@ import threading
 import pooch
 import pytest
 
-from scratchformer.data import DataError, NoConnection, cache_dir, fetch, verify
+from scratchformer.data import DataError, NoConnection, cache_dir, fetch
 
 CONTENT = b"a small file\n" * 1000
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -141,18 +141,3 @@ def test_cache_folder_that_cannot_be_made(server, folder):
     with pytest.raises(DataError) as error:
         fetch(f"{server.url}/file", SHA256, "file.txt")
     one_line(error)
-
-
-def test_verify(tmp_path):
-    file = tmp_path / "file.txt"
-    file.write_bytes(CONTENT)
-    assert verify(file, SHA256) == file
-    assert verify(str(file), MD5.upper().replace("MD5", "md5")) == file
-    with pytest.raises(DataError, match=r"file\.txt.*expected sha256 0000"):
-        verify(file, WRONG)
-    assert verify(file, MD5.upper()) == file
-    for unknown in MD5.partition(":")[2], "crc:1":
-        with pytest.raises(ValueError, match=r'^checksum: expected "md5:..." or "sha256:...", got '):
-            verify(file, unknown)
-    with pytest.raises(DataError, match=r"absent\.txt: No such file"):
-        verify(tmp_path / "absent.txt", SHA256)

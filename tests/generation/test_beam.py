@@ -1,5 +1,6 @@
 import itertools
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,14 +8,23 @@ import pytest
 from scratchformer import ops
 from scratchformer.backend import CPU, Device, to_cpu, to_device
 from scratchformer.data import Subwords
+from scratchformer.dispatch import fast
 from scratchformer.generation import DecoderCache, beam_search, bleu, translate
 from scratchformer.generation import beam as search
-from scratchformer.generation.beam import n_best
 from scratchformer.models import EncoderDecoder
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 
 V, BEGIN, END = 5, 0, 1
+
+
+@fast()
+def n_best(model, source, lengths, begin, end, beam=4, length_penalty=0.6, longer=search.LONGER):
+    """The `beam` best translations of each source."""
+    options = (source, lengths, begin, end, beam, length_penalty, longer)
+    return search.search(partial(DecoderCache, model), *options, wanted=beam)
+
+
 SOURCE, LENGTHS = np.array([[2, 3, 4], [4, 2, 2]]), np.array([3, 1])
 
 

@@ -296,26 +296,6 @@ def test_a_full_decoder_cache_refuses_and_stays_as_it_was(device, pieces):
             cached_logits(cache, ids[:, 3 : 3 + more])
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([1, 0, 3], r"rows: expected \(4\), got \(3,\)"),
-        ([1], r"rows: expected \(4\), got \(1,\)"),
-        ([1, 0, 3, 4], r"rows: expected each among the 2 of its own source, got \[1, 0, 3, 4\]"),
-        ([1, 2, 3, 2], r"rows: expected each among the 2 of its own source, got \[1, 2, 3, 2\]"),
-        ([-1, 0, 3, 2], r"rows: expected each among the 2 of its own source, got \[-1, 0, 3, 2\]"),
-    ],
-    ids=str,
-)
-def test_rows_of_another_source_are_refused(rows, message):
-    """A hypothesis can only move within its source, since those of a source share its memory."""
-    model = EncoderDecoder(31, 12, 3, 1, key=Key(0))
-    cache = DecoderCache(model, tokens(2, 3), np.array([3, 2]), 5, copies=2)
-    cached_logits(cache, tokens(4, 2))
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        cache.reorder(np.array(rows))
-
-
 @pytest.mark.parametrize("kept", [[2], [0, 2], [1, 0]], ids=str)
 def test_a_cache_forgets_sources(device, kept):
     """The others have the logits that they have in the whole cache."""
@@ -344,23 +324,6 @@ def test_what_is_kept_is_laid_out_as_before():
         cache.logits(tokens(100, 1))
     assert [[x.strides[1:] for x in each] for each in (*cache.stored, *cache.memory)] == order
     assert len(cache.stored[0][0]) == 100 and cache.pattern.lengths.tolist() == [4] * 100
-
-
-@pytest.mark.parametrize(
-    ("sources", "error", "message"),
-    [
-        ([], ValueError, "sources: expected at least one to keep, got none"),
-        ([2], IndexError, "sources: expected .* 0 .* 1, got 2"),
-        ([-1], IndexError, "sources: expected .* 0 .* 1, got -1"),
-        ([0.5], TypeError, "sources: expected integers"),
-    ],
-    ids=str,
-)
-def test_sources_that_are_not_there(sources, error, message):
-    cache = DecoderCache(EncoderDecoder(31, 12, 3, 1), tokens(2, 3), np.array([3, 2]), 5, copies=2)
-    with pytest.raises(error, match=message):
-        cache.keep(np.array(sources, int if sources == [] else None))
-    assert cache.rows == 4
 
 
 def test_a_cache_has_room_for_something(make_model):

@@ -143,7 +143,7 @@ def test_ranks_that_compute_other_bits_are_refused(tmp_path, make_model, make_ba
 
 def test_all_ranks_use_the_library_of_the_first(tmp_path, make_model, make_batches, monkeypatch):
     taken = []
-    monkeypatch.setattr(run_module, "as_before", lambda record: taken.append(record) or nullcontext())
+    monkeypatch.setattr(run_module, "with_libraries_of", lambda record: taken.append(record) or nullcontext())
     run_ranks(3, lambda ranks: ranks_train(ranks, tmp_path / "run", make_model, make_batches))
     assert len(taken) == 3 and taken[0] == taken[1] == taken[2] == load_snapshot(tmp_path / "run").state["numerics"]
 

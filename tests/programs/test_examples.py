@@ -11,7 +11,8 @@ import pytest
 
 import scratchformer.training
 from scratchformer.data import load_enwik8
-from scratchformer.training import Run, language, load_model, load_snapshot, read_metrics
+from scratchformer.records import dynamic
+from scratchformer.training import Run, load_model, load_snapshot, read_metrics
 from scratchformer.training.settings import read_settings
 from scratchformer.training.start import run_main
 
@@ -136,7 +137,7 @@ def test_a_run_is_also_scored_while_it_learns(call, fail, enwik8_run, xl_run, im
     told = " ".join(call("scratchformer", "evaluate", "--help").stdout.split())
     words = {"lr": "learning rate", "decay": "trained ones", "windows": "each step"}
     assert {name: number(rf"{text} \(([-0-9.e]+)\)", told) for name, text in words.items()} == {
-        name: language.DYNAMIC[name] for name in words
+        name: dynamic.DYNAMIC[name] for name in words
     }
     line = fail("scratchformer", "evaluate", enwik8_run.folder, "--decay", 0.1)
     assert "--decay: applies only to --dynamic" in line
@@ -233,7 +234,9 @@ def test_enwik8_without_data_or_network_trains_on_the_standard_library(
 def test_imdb_prints_its_test_accuracy(imdb_run):
     assert {path.name for path in imdb_run.folder.iterdir()} == {*RUN_FILES, "vocabulary.txt"}
     assert "100 reviews, " in imdb_run.output  # 200 less 100 for validation
-    assert re.search(r"^best on validation: \{'step': \d, 'loss': .*'accuracy': .*\}$", imdb_run.output, re.MULTILINE)
+    assert re.search(
+        r"^best on validation: step \d, loss \d\.\d{4}, accuracy \d\.\d{4}$", imdb_run.output, re.MULTILINE
+    )
     assert 0 <= number(rf"test accuracy on 80 reviews: {NUMBER}%", imdb_run.output) <= 100
 
 

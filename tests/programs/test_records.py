@@ -10,15 +10,22 @@ import pytest
 from scratchformer.data import encode_pairs, load_enwik8, load_imdb, load_multi30k
 from scratchformer.generation import bleu
 from scratchformer.parallel.replicas import Replicas
-from scratchformer.records import recalling, stack_weights, stacked, translate_together, with_evidence, with_neighbours
+from scratchformer.records import (
+    predict_classes,
+    recalling,
+    scores_of_classes,
+    stack_weights,
+    stacked,
+    translate_together,
+    with_evidence,
+    with_neighbours,
+)
 from scratchformer.records.ensembles import load_translators
 from scratchformer.records.translators import writes_backwards
 from scratchformer.training import (
     evaluate_language_model,
     load_model,
     load_snapshot,
-    predict_classes,
-    scores_of_classes,
 )
 from scratchformer.training.readers import mean_snapshot
 

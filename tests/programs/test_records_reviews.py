@@ -12,9 +12,16 @@ import pytest
 
 from scratchformer.parallel.ranks import Ranks
 from scratchformer.parallel.replicas import Replicas
-from scratchformer.records import BidirectionalClassifier, PseudoLabelled, fit_evidence, stack_weights, stacked
+from scratchformer.records import (
+    BidirectionalClassifier,
+    PseudoLabelled,
+    fit_evidence,
+    scores_of_classes,
+    stack_weights,
+    stacked,
+)
 from scratchformer.rng import Key
-from scratchformer.training import load_model, load_snapshot, read_metrics, save_snapshot, scores_of_classes
+from scratchformer.training import load_model, load_snapshot, read_metrics, save_snapshot
 from scratchformer.training.snapshot import load_file
 from scratchformer.training.start import open_run
 

@@ -9,8 +9,8 @@ from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import Corpus
 from scratchformer.generation import KeyValueCache, generate
 from scratchformer.models import LanguageModel
-from scratchformer.records import Recall, recall, recalling, with_recalled
-from scratchformer.records.recall import RecalledTexts
+from scratchformer.records import Recall, recall, recalling, searching, with_recalled
+from scratchformer.records.recall import RecallCache, RecalledTexts
 from scratchformer.rng import Key
 
 CONTEXT = 12  # of the models of `make_model`
@@ -49,7 +49,7 @@ def test_the_cache_gives_the_logits_of_the_full_forward(device, make_model):
     draw = Key(0).generator()
     ids, before = draw.integers(0, 4, (2, 3 * CONTEXT)), [draw.integers(0, 4, n) for n in (40, 7)]
     rows = np.stack([recalling(np.concatenate(text), ORDERS)[-3 * CONTEXT :] for text in zip(before, ids, strict=True)])
-    cache, plain, end = KeyValueCache(model, 2, before), KeyValueCache(model, 2), 0
+    cache, plain, end = RecallCache(model, before), KeyValueCache(model, 2), 0
     differs = False
     for length in (5, *[1] * (3 * CONTEXT - 5)):
         end += length
@@ -68,12 +68,15 @@ def test_generate_searches_the_text_before_and_the_prompt(make_model):
     draw = Key(1).generator()
     before, prompt = draw.integers(0, 31, 200), draw.integers(0, 31, (1, 30))
     whole = np.concatenate([before, prompt[0]])
-    for count, ids in enumerate(generate(model, prompt, 5, 0.0, before=before)):
+    for count, ids in enumerate(generate(model, prompt, 5, 0.0, open_cache=searching(before))):
         rows = recalling(whole, ORDERS)[None, -min(CONTEXT, 12) :]
         if not count:
             assert ids[0] == model(rows)[0, -1].argmax()
         whole = np.append(whole, ids[0])
-    a, b = (np.concatenate(list(generate(model, prompt, 20, 0.0, before=text))) for text in (before, before[:1]))
+    a, b = (
+        np.concatenate(list(generate(model, prompt, 20, 0.0, open_cache=searching(text))))
+        for text in (before, before[:1])
+    )
     assert (a != b).any()
 
 
@@ -85,14 +88,12 @@ def test_what_does_not_fit_is_refused(make_model):
         (model, np.zeros((3, 1), int), r"before: expected \(n\), got \(3, 1\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            next(generate(other, prompt, 1, before=before))
+            next(generate(other, prompt, 1, open_cache=searching(before)))
     with pytest.raises(TypeError, match="before: expected integers"):
-        next(generate(model, prompt, 1, before=np.zeros(3)))
+        next(generate(model, prompt, 1, open_cache=searching(np.zeros(3))))
     for beyond in -1, 31:
         with pytest.raises(IndexError, match=f"before: expected values from 0 to 30, got {beyond}"):
-            next(generate(model, prompt, 1, before=np.array([0, beyond, 3])))
-    with pytest.raises(ValueError, match="before: expected the tokens before 2 sequences, got 1"):
-        KeyValueCache(model, 2, [np.zeros(3, int)])
+            next(generate(model, prompt, 1, open_cache=searching(np.array([0, beyond, 3]))))
 
 
 def test_a_text_with_what_each_token_recalls():

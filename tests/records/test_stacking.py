@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from scratchformer.records import stack_weights, stacked
+from scratchformer.records import scores_of_classes, stack_weights, stacked
 from scratchformer.records.stacking import stack_loss
-from scratchformer.training import scores_of_classes
 
 
 def sigmoid(z):

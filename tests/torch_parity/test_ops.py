@@ -102,7 +102,6 @@ CASES = {
     ),
     "add": (ops.add, torch.add, [(B, T, C), (B, T, C)], {}),
     "relu": (ops.relu, F.relu, [(B, T, C)], {}),
-    "squared_relu": (ops.squared_relu, lambda x: F.relu(x) ** 2, [(B, T, C)], {}),
     "gelu": (ops.gelu, F.gelu, [(B, T, C)], {}),
     "gelu, tanh": (ops.gelu, lambda x: F.gelu(x, approximate="tanh"), [(B, T, C)], dict(approximate="tanh")),
     "silu": (ops.silu, F.silu, [(B, T, C)], {}),

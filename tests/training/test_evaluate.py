@@ -11,16 +11,15 @@ from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import Labelled, Pairs, Subwords, encode_pairs
 from scratchformer.dispatch import reference_only
 from scratchformer.models import EncoderDecoder
+from scratchformer.records import predict_classes, scores_of_classes
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import (
     Replicas,
     evaluate_classifier,
     evaluate_language_model,
     evaluate_translation,
-    predict_classes,
-    scores_of_classes,
 )
-from scratchformer.training.estimate import _by_layer
+from scratchformer.training.estimate import _watch
 from scratchformer.training.evaluate import MAX_ROWS, at_once
 
 
@@ -224,9 +223,7 @@ def test_a_gpu_evaluates_as_many_rows_as_fit_in_half_of_its_free_memory(name, wo
     ids = np.zeros((4, length), np.int32)
     batch = (ids, None, np.zeros(4, int)) if name == "Classifier" else (ids, ids)
     with reference_only():
-        _, cache = model.loss(*batch)
-    by_layer = _by_layer(cache, {id(p.data) for p in model.parameters()})
-    kept = sum(size * (sizes["depth"] if "blocks:" in layer else 1) for layer, size in by_layer.items()) / len(ids)
+        kept = _watch(model, batch)[0] / len(ids)
     replicas = Replicas(model.to(STRICT), 1)
     assert at_once(replicas, length) == 16  # the free memory is not known
     for room in 50 * kept, 500 * kept:

@@ -8,11 +8,11 @@ import pytest
 
 from scratchformer.training.settings import save_settings
 from scratchformer.training.settings import start_run as parse
-from scratchformer.training.start import made
+from scratchformer.training.start import make_run
 
 
 def start_run(*arguments):
-    return made(arguments[0], **parse(*arguments))
+    return make_run(arguments[0], **parse(*arguments))
 
 
 def save(run):

@@ -50,6 +50,7 @@ sys.modules["cupy"] = cupy
 from scratchformer import ops  # noqa: E402
 from scratchformer.dispatch import TwinCache, fast, reference_only  # noqa: E402
 from scratchformer.kernels import cupy_code, cupy_products  # noqa: E402
+from scratchformer.ops import rounding  # noqa: E402
 from scratchformer.optim import adam, muon, optimizer  # noqa: E402
 from scratchformer.testing.contracts import as_tuple  # noqa: E402
 
@@ -152,17 +153,17 @@ def compare_flat(dtype, start):
         for t in 1, 2, 3:
             adam.adam_step(*there, 0.01, 0.9, 0.999, 1e-8, t)
         half, share = as_array(np.zeros(there[0].shape, np.float16)), as_array(np.array(0.25))
-        settings = 0.01, 0.9, 0.999, 1e-8, 4, 0.1
-        fused = *there, half, share, *settings
-        if not any(twin.fits(*fused) for twin in adam.clip_adam_round.chosen[True][type(half)]):
-            raise TypeError("the loops do not take these arguments")
-        adam.clip_adam_round(*fused)
         optimizer.scale(there[1], share)
+        settings = *there, 0.01, 0.9, 0.999, 1e-8, 4, 0.1
+        for op, args in (adam.adam_step, settings), (rounding.round_into, (there[0], half)):
+            if not any(twin.fits(*args) for twin in op.chosen[True][type(half)]):
+                raise TypeError("the loops do not take these arguments")
+            op(*args)
     with reference_only():
         for t in 1, 2, 3:
             adam.adam_step(*here, 0.01, 0.9, 0.999, 1e-8, t)
         here[1] *= 0.25
-        adam.adam_step(*here, *settings)
+        adam.adam_step(*here, *settings[4:])
     np.testing.assert_array_equal(half, there[0].astype(np.float16))
     for f, r in zip(there, here, strict=True):
         np.testing.assert_allclose(f, r, rtol=1e-5, atol=1e-6)

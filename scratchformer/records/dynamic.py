@@ -18,18 +18,23 @@ import numpy as np
 from .. import ops
 from ..backend import Array
 from ..checks import expect_instance, expect_one_of, expect_positive
-from ..data import TextBatch, windows
+from ..data import TextBatch, TextBatches, windows
 from ..data.batching import count_of, expect_text, slices
 from ..models import TransformerXL
 from ..models.predictor import Predictor
 from ..ops import IGNORED
-from ..optim import DynamicRMS
 from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import Diverged
 from ..parallel.replicas import Replicas
 from ..rng import Key
 from ..shell.progress import progress_bar
-from .evaluate import predicted_bytes
+from ..training import Run
+from ..training.evaluate import predicted_bytes
+from .dynamic_rms import DynamicRMS
+
+# Settings of dynamic evaluation: those of `DynamicRMS` and `evaluate_dynamic`, and how many batches are observed. They
+# were chosen on validation; stride None is an eighth of the context.
+DYNAMIC: dict[str, Any] = dict(lr=2e-5, decay=0.0, eps=1e-5, stride=None, windows=4, learn="new", observed=40)
 
 
 class ScoredBatch(NamedTuple):
@@ -143,3 +148,26 @@ def expect_adaptable(replicas: Replicas) -> None:
         raise ValueError("precision: dynamic evaluation has no loss scale for float16; use float32 or bfloat16")
     if replicas.ranks.size > 1:
         raise ValueError("ranks: dynamic evaluation takes one process, got several")
+
+
+def score_dynamically(run: Run, replicas: Replicas, corpus: Any, part: str, **settings: Any) -> dict[str, float]:
+    """The scores of `replicas.model` on a part if it learns while it reads: see `evaluate_dynamic`.
+
+    corpus: with `train` and the part, arrays of tokens. settings: in place of those in DYNAMIC. The steps are scaled by
+    gradients of the first training batches.
+    """
+    if not hasattr(replicas.model, "context"):
+        raise ValueError(f"--dynamic: {run.name} trains no language model, so leave it out")
+    chosen = {**DYNAMIC, **settings}
+    expect_adaptable(replicas)
+    context = replicas.model.context
+    stride = chosen["stride"] or max(1, context // 8)
+    if stride > context:
+        raise ValueError(f"--stride: expected at most the context, {context}, got {stride}")
+    optimizer = DynamicRMS(replicas.model.parameters(), **{name: chosen[name] for name in ("lr", "decay", "eps")})
+    batches = TextBatches(corpus.train, run.batch_size, context, run.key("batches"))
+    observe_gradients(replicas, optimizer, batches, chosen["observed"])
+    options = dict(stride=stride, windows_per_step=chosen["windows"], learn=chosen["learn"])
+    tokens, vocabulary = run.scored(part, getattr(corpus, part)), getattr(corpus, "vocabulary", None)
+    sizes = None if vocabulary is None else vocabulary.sizes
+    return evaluate_dynamic(replicas, tokens, optimizer, sizes=sizes, **options)

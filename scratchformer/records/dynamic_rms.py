@@ -10,7 +10,7 @@ import numpy as np
 from ..backend import Array, array_module
 from ..checks import expect_number
 from ..nn import Param
-from .optimizer import Group, Optimizer, pieces
+from ..optim.optimizer import Group, Optimizer, pieces
 
 
 class DynamicRMS(Optimizer):

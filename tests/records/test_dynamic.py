@@ -1,3 +1,4 @@
+# ruff: noqa: F811 (fixtures that come from another conftest)
 """Dynamic evaluation, compared with a loop over windows, and what it must leave as it was."""
 
 import math
@@ -9,10 +10,12 @@ from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import DataError, TextBatches
 from scratchformer.models import TransformerXL
 from scratchformer.ops import IGNORED
-from scratchformer.optim import SGD, Adam, DynamicRMS
-from scratchformer.records import Recall, recalling
+from scratchformer.optim import SGD, Adam
+from scratchformer.records import DynamicRMS, Recall, evaluate_dynamic, observe_gradients, recalling
 from scratchformer.rng import Key
-from scratchformer.training import Diverged, Replicas, evaluate_dynamic, evaluate_language_model, observe_gradients
+from scratchformer.training import Diverged, Replicas, evaluate_language_model
+
+from ..training.conftest import make_model, text  # noqa: F401
 
 CONTEXT = 8
 PERIOD = np.array([3, 14, 15, 9, 2, 6, 5, 21, 8, 11, 27, 0])
