@@ -23,9 +23,10 @@ METHODS = ("forward", "loss", "backward", "loss_backward")
 def page(module: Any, name: str) -> str:
     """The page of a layer or a model, in Markdown."""
     layer = getattr(module, name)
-    parts = [f"# {name}", fenced("{eval-rst}", directive("autoclass", f"{module.__name__}.{name}"))]
+    parts = [f"# {name}"]
+    parts += [fenced(f"{{living}} {name}", "")] if module is models and name in MODELS else []
+    parts += [fenced("{eval-rst}", directive("autoclass", f"{module.__name__}.{name}"))]
     parts += ["## What changed", changes(name)] if changes(name) else []
-    parts += ["## A training step", fenced(f"{{living}} {name}", "")] if module is models and name in MODELS else []
     parts += ["## Forward and backward", fenced("{raw} html", layer_picture(name))]
     methods = [method for method in METHODS if method in vars(layer)]
     if methods:

@@ -176,8 +176,8 @@
       this.wrongLosses = [];
       for (const step of this.steps()) step.start(this.data.weights);
       this.writer.start(this.data.weights);
+      this.before = this.step.w.slice(); // the weights before the last step
       this.unseen = null;
-      this.written = "";
       this.compute();
       this.show();
     }
@@ -218,6 +218,7 @@
     once() {
       this.losses.push(this.step.loss());
       if (this.wrong) this.wrongLosses.push(this.wrong.loss());
+      this.before.set(this.shown().w);
       for (const step of this.steps()) step.update(this.adam);
       this.compute();
     }
@@ -597,7 +598,8 @@
         const step = this.shown();
         this.explained.innerHTML = `<p class="living-title">${name} = ${long(value)}</p>`
           + `<p>A weight. Its gradient is ${long(step.g[at])}: if it grows by 0.01, the loss changes by about ${long(step.g[at] / 100)}. `
-          + `Adam's means are m = ${long(step.m[at])} and v = ${long(step.v[at])} after ${step.steps} steps. Click it to change it.</p>`;
+          + `${step.steps ? `Adam's last step moved it by ${long(step.w[at] - this.before[at])}; its means are m = ${long(step.m[at])} and v = ${long(step.v[at])}. ` : ""}`
+          + "Click it to change it.</p>";
         const gradient = plan.gradients[buffer];
         this.picture.mark(gradient[0], [position], "source");
       } else {

@@ -208,12 +208,13 @@
         return { left: left - origin.left, top: top - origin.top, right: right - origin.left, bottom: bottom - origin.top };
       };
       let lane = 0;
+      const right = Math.max(...this.calls.map((number) => box(number).right));
       for (const edge of this.edges) {
         const [a, b] = [box(edge.from), box(edge.to)];
         let path;
         if (down) {
           const [x1, x2] = [(a.left + a.right) / 2, (b.left + b.right) / 2];
-          const side = flow.clientWidth - 5 - 6 * (lane % 2);
+          const side = Math.min(flow.clientWidth - 5, right + 40) - 6 * (lane % 2);
           path = edge.skips
             ? `M${a.right},${a.bottom - 12} C${side},${a.bottom - 12} ${side},${a.bottom} ${side},${a.bottom + 20} L${side},${b.top - 12} C${side},${b.top + 8} ${side},${b.top + 12} ${b.right},${b.top + 14}`
             : `M${x1},${a.bottom} C${x1},${a.bottom + 14} ${x2},${b.top - 14} ${x2},${b.top}`;
