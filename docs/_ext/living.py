@@ -10,13 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from html import escape
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
-from step_plan import plan_of
+from step_plan import plan_of, wrong_plans
 
 from scratchformer import models
 from scratchformer.models import LanguageModel
@@ -53,27 +54,34 @@ def make_model(name: str) -> LanguageModel:
     return model
 
 
-def living_data(name: str) -> dict[str, Any]:
-    """What the page runs: the plan of a step, the weights at the beginning, a text, and the settings."""
+def living_data(name: str) -> dict[str, dict[str, Any]]:
+    """What the page runs, by key: for the name of the model, the plan of a step, the weights at the beginning, a text,
+    and the settings; and for each mistake in the code of its layers, the plan of the step that the wrong code takes.
+    """
     model, draw = make_model(name), np.random.default_rng(SEED)
-    ids, targets = draw.integers(0, SIZES["vocab_size"], (2, ROWS, SIZES["context"]))
-    plan, _ = plan_of(model, ids, targets)
-    weights = {name: p.data.ravel().tolist() for name, p in model.named_parameters().items()}
-    return {
+    batch = draw.integers(0, SIZES["vocab_size"], (2, ROWS, SIZES["context"]))
+    plan, made = plan_of(model, *batch)
+    wrong = {f"{name}-{i}": each for i, each in enumerate(wrong_plans(made, *batch))}
+    for key, (mistake, _) in wrong.items():
+        told = {"operation": mistake.name.partition(":")[0], "title": mistake.title, "effect": mistake.effect}
+        code = [dedent(" " * 100 + text).strip() for text in next(iter(mistake.replace.items()))]
+        plan["mistakes"].append({**told, "functions": {}, "code": code, "plan": key})
+    data = {
         "plan": plan,
-        "weights": weights,
+        "weights": {name: p.data.ravel().tolist() for name, p in model.named_parameters().items()},
         "rows": ROWS,
         "length": SIZES["context"],
         "symbols": SIZES["vocab_size"],
         "text": TEXT,
         "adam": ADAM,
     }
+    return {name: data} | {key: each for key, (_, each) in wrong.items()}
 
 
-def data_script(name: str) -> str:
-    """A script that gives a page the data of a model. A page that is opened as a file can load scripts, and no JSON."""
-    data = json.dumps(living_data(name), ensure_ascii=False, separators=(",", ":"))
-    return f"(globalThis.LivingModels ??= {{}})[{json.dumps(name)}] = {data};\n"
+def script(key: str, data: dict[str, Any]) -> str:
+    """A script that gives a page some data. A page that is opened as a file can load scripts, and no JSON."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"(globalThis.LivingModels ??= {{}})[{json.dumps(key)}] = {text};\n"
 
 
 def living_html(name: str = "LanguageModel") -> str:
@@ -99,7 +107,8 @@ def write_models(folder: Path) -> None:
     into = folder / "_static" / "living" / "models"
     into.mkdir(parents=True, exist_ok=True)
     for name in MODELS:
-        (into / f"{name}.js").write_text(data_script(name), encoding="utf-8")
+        for key, data in living_data(name).items():
+            (into / f"{key}.js").write_text(script(key, data), encoding="utf-8")
 
 
 def finish(app: Sphinx, exception: Exception | None) -> None:

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from itertools import permutations
 from typing import Any, NamedTuple
@@ -28,7 +30,7 @@ import numpy as np
 from docstrings import equation_id
 from mathml import pieces
 from reports import items
-from tracing import TracedCall, trace
+from tracing import TracedCall, codes_in, functions_in, trace
 
 from scratchformer import ops
 from scratchformer.catalogue import Mistake, entries_of, mistakes_of
@@ -121,6 +123,7 @@ class StepPlan:
         self.calls: list[dict[str, Any]] = []
         self.environments: dict[int, Environment] = {}  # by the ids of a forward call and of its backward
         self.gradients: dict[int, Place] = {}
+        self.kinds: set[str] = set()  # the classes of the layers that were called
         self.labelled: set[str] = set()  # the layers whose call has their name
         for name, p in model.named_parameters().items():
             here = self.buffer(name, p.data, axes=[""] * p.data.ndim, layer=name.rpartition(".")[0], role="parameter")
@@ -162,6 +165,7 @@ class StepPlan:
 
     def record(self, call: TracedCall, phase: str, above: tuple[TracedCall, ...] = ()) -> None:
         """Add a call of the trace: as one call of the plan, or else the calls that it makes."""
+        self.kinds |= {kind.__name__ for kind in type(call.layer).__mro__}
         source = source_of(call)
         if call.phase == "backward" and id(call) in self.environments:
             return self.backward(call)
@@ -452,6 +456,37 @@ def plan_of(model: Layer, *batch: np.ndarray) -> tuple[dict[str, Any], StepPlan]
     plan.pass_on()
     loss = [call["output"] for call in plan.calls if call["phase"] == "forward"][-1]
     return plan.json(inputs, loss), plan
+
+
+def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, dict[str, Any]]]:
+    """The known mistakes in the code of the model's layers, each with the plan of the step that the wrong code takes.
+    Left out are those with which the step stays the same, or has no plan.
+    """
+    for entry in entries_of("layers"):
+        for mistake in entry.mistakes if entry.name in right.kinds else ():
+            try:
+                with planted(mistake):
+                    wrong, made = plan_of(right.model, *batch)
+            except TypeError:
+                continue
+            if (made.calls, made.buffers) != (right.calls, right.buffers):
+                yield mistake, {key: part for key, part in wrong.items() if key != "mistakes"}
+
+
+@contextmanager
+def planted(mistake: Mistake) -> Iterator[None]:
+    """While inside, the functions of a module have the code that the mistake makes of them."""
+    module = sys.modules[f"scratchformer.{mistake.file.removesuffix('.py').replace('/', '.')}"]
+    codes = {code.co_qualname: code for code in codes_in(compile(mistake.source(), str(module.__file__), "exec"))}
+    functions = [each for each in functions_in(module) if each.__code__.co_qualname in codes]
+    changed = [(function, function.__code__) for function in functions]
+    for function, code in changed:
+        function.__code__ = codes[code.co_qualname]
+    try:
+        yield
+    finally:
+        for function, code in changed:
+            function.__code__ = code
 
 
 def function_json(function: Function) -> dict[str, Any]:

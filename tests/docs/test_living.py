@@ -213,17 +213,21 @@ def test_the_keyboard_reaches_numbers(page: Page) -> None:
     assert page.run("return document.activeElement === page.picture.grids[1].button")
 
 
-def test_a_planted_mistake_changes_its_gradient_only(page: Page) -> None:
+def test_a_planted_mistake_leaves_the_right_run_alone(page: Page) -> None:
     right = page.run("for (let k = 0; k < 5; k++) page.once(); return page.losses")
     mistakes = page.run("return page.plan.mistakes")
-    assert {"linear", "attention", "layernorm", "cross_entropy"} <= {mistake["operation"] for mistake in mistakes}
+    assert {"linear", "attention", "layernorm", "cross_entropy", "Residual", "SelfAttention"} <= {
+        mistake["operation"] for mistake in mistakes
+    }
     for number, mistake in enumerate(mistakes):
         choose = "page.mistake.selectedIndex = arguments[0] + 1; page.mistake.dispatchEvent(new Event('change'))"
         page.run(choose, number)
+        there = "return Boolean(page.planted) && page.planted.title === arguments[0]"  # some are loaded first
+        WebDriverWait(page.browser, 60).until(lambda _, title=mistake["title"]: page.run(there, title))
         same = page.run("return page.step.g.every((x, i) => Math.abs(x - page.wrong.g[i]) < 1e-12)")
         said = page.find(".living-verdict")[0].text
         assert ("still the same" in said) == same, mistake["title"]
-        assert page.find(".living-node.mistaken")
+        assert page.find(".living-node.mistaken") or "plan" in mistake
         page.run("for (let k = 0; k < 5; k++) page.once()")
         assert page.run("return page.losses") == right, mistake["title"]
     means = [m for m in mistakes if m["title"] == "The weights' gradient is divided by the number of rows"]

@@ -188,7 +188,13 @@
 
     /** The one whose arrays are shown. */
     shown() {
-      return this.wrong || this.step;
+      return this.wrong && this.isAlike() ? this.wrong : this.step;
+    }
+
+    /** Whether the step with the mistake has the same arrays; wrong code may have other calls. */
+    isAlike() {
+      const [right, wrong] = [this.plan.buffers, this.wrong.plan.buffers];
+      return right.length === wrong.length && right.every(({ name }, i) => name === wrong[i].name);
     }
 
     /** The next batch. Its first sequence is always the beginning of the text, so that it can be watched. */
@@ -330,9 +336,13 @@
       this.stop();
       const mistake = this.plan.mistakes[number] || null;
       this.wrong = null;
+      if (mistake && mistake.plan && !globalThis.LivingModels[mistake.plan]) {
+        load(this.root, mistake.plan, () => this.plant(number));
+        return;
+      }
       if (mistake) {
-        this.wrong = new Step(this.plan, this.data.weights);
-        this.wrong.plant(mistake);
+        this.wrong = new Step(mistake.plan ? globalThis.LivingModels[mistake.plan] : this.plan, this.data.weights);
+        if (!mistake.plan) this.wrong.plant(mistake);
       }
       this.root.classList.toggle("planted", Boolean(mistake));
       for (const node of this.picture.nodes.values()) node.classList.remove("mistaken");
@@ -352,12 +362,13 @@
       this.verdict.replaceChildren();
       for (const grid of this.picture.grids) grid.button.classList.remove("wrong");
       if (!this.planted) return;
-      const { effect, right, wrong } = this.planted;
+      const { effect, right, wrong, code } = this.planted;
       let [square, all] = [0, 0];
       this.step.g.forEach((x, i) => { square += (x - this.wrong.g[i]) ** 2; all += x * x; });
       const share = Math.sqrt(square / all);
       for (const grid of this.picture.grids) {
-        const differs = this.step.arrays[grid.buffer].some((x, i) => Math.abs(x - this.wrong.arrays[grid.buffer][i]) > 1e-12);
+        const known = this.isAlike() || grid.buffer < 2 * this.plan.parameters.length; // those of parameters come first
+        const differs = known && this.step.arrays[grid.buffer].some((x, i) => Math.abs(x - this.wrong.arrays[grid.buffer][i]) > 1e-12);
         grid.button.classList.toggle("wrong", differs);
       }
       const verdict = make("p", {}, share > 1e-9
@@ -365,7 +376,8 @@
         : "With the weights of the beginning, the gradient is still the same. ", effect);
       this.race = make("p", { class: "living-race" });
       const pair = make("p", { class: "living-equations" });
-      pair.innerHTML = `<span class="right">${right}</span><span class="wrong">${wrong}</span>`;
+      if (code) pair.append(...code.map((text, i) => make("code", { class: i ? "wrong" : "right" }, text)));
+      else pair.innerHTML = `<span class="right">${right}</span><span class="wrong">${wrong}</span>`;
       this.verdict.append(pair, verdict, this.race);
     }
 
@@ -392,7 +404,7 @@
       this.status.textContent = `Step ${losses.length}${speed}. Loss ${this.shown().loss().toFixed(3)}; blind guessing has ${guess.toFixed(2)}.`;
       if (this.wrong && losses.length) {
         const mean = (list) => list.slice(-50).reduce((a, b) => a + b, 0) / Math.min(50, list.length);
-        this.race.textContent = `After ${losses.length} steps: loss ${mean(losses).toFixed(3)} with the right gradient, ${mean(this.wrongLosses).toFixed(3)} with the mistake.`;
+        this.race.textContent = `After ${losses.length} steps: loss ${mean(losses).toFixed(3)} without the mistake, ${mean(this.wrongLosses).toFixed(3)} with the mistake.`;
       }
     }
 
@@ -676,6 +688,12 @@
   /** The way from this page to the site's root. */
   const content = () => document.documentElement.dataset.content_root || "";
 
+  /** Loads the data of a model or mistake. */
+  function load(root, key, then) {
+    const failed = () => root.append(make("p", {}, "The model could not be loaded."));
+    document.head.append(make("script", { src: `${content()}_static/living/models/${key}.js`, onload: then, onerror: failed }));
+  }
+
   /** Shows a model, whose data is loaded first if it is not there yet. */
   function open(root, name) {
     const there = () => {
@@ -683,9 +701,7 @@
       root.page = new Page(root, name, globalThis.LivingModels[name]);
     };
     if (globalThis.LivingModels?.[name]) return there();
-    const failed = () => root.append(make("p", {}, "The model could not be loaded."));
-    document.head.append(make("script", { src: `${content()}_static/living/models/${name}.js`, onload: there, onerror: failed }));
-    return undefined;
+    return load(root, name, there);
   }
 
   const start = () => document.querySelectorAll(".living").forEach((root) => open(root, root.dataset.model));
