@@ -232,9 +232,13 @@ def _number(x: Any) -> str:
 
 
 def expect_texts(name: str, texts: Any, kind: Any = Iterable) -> None:
-    """Raise TypeError unless `texts` is a `kind`. A single text is refused: its characters would count as texts."""
+    """Raise TypeError unless `texts` is a `kind`, and if it is a sequence, of texts. A single text is refused: its
+    characters would count as texts.
+    """
     if isinstance(texts, str | bytes) or not isinstance(texts, kind):
         raise TypeError(f"{name}: expected a list of texts, got {describe(texts)}")
+    for i, text in enumerate(texts if kind is not Iterable else ()):
+        expect_instance(f"{name}[{i}]", text, str)
 
 
 def expect_lengths(lengths: Array, **sizes: int) -> None:

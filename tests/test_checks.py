@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratchformer.course.grading import Wrong, expect_close
-from scratchformer.shell.text import apart
-from scratchformer.testing.layouts import differs
+from scratchformer.testing.layouts import apart, differs
 
 NUMBERS = st.floats(-1e6, 1e6)
 

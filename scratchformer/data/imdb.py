@@ -178,7 +178,8 @@ def read_splits(
         for source in _sources(Path(path)):
             members = _folder_members if source.is_dir() else _archive_members
             for where, split, place, data in members(source, splits):
-                text = _review(data, where)
+                if not has_word(text := decoded(data, where)):
+                    raise DataError(f"{where}: an empty review (no word in it)")
                 label, _, rating = place
                 if rating not in RATINGS[label]:
                     low, high = RATINGS[label][0], RATINGS[label][-1]
@@ -195,7 +196,13 @@ def read_splits(
         for folder in FOLDERS[split]:
             if labels and LABELS[Path(folder).name] not in labels:
                 raise DataError(f"{path}: no {folder} review in it; expected aclImdb/{folder}/ID_RATING.txt")
-    return {split: _ordered(reviews) for split, reviews in reviews_of.items()}
+    return {
+        split: (
+            [reviews[place] for place in sorted(reviews)],
+            np.array([place[0] for place in sorted(reviews)], np.int64),
+        )
+        for split, reviews in reviews_of.items()
+    }
 
 
 def _check_whole(folder: Path, reviews_of: Mapping[str, Mapping]) -> None:
@@ -290,18 +297,6 @@ def _parse(name: str, splits: Collection[str]) -> tuple[str, tuple[int, ...]] | 
 
 def _folders(split: str) -> str:
     return "train/unsup" if split == "unsup" else f"{split}/{{pos,neg}}"
-
-
-def _review(data: bytes, where: str) -> str:
-    text = decoded(data, where)
-    if not has_word(text):
-        raise DataError(f"{where}: an empty review (no word in it)")
-    return text
-
-
-def _ordered(reviews: dict[tuple[int, ...], str]) -> tuple[list[str], np.ndarray]:
-    places = sorted(reviews)
-    return [reviews[place] for place in places], np.array([label for label, *_ in places], dtype=np.int64)
 
 
 class ReviewTexts(NamedTuple):

@@ -129,8 +129,7 @@ class Subwords:
         """
         expect_texts("texts", texts)
         lib, texts = _library(), list(texts)
-        for i, text in enumerate(texts):
-            expect_instance(f"texts[{i}]", text, str)
+        expect_texts("texts", texts, list)
         tokenizer = _wordpiece(lib, lowercase=True)
         normalized, split = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
         letters = sorted(set(normalized("".join(sorted(set().union(*texts))))))
@@ -227,8 +226,6 @@ class Subwords:
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` for many texts, on all cores."""
         expect_texts("texts", texts, Sequence)
-        for i, text in enumerate(texts):
-            expect_instance(f"texts[{i}]", text, str)
         parts = [texts[start : start + _TEXTS] for start in range(0, len(texts), _TEXTS)]
         encoded: list[np.ndarray] = []
         for part in counted(parts, "encoding", "texts", len(texts), len):

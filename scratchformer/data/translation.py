@@ -72,7 +72,7 @@ def encode_pairs(subwords: Subwords, pairs: Pairs, max_length: int, part: str = 
         raise DataError(f"{part}: expected sentences, got none")
     if len(pairs.source) != len(pairs.target):
         raise DataError(f"{part}: {len(pairs.source):,} sources, but {len(pairs.target):,} targets")
-    source = with_end(subwords.encode_all(pairs.source), subwords)
+    source = [np.append(ids, np.int32(subwords[END])) for ids in subwords.encode_all(pairs.source)]
     target = subwords.encode_all(pairs.target)
     for side, sentences in (("source", source), ("target", target)):
         longest = max(range(len(sentences)), key=lambda i: len(sentences[i]))
@@ -81,12 +81,6 @@ def encode_pairs(subwords: Subwords, pairs: Pairs, max_length: int, part: str = 
             where = f"{part}: {side} sentence {longest + 1}"
             raise DataError(f"{where}: expected at most {max_length} tokens with END, got {length}")
     return TokenPairs(source, target)
-
-
-def with_end(sentences: Sequence[np.ndarray], subwords: Subwords) -> list[np.ndarray]:
-    """The sentences, (S,) each, with END after each."""
-    end = np.array([subwords[END]], np.int32)
-    return [np.append(ids, end) for ids in sentences]
 
 
 class TranslationBatches:

@@ -18,7 +18,7 @@ def bleu(translations: list[str], references: list[str], moses: str | None = Non
     sacreBLEU or, for moses, sacremoses. Source: Post, "A call for clarity in reporting BLEU scores", 2018.
     """
     for name, texts in ("translations", translations), ("references", references):
-        expect_list(name, texts)
+        expect_texts(name, texts, list | tuple)
     expect_instance("moses", moses, str, none=True)
     if not 0 < len(translations) == len(references):
         got = f"{len(translations)} and {len(references)}"
@@ -45,10 +45,3 @@ def moses_words(texts: list[str], language: str) -> list[str]:
         ) from error
     plain, split = MosesPunctNormalizer(language), MosesTokenizer(language)
     return [split.tokenize(plain.normalize(text), escape=False, return_str=True) for text in texts]
-
-
-def expect_list(name: str, texts: list[str]) -> None:
-    """Raise TypeError unless `texts` is a list of texts."""
-    expect_texts(name, texts, list | tuple)
-    for i, text in enumerate(texts):
-        expect_instance(f"{name}[{i}]", text, str)

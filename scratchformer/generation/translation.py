@@ -10,7 +10,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..backend import CPU
-from ..checks import expect_at_least
+from ..checks import expect_at_least, expect_texts
 from ..data import Subwords
 from ..data.batching import padded
 from ..data.subwords import BEGIN, END, PAD
@@ -18,7 +18,6 @@ from ..dispatch import fast
 from ..models import EncoderDecoder
 from ..shell.progress import counted
 from .beam import LONGER, beam_search, expect_options
-from .bleu import expect_list
 from .generate import expect_vocabulary
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def translate(
 
     expect_options(beam, LONGER, length_penalty)
     beam = int(beam)  # a small integer of NumPy's would wrap
-    expect_list("sentences", sentences)
+    expect_texts("sentences", sentences, list | tuple)
     if max_length is not None:
         expect_at_least(1, max_length=max_length)
     begin, end, pad = (subwords[token] for token in (BEGIN, END, PAD))

@@ -1,4 +1,4 @@
-"""The norm of a flat gradient and its clipping on a GPU, a kernel each."""
+"""The norm of a flat gradient on a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 
 from ..backend import Array
 from ..optim import optimizer
-from .cupy_code import alike, kernel, launch_each, vector
+from .cupy_code import alike, kernel, vector
 
 BLOCKS = 1056  # that sum squares
 
@@ -24,10 +24,4 @@ def sum_of_squares(x: Array) -> Array:
     return sums.sum()
 
 
-def scale(x: Array, share: Array) -> None:
-    """As `optim.optimizer.scale`; if the share is 1, nothing is read or written."""
-    launch_each("optimizer", "scale", (x,), cupy.asarray(share, np.float64))
-
-
 optimizer.sum_of_squares.add_twin(cupy.ndarray, real_numbers, sum_of_squares, fast=True)
-optimizer.scale.add_twin(cupy.ndarray, lambda x, share: real_numbers(x), scale, fast=True)

@@ -7,7 +7,7 @@ import numpy as np
 from ..optim import muon
 from .mkl_products import CBLAS, NO_TRANSPOSE, ROWS, TRANSPOSE, products
 from .numba_multiply import half
-from .numpy_arrays import accepted
+from .numpy_attention import accepted
 
 
 def fits(g: np.ndarray, steps: int = muon.STEPS, precision: str = "float32") -> bool:

@@ -33,8 +33,7 @@ from .numba_vectors import (
     vectorised,
     where_inside,
 )
-from .numpy_arrays import accepted
-from .numpy_attention import heads_inside
+from .numpy_attention import accepted, heads_inside
 
 QUERIES, KEYS = 64, 64  # of a tile: multiples of ROWS
 LN2 = math.log(2)

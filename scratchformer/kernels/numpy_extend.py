@@ -21,7 +21,7 @@ from ..nn.decoder_block import extend_decoder_block
 from ..ops import Pattern, activation_pair, sinusoidal_positions
 from ..ops.attention import masked_softmax
 from ..ops.rotary import rotary_tables, rotate
-from .numpy_arrays import normalised, one_real_dtype, root_mean_square
+from .numpy_attention import REAL
 
 SELF = (nn.SelfAttention,), (nn.RelativeSelfAttention,), (nn.RotarySelfAttention,)
 CROSS = nn.SelfAttention, nn.CrossAttention
@@ -46,7 +46,8 @@ def fits(
         and (kinds == CROSS or kinds in SELF)
         and {*map(type, norms)} <= {nn.LayerNorm, nn.RMSNorm}
         and type(block.feedforward) in (nn.FeedForward, nn.SwiGLU)
-        and one_real_dtype(x, *stored, *memory, norms[0].gamma.data)
+        and all(type(a) is np.ndarray and a.dtype == x.dtype for a in (x, *stored, *memory, norms[0].gamma.data))
+        and x.dtype in REAL
         and {len(x)} == {*map(len, (*stored, *memory))}
         and 0 <= past < stored[0].shape[2]
         and isinstance(pattern, Pattern | None)
@@ -90,6 +91,36 @@ def normalise(x: np.ndarray, norm: Any) -> np.ndarray:
     y *= norm.gamma.data
     y += norm.beta.data
     return y
+
+
+def root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
+    """√(1/C Σ_c x_c² + eps) for each row of x (..., C). If squares overflow, rows are first divided by their largest
+    number.
+    """
+    with np.errstate(over="ignore"):
+        squares = np.vecdot(x, x)
+    if squares.max(initial=0) < np.inf:
+        return np.sqrt(squares / x.shape[-1] + eps)
+    size = abs(x).max(axis=-1).clip(1, np.finfo(x.dtype).max)
+    x = x / size[..., None]
+    return size * np.sqrt(np.vecdot(x, x) / x.shape[-1] + eps / size / size)
+
+
+def normalised(x: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """x̂ (..., C) and 1/σ (..., 1) of the rows of x (..., C)."""
+    C = x.shape[-1]
+    share = 2.0 ** -C.bit_length()  # as in `ops.layernorm.row_mean`
+    shares = np.full(C, share, x.dtype)
+    mean = x @ shares
+    mean /= C * share
+    xhat = x - mean[..., None]
+    sigma = root_mean_square(xhat, eps)
+    if (np.abs(mean) > sigma).any():  # then the rounding of the mean counts
+        xhat -= (xhat @ shares / (C * share))[..., None]
+        sigma = root_mean_square(xhat, eps)
+    rstd = 1 / sigma[..., None]
+    xhat *= rstd
+    return xhat, rstd
 
 
 def affine(x: np.ndarray, layer: Any) -> np.ndarray:

@@ -15,9 +15,10 @@ from numpy.lib.stride_tricks import as_strided
 from .. import ops
 from ..ops.patterns import Full, Pattern
 from ..ops.relative import check_relative_attention
-from .numpy_arrays import accepted, one_real_dtype
 from .numpy_attention import (
+    REAL,
     Strip,
+    accepted,
     add_product,
     attend,
     finite_squares,
@@ -65,7 +66,8 @@ def fits(
     pattern: Pattern | None = None,
 ) -> bool:  # fmt: skip
     arrays = q, k, v, r, content_bias, position_bias
-    if not (one_real_dtype(*arrays) and accepted(check_relative_attention, *arrays, pattern)):
+    alike = all(type(x) is np.ndarray and x.dtype == q.dtype for x in arrays) and q.dtype in REAL
+    if not (alike and accepted(check_relative_attention, *arrays, pattern)):
         return False
     (B, H, T, _), S = q.shape, k.shape[2]
     return B > 0 and T > 0 and S > 0 and one_step(pattern or Full(), B, H, T, S)

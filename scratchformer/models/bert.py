@@ -327,12 +327,7 @@ class BertClassifier(ClassPredictor):
         self.body.backward(dx, cache.body)
 
     def loss(
-        self,
-        ids: Array,
-        lengths: Array | None,
-        labels: Array,
-        segments: Array | None = None,
-        key: Key | None = None,
+        self, ids: Array, lengths: Array | None, labels: Array, segments: Array | None = None, key: Key | None = None
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats, of labels (B,); segments (B, T) for pairs of texts, see `Bert`."""
         z, logits = self.logits(ids, lengths, segments, key)

@@ -63,8 +63,7 @@ class Body(Model):
     | name        of the layer in the body, such as "numbers", and of its parameters
     | reach       how many ids before a token it reads, which generation keeps for it: a number, or None for all
     | columns     K, if it can read further columns of ids, else 0: (B, T, 1 + K) are then accepted beside (B, T).
-    |             `expect_columns(columns)` checks them. For generation, `texts_after(before)` takes the tokens (n,)
-    |             before each sequence, and returns an object with `append(ids)`: new tokens with their columns
+    |             `expect_columns(columns)` checks them
     | width       I, if it reads features (B, T, I), which `forward` of the body then takes
 
     `backward` of the body returns the gradient of these features.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Mapping
-from inspect import Parameter
 from typing import Any
 
 from .. import ops
@@ -12,7 +10,6 @@ from ..backend import Array
 from ..checks import (
     describe,
     expect_ids,
-    expect_instance,
     expect_lengths,
     expect_one_of,
     expect_positive,
@@ -25,23 +22,9 @@ from ..ops.cross_entropy import IGNORED, counted_targets
 from ..ops.patterns import expect_pattern
 from ..rng import Key, fold
 from .body import Body
-from .language_model import LanguageModel
-from .model import named
 from .predictor import ClassPredictor
 
-POOLS = {
-    "mean": (ops.mean_pool, ops.mean_pool_backward),
-    "max": (ops.max_pool, ops.max_pool_backward),
-}
-# Options of a body that do not change what its weights mean; the shapes of weights are compared when they are loaded.
-MAY_DIFFER = {"max_length", "dropout", "recompute", "embedding_std", "final_norm", "d_ff"}
-
-
-def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a body, with what its blocks do by default."""
-    defaults = named(config["block"]).items()
-    return {name: p.default for name, p in defaults if p.default is not Parameter.empty} | dict(config)
-
+POOLS = {"mean": (ops.mean_pool, ops.mean_pool_backward), "max": (ops.max_pool, ops.max_pool_backward)}
 
 LogitsCache = namedtuple("LogitsCache", "body pool output")
 
@@ -122,28 +105,6 @@ class Classifier(ClassPredictor):
             _, pool_backward = POOLS[self.pool]
             dx = pool_backward(dx, cache.pool)
         return self.body.backward(dx, cache.body)
-
-    def start_from(self, pretrained: LanguageModel) -> None:
-        """Copy the body of a language model. The sizes and the blocks must be the same, and this body causal too.
-
-        A language model has no embedding of features; its weights become 0. Raises ValueError if the bodies do not
-        fit. Source: Dai, Le, "Semi-supervised sequence learning", 2015; Howard, Ruder, "Universal language model
-        fine-tuning for text classification", 2018.
-        """
-        expect_instance("pretrained", pretrained, LanguageModel)
-        expected, given = (with_defaults(model.body.config) for model in (self, pretrained))
-        pairs = zip(expected["embeddings"] or (), self.body.further, strict=True)
-        expected["embeddings"] = [each for each, layer in pairs if not layer.width]
-        given["embeddings"] = given["embeddings"] or []
-        if pretrained.pattern is not None:
-            raise ValueError(f"pretrained: expected full causal attention, got {pretrained.pattern}")
-        for name in sorted((expected.keys() | given.keys()) - MAY_DIFFER):
-            if expected.get(name) != given.get(name):
-                raise ValueError(f"pretrained: expected a body with {name} {expected.get(name)}, got {given.get(name)}")
-        weights = pretrained.body.state_dict()
-        for layer in (each for each in self.body.further if each.width):
-            weights |= {f"{layer.name}.{name}": 0 * data for name, data in layer.state_dict().items()}
-        self.body.load_state_dict(weights)
 
     def loss(
         self,

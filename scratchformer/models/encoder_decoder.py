@@ -7,14 +7,7 @@ from typing import Any, NamedTuple
 
 from .. import nn, ops
 from ..backend import Array
-from ..checks import (
-    expect_fraction,
-    expect_ids,
-    expect_lengths,
-    expect_positive,
-    expect_range,
-    expect_shape,
-)
+from ..checks import expect_fraction, expect_ids, expect_lengths, expect_positive, expect_range, expect_shape
 from ..nn.block import Stored
 from ..nn.embedding import extend_output
 from ..nn.layer import Part, expect_backward, repeated
@@ -165,12 +158,7 @@ class EncoderDecoder(Predictor):
         counted_targets(targets, V, IGNORED)
 
     def extend(
-        self,
-        ids: Array,
-        stored: list[Stored],
-        past: int,
-        memory: list[tuple[Array, Array]],
-        pattern: ops.Pattern,
+        self, ids: Array, stored: list[Stored], past: int, memory: list[tuple[Array, Array]], pattern: ops.Pattern
     ) -> Array:
         """Logits (B, T, V) of new target tokens ids (B, T) after `past` stored ones: see `generation.DecoderCache`.
 

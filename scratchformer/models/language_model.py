@@ -37,14 +37,7 @@ class LanguageModel(Predictor):
     pattern: ops.Pattern | None = None  # of every block, in addition to causal
 
     def __init__(
-        self,
-        vocab_size: int,
-        d_model: int,
-        heads: int,
-        depth: int,
-        context: int,
-        key: Key = Key(0),
-        **body: Any,
+        self, vocab_size: int, d_model: int, heads: int, depth: int, context: int, key: Key = Key(0), **body: Any
     ) -> None:
         expect_positive(context=context)
         self.context = int(context)

@@ -23,16 +23,7 @@ from ..backend import array_module
 from ..nn import Layer, Param
 from ..rng import room_for
 from ..shell.progress import counted
-from ..shell.reading import (
-    MAX_VOCABULARY,
-    decoded,
-    expect_file,
-    expect_itself,
-    open_file,
-    parsed,
-    read_json,
-    what_else,
-)
+from ..shell.reading import MAX_VOCABULARY, decoded, expect_file, expect_itself, open_file, parsed, read_json, what_else
 from ..shell.text import printable, shown
 
 WEIGHTS = "model.safetensors"

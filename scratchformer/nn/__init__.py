@@ -3,14 +3,7 @@
 from .attention import CrossAttention, SelfAttention
 from .block import Block, Residual, Stack, TransformerBlock
 from .decoder_block import DecoderBlock
-from .embedding import (
-    EmbeddingSum,
-    GridPositions,
-    PositionEmbedding,
-    SinusoidalPositions,
-    TiedOutput,
-    TokenEmbedding,
-)
+from .embedding import EmbeddingSum, GridPositions, PositionEmbedding, SinusoidalPositions, TiedOutput, TokenEmbedding
 from .frozen import Frozen
 from .layer import FlatParameters, Layer, Param
 from .lora import LoRA, add_lora, merge_lora

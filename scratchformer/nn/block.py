@@ -8,14 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
-from ..checks import (
-    expect_boolean,
-    expect_floating,
-    expect_fraction,
-    expect_instance,
-    expect_one_of,
-    expect_shape,
-)
+from ..checks import expect_boolean, expect_floating, expect_fraction, expect_instance, expect_one_of, expect_shape
 from ..dispatch import has_twin, is_fast, operation
 from ..rng import Key, fold
 from .attention import SelfAttention, causal, length_with
@@ -157,13 +150,7 @@ class Block(Layer):
     norm = Part("first.order", "second.order")
 
     def __init__(
-        self,
-        attention: Layer,
-        feedforward: Layer,
-        norm1: Layer,
-        norm2: Layer,
-        norm: str = "post",
-        dropout: float = 0.0,
+        self, attention: Layer, feedforward: Layer, norm1: Layer, norm2: Layer, norm: str = "post", dropout: float = 0.0
     ) -> None:
         for name, layer in dict(attention=attention, feedforward=feedforward, norm1=norm1, norm2=norm2).items():
             expect_instance(name, layer, Layer)

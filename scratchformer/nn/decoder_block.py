@@ -112,12 +112,7 @@ class DecoderBlock(Layer):
 
 @operation
 def extend_decoder_block(
-    x: Array,
-    block: DecoderBlock,
-    stored: Stored,
-    past: int,
-    pattern: ops.Pattern | None,
-    memory: tuple[Array, Array],
+    x: Array, block: DecoderBlock, stored: Stored, past: int, pattern: ops.Pattern | None, memory: tuple[Array, Array]
 ) -> Array:
     """What `DecoderBlock.extend` returns: forward only, with the keys and values of past positions stored."""
     g = block.first.around(lambda n: block.attention.extend(n, stored, past), x)

@@ -67,9 +67,9 @@ class LoRA(Linear):
         if self.activation is not None:
             raise ValueError(f"linear: expected a Linear without an activation, got one with {self.activation!r}")
         d_in, d_out = self.w.data.shape
-        self.scale = 1.0 if alpha is None else float(alpha) / int(rank)
         changes = {"lora_a": Linear(d_in, rank, bias=False, key=key).w.data, "lora_b": np.zeros((rank, d_out))}
         made = {name: Param(to_device(x, self.device, self.w.data.dtype), name) for name, x in changes.items()}
+        self.scale = 1.0 if alpha is None else float(alpha) / int(rank)
         self.frozen_before = [p.frozen for p in self.parameters()]
         for p in self.parameters():
             p.frozen = True
@@ -98,7 +98,7 @@ class LoRA(Linear):
         del self.lora_a, self.lora_b, self.scale, self.frozen_before
         for p, frozen in zip(self.parameters(), before, strict=True):
             p.frozen = frozen
-        self.__class__ = Linear  # type: ignore[assignment]  # mypy takes the class for constant
+        self.__class__ = Linear  # type: ignore[assignment]  # an object may change its class
         return self
 
 
@@ -133,8 +133,8 @@ def add_lora(
             raise ValueError(f"layers: {name} is in {within[0] or 'the model'}, which is Frozen: it gets no gradient")
     LoRA(Linear(1, 1), rank, alpha, key)  # raises the errors of its arguments before anything is changed
     for name in chosen:
+        LoRA.adapt(linears[name], rank, alpha, fold(key, name))
         linears[name].__class__ = LoRA
-        linears[name].adapt(rank, alpha, fold(key, name))
     if hasattr(model, "config"):
         model.config["lora"] = {"rank": rank, "alpha": alpha, "layers": list(layers)}
 

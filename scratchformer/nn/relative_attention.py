@@ -65,13 +65,7 @@ class RelativeSelfAttention(CrossAttention):
     """
 
     def __init__(
-        self,
-        d_model: int,
-        heads: int,
-        causal: bool = False,
-        wide: bool = False,
-        bias: bool = False,
-        key: Key = Key(0),
+        self, d_model: int, heads: int, causal: bool = False, wide: bool = False, bias: bool = False, key: Key = Key(0)
     ) -> None:
         super().__init__(d_model, heads, wide, bias, key)
         expect_boolean(causal=causal)

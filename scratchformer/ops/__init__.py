@@ -43,7 +43,7 @@ from .embedding import embedding, embedding_backward
 from .gather import gather, gather_backward
 from .layernorm import layernorm, layernorm_backward
 from .linear import dense, dense_backward, linear, linear_backward
-from .patterns import Causal, Full, Local, Padding, Pattern, Strided
+from .patterns import BlockEnds, Causal, Edges, Full, Heads, Local, Padding, Pattern, SameBlock, Strided
 from .pooling import max_pool, max_pool_backward, mean_pool, mean_pool_backward
 from .positions import sinusoidal_positions
 from .relative import relative_attention, relative_attention_backward, relative_shift, relative_shift_backward
@@ -51,7 +51,6 @@ from .rmsnorm import rmsnorm, rmsnorm_backward
 from .rotary import rotary, rotary_backward, rotary_frequencies
 from .soft_cross_entropy import soft_cross_entropy, soft_cross_entropy_backward
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
-from .sparse_patterns import BlockEnds, Edges, Heads, SameBlock
 from .swiglu import swiglu, swiglu_backward
 
 __all__ = [

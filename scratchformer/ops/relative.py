@@ -126,13 +126,7 @@ def check_relative_attention(
 
 @operation
 def relative_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    r: Array,
-    content_bias: Array,
-    position_bias: Array,
-    pattern: Pattern | None = None,
+    q: Array, k: Array, v: Array, r: Array, content_bias: Array, position_bias: Array, pattern: Pattern | None = None
 ) -> tuple[Array, RelativeAttentionCache]:
     """y_t = Σ_s p_ts v_s with p_ts = softmax_s(((q_t + u) · k_s + (q_t + w) · r_δ)/√D), δ the distance from s to t.
 

@@ -91,7 +91,9 @@ class Stretch(NamedTuple):
 
 def scaled(g: Array, share: float | Array) -> Array:
     """g times a number, or times an array () on its device, in the type of g."""
-    return g if isinstance(share, float) and share == 1 else (share * g).astype(g.dtype, copy=False)
+    if isinstance(share, float | int):
+        return g if share == 1 else (share * g).astype(g.dtype, copy=False)
+    return share.astype(g.dtype) * g  # a float64 array () would widen g
 
 
 class Optimizer:
@@ -273,8 +275,7 @@ class Optimizer:
         def update(item: tuple[list[Array], Treatment]) -> None:
             (w, g, *buffers), how = item
             to = None if half is None else buffers.pop()
-            clipped = g if isinstance(share, float) and share == 1 else scaled(g, share)
-            self.update(w, clipped, *buffers, lr=float(self.lr) * how.lr, weight_decay=how.weight_decay)
+            self.update(w, scaled(g, share), *buffers, lr=float(self.lr) * how.lr, weight_decay=how.weight_decay)
             if to is not None:
                 round_into(w, to)
 

@@ -22,6 +22,7 @@ from .ngrams import ngram_buckets, recall
 from .pseudo_labels import PseudoLabelled, Reviews
 from .recall import recalling, searching, with_recalled
 from .stacking import predict_classes, scores_of_classes, stack_weights, stacked
+from .start_from import start_from
 from .translators import BackwardEncoderDecoder, as_written, search_together, translate_together
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "searching",
     "stack_weights",
     "stacked",
+    "start_from",
     "translate_together",
     "with_evidence",
     "with_neighbours",

@@ -14,6 +14,7 @@ from ..models.predictor import ClassPredictor
 from ..nn.layer import expect_backward
 from ..rng import Key, fold
 from ..shell.text import shown
+from .start_from import start_from
 
 
 class BothCache(NamedTuple):
@@ -135,10 +136,10 @@ class BidirectionalClassifier(ClassPredictor):
         expect_no_recall(self)
 
     def start_from(self, pretrained: BidirectionalLanguageModel) -> None:
-        """Copy the bodies of two language models: see `Classifier.start_from`."""
+        """Copy the bodies of two language models: see `records.start_from`."""
         expect_instance("pretrained", pretrained, BidirectionalLanguageModel)
-        self.rightward.start_from(pretrained.rightward)
-        self.leftward.start_from(pretrained.leftward)
+        start_from(self.rightward, pretrained.rightward)
+        start_from(self.leftward, pretrained.leftward)
 
     def logits(self, ids: Array, lengths: Array | None = None, key: Key | None = None) -> tuple[Array, BothCache]:
         """The mean of the logits (B, num_classes) of both: see `Classifier`."""

@@ -81,11 +81,10 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     micro-batch and half of one go forward and backward through models with the same sizes and one block or two, to
     measure what caches keep and how much memory is used temporarily. The difference between one block and two is what
     each further block keeps; between half a micro-batch, of at most WATCHED rows, and a whole one it is what further
-    rows take. Call it inside `with replicas`, so
-    that it measures the twins that training uses. before: bytes that the process used without the model
-    (`memory.resident_bytes`). shard: whether each of several ranks has only its part of Adam's means,
-    counted as equal parts (with Muon some ranks have more than others). Raises ValueError
-    for a model on a GPU, TypeError for a batch without `stretched(rows, length)`, which returns a batch of that size.
+    rows take. Call it inside `with replicas`, so that it measures the twins that training uses. before: bytes that the
+    process used without the model (`memory.resident_bytes`). shard: whether each of several ranks has only its part of
+    Adam's means, counted as equal parts (with Muon some ranks have more than others). Raises ValueError for a model on
+    a GPU, TypeError for a batch without `stretched(rows, length)`, which returns a batch of that size.
     """
     if not hasattr(batch, "stretched"):
         raise TypeError(f"estimate: expected a batch with stretched(rows, length), got {shown(batch)}")

@@ -80,13 +80,8 @@ def _check_state(path: Path, state: Mapping[str, Any]) -> None:
         raise SnapshotError(
             f"{path} is not a snapshot of a run: records is {shown(records)}, expected two whole numbers"
         )
-    if best is not None and not (isinstance(best, dict) and best and all(map(_is_score, best.values()))):
+    if best is not None and not (isinstance(best, dict) and best and {*map(type, best.values())} <= {int, float}):
         raise SnapshotError(f"{path} is not a snapshot of a run: best is {shown(best)}, expected scores or null")
-
-
-def _is_score(value: Any) -> bool:
-    """Whether a value may be a score of the best model. Besides the one that selects it, a score may be NaN."""
-    return type(value) in (int, float)
 
 
 def load_run(

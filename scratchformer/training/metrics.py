@@ -149,7 +149,8 @@ class Metrics:
             unfinished.write_text("".join(self._sealed(record) + "\n" for record in kept), encoding="utf-8")
 
     def write(self, step: int, **values: float) -> None:
-        record = {"step": step} | {name: _json_number(value) for name, value in values.items()}
+        numbers = {name: value if isinstance(value, int) else float(value) for name, value in values.items()}
+        record = {"step": step} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         append(self.path, self._sealed(record))
         if self.board is not None:
             for name, value in values.items():
@@ -167,13 +168,6 @@ class Metrics:
     def close(self) -> None:
         if self.board is not None:
             self.board.close()
-
-
-def _json_number(value: float) -> float | int | None:
-    """`value` for JSON: a Python number, or None if it is not finite."""
-    if not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) else float(value)
 
 
 def _summary_writer(folder: Path, resume_at: int) -> Any:

@@ -233,12 +233,9 @@ def imported(value: Any, program: ModuleType | None = None) -> Any:
 
 def is_part(value: Any) -> bool:
     """Whether `value` is something that models consist of: a class of layers, an operation, or its backward."""
-    return issubclass(value, Layer) if isinstance(value, type) else is_operation(value)
-
-
-def is_operation(value: Any) -> bool:
-    """Whether `value` was made by `operation` or `backward`. Anything else may say that it has every attribute."""
-    return isinstance(value, FunctionType) and "reference" in vars(value)
+    if isinstance(value, type):
+        return issubclass(value, Layer)
+    return isinstance(value, FunctionType) and "reference" in vars(value)  # others may say that they have any attribute
 
 
 def _warn_of_a_lost_class(kind: type[Layer], name: str) -> None:

@@ -467,14 +467,14 @@ OTHERS: dict[str, Callable[[], Call]] = {
     ),
     "stack_weights": lambda: call_of(
         "stack_weights",
-        training.stack_weights,
+        records.stack_weights,
         probabilities=np.full((3, 2), 0.5),
         logits=np.array([0.5, -1.0, 2.0]),
         labels=np.array([0, 1, 1]),
     ),
     "stacked": lambda: call_of(
         "stacked",
-        training.stacked,
+        records.stacked,
         probabilities=np.full((3, 2), 0.5),
         logits=np.array([0.5, -1.0, 2.0]),
         weights=np.array([0.4, 0.6]),

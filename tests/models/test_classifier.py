@@ -5,11 +5,8 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.models import Classifier, LanguageModel, Llama, SparseTransformer
-from scratchformer.models.llama import LlamaBlock
-from scratchformer.nn import RMSNorm
+from scratchformer.models import Classifier
 from scratchformer.ops.cross_entropy import IGNORED
-from scratchformer.records import NGrams
 from scratchformer.rng import Key
 
 V, K, T = 11, 3, 6
@@ -251,56 +248,3 @@ def test_units_that_do_not_fit(device):
         model(to_device(UNITS, device), pattern=ops.Edges(to_device(CHAIN[:5, :5], device)))
     with pytest.raises(IndexError, match="targets: expected values from 0 to 2, got -1"):
         model.loss(to_device(UNITS, device), None, to_device(np.array([0, IGNORED]), device))
-
-
-NGRAMS = [{"layer": NGrams, "orders": [2], "buckets": 64}]
-LLAMA = dict(causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm)
-
-
-@pytest.mark.parametrize(
-    ("pretrained", "options"),
-    [
-        (Llama(V, 8, 2, 2, T, key=Key(1)), LLAMA),
-        (LanguageModel(V, 8, 2, 2, T, norm="pre", embeddings=NGRAMS), dict(norm="pre", embeddings=NGRAMS)),
-    ],
-)
-def test_it_starts_from_a_language_model(pretrained, options):
-    """The bodies then compute the same; the rest of the model stays."""
-    ids = np.array([[4, 7, 1], [2, 9, 9]])
-    options = {"causal": True} | options
-    model = Classifier(V, K, 8, 2, 2, T, key=Key(2), **options)
-    output = model.output.w.data.copy()
-    model.start_from(pretrained)
-    np.testing.assert_array_equal(model.body(ids), pretrained.body(ids))
-    np.testing.assert_array_equal(model.output.w.data, output)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (dict(causal=False), "pretrained: expected a body with causal False, got True"),
-        (dict(positions="learned"), "pretrained: expected a body with positions learned, got none"),
-        (dict(d_ff=16), r"blocks\.0\.feedforward\.down\.w: expected \(16, 8\), got \(22, 8\)"),
-        (dict(final_norm=None), "weights of another model: missing: final_norm.beta"),
-    ],
-)
-def test_a_language_model_with_another_body_is_refused(changed, message):
-    model = Classifier(V, K, 8, 2, 2, T, **LLAMA | changed)
-    before = model.flat.data.copy()
-    with pytest.raises(ValueError, match=message):
-        model.start_from(Llama(V, 8, 2, 2, T))
-    np.testing.assert_array_equal(model.flat.data, before)
-
-
-def test_it_starts_only_from_a_language_model():
-    model = Classifier(V, K, 8, 2, 2, T, **LLAMA)
-    with pytest.raises(TypeError, match=r"pretrained: expected a LanguageModel, got <.*Classifier object"):
-        model.start_from(Classifier(V, K, 8, 2, 2, T, **LLAMA))
-
-
-def test_defaults_and_their_values_are_the_same():
-    language, sizes = LanguageModel(V, 8, 2, 1, T), (8, 2, 1, T)
-    Classifier(V, K, *sizes, causal=True, norm="post", d_ff=32).start_from(language)
-    sparse = SparseTransformer(V, *sizes, 3, positions="learned")
-    with pytest.raises(ValueError, match="pretrained: expected full causal attention, got Heads"):
-        Classifier(V, K, *sizes, causal=True, norm="pre", activation="gelu").start_from(sparse)

@@ -5,7 +5,7 @@ from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.models import Classifier, Llama
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import Frozen, RMSNorm
-from scratchformer.records import EvidenceBatch, EvidenceClassifier, Evident, Features
+from scratchformer.records import EvidenceBatch, EvidenceClassifier, Evident, Features, start_from
 from scratchformer.rng import Key
 from scratchformer.training import Replicas, evaluate_classifier, load_model, save_snapshot
 
@@ -158,7 +158,7 @@ def test_it_starts_from_a_language_model():
     model = EvidenceClassifier(
         V, I, 8, 2, 2, T, causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm, key=Key(2)
     )
-    model.start_from(pretrained)
+    start_from(model, pretrained)
     y, cache = model.body.forward(ids, features=evidence)
     np.testing.assert_allclose(y, pretrained.body(ids), rtol=1e-5, atol=1e-6)
     model.zero_grad()

@@ -153,9 +153,13 @@ def compare_flat(dtype, start):
         for t in 1, 2, 3:
             adam.adam_step(*there, 0.01, 0.9, 0.999, 1e-8, t)
         half, share = as_array(np.zeros(there[0].shape, np.float16)), as_array(np.array(0.25))
-        optimizer.scale(there[1], share)
         settings = *there, 0.01, 0.9, 0.999, 1e-8, 4, 0.1
-        for op, args in (adam.adam_step, settings), (rounding.round_into, (there[0], half)):
+        steps = (
+            (optimizer.scale, (there[1], share)),
+            (adam.adam_step, settings),
+            (rounding.round_into, (there[0], half)),
+        )
+        for op, args in steps:
             if not any(twin.fits(*args) for twin in op.chosen[True][type(half)]):
                 raise TypeError("the loops do not take these arguments")
             op(*args)
