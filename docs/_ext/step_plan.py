@@ -51,6 +51,9 @@ from scratchformer.optim.adam import adam_step
 NAMES = {entry.name: entry.names for entry in entries_of("operations")}  # what derivations use besides their arguments
 
 
+ZERO = -1  # the position of a number that is 0 wherever the others come from
+
+
 class Source(NamedTuple):
     """A derivation: the definitions in it, the names that its cache keeps, and all that it takes as given."""
 
@@ -80,7 +83,7 @@ def layer_source(kind: type[Layer], parameters: tuple[str, ...]) -> Source:
 
 
 class Place(NamedTuple):
-    """Where the numbers of an array are: in a buffer, at these positions, or all of them in order (None)."""
+    """Where the numbers of an array are: in a buffer, at these positions (or ZERO), or all of them in order (None)."""
 
     buffer: int
     positions: tuple[int, ...] | None
@@ -146,15 +149,16 @@ class StepPlan:
             return self.positions(here[0][0], [i for _, i in here])
         for number in reversed(range(len(self.values))):  # a copy: the same numbers in another order
             value = self.values[number]
-            if value.dtype != x.dtype or value.size < x.size or x.size < 2:
+            if value.dtype.kind != x.dtype.kind or x.size < 2:
                 continue
             for order in permutations(range(value.ndim)) if value.size == x.size else ():
                 if np.array_equal(value.transpose(order).ravel(), x.ravel()):
                     moved = np.arange(value.size).reshape(value.shape).transpose(order)
                     return self.positions(number, moved.ravel().tolist())
-            where = {number: i for i, number in enumerate(value.ravel().tolist())}
-            if len(where) == value.size and all(number in where for number in x.ravel().tolist()):
-                return self.positions(number, [where[number] for number in x.ravel().tolist()])
+            where = {0.0: ZERO} | {number: i for i, number in enumerate(value.ravel().tolist())}
+            copied = [where.get(number) for number in x.ravel().tolist()]
+            if len(where) >= value.size > 1 and x.any() and None not in copied:
+                return self.positions(number, copied)
         return None
 
     def positions(self, buffer: int, positions: list[int]) -> Place:
@@ -455,6 +459,8 @@ def plan_of(model: Layer, *batch: np.ndarray) -> tuple[dict[str, Any], StepPlan]
     plan.record(traced.backward, "backward")
     plan.pass_on()
     loss = [call["output"] for call in plan.calls if call["phase"] == "forward"][-1]
+    if float(plan.values[loss]) != float(traced.output):
+        raise TypeError(f"{type(model).__name__}: expected the loss to be the result of an operation")
     return plan.json(inputs, loss), plan
 
 

@@ -269,7 +269,7 @@ class EmbeddingSum(Layer):
         for y, cache in rest:
             if y.shape != x.shape:
                 raise ValueError(f"inputs: expected vectors of one shape, got {tuple(x.shape)} and {tuple(y.shape)}")
-            x = x + y
+            x, _ = ops.add(x, y)
             caches.append(cache)
         if self.scale != 1:
             x = (self.scale * x).astype(x.dtype, copy=False)

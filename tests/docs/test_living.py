@@ -219,10 +219,10 @@ def test_a_planted_mistake_leaves_the_right_run_alone(page: Page) -> None:
     assert {"linear", "attention", "layernorm", "cross_entropy", "Residual", "SelfAttention"} <= {
         mistake["operation"] for mistake in mistakes
     }
+    there = "return Boolean(page.planted) && page.planted.title === arguments[0]"  # some are loaded first
     for number, mistake in enumerate(mistakes):
         choose = "page.mistake.selectedIndex = arguments[0] + 1; page.mistake.dispatchEvent(new Event('change'))"
         page.run(choose, number)
-        there = "return Boolean(page.planted) && page.planted.title === arguments[0]"  # some are loaded first
         WebDriverWait(page.browser, 60).until(lambda _, title=mistake["title"]: page.run(there, title))
         same = page.run("return page.step.g.every((x, i) => Math.abs(x - page.wrong.g[i]) < 1e-12)")
         said = page.find(".living-verdict")[0].text

@@ -82,7 +82,7 @@ def test_every_operation_gives_what_the_reference_gives(tmp_path):
                 np.testing.assert_allclose(found, expected.astype(float).ravel(), 0, atol, err_msg=label)
 
 
-@pytest.mark.parametrize("name", ["Classifier", "GPT2", "LanguageModel", "Llama"])
+@pytest.mark.parametrize("name", ["BertClassifier", "Classifier", "GPT2", "LanguageModel", "Llama"])
 def test_a_model_gives_what_numpy_gives(name, tmp_path):
     layer, inputs, _ = CASES[name](LetterSizes(B=2, T=5, C=8, H=2, V=11, F=12, K=3, G=1, D=4))
     layer = layer.to(dtype=np.float64)

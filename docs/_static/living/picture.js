@@ -53,7 +53,7 @@
         const block = this.columns * this.lines;
         for (let k = 0; k < block; k++) {
           const i = panel * block + k;
-          const x = there ? array[positions ? positions[i] : i] / largest : 0;
+          const x = there ? (array[positions ? positions[i] : i] ?? 0) / largest : 0;
           const colour = x < 0 ? below : above;
           const heat = Number.isNaN(x) ? 1 : Math.sqrt(Math.abs(x));
           for (let c = 0; c < 3; c++) image.data[4 * k + c] = zero[c] + (colour[c] - zero[c]) * heat;

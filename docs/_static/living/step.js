@@ -89,7 +89,7 @@
     call(number) {
       if (number === this.middle) this.g.fill(0);
       const { run, environment, copies, adds } = this.calls[number];
-      for (const [to, from, positions] of copies) for (let i = 0; i < to.length; i++) to[i] = from[positions[i]];
+      for (const [to, from, positions] of copies) for (let i = 0; i < to.length; i++) to[i] = positions[i] < 0 ? 0 : from[positions[i]];
       run(environment);
       for (const [to, from, positions] of adds) {
         if (positions) for (let i = 0; i < from.length; i++) to[positions[i]] += from[i];
