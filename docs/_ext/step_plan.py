@@ -288,17 +288,33 @@ class StepPlan:
         return number
 
     def pass_on(self) -> None:
-        """Where only one call takes a result, and all of it in order, the gradient of this input is the result's."""
-        forward = [call for call in self.calls if call["phase"] == "forward"]
-        inputs = [(call, name, *place) for call in forward for name, place in call["inputs"].items()]
+        """Find the gradients of results that no backward was given as such: where a layer passes gradients on, or adds
+        those of several uses.
+        """
+        sums: dict[int, frozenset[int]] = {}  # what was added up in the backward: buffers that are no sums themselves
+        for call in self.calls:
+            if call["phase"] == "backward" and "output" in call:
+                added = [sums.get(buffer, frozenset({buffer})) for buffer, _ in call["inputs"].values()]
+                sums[call["output"]] = frozenset().union(*added)
+        of_sums = {parts: buffer for buffer, parts in sums.items()}
         backward = {each["forward"]: each["computed"] for each in self.calls if "forward" in each}
-        for result in [call["output"] for call in forward]:
-            takers = [each for each in inputs if each[2] == result]
-            if len(takers) == 1 and takers[0][3] is None:
-                call, name, *_ = takers[0]
-                gradient = backward.get(self.calls.index(call), {}).get(f"d{name}")
-                if gradient is not None:
-                    self.gradients.setdefault(result, Place(gradient, None))
+        forward = [(number, call) for number, call in enumerate(self.calls) if call["phase"] == "forward"]
+        for _, call in reversed(forward):
+            parts = set[int]()
+            for number, taker in forward:
+                for name, (buffer, positions) in taker["inputs"].items():
+                    if buffer != call["output"]:
+                        continue
+                    if number in backward and positions is None:
+                        parts.add(backward[number].get(f"d{name}", -1))
+                    elif taker["operation"] == "add" and taker["output"] in self.gradients:
+                        passed = self.gradients[taker["output"]].buffer  # each term of a sum has its gradient
+                        parts |= sums.get(passed, {passed})
+                    else:
+                        parts.add(-1)
+            gradient = of_sums.get(frozenset(parts), next(iter(parts), -1) if len(parts) == 1 else -1)
+            if gradient >= 0:
+                self.gradients.setdefault(call["output"], Place(gradient, None))
 
     def json(self, inputs: dict[str, int], loss: int) -> dict[str, Any]:
         """The plan. inputs: the buffers of the batch, by name. loss: that of the loss."""

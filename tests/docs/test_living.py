@@ -23,6 +23,35 @@ STEPS = 100
 NAME = "LanguageModel"
 
 
+# The gradient beside the result of each call, against the loss when a number of the result is moved.
+DIFFERENCES = """
+const { step, plan, picture } = page;
+const wrong = [];
+for (const number of picture.calls) {
+  const { output, label } = plan.calls[number];
+  if (output === plan.loss) continue;
+  if (!plan.gradients[output]) { wrong.push(`${label}: no gradient`); continue; }
+  const [buffer, positions] = plan.gradients[output];
+  const gradient = step.arrays[buffer].slice();
+  const loss = (i, h) => {
+    for (let k = 0; k < step.middle; k++) {
+      step.call(k);
+      if (k === number) step.arrays[output][i] += h;
+    }
+    return step.loss();
+  };
+  const { length } = step.arrays[output];
+  for (const i of [0, Math.floor(length / 3), length - 1]) {
+    const slope = (loss(i, 1e-6) - loss(i, -1e-6)) / 2e-6;
+    const given = gradient[positions ? positions[i] : i];
+    if (Math.abs(slope - given) > 1e-7) wrong.push(`${label} ${i}: ${given}, difference ${slope}`);
+  }
+}
+step.forward();
+return wrong;
+"""
+
+
 class Page:
     """The living step alone in a file."""
 
@@ -171,6 +200,8 @@ def test_every_model_starts_and_learns(page: Page, name: str) -> None:
     for buffer, expected, found in zip(made.buffers, made.values, arrays, strict=True):
         if expected.size:
             np.testing.assert_allclose(found, expected.ravel(), 0, 1e-9, err_msg=f"{buffer['layer']}: {buffer['name']}")
+    wrong = page.run(DIFFERENCES)
+    assert not wrong
     page.run("for (const grid of page.picture.grids) page.point(grid, grid.size - 1)")
     page.run("for (let k = 0; k < 100; k++) page.once(); page.show()")
     assert page.run("return page.losses[0] - page.step.loss()") > 0.5

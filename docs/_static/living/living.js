@@ -56,7 +56,7 @@
       this.picture.connect();
       root.classList.add("ready");
       this.still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-      if (!this.still) setTimeout(() => { if (this.mode === "still") this.play(); }, 700);
+      if (!this.still) setTimeout(() => { if (this.mode === "still") this.play(); }, 400);
     }
 
     read(text) {
@@ -232,6 +232,7 @@
     train() {
       this.stop();
       this.mode = "train";
+      this.status.setAttribute("aria-live", "off"); // it changes all the time
       this.training.textContent = "Pause";
       this.ready = null;
       let frames = 0;
@@ -260,6 +261,7 @@
       const playing = this.mode === "play";
       this.mode = "still";
       this.training.textContent = "Train";
+      this.status.setAttribute("aria-live", "polite");
       this.playing.textContent = "▶ Play";
       if (playing) {
         for (const step of this.steps()) { step.forward(); step.backward(); }
