@@ -79,12 +79,12 @@ def pair_of(package: Any, name: str, scale: float = 1.0, dtype: Any = np.float64
     if hasattr(case, "layer"):
         return layer_pair(case, dtype, package.check_layer)
     args = tuple(copied(x, CPU, dtype) for x in case.args)
-    ours = functools.partial(package.check_gradients, case.op, case.op_backward, *args, **case.options)
+    ours = functools.partial(package.check_gradients, case.op, case.op_backward, *args, rules=True, **case.options)
     return CheckedPair(functools.partial(case.op, **case.options), case.op_backward, args, ours)
 
 
 def checked_pair(op: Callable, op_backward: Callable, args: tuple) -> CheckedPair:
-    return CheckedPair(op, op_backward, args, functools.partial(check_gradients, op, op_backward, *args))
+    return CheckedPair(op, op_backward, args, functools.partial(check_gradients, op, op_backward, *args, rules=True))
 
 
 def layer_pair(case: Any, dtype: Any, check: Callable) -> CheckedPair:

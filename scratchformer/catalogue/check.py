@@ -31,6 +31,7 @@ def check_operation(name: str, draw: Draw, **options: Any) -> Report:
         seed=draw.seed,
         complex_step=case.analytic and draw.device is CPU,
         device=draw.device,
+        rules=True,
         **options,
         **case.options,
     )

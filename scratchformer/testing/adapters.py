@@ -1,11 +1,12 @@
-"""Gradient checks for functions of PyTorch and JAX, by the contract of `check_gradients` and with its messages.
+"""Gradient checks for functions of PyTorch and JAX, as `check_gradients` makes them, with its rules and messages.
 
     print(check_torch(Cube, torch.randn(2, 3)))  # an autograd.Function, a module, or any function of tensors
     print(check_jax(jax.nn.gelu, jnp.ones((2, 3))))
 
 The function becomes a pair of NumPy functions: the forward calls it, and the backward asks the library's autograd. So
-every rule of `check_gradients` applies, with one exception: a result may be a view of an argument, and a gradient may
-be dy itself, as in `check_layer`. PyTorch keeps track of views, and an array of JAX cannot be written to.
+every rule of `check_gradients` applies, with two exceptions. A result may be a view of an argument, and a gradient may
+be dy itself, as in `check_layer`: PyTorch keeps track of views, and an array of JAX cannot be written to. And PyTorch
+never gets an empty batch: some of its backwards then read memory that is not theirs, and end the process.
 
 Neither library is imported before it is needed.
 """
@@ -14,23 +15,33 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from ..backend import Device
-from .contracts import GradientError, Untouched, as_tuple, expect_equal, is_array, is_floating, labelled, repeatable
+from .contracts import (
+    GradientError,
+    Untouched,
+    as_tuple,
+    chosen_rules,
+    expect_equal,
+    is_array,
+    is_floating,
+    labelled,
+    repeatable,
+)
 from .gradcheck import Report, check_gradients
 from .layouts import spread
 from .runs import argument_names, name_of
 
 
 @repeatable
-def check_torch(function: Callable, *tensors: Any, device: Device | None = None, **options: Any) -> Report:
+def check_torch(function: Callable, *tensors: Any, **options: Any) -> Report:
     """Check the gradients that PyTorch's autograd gives for `function(*tensors)`.
 
     `function` is any differentiable function of tensors, a subclass of `torch.autograd.Function` (or its `apply`), or
@@ -38,18 +49,20 @@ def check_torch(function: Callable, *tensors: Any, device: Device | None = None,
     dicts of them. Results without a gradient (integers, or detached ones while others have a gradient) are left out.
 
     Checked are the floating-point tensors that require a gradient, or all of them if none does, and the parameters that
-    require one. They are copied as float64, and again as float32 to check the types. What you pass does not change: a
-    module runs with copies of its parameters and buffers. Random numbers start from `seed` before each forward, so that
-    dropout always draws the same mask.
+    require one. They are copied as float64 (complex ones as complex128, sparse ones by their values). Where a float32
+    tensor that the function has from elsewhere does not go with them, it is widened too. What you pass does not change:
+    a module runs with copies of its parameters and buffers. Random numbers start from `seed` before each forward, so
+    that dropout always draws the same mask; a function that draws gets contiguous tensors.
 
     The function runs on the device of the first tensor or parameter, or on `device`. `options` are those of
-    `check_gradients` (`seed`, `rtol`, `max_elements`, ...) and keyword arguments of the function.
+    `check_gradients` (`seed`, `rtol`, `rules`, ...) and keyword arguments of the function, which get no gradient. A
+    name that both have is the function's, if Python knows its signature; otherwise use `functools.partial`.
 
     Returns a Report. Raises GradientError and ValueError as `check_gradients` does, TypeError if the function accepts
     only one of float64 and float32, and ImportError if PyTorch is not installed.
     """
     _expect_installed("torch", "PyTorch")
-    return _TorchPair(function, tensors, device, options.get("seed", 0)).check("check_torch", options)
+    return _TorchPair(function, tensors, options).check("check_torch")
 
 
 @repeatable
@@ -59,19 +72,20 @@ def check_jax(function: Callable, *arrays: Any, **options: Any) -> Report:
     Arguments and results are arrays or pytrees of arrays. All floating-point arrays among the arguments are checked,
     under names such as `params['w']`; everything else is passed on. Results that are not floating-point are left out.
 
-    float64 is enabled during the check only; `jax.config` stays as it is. The types are checked in float32, with your
-    own configuration. The function must return the same as the forward rule of its `custom_vjp`. A large function is
-    checked faster as `jax.jit(function)`.
+    float64 is enabled during the check only; `jax.config` stays as it is. The function must return the same as the
+    forward rule of its `custom_vjp`. It is compiled with `jax.jit`, if that is possible.
 
-    `options` are those of `check_gradients`, except `device`, and keyword arguments of the function.
+    `options` are those of `check_gradients`, except `device`, and keyword arguments of the function, as in
+    `check_torch`.
 
     Returns a Report. Raises GradientError and ValueError as `check_gradients` does, TypeError if the function accepts
     only one of float64 and float32, and ImportError if JAX is not installed.
     """
     _expect_installed("jax", "JAX")
-    if "device" in options:
+    pair = _JaxPair(function, arrays, options)
+    if "device" in pair.options:
         raise ValueError("device: not an option of check_jax; choose JAX's device with jax.default_device(...)")
-    return _JaxPair(function, arrays).check("check_jax", options)
+    return pair.check("check_jax")
 
 
 def _expect_installed(name: str, title: str) -> None:
@@ -81,28 +95,53 @@ def _expect_installed(name: str, title: str) -> None:
         raise ImportError(f"{title} is not installed; install it with: pip install 'scratchformer[{name}]'") from error
 
 
+_OPTIONS = {n for n, p in inspect.signature(check_gradients).parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def _parameters(function: Callable) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # it is written in C
+        return {}
+
+
+def _is_whole(x: Any) -> bool:
+    """Whether `x` is a tuple with a meaning of its own, such as a torch.Size."""
+    return isinstance(x, tuple) and type(x) is not tuple and not hasattr(x, "_fields")
+
+
 class _Pair(ABC):
     """A function of another library as an operation and its backward, on NumPy arrays."""
 
     cut: str  # what can keep autograd from reaching an argument
 
-    def __init__(self, function: Callable, name: str, forward: Callable, args: tuple, tree: Any) -> None:
+    def __init__(
+        self, function: Callable, name: str, forward: Callable, args: tuple, options: dict[str, Any], tree: Any
+    ) -> None:
         self.function, self.name, self.tree = function, name, tree
-        paths, self.structure = tree.tree_flatten_with_path(args)
+        parameters = _parameters(forward)
+        self.options = {n: x for n, x in options.items() if n in _OPTIONS and n not in parameters}
+        kwargs = {n: x for n, x in options.items() if n not in self.options}
+        paths, self.structure = tree.tree_flatten_with_path((args, kwargs), is_leaf=_is_whole)
         top = argument_names(forward, args)
-        self.leaves = {top[path[0].idx] + tree.keystr(path[1:]): leaf for path, leaf in paths}
-        self.variables = {n: x for n, x in self.leaves.items() if isinstance(self.to_numpy(x), np.ndarray)}
-        self.constants: dict[str, Any] = {}  # floating-point arrays without a gradient
+        self.leaves: dict[str, Any] = {}
+        keywords = set()
+        for (part, place, *rest), leaf in paths:
+            given = top[place.idx] if part.idx == 0 else place.key
+            self.leaves[given + tree.keystr(tuple(rest))] = leaf
+            keywords |= {given + tree.keystr(tuple(rest))} if part.idx else set()
+        arrays = {n: x for n, x in self.leaves.items() if isinstance(self.to_numpy(x), np.ndarray)}
+        self.variables = {n: x for n, x in arrays.items() if n not in keywords}
+        self.constants = {n: x for n, x in arrays.items() if n in keywords}  # arrays without a gradient
 
-    def check(self, checker: str, options: dict[str, Any]) -> Report:
+    def check(self, checker: str) -> Report:
         """check_gradients of the pair; its messages name the function, the arguments and `checker`."""
         keys = {f"constant {n}": n for n in self.constants}  # they are keyword arguments, which get no gradient
         reached: set[str] = set()  # the arguments whose gradient is not always zero
 
-        def op(*arrays: Any, **kwargs: Any) -> tuple[Any, Any]:
+        def op(*arrays: Any, **constants: Any) -> tuple[Any, Any]:
             given = dict(zip(self.variables, arrays, strict=True))
-            given |= {n: kwargs.pop(key) for key, n in keys.items()}
-            return self._forward(given, kwargs)
+            return self._forward(given | {keys[key]: x for key, x in constants.items()})
 
         def op_backward(dy: Any, cache: Any) -> tuple:
             gradients = self.gradients(as_tuple(dy), cache)
@@ -111,26 +150,27 @@ class _Pair(ABC):
 
         op.__name__, op_backward.__name__ = self.name, f"the backward of {self.name}"
         op.argument_names = list(self.variables)  # type: ignore[attr-defined]
-        options = {n: self.to_numpy(x) for n, x in options.items()}
-        options |= {key: self.to_numpy(self.constants[n]) for key, n in keys.items()}
+        constants = {key: self.to_numpy(self.constants[n]) for key, n in keys.items()}
         try:
-            return check_gradients(op, op_backward, *map(self.to_numpy, self.variables.values()), **options)
+            return check_gradients(
+                op, op_backward, *map(self.to_numpy, self.variables.values()), **self.options, **constants
+            )
         except GradientError as error:
             message, repeat, call = str(error).rpartition("\nRepeat with")
             for n in self.variables:
-                if n not in reached and re.search(rf"wrong gradient at {re.escape(n)}[\[: ]", message):
+                if n not in reached and re.search(rf"wrong gradient at {re.escape(n)}[\[:. ]", message):
                     message += f"\n  no gradient reaches {n}: look for {self.cut}"
             call = call.replace(f"check_gradients({self.name}, {op_backward.__name__}", f"{checker}({self.name}")
             error.args = (message + repeat + call,)
             raise
 
-    def _forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def _forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
         """`forward`, with a clear error if it accepts only one of float64 and float32.
 
         Empty arrays may be refused with any error.
         """
         try:
-            return self.forward(arrays, kwargs)
+            return self.forward(arrays)
         except GradientError:
             raise
         except Exception as error:
@@ -138,25 +178,26 @@ class _Pair(ABC):
                 raise np.linalg.LinAlgError(str(error)) from error  # PyTorch has its own
             if not all(x.size for x in arrays.values()):
                 raise ValueError(str(error)) from error  # which PyTorch raises as RuntimeError
-            dtype = next(x.dtype for x in arrays.values() if is_floating(x))
+            dtype = next((x.dtype for x in arrays.values() if is_floating(x)), np.dtype(float))
             other = np.dtype(np.float32 if dtype == np.float64 else np.float64)
             try:
-                self.forward({n: x.astype(other) if is_floating(x) else x for n, x in arrays.items()}, kwargs)
+                self.forward({n: x.astype(other) if is_floating(x) else x for n, x in arrays.items()})
             except Exception:
                 raise error from None
             said = str(error).partition("\n")[0] or type(error).__name__
             raise TypeError(f"{self.name} accepts {other} but not {dtype}: {said}") from error
 
-    def arguments(self, arrays: dict[str, Any]) -> tuple:
-        """The positional arguments of the function, with `arrays` in their places."""
-        return self.structure.unflatten([arrays.get(n, x) for n, x in self.leaves.items()])
+    def arguments(self, arrays: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of the function, positional and by keyword, with `arrays` in their places."""
+        leaves = [arrays.get(n, x) for n, x in self.leaves.items()]
+        return self.tree.tree_unflatten(self.structure, leaves)
 
     @abstractmethod
     def to_numpy(self, x: Any) -> Any:
-        """An array as a NumPy array, of float64 if it is floating-point; anything else is returned unchanged."""
+        """An array as a NumPy array, of float64 or complex128 if it is not of integers; anything else unchanged."""
 
     @abstractmethod
-    def forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
         """y and a cache."""
 
     @abstractmethod
@@ -167,11 +208,11 @@ class _Pair(ABC):
 class _TorchPair(_Pair):
     cut = "detach(), .data, .item(), no_grad() or NumPy"
 
-    def __init__(self, function: Any, tensors: tuple, device: Device | None, seed: int) -> None:
+    def __init__(self, function: Any, tensors: tuple, options: dict[str, Any]) -> None:
         import torch
         from torch.utils import _pytree
 
-        self.torch, self.seed = torch, seed
+        self.torch = torch
         self.module: Any = function if isinstance(function, torch.nn.Module) else None
         forward = self.module.forward if self.module else function
         name = type(function).__name__ if self.module else name_of(function)
@@ -181,12 +222,20 @@ class _TorchPair(_Pair):
             function, name, forward = rule.apply, rule.__name__, rule.forward
             if rule.setup_context is torch.autograd.Function.setup_context:
                 forward = functools.partial(forward, None)  # without ctx
-        super().__init__(function, name, forward, tensors, _pytree)
+        super().__init__(function, name, forward, tensors, options, _pytree)
         self._add_parameters()
+        self.seed = self.options.get("seed", 0)
         located = [x for x in self.variables.values() if isinstance(x, torch.Tensor)]
         self.device = located[0].device if located else torch.device("cpu")
-        if device is not None:
+        if (device := self.options.pop("device", None)) is not None:
             self.device = torch.device("cpu" if device.index is None else f"cuda:{device.index}")
+        self.rules = chosen_rules(self.options.get("rules", {}), house=False) | {"empty": False}
+        self.options["rules"] = self.rules
+        self.draws = False  # whether the function draws random numbers
+        self.contiguous = False  # whether it takes no other tensors, or goes by the order of memory
+        self.watched = False  # whether it has run once
+        self.cloned = False  # whether it writes to its arguments, so that these must not be leaves
+        self.widened = False  # whether it has tensors of its own that are not float64
 
     def _add_parameters(self) -> None:
         """Separate variables from constants, and add the module's parameters to them."""
@@ -194,58 +243,79 @@ class _TorchPair(_Pair):
         renamed = {n: f"input {n}" if n in parameters else n for n in self.leaves}
         self.leaves = {renamed[n]: x for n, x in self.leaves.items()}
         inputs = {renamed[n]: x for n, x in self.variables.items()}
-        floating = {n: x for n, x in inputs.items() if is_floating(self.to_numpy(x))}
+        floating = {n: x for n, x in inputs.items() if self.to_numpy(x).dtype.kind in "fc"}
         marked = {n for n, x in floating.items() if getattr(x, "requires_grad", False)}
-        self.constants = {n: x for n, x in floating.items() if marked and n not in marked}
+        self.constants |= {n: x for n, x in floating.items() if marked and n not in marked}
         self.constants |= {n: p for n, p in parameters.items() if not p.requires_grad}
         self.variables = {n: x for n, x in (inputs | parameters).items() if n not in self.constants}
-        self.parameters = {n: tuple(p.shape) for n, p in parameters.items()}
+        self.parameters = list(parameters)
 
     def to_numpy(self, x: Any) -> Any:
         if not isinstance(x, self.torch.Tensor):
             return x
         x = x.detach().cpu()
-        if x.is_complex():
-            raise TypeError(f"{self.name}: expected real tensors, got {x.dtype}; check it on torch.view_as_real(x)")
-        return (x.double() if x.is_floating_point() else x).numpy()
+        x = x if x.layout is self.torch.strided else x.coalesce().values() if x.is_sparse else x.values()
+        wide = self.torch.complex128 if x.is_complex() else self.torch.float64 if x.is_floating_point() else x.dtype
+        return self._numpy(x.to(wide))
 
-    def forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def _numpy(self, x: Any) -> np.ndarray:
+        """A tensor as an array, of the same memory if it is on the CPU and NumPy has its type."""
+        wider = {self.torch.bfloat16: self.torch.float32, self.torch.complex32: self.torch.complex64}
+        x = x.detach().cpu().to(wider.get(x.dtype, x.dtype))
+        return x.resolve_conj().resolve_neg().numpy()
+
+    def forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
         torch = self.torch
-        for n in self.parameters:  # `check_empty` tries fewer rows, and with those an LSTM reads beyond its memory
-            if arrays[n].shape != self.parameters[n]:
-                raise ValueError(f"{n}: expected shape {self.parameters[n]}, got {arrays[n].shape}")
         tensors = {n: self.tensor(x) for n, x in arrays.items()}
-        tensors |= {n: tensors[n].contiguous() for n in self.parameters}  # a module chooses their layout
+        fixed = tensors if self.contiguous else self.parameters  # a module chooses the layout of its parameters
+        tensors |= {n: tensors[n].contiguous() for n in fixed}
         inexact = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
         leaves = {n: t.requires_grad_() for n, t in inexact.items() if n in self.variables}
-        run = functools.partial(self.run, arrays, tensors, {n: self.tensor(x) for n, x in kwargs.items()})
         try:
             with torch.enable_grad():
-                results = run()
+                results = self.run(arrays, tensors)
         except RuntimeError as error:
-            if "leaf Variable" not in str(error):
+            if "leaf Variable" in str(error) and not self.cloned:
+                if self.rules["in_place"]:
+                    untouched = Untouched(arrays)  # find the argument that PyTorch does not let it write to
+                    with torch.no_grad():
+                        self.run(arrays, tensors)
+                    untouched.check("forward")
+                self.cloned = True
+            elif not self.contiguous and not all(t.is_contiguous() for t in tensors.values()):
+                self.contiguous = True
+            elif not self.widened:
+                self.widened = True
+            else:
                 raise
-            untouched = Untouched(arrays)  # find the argument that PyTorch does not let it write to
-            with torch.no_grad():
-                run()
-            untouched.check("forward")
-            raise
+            try:
+                return self.forward(arrays)
+            except Exception:
+                self.cloned = self.widened = False
+                self.contiguous = self.draws
+                raise error from None
         outputs = [t for t in results if t.requires_grad]
         if not outputs:
             names = ", ".join(leaves)
             raise GradientError(f"y does not depend on {names} through torch's autograd: look for {self.cut}")
-        if any(t.is_complex() for t in outputs) and not any(t.is_complex() for t in leaves.values()):
-            raise TypeError(f"{self.name}: expected a real result, got a complex one; return torch.view_as_real(y)")
+        outputs = [t if t.layout is torch.strided else t.to_dense() for t in outputs]
         tracked = [t.clone() if t._is_view() or t.is_leaf else t for t in outputs]  # autograd keeps track of views
-        y = tuple(t.detach().cpu().numpy() for t in tracked)
+        y = tuple(self._numpy(t) for t in tracked)
         return y if len(y) > 1 else y[0], (outputs, leaves)
 
-    def run(self, arrays: dict[str, Any], tensors: dict[str, Any], kwargs: dict[str, Any]) -> list:
+    def run(self, arrays: dict[str, Any], tensors: dict[str, Any]) -> list:
         """The tensors that the function returns. What it writes to its arguments is written to `arrays` too."""
-        torch, args = self.torch, self.arguments(tensors)
-        with self._random_numbers():
+        torch = self.torch
+        passed = {n: t.clone() if self.cloned else t for n, t in tensors.items()}
+        passed |= {n: self._sparse(x, passed[n]) for n, x in self.leaves.items() if n in passed}
+        args, kwargs = self.arguments(passed)
+        widening = self._widening() if self.widened else nullcontext()
+        watching = nullcontext() if self.watched else self._watching()
+        seeded = nullcontext() if self.watched and not self.draws else self._random_numbers()
+        self.watched = True
+        with seeded, widening, watching:
             if self.module:
-                state = {n: tensors[n] for n in self.parameters} | self._buffers(tensors)
+                state = {n: passed[n] for n in self.parameters} | self._buffers(tensors)
                 returned = torch.func.functional_call(self.module, state, args, kwargs)
             else:
                 returned = self.function(*args, **kwargs)
@@ -271,12 +341,13 @@ class _TorchPair(_Pair):
         return dict(zip(leaves, self._as_numpy(gradients, given), strict=True))
 
     def _as_numpy(self, gradients: tuple, given: list) -> Iterator[np.ndarray]:
-        """The gradients as NumPy arrays; those that are dy, or each other, are copied: autograd allows it."""
+        """The gradients as arrays. Those that are dy, or each other, or expanded, are copied: autograd allows that."""
         seen = {t.untyped_storage().data_ptr() for t in given}
         for g in gradients:
-            g = g.detach().to_dense().cpu() if g.is_sparse else g.detach().cpu()
-            pointer = g.untyped_storage().data_ptr()
-            yield g.numpy().copy() if pointer in seen else g.numpy()
+            dense = g if g.layout is self.torch.strided else g.to_dense()
+            g = self.torch.zeros_like(dense) if dense._is_zerotensor() else dense
+            pointer, array = g.untyped_storage().data_ptr(), self._numpy(g)
+            yield array.copy() if pointer in seen or 0 in array.strides else array
             seen.add(pointer)
 
     def tensor(self, x: Any) -> Any:
@@ -295,6 +366,37 @@ class _TorchPair(_Pair):
             for n, x in arrays.items():
                 x[...] = tensors[n].detach().cpu().numpy()
 
+    def _sparse(self, x: Any, values: Any) -> Any:
+        """A tensor like the sparse `x` with other values; `values` themselves where `x` is not sparse."""
+        torch = self.torch
+        if not isinstance(x, torch.Tensor) or x.layout is torch.strided:
+            return values
+        if x.is_sparse:
+            return torch.sparse_coo_tensor(x.coalesce().indices(), values, x.shape, is_coalesced=True)
+        by_row = x.layout in (torch.sparse_csr, torch.sparse_bsr)
+        indices = (x.crow_indices(), x.col_indices()) if by_row else (x.ccol_indices(), x.row_indices())
+        return torch.sparse_compressed_tensor(*indices, values, x.shape, layout=x.layout)
+
+    def _widening(self) -> AbstractContextManager:
+        """A context in which a function of PyTorch that gets float64 and narrower tensors gets them all as float64."""
+        torch, tree = self.torch, self.tree
+        overrides: Any = importlib.import_module("torch.overrides")
+
+        class Widening(overrides.TorchFunctionMode):
+            def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+                leaves, structure = tree.tree_flatten((args, kwargs or {}))
+                tensors = [
+                    t for t in leaves if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex())
+                ]
+                name = getattr(function, "__name__", "")
+                in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+                if not in_place and torch.float64 in {t.dtype.to_real() for t in tensors}:
+                    wide = {id(t): t.to(torch.complex128 if t.is_complex() else torch.float64) for t in tensors}
+                    args, kwargs = tree.tree_unflatten([wide.get(id(x), x) for x in leaves], structure)
+                return function(*args, **(kwargs or {}))
+
+        return Widening()
+
     def _buffers(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Copies of the module's buffers, of the type of the tensors."""
         dtype = next(t.dtype for t in tensors.values() if t.is_floating_point() or t.is_complex())
@@ -312,58 +414,87 @@ class _TorchPair(_Pair):
                     torch.cuda.manual_seed(self.seed)
             yield
 
+    def _watching(self) -> AbstractContextManager:
+        """A context that notices whether random numbers are drawn, or memory is read by its strides."""
+        pair, drawing = self, self.torch.Tag.nondeterministic_seeded
+        modes: Any = importlib.import_module("torch.utils._python_dispatch")
+
+        class Watching(modes.TorchDispatchMode):
+            def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+                pair.draws |= drawing in function.tags
+                pair.contiguous |= pair.draws or "as_strided" in function.name()
+                return function(*args, **(kwargs or {}))
+
+        return Watching()
+
 
 class _JaxPair(_Pair):
     cut = "stop_gradient, or a rule that gives zeros"
 
-    def __init__(self, function: Callable, arrays: tuple) -> None:
+    def __init__(self, function: Callable, arrays: tuple, options: dict[str, Any]) -> None:
         import jax
 
         self.jax = jax
-        super().__init__(function, name_of(function), function, arrays, jax.tree_util)
+        super().__init__(function, name_of(function), function, arrays, options, jax.tree_util)
+        self.compiled: dict[str, Callable] = {"results": jax.jit(self.results), "pulled": jax.jit(self.pulled)}
+        self.shapes = {n: np.shape(x) for n, x in (self.variables | self.constants).items()}
 
     def to_numpy(self, x: Any) -> Any:
         dtypes = self.jax.numpy
         if not is_array(x):
             return x
-        if dtypes.issubdtype(x.dtype, dtypes.complexfloating):
-            raise TypeError(f"{self.name}: expected real arrays, got {x.dtype}")
-        if dtypes.issubdtype(x.dtype, dtypes.floating):
-            return np.asarray(x).astype(np.float64)
+        for kind, wide in ((dtypes.complexfloating, np.complex128), (dtypes.floating, np.float64)):
+            if dtypes.issubdtype(x.dtype, kind):
+                return np.asarray(x).astype(wide)
         if dtypes.issubdtype(x.dtype, dtypes.integer) or x.dtype == bool:
             return np.asarray(x)
         return x
 
-    def forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
         with self._types(arrays):
             given = {n: self.as_jax(x) for n, x in arrays.items()}
-            kwargs = {n: self.as_jax(x) for n, x in kwargs.items()}
-            results = self.results(given, kwargs)
+            results = self._call("results", given)
             if not results:
                 raise TypeError(f"{self.name}: expected a floating-point result")
             y = tuple(np.array(x) for x in results)
-        return y if len(y) > 1 else y[0], (given, kwargs, y)
+        return y if len(y) > 1 else y[0], (given, y)
 
-    def results(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> list:
+    def _call(self, name: str, given: dict[str, Any], *others: Any) -> Any:
+        """A method by its name: compiled, if that is possible, and only for the shapes of the arguments."""
+        if name in self.compiled and {n: np.shape(x) for n, x in given.items()} == self.shapes:
+            try:
+                return self.compiled[name](given, *others)
+            except self.jax.errors.JAXTypeError:  # it needs the numbers themselves
+                self.compiled = {}
+        return getattr(self, name)(given, *others)
+
+    def results(self, arrays: dict[str, Any]) -> list:
         """The floating-point arrays that the function returns."""
         dtypes = self.jax.numpy
-        leaves = self.jax.tree_util.tree_leaves(self.function(*self.arguments(arrays), **kwargs))
+        args, kwargs = self.arguments(arrays)
+        leaves = self.jax.tree_util.tree_leaves(self.function(*args, **kwargs))
         return [x for x in leaves if is_array(x) and dtypes.issubdtype(x.dtype, dtypes.inexact)]
 
+    def pulled(self, arrays: dict[str, Any], dy: list) -> tuple[list, dict[str, Any]]:
+        """The results by the forward rule, and the gradients."""
+        dtypes = self.jax.numpy
+        variables = {n: arrays[n] for n in self.variables if dtypes.issubdtype(arrays[n].dtype, dtypes.inexact)}
+        again, pull = self.jax.vjp(lambda moved: self.results(arrays | moved), variables)
+        (gradients,) = pull([u.astype(x.dtype) for u, x in zip(dy, again, strict=True)])
+        return again, gradients
+
     def gradients(self, dy: tuple, cache: Any) -> dict[str, np.ndarray]:
-        given, kwargs, y = cache
+        given, y = cache
         with self._types(given):
-            variables = {n: x for n, x in given.items() if is_floating(x)}
-            try:
-                again, pull = self.jax.vjp(lambda moved: self.results(given | moved, kwargs), variables)
-                (gradients,) = pull([self.as_jax(u.astype(x.dtype)) for u, x in zip(dy, again, strict=True)])
+            try:  # a cotangent of JAX is the complex conjugate of what is called a gradient here
+                again, gradients = self._call("pulled", given, [self.as_jax(np.conj(u)) for u in dy])
             except (TypeError, ValueError) as error:
                 if "vjp" not in str(error).lower():
                     raise
                 raise GradientError(str(error)) from error  # of a number or shape that JAX refuses
             outputs = labelled("y", map(np.asarray, again))
             expect_equal(outputs, labelled("y", y), "the forward rule does not return the same values as the function")
-            return {n: np.array(gradients[n]) for n in variables}
+            return {n: np.conj(gradients[n]) for n in self.variables if n in gradients}
 
     def as_jax(self, x: Any) -> Any:
         """A copy of an array as one of JAX: the check writes to NumPy's."""

@@ -1,17 +1,32 @@
-"""The contract of gradients, besides their values: who may write to which array, and which arrays may share memory."""
+"""The rules of gradients, besides their values: who may write to which array, which may share memory, and so on."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from ..backend import Array, Device, array_module, device_of, is_floating_type, to_cpu, to_device
+from ..notation.ratios import other_shape
 
 _SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in no fixed order
+
+# What is checked after the values, and why it matters.
+RULES = {
+    "in_place": "Whoever still needs these numbers, such as another backward, would get others.",
+    "memory": "Whoever writes to one of the two would change the other.",
+    "same_bits": "Otherwise no run can be repeated exactly.",
+    "types": "Otherwise one number of a wider type makes everything after it slower, and a narrower one loses digits.",
+    "again": "Otherwise the gradient is wrong where an operation is used twice before its backward.",
+    "linear": "Every gradient is linear in dy, so it is wrong for another loss.",
+    "layouts": "So the results are wrong for a transposed or a sliced array.",
+    "empty": "The last batch of a data set may have no rows left, after a filter.",
+}
+HOUSE = ("in_place", "memory", "same_bits", "types", "empty")  # those that other code need not follow
 
 
 class CheckCall(NamedTuple):
@@ -66,6 +81,28 @@ def repeatable(check: Callable[_P, _R]) -> Callable[_P, _R]:
     return checked
 
 
+def chosen_rules(rules: bool | Mapping[str, bool], house: bool) -> dict[str, bool]:
+    """Which rules are checked. rules: True for all, False for none, or those that differ from the default, which is all
+    for `house` and otherwise all but `HOUSE`.
+    """
+    if isinstance(rules, bool):
+        return dict.fromkeys(RULES, rules)
+    if not isinstance(rules, Mapping) or not rules.keys() <= RULES.keys() or not set(rules.values()) <= {True, False}:
+        known = ", ".join(map(repr, RULES))
+        raise ValueError(f"rules: expected True, False, or a dict from some of {known} to True or False, got {rules!r}")
+    return {name: rules.get(name, house or name not in HOUSE) for name in RULES}
+
+
+@contextmanager
+def rule(name: str) -> Iterator[None]:
+    """A context in which a GradientError says that only this rule is broken, why that matters, and how to go on."""
+    try:
+        yield
+    except GradientError as error:
+        message = f"the values agree, but {error}\n  {RULES[name]} rules={{{name!r}: False}} switches this rule off."
+        raise GradientError(message, error.diagnoses) from None
+
+
 def is_array(x: Any) -> bool:
     """Whether `x` is an array of any library. Numbers, NumPy scalars and types such as np.float32 are not."""
     return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic | type)
@@ -77,18 +114,31 @@ def is_floating(x: Any) -> bool:
 
 
 def copied(x: Any, device: Device, dtype: Any) -> Any:
-    """A copy of an array on `device`, cast to `dtype` if it is floating-point.
+    """A copy of an array on `device`, cast to `dtype` if it is floating-point, or to the complex type of its precision.
 
     The arrays in tuples, lists and dicts are copied too. Anything else is returned unchanged.
     """
+
+    def copy_of(_: str, x: Array) -> Array:
+        wide = np.result_type(dtype, np.complex64) if x.dtype.kind == "c" else dtype if is_floating(x) else None
+        return to_device(x, device, wide).copy()
+
+    return mapped(copy_of, "", x)
+
+
+def mapped(function: Callable[[str, Array], Any], name: str, x: Any) -> Any:
+    """`x` with `function(name, array)` in place of each array in it. The names are `mask`, or `mask[0]`, `mask['key']`
+    and `mask.field` for those in tuples, lists, dicts and NamedTuples.
+    """
     if is_array(x):
-        return to_device(x, device, dtype if is_floating(x) else None).copy()
+        return function(name, x)
     if isinstance(x, dict):
         twin = copy.copy(x)
-        twin.update({key: copied(part, device, dtype) for key, part in x.items()})
+        twin.update({key: mapped(function, f"{name}[{key!r}]", part) for key, part in x.items()})
         return twin
     if isinstance(x, tuple | list):
-        return rebuilt(x, [copied(part, device, dtype) for part in x])
+        places = [f".{field}" for field in x._fields] if hasattr(x, "_fields") else [f"[{i}]" for i in range(len(x))]
+        return rebuilt(x, [mapped(function, name + place, part) for place, part in zip(places, x, strict=True)])
     return x
 
 
@@ -98,18 +148,50 @@ def rebuilt(x: Any, parts: list) -> Any:
 
 
 def arrays_in(name: str, x: Any) -> dict[str, Array]:
-    """The arrays in `x`, by name: `mask`, or `mask[0]`, `mask['key']` and `mask.field` for those in tuples, lists,
-    dicts and NamedTuples.
+    """The arrays in `x`, by name; see `mapped`."""
+    arrays: dict[str, Array] = {}
+    mapped(lambda place, array: arrays.setdefault(place, array), name, x)
+    return arrays
+
+
+def floating_in(name: str, x: Any) -> dict[str, Array]:
+    """The floating-point arrays in `x`, by name; the two parts of a complex one, which are views, as `x.real` and
+    `x.imag`.
     """
-    if is_array(x):
-        return {name: x}
-    parts: dict[str, Any] = {}
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        parts = {f"{name}.{field}": part for field, part in zip(x._fields, x, strict=True)}
-    elif isinstance(x, dict | tuple | list):
-        items = x.items() if isinstance(x, dict) else enumerate(x)
-        parts = {f"{name}[{key!r}]": part for key, part in items}
-    return {inner: array for place, part in parts.items() for inner, array in arrays_in(place, part).items()}
+    parts: dict[str, Array] = {}
+    for place, array in arrays_in(name, x).items():
+        if array.dtype.kind == "c":
+            parts |= {f"{place}.real": array.real, f"{place}.imag": array.imag}
+        elif is_floating(array):
+            parts[place] = array
+    return parts
+
+
+def as_arrays(y: Any) -> Any:
+    """`y` with an array in place of each floating-point or complex number in it."""
+    if isinstance(y, float | complex | np.inexact):
+        return np.asarray(y)
+    if isinstance(y, dict):
+        return {key: as_arrays(part) for key, part in y.items()}
+    return rebuilt(y, [as_arrays(part) for part in y]) if isinstance(y, tuple | list) else y
+
+
+def upstream(y: Any, parts: Iterator[Array]) -> Any:
+    """`parts`, one for each of `floating_in("y", y)`, in the form of `y`. What else is in `y` has no gradient: it is
+    left out of a tuple, list or dict, and None in a NamedTuple. If one part of a tuple is left, it is alone.
+    """
+    if is_array(y) and y.dtype.kind == "c":
+        real, imaginary = next(parts), next(parts)
+        return array_module(real).asarray(real + 1j * imaginary)
+    if is_floating(y):
+        return next(parts)
+    if isinstance(y, dict):
+        return {key: part for key in y if (part := upstream(y[key], parts)) is not None}
+    if isinstance(y, tuple | list):
+        inner = [upstream(part, parts) for part in y]
+        kept = inner if hasattr(y, "_fields") else [part for part in inner if part is not None]
+        return kept[0] if len(kept) == 1 < len(inner) else rebuilt(y, kept)
+    return None
 
 
 def as_tuple(x: Any) -> tuple:
@@ -158,12 +240,12 @@ def expect_equal(
                 raise GradientError(f"{name}: {complaint}", diagnoses)
             continue
         size = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
-        if x.shape != y.shape or not np.all(np.abs(x - y) <= _SAME * size):
+        same = max(_SAME, 100 * float(np.finfo(x.dtype).eps)) if x.dtype.kind in "fc" else _SAME
+        if x.shape != y.shape or not np.all(np.abs(x - y) <= same * size):
             raise GradientError(f"{name}: {complaint}", diagnoses)
         if same_bits and not np.array_equal(x, y):
             raise GradientError(
-                f"{name}: the last digits differ between two runs on the same numbers, by {np.abs(x - y).max():.1g} "
-                "(same_bits=False allows this, for code that adds in no fixed order)"
+                f"{name}: the last digits differ between two runs on the same numbers, by {np.abs(x - y).max():.1g}"
             )
 
 
@@ -203,28 +285,51 @@ class Untouched:
         self.copies = {name: to_cpu(x).copy() for name, x in self.named.items()}
 
     def check(self, writer: str) -> None:
-        """Raise GradientError naming `writer` if one of the arrays has changed."""
+        """Raise GradientError naming `writer` if one of the arrays has changed; they are then as before."""
+        changed = []
         for name, x in self.named.items():
             before, now = self.copies[name], to_cpu(x)
             if not np.array_equal(before, now, equal_nan=before.dtype.kind in "fc"):
-                raise GradientError(f"{writer} writes to {name}")
+                x[...] = array_module(x).asarray(before)
+                changed.append(name)
+        if changed:
+            raise GradientError(f"{writer} writes to {changed[0]}")
 
 
-def named_gradients(returned: Any, arrays: Mapping[str, Array], backward: str) -> dict[str, Array]:
-    """The gradients that `backward` returned, keyed by the names of their arrays.
+def named_gradients(returned: Any, arguments: Mapping[str, Any], backward: str) -> dict[str, Array]:
+    """The gradients that `backward` returned, by the names of `floating_in`. arguments: those with floating-point
+    arrays, by name.
 
-    None is skipped: it stands for an argument that was not given (a bias). Raises GradientError unless there is one
-    gradient for each array, on the same device and of the same shape.
+    The gradient of a tuple, list or dict has its form. It has none if that is None, or if there are gradients of the
+    other arguments alone. Elsewhere None is skipped: it stands for an argument that was not given (a bias). Raises
+    GradientError unless there is one gradient for each array, on the same device and of the same shape.
     """
-    gradients = as_tuple(returned)
-    if len(gradients) != len(arrays):
+    plain = [name for name, x in arguments.items() if is_floating(x)]
+    alone = len(arguments) == 1 and not plain and not (isinstance(returned, tuple) and len(returned) == 1)
+    gradients = (returned,) if alone else as_tuple(returned)
+    if len(gradients) != len(arguments):
         gradients = tuple(g for g in gradients if g is not None)
-    if len(gradients) != len(arrays):
+    names = plain if len(gradients) == len(plain) else list(arguments)
+    if len(gradients) != len(names):
         raise GradientError(
-            f"{backward} returned {len(gradients)} gradient(s) for {len(arrays)} floating-point "
-            f"argument(s): {', '.join(arrays) or 'none'}"
+            f"{backward} returned {len(gradients)} gradient(s) for {len(names)} floating-point "
+            f"argument(s): {', '.join(names) or 'none'}"
         )
-    for (name, x), gradient in zip(arrays.items(), gradients, strict=True):
+    arrays: dict[str, Array] = {}
+    leaves: dict[str, Any] = {}
+    for name, gradient in zip(names, gradients, strict=True):
+        x, parts = arguments[name], as_arrays(gradient)
+        if name in plain:
+            arrays[name], leaves[name] = x, gradient if x.ndim else parts
+        elif gradient is not None or alone:
+            arrays |= floating_in(name, x)
+            parts = floating_in(name, parts + 0j if is_array(x) and is_floating(parts) else parts)
+            if not parts.keys() == floating_in(name, x).keys():
+                got = ", ".join(parts) or type(gradient).__name__
+                raise GradientError(f"gradient of {name}: expected {', '.join(floating_in(name, x))}, got {got}")
+            leaves |= parts
+    for name, x in arrays.items():
+        gradient = leaves[name]
         if not hasattr(gradient, "dtype"):
             raise GradientError(f"gradient of {name}: expected an array, got {type(gradient).__name__}")
         if is_array(gradient) and type(gradient) is not type(x):
@@ -232,9 +337,15 @@ def named_gradients(returned: Any, arrays: Mapping[str, Array], backward: str) -
                 f"gradient of {name} is a {type(gradient).__module__}.{type(gradient).__qualname__}, "
                 f"{name} is a {type(x).__module__}.{type(x).__qualname__}"
             )
+        if gradient.dtype.kind == "c":
+            raise GradientError(f"gradient of {name}: expected real numbers, got {gradient.dtype}: take the real part")
         if tuple(gradient.shape) != tuple(x.shape):
-            raise GradientError(f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}")
-    return dict(zip(arrays, gradients, strict=True))
+            hint = other_shape(tuple(x.shape), tuple(gradient.shape))
+            raise GradientError(
+                f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}"
+                + f". {hint}" * bool(hint)
+            )
+    return {name: leaves[name] for name in arrays}
 
 
 def labelled(name: str, arrays: Iterable[Any]) -> dict[str, Any]:

@@ -62,9 +62,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
+from ..shell.text import apart
 from .ties import equals, in_ties, repeated, set_apart
 
-_EPS = float(np.finfo(np.float64).eps)
+_EPS, _SINGLE = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).eps)
 STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # relative to the tensor's scale
 FIRST_STEP = 1e-3  # usually good enough
 _FINEST = 1e-6  # relative to the smallest of them: steps that are tried only near a pole or a kink
@@ -180,7 +181,7 @@ class Comparison(NamedTuple):
         """What a kink means for this comparison; empty if there is none."""
         if self.kink is None:
             return ""
-        sides = f"are {self.kink.left:.6g} and {self.kink.right:.6g}"
+        sides = "are {} and {}".format(*apart(self.kink.left, self.kink.right))
         if self.kink.at_x:
             return f"{self.kink.at_x} {sides}; any value between is accepted"
         near = f"a kink within {self.kink.within:.1g} of this value: one-sided derivatives"
@@ -223,6 +224,7 @@ class Differences:
         self.y = outputs()
         self.tensors: list[Variable] = []  # those whose noise was measured
         self.noise = np.zeros(self.y.shape)  # the round-off in each output
+        self.eps = _EPS  # of the type that y is computed in
         self.grain = 0.0  # in all of them
         self.floor = 0.0  # of terms that cancel in a gradient
         self.best_step = FIRST_STEP  # of the last estimate; tried first, since it is likely the best again
@@ -242,17 +244,18 @@ class Differences:
         the grain of y.
         """
         self.tensors, self.evaluate = tensors, evaluate
+        self.eps = _SINGLE if self._is_single() else _EPS
         largest = max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
-        self.grain = _EPS * largest
-        self.floor = _EPS * float(self.weight.max(initial=0)) * (1 + largest) ** 2
-        signs = [rng.choice([-_EPS, _EPS], t.base.shape) for t in tensors]
+        self.grain = self.eps * largest
+        self.floor = self.eps * float(self.weight.max(initial=0)) * (1 + largest) ** 2
+        signs = [rng.choice([-self.eps, self.eps], t.base.shape) for t in tensors]
         beside = [
             t.base * (1 + sign * rng.uniform(16, 1024, t.base.shape)) for t, sign in zip(tensors, signs, strict=True)
         ]
         values = []
         for _ in range(_NUDGES):
             for tensor, x in zip(tensors, beside, strict=True):
-                tensor.write(x * (1 + 4 * _EPS * rng.uniform(-1, 1, x.shape)))
+                tensor.write(x * (1 + 4 * self.eps * rng.uniform(-1, 1, x.shape)))
             try:
                 y, gradients = evaluate()
             except Exception:  # it is outside the domain of y
@@ -261,10 +264,59 @@ class Differences:
         for tensor in tensors:
             tensor.write(tensor.base)
         of_y, *of_gradients = map(_changes, zip(*values, strict=True))
-        self.noise = 4 * _EPS * np.abs(self.y) + 0.75 * of_y.sum(axis=0)  # two nudges differ by 4/3 of one, on average
+        self.noise = 4 * self.eps * np.abs(self.y) + 0.75 * of_y.sum(
+            axis=0
+        )  # two nudges differ by 4/3 of one, on average
         for tensor, changes in zip(tensors, of_gradients, strict=True):
             cancelled = min(float(changes.max(initial=0)), self.floor * (1 + largest) ** 2)  # a product of four
-            tensor.noise = 4 * np.maximum(np.maximum(_EPS * np.abs(tensor.gradient), changes.max(axis=0)), cancelled)
+            tensor.noise = 4 * np.maximum(
+                np.maximum(self.eps * np.abs(tensor.gradient), changes.max(axis=0)), cancelled
+            )
+
+    def _is_single(self) -> bool:
+        """Whether y is computed in float32: most of it does not change when the tensors change by 1e-10 of their size,
+        and when they change by 5e-7, it changes by no less than half the last digit of float32.
+        """
+
+        def changes(size: float) -> np.ndarray:
+            rng = np.random.default_rng(0)
+            for t in self.tensors:
+                t.write(t.base * (1 + size * rng.uniform(0.5, 1, t.base.shape)))
+            try:
+                return np.abs(self.outputs() - self.y)
+            except Exception:  # it is outside the domain of y
+                return np.full(self.y.shape, np.inf)
+            finally:
+                for t in self.tensors:
+                    t.write(t.base)
+
+        tiny = np.count_nonzero(changes(1e-10))
+        if tiny > 0.1 * self.y.size:
+            return False
+        small, large = changes(5e-7), np.count_nonzero(changes(1e-2))
+        moved = small > 0
+        steps = np.all(small[moved] > 0.4 * _SINGLE * np.abs(self.y[moved]))
+        return bool(large and tiny <= 0.1 * large and np.count_nonzero(moved) >= 0.8 * large and steps)
+
+    def fold_triangle(self, tensor: Variable) -> str:
+        """Where y ignores the elements above or below the diagonal of a symmetric matrix, as LAPACK's functions do, its
+        gradient may count them all the same. Then what it has there is added to the elements across the diagonal, which
+        stand for both. Returns a note; empty if nothing was added.
+        """
+        x, across = tensor.base, functools.partial(np.swapaxes, axis1=-1, axis2=-2)
+        if x.ndim < 2 or x.shape[-1] != x.shape[-2] or not np.array_equal(x, across(x)):
+            return ""
+        for ignored in (np.triu(np.ones(x.shape[-2:], bool), 1), np.tril(np.ones(x.shape[-2:], bool), -1)):
+            if np.isin(x[..., ignored], (0, 1)).all() or not tensor.gradient[..., ignored].any():
+                continue
+            draws = FIRST_STEP * tensor.scale * np.random.default_rng(0).standard_normal(x.shape)
+            above, below = (self._moved(tensor.along(draws * place), 1.0) for place in (ignored, ignored.T))
+            tensor.write(x)
+            if np.array_equal(above, self.y) and not np.array_equal(below, self.y):
+                g = tensor.gradient
+                tensor.gradient = np.where(ignored, 0.0, g + across(np.where(ignored, g, 0.0)))
+                return f"{tensor.name} is symmetric, and y ignores one of its triangles: two elements count as one"
+        return ""
 
     def estimate(
         self,

@@ -1,4 +1,4 @@
-"""Gradient checks for an operation with its backward, and for a layer: the values, and the contract.
+"""Gradient checks for an operation with its backward, and for a layer: the values, and then the rules.
 
     def cube(x):
         return x**3, x
@@ -8,32 +8,35 @@
 
     print(check_gradients(cube, cube_backward, np.random.default_rng(0).normal(size=(2, 3))))
 
-`differences` explains what is compared and how reliable that is; the contract is in `contracts`.
+`differences` explains what is compared and how reliable that is; the rules are in `contracts`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import CPU, Array, Device, to_cpu
+from ..backend import CPU, Array, Device
 from ..checks import expect_at_least, expect_fraction, expect_positive, expect_real
 from ..rng import Key
-from ..shell.text import shown
+from ..shell.text import apart, shown
 from . import diagnosis
 from .contracts import (
     GradientError,
     Untouched,
     as_tuple,
+    chosen_rules,
     copied,
+    floating_in,
     is_array,
     is_floating,
     labelled,
     repeatable,
+    rule,
 )
 from .differences import (
     FIRST_STEP,
@@ -90,9 +93,11 @@ class Report(list):
     """One Row for each tensor checked; `print` shows a table.
 
     `kinks` names the elements and directions at which a kink made the comparison uncertain, and says what was accepted.
+    `notes` says what was not compared, or not closely.
     """
 
     kinks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         head = ("tensor", "shape", "elements checked", "worst relative error")
@@ -101,7 +106,7 @@ class Report(list):
         cells = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in (head, *rows))
         lines = ["  ".join(row).rstrip() for row in cells]
         left_out = [f"and {len(self.kinks) - _KINKS} more kinks"] if len(self.kinks) > _KINKS else []
-        return "\n".join([*lines, *self.kinks[:_KINKS], *left_out])
+        return "\n".join([*lines, *self.kinks[:_KINKS], *left_out, *self.notes])
 
 
 @repeatable
@@ -114,34 +119,42 @@ def check_gradients(
     max_elements: int = 200,
     directions: int = 2,
     complex_step: bool = False,
-    layouts: bool = True,
-    same_bits: bool = True,
+    rules: bool | Mapping[str, bool] | None = None,
     device: Device = CPU,
     **kwargs: Any,
 ) -> Report:
     """Check that `op_backward` is the gradient of `op`, where `y, cache = op(*args, **kwargs)`.
 
     `op_backward(dy, cache)` must return the gradients of the floating-point arrays among `args`, in order: a tuple, or
-    one array if there is only one. Everything else (integer ids, keys, patterns, None, numbers) is passed on unchanged.
-    `y` may be a tuple, NamedTuple or list of arrays; then so is `dy`. All arrays, also those inside tuples,
-    NamedTuples, lists and dicts, are copied to `device`, floating-point ones as float64; `args` are not changed. dy is
-    standard normal, from `Key(seed)`.
+    one array if there is only one. The gradient of a tuple, NamedTuple, list or dict of arrays has the same form, that
+    of a complex array is dF/dRe + i dF/dIm. Everything else (integer ids, keys, patterns, None, numbers) is passed on
+    unchanged, and so are keyword arguments, which get no gradient. `y` may be a number, an array, or a tuple,
+    NamedTuple, list or dict of them; then so is `dy`, without what is not floating-point. All arrays are copied to
+    `device`, floating-point ones as float64; `args` are not changed. dy is standard normal, from `Key(seed)`.
 
-    The values: every element of each argument (`max_elements` random ones if there are more), and the derivatives along
-    `directions` random directions, are compared with central differences of F = Σ y dy. They may differ by `rtol` of
-    the larger value plus the uncertainty due to round-off and kinks. At a kink any value between the one-sided
-    derivatives is accepted, and the Report names it. Equal elements are also moved together. `complex_step=True` also
-    compares with Im F(x + ih)/h, h = 1e-30, to 1e-10, for an `op` that is analytic and accepts complex arrays.
+    The values come first: every element of each argument (`max_elements` random ones if there are more), and the
+    derivatives along `directions` random directions, are compared with central differences of F = Σ y dy. They may
+    differ by `rtol` of the larger value plus the uncertainty due to round-off and kinks. At a kink any value between
+    the one-sided derivatives is accepted, and the Report names it. Equal elements are also moved together.
+    `complex_step=True` also compares with Im F(x + ih)/h, h = 1e-30, to 1e-10, for an `op` that is analytic and accepts
+    complex arrays.
 
-    The contract: the same inputs give the same y and gradients, on a CPU bit for bit (unless `same_bits=False`);
-    backward is linear in dy; forward and backward do not write to their arguments; y and the gradients share no memory
-    with args or dy, nor with each other or the results of an earlier call, and the gradients none with the cache;
-    backward can be called again on one cache, with another dy; each gradient has the shape of its
-    argument; float64 gives float64 and float32 gives float32, whose values `check_precision` checks.
+    Then come the rules. These are always checked, unless `rules` switches them off:
 
-    With `layouts`, arguments and dy are also passed in Fortran order, as every second element of a larger array, with
-    negative strides, and read-only, and dy as a broadcast view: the results must be the same. A batch without rows must
-    be refused with a ValueError or IndexError, or give zero gradients; `layouts.check_empty` says what a batch is.
+    - "again": backward can be called again on one cache, with another dy, also after another forward;
+    - "linear": backward is linear in dy;
+    - "layouts": the results are the same if arguments and dy are in Fortran order, every second element of a larger
+      array, have negative strides, or are read-only, and if dy is a broadcast view.
+
+    These only with `rules=True`, or `rules={"memory": True}`, as for the package's own operations:
+
+    - "in_place": forward and backward do not write to their arguments;
+    - "memory": y and the gradients share no memory with args or dy, nor with each other or the results of an earlier
+      call, and the gradients none with the cache;
+    - "same_bits": on a CPU the same inputs give the same bits;
+    - "types": float64 gives float64 and float32 gives float32, whose values `check_precision` checks;
+    - "empty": a batch without rows is refused with a ValueError or IndexError, or gives zero gradients;
+      `layouts.check_empty` says what a batch is.
 
     Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance and the
     seed. Raises ValueError if a wrong gradient could pass: if no array among `args` is floating-point, or one is empty,
@@ -155,26 +168,25 @@ def check_gradients(
     _expect_no_tensors(dict(zip(names, args, strict=True)) | kwargs)
     _expect_comparisons(rtol, max_elements, directions)
     given = dict(zip(names, args, strict=True))
-    _expect_tensors({n: x for n, x in given.items() if is_floating(x)}, given)
+    _expect_tensors({part: x for n, value in given.items() for part, x in floating_in(n, value).items()}, given)
     forward_name, backward_name = name_of(op), name_of(op_backward)
+    chosen = chosen_rules(rules if rules is not None else {}, house=False)
     with _explained(forward_name, f"check_gradients({forward_name}, {backward_name}, ..., seed={seed})"):
-        run = PairRun(op, op_backward, names, args, kwargs, device, np.float64, same_bits)
+        run = PairRun(op, op_backward, names, args, kwargs, device, np.float64, chosen)
         dy = normal_like(run.y, seed, device, np.float64)
-        gradients = run.check_contract(dy)
-        tensors = [Variable(name, x, to_cpu(gradients[name])) for name, x in run.floating.items()]
-        extra = _complex_comparisons(run, dy) if complex_step else None
+        gradients = run.gradients(dy)
         return _compare_all(
             run,
             dy,
-            tensors,
+            run.floating,
+            gradients,
             key=Key(seed),
             rtol=rtol,
             max_elements=max_elements,
             directions=directions,
-            layouts=layouts,
-            extra=extra,
+            extra=_complex_comparisons(run, dy) if complex_step else None,
             explain=lambda failed: diagnosis.of_pair(failed, run, dy),
-            single=lambda: PairRun(op, op_backward, names, args, kwargs, device, np.float32),
+            single=lambda: PairRun(op, op_backward, names, args, kwargs, device, np.float32, chosen),
         )
 
 
@@ -187,8 +199,7 @@ def check_layer(
     max_elements: int = 200,
     directions: int = 2,
     together: int = 1,
-    layouts: bool = True,
-    same_bits: bool = True,
+    rules: bool | Mapping[str, bool] = True,
     device: Device = CPU,
     **kwargs: Any,
 ) -> Report:
@@ -203,15 +214,14 @@ def check_layer(
     many parameters is checked faster with more. Tensors whose gradients have about the same size go together. If they
     disagree, or if a gradient wrong by a thousandth of the smallest of them could pass, each is compared by itself.
 
-    The contract: the same inputs give the same y and gradients, on a CPU bit for bit (unless `same_bits=False`);
-    backward is linear in dy; forward writes to no input, parameter or gradient; backward writes only to gradients, and
-    adds to them; two forwards followed by their two backwards give the sum of both, so nothing is remembered outside
-    the cache; backward can be called again on one cache, with another dy; no returned array shares memory with a
-    parameter or its gradient; float32 gives float32; neither pass replaces the data or gradient array of a parameter by
+    The rules are those of `check_gradients`, all of them unless `rules` switches some off. For a layer, "in_place" says
+    that forward writes to no input, parameter or gradient, and backward only to gradients, by adding to them; it is
+    checked before the values. "again" says that two forwards followed by their two backwards give the sum of both, so
+    that nothing is remembered outside the cache. "memory" says that no returned array shares memory with a parameter or
+    its gradient. Unlike an operation, a layer may return its input as y, or dy as dx (as dropout without a key does),
+    since no caller writes to either. And always: neither pass replaces the data or gradient array of a parameter by
     another; `layer` itself is not changed; `named_parameters()` finds every `Param` in it. Parameters that are `frozen`
-    need no gradient. Unlike an operation, a layer may return its input as y, or dy as dx (as dropout without a key
-    does), since no caller writes to either. With `layouts`, inputs and dy are also passed in other memory layouts, and
-    without rows, as in `check_gradients`.
+    need no gradient.
 
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`, and ValueError as
     `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.
@@ -226,24 +236,25 @@ def check_layer(
         for place, x in zip(argument_names(layer.forward, inputs), inputs, strict=True):
             if getattr(getattr(x, "dtype", None), "kind", None) == "c":
                 expect_real(place, x)
-        run = LayerRun(layer, inputs, kwargs, device, np.float64, same_bits)
+        chosen = chosen_rules(rules, house=True)
+        run = LayerRun(layer, inputs, kwargs, device, np.float64, chosen)
         arrays = run.floating | {name: p.data for name, p in run.trained.items()}
         _expect_tensors(arrays, dict(zip(run.names, inputs, strict=True)))
         dy = normal_like(run.forward()[0], seed, device, np.float64)
-        gradients = run.check_contract(dy, Key(seed))
+        gradients = run.gradients(dy)
         original.check("the check of a deep copy")
         report = _compare_all(
             run,
             dy,
-            [Variable(name, x, gradients[name]) for name, x in arrays.items()],
+            arrays,
+            gradients,
             key=Key(seed),
             rtol=rtol,
             max_elements=max_elements,
             directions=directions,
             together=together,
-            layouts=layouts,
             explain=lambda failed: diagnosis.of_layer(failed, run, dy),
-            single=lambda: LayerRun(layer, inputs, kwargs, device, np.float32),
+            single=lambda: LayerRun(layer, inputs, kwargs, device, np.float32, chosen),
         )
         original.check("the check of a deep copy")
         return report
@@ -276,22 +287,25 @@ def diagnose(
 def _compare_all(
     run: CheckedRun,
     dy: Any,
-    tensors: list[Variable],
+    arrays: Mapping[str, Array],
+    gradients: dict[str, np.ndarray],
     key: Key,
     rtol: float,
     max_elements: int,
     directions: int,
-    layouts: bool,
     explain: Callable[[FailedCheck], list[diagnosis.Diagnosis]],
     single: Callable[[], CheckedRun],
     together: int = 1,
     extra: Callable[[Variable, list, float], list[Comparison]] | None = None,
 ) -> Report:
-    """Compare each tensor's gradient with numerical derivatives, and then with itself: is it linear in dy, and the same
-    in other layouts? Returns a Report, or raises GradientError with the worst element.
+    """Compare each tensor's gradient with numerical derivatives, and then check the rules. Returns a Report, or raises
+    GradientError with the worst element, or for the first rule that is broken.
     """
     rng = key.fold("elements and directions").generator()
+    tensors = [Variable(name, x, gradients[name]) for name, x in arrays.items()]
     differences = Differences(lambda: flat(run.forward()[0]), flat(dy))
+    notes = [f"{name}: not checked, since backward returns no gradient for it" for name in run.unchecked]
+    notes += [note for t in tensors if (note := differences.fold_triangle(t))]
     differences.measure_noise(tensors, functools.partial(run.evaluate, dy), rng)
     report, comparisons, failed = Report(), {}, FailedCheck(differences)
     along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
@@ -307,26 +321,36 @@ def _compare_all(
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         report.append(Row(t.name, tuple(t.base.shape), len(indices[t.name]), worst))
     _expect_resolved(comparisons, {t.name: differences.resolution(t) for t in tensors})
-    outcome = Outcome(run.y, {t.name: t.gradient for t in tensors})
+    outcome = Outcome(run.y, gradients)
     noise = {f"gradient of {t.name}": float(t.noise.max()) for t in tensors}
     _raise_worst(
         comparisons,
-        lambda: nonlinearity(run, dy, outcome.named_gradients(), noise),
+        lambda: run.broken.get("in_place") or nonlinearity(run, dy, outcome.named_gradients(), noise),
         lambda: diagnosis.explained(explain, failed),
     )
     _expect_decided(comparisons)
     wide = {name: max(x, differences.floor) for name, x in noise.items()}
-    check_linearity(run, dy, outcome.named_gradients(), noise, wide, layouts)
+    run.check_rules(dy, gradients)
+    layouts = run.rules["layouts"] and "in_place" not in run.broken  # which a read-only array does not allow
+    if run.rules["linear"]:
+        with rule("linear"):
+            check_linearity(run, dy, outcome.named_gradients(), noise, wide, layouts)
     if layouts:
         of_y = dict.fromkeys(
             labelled("y", as_tuple(run.y)), max(float(differences.weight @ differences.noise), differences.floor)
         )
-        check_layouts(run, dy, outcome.named(), wide | of_y)
-        check_empty(run)
-    # Values are not compared in float32: they may overflow, and a matrix may have no inverse there.
-    with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
-        of_float32 = single()
-        of_float32.checked(copied(dy, run.device, of_float32.dtype))
+        with rule("layouts"):
+            check_layouts(run, dy, outcome.named(), wide | of_y)
+    if run.rules["empty"]:
+        with rule("empty"):
+            check_empty(run)
+    if run.rules["types"]:
+        # Values are not compared in float32: they may overflow, and a matrix may have no inverse there.
+        with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError), rule("types"):
+            single().checked(copied(dy, run.device, np.float32))
+    if differences.eps > _EPS:
+        notes.append("y is computed in float32: compared to within its round-off")
+    report.notes = tuple(notes)
     report.kinks = tuple(f"{c.where}: {c.note}" for both in comparisons.values() for c in _at_kinks(*both))
     return report
 
@@ -370,10 +394,11 @@ def _raise_worst(
             continue
         name, worst = max(((name, c) for name, cases in wrong.items() for c in cases), key=lambda pair: pair[1].excess)
         others = [f"{n} ({len(cases)})" for n, cases in wrong.items() if n != name]
+        analytic, numeric = apart(worst.analytic, worst.numeric, fewest=12)
         lines = [
             f"wrong gradient at {worst.where}:",
-            f"  analytic {worst.analytic:.12g}",
-            f"  numeric  {worst.numeric:.12g}"
+            f"  analytic {analytic}",
+            f"  numeric  {numeric}"
             + " (y is not finite at any step, or op raises an error)" * bool(np.isnan(worst.numeric)),
             f"  absolute error {worst.error:.3g}, relative error {worst.relative_error:.3g}, "
             f"tolerance {worst.tolerance:.3g} (rtol {worst.rtol:g})",

@@ -1,4 +1,4 @@
-"""A run of what is checked, on arrays of its own, and the check of its contract: everything but the values."""
+"""A run of what is checked, on arrays of its own, and the check of its rules: everything but the values."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .contracts import (
     GradientError,
     Untouched,
     arrays_in,
+    as_arrays,
     as_tuple,
     copied,
     expect_apart,
@@ -24,11 +25,15 @@ from .contracts import (
     expect_equal,
     expect_owned,
     expect_type,
+    floating_in,
     is_array,
     is_floating,
     labelled,
+    mapped,
     named_gradients,
     rebuilt,
+    rule,
+    upstream,
 )
 from .differences import label
 
@@ -43,7 +48,7 @@ _NONE: Mapping[str, Array] = {}
 _TWICE = "backward gives a different gradient when called again with the same cache"
 _NOT_ADDED = "backward does not add to the gradient, or adds a different one when called again with the same cache"
 _STALE = "changes after a second forward (backward must use its own cache, not the state of the latest forward)"
-_RERUN = "differs between two runs with the same arguments (random numbers must come from a key)"
+_RANDOM = " (random numbers must come from a key)"
 
 
 class Outcome(NamedTuple):
@@ -63,37 +68,61 @@ class Outcome(NamedTuple):
 
 class CheckedRun:
     """Copies of the arguments of a forward, by name, on one device and of one dtype. `changed`, an argument of forward,
-    backward and outcome, holds arrays to use instead of some of them.
+    backward and outcome, holds arrays to use instead of some of them. rules: which are checked, by name.
     """
 
     def __init__(
-        self, names: list[str], args: tuple, kwargs: dict[str, Any], device: Device, dtype: Any, same_bits: bool
+        self, names: list[str], args: tuple, kwargs: dict[str, Any], device: Device, dtype: Any, rules: dict[str, bool]
     ) -> None:
         self.names, self.device, self.dtype = names, device, dtype
         self.type = "" if dtype == np.float64 else f" in {np.dtype(dtype)}"  # for messages
-        self.same_bits = same_bits and device == CPU  # a GPU adds in no fixed order
+        self.rules = rules | {"same_bits": rules["same_bits"] and device == CPU}  # a GPU adds in no fixed order
         self.args = [copied(x, device, dtype) for x in args]
         self.kwargs = {key: copied(x, device, dtype) for key, x in kwargs.items()}
         named = dict(zip(names, self.args, strict=True)) | self.kwargs
-        self.arrays = {name: x for name, x in named.items() if is_array(x)}
         self.given = {name: x for key, value in named.items() for name, x in arrays_in(key, value).items()}
-        self.floating = {n: x for n, x in zip(names, self.args, strict=True) if is_floating(x)}
-        self.y: Any = None  # the first one
+        self.arrays = self.given
+        self.floating = self._floating(self.args)
+        self.unchecked: list[str] = []  # the floating-point arrays in tuples, lists and dicts that get no gradient
+        self.broken: dict[str, str] = {}  # rules that were found broken on the way to the values, with what is wrong
+        self.isolated = False  # whether every pass gets copies of its arrays, because one wrote to them
+        self.form: Any = None  # of what the forward returned, where it is not one array
+        self.y: Any = None  # the first one: an array, or a tuple of them
+
+    def _floating(self, args: list) -> dict[str, Array]:
+        named = zip(self.names, args, strict=True)
+        return {name: x for key, value in named for name, x in floating_in(key, value).items()}
 
     def arguments(self, changed: Mapping[str, Array]) -> tuple[list, dict[str, Any]]:
-        if not changed:
+        if not changed and not self.isolated:
             return self.args, self.kwargs
-        args = [changed.get(name, x) for name, x in zip(self.names, self.args, strict=True)]
-        return args, {key: changed.get(key, x) for key, x in self.kwargs.items()}
+
+        def place(name: str, x: Array) -> Array:
+            return changed[name] if name in changed else x.copy() if self.isolated else x
+
+        args = [mapped(place, name, x) for name, x in zip(self.names, self.args, strict=True)]
+        return args, {key: mapped(place, key, x) for key, x in self.kwargs.items()}
 
     def forward(self, changed: Mapping[str, Array] = _NONE) -> tuple[Any, Any]:
+        """y, an array or a tuple of its floating-point arrays, and the cache."""
+        raise NotImplementedError
+
+    def backward(self, dy: Any, cache: Any, changed: Mapping[str, Array] = _NONE) -> dict[str, Array]:
+        """The gradients by name, for a dy of the form that `forward` gives to y."""
         raise NotImplementedError
 
     def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         """One forward and one backward; dy may be a function of y."""
         raise NotImplementedError
 
-    def checked(self, dy: Any) -> Outcome:
+    def gradients(self, dy: Any) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def check_rules(self, dy: Any, first: Mapping[str, np.ndarray]) -> None:
+        raise NotImplementedError
+
+    def checked(self, dy: Any) -> None:
+        """Raise GradientError if a result has another dtype than the arguments, or if something is written to."""
         raise NotImplementedError
 
     def evaluate(self, dy: Any, flat_dy: np.ndarray | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -105,8 +134,42 @@ class CheckedRun:
         y, gradients = self.outcome(dy)
         return flat(y), [to_cpu(g) for g in gradients.values()]
 
+    def expect_unbroken(self) -> None:
+        """Raise GradientError for a rule that was found broken on the way to the values."""
+        for name, message in self.broken.items():
+            if self.rules[name]:
+                with rule(name):
+                    raise GradientError(message)
+
+    def _note(self, name: str, check: Callable[..., None], *args: Any, **options: Any) -> None:
+        """Remember what `check` says, if it finds that the rule `name` is broken."""
+        try:
+            check(*args, **options)
+        except GradientError as error:
+            self.broken.setdefault(name, str(error))
+
+    def _results(self, returned: Any, what: str) -> tuple[Any, Any]:
+        """y and the cache of what a forward returned."""
+        y, cache = two(returned, what)
+        if is_floating(y):
+            return y, cache
+        self.form = as_arrays(y)
+        parts = tuple(floating_in("y", self.form).values())
+        return parts if isinstance(y, tuple | list | dict) or len(parts) != 1 else parts[0], cache
+
+    def _upstream(self, dy: Any) -> Any:
+        """dy in the form of what the forward returned."""
+        parts = [x.copy() for x in as_tuple(dy)] if self.isolated else as_tuple(dy)
+        return like(dy, list(parts)) if self.form is None else upstream(self.form, iter(parts))
+
     def _gradients(self, returned: Any, backward: str, changed: Mapping[str, Array]) -> dict[str, Array]:
-        return named_gradients(returned, {n: changed.get(n, x) for n, x in self.floating.items()}, backward)
+        args = self.arguments(changed)[0] if changed else self.args
+        arguments = {n: x for n, x in zip(self.names, args, strict=True) if floating_in(n, x)}
+        gradients = named_gradients(returned, arguments, backward)
+        if gradients.keys() != self.floating.keys():
+            self.unchecked = [name for name in self.floating if name not in gradients]
+            self.floating = {name: x for name, x in self.floating.items() if name in gradients}
+        return gradients
 
 
 class PairRun(CheckedRun):
@@ -121,82 +184,119 @@ class PairRun(CheckedRun):
         kwargs: dict[str, Any],
         device: Device,
         dtype: Any,
-        same_bits: bool = True,
+        rules: dict[str, bool],
     ) -> None:
-        super().__init__(names, args, kwargs, device, dtype, same_bits)
+        super().__init__(names, args, kwargs, device, dtype, rules)
         self.op, self.op_backward, self.backward_name = op, op_backward, name_of(op_backward)
         untouched = Untouched(self.given)
         self.y, self.cache = self.forward()
-        untouched.check(f"forward{self.type}")
+        outputs = labelled("y", as_tuple(self.y))
+        self._note("in_place", untouched.check, f"forward{self.type}")
+        self._note("memory", expect_apart, outputs, self.given)
+        self._note("memory", _expect_apart_from_each_other, outputs)
+        if self.broken:
+            self.isolated = True
+            self.y, self.cache = self.forward()
 
     def forward(self, changed: Mapping[str, Array] = _NONE) -> tuple[Any, Any]:
         args, kwargs = self.arguments(changed)
-        return two(self.op(*args, **kwargs), "op")
+        return self._results(self.op(*args, **kwargs), "op")
 
     def backward(self, dy: Any, cache: Any, changed: Mapping[str, Array] = _NONE) -> dict[str, Array]:
-        return self._gradients(self.op_backward(dy, cache), self.backward_name, changed)
+        return self._gradients(self.op_backward(self._upstream(dy), cache), self.backward_name, changed)
 
     def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         y, cache = self.forward(changed)
         return Outcome(y, self.backward(dy(y) if callable(dy) else dy, cache, changed))
 
-    def check_contract(self, dy: Any) -> dict[str, np.ndarray]:
-        """Everything but the values. Returns the gradients, by name."""
-        outputs = labelled("y", as_tuple(self.y))
-        upstream = labelled("dy", as_tuple(dy))
+    def gradients(self, dy: Any) -> dict[str, np.ndarray]:
+        """Copies of the gradients, by name. Raises GradientError if they or y are not finite, or not the same twice."""
+        outputs, dys = labelled("y", as_tuple(self.y)), labelled("dy", as_tuple(dy))
         expect_finite(outputs)
-        expect_apart(outputs, self.given)
-        _expect_apart_from_each_other(outputs)
         second_y, second_cache = self.forward()
         second = labelled("y", as_tuple(second_y))
-        complaint = "differs between two calls with the same arguments (random numbers must come from a key)"
-        expect_equal(outputs, second, complaint, self.same_bits)
-        expect_apart(second, {f"{name} of an earlier call": x for name, x in outputs.items()})
+        expect_equal(outputs, second, "differs between two calls with the same arguments" + _RANDOM)
+        self._note("memory", expect_apart, second, {f"{name} of an earlier call": x for name, x in outputs.items()})
+        self._note("same_bits", expect_equal, outputs, second, "", self.rules["same_bits"])
         returned = self._watched_backward(dy)
-        gradients = {f"gradient of {name}": g for name, g in returned.items()}
-        expect_finite(gradients)
-        expect_apart(gradients, self.given | upstream)
-        expect_owned(gradients)
-        _expect_apart_from_each_other(gradients)
+        named = {f"gradient of {name}": g for name, g in returned.items()}
+        expect_finite(named)
+        self._note("memory", expect_apart, named, self.given | dys)
+        self._note("memory", expect_owned, named)
+        self._note("memory", _expect_apart_from_each_other, named)
         first = {name: to_cpu(g).copy() for name, g in returned.items()}
-        _fill_with_nan(returned)
-        expect_equal(self.backward(dy, second_cache), first, _RERUN, self.same_bits)
-        again = self.backward(opposite(dy), self.cache)
-        _expect_no_nan(again)
-        expect_equal(again, self.outcome(opposite(dy)).gradients, _TWICE, self.same_bits)
-        expect_apart(again, {f"{name} of an earlier call": g for name, g in gradients.items()})
-        if self._forward_of_others():
-            again, named = (Outcome(self.y, g).named_gradients() for g in (self.backward(dy, self.cache), first))
-            expect_equal(again, named, _STALE, self.same_bits, STALE)
+        if self.isolated:
+            _, second_cache = self.forward()
+        again = self.backward(dy, second_cache)
+        expect_equal(again, first, "differs between two runs with the same arguments" + _RANDOM)
+        self._note("same_bits", expect_equal, again, first, "", self.rules["same_bits"])
+        self._note("types", self._expect_type, returned)
         return first
+
+    def check_rules(self, dy: Any, first: Mapping[str, np.ndarray]) -> None:
+        """Raise GradientError for a broken rule about one cache, or about what is returned. first: the gradients."""
+        self.expect_unbroken()
+        _, cache = self.forward()
+        returned = self.backward(dy, cache)
+        if self.rules["memory"]:
+            _fill_with_nan(returned)
+        try:
+            again = self.backward(opposite(dy), cache)
+        except Exception as error:
+            if not self.rules["again"]:
+                return
+            with rule("again"):
+                what = f"it raises {type(error).__name__}: {error}"
+                raise GradientError(f"when backward is called again with the same cache, {what}") from error
+        if self.rules["memory"]:
+            with rule("memory"):
+                _expect_no_nan(again)
+                expect_apart(again, {f"gradient of {name} of an earlier call": g for name, g in returned.items()})
+        if self.rules["again"]:
+            with rule("again"):
+                again = {name: to_cpu(g).copy() for name, g in again.items()}
+                expect_equal(again, self.outcome(opposite(dy)).gradients, _TWICE, self.rules["same_bits"])
+                if self._forward_of_others():
+                    stale = Outcome(self.y, self.backward(dy, self.cache)).named_gradients()
+                    named = {f"gradient of {name}": g for name, g in first.items()}
+                    expect_equal(stale, named, _STALE, self.rules["same_bits"], STALE)
 
     def _forward_of_others(self) -> bool:
         """Run forward on other numbers, of other signs where it accepts them; False if it accepts none."""
         rng = Key(0).fold("other numbers").generator()
         for low in (-1.0, 0.5):
-            others = {n: to_cpu(x) * rng.uniform(low, 1, x.shape) for n, x in self.floating.items()}
+            inexact = {n: to_cpu(x) for n, x in self.given.items() if is_floating(x) or x.dtype.kind == "c"}
+            others = {n: x * rng.uniform(low, 1, x.shape) for n, x in inexact.items()}
             try:
                 with np.errstate(all="ignore"):
-                    self.forward({n: to_device(x, self.device, self.dtype) for n, x in others.items()})
+                    self.forward({n: copied(x, self.device, self.dtype) for n, x in others.items()})
                 return True
             except Exception:  # such numbers are not in its domain
                 continue
         return False
 
-    def checked(self, dy: Any) -> Outcome:
-        """y and the gradients, which must have the dtype of the arguments; backward may write to nothing."""
-        return Outcome(self.y, self._watched_backward(dy))
+    def checked(self, dy: Any) -> None:
+        gradients = self._watched_backward(dy)
+        if self.rules["in_place"] and "in_place" in self.broken:
+            raise GradientError(self.broken["in_place"])
+        self._expect_type(gradients)
 
     def _watched_backward(self, dy: Any) -> dict[str, Array]:
-        outputs = labelled("y", as_tuple(self.y))
-        untouched = Untouched(self.given | outputs | labelled("dy", as_tuple(dy)))
+        untouched = Untouched(self.given | labelled("y", as_tuple(self.y)) | labelled("dy", as_tuple(dy)))
         gradients = self.backward(dy, self.cache)
-        untouched.check(f"backward{self.type}")
-        self._expect_type(outputs, gradients)
+        try:
+            untouched.check(f"backward{self.type}")
+        except GradientError as error:
+            self.broken.setdefault("in_place", str(error))
+            self.isolated = True
+            self.y, self.cache = self.forward()
+            gradients = self.backward(dy, self.cache)
+            self.y, self.cache = self.forward()
         return gradients
 
-    def _expect_type(self, outputs: dict[str, Any], gradients: dict[str, Any]) -> None:
+    def _expect_type(self, gradients: dict[str, Any]) -> None:
         if self.floating:
+            outputs = labelled("y", as_tuple(self.y))
             expect_type(outputs | {f"gradient of {n}": g for n, g in gradients.items()}, self.dtype)
 
 
@@ -224,7 +324,7 @@ class LayerRun(CheckedRun):
         kwargs: dict[str, Any],
         device: Device,
         dtype: Any,
-        same_bits: bool = True,
+        rules: dict[str, bool],
     ) -> None:
         copies: dict[int, Any] = {}
         self.layer = copy.deepcopy(layer, copies)
@@ -236,15 +336,16 @@ class LayerRun(CheckedRun):
         self.trained = {name: p for name, p in self.params.items() if not getattr(p, "frozen", False)}
         names = argument_names(layer.forward, inputs)
         names = [f"input {name}" if name in self.params else name for name in names]
-        super().__init__(names, inputs, kwargs, device, dtype, same_bits)
+        super().__init__(names, inputs, kwargs, device, dtype, rules)
+        self.isolated = not rules["in_place"]
 
     def forward(self, changed: Mapping[str, Array] = _NONE) -> tuple[Any, Any]:
         inputs, kwargs = self.arguments(changed)
-        return two(self.layer.forward(*inputs, **kwargs), "forward")
+        return self._results(self.layer.forward(*inputs, **kwargs), "forward")
 
     def backward(self, dy: Any, cache: Any, changed: Mapping[str, Array] = _NONE) -> dict[str, Array]:
         """The gradients of the inputs, by name; those of the parameters are added into the layer."""
-        return self._gradients(self.layer.backward(dy, cache), "backward", changed)
+        return self._gradients(self.layer.backward(self._upstream(dy), cache), "backward", changed)
 
     def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         self.layer.zero_grad()
@@ -256,26 +357,42 @@ class LayerRun(CheckedRun):
     def parameter_gradients(self) -> dict[str, np.ndarray]:
         return {name: to_cpu(p.grad).copy() for name, p in self.trained.items()}
 
-    def check_contract(self, dy: Any, key: Key) -> dict[str, np.ndarray]:
-        """Everything but the values. Returns the gradients of inputs and parameters, by name."""
+    def gradients(self, dy: Any) -> dict[str, np.ndarray]:
+        """Copies of the gradients of inputs and parameters, by name. Raises GradientError if they, or y, are not
+        finite, or if a pass writes to what it may not, or replaces an array of a parameter: then no value means much.
+        """
         state = layer_arrays(self.layer)
         self.y, cache = self._watched_forward()
-        outputs = labelled("y", as_tuple(self.y))
-        expect_finite(outputs)
-        expect_apart(outputs, state)
+        expect_finite(labelled("y", as_tuple(self.y)))
         returned = self._watched_backward(dy, self.y, cache)
         self._expect_same_parameters(state)
-        expect_apart({f"gradient of {name}": g for name, g in returned.items()}, state)
-        once = {name: to_cpu(g).copy() for name, g in returned.items()}
-        sums = self.parameter_gradients()
-        expect_finite({f"gradient of {name}": g for name, g in (once | sums).items()})
-        again = {name: to_cpu(g).copy() for name, g in self.backward(opposite(dy), cache).items()}
-        both = self.parameter_gradients()
-        alone = self.outcome(opposite(dy)).gradients
-        expect_equal(again, alone, _TWICE, self.same_bits)
-        expect_equal(both, {name: g + alone[name] for name, g in sums.items()}, _NOT_ADDED)
-        self._check_two_uses(dy, key, once | sums)
-        return once | sums
+        self._note("memory", expect_apart, labelled("y", as_tuple(self.y)), state)
+        self._note("memory", expect_apart, {f"gradient of {name}": g for name, g in returned.items()}, state)
+        self._note("types", self._expect_type, self.y, returned)
+        inputs = {name: to_cpu(g).copy() for name, g in returned.items()}
+        first = inputs | self.parameter_gradients()
+        expect_finite({f"gradient of {name}": g for name, g in first.items()})
+        second = self.outcome(dy).gradients
+        expect_equal(second, first, "differs between two runs with the same arguments" + _RANDOM)
+        self._note("same_bits", expect_equal, second, first, "", self.rules["same_bits"])
+        return first
+
+    def check_rules(self, dy: Any, first: Mapping[str, np.ndarray]) -> None:
+        """Raise GradientError for a broken rule about one cache, or about what is returned. first: the gradients."""
+        self.expect_unbroken()
+        if not self.rules["again"]:
+            return
+        with rule("again"):
+            self.layer.zero_grad()
+            _, cache = self.forward()
+            self.backward(dy, cache)
+            sums = self.parameter_gradients()
+            again = {name: to_cpu(g).copy() for name, g in self.backward(opposite(dy), cache).items()}
+            both = self.parameter_gradients()
+            alone = self.outcome(opposite(dy)).gradients
+            expect_equal(again, alone, _TWICE, self.rules["same_bits"])
+            expect_equal(both, {name: g + alone[name] for name, g in sums.items()}, _NOT_ADDED)
+            self._check_two_uses(dy, first)
 
     def _expect_same_parameters(self, state: dict[str, Array]) -> None:
         """Check that neither pass replaced an array of a parameter: an optimizer would still hold the old one."""
@@ -283,47 +400,45 @@ class LayerRun(CheckedRun):
             if x is not state.get(name):
                 raise GradientError(f"{name} was replaced by another array: write into the one that an optimizer has")
 
-    def _check_two_uses(self, dy: Any, key: Key, first: dict[str, np.ndarray]) -> None:
+    def _check_two_uses(self, dy: Any, first: Mapping[str, np.ndarray]) -> None:
         """Forward twice, then backward twice: the result must be the same as if each use had been the only one."""
-        rng = key.fold("second inputs").generator()
+        rng = Key(0).fold("second inputs").generator()
         inputs = {name: shuffled(x, rng) for name, x in zip(self.names, self.args, strict=True)}
         other_dy = like(dy, [shuffled(x, rng) for x in as_tuple(dy)])
-        alone, other = self.outcome(dy).gradients, self.outcome(other_dy, inputs).gradients
+        other = self.outcome(other_dy, inputs).gradients
         self.layer.zero_grad()
         (_, cache), (_, other_cache) = self.forward(), self.forward(inputs)
         first_use = {n: to_cpu(g).copy() for n, g in self.backward(dy, cache).items()}
         second_use = {n: to_cpu(g).copy() for n, g in self.backward(other_dy, other_cache, inputs).items()}
         complaint = "is wrong when the layer is used twice before backward (it must remember nothing outside the cache)"
-        expect_equal(first_use, alone, complaint, diagnoses=STALE)
+        expect_equal(first_use, first, complaint, diagnoses=STALE)
         expect_equal(second_use, other, complaint, diagnoses=STALE)
-        both = {name: alone[name] + other[name] for name in self.trained}
+        both = {name: first[name] + other[name] for name in self.trained}
         expect_equal(self.parameter_gradients(), both, complaint, diagnoses=STALE)
-        expect_equal(alone, first, _RERUN, self.same_bits)
 
-    def checked(self, dy: Any) -> Outcome:
-        """y and the gradients, which must have the dtype that the layer was cast to, as must the parameters; forward
-        writes to nothing, backward only to gradients.
-        """
+    def checked(self, dy: Any) -> None:
+        """The parameters keep their types too; backward may write to gradients."""
         self.layer.zero_grad()
         y, cache = self._watched_forward()
-        gradients = self._watched_backward(dy, y, cache)
-        return Outcome(y, gradients | {name: p.grad for name, p in self.trained.items()})
+        self._expect_type(y, self._watched_backward(dy, y, cache))
 
     def _watched_forward(self) -> tuple[Any, Any]:
         untouched = Untouched(self.given | layer_arrays(self.layer))
         y, cache = self.forward()
-        untouched.check(f"forward{self.type}")
+        if self.rules["in_place"]:
+            untouched.check(f"forward{self.type}")
         return y, cache
 
     def _watched_backward(self, dy: Any, y: Any, cache: Any) -> dict[str, Array]:
-        outputs, upstream = labelled("y", as_tuple(y)), labelled("dy", as_tuple(dy))
-        untouched = Untouched(self.given | outputs | upstream | {n: p.data for n, p in self.params.items()})
+        outputs, dys = labelled("y", as_tuple(y)), labelled("dy", as_tuple(dy))
+        untouched = Untouched(self.given | outputs | dys | {n: p.data for n, p in self.params.items()})
         gradients = self.backward(dy, cache)
-        untouched.check(f"backward{self.type}")
-        self._expect_type(outputs, gradients)
+        if self.rules["in_place"]:
+            untouched.check(f"backward{self.type}")
         return gradients
 
-    def _expect_type(self, outputs: dict[str, Any], gradients: dict[str, Any]) -> None:
+    def _expect_type(self, y: Any, gradients: dict[str, Any]) -> None:
+        outputs = labelled("y", as_tuple(y))
         returned = {f"gradient of {n}": g for n, g in gradients.items()}
         expect_type(outputs | returned | layer_arrays(self.layer), self.dtype)
 

@@ -13,12 +13,14 @@ from hypothesis import given
 
 from scratchformer import nn, ops
 from scratchformer.backend import CPU, array_module, to_cpu
-from scratchformer.testing import GradientError, Report, check_gradients, check_layer, differences
+from scratchformer.testing import GradientError, Report, check_layer, differences
+from scratchformer.testing import check_gradients as check_pair
 from scratchformer.testing.runs import normal_like
 from scratchformer.testing.strategies import arrays, ids, tensors
 from scratchformer.testing.strict import STRICT
 
 SCALES = [1e-3, 1e-1, 1.0, 1e2]
+check_gradients = partial(check_pair, rules=True)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -287,7 +289,6 @@ def test_an_empty_argument():
         ([np.arange(3)], "x: int64"),
         ([[1.0, 2.0]], "x: list"),
         ([2.0], "x: float"),
-        ([np.ones(2) + 1j], "x: complex128"),
     ],
     ids=str,
 )
@@ -581,7 +582,7 @@ def test_backward_that_writes_to_dy(device):
 def test_backward_that_writes_to_an_argument_through_the_cache(device):
     def backward(dy, x):
         x *= 2
-        return 1.5 * x * x * dy
+        return 0.75 * x * x * dy
 
     assert "backward writes to x" in fails(lambda x: (x**3, x), backward, normal(3), device=device)
 
@@ -680,9 +681,9 @@ def test_the_same_bits_twice_on_a_cpu():
 
     message = fails(noisy, lambda dy, _: dy * 2, normal(3, 4))
     assert "y: the last digits differ between two runs on the same numbers, by" in message
-    assert "(same_bits=False allows this" in message
+    assert "rules={'same_bits': False} switches this rule off" in message
     assert "x: the last digits differ" in fails(doubled, backward, normal(3, 4))
-    check_gradients(noisy, backward, normal(3, 4), same_bits=False)
+    check_gradients(noisy, backward, normal(3, 4), rules={"same_bits": False})
     check_gradients(noisy, backward, normal(3, 4), device=STRICT)
 
 
@@ -760,7 +761,7 @@ def test_arrays_inside_arguments(device):
     assert "forward writes to state['scale'][0]" in writes(lambda state, shift: state["scale"][0])
     assert "forward writes to state['scale'][1][0]" in writes(lambda state, shift: state["scale"][1][0])
     assert "forward writes to shift" in writes(lambda state, shift: shift[1:])
-    message = fails(lambda x, state: (state["scale"][0], None), lambda dy, _: dy * 1, normal(3), state, device=device)
+    message = fails(lambda x, state: (state["scale"][0], None), lambda dy, _: dy * 0, normal(3), state, device=device)
     assert "y shares memory with state['scale'][0]" in message
 
 
@@ -802,11 +803,6 @@ def test_outputs_in_a_list_and_other_structures(device):
         return list(split(x)[0]), x
 
     check_gradients(listed, split_backward, normal(3, 4), device=device)
-    message = fails(lambda x: ((x * 1, (x * 2, x * 3)), None), doubled_backward, normal(3), device=device)
-    assert "y[1]: expected an array, got tuple" in message
-    assert "y[1]: expected an array, got NoneType" in fails(
-        lambda x: ((x * 1, None), None), doubled_backward, normal(3)
-    )
     message = fails(lambda x: ((x * 2,) * 2, None), lambda dy, _: 2 * (dy[0] + dy[1]), normal(3), device=device)
     assert "y[1] shares memory with y[0]" in message
     assert "y is on cpu, the arguments are on" in fails(lambda x: (to_cpu(x), None), None, normal(3), device=STRICT)
@@ -867,9 +863,10 @@ def test_a_number_so_large_that_any_gradient_would_pass_is_refused(large, factor
         check_gradients(total, total_backward, *arrays)
 
 
-def test_a_truth_value_beside_y_is_named():
-    def double(x):
-        return (2 * x, x > 0), None
-
-    with pytest.raises(GradientError, match=r"y\[1\] is bool"):
-        check_gradients(double, lambda dy, cache: 2 * dy[0], normal(3))
+def test_what_is_not_floating_point_in_y_is_left_out_of_dy():
+    x = normal(3)
+    check_gradients(lambda x: ((2 * x, x > 0), None), lambda dy, _: 2 * dy, x)
+    check_gradients(lambda x: (Scales(2 * x, x > 0), None), lambda dy, _: 2 * dy.scale, x)
+    check_gradients(lambda x: ((2 * x, None, 3 * x), None), lambda dy, _: 2 * dy[0] + 3 * dy[1], x)
+    check_gradients(lambda x: ({"y": 2 * x, "n": 3}, None), lambda dy, _: 2 * dy["y"], x)
+    check_gradients(lambda x: ((x * 1, [x * 2, x * 3]), None), lambda dy, _: dy[0] + 2 * dy[1][0] + 3 * dy[1][1], x)

@@ -152,7 +152,8 @@ def test_the_reason_stays_the_same():
     def backward(dy, cache):
         x, w = cache
         if x.shape[1] < 3:
-            return dy, dy  # shares memory
+            dy = np.clip(dy, -9, 9)  # is not linear
+            return dy * w, dy * x
         return dy * w * (1 + (x.shape[1] > 3)), dy * x * (1 + (x.shape[0] > 2))
 
     for shape, smallest in {(2, 5): (2, 4), (4, 3): (3, 3)}.items():

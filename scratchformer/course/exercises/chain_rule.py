@@ -64,7 +64,7 @@ def check(student):
         try:
             check_pair(student.chain, student.chain_backward, x)
         except GradientError as error:
-            if "wrong gradient" in str(error):
+            if "wrong gradient" in str(error) and "writes to dy" not in str(error):
                 expect_steps(student, x)
             raise
 
