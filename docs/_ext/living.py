@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 from textwrap import dedent
@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 from docutils import nodes
+from live import PageSizes, begin, checked
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from step_plan import plan_of, wrong_plans
 
 from scratchformer import models
+from scratchformer.catalogue.derivations import CASES
 from scratchformer.models import LanguageModel
 from scratchformer.rng import Key
 
@@ -74,8 +76,16 @@ def living_data(name: str) -> dict[str, dict[str, Any]]:
         "symbols": SIZES["vocab_size"],
         "text": TEXT,
         "adam": ADAM,
+        "update": update_data(),
     }
     return {name: data} | {key: each for key, (_, each) in wrong.items()}
+
+
+@cache
+def update_data() -> dict[str, Any]:
+    """The equations of a step of Adam for one weight, as a live page takes them: see `live.begin`."""
+    case = CASES["adam_step"](PageSizes("adam_step"))
+    return begin(case, checked(case)) | {"mistakes": []}
 
 
 def script(key: str, data: dict[str, Any]) -> str:

@@ -144,6 +144,17 @@ def test_a_training_run_has_the_losses_of_numpy(page: Page) -> None:
     assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.5
 
 
+def test_a_weight_shows_the_step_of_adam(page: Page) -> None:
+    page.run("page.once(); page.once(); page.once()")
+    page.run("page.pin(page.picture.grids.find((grid) => page.plan.buffers[grid.buffer].role === 'parameter'), 5)")
+    found = page.run(
+        "const numbers = (name) => Number(page.explained.querySelector(`[data-update=${name}]`).dataset.value);"
+        "const { step } = page; return ['w', 'm', 'v'].map((name) => [numbers(name), step[name][5]])"
+    )
+    for shown, computed in found:
+        assert shown == pytest.approx(computed, rel=1e-9)
+
+
 def test_the_terms_of_every_array_add_up(page: Page) -> None:
     wrong = page.run(
         "return page.picture.grids.flatMap((grid) => [0, Math.floor(grid.size / 3), grid.size - 1].map((i) => {"

@@ -176,7 +176,7 @@
       this.wrongLosses = [];
       for (const step of this.steps()) step.start(this.data.weights);
       this.writer.start(this.data.weights);
-      this.before = this.step.w.slice(); // the weights before the last step
+      this.before = null; // what the last step of Adam was given
       this.unseen = null;
       this.compute();
       this.show();
@@ -224,7 +224,10 @@
     once() {
       this.losses.push(this.step.loss());
       if (this.wrong) this.wrongLosses.push(this.wrong.loss());
-      this.before.set(this.shown().w);
+      const { w, m, v, g } = this.shown();
+      const given = { w0: w, m0: m, v0: v, g };
+      this.before ??= Object.fromEntries(Object.keys(given).map((name) => [name, new Float64Array(w.length)]));
+      for (const [name, array] of Object.entries(given)) this.before[name].set(array);
       for (const step of this.steps()) step.update(this.adam);
       this.compute();
     }
@@ -612,13 +615,33 @@
         const step = this.shown();
         this.explained.innerHTML = `<p class="living-title">${name} = ${long(value)}</p>`
           + `<p>A weight. Its gradient is ${long(step.g[at])}: if it grows by 0.01, the loss changes by about ${long(step.g[at] / 100)}. `
-          + `${step.steps ? `Adam's last step moved it by ${long(step.w[at] - this.before[at])}; its means are m = ${long(step.m[at])} and v = ${long(step.v[at])}. ` : ""}`
-          + "Click it to change it.</p>";
+          + `Click it to change it.</p>${this.before ? this.updated(at) : ""}`;
         const gradient = plan.gradients[buffer];
         this.picture.mark(gradient[0], [position], "source");
       } else {
         this.explained.innerHTML = `<p class="living-title">${name} = ${long(value)}</p>`;
       }
+    }
+
+    /** How the last step of Adam computed a weight, in the terms of its equations. */
+    updated(at) {
+      const { update } = this.data;
+      const given = { ...this.adam, steps: this.shown().steps, decay: 0 };
+      const arrays = Object.fromEntries(Object.entries(update.arrays).map(([name, { shape }]) => (
+        [name, { shape: shape.map(() => 1), data: [shape.length ? this.before[name][at] : given[name]] }]
+      )));
+      const shapes = Object.fromEntries(Object.entries(update.shapes).map(([name, shape]) => [name, shape.map(() => 1)]));
+      const model = Live.model({ ...update, arrays, shapes });
+      const seen = new Set();
+      const lists = model.lines.flatMap((line, i) => {
+        const name = line.target();
+        if (!shapes[name] || !shapes[name].length || seen.has(name)) return [];
+        seen.add(name);
+        const { value, terms } = model.terms(i, 0);
+        const title = `${letterOf(name)} = <b data-update="${name}" data-value="${value}">${long(value)}</b>`;
+        return [`<p class="living-equation">${update.items[i].html}</p><p>${title}</p>${listed(model, line, terms)}`];
+      });
+      return `<p class="living-inner">The last step of Adam:</p>${lists.reverse().join("")}`;
     }
 
     offset(buffer) {
