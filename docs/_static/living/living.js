@@ -99,11 +99,11 @@
         this.tokens, this.picture.element, this.bar, this.status, this.verdict, this.probe,
         make("div", { class: "living-below" },
           make("div", { class: "living-learning" },
-            make("h3", {}, "What it writes"), this.sample,
-            make("h3", {}, "The loss after each step"), this.curve,
+            make("h2", {}, "What it writes"), this.sample,
+            make("h2", {}, "The loss after each step"), this.curve,
             make("details", {}, make("summary", {}, "Another text"), own, use, this.refused)),
           make("div", { class: "living-number" },
-            make("button", { type: "button", class: "living-close", "aria-label": "close", onclick: () => this.let() }, "×"), make("h3", {}, "Where a number comes from"), this.explained, this.table)),
+            make("button", { type: "button", class: "living-close", "aria-label": "close", onclick: () => this.let() }, "×"), make("h2", {}, "Where a number comes from"), this.explained, this.table)),
       );
       this.listen();
     }
