@@ -61,7 +61,10 @@
         }
         context.putImageData(image, 0, 0);
       });
-      if (this.face) this.face.textContent = there ? array[0].toFixed(2) : "";
+      if (this.face) {
+        this.face.textContent = there ? array[0].toFixed(2) : "";
+        this.button.setAttribute("aria-label", `${this.title} ${this.face.textContent}`);
+      }
     }
 
     /** Lights the numbers that are drawn i-th. */
