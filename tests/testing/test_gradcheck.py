@@ -617,6 +617,45 @@ def test_hidden_randomness():
     assert "y: differs between two calls" in fails(op, lambda dy, mask: dy * mask, normal(4, 4))
 
 
+def sums(dy, x, kept):
+    kept["dx"] = kept.get("dx", 0) + 2 * x * dy
+    return kept["dx"]
+
+
+def sums_in_place(dy, x, kept):
+    dx = kept.setdefault("dx", np.ones_like(x))
+    dx += 2 * x * dy
+    return dx
+
+
+def keeps_the_last(dy, x, kept):
+    before, kept["dx"] = kept.get("dx", 0 * x), 2 * x * dy
+    return before + kept["dx"]
+
+
+ADDED = "Something is added up from call to call, and never set to zero."
+REMEMBERED = {
+    sums: "the second result is twice the first, the third is three times the first. " + ADDED,
+    sums_in_place: "each call changes it by the same amount. " + ADDED,
+    keeps_the_last: "the first result differs from the next three, which are the same: something is kept",
+    lambda dy, x, kept: 2 * x * dy * np.random.rand(4):  # noqa: NPY002
+    "NumPy's global generator is used",
+    lambda dy, x, kept: 2 * x * dy * np.random.default_rng().random(4): "random numbers must come from a key, and",
+}
+
+
+@pytest.mark.parametrize("backward", REMEMBERED)
+def test_what_differs_from_call_to_call_is_told(backward):
+    kept: dict = {}
+    message = fails(lambda x: (x * x, x), lambda dy, x: backward(dy, x, kept), normal(3, 4))
+    assert f"x: differs between two runs with the same arguments: {REMEMBERED[backward]}" in message
+
+
+def test_a_sum_in_the_cache_is_told():
+    message = fails(lambda x: (x * x, {}), lambda dy, kept: sums(dy, 1, kept).copy(), np.ones((3, 4)))
+    assert message.splitlines()[0].endswith("when called again with the same cache. " + ADDED)
+
+
 def test_float64_leaks_into_y(device):
     def op(x):
         return x / array_module(x).sqrt(array_module(x).asarray(64.0)), None
