@@ -470,3 +470,17 @@ def test_a_clipped_gradient_is_not_right_for_a_uniform_gamma():
 
     gamma = np.array([0.1, -0.1, 0.1, 5.0])
     assert not diagnose(lambda x, gamma: (x * gamma, (x, gamma)), clipped, RNG.normal(size=(5, 4)), gamma)
+
+
+def test_a_mask_that_is_not_the_right_one():
+    x = RNG.normal(size=(4, 5))
+    shift = RNG.normal(size=x.shape)
+    said = {}
+    for name, wrong in {"other": lambda dy, x: dy * (x + shift > 0), "opposite": lambda dy, x: dy * (x < 0)}.items():
+        said[name] = diagnose(lambda x: (np.maximum(x, 0), x), wrong, x)[0].name
+    assert said == {"other": "zeros in other places", "opposite": "zeros the wrong way round"}
+
+
+def test_the_first_dy_for_all_others():
+    said = diagnose(lambda x: (x**2, x), lambda dy, x: 2 * x * dy[:1], RNG.normal(size=(4, 5)))
+    assert said[0].what == "The gradient of x is what one gets with the first dy along axis 0 in place of all others."
