@@ -156,6 +156,9 @@ class CheckedRun:
             return y, cache
         self.form = as_arrays(y)
         parts = tuple(floating_in("y", self.form).values())
+        if not parts:
+            got = f"an array of {y.dtype}" if is_array(y) else f"a {type(y).__name__} without one" if y else repr(y)
+            raise ValueError(f"y: expected a floating-point array or number, got {got}")
         return parts if isinstance(y, tuple | list | dict) or len(parts) != 1 else parts[0], cache
 
     def upstream(self, dy: Any) -> Any:
