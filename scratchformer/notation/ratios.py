@@ -230,7 +230,7 @@ def meaning(factor: float, numbers: Mapping[float, list[str]]) -> tuple[str, str
         return sign + plain, square
     for a, b in itertools.permutations((number for number in numbers if number == int(number) > 1), 2):
         if math.isclose(abs(factor), a / b, rel_tol=ROUND_OFF):
-            return f"{sign}{a:g}/{b:g}", f"{a:g} is {numbers[a][0]}, and {b:g} is {numbers[b][0]}"
+            return f"{sign}{a:g}/{b:g}", f"perhaps {a:g}, {numbers[a][0]}, over {b:g}, {numbers[b][0]}"
     return None
 
 

@@ -55,7 +55,7 @@ def test_a_ratio_is_told(said):
 
 def test_what_a_factor_may_come_from():
     numbers = sizes({"y": np.zeros((2, 3, 7))})
-    assert times(2 / 7, numbers, "it").endswith("2 is the size of axis 0 of y, and 7 is the size of axis 2 of y")
+    assert times(2 / 7, numbers, "it").endswith("perhaps 2, the size of axis 0 of y, over 7, the size of axis 2 of y")
     assert times(1 / 21, numbers, "it") == "1/21 of what it should be: 21 is the size of axes 1 and 2 of y together"
     assert times(0.5, {}, "it") == "1/2 of what it should be: perhaps the 2 in the derivative of a square"
     assert times(7 / 2, numbers, "it").startswith("7/2 times what it should be")
