@@ -155,7 +155,10 @@ def _is_wrong(op: Callable, op_backward: Callable, args: tuple, seed: int, optio
 
 
 def arguments(args: tuple, draw: Draw) -> tuple:
-    """What `args` of `check_drawn` stand for."""
+    """What `args` of `check_drawn` stand for. Raises ValueError for a string that is not words of letters."""
+    for i, x in enumerate(args):
+        if isinstance(x, str) and not (x.replace(" ", "") + "B").isalpha():
+            raise ValueError(f"argument {i}: expected a shape in letters such as 'B T C', got {x!r}")
     return tuple(draw(x) if isinstance(x, str) else x(draw) if callable(x) else x for x in args)
 
 

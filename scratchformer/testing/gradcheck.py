@@ -40,6 +40,7 @@ from .contracts import (
 )
 from .differences import (
     FIRST_STEP,
+    TOGETHER,
     Comparison,
     Differences,
     NumericDerivative,
@@ -415,6 +416,10 @@ def _raise_worst(
         if np.isnan(worst.numeric):
             raise GradientError("\n".join([*lines, "Nothing is known of the right value there: use other arguments."]))
         diagnoses = explain()
+        if TOGETHER in worst.where and worst.numeric and not diagnoses:
+            sums = f"they add up to {worst.analytic / worst.numeric:.3g} times that."
+            what = f"What equal elements get must add up to what all of them get when they move together: {sums}"
+            diagnoses = [diagnosis.Diagnosis(what, "form", "equal elements")]
         if diagnoses or not cause:
             lines += diagnosis.paragraph(diagnoses)
         raise GradientError("\n".join(lines), diagnoses)
