@@ -161,7 +161,7 @@ class CheckedRun:
             raise ValueError(f"y: expected a floating-point array or number, got {got}")
         return parts if isinstance(y, tuple | list | dict) or len(parts) != 1 else parts[0], cache
 
-    def upstream(self, dy: Any) -> Any:
+    def in_form(self, dy: Any) -> Any:
         """dy in the form of what the forward returned."""
         parts = [x.copy() for x in as_tuple(dy)] if self.isolated else as_tuple(dy)
         return like(dy, list(parts)) if self.form is None else upstream(self.form, iter(parts))
@@ -207,7 +207,7 @@ class PairRun(CheckedRun):
         return self._results(self.op(*args, **kwargs), "op")
 
     def backward(self, dy: Any, cache: Any, changed: Mapping[str, Array] = _NONE) -> dict[str, Array]:
-        return self._gradients(self.op_backward(self.upstream(dy), cache), self.backward_name, changed)
+        return self._gradients(self.op_backward(self.in_form(dy), cache), self.backward_name, changed)
 
     def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         y, cache = self.forward(changed)
@@ -308,6 +308,20 @@ class PairRun(CheckedRun):
             expect_type(outputs | {f"gradient of {n}": g for n, g in gradients.items()}, self.dtype)
 
 
+def backward_operation(op: Callable, op_backward: Callable, names: list[str]) -> Callable:
+    """The backward of a pair as an operation of dy and the arguments, which have these names. Its cache is dy, and the
+    cache of the forward.
+    """
+
+    def gradients(dy: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        _, cache = two(op(*args, **kwargs), "op")
+        return op_backward(dy, cache), (dy, cache)
+
+    gradients.__name__ = name_of(op_backward)
+    gradients.argument_names = ["dy", *names]  # type: ignore[attr-defined]
+    return gradients
+
+
 def expect_named(layer: Any, objects: Iterable[Any]) -> None:
     """Raise GradientError if one of `objects`, all that a deep copy of the layer found in it, is a parameter that
     `named_parameters` does not find: no optimizer would step it, and no snapshot would have it.
@@ -353,7 +367,7 @@ class LayerRun(CheckedRun):
 
     def backward(self, dy: Any, cache: Any, changed: Mapping[str, Array] = _NONE) -> dict[str, Array]:
         """The gradients of the inputs, by name; those of the parameters are added into the layer."""
-        return self._gradients(self.layer.backward(self.upstream(dy), cache), "backward", changed)
+        return self._gradients(self.layer.backward(self.in_form(dy), cache), "backward", changed)
 
     def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         self.layer.zero_grad()
