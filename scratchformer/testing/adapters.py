@@ -258,7 +258,7 @@ class _TorchPair(_TreePair):
         self.rules = chosen_rules(self.options.get("rules", {}), house=False) | {"empty": False}
         self.options["rules"] = self.rules
         self.draws = False  # whether the function draws random numbers
-        self.contiguous = False  # whether it takes no other tensors, or draws in the order of memory
+        self.contiguous = False  # whether it takes no other tensors, or goes by the order of memory
         self.watched = False  # whether it has run once
         self.cloned = False  # whether it writes to its arguments, so that these must not be leaves
         self.widened = False  # whether it has tensors of its own that are not float64
@@ -441,14 +441,14 @@ class _TorchPair(_TreePair):
             yield
 
     def _watching(self) -> AbstractContextManager:
-        """A context that notices whether random numbers are drawn."""
+        """A context that notices whether random numbers are drawn, or memory is read by its strides."""
         pair, drawing = self, self.torch.Tag.nondeterministic_seeded
         modes: Any = importlib.import_module("torch.utils._python_dispatch")
 
         class Watching(modes.TorchDispatchMode):
             def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-                if drawing in function.tags:
-                    pair.draws = pair.contiguous = True
+                pair.draws |= drawing in function.tags
+                pair.contiguous |= pair.draws or "as_strided" in function.name()
                 return function(*args, **(kwargs or {}))
 
         return Watching()
