@@ -24,6 +24,7 @@ extensions = [
     "docstrings",
     "operations",
     "layers",
+    "museum",
     "live",
 ]
 exclude_patterns = ["README.md", "_build"]

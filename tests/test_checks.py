@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratchformer.course.grading import Wrong, expect_close
-from scratchformer.testing.layouts import apart, differs
+from scratchformer.shell.text import apart
+from scratchformer.testing.layouts import differs
 
 NUMBERS = st.floats(-1e6, 1e6)
 

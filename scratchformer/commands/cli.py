@@ -14,6 +14,7 @@ from typing import Any
 
 from ..course.command import add_command as add_learn
 from ..generation.beam import WIDEST
+from ..museum.command import add_command as add_museum
 from ..parallel.replicas import MAX_REPLICAS
 from ..shell.options import SEED, CommandLine
 from ..shell.process import run_program
@@ -170,6 +171,7 @@ def make_parser() -> CommandLine:
     command.set_defaults(run=mpiexec)
 
     add_learn(commands)
+    add_museum(commands)
     return parser
 
 

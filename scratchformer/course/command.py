@@ -9,6 +9,8 @@ import shlex
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,28 +99,34 @@ def note(progress: Progress, name: str) -> str:
 
 
 def run_start(args: argparse.Namespace) -> None:
-    from .course import NAMES, exercise
+    from .course import NAMES
 
-    progress, out = opened(args), console()
-    names = NAMES if args.name == "all" else [args.name or next_name(progress) or NAMES[0]]
-    exercises = [exercise(name) for name in names]
+    progress = opened(args)
+    if args.name == "all":
+        for name in NAMES:
+            begin(progress, name, task=False)
+        return
+    begin(progress, args.name or next_name(progress) or NAMES[0])
+    there = f" --dir {shlex.quote(args.dir)}" if progress.folder != find().folder else ""
+    then = f"Open it in your editor, then: scratchformer learn check{there} (or watch{there})"
+    console().print(then, markup=False)
+
+
+def begin(progress: Progress, name: str, task: bool = True) -> None:
+    """Write the file of an exercise, unless it is there, and print its task."""
+    from .course import exercise
+
+    each, path, out = exercise(name), progress.path(name), console()
     with progress.changing():
-        new = [each for each in exercises if not progress.started(each.name)]
-        for each in new:
-            write(progress.path(each.name), each.start)
-    for each in exercises:
-        path = progress.path(each.name)
-        if each not in new:
-            out.print(f"{path} exists already; `scratchformer learn reset {each.name}` starts it over", markup=False)
-            continue
-        if len(exercises) == 1:
-            out.print(f"[bold]{each.title}[/]\n")
-            out.print(each.task + "\n", markup=False)
+        if begun := progress.started(name):
+            out.print(f"{path} exists already; `scratchformer learn reset {name}` starts it over", markup=False)
+        else:
+            write(path, each.start)
+    if task and not begun:
+        out.print(f"[bold]{each.title}[/]\n")
+        out.print(each.task + "\n", markup=False)
+    if not begun:
         out.print(f"{path}", markup=False)
-    if len(exercises) == 1:
-        there = f" --dir {shlex.quote(args.dir)}" if progress.folder != find().folder else ""
-        then = f"Open it in your editor, then: scratchformer learn check{there} (or watch{there})"
-        out.print(then, markup=False)
 
 
 def run_check(args: argparse.Namespace) -> None:
@@ -201,10 +209,14 @@ def run_solution(args: argparse.Namespace) -> None:
 
 
 def run_reset(args: argparse.Namespace) -> None:
+    progress = opened(args)
+    reset(progress, chosen(progress, args.name))
+
+
+def reset(progress: Progress, name: str) -> None:
+    """Write the file of an exercise as it was at first, and keep the student's under another name."""
     from .course import exercise
 
-    progress = opened(args)
-    name = chosen(progress, args.name)
     path = progress.path(name)
     with progress.changing():
         kept = next(kept for i in range(1, 10_000) if not os.path.lexists(kept := path.with_suffix(f".old{i}")))
@@ -216,48 +228,103 @@ def run_reset(args: argparse.Namespace) -> None:
     console().print(f"{path} starts over; what you wrote is in {kept}", markup=False)
 
 
+KEYS = "n next · h hint · l list · c check all · r reset · q quit"
+
+
 def run_watch(args: argparse.Namespace) -> None:
-    """Check each exercise when its file is saved. h and Enter give a hint, q and Enter stop."""
+    """Check each exercise when its file is saved, and do what a key asks for; in a pipe, a line takes a key's place."""
     from watchfiles import watch
 
-    from .course import NAMES
+    from .course import NAMES, exercise
 
-    progress, out = opened(args), console()
+    progress = opened(args)
     if not any(map(progress.started, NAMES)):
         raise ValueError(f"no exercises in {progress.folder}: start one with `scratchformer learn start`")
-    name = chosen(progress, None)
-    out.print(
-        f"Watching {progress.folder}: save a file to check it; type h and Enter for a hint, q and Enter to stop",
-        markup=False,
-    )
+    name, begun = chosen(progress, None), ""
+    console().print(f"Watching {progress.folder}: save a file to check it", markup=False)
+    with typed_keys() as typed:
+        screen(progress, name)
+        for changes in watch(progress.folder, yield_on_timeout=True, rust_timeout=300, raise_interrupt=False):
+            while not typed.empty():
+                match typed.get():
+                    case "q":
+                        return
+                    case "h":
+                        give_hint(progress, name)
+                    case "l":
+                        overview(args)
+                    case "c":
+                        for each in filter(progress.started, NAMES):
+                            check_one(progress, each)
+                        print_progress(progress)
+                    case "r":
+                        begun = name
+                        reset(progress, name)
+                    case "n":
+                        name = next_after(progress, name) or name
+                        if progress.started(name):
+                            screen(progress, name)
+                        else:
+                            begun = name
+                            begin(progress, name)
+            for path in sorted({Path(path) for _, path in changes}):
+                if path.suffix == ".py" and path.stem in NAMES and path.exists():
+                    text = path.read_text(encoding="utf-8", errors="replace")
+                    if path.stem != begun or text != exercise(begun).start:  # else it was written here
+                        name, begun = path.stem, ""
+                        screen(progress, name)
+
+
+def screen(progress: Progress, name: str) -> None:
+    """Clear the terminal, if it is one, and check an exercise."""
+    console().clear()
     if check_one(progress, name):
         print_next(progress)
-    typed = typed_lines()
-    for changes in watch(progress.folder, yield_on_timeout=True, rust_timeout=300, raise_interrupt=False):
-        while not typed.empty():
-            line = typed.get()
-            if line == "q":
-                return
-            if line == "h":
-                give_hint(progress, name)
-        for path in sorted({Path(path) for _, path in changes}):
-            if path.suffix == ".py" and path.stem in NAMES and path.exists():
-                name = path.stem
-                if check_one(progress, name):
-                    print_next(progress)
+    print_progress(progress)
 
 
-def typed_lines() -> queue.Queue[str]:
-    """A queue of the lines that are typed while the program goes on."""
-    lines: queue.Queue[str] = queue.Queue()
+def print_progress(progress: Progress) -> None:
+    """A bar of the exercises that are done, and the keys."""
+    from .course import NAMES
+
+    done, width = sum(progress.of(name).passed for name in NAMES), len(NAMES)
+    bar = "█" * done + "░" * (width - done)
+    console().print(f"{bar} {done} of {width} · {KEYS}", style="dim", markup=False)
+
+
+def next_after(progress: Progress, name: str) -> str | None:
+    """The first exercise after this one that is not passed; after the end, the first of all; None if all are passed."""
+    from .course import NAMES
+
+    place = NAMES.index(name) + 1
+    return next((each for each in NAMES[place:] + NAMES[:place] if not progress.of(each).passed), None)
+
+
+@contextmanager
+def typed_keys() -> Iterator[queue.Queue[str]]:
+    """A queue of the keys that are typed while the program goes on; in a pipe, of the first letters of lines."""
+    keys: queue.Queue[str] = queue.Queue()
 
     def read() -> None:
-        with open(0, errors="replace", closefd=False) as typed:  # sys.stdin is locked meanwhile, also in a fork
-            for line in typed:
-                lines.put(line.strip().lower())
+        while typed := os.read(0, 100):
+            for line in typed.decode(errors="replace").lower().split("\n"):
+                for key in line.strip() if terminal else line.strip()[:1]:
+                    keys.put(key)
 
+    terminal = None
+    if os.isatty(0):
+        with suppress(ImportError):  # Windows has no termios
+            import termios
+            import tty
+
+            terminal = termios.tcgetattr(0)
+            tty.setcbreak(0, termios.TCSADRAIN)
     threading.Thread(target=read, daemon=True).start()
-    return lines
+    try:
+        yield keys
+    finally:
+        if terminal:
+            termios.tcsetattr(0, termios.TCSADRAIN, terminal)
 
 
 def chosen(progress: Progress, name: str | None) -> str:

@@ -8,8 +8,8 @@ import re
 import time
 import traceback
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -23,23 +23,30 @@ from ..notation.grammar import canonical, parse
 from ..notation.layout import items
 from ..notation.layout import normal as normal_space
 from ..notation.mistakes import in_words, mistakes
+from ..notation.ratios import Compared, explanations, factor_everywhere, other_shape, sizes, times
 from ..notation.run import run, source_of
 from ..notation.spelling import spelled
-from ..notation.walk import Walk
+from ..notation.walk import Walk, remarks
 from ..rng import Key
 from ..shell.reading import expect_file
+from ..shell.text import apart
 from ..testing import GradientError, check_gradients
 from ..testing.contracts import HOUSE
-from ..testing.diagnosis import without_diagnosis
-from ..testing.layouts import apart
+from ..testing.diagnosis import paragraph, without_diagnosis
+from ..testing.mutate.mutants import mutants
 from .exercise import LEFT, Exercise, blanks_left
 from .shortcuts import Shortcut, expect_formula, expect_no_shortcut
 
+SETS = re.compile(r"( *(\w+) = )([^#]*[^#,(\s])")  # a line of code that sets one variable
 SECONDS = 2.0  # that the search for the name of a mistake may take
 
 
 class Wrong(AssertionError):
-    """An answer is wrong; the message says what, with numbers."""
+    """An answer is wrong; the message says what, with numbers. values: the array that is wrong, if it is one."""
+
+    def __init__(self, message: str, values: np.ndarray | None = None) -> None:
+        super().__init__(message)
+        self.values = values
 
 
 class Verdict(NamedTuple):
@@ -67,7 +74,7 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
                 return Verdict(False, f"The lines above are right; {first_blank(text, left)}")
             try:
                 with without_diagnosis():
-                    return Verdict(True, exercise.check(student) or "")
+                    return Verdict(True, "\n".join([exercise.check(student) or "", *marked(exercise, text)]))
             except Exception:
                 if left:  # a blank that the answer does without is none
                     return Verdict(False, first_blank(text, left))
@@ -75,13 +82,13 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
     except GradientError as error:
-        message = in_file(error, text)
-        return Verdict(False, recognised(exercise, path, message) or explained(exercise, student, text) or message)
+        message = explained(exercise, student, text) or in_file(error, text)
+        return Verdict(False, recognised(exercise, path, error, text) or slip(exercise, path, error, message))
     except Shortcut as error:
         return Verdict(False, str(error))
     except (DerivationError, NotationError, Wrong) as error:
-        message = in_file(error, text)
-        return Verdict(False, recognised(exercise, path, message) or message)
+        named = recognised(exercise, path, error, text)
+        return Verdict(False, named or slip(exercise, path, error, in_file(error, text)))
     except (Exception, SystemExit) as error:
         return Verdict(False, where(error, path))
 
@@ -96,23 +103,75 @@ def load(path: Path, text: str) -> ModuleType:
     return module
 
 
-def recognised(exercise: Exercise, path: Path, message: str) -> str:
+def recognised(exercise: Exercise, path: Path, error: Exception, text: str) -> str:
     """The message with the name of a mistake that leads to the same one, numbers included, if one does.
 
     The mistakes are the exercise's own; then, for a derivation, those that `notation.mistakes` plants in its equation.
     """
+    message = in_file(error, text)
     named = ((each.what, exercise.solution.replace(each.right, each.wrong)) for each in exercise.mistakes if each.what)
-    wanted, start = findings(exercise, message), time.perf_counter()
-    for what, wrong in chain(named, planted(exercise, message)):
+    what = same_mistake(exercise, path, error, message, chain(named, planted(exercise, message)))
+    return f"{message}\nThis is what one gets when {what}." if what else ""
+
+
+def same_mistake(
+    exercise: Exercise, path: Path, error: Exception, message: str, mistakes: Iterable[tuple[str, str]]
+) -> str:
+    """The name of the first of the mistakes, each with the text of its file, that gives the same numbers; or ""."""
+    wanted, start, values = findings(exercise, message), time.thread_time(), getattr(error, "values", None)
+    for what, wrong in mistakes:
         try:
             with without_diagnosis():
                 exercise.check(load(path, wrong))
-        except Exception as error:
-            if findings(exercise, in_file(error, wrong)) == wanted:
-                return f"{message}\nThis is what one gets when {what}."
-        if time.perf_counter() - start > SECONDS:
+        except Exception as other:
+            if findings(exercise, in_file(other, wrong)) == wanted and alike(values, getattr(other, "values", None)):
+                return what
+        if time.thread_time() - start > SECONDS:
             break
     return ""
+
+
+def alike(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    """Whether two wrong arrays are equal to round-off."""
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and np.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def slip(exercise: Exercise, path: Path, error: Exception, message: str) -> str:
+    """The message, and if nothing has a name for the numbers in it, the slip in the solution's code that gives them."""
+    unknown = paragraph([])[0]
+    if exercise.kind != "code" or not (unknown in message or getattr(error, "values", None) is not None):
+        return message
+    short = in_file(error, "")
+    what = same_mistake(exercise, path, error, short, slips(exercise))
+    return message.replace(unknown, "").rstrip() + f"\n{what}" if what else message
+
+
+def slips(exercise: Exercise) -> Iterator[tuple[str, str]]:
+    """The solution with one slip in a line of code that the student has to write, in all ways, each with its name."""
+    solution, answers = exercise.solution, exercise.answers
+    lines = solution.split("\n")
+    said = "One slip{} gives exactly these numbers: {}."
+    for number, line in enumerate(lines):
+        if line in answers and (match := SETS.fullmatch(line)):
+            for what, wrong in ("the sign", f"-({match[3]})"), ("a factor of 2", f"2 * ({match[3]})"):
+                text = "\n".join([*lines[:number], match[1] + wrong, *lines[number + 1 :]])
+                yield said.format(f" in {match[2]}", what), text
+    for name in functions(solution):
+        for mutant in mutants(solution, name):
+            if (line := lines[mutant.line - 1]) in answers:
+                target = re.match(r" *(\w+) [-+*/]?= ", line)
+                yield said.format(f" in {target[1]}" if target else "", mutant.what), mutant.plant(solution)
+
+
+def marked(exercise: Exercise, text: str) -> list[str]:
+    """What is not wrong in the equations of an answer, but would be marked on paper."""
+    marks = []
+    for number, line in equations(text) if exercise.kind == "derivation" else []:
+        with suppress(NotationError):  # it is no equation, but a line of code
+            marks += [f"line {number}: {remark}" for remark in remarks(parse(line))]
+    return marks
 
 
 def planted(exercise: Exercise, message: str) -> Iterator[tuple[str, str]]:
@@ -126,7 +185,8 @@ def planted(exercise: Exercise, message: str) -> Iterator[tuple[str, str]]:
     named = ((in_words(what, right, wrong), wrong) for what, wrong in mistakes(right))
     for name, wrong in chain([("the sign is wrong", opposite)], named):
         if wrong.parts[:-1] == right.parts[:-1]:
-            yield name, exercise.solution.replace(line.strip(), spelled(wrong), 1)
+            kept, last = line.strip().rpartition(" = ")[0], spelled(wrong).rpartition(" = ")[2]
+            yield name, exercise.solution.replace(line.strip(), f"{kept} = {last}", 1)
 
 
 def findings(exercise: Exercise, message: str) -> tuple[str, str]:
@@ -271,6 +331,11 @@ def where(error: BaseException, path: Path) -> str:
         return text
     frame, number = steps[-1]
     line = linecache.getline(str(path), number).strip()
+    if match := re.search(r"gufunc signature \(n\?,k\).*size (\d+) is different from (\d+)", text):
+        text = (
+            "matmul: a @ b sums over the last axis of a and the last but one of b, which must be equal: they are "
+            f"{match[2]} and {match[1]}. Is one of the two to be transposed, or are they to be exchanged?"
+        )
     if not isinstance(error, ValueError | IndexError | TypeError):
         return f"line {number}: {line}\n    {text}"
     arrays = {name: each for name, each in frame.f_locals.items() if isinstance(each, np.ndarray)}
@@ -389,11 +454,20 @@ def expect_close(name: str, actual: Any, expected: Any, why: str = "", rtol: flo
         raise Wrong(f"{name}: expected an array, got None")
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape:
-        raise Wrong(f"{name}: expected shape {expected.shape}, got {actual.shape}{why and '. '}{why}")
+        hint = other_shape(expected.shape, actual.shape)
+        raise Wrong(
+            ". ".join(filter(None, (f"{name}: expected shape {expected.shape}, got {actual.shape}", hint, why)))
+        )
     difference = np.abs(actual - expected)
     if np.all(difference <= rtol * max(np.abs(expected).max(initial=0), 1e-300)):
         return
     at = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), expected.shape)
     index = f"[{', '.join(map(str, map(int, at)))}]" if at else ""
     right, wrong = apart(expected[at] + 0, actual[at])
-    raise Wrong(f"{name}{index}: expected {right}, got {wrong}{why and '. '}{why}")
+    numbers = sizes({name: expected})
+    compared = Compared(actual, expected)
+    factor = factor_everywhere(compared, numbers)
+    text = next(explanations(compared, {}, numbers), ("", ""))[0] if factor is None else times(factor, numbers, "it")
+    ratio = f"{name} is {text.rstrip('.')}" if text else ""
+    message = ". ".join(filter(None, (f"{name}{index}: expected {right}, got {wrong}", ratio, why)))
+    raise Wrong(message, actual)

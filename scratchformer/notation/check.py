@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -91,13 +92,26 @@ def walk_through(derivation: DerivationText, ran: Execution, tolerance: float) -
     return DerivationReport(derivation, walk.rows, walk.scope.values)
 
 
+METHOD_CALL = re.compile(r"[\w)\]]\.[a-z]\w*\(")  # as in x.sum(): no equation has this
+
+
 def read_and_run(
-    op: Callable, op_backward: Callable | None, *args: Any, docstring: str | None = None, **options: Any
+    op: Callable,
+    op_backward: Callable | None,
+    *args: Any,
+    docstring: str | None = None,
+    may_differ: bool = False,
+    **options: Any,
 ) -> tuple[Execution, DerivationText]:
-    """Run a pair and read its derivation. The arguments are those of `check_derivation`."""
+    """Run a pair and read its derivation. The arguments are those of `check_derivation`.
+
+    may_differ: whether the backward may be another than the derivation says. Then a line that calls a method is code,
+    though the backward does not contain it.
+    """
     ran = run(op, op_backward, *args, **options)
     text, margin = docstring_of(op) if docstring is None else (docstring, None)
-    derivation = read(text, ran.names, ran.code, ran.name, margin)
+    calls = {normal(line) for line in text.splitlines() if METHOD_CALL.search(line)} if may_differ else frozenset()
+    derivation = read(text, ran.names, ran.code | calls, ran.name, margin)
     if not derivation.equations:
         more = "" if docstring is None else "; below the first line, some text must be at the margin"
         raise DerivationError(

@@ -138,7 +138,7 @@ def consequences(*pair_and_args: Any, **options: Any) -> Consequences:
     The gradients are what the equations give, whatever the backward returns. Raises as `check_derivation` does, if an
     equation is not true.
     """
-    ran, derivation = read_and_run(*pair_and_args, **options)
+    ran, derivation = read_and_run(*pair_and_args, may_differ=True, **options)
     forward = {name: value for name, value in ran.values.items() if name not in ran.gradients}
     walk = Walk(ran._replace(values=forward, gradients=()))
     equations = derivation._replace(items=tuple(derivation.equations))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .grammar import Equation, Node, NotationError, canonical
+from ..shell.text import apart
+from .grammar import Equation, Node, NotationError, canonical, letters_in
 from .grammar import walk as nodes
 from .layout import DerivationText, Item, normal
+from .ratios import Compared, explanations, factor_everywhere, times
 from .run import Execution
 from .spelling import name as spelled_name
 from .spelling import spelled
@@ -31,6 +34,7 @@ from .values import (
 
 TOLERANCE = 1e-9
 _EQUAL = ("=", ":=")
+TOLD = ("factor put in", "factor left out", "factor in some places")
 
 
 class DerivationError(AssertionError):
@@ -265,10 +269,34 @@ class Walk:
             at = np.unravel_index(
                 int(np.argmax(np.where(wrong, np.nan_to_num(np.abs(x - y), nan=np.inf), -1))), x.shape
             )
-            self.fail(item, f"is not true: relative error {error:.1e}", axes, at, float(x[at]), float(y[at]))
+            ratio = self.ratio(np.where(held, y, np.nan), np.where(held, x, np.nan), axes) if relation in _EQUAL else ""
+            sides = "the left side is {}, the right side {}" + f"\n    The right side is {ratio}" * bool(ratio)
+            self.fail(item, f"is not true: relative error {error:.1e}", axes, at, sides, float(x[at]), float(y[at]))
         return error
 
-    def fail(self, item: Item, what: str, axes: Any, at: Any, left: float, right: float) -> None:
+    def ratio(self, wrong: np.ndarray, right: np.ndarray, axes: Sequence[Any]) -> str:
+        """What the ratio of a wrong array and the right one tells: "4 times what it should be: 4 is N", or ""."""
+        named: dict[str, float] = {letter.rstrip("'").upper(): float(n) for letter, n in self.scope.sizes.items()}
+        arrays = {}
+        for node in nodes(tuple(self.equations)):
+            if node[0] == "name" and all(index[0] == "idx" for index in node[2]):
+                with suppress(ValueError):  # it is not known yet
+                    value = evaluate(node, self.scope)
+                    if value.data.size == 1 and not node[2]:
+                        named[spelled(node)] = float(value.data.real.flat[0])
+                    elif value.axes and set(value.axes) <= set(axes):
+                        arrays[spelled(node)] = spread(value, axes).real
+        numbers: dict[float, list[str]] = {}
+        for name, number in named.items():
+            numbers.setdefault(number, []).append(name)
+        compared = Compared(wrong, right)
+        factor = factor_everywhere(compared, numbers)
+        if factor is not None:
+            return times(factor, numbers, "it") + "."
+        return next((text for text, name in explanations(compared, arrays, numbers) if name in TOLD), "")
+
+    def fail(self, item: Item, what: str, axes: Any, at: Any, sides: str, left: float, right: float) -> None:
+        """Raise DerivationError. sides: what is said of the two numbers, with {} for each."""
         rows = [int(i) for axis, i in zip(axes, at, strict=True) if not isinstance(axis, str)]
         places = [f"row {', '.join(map(str, rows))}"] if rows else []  # of the leading axes
         places += [f"{axis} = {int(i)}" for axis, i in zip(axes, at, strict=True) if isinstance(axis, str)]
@@ -276,7 +304,8 @@ class Walk:
         where = f" at {place}" if place else ""
         raise DerivationError(
             f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
-            f"    {what}\n   {where} the left side is {left:.10g}, the right side {right:.10g}"
+            f"    {what}\n   {where} {sides.format(*apart(left, right, fewest=10))}"
+            + "".join(f"\n    {remark}" for remark in remarks(item.equation))
         )
 
     def differentiated(self, left: Node) -> str | None:
@@ -303,13 +332,13 @@ class Walk:
         error = distance(analytic, numerical)
         if not error <= self.tolerance:
             at = np.unravel_index(int(np.argmax(np.abs(analytic - numerical))), numerical.shape)
-            values = f"{spelled_name(left[1])} is {analytic[at]:.10g}, "
-            values += f"∂L/∂{spelled_name(left[1][1:])} is {numerical[at]:.10g}"
-            raise DerivationError(
-                f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
-                f"    differs from the numerical derivative of the loss: relative error {error:.1e}\n"
-                f"    at {tuple(map(int, at))} {values}"
-            )
+            letters = [index[1] if index[0] == "idx" else number for number, index in enumerate(left[2])]
+            axes = (*range(numerical.ndim - len(letters)), *letters)
+            dx, x = spelled_name(left[1]), spelled_name(left[1][1:])
+            ratio = self.ratio(analytic, numerical, axes)
+            sides = f"{dx} is {{}}, ∂L/∂{x} is {{}}" + f"\n    {dx} is {ratio}" * bool(ratio)
+            what = f"differs from the numerical derivative of the loss: relative error {error:.1e}"
+            self.fail(item, what, axes, at, sides, float(analytic[at]), float(numerical[at]))
         return error
 
     def perturb(self, name: str) -> Scope:
@@ -423,6 +452,32 @@ def positive(node: Node) -> Node:
     if node[0] in ("+", "-"):
         return "+", positive(node[1]), positive(node[2])
     return positive(node[1]) if node[0] in ("group", "neg") else ("abs", node)
+
+
+def remarks(equation: Equation | None) -> list[str]:
+    """What a teacher would mark in an equation even if it is true: a sum over a letter that has a meaning already, or
+    over one that its terms do not have.
+    """
+    left = set(letters_in(equation.parts[0])) if equation else set()
+    return list(
+        dict.fromkeys(remark for part in (equation.parts[1:] if equation else ()) for remark in marks(part, left))
+    )
+
+
+def marks(tree: Any, used: set[str]) -> Iterator[str]:
+    """The remarks on a part of an equation, in which the letters `used` have a meaning."""
+    if not isinstance(tree, tuple):
+        return
+    if tree and tree[0] == "over" and tree[1] != "softmax":
+        _, function, letters, body, conditions = tree
+        for letter in letters:
+            if letter in used:
+                yield f"{letter} is an index of this equation already: in the {function}, write {letter}'"
+            elif letter not in letters_in((body, conditions)):
+                yield f"nothing in the {function} over {letter} has index {letter}"
+        used = used | set(letters)
+    for part in tree:
+        yield from marks(part, used)
 
 
 def distance(a: np.ndarray, b: np.ndarray, floor: float = 0.0) -> float:

@@ -33,6 +33,15 @@ def printable(text: str, length: int = 200) -> str:
     return text if len(text) <= length and text.isprintable() else shown(text)
 
 
+def apart(x: float, y: float, fewest: int = 6) -> tuple[str, str]:
+    """Two numbers for a message, with `fewest` digits each, or with as many as it takes to see that they differ."""
+    for digits in range(fewest, 18):
+        texts = f"{x:.{digits}g}", f"{y:.{digits}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
 def with_article(kind: Any) -> str:
     """The name of a class with its article: "a Linear", "an EmbeddingBag"."""
     return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"

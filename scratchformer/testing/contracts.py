@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from ..backend import Array, Device, array_module, device_of, is_floating_type, to_cpu, to_device
+from ..notation.ratios import other_shape
 
 _SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in no fixed order
 
@@ -341,7 +342,11 @@ def named_gradients(returned: Any, arguments: Mapping[str, Any], backward: str) 
         if gradient.dtype.kind == "c":
             raise GradientError(f"gradient of {name}: expected real numbers, got {gradient.dtype}: take the real part")
         if tuple(gradient.shape) != tuple(x.shape):
-            raise GradientError(f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}")
+            hint = other_shape(tuple(x.shape), tuple(gradient.shape))
+            raise GradientError(
+                f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}"
+                + f". {hint}" * bool(hint)
+            )
     return {name: leaves[name] for name in arrays}
 
 

@@ -23,6 +23,8 @@ from ..backend import to_cpu
 from ..notation import DerivationError, NotationError, parse
 from ..notation.consequences import Consequences, consequences
 from ..notation.grammar import Equation, canonical
+from ..notation.ratios import PLACES
+from ..notation.run import run as run_named
 from . import known
 from .contracts import Diagnosis, as_tuple, is_array, is_floating
 from .differences import Differences, Variable, compare_directions
@@ -89,8 +91,18 @@ def of_pair(failed: FailedCheck, run: PairRun, dy: Any) -> list[Diagnosis]:
 
     arrays = dict(zip(run.names, args, strict=True)) | kwargs | {"y": y}
     equal, one = (functools.partial(uniform, failed, run, dy, value) for value in (None, 1.0))
-    forms = functools.partial(general, failed, dy, arrays)
+    forms = functools.partial(general, failed, dy, arrays, functools.partial(steps, run, dy))
     return likeliest(failed, dy, arrays, catalogue, equal, forms, equations, one)
+
+
+def steps(run: PairRun, dy: Any) -> dict[str, np.ndarray]:
+    """The local variables of a pair, other than gradients, by name; none if its code cannot be followed."""
+    try:
+        ran = run_named(run.op, run.op_backward, *map(on_cpu, run.args), dy=dy, **run.kwargs)
+    except Exception:  # it is not written in Python, or has several outputs
+        return {}
+    named = {name: x for variables in ran.locals.values() for name, x in variables.items()}
+    return {name: x for name, x in named.items() if not name.startswith("d")}
 
 
 def uniform(failed: FailedCheck, run: PairRun, dy: Any, value: float | None = None) -> Iterator[Diagnosis]:
@@ -124,9 +136,11 @@ def of_layer(failed: FailedCheck, run: LayerRun, dy: Any) -> list[Diagnosis]:
     return likeliest(failed, on_cpu(dy), arrays, catalogue, forms)
 
 
-def general(failed: FailedCheck, dy: Any, arrays: dict[str, Any]) -> Iterator[Diagnosis]:
+def general(
+    failed: FailedCheck, dy: Any, arrays: dict[str, Any], steps: Callable[[], dict[str, np.ndarray]] = dict
+) -> Iterator[Diagnosis]:
     """The general forms that explain the gradients."""
-    for what, name in forms(failed, dy, arrays):
+    for what, name in forms(failed, dy, arrays, steps()):
         yield Diagnosis(what, "form", name)
 
 
@@ -144,7 +158,8 @@ def likeliest(
     unknown = any(factor.name == "unknown factor" for factor in factors)
     if likely := [*(() if unknown else factors), *dict.fromkeys(catalogue())]:
         return likely
-    return [diagnosis for search in others for diagnosis in search()] or factors
+    explained = [diagnosis for search in others for diagnosis in search()]
+    return sorted(explained, key=lambda diagnosis: diagnosis.name == PLACES) or factors
 
 
 def derivations(

@@ -62,6 +62,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
+from ..shell.text import apart
 from .ties import equals, in_ties, repeated, set_apart
 
 _EPS, _SINGLE = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).eps)
@@ -180,7 +181,7 @@ class Comparison(NamedTuple):
         """What a kink means for this comparison; empty if there is none."""
         if self.kink is None:
             return ""
-        sides = f"are {self.kink.left:.6g} and {self.kink.right:.6g}"
+        sides = "are {} and {}".format(*apart(self.kink.left, self.kink.right))
         if self.kink.at_x:
             return f"{self.kink.at_x} {sides}; any value between is accepted"
         near = f"a kink within {self.kink.within:.1g} of this value: one-sided derivatives"

@@ -5,6 +5,7 @@ A letter has the same size throughout a case.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,16 @@ class Draw:
         return self.sizes[letter]
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        return tuple(getattr(self, letter) for letter in letters.split())
+        """A size for each word: that of a letter, or the product of several ("GR")."""
+        return tuple(math.prod(getattr(self, letter) for letter in word) for word in letters.split())
 
     def __call__(self, letters: str) -> np.ndarray:
         """A standard normal float64 array, times the scale."""
-        return self.scale * self.generator.standard_normal(self.shape(letters))
+        return np.asarray(self.scale * self.values(self.shape(letters)))
+
+    def values(self, shape: tuple[int, ...]) -> np.ndarray:
+        """The numbers of an array, before the scale."""
+        return self.generator.standard_normal(shape)
 
     def integers(self, letters: str, high: int, low: int = 0) -> Array:
         """Integers from low to high − 1, on the device."""
@@ -79,3 +85,11 @@ class Sizes(Draw):
             preferred = (*self.left, *range(7, 20))
             self.sizes[letter] = next(size for size in preferred if size not in self.sizes.values())
         return super().__getattr__(letter)
+
+
+def some_exact(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """`x` with about a third of its elements rounded, and a third replaced by other elements; not the first."""
+    flat = x.ravel()
+    kind = rng.integers(3, size=flat.shape)
+    kind[:1] = 0
+    return np.choose(kind, [flat, np.round(flat), rng.permutation(flat)]).reshape(x.shape)

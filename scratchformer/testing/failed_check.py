@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..notation.ratios import Compared
 from .differences import FIRST_STEP, Comparison, Differences, Variable
 
 EXACT = 1e-9  # relative to the largest element: two computations of one gradient
@@ -17,8 +18,9 @@ SECONDS = 1.0  # that a Jacobian, or the search in a derivation, may take
 class FailedCheck:
     """The gradients of a check that failed, by the name of their tensor.
 
-    analytic: those of the backward. numeric: the right ones, NaN where none was computed. wrong: the names of the
-    tensors whose gradients disagree. differences: numerical derivatives of the outputs, for a Jacobian.
+    analytic: those of the backward. numeric: the right ones, NaN where none was computed. uncertain: how far each
+    element of these may be off. wrong: the names of the tensors whose gradients disagree. differences: numerical
+    derivatives of the outputs, for a Jacobian.
     """
 
     def __init__(self, differences: Differences) -> None:
@@ -26,6 +28,7 @@ class FailedCheck:
         self.tensors: dict[str, Variable] = {}
         self.analytic: dict[str, np.ndarray] = {}
         self.numeric: dict[str, np.ndarray] = {}
+        self.uncertain: dict[str, np.ndarray] = {}
         self.wrong: list[str] = []
 
     def add(
@@ -36,13 +39,18 @@ class FailedCheck:
         directions: Sequence[Comparison],
     ) -> None:
         """Add a tensor with its comparisons: the first of `elements` are those at `indices`."""
-        numeric = np.full(tensor.gradient.shape, np.nan)
+        numeric, uncertain = np.full(tensor.gradient.shape, np.nan), np.zeros(tensor.gradient.shape)
         for index, comparison in zip(indices, elements, strict=False):
             numeric[index] = comparison.numeric
+            uncertain[index] = comparison.tolerance - comparison.rtol * comparison.size
         self.tensors[tensor.name] = tensor
         self.analytic[tensor.name], self.numeric[tensor.name] = tensor.gradient, numeric
+        self.uncertain[tensor.name] = uncertain
         if not all(c.agrees for c in (*elements, *directions)):
             self.wrong.append(tensor.name)
+
+    def compared(self, name: str) -> Compared:
+        return Compared(self.analytic[name], self.numeric[name], self.uncertain[name])
 
     def jacobian(self, name: str) -> np.ndarray | None:
         """The derivatives of all outputs (rows) by all elements of a tensor (columns); None if that takes too long."""

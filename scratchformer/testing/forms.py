@@ -13,20 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from ..notation.ratios import PLACES, ROUND_OFF, Compared, explanations, meaning, named, right_digits, sizes, times
 from .failed_check import FailedCheck
 
 Form = tuple[str, str]  # a sentence, and the name of the form
-ROUND_OFF = 1e-6  # of numeric derivatives, relative to the largest
 
 
-def forms(failed: FailedCheck, dy: Any, arrays: Mapping[str, Any]) -> list[Form]:
+def forms(failed: FailedCheck, dy: Any, arrays: Mapping[str, Any], steps: Mapping[str, np.ndarray]) -> list[Form]:
     """The form of each wrong gradient, other than a constant factor; empty unless each has one.
 
-    dy: an array, or a tuple of arrays. arrays: the arguments by name, numbers too, and the output as "y".
+    dy: an array, or a tuple of arrays. arrays: the arguments by name, numbers too, and the output as "y". steps: other
+    arrays from which a factor may come.
     """
     first: dict[tuple[str, str], list[str]] = {}
     for name in failed.wrong:
-        one = next(forms_of(name, failed, dy, arrays), None)
+        one = next(forms_of(name, failed, dy, arrays, steps), None)
         if one is None:
             return []
         first.setdefault(one, []).append(name)
@@ -38,15 +39,6 @@ def together(explanations: list[Form]) -> list[Form]:
     return [(" ".join(text for text, _ in explanations), explanations[0][1])] if explanations else []
 
 
-def agree(analytic: np.ndarray, right: np.ndarray) -> bool:
-    """Whether two gradients are equal, wherever the second is known."""
-    known = np.isfinite(right)
-    if analytic.shape != right.shape or not known.any():
-        return False
-    analytic, right = analytic[known], right[known]
-    return bool(np.abs(analytic - right).max() <= ROUND_OFF * max(np.abs(analytic).max(), np.abs(right).max()))
-
-
 def of(names: list[str]) -> str:
     """ "The gradient of x is", "The gradients of x and w are"."""
     *others, last = names
@@ -56,133 +48,75 @@ def of(names: list[str]) -> str:
 def constant_factors(failed: FailedCheck, arrays: Mapping[str, Any]) -> list[Form]:
     """The gradients are the right ones times a number."""
     by_factor: dict[float, list[str]] = {}
+    numbers = sizes(arrays)
     for name in failed.wrong:
-        analytic, right = failed.analytic[name], failed.numeric[name]
-        known = np.isfinite(right)
-        size = float(right[known] @ right[known])
-        factor = float(analytic[known] @ right[known]) / size if size else np.nan
-        if not np.isfinite(factor) or not agree(analytic, factor * right):
+        if (factor := failed.compared(name).factor()) is None:
             return []
-        if abs(factor) < ROUND_OFF:
-            factor = 0.0
-        if np.count_nonzero(known) == 1 and not meaning(factor, arrays):
-            return []  # any number is some multiple of another
         same = next((other for other in by_factor if math.isclose(other, factor, rel_tol=ROUND_OFF)), factor)
         by_factor.setdefault(same, []).append(name)
-    forms = [
-        (f"{of(names)} {times(factor, arrays, 'it' if len(names) == 1 else 'they')}.", named(factor, arrays))
-        for factor, names in by_factor.items()
-    ]
+    for factor, names in by_factor.items():  # of a single element, any number is a multiple of any other
+        single = sum(np.count_nonzero(failed.compared(name).known) for name in names) == 1
+        if single and factor not in (0, -1) and not meaning(factor, numbers):
+            return []
+    forms = []
+    for factor, names in by_factor.items():
+        everywhere = " everywhere" * (factor == 0)
+        text = f"{of(names)} {times(factor, numbers, 'it' if len(names) == 1 else 'they')}{everywhere}."
+        forms.append((text, named(factor, numbers)))
     return together(sorted(forms, key=lambda form: form[1] != "unknown factor"))
 
 
-def named(factor: float, arrays: Mapping[str, Any]) -> str:
-    if factor in (0, -1) or math.isclose(factor, -1, rel_tol=ROUND_OFF):
-        return "sign" if factor else "zero"
-    return "constant factor" if meaning(factor, arrays) else "unknown factor"
-
-
-def times(factor: float, arrays: Mapping[str, Any], they: str) -> str:
-    if factor == 0:
-        return "zero everywhere"
-    if math.isclose(factor, -1, rel_tol=ROUND_OFF):
-        return "right except for the sign"
-    amount, reason = meaning(factor, arrays) or (f"{factor:.6g}", "")
-    times = f"{amount} of what {they} should be" if amount.startswith("1/") else f"{amount} times what {they} should be"
-    return f"{times}: {reason}" if reason else times
-
-
-def meaning(factor: float, arrays: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The factor as one would write it, and what it may come from: ("1/√5", "5 is the size of axis 3 of q")."""
-    sign = "−" if factor < 0 else ""
-    simple = {"2": 2.0, "1/2": 0.5, "4": 4.0, "1/4": 0.25}
-    plain = next((text for text, value in simple.items() if math.isclose(abs(factor), value, rel_tol=ROUND_OFF)), "")
-    for number, reasons in sizes(arrays).items():
-        written = f"{number:.6g}"
-        powers = {written: 1, f"1/{written}": -1, f"√{written}": 0.5, f"1/√{written}": -0.5}
-        for amount, power in powers.items():
-            if number > 0 and math.isclose(abs(factor), number**power, rel_tol=ROUND_OFF):
-                root = f"perhaps √{written}, where " * bool(plain and abs(power) < 1)
-                return sign + (plain or amount), f"{root}{written} is {' or '.join(reasons[:3])}"
-    return (sign + plain, "") if plain else None
-
-
-def sizes(arrays: Mapping[str, Any]) -> dict[float, list[str]]:
-    """The numbers that a factor may come from, each with what it is, the likeliest first."""
-    reasons: dict[float, list[str]] = {}
-
-    def note(number: float, reason: str) -> None:
-        if number not in (0, 1) and reason not in reasons.setdefault(number, []):
-            reasons[number].append(reason)
-
-    seen = set()
-    for name, x in arrays.items():
-        if isinstance(x, float):
-            note(x, f"{name}")
-            note(1 - x, f"1 − {name}")
-        shape = np.shape(x) if hasattr(x, "shape") else ()
-        if not shape or shape in seen:
-            continue
-        seen.add(shape)
-        for axis, size in enumerate(shape):
-            note(size, f"the size of axis {axis} of {name}")
-        if len(shape) > 2:
-            note(math.prod(shape[:-1]), f"the number of rows of {name}")
-        if len(shape) > 1:
-            note(math.prod(shape), f"the number of elements of {name}")
-    return reasons
-
-
-def forms_of(name: str, failed: FailedCheck, dy: Any, arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def forms_of(
+    name: str, failed: FailedCheck, dy: Any, arrays: Mapping[str, Any], steps: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, str]]:
     """The forms of one gradient: sentences that begin with {of}, and the names of the forms."""
-    analytic, right = failed.analytic[name], failed.numeric[name]
+    compared = failed.compared(name)
+    analytic, right, like = compared.wrong, compared.right, compared.like
     whole = bool(np.isfinite(right).all())
-    if whole and (digits := right_digits(analytic, right)) > 2:
+    if whole and compared.factor() is None and (digits := right_digits(compared)) > 2:
         yield f"{{of}} right to {digits} digits: is a constant rounded, or something computed in float32?", "rounded"
         return  # it is nearly equal to whatever the right one is equal to
     if not isinstance(dy, tuple) and np.shape(dy) == analytic.shape:
-        if agree(analytic, dy):
+        if like(dy):
             yield "{of} dy itself, passed on unchanged.", "dy passed on"
         for sign, text in ((-1, "is missing from it"), (1, "is added to it")):
-            if agree(analytic, right + sign * dy):
+            if like(right + sign * dy):
                 yield f"{{of}} right except that dy {text}.", f"dy {text}"
     for other, value in failed.numeric.items():
-        if other != name and value.shape == analytic.shape and agree(analytic, value):
+        if other != name and value.shape == analytic.shape and like(value):
             yield f"{{of}} that of {other}.", "another gradient"
     if whole:
-        yield from places(analytic, right)
-    yield from factors(name, failed, arrays)
+        yield from places(compared)
+    by_ratio = list(explanations(compared, {**arrays, **steps, **arrays}, sizes(arrays)))
+    weak = ("factors", PLACES)  # true, but what the Jacobian shows says more
+    yield from (("{of} " + text, form) for text, form in by_ratio if form not in weak)
     jacobian = failed.jacobian(name) if not isinstance(dy, tuple) else None
     if jacobian is not None:
-        yield from of_jacobian(analytic, jacobian, np.asarray(dy), arrays)
+        yield from of_jacobian(compared, jacobian, np.asarray(dy), arrays)
+    yield from (("{of} " + text, form) for text, form in by_ratio if form in weak)
 
 
-def right_digits(analytic: np.ndarray, right: np.ndarray) -> int:
-    """The number of digits to which all elements are right."""
-    scale, error = np.abs(right).max(initial=0), np.abs(analytic - right).max(initial=0)
-    return math.floor(math.log10(scale / error)) if scale and 0 < error < math.inf else 0
-
-
-def places(analytic: np.ndarray, right: np.ndarray) -> Iterator[tuple[str, str]]:
+def places(compared: Compared) -> Iterator[tuple[str, str]]:
     """The right numbers in other places."""
+    analytic, right, like = compared.wrong, compared.right, compared.like
     for a, b in itertools.combinations(range(right.ndim), 2):
         exchanged = right.swapaxes(a, b)
-        if agree(analytic, exchanged):
+        if like(exchanged):
             yield f"{{of}} right with axes {a} and {b} exchanged.", "transpose"
-        elif agree(analytic, exchanged.reshape(right.shape)):
+        elif like(exchanged.reshape(right.shape)):
             yield f"{{of}} right with axes {a} and {b} exchanged, then reshaped.", "transpose"
     for axis in range(right.ndim):
-        if agree(analytic, np.flip(right, axis)):
+        if like(np.flip(right, axis)):
             yield f"{{of}} reversed along axis {axis}.", "reversed"
         for shift in (1, -1):
             rolled = np.roll(right, shift, axis)
-            if agree(analytic, rolled) or agree(analytic, shifted(right, shift, axis)):
+            if like(rolled) or like(shifted(right, shift, axis)):
                 yield f"{{of}} shifted by {shift:+d} along axis {axis}.".replace("-", "−"), "shifted"
-    if analytic.size > 2 and agree(np.sort(analytic.ravel()), np.sort(right.ravel())):
+    if analytic.size > 2 and Compared(*map(np.sort, (analytic.ravel(), right.ravel()))).equal.all():
         yield "{of} made of the right numbers in the wrong places.", "wrong places"
     for axis in range(right.ndim):
         for function, text in ((np.sum, "sum"), (np.mean, "mean")):
-            if agree(analytic, np.broadcast_to(function(right, axis, keepdims=True), right.shape)):
+            if like(np.broadcast_to(function(right, axis, keepdims=True), right.shape)):
                 yield f"{{of}} replaced by its {text} over axis {axis}.", f"{text} over an axis"
 
 
@@ -193,43 +127,28 @@ def shifted(x: np.ndarray, shift: int, axis: int) -> np.ndarray:
     return moved
 
 
-def factors(name: str, failed: FailedCheck, arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A factor left out or put in: another array of the call, broadcast to the shape of the gradient."""
-    analytic, right = failed.analytic[name], failed.numeric[name]
-    for other, x in arrays.items():
-        if not hasattr(x, "shape") or x.dtype.kind not in "fb" or not x.size or np.all(x == x.flat[0]):
-            continue
-        try:
-            wide = np.broadcast_to(x, analytic.shape)
-        except ValueError:
-            continue
-        if agree(analytic, right * wide):
-            yield f"{{of}} multiplied by {other} once too often.", "factor put in"
-        if agree(analytic * wide, right):
-            yield f"{{of}} not multiplied by {other}, as it should be.", "factor left out"
-
-
 def of_jacobian(
-    analytic: np.ndarray, jacobian: np.ndarray, dy: np.ndarray, arrays: Mapping[str, Any]
+    compared: Compared, jacobian: np.ndarray, dy: np.ndarray, arrays: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Forms computed from the Jacobian, (outputs, elements of the tensor)."""
+    analytic, like = compared.wrong, compared.like
 
     def gives(upstream: np.ndarray) -> bool:
-        return agree(analytic, (np.broadcast_to(upstream, dy.shape).ravel() @ jacobian).reshape(analytic.shape))
+        return like((np.broadcast_to(upstream, dy.shape).ravel() @ jacobian).reshape(analytic.shape))
 
     if gives(np.ones(dy.shape)):
-        yield "{of} that of the sum of y: dy is not used.", "dy not used"
+        yield "{of} that of the sum of y, as if dy were 1 everywhere.", "dy not used"
     if len(jacobian) == jacobian.shape[1] and analytic.shape == dy.shape:
         diagonal = np.diagonal(jacobian).reshape(dy.shape) * dy
         right = (dy.ravel() @ jacobian).reshape(dy.shape)
-        if agree(analytic, diagonal):
+        if like(diagonal):
             yield (
                 "{of} that of the diagonal of the Jacobian alone, but each element changes other outputs too.",
                 "diagonal",
             )
-        if agree(analytic, right - diagonal):
+        if like(right - diagonal):
             yield "{of} right except that the diagonal of the Jacobian is left out.", "diagonal left out"
-        if agree(analytic, (jacobian @ dy.ravel()).reshape(dy.shape)):
+        if like((jacobian @ dy.ravel()).reshape(dy.shape)):
             yield "{of} J dy and not Jᵀ dy: the Jacobian is not transposed.", "Jacobian not transposed"
     for other, ids in arrays.items():
         if hasattr(ids, "dtype") and ids.dtype.kind in "iu" and 0 < ids.ndim <= dy.ndim and analytic.ndim:

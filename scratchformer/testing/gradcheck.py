@@ -23,7 +23,7 @@ import numpy as np
 from ..backend import CPU, Array, Device
 from ..checks import expect_at_least, expect_fraction, expect_positive, expect_real
 from ..rng import Key
-from ..shell.text import shown
+from ..shell.text import apart, shown
 from . import diagnosis
 from .contracts import (
     GradientError,
@@ -394,10 +394,11 @@ def _raise_worst(
             continue
         name, worst = max(((name, c) for name, cases in wrong.items() for c in cases), key=lambda pair: pair[1].excess)
         others = [f"{n} ({len(cases)})" for n, cases in wrong.items() if n != name]
+        analytic, numeric = apart(worst.analytic, worst.numeric, fewest=12)
         lines = [
             f"wrong gradient at {worst.where}:",
-            f"  analytic {worst.analytic:.12g}",
-            f"  numeric  {worst.numeric:.12g}"
+            f"  analytic {analytic}",
+            f"  numeric  {numeric}"
             + " (y is not finite at any step, or op raises an error)" * bool(np.isnan(worst.numeric)),
             f"  absolute error {worst.error:.3g}, relative error {worst.relative_error:.3g}, "
             f"tolerance {worst.tolerance:.3g} (rtol {worst.rtol:g})",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, array_module, to_cpu
+from ..shell.text import apart
 from .contracts import GradientError, Untouched, as_tuple, expect_type, labelled
 from .differences import label
 from .runs import CheckedRun, Outcome, like
@@ -201,12 +202,3 @@ def _candidates(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
         if len(names) > 1:
             yield names
     yield from ((name,) for name in lengths)
-
-
-def apart(x: float, y: float) -> tuple[str, str]:
-    """Two numbers for a message, with six digits each, or with as many as it takes to see that they differ."""
-    for digits in range(6, 18):
-        texts = f"{x:.{digits}g}", f"{y:.{digits}g}"
-        if texts[0] != texts[1]:
-            break
-    return texts

@@ -45,7 +45,9 @@ def nonlinearity(run: CheckedRun, dy: Any, gradients: Gradients, noise: Noise) -
     """A simple reason why backward is not linear in dy, such as a dy that is squared; empty if none is found."""
     of_zero = _backward(run, dy, lambda part: 0 * part)
     if not difference(of_zero, gradients, noise):
-        return "backward(0) = backward(dy), so dy is not used"
+        large = _backward(run, dy, lambda part: _FACTOR * part)
+        same = any(map(np.any, gradients.values())) and not difference(large, gradients, noise)
+        return "backward(0) = backward(dy) = backward(−1024 dy): it does not depend on dy" if same else ""
     if wrong := difference(of_zero, {name: 0 * g for name, g in gradients.items()}, noise):
         return f"for dy = 0, {wrong}: something that does not depend on dy is added"
     doubled = _backward(run, dy, lambda part: 2 * part)
@@ -54,7 +56,7 @@ def nonlinearity(run: CheckedRun, dy: Any, gradients: Gradients, noise: Noise) -
         if not np.any(np.abs(g) > noise[name]):
             continue
         if _is(doubled, 4, name, g, noise):
-            return f"{name}: backward(2 dy) = 4 backward(dy), so dy is squared"
+            return f"{name}: backward(2 dy) = 4 backward(dy), as if dy were squared"
         if _is(doubled, 1, name, g, noise):
             return f"{name}: backward(2 dy) = backward(dy), so the size of dy is not used"
         if _is(doubled, 2, name, g, noise) and _is(negative, 1, name, g, noise):

@@ -59,8 +59,7 @@ class StatefulPair(ForeignPair):
 
     `y = layer.forward(*inputs)`, or `layer(*inputs)`, and `layer.backward(dy)` returns the gradients of the inputs, or
     of the first of them. Or forward returns (y, cache), and it is `layer.backward(dy, cache)`. Or y is a loss, and it
-    is `layer.backward()`. A forward that returns nothing has put y into `layer.output`, such a backward the gradient into
-    `layer.dinputs`.
+    is `layer.backward()`. If forward returns nothing, y is `layer.output`; if backward does, dx is `layer.dinputs`.
 
     The parameters are the arrays in the object, and in objects, lists and dicts in it, that change y and have a
     gradient: that of `W` is called `dW`, `d_W`, `gW`, `grad_W` or `W_grad`, or is `grads['W']`; that of `params['W']`
@@ -210,8 +209,13 @@ class ValuePair(ForeignPair):
             results, leaves = self._run(cache)  # a second backward would add to the first one's
             if takes_dy := bool(inspect.signature(results[i].backward).parameters):
                 results[i].backward(u)
-            else:
+            elif np.size(results[i].data) == 1:
                 results[i].backward()
+            else:
+                raise TypeError(
+                    f"y[{i}]: expected a number as the result, got shape {np.shape(u)}: backward() starts at one "
+                    "number, so return the sum, or let it be backward(dy)"
+                )
             for n, leaf in leaves.items():
                 if leaf.grad is not None:
                     sums[n] += np.asarray(getattr(leaf.grad, "data", leaf.grad)) * (1 if takes_dy else u)

@@ -32,6 +32,7 @@ from hypothesis import note
 from hypothesis import strategies as st
 
 from ..rng import Key
+from .draw import some_exact
 
 SCALES = (1e-3, 1e-1, 1.0, 1e2)
 
@@ -69,16 +70,8 @@ def tensors(
     note(f"tensors({', '.join(map(repr, shapes))}): {chosen}")
     rng = Key(seed).generator()
     drawn = [rng.standard_normal(_shape(shape, size)) for shape in shapes]
-    drawn = [_some_exact(x, rng) for x in drawn] if exact else drawn
+    drawn = [some_exact(x, rng) for x in drawn] if exact else drawn
     return tuple(np.asarray(x * factor, dtype) for x, factor in zip(drawn, factors, strict=True))
-
-
-def _some_exact(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """`x` with about a third of its elements rounded, and a third replaced by other elements; not the first."""
-    flat = x.ravel()
-    kind = rng.integers(3, size=flat.shape)
-    kind[:1] = 0
-    return np.choose(kind, [flat, np.round(flat), rng.permutation(flat)]).reshape(x.shape)
 
 
 def arrays(shape: str, **options: Any) -> st.SearchStrategy[np.ndarray]:

@@ -2,9 +2,13 @@
 
 import json
 import os
+import pty
 import re
+import select
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -207,12 +211,14 @@ def test_watch_checks_at_every_save(learn, tmp_path):
             assert "Watching" in process.stdout.readline()
             assert "✗ softmax" in process.stdout.readline()
             assert "still blank" in process.stdout.readline()
+            assert f"░ 0 of {len(NAMES)} · n next · h hint" in process.stdout.readline()
             print("h", file=process.stdin, flush=True)
             assert "hint 1 of 3" in process.stdout.readline()
             path = solve("softmax")
             while "✓ softmax" not in (line := process.stdout.readline()):
                 assert line and process.poll() is None  # it may see the file before it is written to its end
             assert "next:" in process.stdout.readline()
+            assert f"█░ 1 of {len(NAMES)}".replace("█░", "█" + "░" * (len(NAMES) - 1)) in process.stdout.readline()
             path.write_text(path.read_text().replace("    dz = ", "    import os; os._exit(0)\n    dz = "))
             assert "✗ softmax" in process.stdout.readline()
             assert "ended the program (exit status 0)" in process.stdout.readline()
@@ -220,3 +226,44 @@ def test_watch_checks_at_every_save(learn, tmp_path):
             assert process.wait() == 0
         finally:
             process.kill()
+
+
+def test_watch_does_what_keys_ask_for_in_a_terminal(learn, tmp_path):
+    """n begins the next exercise, l lists all, c checks all, r starts over, and the screen is cleared for a check."""
+    learn("start", NAMES[0])
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm", "COLUMNS": "200"}
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(tmp_path)
+        os.execve(sys.executable, [sys.executable, "-m", "scratchformer", "learn", "watch"], env)
+    try:
+
+        def until(text):
+            seen = ""
+            while text not in seen:
+                assert select.select([terminal], [], [], 60)[0], seen
+                seen += os.read(terminal, 4096).decode(errors="replace")
+            return seen
+
+        assert "\x1b[2J" in until("q quit")
+        following = exercise(NAMES[1])
+        for key, expected in (
+            ("n", f"exercises/{NAMES[1]}.py"),
+            ("h", "hint 1 of 3"),
+            ("l", f"0 of {len(NAMES)} done"),
+            ("c", "q quit"),
+            ("r", f"{NAMES[1]}.old1"),
+        ):
+            os.write(terminal, key.encode())
+            printed = until(expected)
+            assert key != "n" or following.title in printed
+            assert key != "c" or printed.count("still blank") == 2
+        solve(NAMES[1])
+        assert "✓" in until(f" 1 of {len(NAMES)} ")
+        os.write(terminal, b"q")
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        os.close(terminal)

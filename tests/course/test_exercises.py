@@ -193,3 +193,52 @@ def test_keys_and_values_may_be_stored_in_any_form(verdict):
     assert verdict(name, solution.replace(stored, stored + '\n    stored["count"] = len(k)')).passed
     more = verdict(name, solution.replace(stored, stored + '\n    stored["x"] = [x]'))
     assert "holds more than a key and a value for each position" in more.message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_hint_but_the_last_gives_the_formula(name):
+    each = exercise(name)
+    hints = " ".join(each.hints[:2])
+    for variable in re.findall(r"^ *(\w+) = \.\.\.$", each.start, re.MULTILINE):
+        assert not re.search(rf"\b{variable}(_\w+)? = ", hints), variable
+    for line in each.answers if each.kind == "derivation" else ():
+        answer = line.rpartition(" = ")[2].partition("   ")[0]
+        assert len(answer) < 6 or answer in each.start or answer not in hints, answer
+
+
+@pytest.mark.diagnosis
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "says"),
+    [
+        ("layernorm", "keepdims=True)) / sigma", "keepdims=True)) * sigma", "it should be times the square of sigma"),
+        (
+            "layernorm",
+            "dgamma = (dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))",
+            "dgamma = dy * xhat",
+            "Is a sum over",
+        ),
+        ("linear", "dx = dy @ w.T", "dx = dy @ w", "Is one of the two to be transposed"),
+        ("chain_rule", "    ds = dy * e + de * e", "    ds = de * e + de * e", "One slip in ds gives exactly these"),
+        ("attention_equations", "= dz_ts/√D", "= √D dz_ts", "at t = 3, s = 4 da is .*da is 3 times .* 3 is D"),
+        ("layernorm_equations", '/σ\n    """', ' σ\n    """', "is what it should be times the square of σ"),
+        (
+            "layernorm_equations",
+            "dγ_c = Σ_n dy_nc x̂_nc",
+            "dγ_c = Σ_n dy_c x̂_c",
+            "nothing in the sum over n has index n",
+        ),
+        ("layernorm_equations", "dβ_c = Σ_n dy_nc", "dβ_c = mean_n(dy_nc)", "The right side is 1/3 of .* 3 is N"),
+    ],
+)
+def test_what_a_wrong_answer_is_told(name, right, wrong, says, verdict):
+    solution = exercise(name).solution
+    assert solution.count(right) == 1, solution
+    given = verdict(name, solution.replace(right, wrong))
+    assert not given.passed and re.search(says, given.message, re.DOTALL), given.message
+
+
+def test_a_letter_that_is_used_twice_is_marked_in_a_true_equation(verdict):
+    shadowed = exercise("softmax_equations").solution.replace("Σ_i dy_i y_i", "Σ_k dy_k y_k")
+    given = verdict("softmax_equations", shadowed)
+    assert given.passed and "line 25: k is an index of this equation already: in the sum, write k'" in given.message
+    assert "already" not in verdict("softmax_equations", exercise("softmax_equations").solution).message

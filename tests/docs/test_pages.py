@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("sphinx", reason="needs pip install -e '.[docs]'")
 
+import museum
 from docstrings import equation_id, prose, rendered, typeset
 from docstrings import pieces as pieces_of
 from loops import loops
@@ -18,6 +19,7 @@ from reports import consequences
 from scratchformer import nn, ops
 from scratchformer.catalogue import MISTAKES, Sizes, mistakes_of
 from scratchformer.catalogue.derivations import CASES, check, variants
+from scratchformer.museum.exhibits import GROUPS, exhibit
 from scratchformer.notation import DerivationError, NotationError, parse
 from scratchformer.notation.check import read_and_run
 from scratchformer.notation.walk import Walk
@@ -127,3 +129,10 @@ def recheck(case, derivation):
     walk = Walk(ran)
     walk.prepare(derivation)
     walk.items(derivation.name, derivation.items)
+
+
+def test_the_museum_has_a_page_for_each_group_with_every_exhibit():
+    for group, names in GROUPS.items():
+        text = museum.page(group)
+        assert all(f".. _museum-{name}:" in text and exhibit(name).title in text for name in names)
+        assert text.count("**How to derive it.**") == text.count("def right(") == len(names)

@@ -2,11 +2,14 @@
 
 import inspect
 
+import numpy as np
 import pytest
 
+from scratchformer import ops
 from scratchformer.catalogue import Sizes
 from scratchformer.catalogue.derivations import CASES, plant
 from scratchformer.notation.check import read_and_run
+from scratchformer.notation.consequences import consequences
 from scratchformer.notation.mistakes import mistakes
 from scratchformer.notation.spelling import spelled
 
@@ -79,3 +82,9 @@ def test_there_are_thousands_of_mistakes_and_hardly_any_is_equal():
         count += len(wrong)
     assert count > 5000
     assert sum(map(len, EQUAL.values())) < count / 100
+
+
+def test_code_of_a_derivation_need_not_be_in_a_wrong_backward():
+    x, gamma = np.arange(6.0).reshape(2, 3), np.ones(3)
+    wrong = consequences(ops.rmsnorm, lambda dy, cache: (dy, dy.sum(axis=0)), x, gamma)
+    assert wrong.equations == consequences(ops.rmsnorm, ops.rmsnorm_backward, x, gamma).equations

@@ -251,9 +251,9 @@ def test_a_clipped_dy():
 @pytest.mark.parametrize(
     "dx, cause",
     [
-        (lambda dy: 2 * dy**2, "gradient of x: backward(2 dy) = 4 backward(dy), so dy is squared"),
+        (lambda dy: 2 * dy**2, "gradient of x: backward(2 dy) = 4 backward(dy), as if dy were squared"),
         (lambda dy: 2 * dy + 0.25, "is 0.25, not 0: something that does not depend on dy is added"),
-        (lambda dy: 2 * np.ones_like(dy), "backward(0) = backward(dy), so dy is not used"),
+        (lambda dy: 2 * np.ones_like(dy), "backward(0) = backward(dy) = backward(−1024 dy): it does not depend on dy"),
         (lambda dy: 2 * np.sign(dy), "backward(2 dy) = backward(dy), so the size of dy is not used"),
         (lambda dy: 2 * np.abs(dy), "backward(−dy) = backward(dy), so the sign of dy is not used"),
     ],

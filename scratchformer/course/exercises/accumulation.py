@@ -51,8 +51,9 @@ from ..grading import Wrong, expect_close, normal
 
 HINTS = (
     "Write the whole batch's loss as a sum over all its targets divided by their number, and split the sum.",
-    "The mean of a micro-batch with n of the N targets must be multiplied by n/N. The same goes for its gradient.",
-    "Count with (targets >= 0).sum(), not with len(targets), and divide by at least 1, as loss_and_gradient does.",
+    "Which part of all targets does a micro-batch have? Its mean counts with this weight, and so does its gradient.",
+    "With n of the N targets the weight is n/N. Count with (targets >= 0).sum(), not with len(targets), and "
+    "divide by at least 1, as loss_and_gradient does.",
 )
 LIBRARY = Replicas
 MISTAKES = (

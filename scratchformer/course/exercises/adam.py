@@ -38,8 +38,9 @@ from ..grading import expect_close, expect_unchanged, normal
 
 HINTS = (
     "First the new m and v, then m̂ and v̂ from them, and w last. m and v themselves stay without the correction.",
-    "m̂ = m/(1 − β1^t) and v̂ = v/(1 − β2^t): after step 1, m̂ is the gradient itself.",
-    "m_hat and v_hat are variables of their own. eps is added to the root, not inside it.",
+    "A correction divides by the sum of all weights so far, which depends on β and t: after step 1, m̂ is the "
+    "gradient itself.",
+    "m̂ = m/(1 − β1^t) and v̂ = v/(1 − β2^t) are variables of their own. eps is added to the root, not inside it.",
 )
 LIBRARY = optim.Adam
 MISTAKES = (
@@ -47,6 +48,12 @@ MISTAKES = (
     Slip("v_hat = v / (1 - beta2**t)", "v_hat = v", "w.*after step 3", "v is not corrected"),
     Slip("m_hat = m / (1 - beta1**t)", "m_hat = m", "w.*after step 3", "m is not corrected"),
     Slip("m_hat = m / (1 - beta1**t)", "m_hat = m / (1 - beta1)", "w.*after step 3", "β1 has no power t"),
+    Slip(
+        "    m_hat = m / (1 - beta1**t)\n    v_hat = v / (1 - beta2**t)\n",
+        "    m_hat = m / (1 - beta1 ** (t + 1))\n    v_hat = v / (1 - beta2 ** (t + 1))\n",
+        "w.*after step 3",
+        "steps are counted from 0: t is 1 in the first step already",
+    ),
     Slip("(np.sqrt(v_hat) + eps)", "np.sqrt(v_hat + eps)", "w.*after step", "eps is inside the root"),
     Slip(
         "    m_hat = m / (1 - beta1**t)\n",

@@ -45,12 +45,12 @@ from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
-    "Look at the two indices of a result and at the one that is summed over. In dv_sd = Σ_t p_ts dy_td, t has to be "
-    "the last axis of the first factor, and the last but one of the second.",
-    "Where the sum runs over t (dv, dk), the first factor is transposed; over d (dp), the second; over s (dq), none. "
-    "For dz use your softmax_backward, with p for y and dp for dy.",
-    "dv = p.swapaxes(-1, -2) @ dy and dp = dy @ v.swapaxes(-1, -2). Divide dz by what the forward divides a by; then "
-    "write dq and dk in the same way.",
+    "Look at the two indices of a result and at the one that is summed over. For dv it is t, which has to be the "
+    "last axis of the first factor, and the last but one of the second.",
+    "Where the sum runs over t (dv, dk), the first factor is transposed; over d (dp), the second; over s (dq), "
+    "none. For dz use your softmax_backward, with p for y and dp for dy.",
+    "dv = p.swapaxes(-1, -2) @ dy and dp = dy @ v.swapaxes(-1, -2). Divide dz by what the forward divides a by; "
+    "then write dq and dk in the same way.",
 )
 LIBRARY = ops.attention
 MISTAKES = (

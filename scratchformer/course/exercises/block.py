@@ -49,8 +49,9 @@ from ..shortcuts import expect_digits
 
 HINTS = (
     "y = h + f: dy goes to h as it is, and to f, which passes it back through the feed-forward layer, then norm2.",
-    "dh = dy + what norm2 passes back. The first sum is the same again, with dh in place of dy.",
-    "The second branch passes self.norm2.backward(self.feedforward.backward(dy, feedforward), norm2) back to h.",
+    "The gradient of h is dy plus what norm2 passes back. The first sum is the same again, with dh in place of dy.",
+    "dh = dy + self.norm2.backward(...): the second branch passes "
+    "self.norm2.backward(self.feedforward.backward(dy, feedforward), norm2) back to h.",
 )
 LIBRARY = nn.TransformerBlock
 MISTAKES = (

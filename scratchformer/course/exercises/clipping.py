@@ -33,8 +33,10 @@ from ..grading import Wrong, expect_close, normal
 
 HINTS = (
     "Add the squares of all elements of all arrays before you take the root.",
-    "If the norm is at most max_norm, nothing changes: the factor is min(1, max_norm/norm).",
-    "`g *= factor` changes the array in place; `g = g * factor` only gives the name g to a new one.",
+    "If the norm is at most max_norm, nothing changes. Otherwise all arrays are multiplied by the one number "
+    "after which their norm is max_norm.",
+    "The factor is max_norm/norm. `g *= factor` changes the array in place; `g = g * factor` only gives the name "
+    "g to a new one.",
 )
 LIBRARY = optim.clip_by_global_norm
 MISTAKES = (

@@ -62,12 +62,12 @@ from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
-    "A query is a question that a position of x asks; the memory answers, with keys to compare and values to take. "
-    "Going back, the gradient of each product reaches the array that this product read.",
-    "q = x @ wq, and both k and v are products with the memory. So x gets one gradient, through q, and the memory "
-    "gets two, through k and through v: their sum is dmemory.",
-    "linear_backward(dq, x, wq) gives dx and dwq. linear_backward(dk, memory, wk) gives one part of dmemory and dwk; "
-    "the same with dv and wv gives the other part and dwv. Add the two parts.",
+    "A query is a question that a position of x asks; the memory answers, with keys to compare and values to "
+    "take. Going back, the gradient of each product reaches the array that this product read.",
+    "The queries are a product with x, the keys and values are products with the memory. So x gets one gradient, "
+    "through q, and the memory gets two, through k and through v: their sum is dmemory.",
+    "linear_backward(dq, x, wq) gives dx and dwq. linear_backward(dk, memory, wk) gives one part of dmemory and "
+    "dwk; the same with dv and wv gives the other part and dwv. Add the two parts.",
 )
 LIBRARY = nn.CrossAttention
 MISTAKES = (

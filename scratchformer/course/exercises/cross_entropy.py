@@ -41,8 +41,9 @@ from ..grading import check_pair, expect_close, expect_unchanged, normal
 
 HINTS = (
     "Begin with a copy of p. Subtract 1 at one place in each row, then multiply every row by its weight.",
-    "The weight of row n is dloss k_n/count, a number for each row: counted * dloss / count has shape (N,), and needs "
-    "a second axis, [:, None], to multiply the rows of an array (N, V).",
+    "The weight of a row is 0 if it does not count. All others have the same one: dloss, divided by what the mean "
+    "divides by. As an array it has shape (N,), and needs a second axis, [:, None], to multiply the rows of an "
+    "array (N, V).",
     "dlogits = p.copy(), then dlogits[np.arange(len(p)), targets] -= 1, then dlogits *= (the weights)[:, None].",
 )
 LIBRARY = ops.cross_entropy

@@ -59,6 +59,13 @@ LIBRARY = ops.cross_entropy
 MISTAKES = (
     Slip(
         "∂ℓ_n/∂z_nv = p_nv − t_nv",
+        "∂ℓ_n/∂z_nv = p_nv (1 − p_nv)",
+        "∂ℓ_n/∂z_nv.*is not true",
+        "the derivative of the probability is written, not that of the loss",
+    ),
+    Slip("dℓ_n = dloss k_n/count", "dℓ_n = dloss", "dℓ_n", "the weight of the row in the mean is left out"),
+    Slip(
+        "∂ℓ_n/∂z_nv = p_nv − t_nv",
         "∂ℓ_n/∂z_nv = p_nv − 1",
         "ℓ_n/∂z_nv.*is not true",
         "1 is subtracted everywhere, and not at the target alone",

@@ -36,8 +36,8 @@ from ..grading import check_pair, expect_close, normal
 HINTS = (
     "A number is kept with probability 1 − p. By what must it be multiplied, so that its mean is x? Backward "
     "multiplies dy by the same constants.",
-    "y_i = k_i x_i/(1 − p) with k_i = 1 where it is kept, 0 elsewhere; and dx_i = dy_i k_i/(1 − p). So the cache needs "
-    "k and p.",
+    "Where a number is dropped, its gradient is 0. Where it is kept, dy is scaled as x was. So the cache needs to "
+    "know which are kept, and the scale.",
     "y = x * keep / (1 - p), cache = keep, p; in backward keep, p = cache, and dx is computed from dy as y is from x.",
 )
 LIBRARY = ops.dropout

@@ -32,12 +32,12 @@ from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
-    "A variable that is used twice gets the sum of two gradients: dtable[v] = Σ_n dy[n], over all n with ids[n] = v. "
-    "Start from zeros.",
-    "dtable[ids] += dy reads all rows, adds, and writes all rows. For an id that occurs twice, both sums start from "
-    "the old row, and the second one overwrites the first. The places must be added one after the other.",
-    "NumPy has an unbuffered addition, np.add.at(array, indices, values). A loop over np.ndindex(ids.shape) is right "
-    "too, only slower.",
+    "A row that is used twice gets the sum of two gradients: row v gets those of all places whose id is v. Start "
+    "from zeros.",
+    "dtable[ids] += dy reads all rows, adds, and writes all rows. For an id that occurs twice, both sums start "
+    "from the old row, and the second one overwrites the first. The places must be added one after the other.",
+    "NumPy has an unbuffered addition, np.add.at(array, indices, values). A loop over np.ndindex(ids.shape) is "
+    "right too, only slower.",
 )
 LIBRARY = ops.embedding
 MISTAKES = (

@@ -40,11 +40,12 @@ from ..exercise import Slip
 from ..grading import check_pair, expect_no_jacobian, normal
 
 HINTS = (
-    "γ and β are used by all rows, so dgamma and dbeta are sums over all axes but the last. In the sum over c, the δ "
-    "leaves g_k, and the other two terms contain 1/C Σ_c, a mean.",
-    "dγ_c = Σ_n dy_nc x̂_nc, dβ_c = Σ_n dy_nc, g_c = dy_c γ_c, dx_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ.",
-    "The sums over rows: .sum(axis=tuple(range(dy.ndim - 1))). The means: g.mean(axis=-1, keepdims=True), and the same "
-    "of g * xhat, which is then multiplied by xhat.",
+    "γ and β are used by all rows, so dgamma and dbeta are sums over all axes but the last. In the sum over c, "
+    "the δ leaves g_k, and the other two terms contain 1/C Σ_c, a mean.",
+    "From g, two things are subtracted: its mean over the row, and x̂ times another mean over the row. All is "
+    "then divided by one number for each row. What gets to γ is multiplied by what γ is multiplied by.",
+    "dx_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ. The sums over rows: .sum(axis=tuple(range(dy.ndim - "
+    "1))). The means: g.mean(axis=-1, keepdims=True), and the same of g * xhat, which is then multiplied by xhat.",
 )
 LIBRARY = ops.layernorm
 MISTAKES = (

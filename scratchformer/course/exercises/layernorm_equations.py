@@ -50,12 +50,13 @@ from ..exercise import Slip
 from ..grading import check_equations_of, normal
 
 HINTS = (
-    "dγ and dβ sum over the rows n; all else stays within a row. For ∂σ/∂x_k, begin with σ² = 1/C Σ_c (x_c − μ)² + eps "
-    "and differentiate both sides: 2σ ∂σ/∂x_k is 2/C (x_k − μ), because the part through μ is a sum that is 0.",
-    "∂σ/∂x_k = (x_k − μ)/(C σ) = x̂_k/C. The derivative of (x_c − μ)/σ has (δ_ck − 1/C)/σ from its numerator, and from "
-    "its denominator −(x_c − μ)/σ² ∂σ/∂x_k.",
-    "∂x̂_c/∂x_k = (δ_ck − 1/C − x̂_c x̂_k/C)/σ. Multiplied by g_c and summed over c, the terms are g_k, mean_c(g_c) and "
-    "x̂_k mean_c(g_c x̂_c).",
+    "dγ and dβ sum over the rows n; all else stays within a row. For ∂σ/∂x_k, begin with σ² = 1/C Σ_c (x_c − μ)² "
+    "+ eps and differentiate both sides: 2σ ∂σ/∂x_k is 2/C (x_k − μ), because the part through μ is a sum that is "
+    "0.",
+    "Solve for ∂σ/∂x_k, and find x̂_k in it. The derivative of (x_c − μ)/σ has (δ_ck − ∂μ/∂x_k)/σ from its "
+    "numerator, and from its denominator −(x_c − μ)/σ² ∂σ/∂x_k.",
+    "∂x̂_c/∂x_k = (δ_ck − 1/C − x̂_c x̂_k/C)/σ. Multiplied by g_c and summed over c, the terms are g_k, "
+    "mean_c(g_c) and x̂_k mean_c(g_c x̂_c).",
 )
 LIBRARY = ops.layernorm
 MISTAKES = (

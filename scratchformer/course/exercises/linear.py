@@ -34,10 +34,10 @@ from ..exercise import Slip
 from ..grading import check_pair, normal
 
 HINTS = (
-    "dx_ni = Σ_o dy_no w_io, dw_io = Σ_n x_ni dy_no, db_o = Σ_n dy_no. A sum over an index that two arrays share is a "
-    "matrix product a @ b, if the index is the last of a and the first of b. Otherwise transpose.",
-    "dx = dy @ w.T, with any leading axes. For dw, fold the leading axes of x and dy into one with reshape(-1, ...): "
-    "then it is (N, I) transposed, times (N, O).",
+    "Write the three sums with their indices, as in the last exercise. A sum over an index that two arrays share "
+    "is a matrix product a @ b, if the index is the last of a and the first of b. Otherwise transpose.",
+    "For dx the shared index o is the last of dy, but the last of w too, so w is transposed. For dw, fold the "
+    "leading axes of x and dy into one with reshape(-1, ...): then the shared index n is the first of both.",
     "dw = x.reshape(-1, x.shape[-1]).T @ (dy, reshaped in the same way); db = dy.sum over all axes but the last: "
     "axis=tuple(range(dy.ndim - 1)), or axis=0 of the reshaped dy.",
 )

@@ -36,8 +36,9 @@ from ..grading import check_pair, normal
 
 HINTS = (
     "There are two linear maps one after the other, x to h and h to the change. Go back through the second one first.",
-    "The second map gets scale · dy: dh = scale · dy bᵀ and db = scale · hᵀ dy. The first one gets dh.",
-    "x is used twice: dx is the sum of dy @ w.T and dh @ a.T.",
+    "The second map is `linear` with the input h and the weight b, and everything in it has the factor scale. "
+    "What it passes back to h is what the first one gets. x has two gradients: one of them through w.",
+    "dh = scale · dy bᵀ and db = scale · hᵀ dy. x is used twice: dx is the sum of dy @ w.T and dh @ a.T.",
 )
 LIBRARY = nn.LoRA
 MISTAKES = (

@@ -50,10 +50,10 @@ from ..exercise import Slip
 from ..grading import Wrong, check_pair, expect_close, normal
 
 HINTS = (
-    "The first window begins at column T − 1, the next at T − 2, the last at 0. And within a window, the next key is "
-    "in the next column.",
-    "j = s + T − 1 − t. In the backward, the numbers outside the windows get the gradient 0: begin with zeros, and "
-    "write dy into the windows.",
+    "The first window begins at column T − 1, the next at T − 2, the last at 0. And within a window, the next key "
+    "is in the next column.",
+    "So the column is s plus a number that is T − 1 for t = 0 and goes down by one with each t. In the backward, "
+    "the numbers outside the windows get the gradient 0: begin with zeros, and write dy into the windows.",
     "columns = s + (T - 1) - t. The forward reads x[..., t, columns]; the backward assigns to dx[..., t, columns].",
 )
 LIBRARY = ops.relative_shift

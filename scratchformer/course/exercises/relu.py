@@ -32,8 +32,8 @@ from ..grading import check_pair, expect_close, normal
 
 HINTS = (
     "You cannot see x any more. What is y where x was negative, and what is it where x was positive?",
-    "dx_i = dy_i where x_i > 0, and 0 elsewhere. A comparison gives an array of True and False, which multiply as 1 "
-    "and 0.",
+    "Where the unit was off, y is 0 and dy is stopped; elsewhere dy is passed on as it is. A comparison gives an "
+    "array of True and False, which multiply as 1 and 0.",
     "dx = dy * (...), with a comparison of y and 0 that is False where y is 0.",
 )
 LIBRARY = ops.relu

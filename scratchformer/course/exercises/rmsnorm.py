@@ -37,11 +37,13 @@ from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
-    "ρ is one number for each row, so keep its axis: keepdims=True. Backward needs x̂, ρ and γ; it is that of layer "
-    "norm without the term of the mean.",
-    "With g_c = dy_c γ_c, dx_k = (g_k − x̂_k mean_c(g_c x̂_c))/ρ, and dγ_c = Σ_n dy_nc x̂_nc.",
-    "rho = np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps), cache = x / rho, rho, gamma. In backward, the mean has "
-    "axis=-1 and keepdims=True, and the sum for dgamma runs over tuple(range(dy.ndim - 1)).",
+    "ρ is one number for each row, so keep its axis: keepdims=True. Backward needs x̂, ρ and γ; it is that of "
+    "layer norm without the term of the mean.",
+    "Begin with g, what dy is for x̂. The δ leaves g_k, and the other term is x̂_k times a mean over the row; "
+    "both are divided by one number for each row.",
+    "dx_k = (g_k − x̂_k mean_c(g_c x̂_c))/ρ with g_c = dy_c γ_c, where the mean has axis=-1 and keepdims=True. "
+    "rho = np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps), and dgamma is a sum over tuple(range(dy.ndim - "
+    "1)).",
 )
 LIBRARY = ops.rmsnorm
 MISTAKES = (

@@ -44,12 +44,12 @@ from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
-    "Call the two results u = a cos φ − b sin φ and w = b cos φ + a sin φ. Then da = du ∂u/∂a + dw ∂w/∂a, and the "
-    "angle is a constant.",
-    "da = du cos φ + dw sin φ. Write db in the same way: the sine in u has a minus sign. Together the two are the "
-    "rotation by −φ, back to where the forward came from.",
-    "y is np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1). dx is the same with du for a, dw for b, "
-    "and -sin for sin.",
+    "Call the two results u = a cos φ − b sin φ and w = b cos φ + a sin φ. Both depend on a, so da is a sum of "
+    "two terms, and so is db. The angle is a constant.",
+    "a has the factor cos φ in u, and sin φ in w. Find those of b in the same way: the sine in u has a minus "
+    "sign. Together the two gradients are the rotation by −φ, back to where the forward came from.",
+    "y is np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1). dx is the same with du for a, dw for "
+    "b, and -sin for sin.",
 )
 LIBRARY = ops.rotary
 MISTAKES = (

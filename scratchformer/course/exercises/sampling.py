@@ -66,6 +66,24 @@ MISTAKES = (
         "temperature=0",
         "the k likeliest tokens are left out, not the others",
     ),
+    Slip(
+        "    if top_k is not None:\n"
+        "        p[order[top_k:]] = 0\n"
+        "    p /= p.sum()\n"
+        "    if top_p is not None:\n"
+        "        before = np.cumsum(p[order]) - p[order]\n"
+        "        p[order[before >= top_p]] = 0\n"
+        "        p /= p.sum()\n",
+        "    p /= p.sum()\n"
+        "    if top_p is not None:\n"
+        "        before = np.cumsum(p[order]) - p[order]\n"
+        "        p[order[before >= top_p]] = 0\n"
+        "    if top_k is not None:\n"
+        "        p[order[top_k:]] = 0\n"
+        "    p /= p.sum()\n",
+        "top_k=5, top_p=0.8",
+        "top_p is applied before top_k",
+    ),
     Slip("        p /= p.sum()\n    return", "    return", "top_p", "what is left after top_p does not sum to 1"),
     Slip(
         "    if temperature == 0:\n        temperature, top_k = 1.0, 1\n",

@@ -32,9 +32,11 @@ from ..exercise import Slip
 from ..grading import check_pair, expect_no_jacobian, normal
 
 HINTS = (
-    "Write dz_k = Σ_i dy_i ∂y_i/∂z_k and put the Jacobian in. The δ leaves one term of the sum.",
-    "dz_k = y_k dy_k − y_k Σ_i dy_i y_i. The sum is one number for each row.",
-    "Take the row's sum with keepdims=True, so that it is subtracted from every element of its row.",
+    "Write the sum of the chain rule, over i, and put the Jacobian in. The δ leaves one term of the sum.",
+    "Two terms remain. In the first, i is k; from the second, y_k can be taken out of the sum, which is then one "
+    "number for each row.",
+    "dz_k = y_k (dy_k − Σ_i dy_i y_i). Take the row's sum with keepdims=True, so that it is subtracted from every "
+    "element of its row.",
 )
 LIBRARY = ops.softmax
 MISTAKES = (

@@ -38,8 +38,10 @@ from ..grading import check_pair, normal
 
 HINTS = (
     "Pretend that there are two tables, one for the input, one for the output. Derive a gradient for each; then add.",
-    "The output's is dlogits.T @ h. For the input's, go back through the product with the table, then through tanh.",
-    "dx = dlogits @ table * (1 - h**2) has a row for each token; np.add.at(dtable, ids, dx) adds repeated rows too.",
+    "For the output, the table is the weight of a product with h, as in `linear`. For the input, go back through "
+    "the product with the table, then through tanh, to the rows that ids took.",
+    "dlogits.T @ h for the output. dx = dlogits @ table * (1 - h**2) has a row for each token, and "
+    "np.add.at(dtable, ids, dx) adds repeated rows too.",
 )
 LIBRARY = nn.TiedOutput
 MISTAKES = (

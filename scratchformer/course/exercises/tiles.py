@@ -65,10 +65,10 @@ from ..grading import Wrong, check_pair, expect_close, normal, peak_memory
 HINTS = (
     "From the equations: lse of two tiles together is log(exp(e_t0) + exp(e_t1)), and y is Σ_j exp(e_tj − lse_t) "
     "u_tj. All tiles so far count as one tile, with lse for its e and y for its u.",
-    "Keep the old lse until y is computed: each part gets the weight exp(its own log-sum-exp − the new lse). In the "
-    "backward, r_t = Σ_d dy_td y_td and p_ts = exp(z_ts − lse_t).",
-    "new = np.logaddexp(lse, e); y = np.exp(lse - new) * y + np.exp(e - new) * u; lse = new. And dz = p * (dp - r), "
-    "where dp is dy times the values of the tile, transposed.",
+    "Keep the old lse until y is computed: each part has the weight exp(its own log-sum-exp − the new lse). In "
+    "the backward, r and p are as in the derivation: a dot product of two rows, and one exponential.",
+    "new = np.logaddexp(lse, e); y = np.exp(lse - new) * y + np.exp(e - new) * u; lse = new. And dz = p * (dp - "
+    "r), where dp is dy times the values of the tile, transposed.",
 )
 LIBRARY = twins_of(ops.attention)[-1].forward
 MISTAKES = (

@@ -67,6 +67,8 @@ def of_operation(node: ast.BinOp, source: Source) -> Edits:
     lost = "a term dropped" if operator in ("+", "-") else "a factor lost"
     if operator in ("+", "-", "*", "/", "//", "%", "**"):
         yield "a power lost" if operator == "**" else lost, node, left
+    if operator == "**" and isinstance(node.right, ast.Name):
+        yield "off by one", node.right, f"({node.right.id} + 1)"
     if operator in ("+", "*"):
         yield lost, node, right
     if operator == "-":

@@ -1,0 +1,174 @@
+"""A gradient check on arrays that it draws itself, of several kinds.
+
+    check_drawn(attention, attention_backward, "B H T D", "B H S D", "B H S D")
+
+A gradient that is right at normal numbers can be wrong where two numbers are equal, where one is exactly zero, where a
+few channels are much larger than the rest, or where two sizes happen to be the same. So the pair is checked on four
+draws (`KINDS`), each in the same time as a single call of `check_gradients`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from .contracts import Diagnosis, GradientError, as_tuple, is_floating, repeatable
+from .diagnosis import without_diagnosis
+from .draw import Draw, Sizes, some_exact
+from .gradcheck import Report, check_gradients
+from .offset import check_offset
+from .runs import argument_names, name_of
+
+
+class Equal(Draw):
+    """All sizes are equal. Some numbers are whole, some are repeated, also in the next array, and in every second row
+    the first and the last are its maximum.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.drawn: dict[tuple[int, ...], np.ndarray] = {}
+
+    def __getattr__(self, letter: str) -> int:
+        if len(letter) == 1:
+            self.sizes[letter] = 3
+        return super().__getattr__(letter)
+
+    def values(self, shape: tuple[int, ...]) -> np.ndarray:
+        x = some_exact(super().values(shape), self.generator)
+        if shape in self.drawn:
+            x = np.where(self.generator.random(shape) < 0.3, self.drawn[shape], x)
+        self.drawn[shape] = x
+        if len(shape) > 1:
+            rows = x.reshape(-1, shape[-1])[1::2]
+            rows[:, 0] = rows[:, -1] = rows.max(axis=-1)
+        return x
+
+
+class Spread(Sizes):
+    """Numbers from around 1 to around 1000, and one of more than 10,000 in each row."""
+
+    def values(self, shape: tuple[int, ...]) -> np.ndarray:
+        x = np.asarray(super().values(shape) * 10 ** self.generator.uniform(0, 3, shape))
+        if shape:
+            rows = x.reshape(-1, shape[-1])
+            largest = self.generator.integers(shape[-1], size=len(rows))
+            rows[np.arange(len(rows)), largest] = 1e4 * (1 + self.generator.random(len(rows)))
+        return x
+
+
+class Recorded(Sizes):
+    """Logits of a small language model in training, at consecutive positions: some are much larger than others. What
+    was the smallest size of `Sizes` is the largest.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.left = [8 - size for size in self.left]
+
+    def values(self, shape: tuple[int, ...]) -> np.ndarray:
+        with files(__package__).joinpath("activations.npy").open("rb") as file:
+            table = np.load(file, allow_pickle=False).astype(np.float64)
+        width = shape[-1] if shape else 1
+        count = int(np.prod(shape[:-1]))
+        row, column = self.generator.integers(len(table)), self.generator.integers(table.shape[1])
+        rows, columns = (row + np.arange(count)) % len(table), (column + np.arange(width)) % table.shape[1]
+        # Consecutive positions repeat after 32 rows; a little noise keeps equal numbers apart.
+        return (table[rows][:, columns] * (1 + 0.01 * self.generator.standard_normal((count, width)))).reshape(shape)
+
+
+KINDS: dict[str, type[Draw]] = {
+    "normal numbers and sizes that all differ": Sizes,
+    "whole and repeated numbers and equal sizes": Equal,
+    "recorded activations": Recorded,
+    "numbers of very different sizes": Spread,
+}
+
+
+@repeatable
+def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, **options: Any) -> list[Report]:
+    """`check_gradients` on arrays of several kinds, which are drawn from `seed`.
+
+    args: a string of letters such as "B T C" stands for a floating-point array of that shape; a word of several letters
+    is one axis, whose size is their product ("B GR T D"). A function of one argument is called with the `Draw`, and
+    gives what must be drawn in another way: `lambda draw: draw.integers("B T", draw.V)`. Anything else is passed on.
+    options: those of `check_gradients`, and keyword arguments of `op`.
+
+    The arrays are standard normal, of sizes that all differ; then there are whole numbers, zeros and repeats, and all
+    sizes are equal; then they are activations recorded in a short training run; then numbers from 1 to more than
+    10,000. Such a draw is left out where `op` refuses it or gives something that is not finite, or where nothing can be
+    compared. Last, `offset.check_offset` adds a large number to all elements of an argument, in float32.
+
+    Returns the Reports. Raises GradientError, which says for which kind of numbers, and ValueError as
+    `check_gradients` does, for normal numbers.
+    """
+    reports, right = [], Sizes(seed)
+    for kind, draws in KINDS.items():
+        draw = right if draws is Sizes else draws(seed)
+        drawn, others = arguments(args, draw), draw is not right
+        if others and not _is_defined(op, drawn, options):
+            continue
+        try:
+            with np.errstate(all="ignore") if others else nullcontext():  # exp(10,000) overflows in right code too
+                reports.append(check_gradients(op, op_backward, *drawn, seed=seed, **options))
+        except GradientError as error:
+            message, _, _ = str(error).partition("\nRepeat with")
+            causes = [_what_matters(op, op_backward, args, draw, right, seed, options)] if others else []
+            lines = [f"for {kind}: {message}", *(cause.what for cause in causes)]
+            lines.append(f"Repeat: check_drawn({name_of(op)}, {name_of(op_backward)}, ..., seed={seed})")
+            raise GradientError("\n".join(lines), (*error.diagnoses, *causes)) from None
+        except ValueError:
+            if not others:
+                raise
+    drawn = arguments(args, Sizes(seed))
+    check_offset(op, op_backward, argument_names(op, drawn), drawn, _of_op(options), seed)
+    return reports
+
+
+def _what_matters(
+    op: Callable, op_backward: Callable, args: tuple, wrong: Draw, right: Draw, seed: int, options: dict[str, Any]
+) -> Diagnosis:
+    """Whether the sizes of a draw make a gradient wrong, or its numbers; for those of `right` it is right."""
+    normal = type(wrong)(seed)
+    normal.values = normal.generator.standard_normal  # type: ignore[method-assign, assignment]
+    if wrong.sizes != right.sizes and _is_wrong(op, op_backward, arguments(args, normal), seed, options):
+        before, now = (", ".join(f"{letter} = {n}" for letter, n in draw.sizes.items()) for draw in (right, wrong))
+        what = f"The sizes make it wrong: it is right with {before}, and wrong with {now}, for normal numbers too."
+        return Diagnosis(what, "form", "sizes matter")
+    return Diagnosis("With normal numbers it is right, so the numbers make it wrong.", "form", "numbers matter")
+
+
+def _is_wrong(op: Callable, op_backward: Callable, args: tuple, seed: int, options: dict[str, Any]) -> bool:
+    try:
+        with without_diagnosis():
+            check_gradients(op, op_backward, *args, seed=seed, **options)
+    except GradientError:
+        return True
+    except ValueError:  # nothing can be compared
+        pass
+    return False
+
+
+def arguments(args: tuple, draw: Draw) -> tuple:
+    """What `args` of `check_drawn` stand for."""
+    return tuple(draw(x) if isinstance(x, str) else x(draw) if callable(x) else x for x in args)
+
+
+def _of_op(options: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments that are not those of the check."""
+    known = inspect.signature(check_gradients).parameters
+    return {name: value for name, value in options.items() if name not in known}
+
+
+def _is_defined(op: Callable, args: tuple, options: dict[str, Any]) -> bool:
+    try:
+        with np.errstate(all="ignore"):
+            y, _ = op(*args, **_of_op(options))
+    except Exception:  # such numbers or sizes are not in its domain
+        return False
+    return all(np.isfinite(part).all() for part in as_tuple(y) if is_floating(part))

@@ -1,0 +1,98 @@
+"""`check_drawn` finds what is wrong only for numbers, or sizes, of one kind."""
+
+import numpy as np
+import pytest
+
+from scratchformer import ops
+from scratchformer.testing import GradientError, check_drawn
+from scratchformer.testing.draw import Sizes
+from scratchformer.testing.drawn import KINDS
+
+
+def scaled(slope):
+    """A pair x → 2 x whose backward has another slope where `slope` says so."""
+    return lambda x: (2 * x, x), lambda dy, x: dy * slope(x).astype(x.dtype)
+
+
+NUMBERS = "With normal numbers it is right, so the numbers make it wrong"
+
+
+@pytest.mark.diagnosis
+@pytest.mark.parametrize(
+    ("kind", "slope", "cause"),
+    [
+        ("whole and repeated numbers and equal sizes", lambda x: np.where(x == 1, 3, 2), NUMBERS),
+        (
+            "whole and repeated numbers and equal sizes",
+            lambda x: np.full(x.shape, 3 if len({*x.shape}) == 1 else 2),
+            r"The sizes make it wrong: it is right with B = \d, T = \d, C = \d, and wrong with B = 3, T = 3, C = 3",
+        ),
+        ("recorded activations", lambda x: np.where((x > 4) & (x < 7), 3, 2), NUMBERS),
+        ("numbers of very different sizes", lambda x: np.where(abs(x) > 100, 3, 2), NUMBERS),
+    ],
+)
+def test_a_mistake_for_one_kind_of_numbers_is_found(kind, slope, cause):
+    op, op_backward = scaled(slope)
+    with pytest.raises(GradientError, match=rf"for {kind}: .*wrong gradient at x[\s\S]*{cause}") as caught:
+        check_drawn(op, op_backward, "B T C")
+    assert caught.value.diagnoses[-1].name in ("numbers matter", "sizes matter")
+
+
+def test_a_common_offset_is_found_where_y_does_not_depend_on_it():
+    def softmax(z):
+        top = z.max(axis=-1, keepdims=True)
+        e = np.exp(z - top)
+        total = e.sum(axis=-1, keepdims=True)
+        return e / total, (z, top + np.log(total))
+
+    def softmax_backward(dy, cache):
+        z, log_sum = cache
+        p = np.exp(z - log_sum)
+        return p * (dy - (dy * p).sum(axis=-1, keepdims=True))
+
+    with pytest.raises(GradientError, match="with 2²² added to z in float32, y is the same"):
+        check_drawn(softmax, softmax_backward, "N C")
+
+
+def test_letters_functions_and_other_arguments():
+    def op(x, ids, factor):
+        if len(x) != ids.size:
+            raise ValueError("x: expected a row for each id")
+        return x * factor, factor
+
+    reports = check_drawn(op, lambda dy, factor: dy * factor, "BT C", lambda draw: draw.integers("B T", 5), 3)
+    assert len(reports) == len(KINDS)
+
+
+def test_kinds_outside_the_domain_are_left_out():
+    def log(x):
+        if (x <= -1).any():
+            raise ValueError("x: expected numbers above −1")
+        return np.log1p(x), x
+
+    squares = check_drawn(log, lambda dy, x: dy / (1 + x), lambda draw: draw("N C") ** 2)
+    assert len(squares) == len(KINDS)
+    with pytest.raises(ValueError, match="above −1"):
+        check_drawn(log, lambda dy, x: dy / (1 + x), "N C")
+
+
+def test_recorded_sizes_are_in_the_opposite_order():
+    first, recorded = Sizes(3), KINDS["recorded activations"](3)
+    sizes = [(getattr(first, letter), getattr(recorded, letter)) for letter in "BTCDE"]
+    assert sorted(sizes) == sorted(sizes, key=lambda pair: -pair[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("attention", ("B H T D", "B H S D", "B H S D")),
+        ("cross_entropy", ("N V", lambda draw: draw.integers("N", draw.V))),
+        ("layernorm", ("B T C", "C", "C")),
+        ("max_pool", ("B T C",)),
+        ("softmax", ("B T C",)),
+    ],
+)
+def test_right_operations_are_accepted_for_every_kind(name, args):
+    for seed in range(3):
+        reports = check_drawn(getattr(ops, name), getattr(ops, f"{name}_backward"), *args, seed=seed)
+        assert len(reports) == len(KINDS)
