@@ -14,9 +14,9 @@ The public names are those in `__all__` here, and in the `__all__` of each of th
     sf.records      what only the record results need
     sf.testing      gradient checks for your own operations and layers
 
-There are also keys for random numbers, devices, `reference_only` and `fast`, and `compile`, which makes fast loops of a
-derivation. One import is enough for all of these. `scratchformer.dispatch` has the decorators that make an operation of
-two functions of your own.
+There are also keys for random numbers, devices, `reference_only` and `fast`, `compile`, which makes fast loops of a
+derivation, and `check`, which checks the gradients of code in any library that it knows. One import is enough for all
+of these. `scratchformer.dispatch` has the decorators that make an operation of two functions of your own.
 """
 
 from .shell import starting  # first  # isort: skip  # noqa: F401
@@ -28,6 +28,7 @@ from .backend import CPU, Device, DeviceError, get_device, to_cpu, to_device
 from .compiler import CompileError, compile
 from .dispatch import fast, reference_only
 from .rng import Key
+from .testing import check
 from .version import __version__ as __version__
 
 testing.known.learn_from(f"{__name__}.catalogue")
@@ -41,6 +42,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Key",
+    "check",
     "compile",
     "data",
     "fast",

@@ -2,8 +2,8 @@
 
 `check_gradients(op, op_backward, *args)` and `check_layer(layer, *inputs)` raise GradientError or return a Report.
 `check_drawn(op, op_backward, "B T C")` draws the arrays itself, of several kinds. `check_torch` and `check_jax` check
-functions of PyTorch and JAX. `check_precision` checks float16, bfloat16 or float32, and `diagnose` says what a wrong
-gradient looks like.
+functions of PyTorch and JAX, and `check` those of other libraries too, and objects. `check_precision` checks float16,
+bfloat16 or float32, and `diagnose` says what a wrong gradient looks like.
 
 Other modules are imported separately: `strategies` draws shapes and arrays with Hypothesis; `strict` is a stand-in for
 device arrays that refuses to mix with NumPy arrays; `shrink` and `paste` make small counterexamples; `known` takes
@@ -14,12 +14,14 @@ from .adapters import check_jax, check_torch
 from .contracts import Diagnosis, GradientError
 from .drawn import check_drawn
 from .gradcheck import Report, check_gradients, check_layer, diagnose
+from .libraries import check
 from .precision import check_precision
 
 __all__ = [
     "Diagnosis",
     "GradientError",
     "Report",
+    "check",
     "check_drawn",
     "check_gradients",
     "check_jax",

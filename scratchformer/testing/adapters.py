@@ -33,6 +33,7 @@ from .contracts import (
     is_array,
     is_floating,
     labelled,
+    mapped,
     repeatable,
 )
 from .gradcheck import Report, check_gradients
@@ -105,34 +106,44 @@ def _parameters(function: Callable) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
+def is_leaf(x: Any) -> bool:
+    """Whether `x` is not a tuple, list or dict."""
+    return not isinstance(x, tuple | list | dict)
+
+
 def _is_whole(x: Any) -> bool:
     """Whether `x` is a tuple with a meaning of its own, such as a torch.Size."""
     return isinstance(x, tuple) and type(x) is not tuple and not hasattr(x, "_fields")
 
 
-class _Pair(ABC):
+class ForeignPair(ABC):
     """A function of another library as an operation and its backward, on NumPy arrays."""
 
-    cut: str  # what can keep autograd from reaching an argument
+    function: Any
+    cut: str  # what can keep a gradient from reaching an argument
 
-    def __init__(
-        self, function: Callable, name: str, forward: Callable, args: tuple, options: dict[str, Any], tree: Any
-    ) -> None:
-        self.function, self.name, self.tree = function, name, tree
+    def __init__(self, function: Callable, name: str, forward: Callable, args: tuple, options: dict[str, Any]) -> None:
+        self.function, self.name = function, name
         parameters = _parameters(forward)
         self.options = {n: x for n, x in options.items() if n in _OPTIONS and n not in parameters}
-        kwargs = {n: x for n, x in options.items() if n not in self.options}
-        paths, self.structure = tree.tree_flatten_with_path((args, kwargs), is_leaf=_is_whole)
-        top = argument_names(forward, args)
-        self.leaves: dict[str, Any] = {}
-        keywords = set()
-        for (part, place, *rest), leaf in paths:
-            given = top[place.idx] if part.idx == 0 else place.key
-            self.leaves[given + tree.keystr(tuple(rest))] = leaf
-            keywords |= {given + tree.keystr(tuple(rest))} if part.idx else set()
+        self.args = dict(zip(argument_names(forward, args), args, strict=True))
+        self.kwargs = {n: x for n, x in options.items() if n not in self.options}
+        keywords = self.flatten(self.kwargs)
+        self.leaves = self.flatten(self.args | self.kwargs)
         arrays = {n: x for n, x in self.leaves.items() if isinstance(self.to_numpy(x), np.ndarray)}
         self.variables = {n: x for n, x in arrays.items() if n not in keywords}
         self.constants = {n: x for n, x in arrays.items() if n in keywords}  # arrays without a gradient
+
+    def flatten(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything in tuples, lists and dicts, by names such as `x` and `params['w']`."""
+        leaves: dict[str, Any] = {}
+        for name, x in named.items():
+            mapped(leaves.setdefault, name, x, is_leaf)
+        return leaves
+
+    def unflatten(self, leaves: dict[str, Any]) -> list:
+        """The inverse of `flatten`, for all arguments."""
+        return [mapped(lambda name, _: leaves[name], n, x, is_leaf) for n, x in (self.args | self.kwargs).items()]
 
     def check(self, checker: str) -> Report:
         """check_gradients of the pair; its messages name the function, the arguments and `checker`."""
@@ -189,8 +200,8 @@ class _Pair(ABC):
 
     def arguments(self, arrays: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """The arguments of the function, positional and by keyword, with `arrays` in their places."""
-        leaves = [arrays.get(n, x) for n, x in self.leaves.items()]
-        return self.tree.tree_unflatten(self.structure, leaves)
+        values = self.unflatten({n: arrays.get(n, x) for n, x in self.leaves.items()})
+        return tuple(values[: len(self.args)]), dict(zip(self.kwargs, values[len(self.args) :], strict=True))
 
     @abstractmethod
     def to_numpy(self, x: Any) -> Any:
@@ -205,7 +216,21 @@ class _Pair(ABC):
         """The gradients of the floating-point arguments, by name."""
 
 
-class _TorchPair(_Pair):
+class _TreePair(ForeignPair):
+    """A pair whose library has trees, and a module `tree` with the functions of jax.tree_util for them."""
+
+    tree: Any
+
+    def flatten(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        names, tree = list(named), self.tree
+        paths, self.structure = tree.tree_flatten_with_path(list(named.values()), is_leaf=_is_whole)
+        return {names[place.idx] + tree.keystr(tuple(rest)): leaf for (place, *rest), leaf in paths}
+
+    def unflatten(self, leaves: dict[str, Any]) -> list:
+        return self.tree.tree_unflatten(self.structure, list(leaves.values()))
+
+
+class _TorchPair(_TreePair):
     cut = "detach(), .data, .item(), no_grad() or NumPy"
 
     def __init__(self, function: Any, tensors: tuple, options: dict[str, Any]) -> None:
@@ -222,7 +247,8 @@ class _TorchPair(_Pair):
             function, name, forward = rule.apply, rule.__name__, rule.forward
             if rule.setup_context is torch.autograd.Function.setup_context:
                 forward = functools.partial(forward, None)  # without ctx
-        super().__init__(function, name, forward, tensors, options, _pytree)
+        self.tree = _pytree
+        super().__init__(function, name, forward, tensors, options)
         self._add_parameters()
         self.seed = self.options.get("seed", 0)
         located = [x for x in self.variables.values() if isinstance(x, torch.Tensor)]
@@ -428,14 +454,14 @@ class _TorchPair(_Pair):
         return Watching()
 
 
-class _JaxPair(_Pair):
+class _JaxPair(_TreePair):
     cut = "stop_gradient, or a rule that gives zeros"
 
     def __init__(self, function: Callable, arrays: tuple, options: dict[str, Any]) -> None:
         import jax
 
-        self.jax = jax
-        super().__init__(function, name_of(function), function, arrays, options, jax.tree_util)
+        self.jax, self.tree = jax, jax.tree_util
+        super().__init__(function, name_of(function), function, arrays, options)
         self.compiled: dict[str, Callable] = {"results": jax.jit(self.results), "pulled": jax.jit(self.pulled)}
         self.shapes = {n: np.shape(x) for n, x in (self.variables | self.constants).items()}
 

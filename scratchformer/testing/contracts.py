@@ -126,19 +126,21 @@ def copied(x: Any, device: Device, dtype: Any) -> Any:
     return mapped(copy_of, "", x)
 
 
-def mapped(function: Callable[[str, Array], Any], name: str, x: Any) -> Any:
-    """`x` with `function(name, array)` in place of each array in it. The names are `mask`, or `mask[0]`, `mask['key']`
-    and `mask.field` for those in tuples, lists, dicts and NamedTuples.
+def mapped(function: Callable[[str, Any], Any], name: str, x: Any, is_leaf: Callable[[Any], bool] = is_array) -> Any:
+    """`x` with `function(name, array)` in place of each array in it, or of each part that `is_leaf` accepts.
+
+    The names are `mask`, or `mask[0]`, `mask['key']` and `mask.field` in tuples, lists, dicts and NamedTuples.
     """
-    if is_array(x):
+    if is_leaf(x):
         return function(name, x)
     if isinstance(x, dict):
         twin = copy.copy(x)
-        twin.update({key: mapped(function, f"{name}[{key!r}]", part) for key, part in x.items()})
+        twin.update({key: mapped(function, f"{name}[{key!r}]", part, is_leaf) for key, part in x.items()})
         return twin
     if isinstance(x, tuple | list):
         places = [f".{field}" for field in x._fields] if hasattr(x, "_fields") else [f"[{i}]" for i in range(len(x))]
-        return rebuilt(x, [mapped(function, name + place, part) for place, part in zip(places, x, strict=True)])
+        parts = zip(places, x, strict=True)
+        return rebuilt(x, [mapped(function, name + place, part, is_leaf) for place, part in parts])
     return x
 
 
