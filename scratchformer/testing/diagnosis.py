@@ -100,7 +100,7 @@ def steps(run: PairRun, dy: Any) -> dict[str, np.ndarray]:
     try:
         with Watch(run.op, run.op_backward) as watch:
             _, cache = run.op(*map(on_cpu, run.args), **run.kwargs)
-            run.op_backward(run.upstream(dy), cache)
+            run.op_backward(run.in_form(dy), cache)
     except Exception:  # it takes no arrays of the CPU
         return {}
     named = {name: x for variables in watch.locals.values() for name, x in variables.items()}
