@@ -241,7 +241,8 @@ class _TorchPair(_Pair):
         kind = function if isinstance(function, type) else getattr(function, "__self__", None)
         self.rule: Any = None  # a torch.autograd.Function
         if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
-            rule = self.rule = kind
+            rule: Any = kind
+            self.rule = rule
             function, name, forward = rule.apply, rule.__name__, rule.forward
             if rule.setup_context is torch.autograd.Function.setup_context:
                 forward = functools.partial(forward, None)  # without ctx
