@@ -42,7 +42,9 @@ from .runs import argument_names, name_of
 
 
 @repeatable
-def check_torch(function: Callable, *tensors: Any, **options: Any) -> Report:
+def check_torch(
+    function: Callable, *tensors: Any, order: int = 1, forward: bool = False, batched: bool = False, **options: Any
+) -> Report:
     """Check the gradients that PyTorch's autograd gives for `function(*tensors)`.
 
     `function` is any differentiable function of tensors, a subclass of `torch.autograd.Function` (or its `apply`), or
@@ -55,6 +57,11 @@ def check_torch(function: Callable, *tensors: Any, **options: Any) -> Report:
     a module runs with copies of its parameters and buffers. Random numbers start from `seed` before each forward, so
     that dropout always draws the same mask; a function that draws gets contiguous tensors.
 
+    `order=2` also checks the double backward: the gradients, as a function of dy and the tensors, are compared in the
+    same way. `forward=True` also checks forward mode: the derivatives along each element, one at a time, so use small
+    tensors. `batched=True` also checks that several dy at once, as `torch.func.vmap` passes them to the backward, give
+    what each gives alone; and a `torch.autograd.Function` with a rule for vmap is checked on several arguments at once.
+
     The function runs on the device of the first tensor or parameter, or on `device`. `options` are those of
     `check_gradients` (`seed`, `rtol`, `rules`, ...) and keyword arguments of the function, which get no gradient. A
     name that both have is the function's, if Python knows its signature; otherwise use `functools.partial`.
@@ -63,7 +70,17 @@ def check_torch(function: Callable, *tensors: Any, **options: Any) -> Report:
     only one of float64 and float32, and ImportError if PyTorch is not installed.
     """
     _expect_installed("torch", "PyTorch")
-    return _TorchPair(function, tensors, options).check("check_torch")
+    if order not in (1, 2):
+        raise ValueError(f"order: expected 1 or 2, got {order!r}")
+    pair = _TorchPair(function, tensors, options)
+    report = pair.check("check_torch")
+    for kind, chosen in (_SecondOrderPair, order == 2), (_ForwardPair, forward):
+        if chosen:
+            other = kind(function, tensors, options)
+            report.add(other.check("check_torch"), other.name)
+    if batched:
+        pair.check_batches()
+    return report
 
 
 @repeatable
@@ -86,6 +103,8 @@ def check_jax(function: Callable, *arrays: Any, **options: Any) -> Report:
     pair = _JaxPair(function, arrays, options)
     if "device" in pair.options:
         raise ValueError("device: not an option of check_jax; choose JAX's device with jax.default_device(...)")
+    if "order" in pair.options:
+        raise ValueError("order: not an option of check_jax; check jax.grad of the function instead")
     return pair.check("check_jax")
 
 
@@ -121,9 +140,11 @@ class ForeignPair(ABC):
 
     function: Any
     cut: str  # what can keep a gradient from reaching an argument
+    option = ""  # of the check, for the call that repeats it
 
     def __init__(self, function: Callable, name: str, forward: Callable, args: tuple, options: dict[str, Any]) -> None:
         self.function, self.name = function, name
+        self.called = name  # in the call of the check
         parameters = _parameters(forward)
         self.options = {n: x for n, x in options.items() if n in _OPTIONS and n not in parameters}
         self.args = dict(zip(argument_names(forward, args), args, strict=True))
@@ -171,7 +192,8 @@ class ForeignPair(ABC):
             for n in self.variables:
                 if n not in reached and re.search(rf"wrong gradient at {re.escape(n)}[\[:. ]", message):
                     message += f"\n  no gradient reaches {n}: look for {self.cut}"
-            call = call.replace(f"check_gradients({self.name}, {op_backward.__name__}", f"{checker}({self.name}")
+            call = call.replace(f"check_gradients({self.name}, {op_backward.__name__}", f"{checker}({self.called}")
+            call = call[:-1] + f", {self.option})" if self.option else call
             error.args = (message + repeat + call,)
             raise
 
@@ -242,8 +264,10 @@ class _TorchPair(_TreePair):
         forward = self.module.forward if self.module else function
         name = type(function).__name__ if self.module else name_of(function)
         kind = function if isinstance(function, type) else getattr(function, "__self__", None)
+        self.rule: Any = None  # a torch.autograd.Function
         if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
             rule: Any = kind
+            self.rule = rule
             function, name, forward = rule.apply, rule.__name__, rule.forward
             if rule.setup_context is torch.autograd.Function.setup_context:
                 forward = functools.partial(forward, None)  # without ctx
@@ -320,7 +344,8 @@ class _TorchPair(_TreePair):
                 self.cloned = self.widened = False
                 self.contiguous = self.draws
                 raise error from None
-        outputs = [t for t in results if t.requires_grad]
+        self.kept = [i for i, t in enumerate(results) if t.requires_grad]
+        outputs = [results[i] for i in self.kept]
         if not outputs:
             names = ", ".join(leaves)
             raise GradientError(f"y does not depend on {names} through torch's autograd: look for {self.cut}")
@@ -365,6 +390,47 @@ class _TorchPair(_TreePair):
             raise GradientError(str(error)) from error
         self._write_back(dict(enumerate(dy)), upstream)
         return dict(zip(leaves, self._as_numpy(gradients, given), strict=True))
+
+    def check_batches(self) -> None:
+        """Raise GradientError if several dy at once give other gradients than each alone, or several arguments of a
+        `torch.autograd.Function` with a rule for vmap other results.
+        """
+        torch, count = self.torch, 3
+        arrays = {n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()}
+        y, (outputs, leaves) = self.forward(arrays)
+        rng = np.random.default_rng(self.seed)
+        dy = [rng.standard_normal((count, *part.shape)).astype(part.dtype) for part in as_tuple(y)]
+        alone = [self.gradients(tuple(np.asarray(part[i]) for part in dy), (outputs, leaves)) for i in range(count)]
+        given = [self.tensor(part).to(t.dtype) for part, t in zip(dy, outputs, strict=True)]
+
+        def pull(*upstream: Any) -> tuple:
+            return torch.autograd.grad(outputs, [*leaves.values()], upstream, retain_graph=True, materialize_grads=True)
+
+        together = torch.func.vmap(pull)(*given)  # not is_grads_batched, which leaves out a function's rule for vmap
+        self._expect_alone(
+            {f"gradient of {n}": g for n, g in zip(leaves, together, strict=True)},
+            {f"gradient of {n}": [each[n] for each in alone] for n in leaves},
+            "several dy at once (vmap) do not give what each of them gives alone",
+        )
+        if self.rule is None or not (self.rule.generate_vmap_rule or "vmap" in vars(self.rule)):
+            return
+        batch = {n: torch.stack([self.tensor(arrays[n]) * (1 - i / 4) for i in range(count)]) for n in leaves}
+        fixed = {n: self.tensor(x) for n, x in arrays.items() if n not in leaves}
+        run = torch.func.vmap(lambda tensors: self.run(arrays, fixed | tensors), randomness="same")
+        single = [self.run(arrays, fixed | {n: x[i] for n, x in batch.items()}) for i in range(count)]
+        self._expect_alone(
+            labelled("y", run(batch)),
+            labelled("y", ([self._numpy(t) for t in parts] for parts in zip(*single, strict=True))),
+            "several arguments at once (vmap) do not give what each of them gives alone",
+        )
+
+    def _expect_alone(self, together: dict[str, Any], alone: dict[str, list], complaint: str) -> None:
+        each = {n: np.stack(parts) for n, parts in alone.items()}
+        both = {n: self._numpy(t) for n, t in together.items()}
+        try:
+            expect_equal(both, each, complaint)
+        except GradientError as error:
+            raise GradientError(f"{self.name}: {error}") from None
 
     def _as_numpy(self, gradients: tuple, given: list) -> Iterator[np.ndarray]:
         """The gradients as arrays. Those that are dy, or each other, or expanded, are copied: autograd allows that."""
@@ -452,6 +518,68 @@ class _TorchPair(_TreePair):
                 return function(*args, **(kwargs or {}))
 
         return Watching()
+
+
+class _SecondOrderPair(_TorchPair):
+    """The gradients of a function as a function of dy and its tensors."""
+
+    option = "order=2"
+
+    def __init__(self, function: Any, tensors: tuple, options: dict[str, Any]) -> None:
+        super().__init__(function, tensors, options)
+        self.upstream: dict[str, Any] = {}
+        y, _ = self.forward({n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()})
+        rng = np.random.default_rng(self.seed)
+        draws = labelled("dy", (rng.standard_normal(part.shape).astype(part.dtype) for part in as_tuple(y)))
+        self.upstream = {n: self.torch.from_numpy(np.asarray(u)) for n, u in draws.items()}
+        self.variables = self.upstream | self.variables
+        self.name = f"the backward of {self.name}"
+
+    def run(self, arrays: dict[str, Any], tensors: dict[str, Any]) -> list:
+        results = super().run(arrays, tensors)
+        if not self.upstream:
+            return results
+        outputs = [t if t.layout is self.torch.strided else t.to_dense() for t in results if t.requires_grad]
+        leaves = [t for n, t in tensors.items() if n not in self.upstream and t.requires_grad]
+        given = [tensors[n].to(t.dtype) for n, t in zip(self.upstream, outputs, strict=True)]
+        return list(self.torch.autograd.grad(outputs, leaves, given, create_graph=True, materialize_grads=True))
+
+
+class _ForwardPair(_TorchPair):
+    """A function whose gradients are put together from derivatives in forward mode."""
+
+    option = "forward=True"
+
+    def __init__(self, function: Any, tensors: tuple, options: dict[str, Any]) -> None:
+        super().__init__(function, tensors, options | {"rules": False})
+        self.name += " in forward mode"
+
+    def forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
+        y, (_, leaves) = super().forward(arrays)
+        return y, (list(leaves), {n: x.copy() for n, x in arrays.items()})
+
+    def gradients(self, dy: tuple, cache: Any) -> dict[str, np.ndarray]:
+        """Σ dy ∂y/∂x for each element of each x; of a complex one, also along i."""
+        names, arrays = cache
+        gradients = {n: np.zeros_like(arrays[n]) for n in names}
+        for n, gradient in gradients.items():
+            for index in np.ndindex(gradient.shape):
+                for unit in (1, 1j) if gradient.dtype.kind == "c" else (1,):
+                    direction = np.zeros_like(gradient)
+                    direction[index] = unit
+                    changes = zip(dy, self._changes(arrays, n, direction), strict=True)
+                    gradient[index] += unit * sum(np.sum(np.conj(u) * change).real for u, change in changes)
+        return gradients
+
+    def _changes(self, arrays: dict[str, Any], name: str, direction: np.ndarray) -> list[np.ndarray | float]:
+        """The derivatives of the results along a direction of one tensor."""
+        forward_mode = self.torch.autograd.forward_ad
+        tensors = {n: self.tensor(x) for n, x in arrays.items()}
+        with forward_mode.dual_level():
+            tensors[name] = forward_mode.make_dual(tensors[name], self.tensor(direction))
+            results = self.run(arrays, tensors)
+            changes = [forward_mode.unpack_dual(results[i]).tangent for i in self.kept]
+            return [0.0 if change is None else self._numpy(change) for change in changes]
 
 
 class _JaxPair(_TreePair):

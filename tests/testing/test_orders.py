@@ -1,0 +1,163 @@
+"""Second derivatives, forward mode and batches of gradients, of functions of NumPy and PyTorch."""
+
+import numpy as np
+import pytest
+
+from scratchformer.testing import GradientError, check_gradients, check_torch
+
+torch = pytest.importorskip("torch")
+X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def swish(x):
+    s = 1 / (1 + np.exp(-x))
+    return x * s, (x, s)
+
+
+def swish_backward(dy, cache):
+    x, s = cache
+    return dy * (s + x * s * (1 - s))
+
+
+def swish_backward_backward(dgx, cache):
+    dy, (x, s) = cache
+    slope = s * (1 - s)
+    return dgx * (s + x * slope), dgx * dy * slope * (2 + x * (1 - 2 * s))
+
+
+def test_a_backward_is_checked_as_an_operation():
+    report = check_gradients(swish, swish_backward, swish_backward_backward, X.numpy(), order=2)
+    assert [row.tensor for row in report] == ["x", "swish_backward: dy", "swish_backward: x"]
+
+    def saved(dgx, cache):  # the sigmoid that was saved is taken for a constant
+        dy, (x, s) = cache
+        return dgx * (s + x * s * (1 - s)), dgx * dy * s * (1 - s)
+
+    with pytest.raises(GradientError, match=r"^swish_backward: wrong gradient at x\[") as info:
+        check_gradients(swish, swish_backward, saved, X.numpy(), order=2)
+    assert "check_gradients(swish, swish_backward, saved, ..., seed=0, order=2)" in str(info.value)
+
+
+@pytest.mark.parametrize("order", [0, 3, "2"])
+def test_an_order_that_there_is_not(order):
+    with pytest.raises(ValueError, match=r"^order: expected 1 or 2, got "):
+        check_gradients(swish, swish_backward, X.numpy(), order=order)
+    with pytest.raises(ValueError, match=r"^order: expected 1 or 2, got "):
+        check_torch(torch.tanh, X, order=order)
+
+
+def test_the_backward_of_the_backward_must_be_given():
+    with pytest.raises(TypeError, match=r"^op_backward_backward: expected a function, got ndarray$"):
+        check_gradients(swish, swish_backward, X.numpy(), order=2)
+
+
+class Saved(torch.autograd.Function):
+    """tanh, whose y is saved as a constant: the gradient is right, its derivative by x is 0."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.y = torch.tanh(x)
+        return ctx.y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * (1 - ctx.y.detach() ** 2)
+
+
+class Cube(torch.autograd.Function):
+    """x³ with all rules right."""
+
+    factor = 3
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * dy
+
+    @staticmethod
+    def jvp(ctx, dx):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * dx
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Cube.apply(x), in_dims[0]
+
+
+class WrongForward(Cube):
+    @staticmethod
+    def jvp(ctx, dx):
+        (x,) = ctx.saved_tensors
+        return 3 * x * dx
+
+
+class MixedBatch(Cube):
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Cube.apply(x).flip(0), in_dims[0]
+
+
+class MixedGradients(torch.autograd.Function):
+    """A backward that is right for one dy, and calls a function whose vmap mixes several."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2 / 2
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return Mixed.apply(dy) * x
+
+
+class Mixed(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x.flip(0), 0
+
+
+def test_right_functions_of_pytorch_pass():
+    names = [row.tensor for row in check_torch(Cube, X, order=2, forward=True, batched=True)]
+    assert names == ["x", "the backward of Cube: dy", "the backward of Cube: x", "Cube in forward mode: x"]
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.LayerNorm(2))
+    for function, *tensors in (model, X), (torch.nn.functional.linear, X, X), (lambda x: x.sum() ** 2, X):
+        check_torch(function, *tensors, order=2, forward=True, batched=True)
+    check_torch(lambda z: z.exp() * z.conj(), torch.complex(X, 2 * X), order=2, forward=True, batched=True)
+
+
+WRONG = [
+    (Saved, {"order": 2}, r"^the backward of Saved: wrong gradient at x[^$]*check_torch\(Saved, .*seed=0, order=2\)$"),
+    (WrongForward, {"forward": True}, r"^WrongForward in forward mode: wrong gradient at x\["),
+    (MixedBatch, {"batched": True}, r"^MixedBatch: y: several arguments at once \(vmap\) do not give"),
+    (MixedGradients, {"batched": True}, r"^MixedGradients: gradient of x: several dy at once \(vmap\) do not give"),
+]
+
+
+@pytest.mark.parametrize("function, options, message", WRONG, ids=[function.__name__ for function, *_ in WRONG])
+def test_what_only_another_order_or_mode_shows(function, options, message):
+    check_torch(function, X)
+    with pytest.raises(GradientError, match=message):
+        check_torch(function, X, **options)
