@@ -26,6 +26,7 @@ extensions = [
     "layers",
     "museum",
     "live",
+    "living",
 ]
 exclude_patterns = ["README.md", "_build"]
 

@@ -47,6 +47,7 @@ class Twin(NamedTuple):
     fits: Callable[..., bool]
     forward: Callable
     backward: Any  # a function; None if the operation has no backward: then `forward` returns just the result
+    bytes: int | None = None  # of a number of the first argument, if the twin is for such arrays alone
 
 
 class TwinCache(NamedTuple):
@@ -109,7 +110,8 @@ def is_fast() -> bool:
 def has_twin(op: Operation, *args: Any) -> bool:
     """Whether a twin with `fits` would run with these arguments, and not the reference."""
     twins = () if _reference_depth else op.chosen[bool(_fast_depth)].get(type(args[0]), ())
-    return any(twin.fits(*args) for twin in twins)
+    kind = getattr(args[0], "dtype", None)
+    return any(twin.bytes in (None, kind and kind.itemsize) and twin.fits(*args) for twin in twins)
 
 
 def when_fast(load: Callable[[], object]) -> None:
@@ -136,11 +138,18 @@ class Operation(Protocol[Arguments]):
     chosen: tuple[dict[type, list[Twin]], dict[type, list[Twin]]]  # outside `fast()`, and inside: see `add_twin`
 
     def add_twin(
-        self, kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
+        self,
+        kind: type,
+        fits: Callable,
+        forward: Callable,
+        backward: Callable | None = None,
+        fast: bool = False,
+        bytes: int | None = None,
     ) -> None:
         """Register a twin for calls whose first argument is a `kind`: see the heading of this module.
 
-        fast: the twin runs only inside `fast()`, where it is tried before the others.
+        fast: the twin runs only inside `fast()`, where it is tried before the others. bytes: of a number of the first
+        argument, an array; others are then not asked about.
         """
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
@@ -160,9 +169,14 @@ def operation(reference: Any = None, given: Callable | None = None, gives: tuple
     first, *_ = signature.parameters
 
     def add_twin(
-        kind: type, fits: Callable, forward: Callable, backward: Callable | None = None, fast: bool = False
+        kind: type,
+        fits: Callable,
+        forward: Callable,
+        backward: Callable | None = None,
+        fast: bool = False,
+        bytes: int | None = None,
     ) -> None:
-        twin = Twin(reference.__name__, fits, forward, backward)
+        twin = Twin(reference.__name__, fits, forward, backward, bytes)
         chosen[True].setdefault(kind, []).insert(0 if fast else len(chosen[True].get(kind, ())), twin)
         if not fast:
             chosen[False].setdefault(kind, []).append(twin)
@@ -172,6 +186,8 @@ def operation(reference: Any = None, given: Callable | None = None, gives: tuple
         x: Any = args[0] if args else kwargs.get(first)
         if not _reference_depth:
             for each in chosen[_fast_depth > 0].get(type(x), ()):
+                if each.bytes is not None and x.dtype.itemsize != each.bytes:
+                    continue
                 try:
                     fits = each.fits(*args, **kwargs)
                 except TypeError:

@@ -1,4 +1,4 @@
-"""A page for each layer and model, the training step in numbers, and the API reference, written before the build."""
+"""A page for each layer and model, and the API reference, written before the build."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from docstrings import MODULES, directive, heading, prose, table
 from layer_pictures import layer_picture
-from one_step import one_step_page
+from living import MODELS
 from operations import OPERATIONS, calls, joined, layers, write_page
 from sphinx.application import Sphinx
 
@@ -23,7 +23,9 @@ METHODS = ("forward", "loss", "backward", "loss_backward")
 def page(module: Any, name: str) -> str:
     """The page of a layer or a model, in Markdown."""
     layer = getattr(module, name)
-    parts = [f"# {name}", fenced("{eval-rst}", directive("autoclass", f"{module.__name__}.{name}"))]
+    parts = [f"# {name}"]
+    parts += [fenced(f"{{living}} {name}", "")] if module is models and name in MODELS else []
+    parts += [fenced("{eval-rst}", directive("autoclass", f"{module.__name__}.{name}"))]
     parts += ["## What changed", changes(name)] if changes(name) else []
     parts += ["## Forward and backward", fenced("{raw} html", layer_picture(name))]
     methods = [method for method in METHODS if method in vars(layer)]
@@ -76,7 +78,6 @@ def write(app: Sphinx) -> None:
             write_page(folder / "layers" / f"{name}.md", page(module, name))
     for name in (*MODULES, "dispatch"):
         write_page(folder / "api" / f"{name}.rst", reference(name))
-    write_page(folder / "one_step.md", one_step_page(lambda name: f"{{doc}}`{name} <operations/{name}>`"))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -304,10 +304,10 @@ def _with_products() -> list[tuple[FunctionType, CodeType]]:
     for module in [m for name, m in sys.modules.items() if name.startswith(COUNTED)]:
         tree = _Products().visit(ast.parse(inspect.getsource(module)))
         whole = compile(ast.fix_missing_locations(tree), module.__file__, "exec")
-        codes = {(code.co_qualname, code.co_firstlineno): code for code in _codes(whole)}
-        for function in _functions(module):
+        codes = {(code.co_qualname, code.co_firstlineno): code for code in codes_in(whole)}
+        for function in functions_in(module):
             code = codes[function.__code__.co_qualname, function.__code__.co_firstlineno]
-            if any(PRODUCT in part.co_names for part in _codes(code)):
+            if any(PRODUCT in part.co_names for part in codes_in(code)):
                 rewritten.append((function, code))
     return rewritten
 
@@ -328,14 +328,14 @@ class _Products(ast.NodeTransformer):
         return ast.copy_location(ast.Name(PRODUCT, ast.Load()), node)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
 
 
-def _functions(module: ModuleType) -> Iterator[FunctionType]:
+def functions_in(module: ModuleType) -> Iterator[FunctionType]:
     """The functions and methods that are defined in a module, and the references and twins among its operations."""
     named = list(vars(module).values())
     named += [value for kind in named if isinstance(kind, type) for value in vars(kind).values()]

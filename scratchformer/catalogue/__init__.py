@@ -28,15 +28,17 @@ from . import (
     optimizers,
     pooling,
     records,
+    second_order,
     tables,
     twins,
 )
 from .entry import DerivationCase, Entry, LayerCase, OperationCase, OperationEntry
 from .mistake import Mistake
 
-# The entries of operations, twins, layers with models, and optimizers.
+# The entries of operations, backwards as operations, twins, layers with models, and optimizers.
 FAMILIES = {
     "operations": (activations, norms, tables, pooling, attention, losses),
+    "second order": (second_order,),
     "twins": (twins,),
     "layers": (layers, attention_layers, blocks, models, records),
     "optimizers": (optimizers,),
@@ -55,6 +57,9 @@ def derivations_of(*kinds: str) -> dict[str, Callable[[Sizes], DerivationCase]]:
 
 OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     name: case for entry in entries_of("operations") for name, case in entry.cases.items()
+}
+SECOND_ORDER: dict[str, Callable[[Draw], OperationCase]] = {
+    name: case for entry in entries_of("second order") for name, case in entry.cases.items()
 }
 LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     name: case for entry in entries_of("layers") for name, case in entry.cases.items()
@@ -81,6 +86,7 @@ __all__ = [
     "LAYERS",
     "MISTAKES",
     "OPERATIONS",
+    "SECOND_ORDER",
     "DerivationCase",
     "Draw",
     "Entry",

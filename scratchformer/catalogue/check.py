@@ -16,14 +16,14 @@ from ..dispatch import Twin, reference_only
 from ..shell.progress import on_terminal, progress_bar
 from ..testing.gradcheck import Report, Row, check_gradients, check_layer
 from ..testing.precision import as_type, check_precision
-from . import LAYERS, OPERATIONS, Draw
+from . import LAYERS, OPERATIONS, SECOND_ORDER, Draw
 
 IMPLEMENTATIONS = ("reference", "twin")
 
 
 def check_operation(name: str, draw: Draw, **options: Any) -> Report:
-    """Run check_gradients on the operation case `name`."""
-    case = OPERATIONS[name](draw)
+    """Run check_gradients on the operation case `name`, also one of second order."""
+    case = (OPERATIONS | SECOND_ORDER)[name](draw)
     return check_gradients(
         case.op,
         case.op_backward,
@@ -97,7 +97,8 @@ def check_cases(
 
 def select_cases(names: Sequence[str], dtype: Any = None) -> dict[str, Callable]:
     """The cases `names` (all if empty), see `check_cases`, each with the function that checks it."""
-    cases = {name: check_operation for name in OPERATIONS} | {name: _check_some_elements for name in LAYERS}
+    cases: dict[str, Callable] = {name: check_operation for name in OPERATIONS | SECOND_ORDER}
+    cases |= {name: _check_some_elements for name in LAYERS}
     if dtype is not None:
         cases = {name: partial(check_operation_in, as_type("dtype", dtype)) for name in OPERATIONS}
     known = {name.partition(",")[0] for name in cases}

@@ -32,6 +32,7 @@ class Definition(NamedTuple):
     bindings: tuple[tuple[str, Node], ...]  # of its "with" clause
     line: int  # of the docstring
     text: str  # of the whole equation
+    left: Node  # as it is written, with n and a short name
 
     def spelled(self) -> str:
         """The text of the equation in the form that is computed."""
@@ -109,13 +110,15 @@ def is_product(node: Node) -> bool:
     return any(a - b and b - a for a in indices for b in indices)
 
 
-def definitions_of(op: Callable, op_backward: Callable | None, names: Iterable[str]) -> Definitions:
-    """What the docstring of `op` defines. names: arguments, and fields of the cache.
+def definitions_of(
+    op: Callable, op_backward: Callable | None, names: Iterable[str], docstring: str | None = None
+) -> Definitions:
+    """What a docstring defines, by default that of `op`. names: arguments, and fields of the cache.
 
     Raises CompileError, with the line, for a docstring that is missing or cannot be read.
     """
     called = getattr(source_of(op), "__name__", "operation")
-    docstring, margin = docstring_of(op)
+    docstring, margin = docstring_of(op) if docstring is None else (docstring, None)
     code = frozenset(statement.text for f in (op, op_backward) if f for statement in statements(f))
     try:
         items = read(docstring, names, code, called, margin).equations
@@ -147,7 +150,7 @@ def definitions_of(op: Callable, op_backward: Callable | None, names: Iterable[s
             continue
         letters = tuple(index[1] for i, index in enumerate(indices) if i or index[1].rstrip("'") != "n")
         here = known if right else partial
-        here[name] = Definition(name, letters, node, equation.bindings, item.line, normal(item.text))
+        here[name] = Definition(name, letters, node, equation.bindings, item.line, normal(item.text), left)
     result = Definitions(called, {}, {}, aliases, tuple(trees))
     for into, definitions in ((result.known, known), (result.partial, partial)):
         for name, definition in definitions.items():

@@ -313,8 +313,10 @@ def names_in(text: str) -> list[str]:
 
 
 def in_file(error: Exception, text: str) -> str:
-    """The message with line numbers of the file, not of the docstring, and without how to repeat the check."""
-    message = str(error).partition("\nRepeat with")[0]
+    """The message with line numbers of the file, not of the docstring, and without how to repeat the check or change
+    it.
+    """
+    message = re.sub(r" rules=\{.*?\} switches this rule off\.", "", str(error).partition("\nRepeat with")[0])
     counted = not isinstance(error, Wrong) and re.search(r"line \d+[:,]", message)
     for node in ast.walk(ast.parse(text)):
         if counted and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):

@@ -82,4 +82,4 @@ for op, op_backward in (
     (ops.linear, ops.linear_backward),
     (ops.relative_attention, ops.relative_attention_backward),
 ):
-    op.add_twin(np.ndarray, *twin_in_half(op, op_backward)[1:])
+    op.add_twin(np.ndarray, *twin_in_half(op, op_backward)[1:4], bytes=2)

@@ -12,6 +12,7 @@ from .pretrained import (
     Folder,
     PretrainedError,
     TensorSource,
+    expect_sizes,
     load_weights,
     read_config,
     stored_name,
@@ -77,19 +78,24 @@ TIED = {
 
 def bert_config(folder: Folder, dropout: float | None) -> dict[str, Any]:
     """The arguments of `Bert` for a folder; raises PretrainedError if its model computes something different,
-    ValueError for a dropout out of range.
+    ValueError for a dropout out of range. The sizes are those of the folder's tensors.
     """
     if dropout is not None:
         expect_fraction("dropout", dropout, letter="p")
     config = read_config(folder, "bert", SETTINGS, COMPUTED, FRACTIONS, architectures=ARCHITECTURES)
     options = {ours: config[theirs] for theirs, ours in SETTINGS.items()}
+    C, F = options["d_model"], options["d_ff"]
+    tables = {"word": options["vocab_size"], "position": options["max_length"], "token_type": options["segments"]}
+    shapes = {f"embeddings.{name}_embeddings.weight": (size, C) for name, size in tables.items()}
+    block = {"attention.self.query.weight": (C, C), "intermediate.dense.weight": (F, C)}
+    expect_sizes(folder, PREFIX, shapes, "encoder.layer", block, options["depth"])
     options["activation"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
     return options if dropout is None else options | {"dropout": dropout}
 
 
 def stored_classes(folder: Folder, names: Mapping[str, tuple[int, ...]]) -> int:
     """The number of classes in a folder with a text classifier; raises PretrainedError for any other model."""
-    config = read_config(folder, "bert", computed=HEAD_COMPUTED)
+    config = read_config(folder, "bert", ("hidden_size",), HEAD_COMPUTED)
     kinds = config.get("architectures") or [ARCHITECTURES[0]]
     if kinds != [ARCHITECTURES[0]] or not {"classifier.weight", "pooler.dense.weight"} <= names.keys():
         raise PretrainedError(
@@ -102,6 +108,7 @@ def stored_classes(folder: Folder, names: Mapping[str, tuple[int, ...]]) -> int:
             f"{folder}: classifier.weight: expected a row for each of two or more classes, got shape "
             f"{names['classifier.weight']}, as for regression or multiple choice"
         )
+    expect_sizes(folder, PREFIX, {"classifier.weight": (*classes, config["hidden_size"])})
     return classes[0]
 
 

@@ -12,7 +12,16 @@ from ..nn import Layer, Linear, TiedOutput
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
-from .pretrained import Folder, PretrainedError, TensorSource, load_weights, making, read_config, stored_name
+from .pretrained import (
+    Folder,
+    PretrainedError,
+    TensorSource,
+    expect_sizes,
+    load_weights,
+    making,
+    read_config,
+    stored_name,
+)
 
 STD = 0.02  # of the initial weights
 PREFIX = "transformer."  # of most names in a file
@@ -92,6 +101,10 @@ class GPT2(LanguageModel):
             expect_fraction("dropout", dropout, letter="p")
         expect_boolean(recompute=recompute)
         config = read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS, optional=("n_inner",))
+        V, C, P, depth = (config[name] for name in ("vocab_size", "n_embd", "n_positions", "n_layer"))
+        F = config.get("n_inner") or 4 * C
+        block = {"attn.c_attn.weight": (C, 3 * C), "mlp.c_fc.weight": (C, F)}
+        expect_sizes(folder, PREFIX, {"wte.weight": (V, C), "wpe.weight": (P, C)}, "h", block, depth)
         with making(folder):
             model = cls(
                 **{ours: config[theirs] for theirs, ours in SIZES.items()},

@@ -11,7 +11,7 @@ from ..nn import Layer
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
 from ..shell.text import shown
-from .pretrained import Folder, PretrainedError, TensorSource, load_weights, read_config, stored_name
+from .pretrained import Folder, PretrainedError, TensorSource, expect_sizes, load_weights, read_config, stored_name
 
 SETTINGS = {
     "vocab_size": "vocab_size",
@@ -63,7 +63,9 @@ TIED = {"lm_head.weight": "embed_tokens.weight"}
 
 
 def llama_config(folder: Folder) -> dict[str, Any]:
-    """The sizes and options of `Llama` for a folder; raises PretrainedError if its model computes something else."""
+    """The sizes and options of `Llama` for a folder; raises PretrainedError if its model computes something else, or
+    if the sizes are not those of its tensors.
+    """
     path = Path(folder) / "config.json"
     kind = read_config(folder, tuple(KINDS))["model_type"]
     # Only a Llama may leave out its number of key and value heads: the library's defaults for the others are 8 and 32.
@@ -77,6 +79,11 @@ def llama_config(folder: Folder) -> dict[str, Any]:
         optional=(*OPTIONAL, "sliding_window"),
         architectures=(ARCHITECTURES[kind],),
     )
+    C, F, H = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    queries = H * config["head_dim"] if config.get("head_dim") else C
+    block = {"self_attn.q_proj.weight": (queries, C), "mlp.gate_proj.weight": (F, C)}
+    tables = {"embed_tokens.weight": (config["vocab_size"], C)}
+    expect_sizes(folder, PREFIX, tables, "layers", block, config["num_hidden_layers"])
     bias = config.get("attention_bias", kind == "qwen2")
     base, scaling = rotary_settings(path, config)
     return {ours: config[theirs] for theirs, ours in SETTINGS.items()} | {

@@ -3,7 +3,8 @@
 Such a folder has `config.json`, with the sizes, and `model.safetensors`, with the tensors under the names of the
 library that wrote them. The tensors may also be in several files, which `model.safetensors.index.json` lists. A model
 that can be loaded says for each of its parameters which tensor it comes from (`TensorSource`); here tensors are read,
-checked by name and shape, and copied. Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
+checked by name and shape, and copied. A model is made only after its sizes were compared with the tensors
+(`expect_sizes`). Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from safetensors import SafetensorError, safe_open
 
 from ..backend import array_module
 from ..nn import Layer, Param
-from ..rng import room_for
 from ..shell.progress import counted
 from ..shell.reading import MAX_VOCABULARY, decoded, expect_file, expect_itself, open_file, parsed, read_json, what_else
 from ..shell.text import printable, shown
@@ -96,15 +96,34 @@ def read_config(
     return config
 
 
+def expect_sizes(
+    folder: Folder,
+    prefix: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    blocks: str = "",
+    block_shapes: Mapping[str, tuple[int, ...]] = {},
+    depth: int = 0,
+) -> None:
+    """Raise PretrainedError unless the tensors of `folder` have the sizes that its config.json gives.
+
+    A model is made only after this check, since one of wrong sizes could fill the memory. shapes: the expected shapes
+    of some tensors, which together have all sizes of the model, by name without `prefix`. block_shapes: the same for
+    each of the `depth` blocks, whose names begin with `blocks`, a dot and the block's number.
+    """
+    with _opened(folder) as (path, tensors):
+        stored = {name.removeprefix(prefix): tensor.shape for name, tensor in tensors.items()}
+    numbers = {match[1] for name in stored if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}
+    expected = dict(shapes)
+    for i in range(min(depth, len(numbers) + 1)):  # so many show whether a block is missing
+        expected |= {f"{blocks}.{i}.{name}": shape for name, shape in block_shapes.items()}
+    _refuse(path, [_mismatch(name, shape, stored.get(name)) for name, shape in expected.items()])
+
+
 @contextmanager
 def making(folder: Folder) -> Iterator[None]:
-    """Turn errors in creating a model from the sizes in `folder` into a PretrainedError that names the file. A model of
-    many times as many numbers as the folder's tensors have, which could fill the memory, is such an error.
-    """
-    numbers = sum(map(math.prod, tensor_names(folder).values()))
+    """Turn errors in creating a model from the sizes in `folder` into a PretrainedError that names the file."""
     try:
-        with room_for(numbers):
-            yield
+        yield
     except PretrainedError:
         raise
     except (TypeError, ValueError, MemoryError) as error:

@@ -14,7 +14,7 @@ import numpy as np
 
 SOURCE = "paiml/entrenar 257 (2)"
 ARGUMENTS = ("A N", "N")
-NAMED = "again|two runs|latest forward"
+NAMED = "Something is added up"
 BUFFERS: dict = {}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 SOURCE = "openai/guided-diffusion 167"
 OPERATION = "dropout"
 ARGUMENTS = ("B T C", 0)
-NAMED = ""
+NAMED = "zero in other places than it should be"
 
 
 def block(x, seed):

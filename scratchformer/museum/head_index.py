@@ -42,8 +42,8 @@ def right(dy, cache):
 
 
 def backward(dy, q, k, v, p, g):
-    own = np.arange(len(q)) % len(k)
-    dq, of_heads_k, of_heads_v = attend_backward(dy, q, k[own], v[own], p)
+    shared = np.arange(len(q)) % len(k)
+    dq, of_heads_k, of_heads_v = attend_backward(dy, q, k[shared], v[shared], p)
     dk, dv = np.zeros_like(k), np.zeros_like(v)
     np.add.at(dk, g, of_heads_k)
     np.add.at(dv, g, of_heads_v)

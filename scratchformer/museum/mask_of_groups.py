@@ -1,7 +1,8 @@
 """Four elements, one random number
 
 What was wrong. A compiler that draws four random numbers at a time gave each group of four neighbours the same one in
-forward, and under checkpointing computed the mask again in another way: backward's mask was not forward's.
+forward, and under checkpointing computed the mask again in another way: backward's mask was not forward's. In this
+exhibit it is backward that has the groups of four.
 
 Why its tests passed. The bug needs a transposed array that is written to memory before dropout. Dropout alone was
 right.
@@ -16,7 +17,7 @@ import numpy as np
 SOURCE = "pytorch/pytorch 198333"
 OPERATION = "dropout"
 ARGUMENTS = ("B T C", 0)
-NAMED = ""
+NAMED = "zero in other places than it should be"
 
 
 def forward(x, seed):

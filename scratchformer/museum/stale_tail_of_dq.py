@@ -2,7 +2,7 @@
 
 What was wrong. dQ is added up in a buffer whose width is rounded up to a multiple of 32, by a kernel that rounds the
 width of a head to a multiple of 16. What the kernel does not write is left from before, and read back as columns of
-dQ. Here both numbers are smaller: 2 and 3.
+dQ. In this exhibit the kernel writes an even number of columns, and what was left from before is 1.
 
 Why its tests passed. Widths that are multiples of both: 64 and 128.
 

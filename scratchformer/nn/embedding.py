@@ -108,7 +108,7 @@ class PositionEmbedding(Layer):
 
     Backward. The vector of a position is added in every sequence, so its gradient is a sum over the sequences:
 
-        y_btc = x_btc + table_{start + t,c}        dx_btc = dy_btc        dtable_{start + t,c} = Σ_b dy_btc
+        y_btc = x_btc + table_{start + t,c}        dx_btc = dy_btc        dtable_pc = Σ_b Σ_{t, start + t = p} dy_btc
     """
 
     def __init__(self, max_length: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
@@ -269,7 +269,7 @@ class EmbeddingSum(Layer):
         for y, cache in rest:
             if y.shape != x.shape:
                 raise ValueError(f"inputs: expected vectors of one shape, got {tuple(x.shape)} and {tuple(y.shape)}")
-            x = x + y
+            x, _ = ops.add(x, y)
             caches.append(cache)
         if self.scale != 1:
             x = (self.scale * x).astype(x.dtype, copy=False)

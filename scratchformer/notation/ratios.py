@@ -6,6 +6,7 @@ gradient of x is"), and a name.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -206,7 +207,7 @@ def times(factor: float, numbers: Mapping[float, list[str]], they: str) -> str:
     if factor == -1:
         return "right except for the sign"
     amount, reason = meaning(factor, numbers) or (apart(factor, 1.0)[0], "")
-    times = f"{amount} of what {they} should be" if amount.startswith("1/") else f"{amount} times what {they} should be"
+    times = f"{amount} {'of' if '/' in amount and abs(factor) < 1 else 'times'} what {they} should be"
     return f"{times}: {reason}" if reason else times
 
 
@@ -215,14 +216,22 @@ def meaning(factor: float, numbers: Mapping[float, list[str]]) -> tuple[str, str
     sign = "−" if factor < 0 else ""
     simple = {"2": 2.0, "1/2": 0.5, "3": 3.0, "1/3": 1 / 3, "4": 4.0, "1/4": 0.25}
     plain = next((text for text, value in simple.items() if math.isclose(abs(factor), value, rel_tol=ROUND_OFF)), "")
+    square = "perhaps the 2 in the derivative of a square" * (plain in ("2", "1/2"))
     for number, reasons in numbers.items():
         written = f"{number:.6g}"
         powers = {written: 1, f"1/{written}": -1, f"√{written}": 0.5, f"1/√{written}": -0.5}
         for amount, power in powers.items():
             if number > 0 and math.isclose(abs(factor), number**power, rel_tol=ROUND_OFF):
-                root = f"perhaps √{written}, where " * bool(plain and abs(power) < 1)
+                root = f"{square or 'perhaps'}{', or' * bool(square)} √{written}, where " * bool(
+                    plain and abs(power) < 1
+                )
                 return sign + (plain or amount), f"{root}{written} is {' or '.join(reasons[:3])}"
-    return (sign + plain, "") if plain else None
+    if plain:
+        return sign + plain, square
+    for a, b in itertools.permutations((number for number in numbers if number == int(number) > 1), 2):
+        if math.isclose(abs(factor), a / b, rel_tol=ROUND_OFF):
+            return f"{sign}{a:g}/{b:g}", f"perhaps {a:g}, {numbers[a][0]}, over {b:g}, {numbers[b][0]}"
+    return None
 
 
 def sizes(arrays: Mapping[str, Any]) -> dict[float, list[str]]:
@@ -246,6 +255,8 @@ def sizes(arrays: Mapping[str, Any]) -> dict[float, list[str]]:
             note(size, f"the size of axis {axis} of {name}")
         if len(shape) > 2:
             note(math.prod(shape[:-1]), f"the number of rows of {name}")
+            for axis, (a, b) in enumerate(itertools.pairwise(shape)):
+                note(a * b, f"the size of axes {axis} and {axis + 1} of {name} together")
         if len(shape) > 1:
             note(math.prod(shape), f"the number of elements of {name}")
     return reasons

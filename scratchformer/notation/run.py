@@ -251,9 +251,10 @@ def run(
 ) -> Execution:
     """Run a pair, or a function without backward, once in float64 and give everything in it a name.
 
-    Arguments have the names of the signature; the output is y if backward takes dy. dy is drawn if not given. Gradients
-    are d and the argument's name. The cache gives the names of its fields. names: further values, or functions of no
-    arguments that are called after backward. functions: that equations may call. options: keyword arguments of `op`.
+    Arguments have the names of the signature; the output is y if backward takes dy, and outputs in a NamedTuple have
+    the names of its fields. dy is drawn if not given. Gradients are d and the argument's name. The cache gives the
+    names of its fields. names: further values, or functions of no arguments that are called after backward. functions:
+    that equations may call. options: keyword arguments of `op`.
     """
     args = tuple(map(in_float64, args))
     options = {name: in_float64(value) for name, value in options.items()}
@@ -270,22 +271,25 @@ def run(
     called: str = getattr(source_of(op), "__qualname__", "") or getattr(op, "__name__", type(op).__name__)
     pair = (op, op_backward) if op_backward else (op,)
     gradient, parameter = parameters(op_backward) if op_backward else ("dy", "cache")
+    output = canonical(gradient.removeprefix("d"))
     with Watch(*pair) as watch:
         y, cache = forward_of(op, called, *args, **options) if op_backward else (op(*args, **options), None)
-        y = np.array(y)
-        dy = np.random.default_rng(seed).standard_normal(y.shape) if dy is None else dy
-        returned = op_backward(dy.copy() if dy.shape else float(dy), cache) if op_backward else ()
-    output = canonical(gradient.removeprefix("d"))
+        several = hasattr(y, "_fields")
+        outputs = {canonical(n): np.array(x) for n, x in y._asdict().items()} if several else {output: np.array(y)}
+        rng = np.random.default_rng(seed)
+        upstream = {f"d{n}": rng.standard_normal(x.shape) if dy is None else dy for n, x in outputs.items()}
+        given_dy = [u.copy() if u.shape else float(u) for u in upstream.values()]
+        returned = op_backward(y._make(given_dy) if several else given_dy[0], cache) if op_backward else ()
     values = numbers(flat)  # after the run: an operation without backward may be one that writes to its arguments
     arguments = tuple(values)
     for argument in given if op_backward else ():
         if not np.array_equal(given[argument], values[argument], equal_nan=True):
             raise ValueError(f"{called} or its backward writes to {argument}: it must leave its arguments as they are")
-    expect_elements({output: y})
-    values |= {output: y, canonical(gradient): dy}
+    expect_elements(outputs)
+    values |= outputs | upstream
     gradients = {canonical(f"d{name}"): array for name, array in named_gradients(flat, returned).items()}
     values |= gradients
-    for lines, result in zip(watch.statements.values(), ({output: y}, gradients), strict=False):
+    for lines, result in zip(watch.statements.values(), (outputs, gradients), strict=False):
         for statement in lines:
             if statement.text.startswith("return") and statement.text in watch.locals:
                 watch.locals[statement.text] = dict(result)
@@ -296,4 +300,4 @@ def run(
     for name, value in (names or {}).items():
         values[canonical(name)] = as_array(name, value() if callable(value) else value)
     code = frozenset(s.text for lines in watch.statements.values() for s in lines)
-    return Execution(called, values, arguments, (output,), tuple(gradients), code, watch.locals, functions or {})
+    return Execution(called, values, arguments, tuple(outputs), tuple(gradients), code, watch.locals, functions or {})

@@ -61,6 +61,12 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
+    With the row's largest score subtracted, as in `softmax`, no exponential overflows:
+
+        c_ht := max_{s, m_hts = 1}(z_hts) where Σ_s m_hts > 0, 0 elsewhere
+        e_ht := Σ_{s, m_hts = 1} exp(z_hts − c_ht)
+        p_hts = exp(z_hts − c_ht)/e_ht where m_hts = 1, 0 elsewhere
+
     Backward. First the product with v. All query heads h of group g use the same v, so its gradient is a sum over them:
 
         dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋

@@ -155,7 +155,7 @@ class ForeignPair(ABC):
             return self._forward(given | {keys[key]: x for key, x in constants.items()})
 
         def op_backward(dy: Any, cache: Any) -> tuple:
-            gradients = self.gradients(as_tuple(dy), cache)
+            gradients = self.gradients(tuple(map(np.asarray, as_tuple(dy))), cache)
             reached.update(n for n, g in gradients.items() if g.any())
             return tuple(gradients.values())
 

@@ -327,7 +327,9 @@ def named_gradients(returned: Any, arguments: Mapping[str, Any], backward: str) 
             arrays |= floating_in(name, x)
             parts = floating_in(name, parts + 0j if is_array(x) and is_floating(parts) else parts)
             if not parts.keys() == floating_in(name, x).keys():
-                got = ", ".join(parts) or type(gradient).__name__
+                got = (
+                    f"an array {gradient.shape}" if is_array(gradient) else ", ".join(parts) or type(gradient).__name__
+                )
                 raise GradientError(f"gradient of {name}: expected {', '.join(floating_in(name, x))}, got {got}")
             leaves |= parts
     for name, x in arrays.items():
@@ -342,7 +344,11 @@ def named_gradients(returned: Any, arguments: Mapping[str, Any], backward: str) 
         if gradient.dtype.kind == "c":
             raise GradientError(f"gradient of {name}: expected real numbers, got {gradient.dtype}: take the real part")
         if tuple(gradient.shape) != tuple(x.shape):
-            hint = other_shape(tuple(x.shape), tuple(gradient.shape))
+            others = (other for other, y in arrays.items() if tuple(y.shape) == tuple(gradient.shape))
+            hint = other_shape(tuple(x.shape), tuple(gradient.shape)) or next(
+                (f"That is the shape of {other}: are the gradients in the order of the arguments?" for other in others),
+                "",
+            )
             raise GradientError(
                 f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}"
                 + f". {hint}" * bool(hint)

@@ -24,13 +24,13 @@ from ..notation import DerivationError, NotationError, parse
 from ..notation.consequences import Consequences, consequences
 from ..notation.grammar import Equation, canonical
 from ..notation.ratios import PLACES
-from ..notation.run import run as run_named
+from ..notation.run import Watch
 from . import known
 from .contracts import Diagnosis, as_tuple, is_array, is_floating
 from .differences import Differences, Variable, compare_directions
 from .failed_check import MAX_ELEMENTS, SECONDS, FailedCheck, same
 from .forms import constant_factors, forms
-from .runs import LayerRun, PairRun, argument_names, flat
+from .runs import LayerRun, PairRun, argument_names, flat, like
 from .shrink import searching
 
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)  # that norms commonly add
@@ -98,10 +98,12 @@ def of_pair(failed: FailedCheck, run: PairRun, dy: Any) -> list[Diagnosis]:
 def steps(run: PairRun, dy: Any) -> dict[str, np.ndarray]:
     """The local variables of a pair, other than gradients, by name; none if its code cannot be followed."""
     try:
-        ran = run_named(run.op, run.op_backward, *map(on_cpu, run.args), dy=dy, **run.kwargs)
-    except Exception:  # it is not written in Python, or has several outputs
+        with Watch(run.op, run.op_backward) as watch:
+            _, cache = run.op(*map(on_cpu, run.args), **run.kwargs)
+            run.op_backward(run.in_form(dy), cache)
+    except Exception:  # it takes no arrays of the CPU
         return {}
-    named = {name: x for variables in ran.locals.values() for name, x in variables.items()}
+    named = {name: x for variables in watch.locals.values() for name, x in variables.items()}
     return {name: x for name, x in named.items() if not name.startswith("d")}
 
 
@@ -110,7 +112,8 @@ def uniform(failed: FailedCheck, run: PairRun, dy: Any, value: float | None = No
     text = "all elements of {} are equal" if value is None else f"{{}} is {value:g}"
     for name, x in run.floating.items():
         if x.ndim == 1 and x.size > 1 and name not in failed.wrong:
-            if right_with(run, dy, x, float(x.mean()) if value is None else value):
+            same = float(x.mean()) if value is None else value
+            if all(right_with(run, like(dy, [size * each for each in as_tuple(dy)]), x, same) for size in (1, 1024)):
                 what = f"The gradients are right as long as {text.format(name)}, and wrong otherwise."
                 yield Diagnosis(what, "form", f"right for uniform {name}")
 

@@ -122,6 +122,7 @@ class Kink(NamedTuple):
 
 AT_X = "a kink at this value: one-sided derivatives"
 JUMP = "a jump at this value: the derivatives on its two sides"
+TOGETHER = "moved together with all elements equal to it"
 TIE = "equal elements: the derivatives, as one or another of them is larger,"
 
 
@@ -638,7 +639,7 @@ def compare_equal(
                 analytic = sum(_along(t.gradient, direction) for t, direction in along)
                 steps = _steps_for(value, tensor.scale)
                 estimate = differences.estimate(move, tensor.scale, rtol, analytic, steps)
-                where = f"{label(tensor.name, index)}, moved together with all elements equal to it"
+                where = f"{label(tensor.name, index)}, {TOGETHER}"
                 together = differences.compare(where, along, estimate, rtol)
                 if not together.agrees or together.size > together.tolerance:  # otherwise it decides nothing
                     for t, _ in along:

@@ -73,7 +73,7 @@ class Recorded(Sizes):
 
     def values(self, shape: tuple[int, ...]) -> np.ndarray:
         with files(__package__).joinpath("activations.npy").open("rb") as file:
-            table = np.load(file, allow_pickle=False).astype(np.float64)
+            table = np.lib.format.read_array(file, allow_pickle=False).astype(np.float64)
         width = shape[-1] if shape else 1
         count = int(np.prod(shape[:-1]))
         row, column = self.generator.integers(len(table)), self.generator.integers(table.shape[1])
@@ -155,7 +155,10 @@ def _is_wrong(op: Callable, op_backward: Callable, args: tuple, seed: int, optio
 
 
 def arguments(args: tuple, draw: Draw) -> tuple:
-    """What `args` of `check_drawn` stand for."""
+    """What `args` of `check_drawn` stand for. Raises ValueError for a string that is not words of letters."""
+    for i, x in enumerate(args):
+        if isinstance(x, str) and not (x.replace(" ", "") + "B").isalpha():
+            raise ValueError(f"argument {i}: expected a shape in letters such as 'B T C', got {x!r}")
     return tuple(draw(x) if isinstance(x, str) else x(draw) if callable(x) else x for x in args)
 
 

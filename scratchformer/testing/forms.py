@@ -105,6 +105,7 @@ def places(compared: Compared) -> Iterator[tuple[str, str]]:
             yield f"{{of}} right with axes {a} and {b} exchanged.", "transpose"
         elif like(exchanged.reshape(right.shape)):
             yield f"{{of}} right with axes {a} and {b} exchanged, then reshaped.", "transpose"
+    yield from zeros(compared)
     for axis in range(right.ndim):
         if like(np.flip(right, axis)):
             yield f"{{of}} reversed along axis {axis}.", "reversed"
@@ -118,6 +119,23 @@ def places(compared: Compared) -> Iterator[tuple[str, str]]:
         for function, text in ((np.sum, "sum"), (np.mean, "mean")):
             if like(np.broadcast_to(function(right, axis, keepdims=True), right.shape)):
                 yield f"{{of}} replaced by its {text} over axis {axis}.", f"{text} over an axis"
+
+
+def zeros(compared: Compared) -> Iterator[tuple[str, str]]:
+    """A mask that is not the right one, as its zeros show."""
+    zero, should_be = compared.wrong == 0, np.abs(compared.right) <= compared.tolerance
+    if not (zero & ~should_be).any() or not (should_be & ~zero).any():
+        return
+    if np.all(zero != should_be):
+        yield (
+            "{of} zero exactly where it should not be: is a condition the wrong way round?",
+            "zeros the wrong way round",
+        )
+    elif np.all(compared.equal | (zero != should_be)) and not np.all(zero | should_be):
+        yield (
+            "{of} zero in other places than it should be; where neither is zero, it is right.",
+            "zeros in other places",
+        )
 
 
 def shifted(x: np.ndarray, shift: int, axis: int) -> np.ndarray:
@@ -166,6 +184,11 @@ def of_jacobian(
         for function, text in ((np.sum, "sum"), (np.mean, "mean")):
             if gives(function(dy, axis, keepdims=True)):
                 yield f"{{of}} what one gets with the {text} of dy over axis {axis} in place of dy.", f"{text} of dy"
+        if gives(dy.take([0], axis)):
+            yield (
+                f"{{of}} what one gets with the first dy along axis {axis} in place of all others.",
+                "first dy for all",
+            )
 
 
 def repeated(name: str, ids: np.ndarray, dy: np.ndarray, gives: Any) -> Iterator[tuple[str, str]]:

@@ -40,6 +40,7 @@ from .contracts import (
 )
 from .differences import (
     FIRST_STEP,
+    TOGETHER,
     Comparison,
     Differences,
     NumericDerivative,
@@ -60,6 +61,7 @@ from .runs import (
     Outcome,
     PairRun,
     argument_names,
+    backward_operation,
     expect_finite,
     flat,
     layer_arrays,
@@ -99,6 +101,12 @@ class Report(list):
     kinks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def add(self, other: Report, subject: str) -> None:
+        """Append the rows and remarks of another Report, each with its subject."""
+        self += [row._replace(tensor=f"{subject}: {row.tensor}") for row in other]
+        self.kinks += tuple(f"{subject}: {kink}" for kink in other.kinks)
+        self.notes += tuple(f"{subject}: {note}" for note in other.notes)
+
     def __str__(self) -> str:
         head = ("tensor", "shape", "elements checked", "worst relative error")
         rows = [(r.tensor, str(r.shape), str(r.elements), f"{r.worst_relative_error:.1e}") for r in self]
@@ -119,6 +127,7 @@ def check_gradients(
     max_elements: int = 200,
     directions: int = 2,
     complex_step: bool = False,
+    order: int = 1,
     rules: bool | Mapping[str, bool] | None = None,
     device: Device = CPU,
     **kwargs: Any,
@@ -138,6 +147,11 @@ def check_gradients(
     the one-sided derivatives is accepted, and the Report names it. Equal elements are also moved together.
     `complex_step=True` also compares with Im F(x + ih)/h, h = 1e-30, to 1e-10, for an `op` that is analytic and accepts
     complex arrays.
+
+    With `order=2` the third argument is `op_backward_backward`, the backward of the backward. After the pair itself,
+    the backward is checked as an operation of dy and `args`, whose cache is (dy, cache). `op_backward_backward` gets an
+    upstream gradient for each gradient that `op_backward` returns, and this cache. It returns the gradients of dy and
+    of `args`.
 
     Then come the rules. These are always checked, unless `rules` switches them off:
 
@@ -162,20 +176,50 @@ def check_gradients(
     digit hides the other's derivatives; if round-off hides the derivative of an element; if y has no elements; unless
     0 <= rtol < 1; if `max_elements` and `directions` are both 0, or one is negative.
     """
-    if not callable(op):
-        raise TypeError(f"op: expected a function, got {type(op).__name__}")
+    if order not in (1, 2):
+        raise ValueError(f"order: expected 1 or 2, got {order!r}")
+    functions, args = [op, op_backward, *args[: order - 1]], args[order - 1 :]
+    for name, function in ("op", op), ("op_backward_backward", functions[-1]):
+        if not callable(function) and function is not op_backward:
+            raise TypeError(f"{name}: expected a function, got {type(function).__name__}")
+    options: dict[str, Any] = {"rtol": rtol, "max_elements": max_elements, "directions": directions}
+    options |= {"rules": rules, "device": device}
+    call = f"check_gradients({', '.join(map(name_of, functions))}, ..., seed={seed}{', order=2' * (order == 2)})"
+    report, run = _check_pair(op, op_backward, args, kwargs, call, seed, complex_step=complex_step, **options)
+    if order == 2:
+        gradients = backward_operation(op, op_backward, run.names)
+        dy = run.in_form(normal_like(run.y, seed ^ 1, device, np.float64))  # other numbers than those upstream
+        second, _ = _check_pair(gradients, functions[2], (dy, *args), kwargs, call, seed, **options)
+        report.add(second, gradients.__name__)
+    return report
+
+
+def _check_pair(
+    op: Callable,
+    op_backward: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    call: str,
+    seed: int,
+    rtol: float,
+    max_elements: int,
+    directions: int,
+    rules: bool | Mapping[str, bool] | None,
+    device: Device,
+    complex_step: bool = False,
+) -> tuple[Report, PairRun]:
+    """`check_gradients` of one pair, and the run with its arguments. call: what repeats the check."""
     names = argument_names(op, args)
     _expect_no_tensors(dict(zip(names, args, strict=True)) | kwargs)
     _expect_comparisons(rtol, max_elements, directions)
     given = dict(zip(names, args, strict=True))
     _expect_tensors({part: x for n, value in given.items() for part, x in floating_in(n, value).items()}, given)
-    forward_name, backward_name = name_of(op), name_of(op_backward)
     chosen = chosen_rules(rules if rules is not None else {}, house=False)
-    with _explained(forward_name, f"check_gradients({forward_name}, {backward_name}, ..., seed={seed})"):
+    with _explained(name_of(op), call):
         run = PairRun(op, op_backward, names, args, kwargs, device, np.float64, chosen)
         dy = normal_like(run.y, seed, device, np.float64)
         gradients = run.gradients(dy)
-        return _compare_all(
+        report = _compare_all(
             run,
             dy,
             run.floating,
@@ -188,6 +232,7 @@ def check_gradients(
             explain=lambda failed: diagnosis.of_pair(failed, run, dy),
             single=lambda: PairRun(op, op_backward, names, args, kwargs, device, np.float32, chosen),
         )
+        return report, run
 
 
 @repeatable
@@ -415,6 +460,10 @@ def _raise_worst(
         if np.isnan(worst.numeric):
             raise GradientError("\n".join([*lines, "Nothing is known of the right value there: use other arguments."]))
         diagnoses = explain()
+        if TOGETHER in worst.where and worst.numeric and not diagnoses:
+            sums = f"they add up to {worst.analytic / worst.numeric:.3g} times that."
+            what = f"What equal elements get must add up to what all of them get when they move together: {sums}"
+            diagnoses = [diagnosis.Diagnosis(what, "form", "equal elements")]
         if diagnoses or not cause:
             lines += diagnosis.paragraph(diagnoses)
         raise GradientError("\n".join(lines), diagnoses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -45,10 +46,10 @@ STALE = (
     ),
 )
 _NONE: Mapping[str, Array] = {}
+_ADDED = Diagnosis("Something is added up from call to call, and never set to zero.", "form", "added up")
 _TWICE = "backward gives a different gradient when called again with the same cache"
 _NOT_ADDED = "backward does not add to the gradient, or adds a different one when called again with the same cache"
 _STALE = "changes after a second forward (backward must use its own cache, not the state of the latest forward)"
-_RANDOM = " (random numbers must come from a key)"
 
 
 class Outcome(NamedTuple):
@@ -155,9 +156,12 @@ class CheckedRun:
             return y, cache
         self.form = as_arrays(y)
         parts = tuple(floating_in("y", self.form).values())
+        if not parts:
+            got = f"an array of {y.dtype}" if is_array(y) else f"a {type(y).__name__} without one" if y else repr(y)
+            raise ValueError(f"y: expected a floating-point array or number, got {got}")
         return parts if isinstance(y, tuple | list | dict) or len(parts) != 1 else parts[0], cache
 
-    def _upstream(self, dy: Any) -> Any:
+    def in_form(self, dy: Any) -> Any:
         """dy in the form of what the forward returned."""
         parts = [x.copy() for x in as_tuple(dy)] if self.isolated else as_tuple(dy)
         return like(dy, list(parts)) if self.form is None else upstream(self.form, iter(parts))
@@ -203,7 +207,7 @@ class PairRun(CheckedRun):
         return self._results(self.op(*args, **kwargs), "op")
 
     def backward(self, dy: Any, cache: Any, changed: Mapping[str, Array] = _NONE) -> dict[str, Array]:
-        return self._gradients(self.op_backward(self._upstream(dy), cache), self.backward_name, changed)
+        return self._gradients(self.op_backward(self.in_form(dy), cache), self.backward_name, changed)
 
     def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         y, cache = self.forward(changed)
@@ -215,7 +219,7 @@ class PairRun(CheckedRun):
         expect_finite(outputs)
         second_y, second_cache = self.forward()
         second = labelled("y", as_tuple(second_y))
-        expect_equal(outputs, second, "differs between two calls with the same arguments" + _RANDOM)
+        expect_repeats(lambda: labelled("y", as_tuple(self.forward()[0])), outputs, second, "calls")
         self._note("memory", expect_apart, second, {f"{name} of an earlier call": x for name, x in outputs.items()})
         self._note("same_bits", expect_equal, outputs, second, "", self.rules["same_bits"])
         returned = self._watched_backward(dy)
@@ -228,7 +232,7 @@ class PairRun(CheckedRun):
         if self.isolated:
             _, second_cache = self.forward()
         again = self.backward(dy, second_cache)
-        expect_equal(again, first, "differs between two runs with the same arguments" + _RANDOM)
+        expect_repeats(lambda: self.backward(dy, self.forward()[1]), first, again, "runs")
         self._note("same_bits", expect_equal, again, first, "", self.rules["same_bits"])
         self._note("types", self._expect_type, returned)
         return first
@@ -255,7 +259,11 @@ class PairRun(CheckedRun):
         if self.rules["again"]:
             with rule("again"):
                 again = {name: to_cpu(g).copy() for name, g in again.items()}
-                expect_equal(again, self.outcome(opposite(dy)).gradients, _TWICE, self.rules["same_bits"])
+                alone = {name: to_cpu(g).copy() for name, g in self.outcome(opposite(dy)).gradients.items()}
+                added = equal(again, {name: first[name] + g for name, g in alone.items()}) and not equal(first, alone)
+                diagnoses = (_ADDED,) if added else ()
+                complaint = _TWICE + f". {_ADDED.what}" * added
+                expect_equal(again, alone, complaint, self.rules["same_bits"], diagnoses)
                 if self._forward_of_others():
                     stale = Outcome(self.y, self.backward(dy, self.cache)).named_gradients()
                     named = {f"gradient of {name}": g for name, g in first.items()}
@@ -298,6 +306,20 @@ class PairRun(CheckedRun):
         if self.floating:
             outputs = labelled("y", as_tuple(self.y))
             expect_type(outputs | {f"gradient of {n}": g for n, g in gradients.items()}, self.dtype)
+
+
+def backward_operation(op: Callable, op_backward: Callable, names: list[str]) -> Callable:
+    """The backward of a pair as an operation of dy and the arguments, which have these names. Its cache is dy, and the
+    cache of the forward.
+    """
+
+    def gradients(dy: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        _, cache = two(op(*args, **kwargs), "op")
+        return op_backward(dy, cache), (dy, cache)
+
+    gradients.__name__ = name_of(op_backward)
+    gradients.argument_names = ["dy", *names]  # type: ignore[attr-defined]
+    return gradients
 
 
 def expect_named(layer: Any, objects: Iterable[Any]) -> None:
@@ -345,7 +367,7 @@ class LayerRun(CheckedRun):
 
     def backward(self, dy: Any, cache: Any, changed: Mapping[str, Array] = _NONE) -> dict[str, Array]:
         """The gradients of the inputs, by name; those of the parameters are added into the layer."""
-        return self._gradients(self.layer.backward(self._upstream(dy), cache), "backward", changed)
+        return self._gradients(self.layer.backward(self.in_form(dy), cache), "backward", changed)
 
     def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         self.layer.zero_grad()
@@ -373,7 +395,7 @@ class LayerRun(CheckedRun):
         first = inputs | self.parameter_gradients()
         expect_finite({f"gradient of {name}": g for name, g in first.items()})
         second = self.outcome(dy).gradients
-        expect_equal(second, first, "differs between two runs with the same arguments" + _RANDOM)
+        expect_repeats(lambda: self.outcome(dy).gradients, first, second, "runs")
         self._note("same_bits", expect_equal, second, first, "", self.rules["same_bits"])
         return first
 
@@ -441,6 +463,48 @@ class LayerRun(CheckedRun):
         outputs = labelled("y", as_tuple(y))
         returned = {f"gradient of {n}": g for n, g in gradients.items()}
         expect_type(outputs | returned | layer_arrays(self.layer), self.dtype)
+
+
+def expect_repeats(
+    call: Callable[[], Mapping[str, Array]], first: Mapping[str, Array], second: Mapping[str, Array], calls: str
+) -> None:
+    """Raise GradientError unless the results of two calls, or runs, on the same numbers are the same. It says what a
+    third and a fourth call show. No call writes to `first`.
+    """
+    if equal(second, first):
+        return
+    results = [first, {name: to_cpu(x).copy() for name, x in second.items()}]
+    drawn = _drawn()
+    for _ in range(2):
+        results.append({name: to_cpu(x).copy() for name, x in call().items()})
+    changes = [{name: to_cpu(b[name]) - to_cpu(a[name]) for name in a} for a, b in itertools.pairwise(results)]
+    diagnoses: tuple[Diagnosis, ...] = ()
+    if all(equal(change, changes[0]) for change in changes):
+        diagnoses, why = (_ADDED,), f"each call changes it by the same amount. {_ADDED.what}"
+        if all(equal({name: change}, {name: first[name]}) for name, change in changes[0].items() if change.any()):
+            why = f"the second result is twice the first, the third is three times the first. {_ADDED.what}"
+    elif _drawn() != drawn:
+        why = "NumPy's global generator is used. Random numbers must come from a key, or be kept in the cache."
+    elif equal(results[1], results[2]) and equal(results[2], results[3]):
+        why = "the first result differs from the next three, which are the same: something is kept from call to call."
+    else:
+        why = "random numbers must come from a key, and nothing may be kept from an earlier call."
+    expect_equal(second, first, f"differs between two {calls} with the same arguments: {why}", diagnoses=diagnoses)
+
+
+def _drawn() -> tuple[int, int]:
+    """Where NumPy's global generator is in its numbers."""
+    state = np.random.get_state(legacy=False)  # noqa: NPY002
+    return state["state"]["pos"], state["has_gauss"]
+
+
+def equal(named: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
+    """Whether `expect_equal` finds no difference but in the last digits."""
+    try:
+        expect_equal(named, expected, "")
+    except GradientError:
+        return False
+    return True
 
 
 def _expect_apart_from_each_other(named: dict[str, Any]) -> None:

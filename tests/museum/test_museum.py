@@ -1,6 +1,7 @@
 """Each exhibit is found and named as its file says, and the check accepts the right gradient."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from scratchformer.notation import check_derivation
 from scratchformer.testing import check_drawn
 from scratchformer.testing.drawn import arguments
 
+PAGE = Path(__file__).parents[2] / "docs" / "museum.md"
 PARTS = ("What was wrong.", "Why its tests passed.", "What finds it.", "How to derive it.")
 DERIVED = [name for name in NAMES if exhibit(name).forward.__doc__ and "    " in exhibit(name).forward.__doc__]
 
@@ -41,9 +43,9 @@ def test_a_story_has_its_parts_in_order(name):
     assert re.search(r" \d+", exhibit(name).source)
 
 
-def test_most_exhibits_are_named():
-    assert len(NAMES) >= 40
-    assert sum(bool(exhibit(name).named) for name in NAMES) >= 36
+def test_the_page_says_how_many_are_named():
+    named = sum(bool(exhibit(name).named) for name in NAMES)
+    assert f"{named} of the {len(NAMES)} have a name" in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_command_shows_an_exhibit(capsys):

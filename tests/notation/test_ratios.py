@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from scratchformer.notation.ratios import Compared, explanations, factor_everywhere, other_shape, right_digits, times
+from scratchformer.notation.ratios import (
+    Compared,
+    explanations,
+    factor_everywhere,
+    other_shape,
+    right_digits,
+    sizes,
+    times,
+)
 from scratchformer.testing import GradientError, check_gradients
 
 X = np.random.default_rng(0).normal(size=(4, 5))
@@ -43,6 +51,14 @@ def told(wrong, right, **arrays):
 def test_a_ratio_is_told(said):
     right = np.random.default_rng(1).normal(size=X.shape)
     assert told(WRONG[said](right), right, x=X, σ=SIGMA) == said
+
+
+def test_what_a_factor_may_come_from():
+    numbers = sizes({"y": np.zeros((2, 3, 7))})
+    assert times(2 / 7, numbers, "it").endswith("perhaps 2, the size of axis 0 of y, over 7, the size of axis 2 of y")
+    assert times(1 / 21, numbers, "it") == "1/21 of what it should be: 21 is the size of axes 1 and 2 of y together"
+    assert times(0.5, {}, "it") == "1/2 of what it should be: perhaps the 2 in the derivative of a square"
+    assert times(7 / 2, numbers, "it").startswith("7/2 times what it should be")
 
 
 def test_noise_has_no_ratio():

@@ -1,6 +1,7 @@
 """check_torch and check_jax: what they accept, and what they say about each mistake."""
 
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ CONTRACT = {
     "past autograd": ("forward writes to x", lambda x, dy: 2 * slope(x, dy), lambda x: x.data.mul_(2) ** 3),
     "backward in place": ("backward writes to x", lambda x, dy: x.pow_(2).mul_(3) * dy, None),
     "dy": ("backward writes to dy", lambda x, dy: dy.mul_(3 * x**2), None),
-    "shared": ("so dy is not used", lambda x, dy: x.view_as(x), None),
+    "shared": ("it does not depend on dy", lambda x, dy: x.view_as(x), None),
     "noise": ("differs between two runs", lambda x, dy: slope(x, dy) * x.new_empty(1).normal_(), None),
     "layout": ("with dy broadcast from one number", lambda x, dy: slope(x, dy.as_strided(x.shape, (3, 1))), None),
     "clipped": ("backward is not linear in dy", lambda x, dy: slope(x, dy.clamp(-10, 10)), None),
@@ -421,3 +422,15 @@ def test_a_kernel_on_a_gpu(x):
     assert "wrong gradient at x[" in complaint(
         check_gradients, swish, lambda dy, x: 1.0001 * slope(dy, x), x, device=gpu
     )
+
+
+@pytest.mark.diagnosis
+def test_the_search_for_a_mistake_accepts_a_loss_of_pytorch():
+    """The gradient of PyTorch's ctc_loss is that by the logits, whatever the argument's name says."""
+    torch = pytest.importorskip("torch")
+    log_p = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    targets, lengths = torch.tensor([[1, 2], [3, 1]]), torch.tensor([6, 6])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(GradientError, match="ctc_loss: wrong gradient at log_probs"):
+            check_torch(torch.nn.functional.ctc_loss, log_p, targets, lengths, torch.tensor([2, 2]))

@@ -190,7 +190,9 @@ def test_a_name_selects_a_case_or_all_that_begin_with_it(capsys):
 
 
 def test_an_unknown_name_is_refused_before_anything_is_checked(capsys):
-    with pytest.raises(ValueError, match=r"unknown: gelu, sigmoid; known are .*attention, cross_entropy"):
+    with pytest.raises(
+        ValueError, match=r"unknown: gelu, sigmoid; known are .*attention, attention_backward, cross_entropy"
+    ):
         check_cases(["relu", "gelu, sigmoid"], CPU)
     with pytest.raises(ValueError, match="only: expected one of reference, twin, got 'twins'"):
         check_cases(["relu"], CPU, only="twins")

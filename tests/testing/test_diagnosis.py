@@ -348,7 +348,9 @@ def test_what_is_said_of_several_gradients_is_one_explanation():
     a, b = RNG.normal(size=(2, 3, 4))
     factors = diagnose(product, lambda dy, c: (dy * c[0] * c[1] ** 3, dy * c[0] ** 2 * c[1] ** 2), a, b)
     assert len(factors) == 1
-    assert factors[0].what.startswith("The gradient of a is 1/2 of what it should be: perhaps √4, where 4 is the size")
+    assert factors[0].what.startswith(
+        "The gradient of a is 1/2 of what it should be: perhaps the 2 in the derivative of a square, or √4, where 4 is"
+    )
     assert "The gradient of b is 1/3 of what it should be: 3 is the size of axis 0 of a" in factors[0].what
 
 
@@ -442,3 +444,43 @@ def main(pattern=""):
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+
+
+def test_a_factor_of_one_of_several_outputs_has_the_name_of_a_step():
+    def cell(c, z):
+        f = 1 / (1 + np.exp(-z))
+        new = f * c
+        return (new, np.tanh(new)), (c, f, np.tanh(new))
+
+    def cell_backward(d, cache):
+        c, f, t = cache
+        dnew = d[0] + d[1] * (1 - t**2)
+        return dnew, dnew * c * f * (1 - f)
+
+    said = diagnose(cell, cell_backward, *RNG.normal(size=(2, 3, 4)))
+    assert said[0].what == "The gradient of c is not multiplied by f, as it should be."
+
+
+def test_a_clipped_gradient_is_not_right_for_a_uniform_gamma():
+    """It is, but for a dy so small that nothing is clipped."""
+
+    def clipped(dy, cache):
+        x, gamma = cache
+        return np.clip(dy * gamma, -3, 3), (dy * x).sum(axis=0)
+
+    gamma = np.array([0.1, -0.1, 0.1, 5.0])
+    assert not diagnose(lambda x, gamma: (x * gamma, (x, gamma)), clipped, RNG.normal(size=(5, 4)), gamma)
+
+
+def test_a_mask_that_is_not_the_right_one():
+    x = RNG.normal(size=(4, 5))
+    shift = RNG.normal(size=x.shape)
+    said = {}
+    for name, wrong in {"other": lambda dy, x: dy * (x + shift > 0), "opposite": lambda dy, x: dy * (x < 0)}.items():
+        said[name] = diagnose(lambda x: (np.maximum(x, 0), x), wrong, x)[0].name
+    assert said == {"other": "zeros in other places", "opposite": "zeros the wrong way round"}
+
+
+def test_the_first_dy_for_all_others():
+    said = diagnose(lambda x: (x**2, x), lambda dy, x: 2 * x * dy[:1], RNG.normal(size=(4, 5)))
+    assert said[0].what == "The gradient of x is what one gets with the first dy along axis 0 in place of all others."

@@ -96,3 +96,16 @@ def test_right_operations_are_accepted_for_every_kind(name, args):
     for seed in range(3):
         reports = check_drawn(getattr(ops, name), getattr(ops, f"{name}_backward"), *args, seed=seed)
         assert len(reports) == len(KINDS)
+
+
+@pytest.mark.parametrize("letters", ["B,T", "B 3", "(B, T)", "B×T"])
+def test_a_shape_that_is_not_words_of_letters(letters):
+    with pytest.raises(ValueError, match="argument 0: expected a shape in letters such as 'B T C', got"):
+        check_drawn(lambda x: (x * x, x), lambda dy, x: 2 * x * dy, letters)
+
+
+@pytest.mark.diagnosis
+def test_what_equal_elements_get_is_told():
+    with pytest.raises(GradientError, match=r"must add up to .*: they add up to 2 times that\.") as caught:
+        check_drawn(lambda x: (x.max(-1), x), lambda dy, x: (x == x.max(-1, keepdims=True)) * dy[..., None], "B C")
+    assert "No known mistake" not in str(caught.value)

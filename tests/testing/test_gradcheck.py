@@ -301,7 +301,7 @@ def test_arrays_by_keyword_alone():
     assert refused(x=normal(3)) == "nothing to check: expected a floating-point array, got none"
 
 
-@pytest.mark.parametrize("y", [np.zeros((0, 2)), (), None, (np.zeros(0), np.zeros((2, 0)))], ids=str)
+@pytest.mark.parametrize("y", [np.zeros((0, 2)), (np.zeros(0), np.zeros((2, 0)))], ids=str)
 def test_an_empty_output(y):
     assert "y: expected at least one element, got" in refused(normal(3), op=lambda x: (y, None))
 
@@ -617,6 +617,45 @@ def test_hidden_randomness():
     assert "y: differs between two calls" in fails(op, lambda dy, mask: dy * mask, normal(4, 4))
 
 
+def sums(dy, x, kept):
+    kept["dx"] = kept.get("dx", 0) + 2 * x * dy
+    return kept["dx"]
+
+
+def sums_in_place(dy, x, kept):
+    dx = kept.setdefault("dx", np.ones_like(x))
+    dx += 2 * x * dy
+    return dx
+
+
+def keeps_the_last(dy, x, kept):
+    before, kept["dx"] = kept.get("dx", 0 * x), 2 * x * dy
+    return before + kept["dx"]
+
+
+ADDED = "Something is added up from call to call, and never set to zero."
+REMEMBERED = {
+    sums: "the second result is twice the first, the third is three times the first. " + ADDED,
+    sums_in_place: "each call changes it by the same amount. " + ADDED,
+    keeps_the_last: "the first result differs from the next three, which are the same: something is kept",
+    lambda dy, x, kept: 2 * x * dy * np.random.rand(4):  # noqa: NPY002
+    "NumPy's global generator is used",
+    lambda dy, x, kept: 2 * x * dy * np.random.default_rng().random(4): "random numbers must come from a key, and",
+}
+
+
+@pytest.mark.parametrize("backward", REMEMBERED)
+def test_what_differs_from_call_to_call_is_told(backward):
+    kept: dict = {}
+    message = fails(lambda x: (x * x, x), lambda dy, x: backward(dy, x, kept), normal(3, 4))
+    assert f"x: differs between two runs with the same arguments: {REMEMBERED[backward]}" in message
+
+
+def test_a_sum_in_the_cache_is_told():
+    message = fails(lambda x: (x * x, {}), lambda dy, kept: sums(dy, 1, kept).copy(), np.ones((3, 4)))
+    assert message.splitlines()[0].endswith("when called again with the same cache. " + ADDED)
+
+
 def test_float64_leaks_into_y(device):
     def op(x):
         return x / array_module(x).sqrt(array_module(x).asarray(64.0)), None
@@ -870,3 +909,20 @@ def test_what_is_not_floating_point_in_y_is_left_out_of_dy():
     check_gradients(lambda x: ((2 * x, None, 3 * x), None), lambda dy, _: 2 * dy[0] + 3 * dy[1], x)
     check_gradients(lambda x: ({"y": 2 * x, "n": 3}, None), lambda dy, _: 2 * dy["y"], x)
     check_gradients(lambda x: ((x * 1, [x * 2, x * 3]), None), lambda dy, _: dy[0] + 2 * dy[1][0] + 3 * dy[1][1], x)
+
+
+@pytest.mark.parametrize(
+    ("y", "got"),
+    [(None, "None"), ((), r"\(\)"), (np.arange(3), "an array of int64"), ({}, "{}"), (["a"], "a list without one")],
+)
+def test_a_result_without_floating_point_numbers(y, got):
+    with pytest.raises(ValueError, match=f"y: expected a floating-point array or number, got {got}"):
+        check_gradients(lambda x: (y, x), lambda dy, x: dy, np.ones(3))
+
+
+def test_gradients_in_another_order():
+    a, b = normal(3, 4), normal(4, 2)
+    message = fails(lambda a, b: (a @ b, (a, b)), lambda dy, c: (c[0].T @ dy, dy @ c[1].T), a, b)
+    assert "got (4, 2). That is the shape of b: are the gradients in the order of the arguments?" in message
+    message = fails(lambda p: (p["a"] @ p["b"], p), lambda dy, p: dy @ p["b"].T, {"a": a, "b": b})
+    assert "gradient of p: expected p['a'], p['b'], got an array (3, 4)" in message

@@ -1,0 +1,125 @@
+/* Runs a training step from its plan: see docs/_ext/step_plan.py. Nothing here knows a model.
+
+   const step = new Living.Step(plan, weights);      weights: the numbers of each parameter, by name
+   step.give({ ids, targets });                      the batch
+   step.forward(); step.backward();                  every array of step.arrays, by the number of its buffer
+   step.update({ lr, beta1, beta2, eps });           Adam */
+"use strict";
+
+(function () {
+  const made = new Map();
+  /** The function of a source. Each source is compiled once. */
+  function compiled(source) {
+    if (!made.has(source)) made.set(source, new Function(`return (${source});`)());
+    return made.get(source);
+  }
+
+  const product = (shape) => shape.reduce((a, b) => a * b, 1);
+
+  class Step {
+    constructor(plan, weights) {
+      this.plan = plan;
+      const sizes = plan.parameters.map((number) => product(plan.buffers[number].shape));
+      const total = sizes.reduce((a, b) => a + b, 0);
+      [this.w, this.g, this.m, this.v] = [0, 1, 2, 3].map(() => new Float64Array(total));
+      this.arrays = plan.buffers.map(() => null);
+      plan.parameters.reduce((start, number, i) => {
+        const end = start + sizes[i];
+        this.arrays[number] = this.w.subarray(start, end);
+        this.arrays[plan.gradients[number][0]] = this.g.subarray(start, end);
+        return end;
+      }, 0);
+      plan.buffers.forEach((buffer, number) => {
+        if (this.arrays[number]) return;
+        this.arrays[number] = buffer.data ? Float64Array.from(buffer.data) : new Float64Array(product(buffer.shape));
+      });
+      this.planted = null;
+      this.prepare();
+      this.start(weights);
+    }
+
+    /** The weights at the beginning, and the means of the optimizer at 0. */
+    start(weights) {
+      for (const number of this.plan.parameters) this.arrays[number].set(weights[this.plan.buffers[number].name]);
+      this.m.fill(0);
+      this.v.fill(0);
+      this.steps = 0;
+    }
+
+    /** One of the plan's mistakes in place of the functions that it changes, or none of them (null). */
+    plant(mistake) {
+      this.planted = mistake;
+      this.prepare();
+    }
+
+    prepare() {
+      const { plan } = this;
+      const environments = [];
+      this.calls = plan.calls.map((call, number) => {
+        const before = call.forward === undefined ? {} : environments[call.forward];
+        const environment = { ...before, ...call.sizes };
+        for (const [name, value] of Object.entries(call.numbers)) environment[`$${name}`] = value;
+        const copies = [];
+        for (const [name, [buffer, positions]] of Object.entries(call.inputs)) {
+          const array = this.arrays[buffer];
+          environment[`$${name}`] = positions ? new Float64Array(positions.length) : array;
+          if (positions) copies.push([environment[`$${name}`], array, Int32Array.from(positions)]);
+        }
+        for (const [name, buffer] of Object.entries(call.computed)) environment[`$${name}`] = this.arrays[buffer];
+        const right = plan.functions[call.function];
+        const wrong = this.planted && this.planted.functions[call.function];
+        for (const [name, axes] of Object.entries((wrong || right).computed)) {
+          if (environment[`$${name}`]) continue;
+          environment[`$${name}`] = new Float64Array(product(axes.map((axis) => environment[axis.toUpperCase()])));
+        }
+        environments[number] = environment;
+        const adds = Object.entries(call.adds || {}).map(([name, [buffer, positions]]) => (
+          [this.arrays[buffer], environment[`$${name}`], positions && Int32Array.from(positions)]
+        ));
+        return { run: compiled((wrong || right).source), environment, copies, adds };
+      });
+      this.middle = plan.calls.findIndex((call) => call.phase === "backward");
+    }
+
+    give(batch) {
+      for (const [name, numbers] of Object.entries(batch)) this.arrays[this.plan.inputs[name]].set(numbers);
+    }
+
+    /** One call of the plan. */
+    call(number) {
+      if (number === this.middle) this.g.fill(0);
+      const { run, environment, copies, adds } = this.calls[number];
+      for (const [to, from, positions] of copies) for (let i = 0; i < to.length; i++) to[i] = positions[i] < 0 ? 0 : from[positions[i]];
+      run(environment);
+      for (const [to, from, positions] of adds) {
+        if (positions) for (let i = 0; i < from.length; i++) to[positions[i]] += from[i];
+        else for (let i = 0; i < from.length; i++) to[i] += from[i];
+      }
+    }
+
+    forward() {
+      for (let number = 0; number < this.middle; number++) this.call(number);
+      return this.loss();
+    }
+
+    backward() {
+      for (let number = this.middle; number < this.calls.length; number++) this.call(number);
+    }
+
+    loss() {
+      return this.arrays[this.plan.loss][0];
+    }
+
+    update(settings) {
+      this.steps++;
+      compiled(this.plan.optimizer)({ w: this.w, g: this.g, m: this.m, v: this.v, steps: this.steps, decay: 0, ...settings });
+    }
+
+    /** What a call was given or has computed, by the names of its equations; and its sizes. */
+    environment(number) {
+      return this.calls[number].environment;
+    }
+  }
+
+  globalThis.Living = { Step, product };
+})();
