@@ -16,13 +16,12 @@ import numpy as np
 
 from ..backend import is_floating_type
 from .adapters import ForeignPair, check_jax, check_torch, is_leaf
-from .contracts import GradientError, arrays_in, mapped, repeatable
+from .contracts import GradientError, arrays_in, mapped
 from .gradcheck import Report, check_layer
 from .objects import StatefulPair, ValuePair, is_value
 from .runs import name_of
 
 
-@repeatable
 def check(function: Any, *args: Any, **options: Any) -> Any:
     """Check the gradients of `function(*args)`, whatever library it is written in; without `args`, at its first call.
 
@@ -197,10 +196,11 @@ class _TensorFlowPair(_LibraryPair):
         import tensorflow as tf
 
         self.tf, self.saved = tf, []
+        before = [(v, v.numpy()) for v in getattr(self.function, "variables", ())]
         with tf.GradientTape() as tape:
             self.results({})
         used = tape.watched_variables()
-        self.saved = [(v, v.numpy()) for v in (*used, *getattr(self.function, "variables", ()))]
+        self.saved = [(v, v.numpy()) for v in (*used, *getattr(self.function, "variables", ()))] + before
         names = [v.name.partition(":")[0] for v in used]
         return {f"{n} {i}" if names.count(n) > 1 else n: v for i, (n, v) in enumerate(zip(names, used, strict=True))}
 
@@ -275,13 +275,14 @@ class _PyTensorPair(_LibraryPair):
     cut = "disconnected_grad, zero_grad, or an Op whose gradient gives zeros"
 
     def variables_used(self) -> dict[str, Any]:
+        import pytensor.tensor as pt
         from pytensor.compile import SharedVariable
-        from pytensor.graph.traversal import explicit_graph_inputs
+        from pytensor.graph.traversal import graph_inputs
 
         self.compiled: dict[tuple, tuple[Callable, Callable]] = {}
-        arrays = {n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()}
-        results = [y for y in self.results(arrays) if not isinstance(y, np.ndarray)]
-        shared = [x for x in explicit_graph_inputs(results) if isinstance(x, SharedVariable)]
+        arrays = {n: pt.constant(self.to_numpy(x)) for n, x in (self.variables | self.constants).items()}
+        results = self.results(arrays)
+        shared = [x for x in graph_inputs(results) if isinstance(x, SharedVariable)]
         return {x.name or f"shared {i}": x for i, x in enumerate(shared) if _is_inexact(x)}
 
     def values(self, x: Any) -> Any:
@@ -307,11 +308,12 @@ class _PyTensorPair(_LibraryPair):
         from pytensor.gradient import Lop
 
         inputs = {n: pt.tensor(dtype=x.dtype, shape=x.shape) for n, x in moved.items()}
-        results = self.results(given | inputs)
+        results = self.results({n: inputs.get(n, pt.constant(x)) for n, x in given.items()})
         dy = [y.type() for y in results]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            gradients = Lop(results, list(inputs.values()), dy, disconnected_inputs="ignore")
+            sources = [self.used.get(n, x) for n, x in inputs.items()]
+            gradients = Lop(results, sources, dy, disconnected_inputs="ignore")
         shared = {x: inputs[n] for n, x in self.used.items()}
         make = functools.partial(pytensor.function, mode="FAST_COMPILE", givens=shared, on_unused_input="ignore")
         return make(list(inputs.values()), results), make([*inputs.values(), *dy], gradients)

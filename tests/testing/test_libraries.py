@@ -1,0 +1,338 @@
+"""check with functions of TensorFlow, MLX and PyTensor, as a decorator, and gradients of kernels and C functions."""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scratchformer import Key, check, nn
+from scratchformer.testing import GradientError, check_gradients
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).normal(size=(2, 3))
+
+
+def complaint(*args, **options):
+    with pytest.raises(GradientError) as caught:
+        check(*args, **options)
+    return str(caught.value)
+
+
+def names(report):
+    return [row.tensor for row in report]
+
+
+def test_tensorflow():
+    if not find_spec("tensorflow"):
+        pytest.skip("TensorFlow is not installed")
+    tests = Path(__file__).with_name("on_tensorflow.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout
+
+
+# MLX
+
+
+@pytest.fixture
+def mx():
+    return pytest.importorskip("mlx.core")
+
+
+def test_mlx(mx, x):
+    def cube_of(factor):
+        @mx.custom_function
+        def cube(x):
+            return x**3
+
+        cube.vjp(lambda x, dy, y: factor * 3 * x**2 * dy)
+        return cube
+
+    x = mx.array(x)
+    report = check(lambda a, ids: [cube_of(1.0)(a["x"][ids]), ids], {"x": x}, mx.array([0, 1, 1]))
+    assert names(report) == ["a['x']"]
+    assert report.notes == ("y is computed in float32: compared to within its round-off",)
+    assert "<lambda>: wrong gradient at x[" in complaint(lambda x: cube_of(1.01)(x), x)
+    assert "no gradient reaches x: look for mx.stop_gradient" in complaint(lambda x: 0 * x + mx.stop_gradient(x), x)
+
+
+def test_mlx_a_module(mx, x):
+    import mlx.nn
+
+    module = mlx.nn.Sequential(mlx.nn.Linear(3, 4), mlx.nn.GELU(), mlx.nn.LayerNorm(4))
+    before = np.array(module.layers[0].weight)
+    assert set(names(check(module, mx.array(x)))) >= {"x", "layers.0.weight", "layers.0.bias", "layers.2.weight"}
+    assert np.array_equal(module.layers[0].weight, before)
+
+
+# PyTensor
+
+
+def test_pytensor(x):
+    pytensor = pytest.importorskip("pytensor")
+    pt = pytest.importorskip("pytensor.tensor")
+    graph = pytest.importorskip("pytensor.graph")
+
+    class Cube(graph.Op):
+        factor = 1.0
+
+        def make_node(self, x):
+            return graph.Apply(self, [pt.as_tensor(x)], [pt.as_tensor(x).type()])
+
+        def perform(self, node, inputs, outputs):
+            outputs[0][0] = inputs[0] ** 3
+
+        def grad(self, inputs, gradients):
+            return [self.factor * 3 * inputs[0] ** 2 * gradients[0]]
+
+    cube, w = Cube(), pytensor.shared(x.T.copy(), name="w")
+    assert names(check(cube, pt.constant(x))) == ["x"]
+    assert names(check(lambda a, ids, axis: (a[ids].sum(axis) @ w, ids), pt.constant(x), np.array([0, 1]), axis=0)) == [
+        "a",
+        "w",
+    ]
+    assert np.array_equal(w.get_value(), x.T)
+    cube.factor = 1.0001
+    assert "Cube: wrong gradient at x[" in complaint(cube, pt.constant(x))
+
+
+# The decorator, and what is not known.
+
+
+def test_a_decorated_autograd_function_is_checked_once(x):
+    torch = pytest.importorskip("torch")
+    calls = []
+
+    @check
+    class Cube(torch.autograd.Function):
+        factor = 1.0
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            calls.append(0)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, dy):
+            return Cube.factor * 3 * ctx.saved_tensors[0] ** 2 * dy
+
+    x = torch.tensor(x, requires_grad=True)
+    Cube.factor = 1.01
+    for _ in range(2):
+        with pytest.raises(GradientError, match="Cube: wrong gradient at x"):
+            Cube.apply(x)
+    Cube.factor = 1.0
+    (gradient,) = torch.autograd.grad(Cube.apply(x).sum(), x)
+    assert torch.allclose(gradient, 3 * x**2)
+    calls.clear()
+    Cube.apply(x)
+    assert len(calls) == 1
+
+
+def test_decorated_functions_and_layers(x):
+    jax = pytest.importorskip("jax")
+
+    @check
+    def through(x, *, factor):
+        return factor * jax.lax.stop_gradient(x)
+
+    with pytest.raises(GradientError, match="no gradient reaches x"):
+        through(jax.numpy.asarray(x), factor=2)
+
+    @check
+    class Double:
+        def forward(self, x):
+            return 2 * x
+
+        def backward(self, dy):
+            return dy
+
+    with pytest.raises(GradientError, match="Double: wrong gradient at x"):
+        Double().forward(x)
+
+
+def test_what_is_checked_by_another_check(x):
+    torch = pytest.importorskip("torch")
+    assert names(check(torch.nn.Linear(3, 2), torch.tensor(x))) == ["input", "weight", "bias"]
+    assert names(check(nn.Linear(3, 2, key=Key(0)), x)) == ["x", "w", "b"]
+    with pytest.raises(TypeError, match=r"got double with ndarray; .* there is check_gradients\(op, op_backward"):
+
+        def double(x):
+            return 2 * x
+
+        check(double, x)
+    for alone in (nn.Linear(3, 2, key=Key(0)), 3):
+        with pytest.raises(TypeError, match="expected arguments for"):
+            check(alone)
+
+
+# Kernels and C functions are called by a pair of functions of NumPy or PyTorch.
+
+
+SOURCE = """
+void swish(const double *x, double *y, int n) { for (int i = 0; i < n; i++) y[i] = x[i] / (1 + EXP(-x[i])); }
+void swish_backward(const double *dy, const double *x, double *dx, int n) {
+    for (int i = 0; i < n; i++) { double s = 1 / (1 + EXP(-x[i])); dx[i] = dy[i] * (s + x[i] * s * (1 - s)) * FACTOR; }
+}
+"""
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """compiled(factor) compiles the functions, with a mistake unless it is 1."""
+    if not shutil.which("cc"):
+        pytest.skip("there is no C compiler")
+
+    def make(factor):
+        (tmp_path / "swish.c").write_text(SOURCE)
+        made = tmp_path / f"swish{factor}.so"
+        flags = [f"-DFACTOR={factor}", "-DEXP=__builtin_exp", "-shared", "-fPIC", "-O1"]
+        subprocess.run(["cc", *flags, "-o", made, tmp_path / "swish.c", "-lm"], check=True)
+        return made
+
+    return make
+
+
+def with_ctypes(path):
+    library = ctypes.CDLL(str(path))
+    array = np.ctypeslib.ndpointer(np.float64, flags="C_CONTIGUOUS")
+    library.swish.argtypes = [array, array, ctypes.c_int]
+    library.swish_backward.argtypes = [array, array, array, ctypes.c_int]
+    return library.swish, library.swish_backward
+
+
+def with_cffi(path):
+    ffi = pytest.importorskip("cffi").FFI()
+    ffi.cdef("void swish(double *, double *, int); void swish_backward(double *, double *, double *, int);")
+    library = ffi.dlopen(str(path))
+
+    def called(function):
+        return lambda *arrays: function(*(ffi.from_buffer("double[]", x) for x in arrays[:-1]), arrays[-1])
+
+    return called(library.swish), called(library.swish_backward)
+
+
+@pytest.mark.parametrize("bind", [with_ctypes, with_cffi])
+def test_a_c_function(bind, compiled, x):
+    def pair(factor):
+        forward, backward = bind(compiled(factor))
+
+        def swish(x):
+            x = np.ascontiguousarray(x)
+            y = np.empty(x.shape)
+            forward(x, y, x.size)
+            return y, x
+
+        def swish_backward(dy, x):
+            dx = np.empty(x.shape)
+            backward(np.ascontiguousarray(dy), x, dx, x.size)
+            return dx
+
+        return swish, swish_backward
+
+    assert names(check_gradients(*pair(1), x)) == ["x"]
+    with pytest.raises(GradientError, match="swish: wrong gradient at x"):
+        check_gradients(*pair(1.0001), x)
+
+
+def test_a_c_function_that_takes_any_memory_for_contiguous(compiled, x):
+    forward, backward = (getattr(ctypes.CDLL(str(compiled(1))), n) for n in ("swish", "swish_backward"))
+
+    def swish(x):
+        y = np.empty(x.shape)
+        forward(ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), x.size)
+        return y, x
+
+    def swish_backward(dy, x):
+        dx = np.empty(x.shape)
+        backward(*(ctypes.c_void_p(array.ctypes.data) for array in (dy, x, dx)), x.size)
+        return dx
+
+    with pytest.raises(GradientError, match=r"the values agree, but with (x|dy) (in|broadcast)"):
+        check_gradients(swish, swish_backward, x)
+
+
+TRITON = """
+@triton.jit
+def cube(x, y, n, SIZE: tl.constexpr):
+    i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    v = tl.load(x + i, mask=i < n)
+    tl.store(y + i, v * v * v, mask=i < n)
+"""
+
+
+def test_a_triton_kernel(x, monkeypatch, tmp_path):
+    """On a GPU if there is one, and otherwise in Triton's interpreter."""
+    torch = pytest.importorskip("torch")
+    triton = pytest.importorskip("triton")
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    (tmp_path / "kernels.py").write_text("import triton\nimport triton.language as tl\n" + TRITON)
+    monkeypatch.syspath_prepend(tmp_path)
+    import kernels
+
+    class Cube(torch.autograd.Function):
+        factor = 3.0
+
+        @staticmethod
+        def forward(ctx, x):
+            x = x.contiguous()
+            ctx.save_for_backward(x)
+            y = torch.empty_like(x)
+            kernels.cube[(triton.cdiv(x.numel(), 8),)](x, y, x.numel(), SIZE=8)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            return Cube.factor * ctx.saved_tensors[0] ** 2 * dy
+
+    x = torch.tensor(x, device="cuda" if on_gpu else "cpu")
+    assert names(check(Cube, x)) == ["x"]
+    Cube.factor = 3.001
+    assert "Cube: wrong gradient at x[" in complaint(Cube, x)
+
+
+NUMBA = """
+import numpy as np
+from numba import cuda
+from scratchformer.testing import GradientError, check_gradients
+
+
+@cuda.jit
+def cube_kernel(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = x[i] ** 3
+
+
+def cube(x):
+    y = np.empty(x.size)
+    cube_kernel[1, 32](x.ravel(), y)
+    return y.reshape(x.shape), x
+
+
+x = np.random.default_rng(0).normal(size=(2, 3))
+check_gradients(cube, lambda dy, x: 3 * x**2 * dy, x)
+try:
+    check_gradients(cube, lambda dy, x: 3.001 * x**2 * dy, x)
+except GradientError as error:
+    print(error)
+"""
+
+
+def test_a_numba_cuda_kernel(monkeypatch):
+    """On a GPU if there is one, and otherwise in Numba's simulator, which has to be chosen before the import."""
+    cuda = pytest.importorskip("numba.cuda")
+    if not cuda.is_available():
+        monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    run = subprocess.run([sys.executable, "-c", NUMBA], capture_output=True, text=True, check=True, timeout=300)
+    assert run.stdout.startswith("cube: wrong gradient at x[")
