@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,6 +175,14 @@ def conditions(name: str, x: np.ndarray, wrong: np.ndarray) -> Iterator[str]:
             value = between[0] if between else (low.max() + high.min()) / 2
             included = value == (high.min() if sign == ">" else low.max()) and value != edge
             yield f"where {name} {strict if included else sign} {value:.3g}" + " or so" * (not between)
+    between = (inside.min() <= x) & (x <= inside.max())
+    if len(inside) > 2 and np.array_equal(between, wrong) and (x < inside.min()).any() and (x > inside.max()).any():
+        low, high = x[x < inside.min()].max(), x[x > inside.max()].min()
+        edges = [
+            next((f"{value:g}" for value in _ROUND if a <= value <= b), f"about {(a + b) / 2:.3g}")
+            for a, b in ((low, inside.min()), (inside.max(), high))
+        ]
+        yield f"where {name} is between {' and '.join(edges)}"
     _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
     if np.array_equal(counts[place.reshape(x.shape)] > 1, wrong):
         yield f"where a value of {name} occurs more than once"
@@ -206,9 +215,18 @@ def times(factor: float, numbers: Mapping[float, list[str]], they: str) -> str:
         return "zero"
     if factor == -1:
         return "right except for the sign"
-    amount, reason = meaning(factor, numbers) or (apart(factor, 1.0)[0], "")
+    amount, reason = meaning(factor, numbers) or (as_number(factor), "")
     times = f"{amount} {'of' if '/' in amount and abs(factor) < 1 else 'times'} what {they} should be"
     return f"{times}: {reason}" if reason else times
+
+
+def as_number(factor: float) -> str:
+    """The factor in digits, or as a fraction of small numbers if its digits do not end: "2/3"."""
+    fraction = Fraction(factor).limit_denominator(9)
+    endless = not math.isclose(float(f"{factor:.5g}"), factor, rel_tol=ROUND_OFF)
+    if endless and fraction and math.isclose(fraction, factor, rel_tol=ROUND_OFF):
+        return f"{fraction}".replace("-", "−")
+    return apart(factor, 1.0)[0]
 
 
 def meaning(factor: float, numbers: Mapping[float, list[str]]) -> tuple[str, str] | None:

@@ -118,7 +118,7 @@ def places(compared: Compared) -> Iterator[tuple[str, str]]:
     for axis in range(right.ndim):
         for function, text in ((np.sum, "sum"), (np.mean, "mean")):
             if like(np.broadcast_to(function(right, axis, keepdims=True), right.shape)):
-                yield f"{{of}} replaced by its {text} over axis {axis}.", f"{text} over an axis"
+                yield f"{{of}} everywhere the {text} over axis {axis} of what it should be.", f"{text} over an axis"
 
 
 def zeros(compared: Compared) -> Iterator[tuple[str, str]]:

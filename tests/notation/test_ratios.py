@@ -28,6 +28,8 @@ WRONG = {
     "1.00001 times what it should be": lambda g: 1.00001 * g,
     "right except where x < 0: there it is zero.": lambda g: np.where(X < 0, 0, g),
     "right except where x > 1: there it is 0.37 times what it should be.": lambda g: np.where(X > 1, 0.37 * g, g),
+    "right except where x is between 0 and 1: there it is zero.": lambda g: np.where((X > 0) & (X < 1), 0, g),
+    "2/3 of what it should be": lambda g: 2 * g / 3,
     "right except where x > 0: there its sign is wrong.": lambda g: np.where(X > 0, -g, g),
     "right except at index 2 of axis 0: there it is zero.": lambda g: np.where(ROW == 2, 0, g),
     "right except at [1, 2]: there it is zero.": lambda g: np.where(np.arange(20).reshape(4, 5) == 7, 0, g),
