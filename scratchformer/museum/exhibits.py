@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from difflib import get_close_matches
-from functools import cache
-from importlib import import_module
+from importlib import import_module, reload
 from inspect import getdoc
 from typing import Any, NamedTuple
 
@@ -113,14 +112,15 @@ class Verdict(NamedTuple):
     seconds: float
 
 
-@cache
 def exhibit(name: str) -> Exhibit:
-    """The exhibit of this name. Raises ValueError for an unknown one."""
+    """The exhibit of this name, made anew, since some remember what they computed before. Raises ValueError for an
+    unknown one.
+    """
     if name not in NAMES:
         near = get_close_matches(name, NAMES)
         known = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(NAMES)}"
         raise ValueError(f"unknown exhibit {name!r}; {known}")
-    module: Any = import_module(f".{name}", __package__)
+    module: Any = reload(import_module(f".{name}", __package__))
     return Exhibit(
         name,
         getdoc(module) or "",

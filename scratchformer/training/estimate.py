@@ -111,7 +111,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     activations["embedding, output and loss" if block else "the model"] = kept - block
     shallow = small.models[0]
     stored = shallow.allocate(1) if hasattr(shallow, "allocate") else []  # it generates
-    cache = depth * sum(array.nbytes for arrays in stored for array in arrays)
+    cache = depth * sum(array.nbytes for arrays in stored for array in arrays) // blocks
     return Estimate(
         parameters=model.flat.data.size,
         ranks=ranks,

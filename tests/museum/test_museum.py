@@ -20,9 +20,10 @@ DERIVED = [name for name in NAMES if exhibit(name).forward.__doc__ and "    " in
 @pytest.mark.diagnosis
 @pytest.mark.parametrize("name", NAMES)
 def test_the_wrong_backward_is_found_and_named(name):
-    verdict = check(exhibit(name))
-    assert verdict.message
-    assert re.search(exhibit(name).named, verdict.message)
+    for _ in range(2):  # the second time too, though some exhibits remember what went before
+        verdict = check(exhibit(name))
+        assert verdict.message
+        assert re.search(exhibit(name).named, verdict.message)
 
 
 @pytest.mark.parametrize("name", NAMES)

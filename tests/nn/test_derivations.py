@@ -19,6 +19,8 @@ def classes():
     """Every class of layers that the package defines."""
     for package in nn, models, records:
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+            if ".numba_" in module.name:  # twins, which need the extra fast
+                continue
             for name, thing in vars(importlib.import_module(module.name)).items():
                 if inspect.isclass(thing) and thing.__module__ == module.name and issubclass(thing, nn.Layer):
                     yield name, thing
