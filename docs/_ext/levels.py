@@ -11,9 +11,11 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
+from reports import items
+
 from scratchformer.catalogue import DerivationCase, Extension, Mistake, Sizes, entries_of
 from scratchformer.catalogue.derivations import CASES
-from scratchformer.notation import DerivationReport, DerivationText, Equation, Item, NotationError, parse
+from scratchformer.notation import DerivationReport, DerivationRow, DerivationText, Equation, Item, NotationError, parse
 from scratchformer.notation.check import read_and_run, walk_through
 from scratchformer.notation.grammar import Condition, Node, canonical, letters_in, rebuilt, walk
 from scratchformer.notation.spelling import spelled
@@ -22,6 +24,7 @@ from scratchformer.notation.walk import TOLERANCE
 ZERO, ONE = ("num", 0.0, "0"), ("num", 1.0, "1")
 GONE = ("num", 0.0, "")  # an index that is not written; where it is a number, it is 0
 SENTENCE = re.compile(r"(?<=[.)])\s+(?=\(?[A-Z])")
+INDICES = re.compile(r"(?<![\w`])([^\W_]+)_([a-z]{2,4})\b")  # of a name in prose
 KNOWN = {"=": float.__eq__, "≠": float.__ne__, "<": float.__lt__, ">": float.__gt__, "≤": float.__le__, "≥": float.__ge__}
 
 
@@ -60,12 +63,11 @@ def case_at(name: str, titles: Collection[str], draw: Sizes) -> DerivationCase:
     return CASES[name](draw)
 
 
-def report_at(name: str, titles: Collection[str], draw: Sizes) -> DerivationReport:
+def checked_without(case: DerivationCase, left_out: Without) -> DerivationReport:
     """The checked derivation of a level. Raises DerivationError where it is not true."""
-    case = case_at(name, titles, draw)
     options = {"names": case.names, "docstring": case.docstring, **case.options}
     ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
-    return walk_through(reduced(derivation, without(name, titles)), ran, TOLERANCE)
+    return walk_through(reduced(derivation, left_out), ran, TOLERANCE)
 
 
 def reduced(derivation: DerivationText, left_out: Without) -> DerivationText:
@@ -83,21 +85,20 @@ def remaining(items: Iterable[Item], left_out: Without) -> Iterator[Item]:
     hidden = False
     for item in items:
         if item.kind == "prose":
-            text = sentences(item.text, left_out.words)
+            text = sentences(item.text, left_out)
             hidden = not text
             item = item._replace(text=text)
         if not hidden:
             yield item
 
 
-def sentences(text: str, words: re.Pattern[str] | None) -> str:
+def sentences(text: str, left_out: Without) -> str:
     """A paragraph without the sentences that contain one of the words; the last one introduces what the last did."""
-    parts = SENTENCE.split(text)
+    parts, words = SENTENCE.split(text), left_out.words
     kept = [part for part in parts if not words or not words.search(part) or part.startswith("Source:")]
-    if len(kept) == len(parts):
-        return text
-    shown = " ".join(kept)
-    return shown.removesuffix(".") + ":" if shown.endswith(".") and text.endswith(":") else shown
+    if len(kept) < len(parts):
+        text = " ".join(kept).removesuffix(".") + ":" if kept and text.endswith(":") else " ".join(kept)
+    return INDICES.sub(lambda m: f"{m[1]}_{''.join(c for c in m[2] if c not in left_out.letters)}", text)
 
 
 def simplified_items(items: Iterable[Item], left_out: Without, unknown: set[str]) -> Iterator[Item]:
@@ -218,19 +219,27 @@ def arithmetic(node: Node) -> Node:
     return a if b == ZERO else b if a == ZERO and kind == "+" else node
 
 
+class Form(NamedTuple):
+    """An item of a derivation as it is at some levels."""
+
+    item: Item
+    row: DerivationRow | None
+    levels: list[int]
+
+
 @cache
-def passages_at(name: str) -> dict[tuple[int, int], list[tuple[Item, list[int]]]]:
-    """By place in the docstring, each form of an item, with the levels at which it stands."""
-    found: dict[tuple[int, int], list[tuple[Item, list[int]]]] = {}
+def forms(name: str) -> dict[tuple[int, int], list[Form]]:
+    """The forms of each item of an operation's derivation, by its line and column in the docstring, in order."""
+    found = {(item.line, item.column): [Form(item, row, [])] for item, row in items(name)}
     for number, titles in enumerate(levels(name)):
-        for item in report_at(name, titles, Sizes()).derivation.items:
-            forms = found.setdefault((item.line, item.column), [])
-            for form, numbers in forms:
-                if form.text == item.text:
-                    numbers.append(number)
-                    break
-            else:
-                forms.append((item, [number]))
+        report = checked_without(case_at(name, titles, Sizes()), without(name, titles))
+        for item in report.derivation.items:
+            known = found[item.line, item.column]
+            form = next((form for form in known if form.item.text == item.text), None)
+            if form is None:
+                row = next((row for row in report.rows if (row.line, row.text) == (item.line, item.text)), None)
+                known.append(form := Form(item, row, []))
+            form.levels.append(number)
     return found
 
 
