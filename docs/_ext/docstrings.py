@@ -119,14 +119,15 @@ def derivation(name: str) -> str:
             parts.append((form.levels, passages(form.item, form.row, number if form is known[0] else None)))
     whole = len(levels(name))
     return "\n\n".join(
-        rendered(shown, name) if len(at) == whole else directive("container", leveled(at), rendered(shown, name))
+        rendered(shown, name) if len(at) == whole else directive("container", leveled(at, whole), rendered(shown, name))
         for at, shown in parts
     )
 
 
-def leveled(at: Iterable[int]) -> str:
-    """The classes of what stands at these levels. The page begins with level 0."""
-    return " ".join(["level", *(f"level-{level}" for level in at), *(["shown"] if 0 in at else [])])
+def leveled(at: list[int], whole: int) -> str:
+    """The classes of what stands at these levels. The page begins with level 0; without scripts it has the last."""
+    more = {"shown": 0 in at, "whole": whole - 1 in at}
+    return " ".join(["level", *(f"level-{level}" for level in at), *(name for name, is_so in more.items() if is_so)])
 
 
 def unchecked(text: str) -> Passage:
