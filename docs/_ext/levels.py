@@ -244,7 +244,11 @@ def forms(name: str) -> dict[tuple[int, int], list[Form]]:
 
 
 def mistake_at(mistake: Mistake, left_out: Without, names: Collection[str]) -> tuple[Equation, Equation] | None:
-    """The right and the wrong equation of a mistake at a level, if they are equations there and differ."""
+    """The right and the wrong equation of a mistake at a level, if they are equations there, and it is none of those about
+    what is left out.
+    """
+    if left_out.words and left_out.words.search(f"{mistake.title}. {mistake.effect}"):
+        return None
     try:
         both = (parse(text, names) for text in (mistake.equation, mistake.wrong))
     except NotationError:

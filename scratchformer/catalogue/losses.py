@@ -62,7 +62,7 @@ ENTRIES = [
     )
     .mistake(
         "The mean is over all rows, not those that count",
-        "The more padding a batch has, the smaller its gradient.",
+        "The more rows of a batch are ignored, the smaller its gradient.",
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)/N",
     ),

@@ -74,7 +74,7 @@ class Page:
         if "counted" in inputs:
             inputs["targets"] = np.where(inputs["counted"] > 0, inputs["targets"], -1)
             inputs["ignore_index"] = np.array(-1)
-        if "m" in inputs:
+        if "pattern" in arguments and "m" in inputs:
             arguments["pattern"] = Mask(inputs["m"] > 0)
         given = {name: converted(inputs[name], old) if name in inputs else old for name, old in arguments.items()}
         parameters = inspect.signature(self.case.op).parameters
