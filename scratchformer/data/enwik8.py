@@ -168,7 +168,7 @@ def _find(path: Path) -> Path:
 
 def _read(path: Path) -> bytes | bytearray:
     """The bytes of the file at `path`, unpacked if it is a gzip, or of the member `enwik8` if it is a zip."""
-    with open_file(path) as file:
+    with open_file(path) as (file, _):
         expect_itself(start := file.read(BEGINNING), path)
     zipped = start.startswith(b"PK\x03\x04") or (start and path.suffix == ".zip")
     data = _unzip(path) if zipped else read_unpacked(path)
@@ -183,12 +183,12 @@ def _read(path: Path) -> bytes | bytearray:
 def _unzip(path: Path) -> bytearray:
     try:
         with (
-            open_file(path) as file,
+            open_file(path) as (file, size),
             unpacking_errors(path, DataError),
             zipfile.ZipFile(file) as archive,
             archive.open(MEMBER) as packed,
         ):
-            return read_all(Unpacking(packed, path, DataError, MAX_UNPACKED, RATIO))
+            return read_all(Unpacking(packed, path, DataError, size, MAX_UNPACKED, RATIO))
     except DataError:
         raise
     except KeyError as error:

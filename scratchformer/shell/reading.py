@@ -58,13 +58,18 @@ class DataError(ValueError):
     """A data file is missing, damaged or not what it should be, or a download failed."""
 
 
-def expect_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES) -> int:
-    """The size of the file at `path`. Raises `error` unless it is a regular file of at most `max_bytes` bytes."""
+def expect_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES) -> None:
+    """Raise `error` unless there is a regular file of at most `max_bytes` bytes at `path`."""
     with _reading(path, error):
         try:
             status = os.stat(path)
         except ValueError as problem:  # a NUL in the path
             raise error(f"{str(path)!r}: not the name of a file") from problem
+    _regular(status, path, error, max_bytes)
+
+
+def _regular(status: os.stat_result, path: PathLike, error: Error, max_bytes: float) -> int:
+    """The size of the file with this `status`. Raises `error` unless it is regular, with at most `max_bytes` bytes."""
     if stat.S_ISDIR(status.st_mode):
         raise error(f"{path}: expected a file, got a folder")
     if not stat.S_ISREG(status.st_mode):
@@ -76,8 +81,7 @@ def expect_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX
 
 def read_bytes(path: PathLike, error: Error = DataError, max_bytes: int = MAX_BYTES) -> bytes:
     """The contents of the file at `path`. Raises `error` if it cannot be read: see `expect_file`."""
-    size = expect_file(path, error, max_bytes)
-    with _reading(path, error), open(path, "rb") as file:
+    with open_file(path, error, max_bytes) as (file, size), _reading(path, error):
         return file.read(size)
 
 
@@ -166,13 +170,18 @@ def read_unpacked(path: PathLike, error: Error = DataError, max_bytes: int = MAX
 
 
 @contextmanager
-def open_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES) -> Iterator[BufferedReader]:
-    """The file at `path`, open for reading: see `expect_file`."""
+def open_file(
+    path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES
+) -> Iterator[tuple[BufferedReader, int]]:
+    """The file at `path`, open for reading, and its size in bytes: see `expect_file`.
+
+    The size is that of the file that was opened, since another process may replace the file at `path` at any time.
+    """
     expect_file(path, error, max_bytes)
     with _reading(path, error):
         file = open(path, "rb")
     with file:
-        yield file
+        yield file, _regular(os.fstat(file.fileno()), path, error, max_bytes)
 
 
 @contextmanager
@@ -180,12 +189,12 @@ def open_gzip(
     path: PathLike, error: Error = DataError, max_bytes: int = MAX_UNPACKED, ratio: int = RATIO
 ) -> Iterator[Any]:
     """The unpacked content of a gzip, open for reading: see `Unpacking`. Errors of reading it are raised as `error`."""
-    with open_file(path, error) as file, unpacking_errors(path, error), gzip.GzipFile(fileobj=file) as stream:
+    with open_file(path, error) as (file, size), unpacking_errors(path, error), gzip.GzipFile(fileobj=file) as stream:
         if not (start := file.peek(BEGINNING)[:BEGINNING]).startswith(GZIP):
             expect_itself(start, path, error)
             kind = what_else(start) or f"a file that begins with {start[:2]!r}"
             raise error(f"{path}: expected a gzip, got {kind}" if start else f"{path}: empty")
-        yield Unpacking(stream, path, error, max_bytes, ratio)
+        yield Unpacking(stream, path, error, size, max_bytes, ratio)
 
 
 @contextmanager
@@ -200,15 +209,15 @@ def unpacking_errors(path: PathLike, error: Error) -> Iterator[None]:
 
 
 class Unpacking:
-    """A compressed stream that can be read up to a limit: `max_bytes` bytes, or `ratio` times the size of the file at
-    `path`, whichever is more. Reading beyond the limit raises `error`.
+    """A compressed stream that can be read up to a limit: `max_bytes` bytes, or `ratio` times `size`, the bytes of the
+    file at `path`, whichever is more. Reading beyond the limit raises `error`.
     """
 
     def __init__(
-        self, stream: Any, path: PathLike, error: Error, max_bytes: int = MAX_UNPACKED, ratio: int = RATIO
+        self, stream: Any, path: PathLike, error: Error, size: int, max_bytes: int = MAX_UNPACKED, ratio: int = RATIO
     ) -> None:
         self.stream, self.path, self.error = stream, path, error
-        self.left = self.max_bytes = max(max_bytes, ratio * os.path.getsize(path))
+        self.left = self.max_bytes = max(max_bytes, ratio * size)
 
     def read(self, size: int) -> bytes:
         """The next bytes, at most `size`; none at the end."""

@@ -234,3 +234,33 @@ def test_an_encoding_that_cannot_be_read_is_named(tmp_path):
     path.write_bytes("the\ncafé\n".encode("utf-16"))
     with pytest.raises(DataError, match=r"damaged: not UTF-8 at byte 0 \(text in UTF-16, which must be converted"):
         read_text(path)
+
+
+@pytest.mark.parametrize("longer", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_file_replaced_while_it_is_opened_is_read_as_one_of_the_two(tmp_path, monkeypatch, longer, packed):
+    """Another process may replace a file at any time, as `scratchformer learn` does with the progress file."""
+    texts = ["{}", '{"relu": {"hints": 1}}' + " " * 1000]
+    old, new = texts if longer else texts[::-1]
+    path, other = tmp_path / "a.json", tmp_path / "b.json"
+    pack = gzip.compress if packed else bytes
+
+    def opened(*args):
+        if other.exists():
+            os.replace(other, path)
+        return open(*args)
+
+    monkeypatch.setattr(reading, "open", opened, raising=False)
+    for read in (read_unpacked,) if packed else (read_bytes, read_unpacked, lambda path: read_text(path).encode()):
+        path.write_bytes(pack(old.encode()))
+        other.write_bytes(pack(new.encode()))
+        assert bytes(read(path)) == new.encode() and not other.exists()
+
+
+def test_a_file_replaced_by_one_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    path, other = tmp_path / "a.json", tmp_path / "b.json"
+    path.write_text("{}")
+    other.write_text(" " * 100)
+    monkeypatch.setattr(reading, "open", lambda *args: (os.replace(other, path), open(*args))[1], raising=False)
+    with pytest.raises(DataError, match="expected at most 10 bytes, got 100"):
+        read_bytes(path, max_bytes=10)
