@@ -97,7 +97,8 @@ def sentences(text: str, left_out: Without) -> str:
     parts, words = SENTENCE.split(text), left_out.words
     kept = [part for part in parts if not words or not words.search(part) or part.startswith("Source:")]
     if len(kept) < len(parts):
-        text = " ".join(kept).removesuffix(".") + ":" if kept and text.endswith(":") else " ".join(kept)
+        shown = " ".join(kept)
+        text = shown.removesuffix(".") + ":" if shown.endswith(".") and text.endswith(":") else shown
     return INDICES.sub(lambda m: f"{m[1]}_{''.join(c for c in m[2] if c not in left_out.letters)}", text)
 
 

@@ -185,7 +185,7 @@
       const table = make("table", { "aria-label": `${this.label}${place ? `, ${place}` : ""}`, role: "grid" });
       if (place) table.append(make("caption", {}, place));
       if (shape.length) {
-        const corner = rows > 1 ? `${down}${down && across ? "\\" : ""}${across}` : this.letters[0] || "";
+        const corner = rows > 1 ? `${down}${down && across ? "\\" : ""}${across}` : this.letters[shape.length - 1] || "";
         const head = make("tr", {}, make("th", {}, corner));
         for (let j = 0; j < columns; j++) head.append(make("th", { scope: "col" }, String(j)));
         table.append(make("thead", {}, head));
@@ -312,6 +312,8 @@
     /** Shows another level in place of this one. */
     to(level) {
       this.listening.abort();
+      clearTimeout(this.waiting);
+      cancelAnimationFrame(this.scheduled);
       this.made.remove();
       this.root.classList.remove("planted", "comparing", "pinned");
       this.root.page = new Page(this.root, level, this);
