@@ -169,8 +169,8 @@ def relative_attention(
         ∂a_hts/∂qu_htd = k_hsd        ∂a_hts/∂k_hsd = qu_htd
         ∂b_htj/∂qw_htd = r_hjd        ∂b_htj/∂r_hjd = qw_htd
 
-    All queries use the same r, u and w, so their gradients are sums over t. All sequences n of the batch share them too,
-    which adds a sum over n:
+    All queries use the same r, u and w, so their gradients are sums over t. All sequences n of the batch share them
+    too, which adds a sum over n:
 
         dqu_htd = Σ_s da_hts k_hsd        dk_hsd = Σ_t da_hts qu_htd
         dqw_htd = Σ_j db_htj r_hjd        dr_hjd = Σ_{n,t} db_nhtj qw_nhtd
