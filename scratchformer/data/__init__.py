@@ -24,6 +24,7 @@ from .enwik8 import (
     as_text,
     load_enwik8,
     load_standard_library,
+    load_text,
 )
 from .imdb import Imdb, load_imdb, load_imdb_subwords, read_splits
 from .masked import MaskedBatch, MaskedBatches, single_texts
@@ -73,6 +74,7 @@ __all__ = [
     "load_multi30k",
     "load_photos",
     "load_standard_library",
+    "load_text",
     "pairs_in_order",
     "read_splits",
     "single_texts",

@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ..shell.reading import MEGABYTE, DataError, decoded, read_unpacked
+from ..shell.reading import MEGABYTE, DataError, decoded
+from ..shell.unpacking import read_unpacked
 from .download import fetch
 
 URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
