@@ -11,6 +11,7 @@ import gzip
 import io
 import lzma
 import os
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -55,14 +56,17 @@ def _zstandard(file: IO[bytes]) -> Iterator[Any]:
 
 @contextmanager
 def _zip(file: io.BytesIO, member: str | None) -> Iterator[Any]:
-    with zipfile.ZipFile(file) as archive:
-        end = (tail := file.getvalue()[-_ZIP_END:]).rfind(b"PK\5\6")
-        if len(archive.infolist()) != int.from_bytes(tail[end + 10 : end + 12], "little"):  # zipfile does not compare
-            raise zipfile.BadZipFile("its list of files is damaged")
-        names = [each.filename for each in archive.infolist() if not each.is_dir()]
-        names = [name for name in names if not name.startswith("__MACOSX/")]  # which macOS adds
-        with archive.open(_only(names, "zip", member)) as stream:
-            yield stream
+    try:
+        with zipfile.ZipFile(file) as archive:
+            end = (tail := file.getvalue()[-_ZIP_END:]).rfind(b"PK\5\6")
+            if len(archive.infolist()) != int.from_bytes(tail[end + 10 : end + 12], "little"):
+                raise zipfile.BadZipFile("its list of files is damaged")  # zipfile does not compare their number
+            names = [each.filename for each in archive.infolist() if not each.is_dir()]
+            names = [name for name in names if not name.startswith("__MACOSX/")]  # which macOS adds
+            with archive.open(_only(names, "zip", member)) as stream:
+                yield stream
+    except (ValueError, struct.error) as problem:
+        raise zipfile.BadZipFile(str(problem)) from problem
 
 
 @contextmanager
