@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..shell.reading import BEGINNING, DataError, decoded, parsed, what_else
+from ..shell.text import shown
 from ..shell.unpacking import read_unpacked
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
@@ -30,18 +31,16 @@ def rows(path: Path, header: Collection[str], quoted: bool = True) -> Iterator[R
     elif kind is not None:
         raise DataError(f"{path}: expected a table (CSV, TSV, JSON lines, Parquet or Arrow), got {kind}")
     elif (text := decoded(data, path)).lstrip().startswith("[{"):
-        yield from ((f"{path}: row {i}", row) for i, row in enumerate(_listed(path, text), 1))
+        for i, row in enumerate(parsed(f'{{"rows": {text}}}', path, DataError)["rows"], 1):
+            if not isinstance(row, dict):
+                raise DataError(f"{path}: row {i}: expected an object {{...}}, got {shown(row)}")
+            yield f"{path}: row {i}", row
     elif text.lstrip().startswith("{"):
         for i, line in enumerate(text.splitlines(), 1):
             if line.strip():
                 yield f"{path}: line {i}", parsed(line, f"{path}: line {i}", DataError)
     else:
         yield from _separated(path, text, {name.casefold() for name in header}, quoted)
-
-
-def _listed(path: Path, text: str) -> list[dict[str, Any]]:
-    """The objects of a JSON list."""
-    return parsed(f'{{"rows": {text}}}', path, DataError)["rows"]
 
 
 def _separated(path: Path, text: str, header: set[str], quoted: bool) -> Iterator[Row]:
