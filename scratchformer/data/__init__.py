@@ -28,7 +28,8 @@ from .enwik8 import (
 )
 from .imdb import Imdb, load_imdb, load_imdb_subwords, read_splits
 from .masked import MaskedBatch, MaskedBatches, single_texts
-from .multi30k import Multi30k, Pairs, load_multi30k
+from .multi30k import load_multi30k
+from .pairs import Pairs, ParallelCorpus
 from .photos import load_photos
 from .subwords import PublishedTokenizer, Subwords
 from .translation import TokenPairs, TranslationBatch, TranslationBatches, encode_pairs, pairs_in_order
@@ -48,9 +49,9 @@ __all__ = [
     "LabelledBatches",
     "MaskedBatch",
     "MaskedBatches",
-    "Multi30k",
     "NoConnection",
     "Pairs",
+    "ParallelCorpus",
     "PublishedTokenizer",
     "SegmentBatch",
     "SegmentBatches",

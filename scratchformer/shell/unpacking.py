@@ -91,7 +91,7 @@ _COMPRESSED: dict[str, Callable[..., Any]] = {
     "a Zstandard file": _zstandard,
 }
 _ARCHIVES: dict[str, Callable[..., Any]] = {"a zip archive": _zip, "a tar archive": _tar}
-_SUFFIXES = {
+PACKED_SUFFIXES = {
     ".gz": "a gzip",
     ".bz2": "a bzip2 file",
     ".xz": "an xz file",
@@ -113,7 +113,7 @@ def read_unpacked(
     data: bytes | bytearray = read_bytes(path, error)
     limit = max(max_bytes, RATIO * len(data))
     openers = _COMPRESSED | {kind: partial(opener, member=member) for kind, opener in _ARCHIVES.items()}
-    kind, expected = what_else(data[:BEGINNING]), _SUFFIXES.get(Path(os.fspath(path)).suffix)
+    kind, expected = what_else(data[:BEGINNING]), PACKED_SUFFIXES.get(Path(os.fspath(path)).suffix)
     if expected and kind not in openers:
         raise _not_packed(data[:BEGINNING], expected, path, error)
     for _ in range(MAX_LAYERS):
