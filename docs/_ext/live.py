@@ -72,7 +72,11 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
 
     mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
     """
-    data = live_data(name, mistakes)
+    return section(name, live_data(name, mistakes))
+
+
+def section(name: str, data: dict[str, Any]) -> str:
+    """The live section of what the page computes with, see `live_data`."""
     lists = {"equation": data["items"], "mistake": data["mistakes"]}
     shown = "".join(
         f'<span data-{kind}="{number}">{item.pop("html")}</span>'
