@@ -38,7 +38,7 @@
 
   /** What to say about a number that is none of the known wrong answers. */
   function general(x, right) {
-    if (!Number.isFinite(right)) return "Not yet.";
+    if (!Number.isFinite(right)) return "Not yet: first do what the question says.";
     if (isNear(-x, right)) return "The size is right, but not the sign.";
     if (x !== 0 && right !== 0 && Math.sign(x) !== Math.sign(right)) return `Not yet: it is ${right < 0 ? "negative" : "positive"}.`;
     return Math.abs(x) > Math.abs(right) ? "Not yet: it is smaller in size." : "Not yet: it is larger in size.";
@@ -133,7 +133,7 @@
       } catch { /* the storage is turned off: the steps are not marked */ }
       mark();
       this.say("good", ...this.shown("Right:", right));
-      if (next) this.verdict.append(make("a", { class: "path-button", href: next.href }, `Next: ${next.title}`));
+      if (next) this.verdict.append(make("a", { class: "lead-on", href: next.href }, `Next: ${next.title}`));
     }
 
     say(kind, ...content) {
