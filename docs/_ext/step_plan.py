@@ -42,7 +42,6 @@ from scratchformer.compiler.derivation import fields_of
 from scratchformer.compiler.equations import Definition, Definitions, definitions_of
 from scratchformer.compiler.javascript_arrays import ArrayProgram, array_program, base
 from scratchformer.dispatch import reference_only
-from scratchformer.models import BertPretraining
 from scratchformer.nn import EmbeddingSum, Layer, Param, TransformerBlock
 from scratchformer.notation import Equation, NotationError, parse
 from scratchformer.notation.grammar import Node, canonical, rebuilt, walk
@@ -105,7 +104,6 @@ FREQUENCIES = stated(
 )
 SCALED = stated("EmbeddingSum", EmbeddingSum.forward, ("x", "scale"), "y_i = scale x_i")
 JOINED = stated("TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere")
-TOTAL = stated("BertPretraining", BertPretraining.loss, ("x", "f"), "y = x + f")
 
 
 class Place(NamedTuple):
@@ -408,11 +406,15 @@ class StepPlan:
             return place
         if not constant:
             raise TypeError(f"{call.name}: expected {name} from a call of the trace, got an array that is from none")
-        if any(isinstance(self.symbol(size), str) for size in x.shape):
+        once = x  # without the axes along which the numbers repeat
+        for axis in range(x.ndim):
+            first = once.take([0], axis)
+            once = first if (first == once).all() else once
+        if any(isinstance(self.symbol(size), str) for size in once.shape):
             raise TypeError(f"{call.name}: expected {name} to be the same for all sizes")
-        number = self.buffer(name, x.astype(float), axes=[""] * x.ndim, layer="", role="constant")
-        self.buffers[number]["data"] = x.astype(float).ravel().tolist()
-        return Place(number, None)
+        number = self.buffer(name, once.astype(float), axes=[""] * x.ndim, layer="", role="constant")
+        self.buffers[number]["data"] = once.astype(float).ravel().tolist()
+        return self.at(number, np.broadcast_to(np.arange(once.size).reshape(once.shape), x.shape))
 
     # What the model's own code computes between the calls
 
@@ -646,8 +648,8 @@ def plan_of(
     plan.record(traced, "forward")
     losses = [each["output"] for each in plan.calls if not plan.buffers[each["output"]]["shape"]]
     if len(losses) == 2 and sum(float(plan.values[loss]) for loss in losses) == float(traced.output):
-        inputs_of_sum = {name: (Place(loss, None), (), ()) for name, loss in zip("xf", losses, strict=True)}
-        losses = [plan.call(TOTAL, np.asarray(traced.output), inputs_of_sum, {}, {}).buffer]
+        terms = {name: (Place(loss, None), ("i",), (1,)) for name, loss in zip("xf", losses, strict=True)}
+        losses = [plan.call(operation_source("add"), np.asarray(traced.output), terms, {}, {"I": 1}).buffer]
     if not losses or float(plan.values[losses[-1]]) != float(traced.output):
         raise TypeError(f"{type(model).__name__}: expected the loss to be the result of an operation")
     plan.record(traced.backward, "backward")
