@@ -659,14 +659,14 @@ def plan_of(
 
 def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, dict[str, Any]]]:
     """The known mistakes in the code of the model's layers, each with the plan of the step that the wrong code takes.
-    Left out are those with which the step stays the same, or has no plan.
+    Left out are those with which the step stays the same, fails, or has no plan.
     """
     for entry in entries_of("layers"):
         for mistake in entry.mistakes if entry.name in right.kinds else ():
             try:
                 with planted(mistake):
                     wrong, made = plan_of(right.model, *batch, letters=right.letters, functions=right.functions)
-            except TypeError:
+            except (TypeError, ValueError):
                 continue
             if (made.calls, made.buffers) != (right.calls, right.buffers):
                 yield mistake, wrong
