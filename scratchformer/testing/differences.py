@@ -70,6 +70,7 @@ STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # relative to the tensor's s
 FIRST_STEP = 1e-3  # usually good enough
 _FINEST = 1e-6  # relative to the smallest of them: steps that are tried only near a pole or a kink
 _ODD = (3 - 5**0.5) / 2  # no ratio of small numbers, so that no three chords of a staircase are parallel by chance
+_DECADES = 2  # by which the derivatives of elements that move together may differ
 _NUDGES = 4  # evaluations for measuring noise
 
 
@@ -598,6 +599,36 @@ def compare_elements(
         estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol, analytic, steps)
         comparisons.append(differences.compare(label(tensor.name, index), [(tensor, index)], estimate, rtol))
     return comparisons
+
+
+def compare_groups(
+    tensor: Variable, differences: Differences, rng: np.random.Generator, rtol: float
+) -> tuple[list[Comparison], list[tuple[int, ...]]]:
+    """Compare the gradient with central differences for several elements at once: those whose derivatives have about
+    the same size by the analytic gradient move together, by random amounts. Returns the comparisons, and the indices of
+    elements that must be compared one by one: where a group disagrees, is at a kink, or could hide a wrong element.
+    """
+    sizes = np.abs(tensor.gradient * tensor.reach).ravel()
+    order = np.argsort(-sizes)
+    decade = np.floor(np.log10(np.maximum(sizes[order], np.finfo(float).tiny)) / _DECADES)
+    comparisons, alone = [], []
+    for group in np.split(order, np.flatnonzero(np.diff(decade)) + 1):
+        indices = [tuple(int(i) for i in np.unravel_index(flat, tensor.base.shape)) for flat in group]
+        if len(group) > 1:
+            direction = np.zeros(tensor.base.size)
+            direction[group] = rng.choice([-1, 1], len(group)) * rng.uniform(0.5, 1, len(group))
+            direction = direction.reshape(tensor.base.shape) * tensor.reach / tensor.scale
+            analytic = _along(tensor.gradient, direction)
+            estimate = differences.estimate(tensor.along(direction), tensor.scale, rtol, analytic)
+            where = f"{tensor.name} along a random direction"
+            together = differences.compare(where, [(tensor, direction)], estimate, rtol)
+            smallest = float(sizes[group].min()) / (2 * tensor.scale)
+            decided = together.doubt <= max(smallest / 100, together.tolerance / 2)  # otherwise round-off is the limit
+            if together.agrees and not together.kink and decided:
+                comparisons.append(together)
+                continue
+        alone += indices
+    return comparisons, alone
 
 
 def compare_equal(

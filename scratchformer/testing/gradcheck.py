@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ from .differences import (
     compare_directions,
     compare_elements,
     compare_equal,
+    compare_groups,
     elements,
     label,
 )
@@ -207,6 +209,7 @@ def _check_pair(
     rules: bool | Mapping[str, bool] | None,
     device: Device,
     complex_step: bool = False,
+    in_groups: bool = False,
 ) -> tuple[Report, PairRun]:
     """`check_gradients` of one pair, and the run with its arguments. call: what repeats the check."""
     names = argument_names(op, args)
@@ -228,6 +231,7 @@ def _check_pair(
             rtol=rtol,
             max_elements=max_elements,
             directions=directions,
+            in_groups=in_groups,
             extra=_complex_comparisons(run, dy) if complex_step else None,
             explain=lambda failed: diagnosis.of_pair(failed, run, dy),
             single=lambda: PairRun(op, op_backward, names, args, kwargs, device, np.float32, chosen),
@@ -305,6 +309,19 @@ def check_layer(
         return report
 
 
+def check_values(op: Callable, op_backward: Callable, *args: Any, seed: int, options: dict[str, Any]) -> Report:
+    """The values of `check_gradients`, in a few evaluations: elements are compared in groups, and rules are not
+    checked. The error names no element, nor what the mistake looks like. options: the keyword arguments of
+    `check_gradients`, with an `order` of 1.
+    """
+    known = inspect.signature(check_gradients).parameters
+    chosen = {name: options.get(name, known[name].default) for name in ("rtol", "max_elements", "directions", "device")}
+    kwargs = {name: x for name, x in options.items() if name not in known}
+    with diagnosis.without_diagnosis():
+        report, _ = _check_pair(op, op_backward, args, kwargs, "", seed, rules=False, in_groups=True, **chosen)
+    return report
+
+
 def diagnose(
     op: Callable, op_backward: Callable, *args: Any, seed: int = 0, docstring: str | None = None, **kwargs: Any
 ) -> list[diagnosis.Diagnosis]:
@@ -341,10 +358,12 @@ def _compare_all(
     explain: Callable[[FailedCheck], list[diagnosis.Diagnosis]],
     single: Callable[[], CheckedRun],
     together: int = 1,
+    in_groups: bool = False,
     extra: Callable[[Variable, list, float], list[Comparison]] | None = None,
 ) -> Report:
     """Compare each tensor's gradient with numerical derivatives, and then check the rules. Returns a Report, or raises
-    GradientError with the worst element, or for the first rule that is broken.
+    GradientError with the worst element, or for the first rule that is broken. With `in_groups`, only elements for
+    which `compare_groups` asks are compared one by one.
     """
     rng = key.fold("elements and directions").generator()
     tensors = [Variable(name, x, gradients[name]) for name, x in arrays.items()]
@@ -353,8 +372,13 @@ def _compare_all(
     notes += [note for t in tensors if (note := differences.fold_triangle(t))]
     differences.measure_noise(tensors, functools.partial(run.evaluate, dy), rng)
     report, comparisons, failed = Report(), {}, FailedCheck(differences)
-    along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
-    indices = {t.name: elements(t, max_elements, rng) for t in tensors}
+    if in_groups:
+        groups = {t.name: compare_groups(t, differences, rng, rtol) for t in tensors}
+        along_directions = {name: decided for name, (decided, _) in groups.items()}
+        indices = {name: alone[:max_elements] for name, (_, alone) in groups.items()}
+    else:
+        along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
+        indices = {t.name: elements(t, max_elements, rng) for t in tensors}
     of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
     pairs = {name: [*zip(indices[name], of_elements[name], strict=True)] for name in indices}
     of_equal = compare_equal(tensors, differences, pairs, along_directions, rtol)
