@@ -602,32 +602,33 @@ def compare_elements(
 
 
 def compare_groups(
-    tensor: Variable, differences: Differences, rng: np.random.Generator, rtol: float
-) -> tuple[list[Comparison], list[tuple[int, ...]]]:
-    """Compare the gradient with central differences for several elements at once: those whose derivatives have about
-    the same size by the analytic gradient move together, by random amounts. Returns the comparisons, and the indices of
-    elements that must be compared one by one: where a group disagrees, is at a kink, or could hide a wrong element.
+    tensors: list[Variable], differences: Differences, rng: np.random.Generator, rtol: float
+) -> tuple[dict[str, list[Comparison]], dict[str, list[tuple[int, ...]]]]:
+    """Compare the gradients with central differences for many elements at once: those whose derivatives have about the
+    same size by the analytic gradients move together, by random amounts. Returns, by the name of the tensor, the
+    comparisons, and the indices of elements that must be compared one by one: where a group disagrees, is at a kink, or
+    could hide a wrong element.
     """
-    sizes = np.abs(tensor.gradient * tensor.reach).ravel()
-    order = np.argsort(-sizes)
-    decade = np.floor(np.log10(np.maximum(sizes[order], np.finfo(float).tiny)) / _DECADES)
-    comparisons, alone = [], []
-    for group in np.split(order, np.flatnonzero(np.diff(decade)) + 1):
-        indices = [tuple(int(i) for i in np.unravel_index(flat, tensor.base.shape)) for flat in group]
-        if len(group) > 1:
-            direction = np.zeros(tensor.base.size)
-            direction[group] = rng.choice([-1, 1], len(group)) * rng.uniform(0.5, 1, len(group))
-            direction = direction.reshape(tensor.base.shape) * tensor.reach / tensor.scale
-            analytic = _along(tensor.gradient, direction)
-            estimate = differences.estimate(tensor.along(direction), tensor.scale, rtol, analytic)
-            where = f"{tensor.name} along a random direction"
-            together = differences.compare(where, [(tensor, direction)], estimate, rtol)
-            smallest = float(sizes[group].min()) / (2 * tensor.scale)
-            decided = together.doubt <= max(smallest / 100, together.tolerance / 2)  # otherwise round-off is the limit
-            if together.agrees and not together.kink and decided:
-                comparisons.append(together)
-                continue
-        alone += indices
+    comparisons: dict[str, list[Comparison]] = {t.name: [] for t in tensors}
+    alone: dict[str, list[tuple[int, ...]]] = {t.name: [] for t in tensors}
+    scale = max(t.scale for t in tensors)
+    sizes = [np.abs(t.gradient) * t.reach for t in tensors]
+    orders = [np.ceil(np.log10(np.maximum(size, np.finfo(float).tiny)) / _DECADES) for size in sizes]
+    for order in np.unique(np.concatenate([each.ravel() for each in orders])):
+        places = [each == order for each in orders]
+        signs = [rng.choice([-1, 1], place.shape) * rng.uniform(0.5, 1, place.shape) * place for place in places]
+        along = [(t, t.reach / scale * u) for t, u in zip(tensors, signs, strict=True) if u.any()]
+        move = _together([t.along(direction) for t, direction in along])
+        analytic = sum(_along(t.gradient, direction) for t, direction in along)
+        where = f"{' and '.join(t.name for t, _ in along)} along a random direction"
+        together = differences.compare(where, along, differences.estimate(move, scale, rtol, analytic), rtol)
+        smallest = min(float(size[place].min()) for size, place in zip(sizes, places, strict=True) if place.any())
+        decided = together.doubt <= max(smallest / (200 * scale), together.tolerance / 2)  # or round-off is the limit
+        for t, place in zip(tensors, places, strict=True):
+            if not (together.agrees and not together.kink and decided):
+                alone[t.name] += [tuple(map(int, index)) for index in np.argwhere(place)]
+            elif place.any():
+                comparisons[t.name].append(together)
     return comparisons, alone
 
 

@@ -373,9 +373,7 @@ def _compare_all(
     differences.measure_noise(tensors, functools.partial(run.evaluate, dy), rng)
     report, comparisons, failed = Report(), {}, FailedCheck(differences)
     if in_groups:
-        groups = {t.name: compare_groups(t, differences, rng, rtol) for t in tensors}
-        along_directions = {name: decided for name, (decided, _) in groups.items()}
-        indices = {name: alone[:max_elements] for name, (_, alone) in groups.items()}
+        along_directions, indices = compare_groups(tensors, differences, rng, rtol)
     else:
         along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
         indices = {t.name: elements(t, max_elements, rng) for t in tensors}
