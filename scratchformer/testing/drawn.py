@@ -20,7 +20,7 @@ import numpy as np
 from .contracts import Diagnosis, GradientError, as_tuple, is_floating, repeatable
 from .diagnosis import without_diagnosis
 from .draw import Draw, Sizes, some_exact
-from .gradcheck import Report, check_gradients, check_values
+from .gradcheck import Report, check_gradients, check_in_groups
 from .offset import check_offset
 from .runs import argument_names, name_of
 
@@ -115,7 +115,7 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
             continue
         try:
             with np.errstate(all="ignore") if others else nullcontext():  # exp(10,000) overflows in right code too
-                reports.append(_check(op, op_backward, drawn, seed, options, in_full=not others))
+                reports.append(_check(op, op_backward, drawn, {**options, "seed": seed}, rules=not others))
         except GradientError as error:
             message, _, _ = str(error).partition("\nRepeat with")
             causes = [_what_matters(op, op_backward, args, draw, right, seed, options)] if others else []
@@ -130,16 +130,14 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     return reports
 
 
-def _check(
-    op: Callable, op_backward: Callable, args: tuple, seed: int, options: dict[str, Any], in_full: bool
-) -> Report:
-    """`check_gradients`; unless `in_full`, only if `check_values` finds a wrong gradient, to say more of it."""
-    if in_full or options.get("order", 1) != 1:
-        return check_gradients(op, op_backward, *args, seed=seed, **options)
+def _check(op: Callable, op_backward: Callable, args: tuple, options: dict[str, Any], rules: bool) -> Report:
+    """`check_in_groups`; `check_gradients` if that finds something, to say more of it."""
+    if options.get("order", 1) != 1:
+        return check_gradients(op, op_backward, *args, **options)
     try:
-        return check_values(op, op_backward, *args, seed=seed, options=options)
+        return check_in_groups(op, op_backward, *args, rules=rules, **options)
     except GradientError:
-        check_gradients(op, op_backward, *args, seed=seed, **options)
+        check_gradients(op, op_backward, *args, **options)
         raise
 
 

@@ -309,16 +309,18 @@ def check_layer(
         return report
 
 
-def check_values(op: Callable, op_backward: Callable, *args: Any, seed: int, options: dict[str, Any]) -> Report:
-    """The values of `check_gradients`, in a few evaluations: elements are compared in groups, and rules are not
-    checked. The error names no element, nor what the mistake looks like. options: the keyword arguments of
-    `check_gradients`, with an `order` of 1.
+def check_in_groups(op: Callable, op_backward: Callable, *args: Any, rules: bool, **options: Any) -> Report:
+    """`check_gradients` in fewer evaluations: `compare_groups` compares the elements. With `rules` as False none are
+    checked, whatever the options say. These are those of `check_gradients`, with an `order` of 1. The error says
+    neither which element is wrong nor what the mistake looks like.
     """
     known = inspect.signature(check_gradients).parameters
-    chosen = {name: options.get(name, known[name].default) for name in ("rtol", "max_elements", "directions", "device")}
+    names = ("seed", "rtol", "max_elements", "directions", "device", "complex_step")
+    chosen = {name: options.get(name, known[name].default) for name in names}
     kwargs = {name: x for name, x in options.items() if name not in known}
+    checked = options.get("rules") if rules else False
     with diagnosis.without_diagnosis():
-        report, _ = _check_pair(op, op_backward, args, kwargs, "", seed, rules=False, in_groups=True, **chosen)
+        report, _ = _check_pair(op, op_backward, args, kwargs, "", rules=checked, in_groups=True, **chosen)
     return report
 
 
