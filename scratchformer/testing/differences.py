@@ -71,6 +71,7 @@ FIRST_STEP = 1e-3  # usually good enough
 _FINEST = 1e-6  # relative to the smallest of them: steps that are tried only near a pole or a kink
 _ODD = (3 - 5**0.5) / 2  # no ratio of small numbers, so that no three chords of a staircase are parallel by chance
 _DECADES = 2  # by which the derivatives of elements that move together may differ
+_CLOSER = 100  # times as closely as one element
 _NUDGES = 4  # evaluations for measuring noise
 
 
@@ -605,10 +606,12 @@ def compare_groups(
     tensors: list[Variable], differences: Differences, rng: np.random.Generator, rtol: float
 ) -> tuple[dict[str, list[Comparison]], dict[str, list[tuple[int, ...]]]]:
     """Compare the gradients with central differences for many elements at once: those whose derivatives have about the
-    same size by the analytic gradients move together, by random amounts. Returns, by the name of the tensor, the
-    comparisons, and the indices of elements that must be compared one by one: where a group disagrees, is at a kink, or
-    could hide a wrong element.
+    same size by the analytic gradients move together, by random amounts. A group must agree more closely than to
+    `rtol`, so that one wrong element among the others shows. Returns, by the name of the tensor, the comparisons, and
+    the indices of elements that must be compared one by one: where a group disagrees, is at a kink, or could hide a
+    wrong element.
     """
+    rtol /= _CLOSER
     comparisons: dict[str, list[Comparison]] = {t.name: [] for t in tensors}
     alone: dict[str, list[tuple[int, ...]]] = {t.name: [] for t in tensors}
     scale = max(t.scale for t in tensors)

@@ -4,7 +4,8 @@
 
 A gradient that is right at normal numbers can be wrong where two numbers are equal, where one is exactly zero, where a
 few channels are much larger than the rest, or where two sizes happen to be the same. So the pair is checked on four
-draws (`KINDS`), each in the same time as a single call of `check_gradients`.
+draws (`KINDS`). Elements are compared in groups, so that all four take about the time of one `check_gradients`; what is
+wrong is then checked again, element by element, so that the message can say what it looks like.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     The arrays are standard normal, of sizes that all differ; then there are whole numbers, zeros and repeats, and all
     sizes are equal; then they are activations recorded in a short training run; then numbers from 1 to more than
     10,000. Such a draw is left out where `op` refuses it or gives something that is not finite, or where nothing can be
-    compared. Last, `offset.check_offset` adds a large number to all elements of an argument, in float32.
+    compared. The rules are checked with the normal numbers. Last, `offset.check_offset` adds a large number to all
+    elements of an argument, in float32.
 
     Returns the Reports. Raises GradientError, which says for which kind of numbers, and ValueError as
     `check_gradients` does, for normal numbers.

@@ -310,9 +310,9 @@ def check_layer(
 
 
 def check_in_groups(op: Callable, op_backward: Callable, *args: Any, rules: bool, **options: Any) -> Report:
-    """`check_gradients` in fewer evaluations: `compare_groups` compares the elements. With `rules` as False none are
-    checked, whatever the options say. These are those of `check_gradients`, with an `order` of 1. The error says
-    neither which element is wrong nor what the mistake looks like.
+    """`check_gradients` in fewer evaluations, with an `order` of 1: `compare_groups` compares the elements. With
+    `rules` as False none are checked, whatever the options say. The error says neither which element is wrong nor what
+    the mistake looks like.
     """
     known = inspect.signature(check_gradients).parameters
     names = ("seed", "rtol", "max_elements", "directions", "device", "complex_step")
@@ -388,7 +388,8 @@ def _compare_all(
         comparisons[t.name] = by_element, by_direction
         failed.add(t, indices[t.name], by_element, by_direction)
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
-        report.append(Row(t.name, tuple(t.base.shape), len(indices[t.name]), worst))
+        count = t.base.size if in_groups else len(indices[t.name])
+        report.append(Row(t.name, tuple(t.base.shape), count, worst))
     _expect_resolved(comparisons, {t.name: differences.resolution(t) for t in tensors})
     outcome = Outcome(run.y, gradients)
     noise = {f"gradient of {t.name}": float(t.noise.max()) for t in tensors}
