@@ -44,12 +44,12 @@ SHAPES = {"attention": ("B H T D",) * 3, "layernorm": ("B T C", "C", "C")}
 
 @pytest.mark.parametrize("pick", [lambda size: np.where(size > 1e-3, size, np.inf).argmin(), np.argmax])
 @pytest.mark.parametrize("name", SHAPES)
-def test_one_element_that_is_wrong_by_a_thousandth_is_found_in_its_group(name, pick):
+def test_one_element_that_is_wrong_by_a_ten_thousandth_is_found_in_its_group(name, pick):
     op, op_backward, args = getattr(ops, name), getattr(ops, f"{name}_backward"), [*map(Sizes(0), SHAPES[name])]
 
     def wrong(dy, cache):
         gradients = op_backward(dy, cache)
-        gradients[0].reshape(-1)[pick(np.abs(gradients[0]))] *= 1.001
+        gradients[0].flat[pick(np.abs(gradients[0]))] *= 1.0001
         return gradients
 
     assert check_in_groups(op, op_backward, *args, rules=False)
