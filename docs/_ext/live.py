@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,17 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
     """
     mistakes = list(mistakes)
-    data = [live_data(name, mistakes, titles) for titles in levels(name)]
+    levels_data = [live_data(name, mistakes, titles) for titles in levels(name)]
+    return section(name, levels_data, [extension.title for extension in extensions(name)])
+
+
+def section(name: str, levels_data: Sequence[dict[str, Any]], titles: Sequence[str] = ()) -> str:
+    """The live section of what the page computes with at each level, see `live_data`. titles: of the extensions."""
     typeset: dict[str, int] = {}  # each equation once, though several levels have it
-    for item in (item for level in data for item in (*level["items"], *level["mistakes"])):
+    for item in (item for level in levels_data for item in (*level["items"], *level["mistakes"])):
         item["html"] = typeset.setdefault(item["html"], len(typeset))
     shown = "".join(f'<span data-typeset="{number}">{html}</span>' for html, number in typeset.items())
-    whole = {"extensions": [extension.title for extension in extensions(name)], "levels": data}
+    whole = {"extensions": [*titles], "levels": [*levels_data]}
     text = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
     return (
         f'<section class="live" data-operation="{escape(name)}">\n'
