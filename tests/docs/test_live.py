@@ -429,7 +429,7 @@ def test_the_text_of_a_derivation_follows_the_switches_and_links(browser: Any, t
     page = Page(browser, "attention", tmp_path_factory.mktemp("text"), 0)
     page.run(
         "document.querySelector('main').insertAdjacentHTML('beforeend', arguments[0])",
-        '<p class="level level-0 level-2 shown"></p><p class="level level-1"></p><p class="level level-7" id="all"></p>',
+        '<p class="level level-0 shown"></p><p class="level level-1"></p><p class="level level-7" id="all"></p>',
     )
     visible = "return [...document.querySelectorAll('.level')].map((p) => p.checkVisibility())"
     added = "return [...document.querySelectorAll('.level')].map((p) => p.classList.contains('added'))"
