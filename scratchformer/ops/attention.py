@@ -47,7 +47,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     q: (B, H, T, D). k, v: (B, G, S, D), where G divides H: query head h uses key head ⌊h/(H/G)⌋, so each group of H/G
     neighbouring query heads shares its keys and values, which are not repeated in memory. With G = H every query head
     has its own, with G = 1 all share one. pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
-    cache. A query that may see no key gets y = 0, and passes no gradient on. NaN in a query or a key, or a score that
+    cache. If a query may see no key, its output and its gradient are 0. NaN in a query or a key, or a score that
     overflows, reaches only what the pattern connects: the y and dq of queries that may see the key, and from them the
     dk and dv of keys that they may see. (Twins may pass it on to the dk and dv of other keys.) A query all of whose
     scores are −∞ gets NaN. Values must be finite even where no query may see them (padding), since they are multiplied

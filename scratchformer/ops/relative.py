@@ -30,7 +30,7 @@ def windows(T: int, S: int, xp: Any) -> tuple[Array, Array]:
 
 @operation
 def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
-    """y_ts = x_tj with j = s + T − 1 − t: scores by distance become scores by key.
+    """y_ts = x_tj with j = s + T − 1 − t: scores by distance are indexed by key instead.
 
     x: (..., T, S + T − 1), one score for each query and each distance from S − 1 down to −(T − 1). Returns y
     (..., T, S) and the cache. Raises ValueError if x has fewer columns than rows, which leaves no S ≥ 1.

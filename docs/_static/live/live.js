@@ -776,7 +776,7 @@
         const corners = differ ? this.model.corners(card.of, Live.largest(data)) : new Uint8Array(data.length);
         const far = card.numerical.update(data, NUMERICAL, corners);
         const worst = card.difference.data.reduce((m, x, i) => (corners[i] ? m : Math.max(m, Math.abs(x - data[i]))), 0);
-        messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the difference: ${worst === 0 ? "0" : power(worst, 0)}`);
+        messages.push(`${far ? "✗ differs from the numerical gradient by" : "✓ equals the numerical gradient to"} ${worst === 0 ? "0" : power(worst, 0)}`);
         card.numerical.element.classList.toggle("trusted", card.wrong > 0);
         messages.push(...atCorners(corners.reduce((sum, one) => sum + one, 0)));
         bad = bad || far > 0;
