@@ -31,6 +31,7 @@ from .vocabulary import expect_sequence
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 GPT2_END = "<|endoftext|>"
+UNUSED = "<|unused"  # begins the names of tokens without a text
 # How BERT reads a text: a setting in a published folder, the library's name for it, and its default.
 BERT_SETTINGS = {
     "do_lower_case": ("lowercase", True),
@@ -249,7 +250,7 @@ class Subwords:
         """The same vocabulary with `size` tokens: those that are new have no text. Published models may have them, so
         that their number is a multiple of 64.
         """
-        self.tokenizer.add_special_tokens([f"<|unused {i}|>" for i in range(len(self), size)])
+        self.tokenizer.add_special_tokens([f"{UNUSED} {i}|>" for i in range(len(self), size)])
         return self
 
     def __len__(self) -> int:
@@ -447,12 +448,13 @@ def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> Non
 
 
 def _pieces(tokenizer: Any, size: int, as_bytes: Callable[[str], bytes]) -> list[bytes]:
-    """The bytes of the tokens 0 to `size` − 1; those of a special token are its name."""
+    """The bytes of the tokens 0 to `size` − 1; those of a special token are its name, unless it has no text."""
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     pieces = [b""] * size
     for token, number in tokenizer.get_vocab().items():
         try:
-            pieces[number] = token.encode() if token in special else as_bytes(token)
+            text = "" if token.startswith(UNUSED) else token
+            pieces[number] = text.encode() if token in special else as_bytes(token)
         except KeyError:
             raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got {shown(token)}") from None
     return pieces

@@ -565,7 +565,7 @@ def test_a_widened_vocabulary(learned, tmp_path):
     size, ids = len(vocabulary), vocabulary.encode("the low")
     assert len(vocabulary.widened(size + 3)) == size + 3 and len(vocabulary.widened(size)) == size + 3
     assert vocabulary.encode("the low").tolist() == ids.tolist()
-    assert vocabulary.decode([*ids, size, size + 2]) == "the low"
+    assert vocabulary.decode([*ids, size, size + 2]) == "the low" and vocabulary.pieces[size:] == [b""] * 3
     vocabulary.save(tmp_path / "saved.json")
     assert Subwords.load(tmp_path / "saved.json").fingerprint == vocabulary.fingerprint
 
