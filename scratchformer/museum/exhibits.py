@@ -85,8 +85,7 @@ class Exhibit(NamedTuple):
     """A gradient that was wrong, from `NAME.py`.
 
     source: the project and the number of the public report. operation: the operation of `ops` whose page derives the
-    gradient, or "". arguments: those of `check_drawn`. named: a pattern for what the check must say of it, or "" where
-    it finds the mistake, but has no name for it.
+    gradient, or "". arguments: those of `check_drawn`. named: a pattern for what the check must say of the mistake.
     """
 
     name: str

@@ -10,6 +10,7 @@ draws (`KINDS`). Elements are compared in groups, so that all four take about th
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.resources import files
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .contracts import Diagnosis, GradientError, as_tuple, is_floating, repeatable
-from .diagnosis import without_diagnosis
+from .diagnosis import UNKNOWN, without_diagnosis
 from .draw import Draw, Sizes, some_exact
 from .gradcheck import Report, check_gradients, check_in_groups
 from .offset import check_offset
@@ -120,6 +121,8 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
         except GradientError as error:
             message, _, _ = str(error).partition("\nRepeat with")
             causes = [_what_matters(op, op_backward, args, draw, right, seed, options)] if others else []
+            if UNKNOWN in message and (sizes := _right_sizes(op, op_backward, args, draw, seed, options)):
+                message, causes = message.replace(f"\n{UNKNOWN}", ""), [sizes, *causes]
             lines = [f"for {kind}: {message}", *(cause.what for cause in causes)]
             lines.append(f"Repeat: check_drawn({name_of(op)}, {name_of(op_backward)}, ..., seed={seed})")
             raise GradientError("\n".join(lines), (*error.diagnoses, *causes)) from None
@@ -144,22 +147,41 @@ def _what_matters(
     """Whether the sizes of a draw make a gradient wrong, or its numbers; for those of `right` it is right."""
     normal = type(wrong)(seed)
     normal.values = normal.generator.standard_normal  # type: ignore[method-assign, assignment]
-    if wrong.sizes != right.sizes and _is_wrong(op, op_backward, arguments(args, normal), seed, options):
+    if wrong.sizes != right.sizes and _is_right(op, op_backward, arguments(args, normal), seed, options) is False:
         before, now = (", ".join(f"{letter} = {n}" for letter, n in draw.sizes.items()) for draw in (right, wrong))
         what = f"The sizes make it wrong: it is right with {before}, and wrong with {now}, for normal numbers too."
         return Diagnosis(what, "form", "sizes matter")
     return Diagnosis("With normal numbers it is right, so the numbers make it wrong.", "form", "numbers matter")
 
 
-def _is_wrong(op: Callable, op_backward: Callable, args: tuple, seed: int, options: dict[str, Any]) -> bool:
+def _right_sizes(
+    op: Callable, op_backward: Callable, args: tuple, wrong: Draw, seed: int, options: dict[str, Any]
+) -> Diagnosis | None:
+    """The sizes with which a wrong gradient is right: one of them is 1, or two are equal."""
+    tried = [f"{letter} = 1" for letter in wrong.sizes]
+    tried += [f"{a} = {b}" for a, b in itertools.combinations(wrong.sizes, 2)]
+    where = []
+    for text in tried:
+        changed, other = text.split(" = ")
+        draw = type(wrong)(seed)
+        draw.sizes |= {**wrong.sizes, changed: wrong.sizes.get(other, 1)}
+        if draw.sizes != wrong.sizes and _is_right(op, op_backward, arguments(args, draw), seed, options):
+            where.append(text)
+    if not where:
+        return None
+    return Diagnosis(f"The sizes matter: it is right where {', and where '.join(where)}.", "form", "sizes matter")
+
+
+def _is_right(op: Callable, op_backward: Callable, args: tuple, seed: int, options: dict[str, Any]) -> bool | None:
+    """Whether the gradients are right; None if nothing can be compared."""
     try:
         with without_diagnosis():
-            check_gradients(op, op_backward, *args, seed=seed, **options)
+            check_gradients(op, op_backward, *args, seed=seed, **{"rules": False, **options})
     except GradientError:
-        return True
-    except ValueError:  # nothing can be compared
-        pass
-    return False
+        return False
+    except Exception:  # such sizes are not in its domain
+        return None
+    return True
 
 
 def arguments(args: tuple, draw: Draw) -> tuple:
