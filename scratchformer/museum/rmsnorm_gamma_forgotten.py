@@ -17,6 +17,7 @@ SOURCE = "karpathy/llm.c 763 (a comment)"
 OPERATION = "rmsnorm"
 ARGUMENTS = ("B T C", "C")
 NAMED = "γ|gamma"
+PLANTED = "g_c = dy_c γ_c", "g_c = dy_c"
 
 
 def forward(x, gamma):
