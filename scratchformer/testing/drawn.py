@@ -121,8 +121,9 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
         except GradientError as error:
             message, _, _ = str(error).partition("\nRepeat with")
             causes = [_what_matters(op, op_backward, args, draw, right, seed, options)] if others else []
-            if UNKNOWN in message and (sizes := _right_sizes(op, op_backward, args, draw, seed, options)):
-                message, causes = message.replace(f"\n{UNKNOWN}", ""), [sizes, *causes]
+            if UNKNOWN in message and all(cause.name == "sizes matter" for cause in causes):
+                causes += _right_sizes(op, op_backward, args, draw, seed, options)
+            message = message.replace(f"\n{UNKNOWN}", "") if causes else message
             lines = [f"for {kind}: {message}", *(cause.what for cause in causes)]
             lines.append(f"Repeat: check_drawn({name_of(op)}, {name_of(op_backward)}, ..., seed={seed})")
             raise GradientError("\n".join(lines), (*error.diagnoses, *causes)) from None
@@ -156,7 +157,7 @@ def _what_matters(
 
 def _right_sizes(
     op: Callable, op_backward: Callable, args: tuple, wrong: Draw, seed: int, options: dict[str, Any]
-) -> Diagnosis | None:
+) -> list[Diagnosis]:
     """The sizes with which a wrong gradient is right: one of them is 1, or two are equal."""
     tried = [f"{letter} = 1" for letter in wrong.sizes]
     tried += [f"{a} = {b}" for a, b in itertools.combinations(wrong.sizes, 2)]
@@ -167,9 +168,8 @@ def _right_sizes(
         draw.sizes |= {**wrong.sizes, changed: wrong.sizes.get(other, 1)}
         if draw.sizes != wrong.sizes and _is_right(op, op_backward, arguments(args, draw), seed, options):
             where.append(text)
-    if not where:
-        return None
-    return Diagnosis(f"The sizes matter: it is right where {', and where '.join(where)}.", "form", "sizes matter")
+    what = f"The sizes matter: it is right where {', and where '.join(where)}."
+    return [Diagnosis(what, "form", "sizes matter")] if where else []
 
 
 def _is_right(op: Callable, op_backward: Callable, args: tuple, seed: int, options: dict[str, Any]) -> bool | None:
