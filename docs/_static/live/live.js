@@ -309,6 +309,12 @@
       root.classList.add("ready");
     }
 
+    /** Begins with the first mistake. */
+    begin() {
+      this.choice.selectedIndex = 1;
+      this.plant(0);
+    }
+
     /** Shows another level in place of this one. */
     to(level) {
       this.listening.abort();
@@ -994,6 +1000,7 @@
     for (const root of document.querySelectorAll(".live:not(.ready)")) {
       try {
         root.page = new Page(root);
+        if ("planted" in root.dataset) root.page.begin();
       } catch (error) {
         root.append(make("p", { class: "live-effect" }, `These equations could not be computed here: ${error.message}`));
         throw error;
