@@ -55,7 +55,7 @@ def check(function: Any, *args: Any, **options: Any) -> Any:
         return _checker(function, args)(function, *args, **options)
     if made or not callable(function):
         raise TypeError(f"check: expected arguments for {name_of(function)}, or a function or class to decorate")
-    if not isinstance(kind, type):
+    if not isinstance(function, type):
         return _checked_once(function, functools.partial(check, function, **options))
     if "torch" in _libraries([kind]) and hasattr(kind, "setup_context"):
         kind.apply = staticmethod(_checked_once(kind.apply, functools.partial(check, kind, **options)))

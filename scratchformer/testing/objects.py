@@ -152,8 +152,9 @@ class StatefulPair(ForeignPair):
         inputs = [n for n, x in self.variables.items() if n not in self.parameters and is_floating(x)]
         gradients = dict(zip(inputs, returned.values(), strict=False))
         for n, (name, key) in self.gradient_names.items():
-            gradients[n] = stored.get(name, np.zeros_like(self.parameters[n])) if key is None else returned[key]
-            if name in stored and not np.allclose(stored[name], gradients[n], rtol=1e-12, atol=0):
+            kept = stored.get(name or "", np.zeros_like(self.parameters[n]))
+            gradients[n] = kept if key is None else returned[key]
+            if name and not np.allclose(kept, gradients[n], rtol=1e-12, atol=0):
                 raise GradientError(f"backward returns another gradient of {n} than it keeps in {name}")
         return gradients
 

@@ -41,9 +41,36 @@ def test_types_and_dy_are_checked(name):
         second(gradients, (y, "cache"))
     with pytest.raises(TypeError, match=r"^cache: expected gy and the cache of the forward, got NoneType$"):
         second(gradients, None)
-    wrong = tuple(g[:1] for g in gradients) if isinstance(gradients, tuple) else gradients[:1]
-    with pytest.raises(ValueError, match=r"^dg\w+: expected \("):
-        second(wrong, (y, cache))
+    for i, g in enumerate(gradients := gradients if isinstance(gradients, tuple) else (gradients,)):
+        wrong = tuple(g[:1] if i == j else each for j, each in enumerate(gradients))
+        with pytest.raises(ValueError, match=r"^dg\w+: expected \(" + ", ".join(map(str, g.shape))):
+            second(wrong if len(wrong) > 1 else wrong[0], (y, cache))
+
+
+@pytest.mark.parametrize("name", SECOND_ORDER)
+def test_float16_stays_float16_and_is_near_the_float32_result(name):
+    case = SECOND_ORDER[name](Draw())
+    second, *args = case.args
+    options = {n: x for n, x in case.options.items() if n != "order"}
+    rng = np.random.default_rng(0)
+
+    def run(dtype):
+        def half(x):
+            return x.astype(np.float16).astype(dtype) if hasattr(x, "dtype") and x.dtype.kind == "f" else x
+
+        def normal(x):
+            return half(rng.standard_normal(x.shape))
+
+        y, cache = case.op(*map(half, args), **options)
+        gy = normal(y)
+        gradients = case.op_backward(gy, cache)
+        upstream = tuple(map(normal, gradients)) if isinstance(gradients, tuple) else normal(gradients)
+        return second(upstream, (gy, cache))
+
+    halves, rng = run(np.float16), np.random.default_rng(0)
+    for half, single in zip(halves, run(np.float32), strict=True):
+        assert half.dtype == np.float16 and single.dtype == np.float32
+        assert np.abs(half - single).max() <= 4e-3 * max(1, np.abs(single).max())
 
 
 def constant_spread(dgradients, cache):

@@ -304,7 +304,7 @@ def test_what_a_layer_may_not_return_or_be(x):
         check(Returning(lambda dx, dw, db: (dx, dw, db, dw)), x)
     with pytest.raises(TypeError, match=r"expected an object, got the class Linear: write Linear\(...\)"):
         check(Linear, x)
-    with pytest.raises(ValueError, match="^order: expected 1, got 2$"):
+    with pytest.raises(ValueError, match=r"^order: expected 1, got 2$"):
         check(Linear(), x, order=2)
 
     class Stepping(Linear):
