@@ -73,13 +73,13 @@ def linear_backward_backward(dgradients: tuple[Array, ...], cache: tuple[Array, 
     if not has_bias:
         return dgy, dx, dw
     (dgb,) = of_bias
-    expect_like("dgb", dgb, w.shape[1:])
+    expect_like("dgb", dgb, gy.shape[1:])
     dgy += dgb
     return dgy, dx, dw, array_module(w).zeros_like(dgb)
 
 
 def softmax_backward_backward(dgz: Array, cache: tuple[Array, Array]) -> tuple[Array, Array]:
-    """dgy_i = y_i (dgz_i − Σ_k dgz_k y_k): the backward of `softmax_backward`.
+    """dgy_i = p_i (dgz_i − Σ_k dgz_k p_k): the backward of `softmax_backward`.
 
     dgz: (..., V). Returns dgy and dz, both (..., V). Raises ValueError if shapes do not fit.
 
@@ -111,10 +111,11 @@ def softmax_backward_backward(dgz: Array, cache: tuple[Array, Array]) -> tuple[A
     """
     gy, p = expect_kept(cache, np.ndarray)
     expect_like("dgz", dgz, p.shape)
+    dtype, dgz, gy = p.dtype, widen(dgz), widen(gy)
     dgy = softmax_backward(dgz, p)
     dp = dgz * (gy - (gy * p).sum(axis=-1, keepdims=True)) - gy * (dgz * p).sum(axis=-1, keepdims=True)
     dz = softmax_backward(dp, p)
-    return dgy, dz
+    return dgy.astype(dtype, copy=False), dz.astype(dtype, copy=False)
 
 
 def layernorm_backward_backward(
@@ -170,7 +171,7 @@ def layernorm_backward_backward(
     ):
         expect_like(name, dg, shape)
     dtype, rows = x.dtype, tuple(range(x.ndim - 1))
-    dgx, xhat = widen(dgx), (widen(x) - x[..., :1] - shift) * rstd
+    dgx, gy, xhat = widen(dgx), widen(gy), (widen(x) - x[..., :1] - shift) * rstd
 
     def project(d: Array) -> Array:
         return rstd * (d - d.mean(axis=-1, keepdims=True) - xhat * (d * xhat).mean(axis=-1, keepdims=True))
@@ -246,11 +247,13 @@ def attention_backward_backward(
     """
     gy, (q, k, v, p) = expect_kept(cache, AttentionCache)
     dgq, dgk, dgv = dgradients
-    dtype, shape = q.dtype, q.shape
-    for name, dg, expected in zip(("dgq", "dgk", "dgv"), dgradients, (shape, k.shape, k.shape), strict=True):
+    dtype, shape, shape_of_keys = q.dtype, q.shape, k.shape
+    for name, dg, expected in zip(
+        ("dgq", "dgk", "dgv"), dgradients, (shape, shape_of_keys, shape_of_keys), strict=True
+    ):
         expect_like(name, dg, expected)
     scale = 1 / math.sqrt(shape[-1])
-    gy, q, p, dgq = (stack_groups(each, k.shape[1]) for each in (gy, q, p, dgq))
+    gy, q, p, dgq = (stack_groups(each, shape_of_keys[1]) for each in (gy, q, p, dgq))
     k, v, dgk, dgv = map(widen, (k, v, dgk, dgv))
     gp = gy @ v.swapaxes(-1, -2)
     ga = softmax_backward(gp, p) * scale
