@@ -66,8 +66,8 @@ In :doc:`../learn` you derive or write this gradient, and the check says what is
 {commands}"""
 
 SECOND = """\
-The backward is an operation too, of dy and the arguments. Its own backward gives the product of the Hessian with a
-vector, see :ref:`Second derivatives <second-derivatives>`. Here dy is called gy, and the gradients have the letter g."""
+The backward is an operation too, of dy and the arguments. Its own backward gives products of the Hessian with vectors,
+see :ref:`Second derivatives <second-derivatives>`. Here dy is called gy, and the gradients begin with a g."""
 
 CHECK = """\
 Change a line of the derivation's code in ``scratchformer/ops``, and see what these report::
@@ -85,7 +85,8 @@ def second_order(name: str) -> list[str]:
         return []
     derived = rendered(pieces(inspect.getdoc(function), name), name)
     where = ".. py:currentmodule:: scratchformer.ops.second_order"
-    return [heading("Second derivatives"), where, SECOND, described({f"{name}_backward": function}, derived), code(function)]
+    text = described({f"{name}_backward": function}, derived)
+    return [heading("Second derivatives"), where, SECOND, text, code(function)]
 
 
 def live(name: str) -> list[str]:
