@@ -182,7 +182,7 @@ class StepNumbers(SphinxDirective):
         (name,) = self.arguments
         data = step_data(name, "\n".join(self.content))
         self.env.temp_data["step names"] = [*data["arrays"], *data["shapes"]]
-        return [nodes.raw("", section(name, data), format="html")]
+        return [nodes.raw("", section(name, [data]), format="html")]
 
 
 class Question(SphinxDirective):
