@@ -64,6 +64,8 @@
   }
 
   class Question {
+    static evaluate = evaluate;
+
     constructor(root) {
       this.root = root;
       this.data = JSON.parse(root.querySelector("script").textContent);
