@@ -387,7 +387,7 @@
       const bar = make("div", { class: "live-bar" });
       if (this.data.mistakes.length) bar.append(make("label", { class: "live-mistake" }, "Plant a mistake: ", this.choice));
       bar.append(make("span", { class: "live-buttons" },
-        make("button", { type: "button", onclick: () => this.draw() }, "New numbers"),
+        ...(this.data.inputs.some((name) => this.model.array(name).shape.length) ? [make("button", { type: "button", onclick: () => this.draw() }, "New numbers")] : []),
         make("button", { type: "button", onclick: () => this.reset() }, "Reset")));
       if (Object.keys(this.data.gradients).length) {
         bar.append(make("label", {}, compare, " Compare gradients with numerical differences"), make("span", { class: "live-width" }, this.width));
