@@ -60,7 +60,8 @@ class GPT2(LanguageModel):
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence; each of its
     positions has a learned vector. dropout: after the embedding and at the end of both branches of a block. (The
     published models were also trained with dropout on attention probabilities, which is omitted here.) d_ff: F, 4 C by
-    default. eps: of the norms. recompute: gradient checkpointing of every block. activation: "gelu" is GELU itself.
+    default. eps: added in the norms. recompute: gradient checkpointing of every block. activation: "gelu" is GELU
+    itself.
 
     Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3.
     """
