@@ -309,6 +309,12 @@
       root.classList.add("ready");
     }
 
+    /** Begins with the first mistake. */
+    begin() {
+      this.choice.selectedIndex = 1;
+      this.plant(0);
+    }
+
     /** Shows another level in place of this one. */
     to(level) {
       this.listening.abort();
@@ -383,7 +389,7 @@
       const bar = make("div", { class: "live-bar" });
       if (this.data.mistakes.length) bar.append(make("label", { class: "live-mistake" }, "Plant a mistake: ", this.choice));
       bar.append(make("span", { class: "live-buttons" },
-        make("button", { type: "button", onclick: () => this.draw() }, "New numbers"),
+        ...(this.data.inputs.some((name) => this.model.array(name).shape.length) ? [make("button", { type: "button", onclick: () => this.draw() }, "New numbers")] : []),
         make("button", { type: "button", onclick: () => this.reset() }, "Reset")));
       if (Object.keys(this.data.gradients).length) {
         bar.append(make("label", {}, compare, " Compare gradients with numerical differences"), make("span", { class: "live-width" }, this.width));
@@ -997,6 +1003,7 @@
     for (const root of document.querySelectorAll(".live:not(.ready)")) {
       try {
         root.page = new Page(root);
+        if ("planted" in root.dataset) root.page.begin();
       } catch (error) {
         root.append(make("p", { class: "live-effect" }, `These equations could not be computed here: ${error.message}`));
         throw error;
