@@ -41,7 +41,7 @@ PARTS: dict[str, tuple[Any, ...]] = {
     "positions": ("learned", "sinusoidal", "relative", "rotary", "none"),
     "norm": tuple(NORMS),
     "order": ("post", "pre"),
-    "depth": (1, 2, 3),
+    "depth": (1, 2),
 }
 SIZES = {"width": (8, 16, 24, 32), "heads": (2, 1, 4)}
 GENERATOR = "LanguageModel"

@@ -181,7 +181,10 @@ class StepPlan:
             first, last = self.spans[number]
             if not 0 < first <= low <= high <= last:
                 continue
-            there = addresses(self.values[number]).ravel()
+            value = self.values[number]
+            if value.flags.c_contiguous:
+                return self.at(number, (at - first) // value.itemsize)
+            there = addresses(value).ravel()
             order = np.argsort(there)
             positions = order[np.searchsorted(there, at, sorter=order).clip(0, len(order) - 1)]
             if (there[positions] == at).all():
@@ -452,16 +455,14 @@ class StepPlan:
 
     def joined(self, x: np.ndarray) -> Place | None:
         """Two arrays one after the other along the middle axis of three, such as a memory and what comes after it."""
-        for M in range(1, x.shape[1]) if x.ndim == 3 else ():
-            parts = x[:, :M], x[:, M:]
-            places = [self.place(part) for part in parts]
-            if places[0] and places[1]:
-                inputs = {
-                    name: (place, ("b", letter, "c"), part.shape)
-                    for name, letter, place, part in zip("xf", "mt", places, parts, strict=True)
-                }
-                (B, S, C) = x.shape
-                return self.call(JOINED, x, inputs, {}, {"B": B, "S": S, "M": M, "T": S - M, "C": C})
+        for number, value in enumerate(self.values):
+            T = value.shape[1] if value.ndim == x.ndim == 3 else 0
+            if not 0 < T < x.shape[1] or not np.array_equal(value, x[:, -T:]):
+                continue
+            if (first := self.place(x[:, :-T])) is not None:
+                (B, S, C), M = x.shape, x.shape[1] - T
+                inputs = {"x": (first, ("b", "m", "c"), (B, M, C)), "f": (Place(number, None), ("b", "t", "c"), (B, T, C))}
+                return self.call(JOINED, x, inputs, {}, {"B": B, "S": S, "M": M, "T": T, "C": C})
         return None
 
     def call(
