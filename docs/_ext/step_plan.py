@@ -658,7 +658,7 @@ def plan_of(
     return plan.json(inputs, losses[-1]), plan
 
 
-def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, dict[str, Any]]]:
+def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, tuple[dict[str, Any], StepPlan]]]:
     """The known mistakes in the code of the model's layers, each with the plan of the step that the wrong code takes.
     Left out are those with which the step stays the same, fails, or has no plan.
     """
@@ -670,7 +670,7 @@ def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, 
             except (TypeError, ValueError):
                 continue
             if (made.calls, made.buffers) != (right.calls, right.buffers):
-                yield mistake, wrong
+                yield mistake, (wrong, made)
 
 
 @contextmanager

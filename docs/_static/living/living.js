@@ -361,7 +361,7 @@
       }
       if (mistake) {
         const plan = mistake.plan ? sized(models()[mistake.plan], this.sizes, operations()) : this.plan;
-        this.wrong = new Step({ ...plan, carry: this.plan.carry && !mistake.plan ? this.plan.carry : plan.carry }, this.weights);
+        this.wrong = new Step(plan, this.weights);
         if (!mistake.plan) this.wrong.plant(mistake);
       }
       this.root.classList.toggle("planted", Boolean(mistake));
@@ -737,11 +737,9 @@
   const neededBy = (key) => [...new Set(models()[key].calls.map((call) => `of-${call.operation}`))];
   const keyOf = ({ model, positions, norm, order, depth }) => (model === GENERATOR ? [model, positions, norm, order, depth].join("-") : model);
 
-  /** What the reader has chosen: at first the first of everything. */
+  /** What the reader has chosen. */
   function choiceOf(root) {
-    const { parts, sizes, optimizers } = models().settings;
-    const first = Object.fromEntries(Object.entries({ ...sizes, ...parts, optimizer: Object.keys(optimizers) }).map(([name, options]) => [name, options[0]]));
-    root.choice ??= { model: root.dataset.model, ...first };
+    root.choice ??= { model: root.dataset.model, ...models().settings.first };
     return root.choice;
   }
 
