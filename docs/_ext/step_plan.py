@@ -106,6 +106,9 @@ SCALED = stated("EmbeddingSum", EmbeddingSum.forward, ("x", "scale"), "y_i = sca
 JOINED = stated("TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere")
 
 
+LABELS = {SINUSOIDS.name: "sinusoids", FREQUENCIES.name: "frequencies", SCALED.name: "scaled", JOINED.name: "joined"}
+
+
 class Place(NamedTuple):
     """Where the numbers of an array are: in a buffer, at these positions (or ZERO), or all of them in order (None)."""
 
@@ -158,7 +161,6 @@ class StepPlan:
         self.environments: dict[int, Environment] = {}  # by the ids of a forward call and of its backward
         self.gradients: dict[int, Place] = {}
         self.kinds: set[str] = set()  # the classes of the layers that were called
-        self.labelled: set[str] = set()  # the layers whose call has their name
         for name, p in model.named_parameters().items():
             here = self.buffer(name, p.data, axes=[""] * p.data.ndim, layer=name.rpartition(".")[0], role="parameter")
             gradient = self.buffer(f"d{name}", p.grad, axes=[""] * p.data.ndim, layer="", role="gradient")
@@ -295,9 +297,8 @@ class StepPlan:
 
     def label(self, call: TracedCall, layer: TracedCall) -> str:
         """The last name of a layer that makes one call, such as "query"; else the name of the operation."""
-        if layer.name == layer.kind or layer.name in self.labelled or len(layer.calls) > 1:
+        if layer.name == layer.kind or len(layer.calls) > 1:
             return call.kind
-        self.labelled.add(layer.name)
         return layer.name.rpartition(".")[2]
 
     def backward(self, call: TracedCall) -> None:
@@ -489,7 +490,7 @@ class StepPlan:
                 "function": function,
                 "phase": self.phase,
                 "operation": source.name,
-                "label": source.name,
+                "label": LABELS.get(source.name, source.name),
                 "inputs": {name: self.as_json(place) for name, (place, _, _) in inputs.items()},
                 "shapes": {name: list(shape) for name, (_, _, shape) in inputs.items()},
                 "numbers": numbers,
