@@ -117,9 +117,10 @@ def tokens(text: str, names: Iterable[str]) -> Iterator[Token]:
             if not match:
                 comment = ": a comment goes in parentheses, after three spaces" if text[position] == "#" else ""
                 raise NotationError(f"{text[position]!r} has no meaning in an equation{comment}", text, position)
-            yield Token(match.lastgroup or "", match[0], position)
+            kind = next(kind for kind, part in match.groupdict().items() if part is not None)
+            yield Token(kind, match[0], position)
             position = match.end()
-            if match.lastgroup == "underscore":
+            if kind == "underscore":
                 yield from letters(text, position)
                 position = re.compile(r"(?:[a-z]['’′]*)*").match(text, position).end()  # type: ignore[union-attr]
     yield Token("end", "", len(text))
