@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from .grammar import Equation, Node, NotationError, canonical, letters_in
 from .grammar import walk as nodes
 from .layout import DerivationText, Item, normal
 from .ratios import Compared, explanations, factor_everywhere, times
-from .run import Execution
 from .spelling import name as spelled_name
 from .spelling import spelled
 from .values import (
@@ -31,6 +30,9 @@ from .values import (
     spread,
     truth,
 )
+
+if TYPE_CHECKING:
+    from .run import Execution
 
 TOLERANCE = 1e-9
 _EQUAL = ("=", ":=")

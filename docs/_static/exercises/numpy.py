@@ -1,5 +1,6 @@
 """As much of NumPy as the checks of derivations use, on the arrays of arrays.js, for Python in a browser."""
 
+import builtins
 from contextlib import contextmanager
 
 from browser import window
@@ -208,7 +209,7 @@ def pointwise(name, *values):
 
 def broadcast_shapes(*shapes):
     result = []
-    for place in range(1, max(map(len, shapes), default=0) + 1):
+    for place in range(1, builtins.max(map(len, shapes), default=0) + 1):
         sizes = {shape[-place] for shape in shapes if len(shape) >= place} - {1}
         if len(sizes) > 1:
             raise ValueError(f"shapes do not go together: {', '.join(map(str, shapes))}")
@@ -256,7 +257,9 @@ def errstate(**_):
 
 
 def filled(value):
-    return lambda shape, dtype=float: broadcast_to(asarray(value).astype(dtype), [shape] if isinstance(shape, int) else shape)
+    return lambda shape, dtype=float: broadcast_to(
+        asarray(value).astype(dtype), [shape] if isinstance(shape, int) else shape
+    )
 
 
 ones, zeros = filled(1.0), filled(0.0)
@@ -377,4 +380,8 @@ def unique(x, return_inverse=False, return_counts=False):
     values = sorted(set(flat))
     if not return_inverse:
         return asarray(values)
-    return asarray(values), asarray([values.index(each) for each in flat]), asarray([flat.count(each) for each in values])
+    return (
+        asarray(values),
+        asarray([values.index(each) for each in flat]),
+        asarray([flat.count(each) for each in values]),
+    )
