@@ -19,7 +19,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
-    "mathml",
+    "math_nodes",
     "root_files",
     "docstrings",
     "operations",
@@ -27,6 +27,7 @@ extensions = [
     "museum",
     "live",
     "living",
+    "exercises",
 ]
 exclude_patterns = ["README.md", "_build"]
 

@@ -95,7 +95,8 @@ def recognised(exercise: Exercise, path: Path, error: Exception, text: str) -> s
     """
     message = in_file(error, text)
     named = ((each.what, exercise.solution.replace(each.right, each.wrong)) for each in exercise.mistakes if each.what)
-    what = same_mistake(exercise, path, error, message, chain(named, planted(exercise, message)))
+    head, _ = findings(exercise.start, message)
+    what = same_mistake(exercise, path, error, message, chain(named, planted(exercise, head)))
     return f"{message}\nThis is what one gets when {what}." if what else ""
 
 
@@ -152,10 +153,9 @@ def slips(exercise: Exercise) -> Iterator[tuple[str, str]]:
                 yield said.format(f" in {target[1]}" if target else "", mutant.what), mutant.plant(solution)
 
 
-def planted(exercise: Exercise, message: str) -> Iterator[tuple[str, str]]:
-    """The solution with one mistake in the equation that the message is about, in all ways, each with its name."""
-    head, numbers = findings(exercise.start, message)
-    if not head or numbers == message:
+def planted(exercise: Exercise, head: str) -> Iterator[tuple[str, str]]:
+    """The solution with one mistake in the equation that begins so, in all ways, each with its name."""
+    if not head:
         return
     line = next(line for line in exercise.solution.splitlines() if normal_space(line).startswith(head))
     right = parse(line.strip())

@@ -3,7 +3,7 @@
    A complex number here is a number and its derivative times a tiny step, so that re and im follow the chain rule. */
 "use strict";
 
-const Arrays = (() => {
+globalThis.Arrays = (() => {
   const size = (shape) => shape.reduce((a, b) => a * b, 1);
   const make = (shape, kind, re, im = null) => ({ shape: [...shape], kind, re: Float64Array.from(re), im });
   const half = (x) => (Math.abs(x % 1) === 0.5 ? 2 * Math.round(x / 2) : Math.round(x)); // to even, as NumPy rounds

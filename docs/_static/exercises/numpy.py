@@ -1,7 +1,6 @@
 """As much of NumPy as the checks of derivations use, on the arrays of arrays.js, for Python in a browser."""
 
 import builtins
-from contextlib import contextmanager
 
 from browser import window
 
@@ -155,7 +154,10 @@ class ndarray:
         return (self * other).sum()
 
     def __neg__(self):
-        return negative(self)
+        return pointwise("negative", self)
+
+    def __abs__(self):
+        return pointwise("absolute", self)
 
     def __invert__(self):
         return pointwise("logical_not", self)
@@ -251,9 +253,15 @@ class logical_and:  # noqa: N801
         return result
 
 
-@contextmanager
-def errstate(**_):
-    yield
+class errstate:  # noqa: N801
+    def __init__(self, **_):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
 
 
 def filled(value):
