@@ -93,7 +93,7 @@ globalThis.Arrays = (() => {
     if (name === "argmax") {
       return make(shape, "i", rows.map((row) => row.reduce((best, x, i) => (x > row[best] ? i : best), 0)));
     }
-    const begin = initial === null ? BEGIN[name] : initial;
+    const begin = initial === "" ? BEGIN[name] : Number(initial);
     const re = rows.map((row) => row.reduce(REDUCE[name], begin));
     const kind = { any: "b", all: "b", sum: a.kind === "b" ? "i" : a.kind }[name] || a.kind;
     if (!a.im) return make(shape, kind, re);
@@ -107,7 +107,8 @@ globalThis.Arrays = (() => {
 
   return {
     make, map, transpose, reduce, spread, pick,
-    from: (shape, kind, data) => make(shape, kind, data.map(Number)),
+    /** An array from a text with its numbers. */
+    read: (shape, kind, text) => make(shape, kind, text ? text.split(" ").map(Number) : []),
     reshaped: (a, shape) => ({ ...a, shape: [...shape] }),
     cast: (a, kind) => ({ ...a, kind, re: kind === "i" ? a.re.map(Math.trunc) : kind === "b" ? a.re.map((x) => +(x !== 0)) : a.re,
       im: kind === "c" ? a.im || new Float64Array(a.re.length) : null }),

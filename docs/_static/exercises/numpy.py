@@ -7,7 +7,7 @@ from browser import window
 Arrays = window.Arrays
 KINDS = {bool: "b", int: "i", float: "f", complex: "c"}
 inf, nan = float("inf"), float("nan")
-generic = ()  # no scalars: the result of a reduction is an array without axes
+generic = ()  # no scalars: a reduction of a whole array gives a number of Python
 
 
 class DType:
@@ -69,7 +69,9 @@ class ndarray:
         rest = [place for place in range(self.ndim) if place not in axes]
         shape = [self.shape[place] for place in rest]
         moved = self.transpose([*rest, *axes]).reshape([*shape, product(self.shape[place] for place in axes)])
-        result = ndarray(Arrays.reduce(name, moved.js, initial))
+        result = ndarray(Arrays.reduce(name, moved.js, "" if initial is None else str(float(initial))))
+        if axis is None:
+            return result.flat[0]
         return result.reshape([1 if i in axes else n for i, n in enumerate(self.shape)]) if keepdims else result
 
     def any(self, axis=None):
@@ -113,7 +115,7 @@ class ndarray:
             if isinstance(each, slice):
                 shape.append(len(inside))
             flat = [base * size + i for base in flat for i in inside]
-        return self.picked(shape, flat)
+        return self.picked(shape, flat) if shape else self.picked(shape, flat).flat[0]
 
     def picked(self, shape, flat):
         return ndarray(Arrays.pick(self.js, list(shape), flat))
@@ -189,15 +191,21 @@ def product(numbers):
     return result
 
 
+def made(shape, kind, numbers):
+    """An array with these numbers. They are passed as a text: JavaScript does not know Python's numbers."""
+    text = " ".join(each if isinstance(each, str) else str(float(each)) for each in numbers)
+    return ndarray(Arrays.read(shape, kind, text.replace("inf", "Infinity").replace("nan", "NaN")))
+
+
 def asarray(value, dtype=None):
     if isinstance(value, ndarray):
         array = value
     elif isinstance(value, complex):
         array = ndarray(Arrays.dual(asarray(value.real).js, asarray(value.imag).js))
     elif isinstance(value, (list, tuple)):
-        array = stack([asarray(each) for each in value]) if value else ndarray(Arrays["from"]([0], "f", []))
+        array = stack([asarray(each) for each in value]) if value else made([0], "f", [])
     else:
-        array = ndarray(Arrays["from"]([], KINDS[type(value)], [str(float(value)).replace("inf", "Infinity")]))
+        array = made([], KINDS[type(value)], [value])
     return array.astype(dtype) if dtype else array
 
 
@@ -282,7 +290,7 @@ def zeros_like(x):
 
 
 def arange(size, dtype=int):
-    return ndarray(Arrays["from"]([size], KINDS[dtype], list(range(size))))
+    return made([size], KINDS[dtype], range(size))
 
 
 def eye(rows, columns=None, dtype=float):
@@ -353,7 +361,7 @@ def take_along_axis(x, indices, axis):
 def stack(arrays):
     shape, kind = arrays[0].shape, arrays[0].js.kind
     data = [each for one in arrays for each in Arrays.list(one.js)]
-    return ndarray(Arrays["from"]([len(arrays), *shape], kind, data))
+    return made([len(arrays), *shape], kind, data)
 
 
 def moveaxis(x, source, target):

@@ -21,8 +21,7 @@ class Run:
 
     def __init__(self, data):
         self.values = {
-            name: np.asarray(np.ndarray(np.Arrays["from"](x["shape"], x["kind"], x["data"])))
-            for name, x in data["values"].items()
+            name: np.made(x["shape"], x["kind"], x["data"]) for name, x in data["values"].items()
         }
         self.name, self.names = data["name"], list(data["values"])
         self.arguments, self.outputs, self.gradients = (data[key] for key in ("arguments", "outputs", "gradients"))
