@@ -144,16 +144,18 @@ def docstring_in(text: str) -> tuple[str, int]:
 
 def named_mistakes(each: Exercise, derivation: Any, runs: list[Execution]) -> Iterator[tuple[str, str, str]]:
     """What the check finds for each mistake that has a name: the beginning of the line, the numbers, and the name."""
-    named = [(slip.what, each.solution.replace(slip.right, slip.wrong)) for slip in each.mistakes if slip.what]
+    named = [("", slip.what, each.solution.replace(slip.right, slip.wrong)) for slip in each.mistakes if slip.what]
     for head in filter(None, (given_part(line) for line in each.start.splitlines())):
-        named += planted(each, head)
-    for what, text in named:
+        named += [(head, what, text) for what, text in planted(each, head)]
+    for head, what, text in named:
         docstring, above = docstring_in(text)
         try:
             with np.errstate(all="ignore"):
                 check_text(text, docstring, derivation.restricted, runs)
         except (AssertionError, NotationError) as error:
-            yield *findings(each.start, in_docstring(error, str(error), above)), what
+            begins, numbers = findings(each.start, in_docstring(error, str(error), above))
+            if begins.startswith(head):
+                yield begins, numbers, what
 
 
 def page(name: str) -> str:
