@@ -1,5 +1,4 @@
-"""The notation of derivations as MathML, which browsers show by themselves: no JavaScript, and nothing to load.
-"""
+"""The notation of derivations as MathML, which browsers show by themselves: no JavaScript, and nothing to load."""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ def opened(browser: Any, site: Path) -> Any:
         if not path.exists():
             scripts = "".join(f'<script src="_static/{file}" defer></script>' for file in exercises.FILES)
             style = '<link rel="stylesheet" href="_static/exercises/exercises.css">'
-            page = f'<!doctype html><html lang="en"><meta charset="utf-8">{style}{exercises.exercise_html(name)}{scripts}'
+            page = (
+                f'<!doctype html><html lang="en"><meta charset="utf-8">{style}{exercises.exercise_html(name)}{scripts}'
+            )
             path.write_text(page, encoding="utf-8")
         browser.get(path.as_uri())
         browser.execute_script("localStorage.clear()")

@@ -20,9 +20,7 @@ class Run:
     """A forward and a backward as docs/_ext/exercises.py gives it; see `notation.run.Execution`."""
 
     def __init__(self, data):
-        self.values = {
-            name: np.made(x["shape"], x["kind"], x["data"]) for name, x in data["values"].items()
-        }
+        self.values = {name: np.made(x["shape"], x["kind"], x["data"]) for name, x in data["values"].items()}
         self.name, self.names = data["name"], list(data["values"])
         self.arguments, self.outputs, self.gradients = (data[key] for key in ("arguments", "outputs", "gradients"))
         self.code, self.locals, self.functions = frozenset(), {}, {}
