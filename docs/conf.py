@@ -27,6 +27,7 @@ extensions = [
     "museum",
     "live",
     "living",
+    "path",
     "exercises",
 ]
 exclude_patterns = ["README.md", "_build"]

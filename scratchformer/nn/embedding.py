@@ -62,7 +62,7 @@ class TiedOutput(Layer):
     The body passes dx back to e. A row of the table gets the gradients of all positions that looked it up (see
     `embedding`):
 
-        de = ∂L/∂e        din_vc = Σ_b Σ_t [ids_bt = v] de_btc
+        de = body_backward(dx, e)        din_vc = Σ_b Σ_t [ids_bt = v] de_btc
 
     The loss depends on the table through both its uses, and the gradient is the sum over these two paths:
 
@@ -201,7 +201,18 @@ class GridPositions(Layer):
 
 
 class SinusoidalPositions(Layer):
-    """y = x + P[:T], with the fixed sinusoids P of `ops.sinusoidal_positions`, for any length T; dx = dy."""
+    """y = x + P[:T], with the fixed sinusoids P of `ops.sinusoidal_positions`.
+
+    x: (B, T, C), for any length T; `start` is the position of x[:, 0].
+
+        θ_c = 10000^(−2⌊c/2⌋/C)
+        P_tc = sin((start + t) θ_c) where c mod 2 = 0, cos((start + t) θ_c) elsewhere
+        y_btc = x_btc + P_tc
+
+    Backward. P depends on neither x nor a parameter, so only x gets a gradient:
+
+        dx_btc = dy_btc
+    """
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, None]:
         expect_floating(x=x)
@@ -229,11 +240,12 @@ class EmbeddingSum(Layer):
 
         u := inputs1        ids := inputs2        w := embeddings.0.w        table := embeddings.1.table
         e_btc = Σ_i u_bti w_ic + embeddings.0.b_c + table_vc with v = ids_bt
-        x = scale e        y = dropout(norm(positions(x)))
+        x = scale e        a = positions(x)        o = norm(a)        y = dropout(o)
 
     Backward. Dropout, norm and positions, in this order, pass dy back to dx. Every term of e has the same gradient, de:
 
-        dx = ∂L/∂x        de = scale dx
+        do = dropout_backward(dy, o)        da = norm_backward(do, a)        dx = positions_backward(da, x)
+        de = scale dx
 
     Each embedding gets de, as if it were the only one (see `linear` and `embedding`):
 
