@@ -106,7 +106,7 @@ def findings(start: str, message: str) -> tuple[str, str]:
     equation = normal_space(re.sub(r"^.*?line \d+: ", "", first))
     heads = [head for head in map(given_part, start.splitlines()) if head and equation.startswith(head)]
     if heads and "relative error" in numbers and not re.search(r"\b(nan|inf)\b", numbers):
-        return max(heads, key=len), numbers
+        return max(heads, key=len), "\n".join(numbers.split("\n")[:2])  # what explains them depends on what is below
     return "", message
 
 

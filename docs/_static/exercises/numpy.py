@@ -248,11 +248,11 @@ for _name in (
     "less_equal greater greater_equal isfinite where erf"
 ).split():
     globals()[_name] = function(_name)
-round = rint  # noqa: A001, F821
-abs = function("absolute")  # noqa: A001
+round = rint  # noqa: F821
+abs = function("absolute")
 
 
-class logical_and:  # noqa: N801
+class logical_and:
     @staticmethod
     def reduce(arrays):
         result = array(True)
@@ -261,7 +261,7 @@ class logical_and:  # noqa: N801
         return result
 
 
-class errstate:  # noqa: N801
+class errstate:
     def __init__(self, **_):
         pass
 
@@ -317,11 +317,11 @@ def argmax(x):
     return asarray(x).argmax()
 
 
-def max(x, initial=None):  # noqa: A001
+def max(x, initial=None):
     return asarray(x).max(initial=initial)
 
 
-def all(x):  # noqa: A001
+def all(x):
     return asarray(x).all()
 
 

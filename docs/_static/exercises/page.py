@@ -7,8 +7,7 @@ import numpy as np
 from browser import window
 from mathml import expression, wrapped
 
-from scratchformer.course.equations import check_text, findings, in_docstring, judge
-from scratchformer.course.equations import Wrong
+from scratchformer.course.equations import Wrong, check_text, findings, in_docstring, judge
 from scratchformer.notation.grammar import NotationError, parse
 from scratchformer.notation.layout import DEFINED
 from scratchformer.notation.walk import DerivationError
