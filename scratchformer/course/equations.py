@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # A blank in a student's derivation; a comment may have a question mark.
 UNFILLED = re.compile(r"=(?:(?! {3}\()[^#\n])*?(?<=[=·( ])\?(?=$|\s|[).,])", re.MULTILINE)
+DOCSTRING = re.compile(r'^def .*:\n +"""(.*?)"""', re.MULTILINE | re.DOTALL)
 LINE = re.compile(r"(?<=line )\d+(?=[:,])")
 ONE_SIZE = "It is true for arrays of one size only: in place of a number write a size, such as C, or a name from above"
 # The beginnings of lines, each with a pattern of what the answer must not contain, and what to say.
@@ -48,6 +49,13 @@ def judge(start: str, solution: str, text: str, check: Callable[[], str | None])
     if left := unfilled(text):
         return Verdict(False, f"The lines above are right; {first_blank(text, left)}")
     return Verdict(True, "\n".join([remark or "", *marked(text)]))
+
+
+def docstring_in(text: str) -> tuple[str, int]:
+    """The docstring with the derivation of a file, and the number of lines above it."""
+    match = DOCSTRING.search(text)
+    assert match is not None, "an exercise has a function with a docstring"
+    return match[1], text.count("\n", 0, match.start(1))
 
 
 def unfilled(text: str) -> list[int]:

@@ -105,7 +105,7 @@ class ndarray:
             return self.picked((len(rows), *inner), [row * step + i for row in rows for i in range(step)])
         if isinstance(keys[0], ndarray) and keys[0].ndim:
             shape, flat = broadcast_shapes(*(each.shape for each in keys)), None
-            for place, size in zip(keys, self.shape):
+            for place, size in zip(keys, self.shape, strict=True):
                 flat = place if flat is None else flat * size + place
             return self.picked(shape, broadcast_to(flat, shape).flat)
         shape, flat = [], [0]
@@ -367,7 +367,7 @@ def stack(arrays):
 def moveaxis(x, source, target):
     source, target = ([each] if isinstance(each, int) else list(each) for each in (source, target))
     order = [axis for axis in range(x.ndim) if axis not in source]
-    for to, axis in sorted(zip(target, source)):
+    for to, axis in sorted(zip(target, source, strict=True)):
         order.insert(to, axis)
     return x.transpose(order)
 
