@@ -59,7 +59,7 @@ const { page } = document.querySelector(".live");
 page.draw();
 for (const name of page.data.inputs) {
   const array = page.model.array(name);
-  if (!array.shape.length && !page.data.ranges[name]) array.data[0] = Math.round(10 + 90 * Math.random()) / 10;
+  if (!array.shape.length && !page.data.ranges[name]?.whole) array.data[0] = Math.round(10 + 90 * Math.random()) / 10;
 }
 page.model.run();
 """
