@@ -103,7 +103,9 @@ FREQUENCIES = stated(
     is_operation=True,
 )
 SCALED = stated("EmbeddingSum", EmbeddingSum.forward, ("x", "scale"), "y_i = scale x_i")
-JOINED = stated("TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere")
+JOINED = stated(
+    "TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere"
+)
 
 
 LABELS = {SINUSOIDS.name: "sinusoids", FREQUENCIES.name: "frequencies", SCALED.name: "scaled", JOINED.name: "joined"}
@@ -241,7 +243,7 @@ class StepPlan:
         if call.phase == "forward" and (is_identity(call) or any(below.layer is not None for below in call.calls)):
             return None
         given = [x for below in call.calls for x in below.arguments.values() if is_array(x)]
-        if call.phase == "backward" and call.calls or given and all(self.place(x) for x in given):
+        if (call.phase == "backward" and call.calls) or (given and all(self.place(x) for x in given)):
             return None
         try:
             return layer_source(type(call.layer), tuple(values_of(call.layer)))
