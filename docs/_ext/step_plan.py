@@ -40,7 +40,7 @@ from scratchformer.catalogue.derivations import CASES
 from scratchformer.compiler import CompileError
 from scratchformer.compiler.derivation import fields_of
 from scratchformer.compiler.equations import Definition, Definitions, definitions_of
-from scratchformer.compiler.javascript_arrays import ArrayProgram, array_program, base
+from scratchformer.compiler.javascript_arrays import ArrayPrinter, ArrayProgram, array_program, base
 from scratchformer.dispatch import reference_only
 from scratchformer.nn import EmbeddingSum, Layer, Param, TransformerBlock
 from scratchformer.notation import Equation, NotationError, parse
@@ -724,11 +724,14 @@ def equation_json(function: Function, definition: Definition) -> dict[str, Any]:
     """The equation that is computed, as a tree and typeset, with the place of its derivation."""
     source = function.source
     absent = {name for name, x in function.options.items() if x is None}
+    printer = ArrayPrinter(source.definitions, function.given, function.options)
 
     def present(node: Node) -> Node:
-        """A node without a term for an argument that is None, such as a bias."""
+        """A node without a term for an argument that is None, such as a bias, and without cases that do not occur."""
         if node[0] == "name" and node[1] in absent:
             return ("num", 0.0, "0")
+        if node[0] == "cases":
+            return printer.decided(node)
         return node[1] if node[0] == "+" and node[2][:2] == ("num", 0.0) else node
 
     equation = Equation((definition.left, rebuilt(definition.node, present)), ("=",), definition.bindings)
