@@ -25,7 +25,14 @@ ZERO, ONE = ("num", 0.0, "0"), ("num", 1.0, "1")
 GONE = ("num", 0.0, "")  # an index that is not written; where it is a number, it is 0
 SENTENCE = re.compile(r"(?<=[.)])\s+(?=\(?[A-Z])")
 INDICES = re.compile(r"(?<![\w`])([^\W_]+)_([a-z]{2,4})\b")  # of a name in prose
-KNOWN = {"=": float.__eq__, "≠": float.__ne__, "<": float.__lt__, ">": float.__gt__, "≤": float.__le__, "≥": float.__ge__}
+KNOWN = {
+    "=": float.__eq__,
+    "≠": float.__ne__,
+    "<": float.__lt__,
+    ">": float.__gt__,
+    "≤": float.__le__,
+    "≥": float.__ge__,
+}
 
 
 class Without(NamedTuple):
@@ -255,4 +262,3 @@ def mistake_at(mistake: Mistake, left_out: Without, names: Collection[str]) -> t
         return None
     right, wrong = (simplified(equation, left_out) for equation in both)
     return None if right is None or wrong is None or right == wrong else (right, wrong)
-

@@ -11,7 +11,19 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from docstrings import BEGINNINGS, block, derivation, directive, heading, pieces, prose, rendered, signature, table, typeset
+from docstrings import (
+    BEGINNINGS,
+    block,
+    derivation,
+    directive,
+    heading,
+    pieces,
+    prose,
+    rendered,
+    signature,
+    table,
+    typeset,
+)
 from loops import loops
 from measure import Cost, TwinComparison, compare
 from operation_pictures import operation_picture

@@ -103,7 +103,9 @@ FREQUENCIES = stated(
     is_operation=True,
 )
 SCALED = stated("EmbeddingSum", EmbeddingSum.forward, ("x", "scale"), "y_i = scale x_i")
-JOINED = stated("TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere")
+JOINED = stated(
+    "TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere"
+)
 
 
 LABELS = {SINUSOIDS.name: "sinusoids", FREQUENCIES.name: "frequencies", SCALED.name: "scaled", JOINED.name: "joined"}
@@ -462,7 +464,10 @@ class StepPlan:
                 continue
             if (first := self.place(x[:, :-T])) is not None:
                 (B, S, C), M = x.shape, x.shape[1] - T
-                inputs = {"x": (first, ("b", "m", "c"), (B, M, C)), "f": (Place(number, None), ("b", "t", "c"), (B, T, C))}
+                inputs = {
+                    "x": (first, ("b", "m", "c"), (B, M, C)),
+                    "f": (Place(number, None), ("b", "t", "c"), (B, T, C)),
+                }
                 return self.call(JOINED, x, inputs, {}, {"B": B, "S": S, "M": M, "T": T, "C": C})
         return None
 
