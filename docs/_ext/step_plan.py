@@ -237,13 +237,13 @@ class StepPlan:
             self.record(below, phase, (*above, call))
 
     def source_of(self, call: TracedCall) -> Source | None:
-        """The derivation of an operation; of a layer, if it calls none, or one on arrays that it has computed itself."""
+        """The derivation of an operation; of a layer if it calls none, or one on arrays that it has computed."""
         if call.layer is None:
             return operation_source(call.kind.removesuffix("_backward"))
         if call.phase == "forward" and (is_identity(call) or any(below.layer is not None for below in call.calls)):
             return None
         given = [x for below in call.calls for x in below.arguments.values() if is_array(x)]
-        if call.phase == "backward" and call.calls or given and all(self.place(x) for x in given):
+        if (call.phase == "backward" and call.calls) or (given and all(self.place(x) for x in given)):
             return None
         try:
             return layer_source(type(call.layer), tuple(values_of(call.layer)))

@@ -138,7 +138,8 @@ def expect_numpys_arrays(page: Page) -> None:
     """Every number of forward and backward is NumPy's."""
     page.run(  # a memory is empty at first
         "const { step, plan } = page;"
-        "if ('memory' in plan.inputs) step.arrays[plan.inputs.memory].forEach((_, i, memory) => { memory[i] = Math.sin(i); });"
+        "const memory = step.arrays[plan.inputs.memory] || [];"
+        "for (let i = 0; i < memory.length; i++) memory[i] = Math.sin(i);"
         "step.forward(); step.backward();"
     )
     _, made = plan_of(page.model(), *page.batch())
