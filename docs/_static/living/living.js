@@ -604,6 +604,11 @@
     }
 
     explain(grid, i) {
+      this.describe(grid, i);
+      for (const list of this.explained.querySelectorAll(".live-list")) list.tabIndex = 0; // so that keys can scroll it
+    }
+
+    describe(grid, i) {
       const buffer = grid.buffer;
       const position = grid.at(i);
       const { plan } = this;
