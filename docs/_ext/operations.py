@@ -11,7 +11,19 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from docstrings import BEGINNINGS, block, derivation, directive, heading, pieces, prose, rendered, signature, table, typeset
+from docstrings import (
+    BEGINNINGS,
+    block,
+    derivation,
+    directive,
+    heading,
+    pieces,
+    prose,
+    rendered,
+    signature,
+    table,
+    typeset,
+)
 from loops import loops
 from measure import Cost, TwinComparison, compare
 from operation_pictures import operation_picture
@@ -36,11 +48,12 @@ def page(name: str) -> str:
     summary, *passages = pieces(inspect.getdoc(op), name)
     start = next((i for i, piece in enumerate(passages) if piece.text.startswith(BEGINNINGS)), len(passages))
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
-    arguments = [heading("Arguments"), described(functions, rendered(passages[:start], name))]
+    described_as = described(functions, rendered(passages[:start], name))
+    arguments = [heading("Arguments"), picture(operation_picture(name)), described_as]
     parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", rendered([summary], name), *live(name)]
     if backward is None:
-        return joined([*parts, picture(operation_picture(name)), *arguments, heading("The code"), code(op)])
-    parts += [heading("Derivation"), LEGEND, picture(operation_picture(name)), derivation(name), loops(name)]
+        return joined([*parts, *arguments, heading("The code"), code(op)])
+    parts += [heading("Derivation"), LEGEND, derivation(name), loops(name)]
     parts += arguments
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]

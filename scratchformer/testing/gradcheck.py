@@ -311,17 +311,14 @@ def check_layer(
 
 def check_in_groups(op: Callable, op_backward: Callable, *args: Any, rules: bool, **options: Any) -> Report:
     """`check_gradients` in fewer evaluations, with an `order` of 1: `compare_groups` compares the elements. With
-    `rules` as False none are checked, whatever the options say. The error says neither which element is wrong nor what
-    the mistake looks like.
+    `rules` as False none are checked, whatever the options say.
     """
     known = inspect.signature(check_gradients).parameters
     names = ("seed", "rtol", "max_elements", "directions", "device", "complex_step")
     chosen = {name: options.get(name, known[name].default) for name in names}
     kwargs = {name: x for name, x in options.items() if name not in known}
     checked = options.get("rules") if rules else False
-    with diagnosis.without_diagnosis():
-        report, _ = _check_pair(op, op_backward, args, kwargs, "", rules=checked, in_groups=True, **chosen)
-    return report
+    return _check_pair(op, op_backward, args, kwargs, "", rules=checked, in_groups=True, **chosen)[0]
 
 
 def diagnose(
@@ -365,7 +362,7 @@ def _compare_all(
 ) -> Report:
     """Compare each tensor's gradient with numerical derivatives, and then check the rules. Returns a Report, or raises
     GradientError with the worst element, or for the first rule that is broken. With `in_groups`, only elements for
-    which `compare_groups` asks are compared one by one.
+    which `compare_groups` asks are compared one by one, unless one of these is wrong.
     """
     rng = key.fold("elements and directions").generator()
     tensors = [Variable(name, x, gradients[name]) for name, x in arrays.items()]
@@ -374,12 +371,15 @@ def _compare_all(
     notes += [note for t in tensors if (note := differences.fold_triangle(t))]
     differences.measure_noise(tensors, functools.partial(run.evaluate, dy), rng)
     report, comparisons, failed = Report(), {}, FailedCheck(differences)
+    indices: dict[str, list[tuple[int, ...]]] = {t.name: [] for t in tensors}
     if in_groups:
         along_directions, indices = compare_groups(tensors, differences, rng, rtol)
-    else:
+        of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
+        in_groups = all(c.agrees for cases in of_elements.values() for c in cases)
+    if not in_groups:
         along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
-        indices = {t.name: elements(t, max_elements, rng) for t in tensors}
-    of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
+        indices = {t.name: sorted({*elements(t, max_elements, rng), *indices[t.name]}) for t in tensors}
+        of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
     pairs = {name: [*zip(indices[name], of_elements[name], strict=True)] for name in indices}
     of_equal = compare_equal(tensors, differences, pairs, along_directions, rtol)
     for t in tensors:
