@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -245,10 +244,11 @@ def times(factor: float, numbers: Mapping[float, list[str]], they: str) -> str:
 
 def as_number(factor: float) -> str:
     """The factor in digits, or as a fraction of small numbers if its digits do not end: "2/3"."""
-    fraction = Fraction(factor).limit_denominator(9)
-    endless = not math.isclose(float(f"{factor:.5g}"), factor, rel_tol=ROUND_OFF)
-    if endless and fraction and math.isclose(fraction, factor, rel_tol=ROUND_OFF):
-        return f"{fraction}".replace("-", "−")
+    if not math.isclose(float(f"{factor:.5g}"), factor, rel_tol=ROUND_OFF):
+        for below in range(1, 10):
+            above = int(np.rint(factor * below))
+            if above and math.isclose(above / below, factor, rel_tol=ROUND_OFF):
+                return f"{above}/{below}".replace("-", "−")
     return apart(factor, 1.0)[0]
 
 
