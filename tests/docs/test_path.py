@@ -159,8 +159,8 @@ def test_few_words_come_before_the_first_movement(pages: Path12) -> None:
         words = pages.run(VISIBLE).replace("¶", " ").split()
         assert 3 < len(words) <= FIRST_WORDS, (name, words)
     pages.open("index")
-    assert pages.find("article a")[0].text == "Start: y = 3x"
-    pages.find("article a")[0].send_keys(Keys.ENTER)
+    assert pages.find(".lead-on a")[0].text == "Start: y = 3x"
+    pages.find(".lead-on a")[0].send_keys(Keys.ENTER)
     assert pages.browser.current_url.endswith("path/01-number.html")
 
 
