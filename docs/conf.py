@@ -19,13 +19,13 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
-    "mathml",
+    "math_nodes",
     "root_files",
     "docstrings",
     "operations",
     "layers",
     "museum",
-    "live",
+    "live_section",
     "living",
 ]
 exclude_patterns = ["README.md", "_build"]
@@ -40,8 +40,8 @@ python_maximum_signature_line_length = 88
 
 html_theme = "furo"
 html_title = "scratchformer"
-html_static_path = ["_static"]
-html_favicon = "_static/favicon.svg"
+html_static_path = ["../scratchformer/pages/static"]
+html_favicon = "../scratchformer/pages/static/favicon.svg"
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from docutils import nodes
 from docutils.nodes import make_id
-from mathml import mathml
 from reports import items, names
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -20,6 +19,7 @@ import scratchformer
 from scratchformer import Key, ops
 from scratchformer.notation import DerivationRow, Equation, NotationError, parse
 from scratchformer.notation.grammar import CALLS, OVER, canonical
+from scratchformer.pages.mathml import mathml
 
 MODULES = ("data", "generation", "models", "nn", "notation", "ops", "optim", "testing", "training")
 PUBLIC = {  # the names in backquotes that are links, and where they lead

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from docutils import nodes
-from live import PageSizes, begin, checked
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from step_plan import plan_of, wrong_plans
@@ -23,6 +22,7 @@ from step_plan import plan_of, wrong_plans
 from scratchformer import models
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.models import LanguageModel
+from scratchformer.pages.live import PageSizes, begin, checked
 from scratchformer.rng import Key
 
 SIZES: dict[str, Any] = dict(vocab_size=24, d_model=12, heads=2, context=12)
@@ -42,7 +42,6 @@ TEXT = """\
 the cat sat on the mat. the dog sat on the log. the cat saw the dog, and the dog saw the cat. \
 a bird came to the tree, and the cat ran to the tree. the bird sang a song. the dog lay in the sun. \
 """
-STATIC = Path(__file__).parents[1] / "_static"
 FILES = ("live/evaluate.js", "live/live.js", "living/step.js", "living/picture.js", "living/living.js")
 STYLES = ("live/live.css", "living/living.css")
 

@@ -17,13 +17,13 @@ from measure import Cost, TwinComparison, compare
 from operation_pictures import operation_picture
 from reports import consequences
 from sphinx.application import Sphinx
-from step_curves import step_curve
 
 from scratchformer import models, nn, ops
 from scratchformer.catalogue import Mistake, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.course.course import NAMES, exercise
 from scratchformer.dispatch import twins_of
+from scratchformer.pages.step_curves import step_curve
 
 WITHOUT_BACKWARD = ("sinusoidal_positions", "rotary_frequencies")
 COMMON = ("Layer", "Param", "FlatParameters", "Model")  # what layers and models share: in the API reference alone

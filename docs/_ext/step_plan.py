@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from docstrings import equation_id
-from mathml import pieces
 from reports import items
 from tracing import TracedCall, codes_in, functions_in, trace
 
@@ -47,6 +46,7 @@ from scratchformer.notation.grammar import Node, canonical, rebuilt, walk
 from scratchformer.notation.layout import normal
 from scratchformer.notation.page import equation_as_json
 from scratchformer.optim.adam import adam_step
+from scratchformer.pages.mathml import pieces
 
 NAMES = {entry.name: entry.names for entry in entries_of("operations")}  # what derivations use besides their arguments
 

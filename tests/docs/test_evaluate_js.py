@@ -9,10 +9,7 @@ from scipy.special import erf
 from scratchformer import ops
 from scratchformer.catalogue import Sizes
 from scratchformer.catalogue.derivations import CASES
-
-pytest.importorskip("sphinx")
-
-import live
+from scratchformer.pages import live
 
 NAMES = [n for n in CASES if hasattr(ops, base := n.partition(",")[0]) and not base.endswith("_backward")]
 

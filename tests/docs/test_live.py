@@ -11,11 +11,10 @@ import pytest
 from scratchformer import ops
 from scratchformer.catalogue import mistakes_of
 from scratchformer.catalogue.derivations import CASES
+from scratchformer.pages import live
 
-pytest.importorskip("sphinx")
 pytest.importorskip("selenium")
 
-import live
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import WebDriverWait
 

@@ -12,7 +12,6 @@ import museum
 from docstrings import equation_id, prose, rendered, typeset
 from docstrings import pieces as pieces_of
 from loops import loops
-from mathml import mathml, of_equation, pieces
 from operations import calls, used
 from reports import consequences
 
@@ -23,6 +22,7 @@ from scratchformer.museum.exhibits import GROUPS, exhibit
 from scratchformer.notation import DerivationError, NotationError, parse
 from scratchformer.notation.check import read_and_run
 from scratchformer.notation.walk import Walk
+from scratchformer.pages.mathml import mathml, of_equation, pieces
 from scratchformer.testing.diagnosis import says
 
 OPERATIONS = [name for name in CASES if name in ops.__all__]

@@ -5,18 +5,18 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
-import step_curves
 from changes import BEFORE, model_changes
 from layer_pictures import layer_picture
 from letters import SIZES, Letters, LetterSizes, written
 from operation_pictures import WITHOUT_BACKWARD, operation_picture
-from step_curves import STEPS, step_curve, step_errors
 from traced import CASES, traced
 from tracing import trace
 
 from scratchformer import models, nn, ops
 from scratchformer.catalogue import OPERATIONS
 from scratchformer.dispatch import reference_only
+from scratchformer.pages import step_curves
+from scratchformer.pages.step_curves import STEPS, step_curve, step_errors
 from scratchformer.rng import Key
 
 PLAIN = {"Layer", "Param", "FlatParameters", "Model"}  # not layers, or nothing to run

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from svg import Canvas, width
-from tracing import one_thread
+from threadpoolctl import threadpool_limits
 
-from scratchformer.catalogue import OPERATIONS, Draw, OperationCase
-from scratchformer.dispatch import reference_only
-from scratchformer.testing.differences import Variable, elements
+from ..catalogue import OPERATIONS, Draw, OperationCase
+from ..dispatch import reference_only
+from ..testing.differences import Variable, elements
+from .svg import Canvas, width
 
 STEPS = tuple(10 ** (-k / 2) for k in range(2, 29))  # 1e-1 to 1e-14
 ELEMENTS = 12  # of each argument, at most
@@ -30,7 +30,7 @@ class Errors(NamedTuple):
 def step_errors(name: str) -> Errors:
     """The errors for the operation `name`, with the arguments of its case and a random dy; L = Σ y dy."""
     case = OPERATIONS[name](Draw(SEED))
-    with reference_only(), one_thread():
+    with reference_only(), threadpool_limits(1, "blas"):
         analytic, central, forward = _slopes(case, np.float64)
         _, single, _ = _slopes(case, np.float32)
     length = np.linalg.norm(analytic)

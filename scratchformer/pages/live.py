@@ -1,4 +1,4 @@
-"""The live part of an operation's page: its derivation and small arrays, which docs/_static/live computes with."""
+"""The live part of an operation's page: its derivation and small arrays, which static/live computes with."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from docutils import nodes
-from mathml import pieces
-from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
-from scratchformer.catalogue import DerivationCase, Sizes, mistakes_of
-from scratchformer.catalogue.derivations import CASES
-from scratchformer.notation import DerivationReport, Equation, NotationError, check_derivation, parse
-from scratchformer.notation.grammar import canonical, walk
-from scratchformer.notation.page import equation_as_json
-from scratchformer.testing.diagnosis import says
+from ..catalogue import DerivationCase, Sizes
+from ..catalogue.derivations import CASES
+from ..notation import DerivationReport, Equation, NotationError, check_derivation, parse
+from ..notation.grammar import canonical, walk
+from ..notation.page import equation_as_json
+from ..testing.diagnosis import says
+from .mathml import pieces
 
 SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
 SIZES_OF = {
@@ -41,7 +38,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "max_pool": {"lengths": [2, 3]},
 }
 RANGES = {"eps": (0, 10), "p": (0, 0.9), "label_smoothing": (0, 0.9)}  # of numbers that are no arrays
-STATIC = Path(__file__).parents[1] / "_static"
+STATIC = Path(__file__).parent / "static"
 FILES = ("live/evaluate.js", "live/live.js")
 
 
@@ -68,7 +65,7 @@ class PageSizes(Sizes):
 
 
 def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
-    """The live section of a derivation, as HTML that needs the files of docs/_static/live and nothing else.
+    """The live section of a derivation, as HTML that needs the files of static/live and nothing else.
 
     mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
     """
@@ -127,8 +124,8 @@ def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
     given = [*sorted(given, key=lambda n: n not in arguments), *outputs[1:]]
     return {
         "items": [
-            {"text": item.text, "equation": equation_as_json(item.equation), "html": "\n".join(pieces(item.equation))}
-            for item in report.derivation.equations
+            {"text": text, "equation": equation_as_json(equation), "html": "\n".join(pieces(equation))}
+            for text, equation in equations(report)
         ],
         "arrays": {n: array_json(values[n]) for n in given},
         "shapes": {n: list(values[n].shape) for n in values if n in computed and n not in given},
@@ -163,14 +160,19 @@ def names_in(report: DerivationReport) -> tuple[set[str], set[str]]:
     """The names that the equations compute, and all that they mention; for a short name, what it stands for."""
     short: dict[str, str] = {}
     computed, mentioned = set(), set()
-    for item in report.derivation.equations:
-        left, right, *_ = item.equation.parts
-        if is_short_name(item.equation) and right[1] in report.values:
+    for _, equation in equations(report):
+        left, right, *_ = equation.parts
+        if is_short_name(equation) and right[1] in report.values:
             short |= {f"{d}{left[1]}": f"{d}{right[1]}" for d in ("", "d") if f"{d}{right[1]}" in report.values}
         elif left[0] == "name":
             computed.add(left[1])
-        mentioned |= {node[1] for node in walk(tuple(item.equation)) if node[0] == "name"}
+        mentioned |= {node[1] for node in walk(tuple(equation)) if node[0] == "name"}
     return {short.get(n, n) for n in computed}, {short.get(n, n) for n in mentioned}
+
+
+def equations(report: DerivationReport) -> list[tuple[str, Equation]]:
+    """The equations of a derivation, each with its text."""
+    return [(item.text, item.equation) for item in report.derivation.equations if item.equation]
 
 
 def is_short_name(equation: Equation) -> bool:
@@ -223,35 +225,8 @@ def planted(mistake: Any, report: DerivationReport) -> dict[str, Any] | None:
         right, wrong = (parse(text, report.values) for text in (mistake.equation, mistake.wrong))
     except NotationError:
         return None
-    places = [number for number, item in enumerate(report.derivation.equations) if says(item.equation, right)]
+    places = [number for number, (_, equation) in enumerate(equations(report)) if says(equation, right)]
     if not places:
         return None
     text = {"title": mistake.title, "effect": mistake.effect, "html": "\n".join(pieces(wrong))}
     return text | {"line": places[0], "equation": equation_as_json(wrong)}
-
-
-class Live(SphinxDirective):
-    """The live section of an operation: `.. live:: attention`."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        (name,) = self.arguments
-        if name not in CASES:
-            return []
-        return [nodes.raw("", live_html(name, mistakes_of(name)), format="html")]
-
-
-def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Load the scripts on the pages that have a live part."""
-    if '<section class="live"' not in context.get("body", ""):
-        return
-    app.add_css_file("live/live.css")
-    for file in FILES:
-        app.add_js_file(file, loading_method="defer")
-
-
-def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_directive("live", Live)
-    app.connect("html-page-context", add_files)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
