@@ -27,7 +27,6 @@ from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
-from docstrings import equation_id
 from reports import items
 from tracing import TracedCall, codes_in, functions_in, trace
 
@@ -47,6 +46,7 @@ from scratchformer.notation.layout import normal
 from scratchformer.notation.page import equation_as_json
 from scratchformer.optim.adam import adam_step
 from scratchformer.pages.mathml import pieces
+from scratchformer.pages.passages import equation_id
 
 NAMES = {entry.name: entry.names for entry in entries_of("operations")}  # what derivations use besides their arguments
 

@@ -159,7 +159,7 @@ def bound(case: DerivationCase) -> dict[str, Any]:
 def names_in(report: DerivationReport) -> tuple[set[str], set[str]]:
     """The names that the equations compute, and all that they mention; for a short name, what it stands for."""
     short: dict[str, str] = {}
-    computed, mentioned = set(), set()
+    computed, mentioned = set[str](), set[str]()
     for _, equation in equations(report):
         left, right, *_ = equation.parts
         if is_short_name(equation) and right[1] in report.values:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..catalogue import OPERATIONS, Draw, OperationCase
+from ..catalogue import OperationCase
 from ..dispatch import reference_only
 from ..testing.differences import Variable, elements
 from .svg import Canvas, width
@@ -27,9 +27,8 @@ class Errors(NamedTuple):
     single: list[float]  # the central one in float32
 
 
-def step_errors(name: str) -> Errors:
-    """The errors for the operation `name`, with the arguments of its case and a random dy; L = Σ y dy."""
-    case = OPERATIONS[name](Draw(SEED))
+def step_errors(case: OperationCase) -> Errors:
+    """The errors for an operation with the arguments of a case and a random dy; L = Σ y dy."""
     with reference_only(), threadpool_limits(1, "blas"):
         analytic, central, forward = _slopes(case, np.float64)
         _, single, _ = _slopes(case, np.float32)
@@ -79,9 +78,9 @@ WIDTH, LEFT, RIGHT, TOP, BOTTOM = 400, 52, 390, 46, 270
 LOWEST, HIGHEST = -16, 1  # exponents of the error
 
 
-def step_curve(name: str) -> tuple[str, str]:
+def step_curve(case: OperationCase) -> tuple[str, str]:
     """The curve of the error over the step for an operation, as an SVG, and what it shows, in words."""
-    errors = step_errors(name)
+    errors, name = step_errors(case), case.op.__name__
     canvas = Canvas(WIDTH)
     x = 4.0
     for label, (colour, dash) in STYLES.items():
