@@ -15,7 +15,6 @@ from scratchformer.testing.draw import Draw
 
 pytest.importorskip("sphinx")
 
-import living
 from letters import LetterSizes
 from step_plan import StepPlan, plan_of
 from traced import CASES
