@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -65,20 +65,24 @@ class PageSizes(Sizes):
 
 
 def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
-    """The live section of a derivation, as HTML that needs the files of static/live and nothing else.
+    """The live section of a derivation of the catalogue.
 
     mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
     """
-    data = live_data(name, mistakes)
+    return section(live_data(name, mistakes))
+
+
+def section(data: dict[str, Any]) -> str:
+    """A live section, as HTML that needs the files of static/live and nothing else. data: see `page_data`."""
     lists = {"equation": data["items"], "mistake": data["mistakes"]}
     shown = "".join(
         f'<span data-{kind}="{number}">{item.pop("html")}</span>'
         for kind, items in lists.items()
         for number, item in enumerate(items)
     )
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", r"\u003c")
     return (
-        f'<section class="live" data-operation="{escape(name)}">\n'
+        f'<section class="live" data-operation="{escape(data["name"])}">\n'
         "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"
         f"<div hidden>{shown}</div>\n"
         f'<script type="application/json">{text}</script>\n</section>'
@@ -86,24 +90,38 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
 
 
 def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
-    """What the page computes with, see `begin`, and the mistakes that can be planted.
-
-    axes: the letters of the arrays' axes. ranges: the lowest and highest number in an array, and whether all are whole.
-    The numbers are those that the page begins with.
-    """
+    """The data of a live section for a derivation of the catalogue."""
     draw = PageSizes(name)
     case = CASES[name](draw)
     report = checked(case)
+    shown = [change for mistake in mistakes if (change := planted(mistake, report))]
+    return page_data(name, case, report, shown, VALUES.get(name, {}), draw.ranges)
+
+
+def page_data(
+    name: str,
+    case: DerivationCase,
+    report: DerivationReport,
+    mistakes: list[dict[str, Any]],
+    begin_with: Mapping[str, Any],
+    ranges: Sequence[tuple[Any, float, float]],
+) -> dict[str, Any]:
+    """What the page computes with, see `begin`, and the mistakes that can be planted.
+
+    begin_with: the numbers of some arrays that the page begins with. ranges: arguments, each with the lowest and the
+    highest number that a reader may put into it. In the data, axes are the letters of the arrays' axes, and ranges also
+    say whether all numbers are whole.
+    """
     data, arguments = begin(case, report), bound(case)
     drawn = {*arguments, *(dy for _, dy in data["outputs"])}
     values = {n: beginning(report.values[n]) if n in drawn else report.values[n] for n in data["arrays"]}
-    values |= {n: np.array(value) for n, value in VALUES.get(name, {}).items()}
+    values |= {n: np.array(value) for n, value in begin_with.items()}
     return data | {
         "name": name,
         "arrays": {n: array_json(array) for n, array in values.items()},
         "axes": axes(inspect.getdoc(case.op) or "", report.values),
-        "ranges": {n: limit for n in data["inputs"] if (limit := limits(n, values[n], arguments.get(n), draw))},
-        "mistakes": [change for mistake in mistakes if (change := planted(mistake, report))],
+        "ranges": {n: limit for n in data["inputs"] if (limit := limits(n, values[n], arguments.get(n), ranges))},
+        "mistakes": mistakes,
     }
 
 
@@ -188,13 +206,19 @@ def array_json(array: np.ndarray) -> dict[str, Any]:
 
 def axes(docstring: str, values: dict[str, np.ndarray]) -> dict[str, list[str]]:
     """The letters of the axes of the arguments, from the shapes in the docstring: "q: (B, H, T, D)"."""
-    by_name = {}
+    return {
+        name: full
+        for name, letters in shapes(docstring)
+        if name in values and (full := filled([letter.lower() for letter in letters], values[name].ndim))
+    }
+
+
+def shapes(docstring: str) -> Iterator[tuple[str, list[str]]]:
+    """The names in a docstring that have a shape there, "q: (B, H, T, D)", each with its letters."""
     for names, shape in re.findall(r"(?<![\w.])(\w[\w, ]*?):\s+\(([A-Z.…, ]+)\)", docstring):
-        letters = [letter.strip().lower() for letter in shape.split(",") if letter.strip()]
-        for name in map(canonical, re.split(r",\s*", names)):
-            if name in values and (full := filled(letters, values[name].ndim)):
-                by_name[name] = full
-    return by_name
+        letters = [letter.strip() for letter in shape.split(",") if letter.strip()]
+        for name in re.split(r",\s*", names):
+            yield canonical(name), letters
 
 
 def filled(letters: list[str], rank: int) -> list[str]:
@@ -205,11 +229,13 @@ def filled(letters: list[str], rank: int) -> list[str]:
     return letters if len(letters) == rank else []
 
 
-def limits(name: str, array: np.ndarray, argument: Any, draw: PageSizes) -> dict[str, Any] | None:
+def limits(
+    name: str, array: np.ndarray, argument: Any, ranges: Sequence[tuple[Any, float, float]]
+) -> dict[str, Any] | None:
     """The lowest and highest number that the reader may put into an array, and whether they are whole; None for any."""
-    for drawn, low, high in draw.ranges:
+    for drawn, low, high in ranges:
         if argument is drawn:
-            return {"low": low, "high": high, "whole": True}
+            return {"low": low, "high": high, "whole": drawn.dtype.kind != "f"}
     if name in RANGES:
         return dict(zip(("low", "high"), RANGES[name], strict=True))
     if array.dtype == bool or (array.ndim and np.isin(array, (0, 1)).all()):
