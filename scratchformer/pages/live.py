@@ -153,10 +153,10 @@ def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
     }
 
 
-def beginning(array: np.ndarray) -> np.ndarray:
-    """The numbers that the page begins with: arrays with one decimal, and without zeros, where a kink may be."""
+def beginning(array: np.ndarray, decimals: int = 1) -> np.ndarray:
+    """The numbers that the page begins with: arrays with few decimals, and without zeros, where a kink may be."""
     if array.ndim and array.dtype.kind == "f":
-        array = array.round(1)
+        array = array.round(decimals)
         return np.where(array == 0, 0.5, array)
     return array
 
