@@ -115,7 +115,7 @@ def page_data(
     data, arguments = begin(case, report), bound(case)
     drawn = {*arguments, *(dy for _, dy in data["outputs"])}
     values = {n: beginning(report.values[n]) if n in drawn else report.values[n] for n in data["arrays"]}
-    values |= {n: np.array(value) for n, value in begin_with.items()}
+    values |= {n: np.array(value) for n, value in begin_with.items() if n in values}
     return data | {
         "name": name,
         "arrays": {n: array_json(array) for n, array in values.items()},
