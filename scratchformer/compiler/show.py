@@ -34,7 +34,7 @@ def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterato
     for plan in (pair.forward, pair.backward):
         if plan is not None:
             if not plan.axes and target != "js":
-                raise CompileError(f"{plan.name}: no equation is left for a loop, since each gives a number or a vector")
+                raise CompileError(f"{plan.name}: no equation is left for a loop: each gives a number or a vector")
             yield plan, print_plan(plan)
 
 
