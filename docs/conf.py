@@ -25,7 +25,7 @@ extensions = [
     "operations",
     "layers",
     "museum",
-    "live_section",
+    "live",
     "living",
 ]
 exclude_patterns = ["README.md", "_build"]

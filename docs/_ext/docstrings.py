@@ -9,6 +9,7 @@ from textwrap import indent
 from typing import Any, ClassVar
 
 from docutils import nodes
+from levels import forms, levels
 from reports import items, names
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -16,7 +17,18 @@ from sphinx.util.docutils import SphinxDirective
 import scratchformer
 from scratchformer import Key, ops
 from scratchformer.notation import Equation, parse
-from scratchformer.pages.passages import LIST_ITEM, Passage, equation_id, label, paragraphs, passages, spans, unchecked
+from scratchformer.pages.passages import (
+    BEGINNINGS,
+    LIST_ITEM,
+    Passage,
+    equation_id,
+    label,
+    paragraphs,
+    passages,
+    passages_of,
+    spans,
+    unchecked,
+)
 
 MODULES = ("data", "generation", "models", "nn", "notation", "ops", "optim", "testing", "training")
 PUBLIC = {  # the names in backquotes that are links, and where they lead
@@ -42,7 +54,7 @@ def rendered(items: Iterable[Passage], name: str = "") -> str:
         elif piece.row is not None:
             options = {"label": label(piece.row), "comment": mixed(piece.comment, names(name))}
             if piece.kind == "equation":
-                options |= {"of": name, "item": str(piece.item)}
+                options |= {"of": name} | ({} if piece.item is None else {"item": str(piece.item)})
             parts.append(directive("checked", piece.kind, piece.text, **options))
         else:
             parts.append(block("python" if piece.kind == "code" else "text", piece.text))
@@ -54,6 +66,34 @@ def pieces(docstring: str, name: str = "") -> list[Passage]:
     if checked := items(name):
         return passages(checked)
     return [unchecked(text) for text in paragraphs(inspect.cleandoc(docstring).splitlines())]
+
+
+def derivation(name: str) -> str:
+    """The derivation of an operation. What is not at all levels is in containers, whose classes name its levels."""
+    parts: list[tuple[list[int], list[Passage]]] = []
+    begun = False
+    for number, known in enumerate(forms(name).values()):
+        begun = begun or known[0].item.text.startswith(BEGINNINGS)
+        if not begun:
+            continue
+        if known[0].item.kind == "comment":
+            for _, before in parts[-len(above) :]:
+                before[-1] = before[-1]._replace(comment=known[0].item.text)
+            continue
+        above = known
+        for form in known:
+            parts.append((form.levels, passages_of(form.item, form.row, number if form is known[0] else None)))
+    whole = len(levels(name))
+    return "\n\n".join(
+        rendered(shown, name) if len(at) == whole else directive("container", leveled(at, whole), rendered(shown, name))
+        for at, shown in parts
+    )
+
+
+def leveled(at: list[int], whole: int) -> str:
+    """The classes of what stands at these levels. The page begins with level 0; without scripts it has the last."""
+    more = {"shown": 0 in at, "whole": whole - 1 in at}
+    return " ".join(["level", *(f"level-{level}" for level in at), *(name for name, is_so in more.items() if is_so)])
 
 
 def prose(text: str, known: frozenset[str] = frozenset()) -> str:

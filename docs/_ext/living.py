@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from docutils import nodes
+from live import PageSizes, checked
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from step_plan import plan_of, wrong_plans
@@ -22,7 +23,7 @@ from step_plan import plan_of, wrong_plans
 from scratchformer import models
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.models import LanguageModel
-from scratchformer.pages.live import PageSizes, begin, checked
+from scratchformer.pages.live import begin
 from scratchformer.rng import Key
 
 SIZES: dict[str, Any] = dict(vocab_size=24, d_model=12, heads=2, context=12)

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from docstrings import block, directive, heading, pieces, prose, rendered, signature, table, typeset
+from docstrings import block, derivation, directive, heading, pieces, prose, rendered, signature, table, typeset
 from measure import Cost, TwinComparison, compare
 from operation_pictures import operation_picture
 from pygments import highlight
@@ -36,26 +36,22 @@ OPERATIONS = (*(name for name in ops.__all__ if f"{name}_backward" in ops.__all_
 def page(name: str) -> str:
     """The page of an operation."""
     op, backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
-    passages = pieces(inspect.getdoc(op), name)
+    summary, *passages = pieces(inspect.getdoc(op), name)
     start = before_derivation(passages)
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
-    parts = [
-        heading(name, "="),
-        ".. py:currentmodule:: scratchformer.ops",
-        described(functions, rendered(passages[:start], name)),
-    ]
-    parts.append(picture(operation_picture(name)))
+    arguments = [heading("Arguments"), described(functions, rendered(passages[:start], name))]
+    parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", rendered([summary], name), *live(name)]
     if backward is None:
-        return joined([*parts, *live(name), heading("The code"), code(op)])
-    parts += [heading("Derivation"), LEGEND, rendered(passages[start:], name), made_loops(name)]
-    parts += live(name)
+        return joined([*parts, picture(operation_picture(name)), *arguments, heading("The code"), code(op)])
+    parts += [heading("Derivation"), LEGEND, picture(operation_picture(name)), derivation(name), made_loops(name)]
+    parts += arguments
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]
     parts += [heading("What the cache keeps"), *kept(comparison)]
     curve, words = step_curve(catalogue.OPERATIONS[name](Draw(1)))
-    parts += [heading("The step of a numerical check"), picture(curve), words]
+    parts += [heading("How small should h be?"), picture(curve), words]
     if name in CASES and (known := mistakes_of(name)):
-        parts += [heading("Mistakes that others have made"), PLANT, *(mistake(name, wrong) for wrong in known)]
+        parts += [heading("Common mistakes"), PLANT, *(mistake(name, wrong) for wrong in known)]
     parts += [heading("Write it yourself"), exercises(name), CHECK.format(name=name), used(name)]
     return joined(parts)
 
@@ -64,7 +60,7 @@ LEGEND = """\
 To the right of each equation is its :ref:`measured error <errors>`."""
 
 PLANT = """\
-Choose one in `Change a number`_ above to see which numbers it makes wrong."""
+Choose one in `Try it`_ above to see which numbers it makes wrong."""
 
 EXERCISES = """\
 In :doc:`../learn` you derive or write this gradient, and the check says what is wrong::
@@ -81,7 +77,7 @@ Change a line of the derivation's code in ``scratchformer/ops``, and see what th
 
 
 def live(name: str) -> list[str]:
-    return [heading("Change a number"), directive("live", name)] if name in CASES else []
+    return [heading("Try it"), directive("live", name)] if name in CASES else []
 
 
 def made_loops(name: str) -> str:

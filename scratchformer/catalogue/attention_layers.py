@@ -10,7 +10,7 @@ import numpy as np
 from .. import nn, ops
 from ..rng import Key
 from ..testing.draw import Draw, Sizes
-from .derived import derived, output
+from .derived import derived
 from .entry import DerivationCase, Entry, LayerCase, on
 from .tables import LLAMA3
 
@@ -22,22 +22,16 @@ def basic_attention(d: Sizes) -> DerivationCase:
 
 def single_head(d: Sizes) -> DerivationCase:
     layer = nn.SingleHeadAttention(d.C, d.D, causal=d.seed % 2 == 1)
-    pattern = ops.Causal() if layer.causal else None
-
-    def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        return ops.attention(q[:, None], k[:, None], v[:, None], pattern)[0][:, 0]
-
-    return derived(d, layer, d("B T C"), functions={"attention": attention})
+    x = d("B T C")
+    return derived(d, layer, x, names={"D": d.D, "m": np.tri(d.T) if layer.causal else np.ones((d.T, d.T))})
 
 
 def multi_head_loop(d: Sizes) -> DerivationCase:
     d.sizes |= {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5}
     layer = nn.MultiHeadLoop(d.C, d.H, causal=d.seed % 2 == 1)
 
-    def heads(x: np.ndarray) -> np.ndarray:
-        return np.stack([head(x) for head in layer.heads], axis=1)
-
-    return derived(d, layer, d("B T C"), names={"H": d.H, "D": d.D}, functions={"heads": heads})
+    parts = {f"head{i}": head for i, head in enumerate(layer.heads, 1)}
+    return derived(d, layer, d("B T C"), names={"D": d.D}, parts=parts)
 
 
 def cross_attention(d: Sizes) -> DerivationCase:
@@ -48,20 +42,25 @@ def cross_attention(d: Sizes) -> DerivationCase:
 
 
 def self_attention(d: Sizes) -> DerivationCase:
-    d.sizes |= {"H": 2, "C": 6}
-    layer = nn.SelfAttention(d.C, d.H, causal=d.seed % 2 == 1, bias=True)
-    pattern = ops.Causal() if layer.causal else None
-    cross = output(partial(nn.CrossAttention.forward, layer), pattern=pattern)
-    return derived(d, layer, d("B T C"), functions={"cross": cross})
+    d.sizes |= {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5}
+    layer = nn.SelfAttention(d.C, d.H, causal=d.seed % 2 == 1)
+    seen = edges(d, d.T)
+    names = {"H": d.H, "D": d.D, "m": np.tril(seen) if layer.causal else seen}
+    return derived(d, layer, d("B T C"), ops.Edges(seen), names=names)
+
+
+def edges(d: Sizes, n: int) -> np.ndarray:
+    """Which of n positions sees which, (n, n); some may see none."""
+    return d.generator.random((n, n)) < 0.6
 
 
 def relative_attention(d: Sizes) -> DerivationCase:
     d.sizes |= {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5, "S": 7}
     layer = nn.RelativeSelfAttention(d.C, d.H, causal=d.seed % 2 == 1)
-    x = d("B S C")
-    names = {"H": d.H, "D": d.D, "P": layer.distances(d.T, d.S, x)}
-    attention = output(ops.relative_attention, pattern=ops.Causal() if layer.causal else None)
-    return derived(d, layer, x, names=names, queries=d.T, functions={"attention": attention})
+    x, seen = d("B S C"), edges(d, d.S)
+    m = (np.tril(seen) if layer.causal else seen)[-d.T :]
+    names = {"H": d.H, "D": d.D, "P": layer.distances(d.T, d.S, x), "m": m}
+    return derived(d, layer, x, ops.Edges(seen), names=names, queries=d.T)
 
 
 def rotary(d: Draw, padding: bool = False, **options: Any) -> LayerCase:
@@ -79,9 +78,11 @@ def grouped_rotary(d: Draw, **options: Any) -> LayerCase:
 def rotary_attention(d: Sizes) -> DerivationCase:
     d.sizes |= {"G": 2, "H": 4, "D": 6, "C": 7, "B": 3, "T": 5}
     layer = nn.RotarySelfAttention(d.C, d.H, d.G, d.D, causal=d.seed % 2 == 1)
-    pattern = ops.Causal() if layer.causal else None
-    functions = {"rotary": output(ops.rotary), "attention": output(ops.attention, pattern=pattern)}
-    return derived(d, layer, d("B T C"), names={"G": d.G, "H": d.H, "D": d.D}, functions=functions)
+    seen = edges(d, d.T)
+    names = {"G": d.G, "H": d.H, "D": d.D, "θ": ops.rotary_frequencies(d.D)}
+    return derived(
+        d, layer, d("B T C"), ops.Edges(seen), names=names | {"m": np.tril(seen) if layer.causal else seen}
+    )
 
 
 ENTRIES = [

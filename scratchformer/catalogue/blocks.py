@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from .. import nn, ops
 from ..backend import Array, to_device
 from ..rng import Key
 from ..testing.draw import Draw, Sizes
-from .derived import GELU, derived, output
+from .derived import GELU, Part, derived
 from .entry import DerivationCase, Entry, LayerCase, on
 
 OTHER = {"post": "pre", "pre": "post"}
@@ -47,11 +46,14 @@ def block_of_other_parts(d: Draw) -> LayerCase:
     return on(layer, d("B T C"), key=d.key, pattern=ops.Padding(d.lengths()))
 
 
+BLOCK_PARTS = ("attention", "feedforward", "norm1", "norm2")
+
+
 def transformer_block(d: Sizes, order: str) -> DerivationCase:
     d.sizes |= {"H": 2, "C": 6}
     block = nn.TransformerBlock(d.C, d.H, order, causal=True, d_ff=d.F, activation=GELU, bias=True)
-    functions = {name: getattr(block, name) for name in ("attention", "feedforward", "norm1", "norm2")}
-    return derived(d, block, d("B T C"), functions=functions, leave=f"{OTHER[order].title()}-norm")
+    parts = {name: getattr(block, name) for name in BLOCK_PARTS}
+    return derived(d, block, d("B T C"), parts=parts, leave=f"{OTHER[order].title()}-norm")
 
 
 def looking_at_memory(d: Draw, **options: Any) -> LayerCase:
@@ -63,11 +65,9 @@ def decoder_block(d: Sizes, order: str) -> DerivationCase:
     d.sizes |= {"H": 2, "C": 6}
     block = nn.DecoderBlock(d.C, d.H, order, d_ff=d.F, activation=GELU)
     x, memory, pattern = d("B T C"), d("B M C"), ops.Padding(d.lengths("M"))
-    functions: dict[str, Callable] = {
-        name: getattr(block, name) for name in ("attention", "feedforward", "norm1", "norm2", "norm3")
-    }
-    functions["cross"] = partial(block.cross, pattern=pattern)
-    return derived(d, block, x, memory, pattern, functions=functions, leave=f"{OTHER[order].title()}-norm")
+    parts: dict[str, Part] = {name: getattr(block, name) for name in (*BLOCK_PARTS, "norm3")}
+    parts["cross"] = partial(block.cross.forward, pattern=pattern), block.cross.backward
+    return derived(d, block, x, memory, pattern, parts=parts, leave=f"{OTHER[order].title()}-norm")
 
 
 def around_feedforward(d: Draw, order: str) -> LayerCase:
@@ -79,8 +79,18 @@ def residual(d: Sizes, order: str) -> DerivationCase:
     """With a branch whose output at a position depends on all positions."""
     d.sizes |= {"H": 2, "C": 6}
     layer = nn.Residual(nn.SelfAttention(d.C, d.H), nn.LayerNorm(d.C), order, nn.Dropout(0.3))
-    functions = {"branch": layer.branch, "norm": layer.norm, "dropout": output(layer.dropout.forward, key=d.key)}
-    return derived(d, layer, d("B T C"), key=d.key, functions=functions, leave=f'In "{OTHER[order]}" order')
+
+    def forward(n: np.ndarray) -> tuple[np.ndarray, tuple]:
+        f, branch = layer.branch.forward(n)
+        f, dropout = layer.dropout.forward(f, d.key)
+        return f, (branch, dropout)
+
+    def backward(df: np.ndarray, cache: tuple) -> np.ndarray:
+        branch, dropout = cache
+        return layer.branch.backward(layer.dropout.backward(df, dropout), branch)
+
+    parts: dict[str, Part] = {"branch": (forward, backward), "norm": layer.norm}
+    return derived(d, layer, d("B T C"), key=d.key, parts=parts, leave=f'In "{OTHER[order]}" order')
 
 
 def two_blocks(d: Draw, order: str) -> LayerCase:
@@ -94,8 +104,8 @@ def stack(d: Sizes) -> DerivationCase:
     d.sizes |= {"H": 2, "C": 4, "B": 2, "T": 3, "I": 5, "F": 6}
     blocks = [nn.DecoderBlock(d.C, d.H, d_ff=d.F, activation=GELU, key=Key(i)) for i in range(2)]
     layer = nn.Stack(blocks, nn.LayerNorm(d.C))
-    functions = {"block1": blocks[0], "block2": blocks[1], "norm": layer.norm}
-    return derived(d, layer, d("B T C"), d("B I C"), functions=functions)
+    parts = {"block1": blocks[0], "block2": blocks[1], "norm": layer.norm}
+    return derived(d, layer, d("B T C"), d("B I C"), parts=parts)
 
 
 ENTRIES = [

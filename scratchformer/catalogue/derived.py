@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,16 +28,50 @@ def prepared(d: Sizes, layer: Layer) -> dict[str, Any]:
 
 
 def derived(
-    d: Sizes, layer: Layer, *inputs: Any, names: dict[str, Any] | None = None, leave: str = "", **options: Any
+    d: Sizes,
+    layer: Layer,
+    *inputs: Any,
+    names: dict[str, Any] | None = None,
+    parts: Mapping[str, Part] | None = None,
+    leave: str = "",
+    **options: Any,
 ) -> DerivationCase:
-    """The case of a layer, whose derivation is the docstring of its class. A derivation calls sublayers that have a
-    derivation of their own as functions, such as norm(s). They run as they are, on complex arrays for derivatives.
-
-    leave: see `without`.
+    """The case of a layer, whose derivation is the docstring of its class. parts: see `functions_of`; leave: see
+    `without`.
     """
     docstring = without(getdoc(type(layer)), leave)
     names = prepared(d, layer) | (names or {})
+    if parts:
+        options["functions"] = functions_of(parts)
     return DerivationCase(layer.forward, layer.backward, inputs, names, options, docstring)
+
+
+Part = Layer | tuple[Callable, Callable]  # a layer, or its forward and backward
+
+
+def functions_of(parts: Mapping[str, Part]) -> dict[str, Callable]:
+    """The functions that a derivation calls for parts with derivations of their own, by the names of these.
+
+    norm(s) is the output of the forward, norm_backward(dy, s) the gradient of its first input, and
+    cross_backward_memory(dh, g, memory) that of the input of this name. They run as they are, on complex arrays for
+    derivatives.
+    """
+    functions: dict[str, Callable] = {}
+    for name, part in parts.items():
+        forward, backward = (part.forward, part.backward) if isinstance(part, Layer) else part
+        functions[name] = part if isinstance(part, Layer) else output(forward)
+        inputs = [p.name for p in inspect.signature(forward).parameters.values() if p.default is p.empty]
+        for place, given in enumerate(inputs):
+            called = f"{name}_backward_{given}" if place else f"{name}_backward"
+            functions[called] = partial(gradient, forward, backward, place)
+    return functions
+
+
+def gradient(forward: Callable, backward: Callable, place: int, dy: np.ndarray, *inputs: np.ndarray) -> np.ndarray:
+    """The gradient of the input at this place."""
+    _, cache = forward(*inputs)
+    returned = backward(dy, cache)
+    return returned[place] if isinstance(returned, tuple) else returned
 
 
 def without(docstring: str, start: str) -> str:

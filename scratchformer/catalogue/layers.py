@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from .. import nn, ops
 from ..notation.run import getdoc
 from ..rng import Key
 from ..testing.draw import Draw, Sizes
-from .derived import derived, output, prepared, shows
+from .derived import derived, functions_of, prepared, shows
 from .entry import DerivationCase, Entry, LayerCase, on
 
 
@@ -41,7 +42,7 @@ def tied_output(d: Sizes) -> DerivationCase:
         tokens.backward(body.backward(tied.backward(dy, kept), normalised), looked_up)
 
     ids = d.integers("B T", d.V)
-    return DerivationCase(forward, backward, (ids,), names, {"functions": {"body": body}}, getdoc(nn.TiedOutput))
+    return DerivationCase(forward, backward, (ids,), names, {"functions": functions_of({"body": body})}, getdoc(nn.TiedOutput))
 
 
 def grid_positions(d: Sizes) -> DerivationCase:
@@ -58,13 +59,14 @@ def units_and_tokens(d: Draw, **options: Any) -> LayerCase:
 def embedding_sum(d: Sizes) -> DerivationCase:
     embeddings = [nn.Linear(d.I, d.C), nn.TokenEmbedding(d.V, d.C)]
     layer = nn.EmbeddingSum(embeddings, nn.PositionEmbedding(d.T, d.C), nn.LayerNorm(d.C), nn.Dropout(0.3), scale=3)
-    functions = {
+    dropout = nn.Dropout(0.3)
+    parts = {
         "positions": layer.positions,
         "norm": layer.norm,
-        "dropout": output(nn.Dropout(0.3).forward, key=d.key),
+        "dropout": (partial(dropout.forward, key=d.key), dropout.backward),
     }
     units, ids = d("B T I"), d.integers("B T", d.V)
-    return derived(d, layer, units, ids, names={"scale": layer.scale}, key=d.key, functions=functions)
+    return derived(d, layer, units, ids, names={"scale": layer.scale}, key=d.key, parts=parts)
 
 
 ENTRIES = [
@@ -118,7 +120,8 @@ ENTRIES = [
     .case("", lambda d: on(nn.FeedForward(d.C, d.F), d("B T C")))
     .case("gelu", lambda d: on(nn.FeedForward(d.C, d.F, "gelu"), d("B T C")))
     .case("gelu_tanh", lambda d: on(nn.FeedForward(d.C, d.F, "gelu_tanh"), d("B T C")))
-    .case("a pair", lambda d: on(nn.FeedForward(d.C, d.F, (ops.silu, ops.silu_backward)), d("B T C"))),
+    .case("a pair", lambda d: on(nn.FeedForward(d.C, d.F, (ops.silu, ops.silu_backward)), d("B T C")))
+    .derivation("", lambda d: derived(d, nn.FeedForward(d.C, d.F), d("B T C"))),
     Entry("RMSNorm").case("", lambda d: on(nn.RMSNorm(d.C), d("B T C"))),
     Entry("SwiGLU")
     .case("", lambda d: on(nn.SwiGLU(d.C, d.F, key=Key(d.seed)), d("B T C")))

@@ -13,7 +13,7 @@ from ..notation.run import getdoc
 from ..rng import Key
 from ..testing.draw import Draw, Sizes
 from .blocks import memory
-from .derived import GELU, derived, prepared, shows
+from .derived import GELU, derived, functions_of, prepared, shows
 from .entry import DerivationCase, Entry, LayerCase, on
 from .tables import LLAMA3
 
@@ -46,10 +46,16 @@ def encoder_decoder(d: Sizes) -> DerivationCase:
     ids = d.integers("B S", d.V), lengths, d.integers("B T", d.V)
     pattern = ops.Padding(lengths)
     at = ops.sinusoidal_positions(max(d.S, d.T), d.C, dtype=np.float64)
-    functions = {
-        "encoder": lambda u: model.encoder_stack(u + at[: d.S], pattern=pattern),
-        "decoder": lambda w, memory: model.decoder_stack(w + at[: d.T], memory, pattern=pattern),
-    }
+    encoder, decoder = model.encoder_stack, model.decoder_stack
+    functions = functions_of(
+        {
+            "encoder": (lambda u: encoder.forward(u + at[: d.S], pattern=pattern), encoder.backward),
+            "decoder": (
+                lambda w, memory: decoder.forward(w + at[: d.T], memory, pattern=pattern),
+                decoder.backward,
+            ),
+        }
+    )
     names = {"table": known["tokens.table"], "dtable": known["dtokens.table"]}
     docstring = getdoc(models.EncoderDecoder)
     return DerivationCase(model.forward, model.backward, ids, names, {"functions": functions}, docstring)
@@ -98,7 +104,7 @@ def masked_prediction(d: Sizes) -> DerivationCase:
 
     inputs = d("B T C"), d.integers("B K", d.T), d.integers("B K", d.V)
     names = {name: known[full] for name, full in short.items()}
-    functions = {"dense": layer.dense, "norm": layer.norm}
+    functions = functions_of({"dense": layer.dense, "norm": layer.norm})
     return DerivationCase(forward, backward, inputs, names, {"functions": functions}, getdoc(type(layer)))
 
 

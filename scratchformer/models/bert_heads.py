@@ -69,7 +69,7 @@ class MaskedPrediction(Layer):
     targets. Starting from the encoder's vectors, it is
 
         u_bkc = x_btc with t = places_bk        (chosen)
-        h = norm(dense(u))        (an affine map with an activation, and a layer norm)
+        e = dense(u)        h = norm(e)        (an affine map with an activation, and a layer norm)
         z_bkv = Σ_c h_bkc table_vc + c_v        (a logit for every token of the vocabulary)
         loss = 1/N Σ_n (log(Σ_v exp(z_nv)) − z_{n,targets_n})        (cross-entropy)
 
@@ -80,7 +80,7 @@ class MaskedPrediction(Layer):
 
         p_bkv = softmax_v(z_bkv)        dz_bkv = dloss/N (p_bkv − [v = targets_bk])        (see `cross_entropy`)
         dc_v = Σ_n dz_nv        dtable_vc = Σ_n dz_nv h_nc        dh_bkc = Σ_v dz_bkv table_vc
-        du_bkc = Σ_c' dh_bkc' ∂h_bkc'/∂u_bkc        (see `layernorm` and `dense`)
+        de = norm_backward(dh, e)        du = dense_backward(de, u)        (see `layernorm` and `dense`)
         dx_btc = Σ_k [places_bk = t] du_bkc        (see `gather`)
 
     In a model, the gradient from the input embedding is added to dtable: see `TiedOutput`. Only the chosen positions

@@ -49,8 +49,8 @@ class EncoderDecoder(Predictor):
     Backward. The memory goes to every block of the decoder. Its gradient, the sum over the blocks (see `Stack`), is all
     that reaches the encoder:
 
-        dx_btc = Σ_v dlogits_btv table_vc        dw_btc = Σ_j Σ_c' dx_bjc' ∂x_bjc'/∂w_btc
-        dmemory_bsc = Σ_t Σ_c' dx_btc' ∂x_btc'/∂memory_bsc        du_bsc = Σ_i Σ_c' dmemory_bic' ∂memory_bic'/∂u_bsc
+        dx_btc = Σ_v dlogits_btv table_vc        dw = decoder_backward(dx, w, memory)
+        dmemory = decoder_backward_memory(dx, w, memory)        du = encoder_backward(dmemory, u)
 
     The table is used three times, and its gradient is the sum over the three uses (see `TiedOutput`):
 

@@ -24,6 +24,16 @@ class LlamaBlock(Block):
     kv_heads, head_width, base, scaling, bias, output_bias, window: of the attention, see `RotarySelfAttention`.
     d_ff, feedforward_bias: of the feed-forward layer, see `SwiGLU`. By default F is 8/3 C, rounded up: the three
     matrices then have as many weights as the two of a `FeedForward` with 4 C. eps: of the norms.
+
+    Forward:
+
+        n = norm1(x)        a = attention(n)        h_tc = x_tc + a_tc
+        u = norm2(h)        f = feedforward(u)        y_tc = h_tc + f_tc
+
+    Backward. Each sum passes its gradient on twice, past its branch and through it: see `TransformerBlock`.
+
+        du = feedforward_backward(dy, u)        dh = dy + norm2_backward(du, h)
+        dn = attention_backward(dh, n)        dx = dh + norm1_backward(dn, x)
     """
 
     def __init__(

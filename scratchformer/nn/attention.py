@@ -151,17 +151,39 @@ class SelfAttention(CrossAttention):
     causal: position t sees only positions up to t, in addition to any given pattern. The other arguments are those of
     `CrossAttention`. x, y: (B, T, C).
 
-    Backward. x is both the input u and the memory of `CrossAttention`:
+    Forward, for each sequence: as in `CrossAttention`. Let m_ts be 1 if position t may see position s, else 0; with
+    `causal`, m_ts = 0 for s > t.
 
-        u = x        memory = x        y = cross(u, memory)
+        wq_chd = query.w_{c,h D + d}        wk_chd = key.w_{c,h D + d}        wv_chd = value.w_{c,h D + d}
+        q_htd = Σ_c x_tc wq_chd        k_hsd = Σ_c x_sc wk_chd        v_hsd = Σ_c x_sc wv_chd
+        z_hts = Σ_d q_htd k_hsd/√D
+        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
+        a_htd = Σ_s p_hts v_hsd        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c} + unify.b_c
 
-    so its gradient is the sum of the two that `CrossAttention` returns:
+    Backward. All heads are added up in y, so each gets the gradient of y through its own rows of `unify`. Then, inside
+    each head, by `attention`:
 
-        du = ∂L/∂u        dmemory = ∂L/∂memory        dx_tc = du_tc + dmemory_tc
+        da_htd = Σ_c dy_tc unify.w_{h D + d,c}        dp_hts = Σ_d da_htd v_hsd
+        dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')
+        dq_htd = Σ_s dz_hts k_hsd/√D        dk_hsd = Σ_t dz_hts q_htd/√D        dv_hsd = Σ_t p_hts da_htd
+
+    Every head uses x three times, for its queries, keys and values. So dx is a sum over the heads and over the three
+    uses. `CrossAttention` returns it in two parts: du from the queries, and dmemory from the keys and values.
+
+        du_tc = Σ_h Σ_d dq_htd wq_chd
+        dmemory_sc = Σ_h Σ_d dk_hsd wk_chd + Σ_h Σ_d dv_hsd wv_chd
+        dx_tc = du_tc + dmemory_tc
+
+    The weights of each projection get a sum over all positions of all sequences n, by `linear`:
+
+        dquery.w_{c,h D + d} = Σ_n Σ_t x_ntc dq_nhtd        dkey.w_{c,h D + d} = Σ_n Σ_s x_nsc dk_nhsd
+        dvalue.w_{c,h D + d} = Σ_n Σ_s x_nsc dv_nhsd        dunify.w_{h D + d,c} = Σ_n Σ_t a_nhtd dy_ntc
+        dunify.b_c = Σ_n Σ_t dy_ntc
 
     In code:
 
         du, dmemory = super().backward(dy, cache)
+        dx, _ = ops.add(du, dmemory)
     """
 
     def __init__(

@@ -45,21 +45,21 @@ class Residual(Layer):
     A residual only connects layers, so a block can own the layers under its own names and connect them when it runs:
     see `Block`.
 
-    Backward. The sum uses x twice, so its gradient has two terms: the gradient of the sum itself, and what the branch
-    passes back to its input, n. An output f_t' of the branch may depend on all n_t, so the chain rule sums over t'.
+    Backward. A sum passes its gradient to both of its terms. So x gets two gradients and adds them up: one directly, and
+    one by way of the branch, which reads n and returns f, its dropout included.
 
-    In "post" order n is x, and ds, which the norm passes back, is the same for both terms:
+    In "post" order n is x, and ds, which the norm passes back, goes both ways:
 
-        n = x        f = dropout(branch(n))        s = x + f        y = norm(s)
-        ds_tc = Σ_c' dy_tc' ∂y_tc'/∂s_tc        dn_tc = Σ_t' Σ_c' ds_t'c' ∂f_t'c'/∂n_tc        dx_tc = ds_tc + dn_tc
+        n = x        f = branch(n)        s_tc = x_tc + f_tc        y = norm(s)
+        ds = norm_backward(dy, s)        dn = branch_backward(ds, n)        dx_tc = ds_tc + dn_tc
         ds = self.norm.backward(dy, cache.norm)
         dx, _ = ops.add(ds, dn[:, -T:])
 
-    In "pre" order the sum is y. dy passes through the sum unchanged, whatever the branch does, and only the branch
-    passes its gradient through the norm:
+    In "pre" order the sum is y. dy reaches x unchanged, whatever the branch does, and only the gradient of the branch
+    passes through the norm:
 
-        n = norm(x)        f = dropout(branch(n))        y = x + f
-        dn_tc = Σ_t' Σ_c' dy_t'c' ∂f_t'c'/∂n_tc        dx_tc = dy_tc + Σ_c' dn_tc' ∂n_tc'/∂x_tc
+        n = norm(x)        f = branch(n)        y_tc = x_tc + f_tc
+        dn = branch_backward(dy, n)        dx = dy + norm_backward(dn, x)
         dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
 
     The slice [:, -T:] leaves out what the branch passes back to a memory. Gradients of the branch's further inputs are
@@ -186,13 +186,8 @@ class Block(Layer):
 class TransformerBlock(Block):
     """Self-attention and a feed-forward layer, each with a residual connection and a layer norm.
 
-    Post-norm, as in the tutorial:
-
-        h = norm1(x + attention(x))        y = norm2(h + feedforward(h))
-
-    Pre-norm, as in GPT-2:
-
-        h = x + attention(norm1(x))        y = h + feedforward(norm2(h))
+    | post-norm, as in the tutorial:    h = norm1(x + attention(x))        y = norm2(h + feedforward(h))
+    | pre-norm, as in GPT-2:            h = x + attention(norm1(x))        y = h + feedforward(norm2(h))
 
     x, y: (B, T, C). Dropout applies to the outputs of attention and feed-forward layer, before the sum (the tutorial
     applies it to h and y, after the norms).
@@ -202,10 +197,22 @@ class TransformerBlock(Block):
 
     These halves are the two `Residual`s of `Block`, whose methods run them; this class only adds the memory.
 
-    Backward. Each half passes the gradient of its output back to its input:
+    Backward. Each sum passes its gradient on twice: to what skips the branch, and through the branch. So dh and dx have
+    two terms each.
 
-        dh_tc = Σ_c' dy_tc' ∂y_tc'/∂h_tc        (the feed-forward layer and the norm act on each position)
-        dx_sc = Σ_t Σ_c' dh_tc' ∂h_tc'/∂x_sc        (attention mixes positions)
+    Post-norm. Every gradient passes through both norms:
+
+        a = attention(x)        s_tc = x_tc + a_tc        h = norm1(s)
+        f = feedforward(h)        r_tc = h_tc + f_tc        y = norm2(r)
+        dr = norm2_backward(dy, r)        dh = dr + feedforward_backward(dr, h)
+        ds = norm1_backward(dh, s)        dx = ds + attention_backward(ds, x)
+
+    Pre-norm. The norms are in the branches, and dy reaches x through the two sums alone, unchanged:
+
+        n = norm1(x)        a = attention(n)        h_tc = x_tc + a_tc
+        u = norm2(h)        f = feedforward(u)        y_tc = h_tc + f_tc
+        du = feedforward_backward(dy, u)        dh = dy + norm2_backward(du, h)
+        dn = attention_backward(dh, n)        dx = dh + norm1_backward(dn, x)
 
     The memory gets no gradient, but it contributes to the gradients of the parameters: the key and value projections,
     and the norm before them, are applied to it too.
@@ -304,12 +311,11 @@ class Stack(Layer):
 
     Backward. The blocks run in reverse order:
 
-        dh_tc = Σ_c' dy_tc' ∂y_tc'/∂h_tc
-        dg_sc = Σ_t Σ_c' dh_tc' ∂h_tc'/∂g_sc        dx_sc = Σ_t Σ_c' dg_tc' ∂g_tc'/∂x_sc
+        dh = norm_backward(dy, h)        dg = block2_backward(dh, g, m2)        dx = block1_backward(dg, x, m1)
 
     A shared input goes to every block, so its gradient is the sum over the blocks. It is returned after dx.
 
-        dm1_ic = Σ_t Σ_c' dg_tc' ∂g_tc'/∂m1_ic        dm2_ic = Σ_t Σ_c' dh_tc' ∂h_tc'/∂m2_ic
+        dm1 = block1_backward_memory(dg, x, m1)        dm2 = block2_backward_memory(dh, g, m2)
         dm_ic = dm1_ic + dm2_ic
     """
 

@@ -24,25 +24,36 @@ class DecoderBlockCache(NamedTuple):
 class DecoderBlock(Layer):
     """Causal self-attention, cross-attention to a memory, and a feed-forward layer, each with a residual and a norm.
 
-    Post-norm, as in the paper:
-
-        g = norm1(x + attention(x))        h = norm2(g + cross(g, memory))        y = norm3(h + feedforward(h))
-
-    Pre-norm:
-
-        g = x + attention(norm1(x))        h = g + cross(norm2(g), memory)        y = h + feedforward(norm3(h))
+    | post-norm, as in the paper:
+    |     g = norm1(x + attention(x))        h = norm2(g + cross(g, memory))        y = norm3(h + feedforward(h))
+    | pre-norm:
+    |     g = x + attention(norm1(x))        h = g + cross(norm2(g), memory)        y = h + feedforward(norm3(h))
 
     x, y: (B, T, C). memory: (B, M, C), the encoder's output for the other sequence. pattern: which queries may see
     which positions of the memory (usually its `Padding`). The other arguments are those of `TransformerBlock`.
 
-    Backward. Each branch is in a `Residual`, which passes the gradient of its output back to its input:
+    Backward. Each of the three sums passes its gradient on twice, past its branch and through it, as in
+    `TransformerBlock`. Cross-attention passes a second gradient back, to the memory, which enters only there.
 
-        dh_tc = Σ_c' dy_tc' ∂y_tc'/∂h_tc        dg_tc = Σ_c' dh_tc' ∂h_tc'/∂g_tc
-        dx_sc = Σ_t Σ_c' dg_tc' ∂g_tc'/∂x_sc
+    Post-norm:
 
-    The memory enters once, through the keys and values of the cross-attention:
+        a = attention(x)        s_tc = x_tc + a_tc        g = norm1(s)
+        c = cross(g, memory)        r_tc = g_tc + c_tc        h = norm2(r)
+        f = feedforward(h)        o_tc = h_tc + f_tc        y = norm3(o)
+        do = norm3_backward(dy, o)        dh = do + feedforward_backward(do, h)
+        dr = norm2_backward(dh, r)        dg = dr + cross_backward(dr, g, memory)
+        ds = norm1_backward(dg, s)        dx = ds + attention_backward(ds, x)
+        dmemory = cross_backward_memory(dr, g, memory)
 
-        dmemory_mc = Σ_t Σ_c' dh_tc' ∂h_tc'/∂memory_mc
+    Pre-norm:
+
+        n = norm1(x)        a = attention(n)        g_tc = x_tc + a_tc
+        w = norm2(g)        c = cross(w, memory)        h_tc = g_tc + c_tc
+        u = norm3(h)        f = feedforward(u)        y_tc = h_tc + f_tc
+        du = feedforward_backward(dy, u)        dh = dy + norm3_backward(du, h)
+        dw = cross_backward(dh, w, memory)        dg = dh + norm2_backward(dw, g)
+        dn = attention_backward(dg, n)        dx = dg + norm1_backward(dn, x)
+        dmemory = cross_backward_memory(dh, w, memory)
 
     If the memory is padded, its padding has probability 0 for every query, so the keys and values there get no gradient
     (see `attention`). If x is padded, the loss ignores its padding: dy is 0 there, so those queries pass nothing to the

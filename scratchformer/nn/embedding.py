@@ -62,7 +62,7 @@ class TiedOutput(Layer):
     The body passes dx back to e. A row of the table gets the gradients of all positions that looked it up (see
     `embedding`):
 
-        de = ∂L/∂e        din_vc = Σ_b Σ_t [ids_bt = v] de_btc
+        de = body_backward(dx, e)        din_vc = Σ_b Σ_t [ids_bt = v] de_btc
 
     The loss depends on the table through both its uses, and the gradient is the sum over these two paths:
 
@@ -229,11 +229,12 @@ class EmbeddingSum(Layer):
 
         u := inputs1        ids := inputs2        w := embeddings.0.w        table := embeddings.1.table
         e_btc = Σ_i u_bti w_ic + embeddings.0.b_c + table_vc with v = ids_bt
-        x = scale e        y = dropout(norm(positions(x)))
+        x = scale e        a = positions(x)        o = norm(a)        y = dropout(o)
 
     Backward. Dropout, norm and positions, in this order, pass dy back to dx. Every term of e has the same gradient, de:
 
-        dx = ∂L/∂x        de = scale dx
+        do = dropout_backward(dy, o)        da = norm_backward(do, a)        dx = positions_backward(da, x)
+        de = scale dx
 
     Each embedding gets de, as if it were the only one (see `linear` and `embedding`):
 

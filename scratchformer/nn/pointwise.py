@@ -112,6 +112,20 @@ class FeedForward(Layer):
     """y = activation(x w₁ + b₁) w₂ + b₂, with widths C → F → C.
 
     d_ff: F, by default 4 C. activation: a name or your own pair of functions, see `Linear`. x: (..., C).
+
+    Forward, for each position n, with ReLU:
+
+        e_nf = Σ_c x_nc up.w_cf + up.b_f        a_nf = e_nf where e_nf > 0, 0 elsewhere
+        y_nc = Σ_f a_nf down.w_fc + down.b_c
+
+    Backward. The two maps are transposed, and between them a gradient passes only where ReLU let the number through:
+
+        da_nf = Σ_c dy_nc down.w_fc        de_nf = da_nf where e_nf > 0, 0 elsewhere        dx_nc = Σ_f de_nf up.w_cf
+
+    The weights of each map get its input times the gradient of its output, summed over the positions:
+
+        dup.w_cf = Σ_n x_nc de_nf        dup.b_f = Σ_n de_nf
+        ddown.w_fc = Σ_n a_nf dy_nc        ddown.b_c = Σ_n dy_nc
     """
 
     def __init__(
@@ -143,12 +157,13 @@ class SwiGLU(Layer):
 
     Forward, for each position n:
 
-        gate_nf = Σ_c x_nc gate.w_cf        up_nf = Σ_c x_nc up.w_cf
-        a_nf = up_nf gate_nf/(1 + exp(−gate_nf))        y_nc = Σ_f a_nf down.w_fc
+        gate_nf = Σ_c x_nc gate.w_cf        up_nf = Σ_c x_nc up.w_cf        s_nf = 1/(1 + exp(−gate_nf))
+        a_nf = up_nf gate_nf s_nf        y_nc = Σ_f a_nf down.w_fc
 
     Backward. By `linear` and `swiglu`,
 
-        da_nf = Σ_c dy_nc down.w_fc        dgate_nf = da_nf ∂a_nf/∂gate_nf        dup_nf = da_nf ∂a_nf/∂up_nf
+        da_nf = Σ_c dy_nc down.w_fc        dup_nf = da_nf ∂a_nf/∂up_nf = da_nf gate_nf s_nf
+        dgate_nf = da_nf ∂a_nf/∂gate_nf = da_nf up_nf s_nf (1 + gate_nf (1 − s_nf))
 
     x feeds both factors of the product, so its gradient is the sum of two terms:
 

@@ -38,11 +38,28 @@ class RelativeSelfAttention(CrossAttention):
         q_htd = Σ_c x_{t + S − T,c} wq_chd        k_hsd = Σ_c x_sc wk_chd        v_hsd = Σ_c x_sc wv_chd
         W_chd = position.w_{c,h D + d}        r_hjd = Σ_c P_jc W_chd
         u := content_bias        w := position_bias
-        a = attention(q, k, v, r, u, w)        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c} + unify.b_c
 
-    Backward. `relative_attention` passes back
+    The score of query t and key s has a part for what the key holds and one for how far away it is. m_ts is 1 if query
+    t may see key s, else 0:
 
-        dq = ∂L/∂q        dk = ∂L/∂k        dv = ∂L/∂v        dr = ∂L/∂r        du = ∂L/∂u        dw = ∂L/∂w
+        z_hts = (Σ_d (q_htd + u_hd) k_hsd + Σ_d (q_htd + w_hd) r_hjd)/√D with j = s + T − 1 − t
+        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
+        a_htd = Σ_s p_hts v_hsd        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c} + unify.b_c
+
+    Backward. Up to the scores as in `attention`; g is the gradient of the sum of the two parts:
+
+        da_htd = Σ_c dy_tc unify.w_{h D + d,c}        dv_hsd = Σ_t p_hts da_htd        dp_hts = Σ_d da_htd v_hsd
+        dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')        g_hts = dz_hts/√D
+
+    A query meets the content and the distance of each key, a key only the queries:
+
+        dq_htd = Σ_s g_hts (k_hsd + r_{h,s + T − 1 − t,d})        dk_hsd = Σ_t g_hts (q_htd + u_hd)
+
+    The vector of a distance is used by every pair at this distance, and the two biases by every pair, in all sequences
+    n. Their gradients are sums over these pairs:
+
+        dr_hjd = Σ_n Σ_t Σ_s [j = s + T − 1 − t] g_nhts (q_nhtd + w_hd)
+        du_hd = Σ_n Σ_t Σ_s g_nhts k_nhsd        dw_hd = Σ_n Σ_t Σ_s g_nhts r_{h,s + T − 1 − t,d}
 
     x feeds keys and values at all positions and queries at the last T, where its gradient is the sum of both:
 

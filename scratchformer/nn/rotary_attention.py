@@ -28,18 +28,35 @@ class RotarySelfAttention(MultiHead):
     `unify`, has one. x, y: (B, T, C), for any T. Raises ValueError if the numbers of heads and the widths do not fit
     together.
 
-    Forward, for each sequence: as in `CrossAttention`, with one more step. With G heads of keys and values, and the
+    Forward, for each sequence: as in `SelfAttention`, with one more step. With G heads of keys and values, and the
     columns of each head,
 
         wq_chd = query.w_{c,h D + d}        wk_cgd = key.w_{c,g D + d}        wv_cgd = value.w_{c,g D + d}
-        q_htd = Σ_c x_tc wq_chd        k_gtd = Σ_c x_tc wk_cgd        v_gtd = Σ_c x_tc wv_cgd
-        q̂ = rotary(q)        k̂ = rotary(k)        a = attention(q̂, k̂, v)
-        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c}
+        q_htd = Σ_c x_tc wq_chd        k_gsd = Σ_c x_sc wk_cgd        v_gsd = Σ_c x_sc wv_cgd
 
-    Backward. `attention` passes back the gradients of the rotated queries and keys, and `rotary` rotates them back:
+    The step is a rotation R_t of the queries and keys at position t, the same in all heads. It mixes number d with
+    number j, its partner in the other half, by the angle t θ_i:
 
-        dq̂ = ∂L/∂q̂        dk̂ = ∂L/∂k̂        dv = ∂L/∂v
-        dq_htd = Σ_d' dq̂_htd' ∂q̂_htd'/∂q_htd        dk_gtd = Σ_d' dk̂_gtd' ∂k̂_gtd'/∂k_gtd
+        σ_d = −1 where d < D/2, 1 elsewhere
+        R_tdd' = [d' = d] cos(t θ_i) + [d' = j] σ_d sin(t θ_i) with i = d mod (D/2), j = (d + D/2) mod D
+        q̂_htd = Σ_d' R_tdd' q_htd'        k̂_gsd = Σ_d' R_sdd' k_gsd'
+
+    Query head h reads key head g. m_ts is 1 if position t may see position s, else 0:
+
+        z_hts = Σ_d q̂_htd k̂_gsd/√D with g = ⌊h G/H⌋
+        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
+        a_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c}
+
+    Backward. Up to the rotated queries and keys, as in `attention`. A head of keys and values gets the sum over the
+    query heads that share it:
+
+        da_htd = Σ_c dy_tc unify.w_{h D + d,c}        dp_hts = Σ_d da_htd v_gsd with g = ⌊h G/H⌋
+        dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')        dq̂_htd = Σ_s dz_hts k̂_gsd/√D with g = ⌊h G/H⌋
+        dk̂_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t dz_hts q̂_htd/√D        dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t p_hts da_htd
+
+    The gradient is rotated back: by the transpose of R_t, which is also its inverse.
+
+        dq_htd = Σ_d' R_td'd dq̂_htd'        dk_gsd = Σ_d' R_sd'd dk̂_gsd'
 
     x feeds all three projections, so its gradient is a sum of three terms:
 

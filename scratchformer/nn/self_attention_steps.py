@@ -77,12 +77,17 @@ class SingleHeadAttention(Layer):
 
     Forward, with `attention` of one head:
 
-        q_td = Σ_c x_tc query.w_cd        k_td = Σ_c x_tc key.w_cd        v_td = Σ_c x_tc value.w_cd
-        y = attention(q, k, v)
+        q_td = Σ_c x_tc query.w_cd        k_sd = Σ_c x_sc key.w_cd        v_sd = Σ_c x_sc value.w_cd
+        z_ts = Σ_d q_td k_sd/√D
 
-    Backward. `attention` passes back
+    Position t sees the positions s with m_ts = 1; with `causal`, m_ts = 0 for s > t:
 
-        dq = ∂L/∂q        dk = ∂L/∂k        dv = ∂L/∂v
+        p_ts = m_ts exp(z_ts)/Σ_s' m_ts' exp(z_ts')        y_td = Σ_s p_ts v_sd
+
+    Backward. As in `attention`,
+
+        dv_sd = Σ_t p_ts dy_td        dp_ts = Σ_d dy_td v_sd        dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts')
+        dq_td = Σ_s dz_ts k_sd/√D        dk_sd = Σ_t dz_ts q_td/√D
 
     x feeds all three, so its gradient is the sum over the three paths:
 
@@ -133,17 +138,19 @@ class MultiHeadLoop(Layer):
 
     x, y: (B, T, C). Raises ValueError if `heads` does not divide `d_model`.
 
-    Forward, with u_htd for the outputs of the heads. Concatenated, column d of head h is column h D + d:
+    Forward, with two heads, whose outputs are u and v. Concatenated, column d of the first is
+    column 0 + d, and that of the second column D + d:
 
-        u = heads(x)        a_tj = u_htd with h = ⌊j/D⌋, d = j mod D        y_to = Σ_j a_tj unify.w_jo + unify.b_o
+        u = head1(x)        v = head2(x)
+        y_to = Σ_d u_td unify.w_{0 + d,o} + Σ_d v_td unify.w_{D + d,o} + unify.b_o
 
     Backward. Concatenation only moves numbers, so each head gets its own columns of the gradient:
 
-        da_tj = Σ_o dy_to unify.w_jo        du_htd = da_{t,h D + d}
+        du_td = Σ_o dy_to unify.w_{0 + d,o}        dv_td = Σ_o dy_to unify.w_{D + d,o}
 
     Every head reads the same x, so dx is the sum over the heads:
 
-        dx_sc = Σ_h Σ_t Σ_d du_htd ∂u_htd/∂x_sc
+        dx = head1_backward(du, x) + head2_backward(dv, x)
     """
 
     def __init__(self, d_model: int, heads: int, causal: bool = False, key: Key = Key(0)) -> None:

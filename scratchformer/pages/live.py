@@ -1,4 +1,4 @@
-"""The live part of an operation's page: its derivation and small arrays, which static/live computes with."""
+"""A live section: a derivation and small arrays, which static/live computes with."""
 
 from __future__ import annotations
 
@@ -12,117 +12,72 @@ from typing import Any
 
 import numpy as np
 
-from ..catalogue import DerivationCase, Sizes
-from ..catalogue.derivations import CASES
-from ..notation import DerivationReport, Equation, NotationError, check_derivation, parse
+from ..catalogue import DerivationCase
+from ..notation import DerivationReport, Equation
 from ..notation.grammar import canonical, walk
 from ..notation.page import equation_as_json
-from ..testing.diagnosis import says
 from .mathml import pieces
 
-SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
-SIZES_OF = {
-    "gather": {"B": 2},
-    "mean_pool": {"B": 2},
-    "max_pool": {"B": 2},
-    "rotary": {"D": 4, "H": 1},
-    "relative_shift": {"H": 1},
-    "relative_attention": {"B": 2, "H": 1, "S": 3},
-}
-# Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
-VALUES: dict[str, dict[str, Any]] = {
-    "cross_entropy": {"counted": [1, 1, 0], "targets": [[0, 2, 1]], "dloss": 1.0},
-    "embedding": {"ids": [[1, 3, 1]]},
-    "gather": {"places": [[2, 2], [0, 1]]},
-    "mean_pool": {"lengths": [2, 3]},
-    "max_pool": {"lengths": [2, 3]},
-}
+VISIBLE = 0.5  # of the largest number in all gradients, so that differences show in two decimals
 RANGES = {"eps": (0, 10), "p": (0, 0.9), "label_smoothing": (0, 0.9)}  # of numbers that are no arrays
 STATIC = Path(__file__).parent / "static"
 FILES = ("live/evaluate.js", "live/live.js")
 
 
-class PageSizes(Sizes):
-    """A draw of the sizes above, with one decimal in each number. ranges: integer arrays, and what they may hold."""
+def section(levels: Sequence[dict[str, Any]], extensions: Sequence[str] = ()) -> str:
+    """A live section, as HTML that needs the files of static/live and nothing else.
 
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.__dict__ |= SIZES | SIZES_OF.get(name, {})
-        self.ranges: list[tuple[np.ndarray, int, int]] = []
-
-    def __call__(self, letters: str) -> np.ndarray:
-        return super().__call__(letters).round(1)
-
-    def integers(self, letters: str, high: int, low: int = 0) -> np.ndarray:
-        drawn = super().integers(letters, high, low)
-        self.ranges.append((drawn, low, high - 1))
-        return drawn
-
-    def lengths(self, letter: str = "T") -> np.ndarray:
-        drawn = super().lengths(letter)
-        self.ranges.append((drawn, 1, getattr(self, letter)))
-        return drawn
-
-
-def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
-    """The live section of a derivation of the catalogue.
-
-    mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
+    levels: the data of each level, see `page_data`. extensions: the titles of what the lower levels leave out.
     """
-    return section(live_data(name, mistakes))
-
-
-def section(data: dict[str, Any]) -> str:
-    """A live section, as HTML that needs the files of static/live and nothing else. data: see `page_data`."""
-    lists = {"equation": data["items"], "mistake": data["mistakes"]}
-    shown = "".join(
-        f'<span data-{kind}="{number}">{item.pop("html")}</span>'
-        for kind, items in lists.items()
-        for number, item in enumerate(items)
-    )
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", r"\u003c")
+    typeset: dict[str, int] = {}  # each equation once, though several levels have it
+    for item in (item for level in levels for item in (*level["items"], *level["mistakes"])):
+        item["html"] = typeset.setdefault(item["html"], len(typeset))
+    shown = "".join(f'<span data-typeset="{number}">{html}</span>' for html, number in typeset.items())
+    whole = {"extensions": list(extensions), "levels": levels}
+    text = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).replace("<", r"\u003c")
     return (
-        f'<section class="live" data-operation="{escape(data["name"])}">\n'
+        f'<section class="live" data-operation="{escape(levels[0]["name"])}">\n'
         "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"
         f"<div hidden>{shown}</div>\n"
         f'<script type="application/json">{text}</script>\n</section>'
     )
 
 
-def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
-    """The data of a live section for a derivation of the catalogue."""
-    draw = PageSizes(name)
-    case = CASES[name](draw)
-    report = checked(case)
-    shown = [change for mistake in mistakes if (change := planted(mistake, report))]
-    return page_data(name, case, report, shown, VALUES.get(name, {}), draw.ranges)
-
-
 def page_data(
     name: str,
     case: DerivationCase,
     report: DerivationReport,
-    mistakes: list[dict[str, Any]],
+    mistakes: Sequence[dict[str, Any]],
     begin_with: Mapping[str, Any],
     ranges: Sequence[tuple[Any, float, float]],
 ) -> dict[str, Any]:
     """What the page computes with, see `begin`, and the mistakes that can be planted.
 
     begin_with: the numbers of some arrays that the page begins with. ranges: arguments, each with the lowest and the
-    highest number that a reader may put into it. In the data, axes are the letters of the arrays' axes, and ranges also
-    say whether all numbers are whole.
+    highest number that a reader may put into it. In the data, axes are the letters of the arrays' axes, ranges also say
+    whether all numbers are whole, and zero is what is 0 where another input is 0. The numbers are those that the page
+    begins with.
     """
     data, arguments = begin(case, report), bound(case)
     drawn = {*arguments, *(dy for _, dy in data["outputs"])}
     values = {n: beginning(report.values[n]) if n in drawn else report.values[n] for n in data["arrays"]}
+    scale = visible_scale([report.values[gradient] for gradient in data["gradients"]])
+    values |= {dy: values[dy] * scale for _, dy in data["outputs"]}
     values |= {n: np.array(value) for n, value in begin_with.items() if n in values}
     return data | {
         "name": name,
         "arrays": {n: array_json(array) for n, array in values.items()},
         "axes": axes(inspect.getdoc(case.op) or "", report.values),
         "ranges": {n: limit for n in data["inputs"] if (limit := limits(n, values[n], arguments.get(n), ranges))},
+        "zero": {},
         "mistakes": mistakes,
     }
+
+
+def visible_scale(gradients: Iterable[np.ndarray]) -> int:
+    """How many times larger dy must be for the gradients to show."""
+    largest = max((np.abs(gradient).max() for gradient in gradients), default=VISIBLE)
+    return max(1, round(VISIBLE / largest)) if largest else 1
 
 
 def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
@@ -159,11 +114,6 @@ def beginning(array: np.ndarray, decimals: int = 1) -> np.ndarray:
         array = array.round(decimals)
         return np.where(array == 0, 0.5, array)
     return array
-
-
-def checked(case: DerivationCase) -> DerivationReport:
-    options = {"names": case.names, "docstring": case.docstring, **case.options}
-    return check_derivation(case.op, case.op_backward, *case.args, **options)
 
 
 def bound(case: DerivationCase) -> dict[str, Any]:
@@ -243,16 +193,3 @@ def limits(
     if array.dtype.kind in "iu":
         return {"low": int(min(array.min(), 0)), "high": int(array.max()), "whole": True}
     return None
-
-
-def planted(mistake: Any, report: DerivationReport) -> dict[str, Any] | None:
-    """The mistake, with its equation parsed and the number of the equation that it takes the place of."""
-    try:
-        right, wrong = (parse(text, report.values) for text in (mistake.equation, mistake.wrong))
-    except NotationError:
-        return None
-    places = [number for number, (_, equation) in enumerate(equations(report)) if says(equation, right)]
-    if not places:
-        return None
-    text = {"title": mistake.title, "effect": mistake.effect, "html": "\n".join(pieces(wrong))}
-    return text | {"line": places[0], "equation": equation_as_json(wrong)}

@@ -63,11 +63,11 @@ def page(user: UserOperation, report: DerivationReport, outcomes: Sequence[Mutat
         "compared. Derivatives and gradients are compared with numerical ones.</p>",
         *shown(parts[start:], items, known, user.name),
         loops(user.op, user.op_backward, items),
-        "<h2>Change a number</h2>",
-        section(data),
+        "<h2>Try it</h2>",
+        section([data]),
         "<h2>The code</h2>",
         *(f"<pre>{escape(source_without_docstring(f))}</pre>" for f in (user.op, user.op_backward)),
-        "<h2>The step of a numerical check</h2>",
+        "<h2>How small should h be?</h2>",
         curve,
         paragraph(words),
         "<h2>Mistakes that the checks miss</h2>",
@@ -119,8 +119,8 @@ def passage(part: Passage, items: Sequence[CheckedItem], known: frozenset[str], 
     code = f"<pre>{escape(part.text)}</pre>"
     if part.row is None:
         return code
-    equation = items[part.item][0].equation if part.kind == "equation" else None
-    anchor = f' id="{escape(equation_id(name, part.item))}"' if equation else ""
+    equation = items[part.item][0].equation if part.item is not None else None
+    anchor = f' id="{escape(equation_id(name, part.item))}"' if part.item is not None else ""
     content = f'<div class="math">{of_equation(equation)}</div>' if equation else code
     comment = f'<p class="comment">({inline(part.comment, known)})</p>' if part.comment else ""
     error = f'<p class="error">{escape(label(part.row))}</p>'

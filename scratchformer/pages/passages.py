@@ -17,20 +17,22 @@ from .mathml import mathml
 FUNCTIONS = frozenset((*CALLS, *OVER, "Sigma", "with", "mod"))
 LIST_ITEM = re.compile(r"- |\d+\. ")
 NEW = re.compile(rf"{LIST_ITEM.pattern}|Source( of [\w ]+)?: ")  # begins a paragraph without an empty line above it
+BEGINNINGS = ("Forward", "Backward", "Where it comes from")  # of the derivation in a docstring
 CheckedItem = tuple[Item, DerivationRow | None]
 
 
 class Passage(NamedTuple):
     """kind: "prose", "equation", "code", "picture" or "text" (anything else that is indented).
 
-    comment: beside an equation. row: of an equation or a line of code, the row of the report. item: its number.
+    comment: beside an equation. row: of an equation or a line of code, the row of the report. item: the number
+    of an equation that is as in the docstring.
     """
 
     kind: str
     text: str
     comment: str = ""
     row: DerivationRow | None = None
-    item: int = 0
+    item: int | None = None
 
 
 def items_of(reports: Iterable[DerivationReport]) -> tuple[CheckedItem, ...]:
@@ -61,23 +63,27 @@ def passages(items: Iterable[CheckedItem]) -> list[Passage]:
     """The paragraphs, equations, lines of code and pictures of a checked derivation."""
     parts: list[Passage] = []
     for number, (item, row) in enumerate(items):
-        if item.kind == "prose":
-            parts += map(unchecked, paragraphs(item.text.splitlines()))
-        elif item.kind == "comment" and parts[-1].kind == "equation":
+        if item.kind == "comment" and parts[-1].kind == "equation":
             parts[-1] = parts[-1]._replace(comment=item.text)
-        elif item.kind == "equation":
-            parts.append(Passage("equation", " ".join(item.text.split()), row=row, item=number))
         else:
-            text = dedent(item.text)
-            text = re.sub("^[|] ?", "", text, flags=re.MULTILINE) if item.kind == "picture" else text
-            parts.append(Passage(item.kind, text, row=row))
+            parts += passages_of(item, row, number)
     return parts
+
+
+def passages_of(item: Item, row: DerivationRow | None, number: int | None) -> list[Passage]:
+    """An item of a derivation as passages. number: of the item, if it is as in the docstring."""
+    if item.kind == "prose":
+        return [unchecked(text) for text in paragraphs(item.text.splitlines())]
+    if item.kind == "equation":
+        return [Passage("equation", " ".join(item.text.split()), row=row, item=number)]
+    text = dedent(item.text)
+    text = re.sub("^[|] ?", "", text, flags=re.MULTILINE) if item.kind == "picture" else text
+    return [Passage(item.kind, text, row=row)]
 
 
 def before_derivation(parts: list[Passage]) -> int:
     """How many of the passages say what an operation is, before its derivation begins."""
-    starts = (i for i, part in enumerate(parts) if part.text.startswith(("Forward", "Backward")))
-    return next(starts, len(parts))
+    return next((i for i, part in enumerate(parts) if part.text.startswith(BEGINNINGS)), len(parts))
 
 
 def unchecked(text: str) -> Passage:

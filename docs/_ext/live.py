@@ -1,0 +1,133 @@
+"""The live part of an operation's page: its derivation and small arrays, at each of its levels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from docutils import nodes
+from levels import Without, case_at, checked_without, extensions, levels, mistake_at, without
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from scratchformer.catalogue import DerivationCase, Sizes, mistakes_of
+from scratchformer.catalogue.derivations import CASES
+from scratchformer.notation import DerivationReport
+from scratchformer.notation.page import equation_as_json
+from scratchformer.pages.live import FILES, equations, page_data, section
+from scratchformer.pages.mathml import pieces
+from scratchformer.testing.diagnosis import says
+
+SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
+SIZES_OF = {
+    "gather": {"B": 2},
+    "mean_pool": {"B": 2},
+    "max_pool": {"B": 2},
+    "rotary": {"D": 4, "H": 1},
+    "relative_shift": {"H": 1},
+    "relative_attention": {"B": 2, "H": 1, "S": 3},
+}
+# Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
+VALUES: dict[str, dict[str, Any]] = {
+    "cross_entropy": {"counted": [1, 1, 0], "targets": [0, 2, 0], "dloss": 1.0},
+    "embedding": {"ids": [[1, 3, 1]]},
+    "attention": {"m": np.tri(3, 4, 1)},
+    "relative_attention": {"m": np.tri(3, 3)},
+    "gather": {"places": [[2, 2], [0, 1]]},
+    "mean_pool": {"lengths": [2, 3]},
+    "max_pool": {"lengths": [2, 3]},
+}
+ZERO_WITHOUT = {"cross_entropy": {"targets": "counted"}}  # what is 0 where another input is 0
+
+
+class PageSizes(Sizes):
+    """A draw of the sizes above, with one decimal in each number. ranges: integer arrays, and what they may hold."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.__dict__ |= SIZES | SIZES_OF.get(name, {})
+        self.ranges: list[tuple[np.ndarray, int, int]] = []
+
+    def __call__(self, letters: str) -> np.ndarray:
+        return super().__call__(letters).round(1)
+
+    def integers(self, letters: str, high: int, low: int = 0) -> np.ndarray:
+        drawn = super().integers(letters, high, low)
+        self.ranges.append((drawn, low, high - 1))
+        return drawn
+
+    def lengths(self, letter: str = "T") -> np.ndarray:
+        drawn = super().lengths(letter)
+        self.ranges.append((drawn, 1, getattr(self, letter)))
+        return drawn
+
+
+def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
+    """The live section of a derivation, at all its levels.
+
+    mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
+    """
+    mistakes = list(mistakes)
+    data = [live_data(name, mistakes, titles) for titles in levels(name)]
+    return section(data, [extension.title for extension in extensions(name)])
+
+
+def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = ()) -> dict[str, Any]:
+    """What the page computes with at a level, see `page_data`. titles: of the extensions that the level leaves out."""
+    draw, left_out = PageSizes(name), without(name, [*titles])
+    case = case_at(name, [*titles], draw)
+    report = checked_without(case, left_out)
+    begin_with = {n: fitted(x, report.values[n].shape) for n, x in VALUES.get(name, {}).items() if n in report.values}
+    shown = [change for mistake in mistakes if (change := planted(mistake, report, left_out))]
+    data = page_data(name, case, report, shown, begin_with, draw.ranges)
+    return data | {"zero": {n: by for n, by in ZERO_WITHOUT.get(name, {}).items() if by in data["inputs"]}}
+
+
+def fitted(value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A value with the shape of an array, of which it may have fewer rows."""
+    array = np.asarray(value, dtype=float)
+    return np.broadcast_to(array[tuple(map(slice, shape[len(shape) - array.ndim :]))], shape)
+
+
+def checked(case: DerivationCase) -> DerivationReport:
+    return checked_without(case, Without({}, frozenset(), None))
+
+
+def planted(mistake: Any, report: DerivationReport, left_out: Without) -> dict[str, Any] | None:
+    """The mistake, with its equation parsed and the number of the equation that it takes the place of."""
+    if (both := mistake_at(mistake, left_out, report.values)) is None:
+        return None
+    right, wrong = both
+    places = [number for number, (_, equation) in enumerate(equations(report)) if says(equation, right)]
+    if not places:
+        return None
+    text = {"title": mistake.title, "effect": mistake.effect, "html": "\n".join(pieces(wrong))}
+    return text | {"line": places[0], "equation": equation_as_json(wrong)}
+
+
+class Live(SphinxDirective):
+    """The live section of an operation: `.. live:: attention`."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        (name,) = self.arguments
+        if name not in CASES:
+            return []
+        return [nodes.raw("", live_html(name, mistakes_of(name)), format="html")]
+
+
+def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Load the scripts on the pages that have a live part."""
+    if '<section class="live"' not in context.get("body", ""):
+        return
+    app.add_css_file("live/live.css")
+    for file in FILES:
+        app.add_js_file(file, loading_method="defer")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("live", Live)
+    app.connect("html-page-context", add_files)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
