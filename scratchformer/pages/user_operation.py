@@ -115,7 +115,10 @@ def given_arguments(op: Callable, case: Any) -> tuple[dict[str, Any], list[Range
     name = f"{op.__name__}_case"
     if not callable(case):
         raise ValueError(f"{name}: expected a function that returns arguments, got {type(case).__name__}")
-    returned = case()
+    try:
+        returned = case()
+    except Exception as error:  # whatever the function does
+        raise ValueError(f"{name}: {type(error).__name__}: {error}") from error
     by_name = isinstance(returned, Mapping)
     if not by_name and not isinstance(returned, tuple | list):
         returned = (returned,)
