@@ -69,8 +69,8 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
     """
     mistakes = list(mistakes)
-    data = [live_data(name, mistakes, titles) for titles in levels(name)]
-    return section(data, [extension.title for extension in extensions(name)])
+    levels_data = [live_data(name, mistakes, titles) for titles in levels(name)]
+    return section(name, levels_data, [extension.title for extension in extensions(name)])
 
 
 def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = ()) -> dict[str, Any]:

@@ -72,8 +72,10 @@ class RelativeSelfAttention(CrossAttention):
 
     In code:
 
-        dx = self.key.backward(self.join_heads(dk), cache.key) + self.value.backward(self.join_heads(dv), cache.value)
-        dx[:, -T:] += self.query.backward(self.join_heads(dq), cache.query)
+        dx = self.key.backward(self.join_heads(dk), cache.key)
+        dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))
+        last = self.query.backward(self.join_heads(dq), cache.query)
+        dx, _ = ops.add(dx, after_zeros(last, dx))
         self.position.backward(self.join_heads(dr[None])[0], cache.position)
         self.content_bias.grad += dcontent_bias
         self.position_bias.grad += dposition_bias
@@ -114,13 +116,14 @@ class RelativeSelfAttention(CrossAttention):
     def backward(self, dy: Array, cache: RelativeSelfAttentionCache) -> Array:
         expect_backward(cache, RelativeSelfAttentionCache, dy=dy)
         expect_shape("dy", dy, "B T C")
-        T = dy.shape[1]
         dy = self.unify.backward(dy, cache.unify)
         dq, dk, dv, dr, dcontent_bias, dposition_bias = ops.relative_attention_backward(
             self.split_heads(dy), cache.attention
         )
-        dx = self.key.backward(self.join_heads(dk), cache.key) + self.value.backward(self.join_heads(dv), cache.value)
-        dx[:, -T:] += self.query.backward(self.join_heads(dq), cache.query)
+        dx = self.key.backward(self.join_heads(dk), cache.key)
+        dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))
+        last = self.query.backward(self.join_heads(dq), cache.query)
+        dx, _ = ops.add(dx, after_zeros(last, dx))
         self.position.backward(self.join_heads(dr[None])[0], cache.position)
         self.content_bias.grad += dcontent_bias
         self.position_bias.grad += dposition_bias
@@ -143,3 +146,12 @@ class RelativeSelfAttention(CrossAttention):
         q, r = self.split_heads(self.query(x)), self.position(self.distances(x.shape[1], total, x))
         y, _ = self.attend(q, keys[:, :, :total], values[:, :, :total], r, causal(pattern))
         return self.unify(self.join_heads(y))
+
+
+def after_zeros(last: Array, like: Array) -> Array:
+    """(B, S, C), in which `last` (B, T, C) has zeros before it; `last` itself if T = S. like: an array (B, S, C)."""
+    if last.shape == like.shape:
+        return last
+    padded = array_module(like).zeros_like(like)
+    padded[:, like.shape[1] - last.shape[1] :] = last
+    return padded

@@ -24,19 +24,19 @@ STATIC = Path(__file__).parent / "static"
 FILES = ("live/evaluate.js", "live/live.js")
 
 
-def section(levels: Sequence[dict[str, Any]], extensions: Sequence[str] = ()) -> str:
+def section(name: str, levels_data: Sequence[dict[str, Any]], titles: Sequence[str] = ()) -> str:
     """A live section, as HTML that needs the files of static/live and nothing else.
 
-    levels: the data of each level, see `page_data`. extensions: the titles of what the lower levels leave out.
+    levels_data: what the page computes with at each level, see `page_data`. titles: of what the lower levels leave out.
     """
     typeset: dict[str, int] = {}  # each equation once, though several levels have it
-    for item in (item for level in levels for item in (*level["items"], *level["mistakes"])):
+    for item in (item for level in levels_data for item in (*level["items"], *level["mistakes"])):
         item["html"] = typeset.setdefault(item["html"], len(typeset))
     shown = "".join(f'<span data-typeset="{number}">{html}</span>' for html, number in typeset.items())
-    whole = {"extensions": list(extensions), "levels": levels}
+    whole = {"extensions": [*titles], "levels": [*levels_data]}
     text = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).replace("<", r"\u003c")
     return (
-        f'<section class="live" data-operation="{escape(levels[0]["name"])}">\n'
+        f'<section class="live" data-operation="{escape(name)}">\n'
         "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"
         f"<div hidden>{shown}</div>\n"
         f'<script type="application/json">{text}</script>\n</section>'

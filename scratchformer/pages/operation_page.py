@@ -64,7 +64,7 @@ def page(user: UserOperation, report: DerivationReport, outcomes: Sequence[Mutat
         *shown(parts[start:], items, known, user.name),
         loops(user.op, user.op_backward, items),
         "<h2>Try it</h2>",
-        section([data]),
+        section(user.name, [data]),
         "<h2>The code</h2>",
         *(f"<pre>{escape(source_without_docstring(f))}</pre>" for f in (user.op, user.op_backward)),
         "<h2>How small should h be?</h2>",

@@ -99,7 +99,8 @@ def expect_to_run(op: Callable, arguments: Mapping[str, Any]) -> None:
     except Exception as error:  # whatever the function does
         raise ValueError(f"{op.__name__}: {type(error).__name__} with {given}: {error}{advice}") from error
     if not isinstance(result, tuple) or len(result) != 2:
-        raise ValueError(f"{op.__name__}: expected y and the cache, as in `return y, cache`, got {type(result).__name__}")
+        kind = type(result).__name__
+        raise ValueError(f"{op.__name__}: expected y and the cache, as in `return y, cache`, got {kind}")
     if not isinstance(result[0], np.ndarray | np.generic | float):
         kind = type(result[0]).__name__
         raise ValueError(f"{op.__name__}: expected y to be an array or a number, got {kind}")
