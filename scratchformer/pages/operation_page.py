@@ -18,6 +18,7 @@ from ..notation.check import read_and_run
 from ..notation.consequences import Consequences, changed_part
 from ..notation.mistakes import in_words, mistakes
 from ..notation.page import equation_as_json
+from ..notation.spelling import spelled
 from ..notation.walk import Walk
 from ..testing.mutate.run import MutationResult
 from ..version import __version__
@@ -166,10 +167,9 @@ def planted(user: UserOperation) -> list[dict[str, Any]]:
             wrong_now = [n for n in changed if n in results and differs(changed[n], derivation.values[n])]
             if wrong_now:
                 kinds.add(what)
-                words = in_words(what, equation, wrong)
                 found.append(
                     {
-                        "title": f"{words[:1].upper()}{words[1:]}",
+                        "title": f"{spelled(equation.parts[0])}: {in_words(what, equation, wrong)}",
                         "effect": f"This changes {', '.join(wrong_now)}.",
                         "html": "\n".join(pieces(wrong)),
                         "line": place,

@@ -132,9 +132,11 @@ def in_words(errors: Errors) -> str:
     )
     in_single = f"In float32 no step does better than {_number(single)} (h = {_number(single_step)})."
     if at[-1.0] < 1e-12:
+        linear = errors.forward[0] < 1e-12  # at the largest step
+        form = "linear" if linear else "a polynomial of second degree"
         return (
-            "y is linear in every element of its arguments, so a difference has no truncation error at any step, and "
-            f"the largest steps are the best. {round_off} {in_single}"
+            f"y is {form} in every element of its arguments, so a {'' if linear else 'central '}difference has no "
+            f"truncation error at any step, and the largest steps are the best. {round_off} {in_single}"
         )
     if best < 1e-12:
         across = max(h for h, error in zip(STEPS, errors.central, strict=True) if error < 1e-10)

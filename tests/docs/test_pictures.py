@@ -13,9 +13,9 @@ from traced import CASES, traced
 from tracing import trace
 
 from scratchformer import models, nn, ops
-from scratchformer.catalogue import OPERATIONS, Draw
+from scratchformer.catalogue import OPERATIONS, Draw, OperationCase
 from scratchformer.dispatch import reference_only
-from scratchformer.pages.step_curves import STEPS, step_curve, step_errors
+from scratchformer.pages.step_curves import STEPS, in_words, step_curve, step_errors
 from scratchformer.rng import Key
 
 PLAIN = {"Layer", "Param", "FlatParameters", "Model"}  # not layers, or nothing to run
@@ -159,6 +159,12 @@ def test_the_best_step_is_where_theory_has_it():
     assert 1e-6 < best["central"] < 1e-4 and 1e-9 < best["forward"] < 1e-6 and 1e-3 < best["single"] < 1e-1
     assert "best near h = 10⁻⁵" in step_curve(softmax)[1]
     assert "linear in every element" in step_curve(linear)[1] and "reach across a kink" in step_curve(relu)[1]
+
+
+def test_a_square_is_not_called_linear():
+    square = OperationCase(lambda x: (x**2, x), lambda dy, x: 2 * dy * x, (np.array([0.7, -1.1, 2.3]),))
+    words = in_words(step_errors(square))
+    assert "a polynomial of second degree in every element" in words and "linear" not in words
 
 
 def test_a_wrong_gradient_has_no_good_step():
