@@ -167,7 +167,8 @@ def drawn_arguments(op: Callable, op_backward: Callable) -> tuple[dict[str, Any]
         return sizes[letter]
 
     for ascii_name, name in by_name.items():
-        if (default := parameters[name].default) is not inspect.Parameter.empty:
+        default = parameters[name].default
+        if default is not inspect.Parameter.empty and not (default is None and ascii_name in letters):
             arguments[name] = default
             continue
         differentiated = any(f"d{ascii_name}" == node[1] for node in names)

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import user_operations
 
+from scratchformer import ops
 from scratchformer.commands import cli
+from scratchformer.notation import check_derivation
 from scratchformer.pages.operation_page import GENERATOR
-from scratchformer.pages.user_operation import MAX_NUMBERS, read_operation
+from scratchformer.pages.user_operation import MAX_NUMBERS, drawn_arguments, read_operation
 
 FILE = Path(user_operations.__file__)
 NAMES = [name.removesuffix("_backward") for name in vars(user_operations) if name.endswith("_backward")]
@@ -290,6 +292,27 @@ def test_a_wrong_derivation_gets_the_message_of_the_check(
         cli.main(["page", user_file(text)])
     assert re.search(message, str(ended.value.code))
     assert not [*tmp_path.glob("*.html")]
+
+
+@pytest.mark.parametrize(
+    "name, shapes, whole",
+    [
+        ("linear", {"x": (3, 4), "w": (4, 2), "b": (2,)}, set()),
+        ("layernorm", {"x": (3, 4), "gamma": (4,), "beta": (4,)}, set()),
+        ("embedding", {"ids": (3,), "table": (4, 2)}, {"ids"}),
+        ("gather", {"x": (3, 4, 2), "places": (3, 5)}, {"places"}),
+        ("cross_entropy", {"logits": (3, 4), "targets": (3,)}, {"targets"}),
+        ("tanh", {"x": (3,)}, set()),
+    ],
+)
+def test_arguments_follow_from_the_docstring(name: str, shapes: dict[str, tuple[int, ...]], whole: set[str]) -> None:
+    op, op_backward = getattr(ops, name).reference, getattr(ops, f"{name}_backward").reference
+    arguments, ranges = drawn_arguments(op, op_backward)
+    arrays = {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
+    assert {name: x.shape for name, x in arrays.items()} == shapes
+    assert {name for name, x in arrays.items() if x.dtype.kind == "i"} == whole
+    assert [(low, high) for _, low, high in ranges] == [(0, 3)] * len(whole)
+    check_derivation(op, op_backward, *arguments.values())
 
 
 def test_other_functions_of_a_file_are_named(user_file: Any) -> None:
