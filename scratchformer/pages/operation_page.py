@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from html import escape
+from inspect import signature
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from typing import Any
 import numpy as np
 
 from ..catalogue import OperationCase
+from ..compiler import CompileError
+from ..compiler.show import shown as shown_loops
 from ..notation import DerivationReport, NotationError, plant_mistakes
 from ..notation.check import read_and_run
 from ..notation.consequences import Consequences, changed_part
+from ..notation.grammar import canonical
 from ..notation.mistakes import in_words, mistakes
 from ..notation.page import equation_as_json
 from ..notation.spelling import spelled
@@ -54,6 +58,8 @@ def page(user: UserOperation, report: DerivationReport, outcomes: Sequence[Mutat
     parts = passages(items)
     start = before_derivation(parts)
     begin_with = {name: report.values[name] for name in bound(user.case) if name in report.values}
+    dy = canonical(next(iter(signature(user.op_backward).parameters)))
+    begin_with |= {dy: np.array(1.0)} if not report.values[dy].ndim else {}
     data = page_data(user.name, user.case, report, planted(user), begin_with, user.ranges)
     curve, words = step_curve(OperationCase(user.op, user.op_backward, user.args))
     body = [
@@ -63,7 +69,7 @@ def page(user: UserOperation, report: DerivationReport, outcomes: Sequence[Mutat
         "<p>To the right of each equation is its measured error: the two sides are evaluated on the arrays below, and "
         "compared. Derivatives and gradients are compared with numerical ones.</p>",
         *shown(parts[start:], items, known, user.name),
-        loops(user.op, user.op_backward, items),
+        loops(user.op, user.op_backward, items) or without_loops(user),
         "<h2>Try it</h2>",
         section(user.name, [data]),
         "<h2>The code</h2>",
@@ -140,6 +146,15 @@ def inline(text: str, known: frozenset[str] = frozenset()) -> str:
         "math": lambda expression: mathml(expression, known),
     }
     return "".join(parts[kind](part) for kind, part in spans(text, known))
+
+
+def without_loops(user: UserOperation) -> str:
+    """Why no loops are made of the equations."""
+    try:
+        shown_loops(user.op, user.op_backward, "numba")
+    except CompileError as error:
+        return f"<p>No loops are made from these equations. {escape(str(error))}</p>"
+    return ""
 
 
 def planted(user: UserOperation) -> list[dict[str, Any]]:

@@ -134,9 +134,10 @@ def in_words(errors: Errors) -> str:
     if at[-1.0] < 1e-12:
         linear = errors.forward[0] < 1e-12  # at the largest step
         form = "linear" if linear else "a polynomial of second degree"
+        kind = "difference" if linear else "central difference"
         return (
-            f"y is {form} in every element of its arguments, so a {'' if linear else 'central '}difference has no "
-            f"truncation error at any step, and the largest steps are the best. {round_off} {in_single}"
+            f"Over these steps y is {form} in every element of its arguments, so a {kind} has no truncation error at "
+            f"any step, and the largest steps are the best. {round_off} {in_single}"
         )
     if best < 1e-12:
         across = max(h for h, error in zip(STEPS, errors.central, strict=True) if error < 1e-10)

@@ -169,6 +169,7 @@ def test_the_loops_lead_to_the_equations(pages: dict[str, Path]) -> None:
     assert links
     assert all(f'id="{link}"' in text for link in links)
     assert "def log_sum_exp(" in text
+    assert "No loops are made from these equations. bilinear: line" in pages["bilinear"].read_text(encoding="utf-8")
 
 
 def test_what_the_tests_of_the_file_miss_is_on_the_page(user_file: Any, tmp_path: Path) -> None:
@@ -217,8 +218,10 @@ def logarithm_backward(dy, cache):
         assert all(0.25 <= x <= 3.5 for _, values in drawn for x in values["x"][1])
 
 
-def test_only_a_page_is_overwritten(user_file: Any, tmp_path: Path, capsys: Any) -> None:
+def test_only_a_page_is_overwritten(user_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, page = user_file(SIMPLE), tmp_path / "triple.html"
+    opened = list[str]()
+    monkeypatch.setattr("webbrowser.open", opened.append)
     for _ in range(2):
         cli.run_command(["page", file])
     assert GENERATOR in page.read_text(encoding="utf-8")
@@ -226,7 +229,8 @@ def test_only_a_page_is_overwritten(user_file: Any, tmp_path: Path, capsys: Any)
     with pytest.raises(ValueError, match=r"was not made by this command: choose another --out, or add --overwrite"):
         cli.run_command(["page", file])
     assert page.read_text(encoding="utf-8") == "my notes"
-    cli.run_command(["page", file, "--overwrite"])
+    cli.run_command(["page", file, "--overwrite", "--open"])
+    assert opened == [page.as_uri()]
     assert GENERATOR in page.read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) & 0o400
     (tmp_path / "folder.html").mkdir()
