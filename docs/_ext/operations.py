@@ -52,6 +52,7 @@ def page(name: str) -> str:
     parts += [heading("How small should h be?"), picture(curve), words]
     if name in CASES and (known := mistakes_of(name)):
         parts += [heading("Common mistakes"), PLANT, *(mistake(name, wrong) for wrong in known)]
+    parts += second_order(f"{name}_backward")
     parts += [heading("Write it yourself"), exercises(name), CHECK.format(name=name), used(name)]
     return joined(parts)
 
@@ -67,6 +68,10 @@ In :doc:`../learn` you derive or write this gradient, and the check says what is
 
 {commands}"""
 
+SECOND = """\
+The backward is an operation too, of dy and the arguments. Its own backward gives products of the Hessian with vectors,
+see :ref:`Second derivatives <second-derivatives>`. Here dy is called gy, and the gradients begin with a g."""
+
 CHECK = """\
 Change a line of the derivation's code in ``scratchformer/ops``, and see what these report::
 
@@ -74,6 +79,17 @@ Change a line of the derivation's code in ``scratchformer/ops``, and see what th
     scratchformer check --derivations {name}    # every equation of the derivation
 
 :doc:`../checking` explains the reports, and checks an operation of your own."""
+
+
+def second_order(name: str) -> list[str]:
+    """The derivation of the backward of a backward, if there is one."""
+    function = getattr(ops.second_order, f"{name}_backward", None)
+    if function is None:
+        return []
+    derived = rendered(pieces(inspect.getdoc(function), name), name)
+    where = ".. py:currentmodule:: scratchformer.ops.second_order"
+    text = described({f"{name}_backward": function}, derived)
+    return [heading("Second derivatives"), where, SECOND, text, code(function)]
 
 
 def live(name: str) -> list[str]:

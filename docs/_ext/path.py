@@ -28,7 +28,7 @@ from scratchformer.optim.adam import adam_step
 from scratchformer.pages.live import array_json, begin, section
 
 PAGES = sorted(path.stem for path in (Path(__file__).parents[1] / "path").glob("*.md"))
-LIVING = ("loss", "V", "steps")  # what a question may ask about the living model: path.js knows their values
+LIVING = ("loss", "guess", "steps")  # what a question may ask about the living model: path.js knows their values
 HERE = ' aria-current="step"'
 WRONG = re.compile(r"^- (.+?): (.+(?:\n  .+)*)", re.MULTILINE)
 
@@ -118,7 +118,7 @@ STEPS = {
     "linear": Step(
         ops.linear,
         ops.linear_backward,
-        (A([1.0, -2.0, 0.5]), A([[0.5, 1.0], [-1.0, 0.4], [2.0, -0.6]]), A([0.1, 0.2])),
+        (A([1.0, -2.0, 0.5]), A([[0.5, 1.0], [-1.0, 0.8], [2.0, -0.6]]), A([0.1, 0.2])),
         [0.8, -0.5],
     ),
     "softmax": Step(ops.softmax, ops.softmax_backward, (A([1.0, 2.0, 0.5]),), [1.0, -1.0, 0.5]),
@@ -137,7 +137,7 @@ STEPS = {
         (
             A([[1.0, 0.5], [-1.0, 2.0], [2.0, 1.0]]),
             A([[1.0, 1.0], [0.5, -1.0], [-1.0, 0.5]]),
-            A([[2.0, -1.0], [0.5, 3.0], [-1.0, 1.0]]),
+            A([[2.0, -1.0], [-2.0, 3.0], [-1.0, 1.0]]),
         ),
         [[1.0, 0.5], [-0.5, 1.0], [0.5, -1.0]],
     ),

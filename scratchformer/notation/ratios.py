@@ -153,6 +153,10 @@ def places(wrong: np.ndarray, known: np.ndarray, arrays: Mapping[str, Any]) -> I
             inside = np.flatnonzero(rows.all(axis=1))
             if len(inside) == 1:
                 yield f"at index {inside[0]} of axis {axis}"
+            elif 1 < len(inside) < len(rows) and np.ptp(inside) == len(inside) - 1 and inside[-1] == len(rows) - 1:
+                yield f"from index {inside[0]} of axis {axis} on"
+            elif 1 < len(inside) < len(rows) and np.ptp(inside) == len(inside) - 1 and inside[0] == 0:
+                yield f"before index {inside[-1] + 1} of axis {axis}"
     if np.count_nonzero(wrong) > 1:
         for name, x in arrays.items():
             if (wide := broadcast(x, wrong.shape, "fiu")) is not None:

@@ -24,10 +24,11 @@ STATIC = Path(__file__).parent / "static"
 FILES = ("live/evaluate.js", "live/live.js")
 
 
-def section(name: str, levels_data: Sequence[dict[str, Any]], titles: Sequence[str] = ()) -> str:
+def section(name: str, levels_data: Sequence[dict[str, Any]], titles: Sequence[str] = (), planted: bool = False) -> str:
     """A live section, as HTML that needs the files of static/live and nothing else.
 
     levels_data: what the page computes with at each level, see `page_data`. titles: of what the lower levels leave out.
+    planted: whether it begins with the first mistake.
     """
     typeset: dict[str, int] = {}  # each equation once, though several levels have it
     for item in (item for level in levels_data for item in (*level["items"], *level["mistakes"])):
@@ -36,7 +37,7 @@ def section(name: str, levels_data: Sequence[dict[str, Any]], titles: Sequence[s
     whole = {"extensions": [*titles], "levels": [*levels_data]}
     text = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).replace("<", r"\u003c")
     return (
-        f'<section class="live" data-operation="{escape(name)}">\n'
+        f'<section class="live" data-operation="{escape(name)}"{" data-planted" * planted}>\n'
         "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"
         f"<div hidden>{shown}</div>\n"
         f'<script type="application/json">{text}</script>\n</section>'
