@@ -65,7 +65,8 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
                     return Verdict(False, first_blank(text, left))
                 raise
     except SyntaxError as error:
-        return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
+        line = f"line {error.lineno}: " if error.lineno else ""  # text with a null byte has none
+        return Verdict(False, f"{line}{error.msg}: {(error.text or '').strip()}".removesuffix(": "))
     except GradientError as error:
         message = explained(exercise, student, text) or in_file(error, text)
         return Verdict(False, recognised(exercise, path, error, text) or slip(exercise, path, error, message))
