@@ -1,14 +1,13 @@
-"""The derivation exercises as pages: an input for each blank, and the course's own check, which Python in the page runs.
+"""The derivation exercises as pages: an input for each blank, and the course's own check, by Python in the page.
 
-The modules in MODULES are the package's, unchanged. In the page they are run by Brython, on arrays of
-_static/exercises/arrays.js. What needs more than the notation is computed here: the arrays of the runs, and what the
-known mistakes give.
+The modules in MODULES are the package's, unchanged. In the page they are run by Brython, with those of in_page: a
+numpy on arrays of _static/exercises/arrays.js, and what the page calls. What needs more than the notation is computed
+here: the arrays of the runs, and what the known mistakes give.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
@@ -23,7 +22,7 @@ from sphinx.application import Sphinx
 
 import scratchformer
 from scratchformer.course.course import NAMES, exercise
-from scratchformer.course.equations import check_text, equations, findings, given_part, in_docstring
+from scratchformer.course.equations import check_text, docstring_in, equations, findings, given_part, in_docstring
 from scratchformer.course.exercise import Exercise
 from scratchformer.course.grading import load, planted
 from scratchformer.notation import Equation, NotationError, parse
@@ -99,7 +98,7 @@ def python_script() -> str:
     package = Path(scratchformer.__file__).parent
     sources = {f"scratchformer.{n}": (package / f"{n.replace('.', '/')}.py").read_text("utf-8") for n in MODULES}
     sources |= {"mathml": (HERE / "mathml.py").read_text("utf-8")}
-    sources |= {n: (STATIC / "exercises" / f"{n}.py").read_text("utf-8") for n in ("numpy", "page")}
+    sources |= {n: (HERE / "in_page" / f"{n}.py").read_text("utf-8") for n in ("numpy", "page")}
     sources |= STANDS_IN
     modules: dict[str, list[Any]] = {n: [".py", source, []] for n, source in sources.items()}
     packages = {name.rpartition(".")[0] for name in modules} | {"scratchformer"}
@@ -133,13 +132,6 @@ def run_as_json(ran: Execution) -> dict[str, Any]:
     }
     kept = {key: getattr(ran, key) for key in ("name", "arguments", "outputs", "gradients")}
     return kept | {"values": values}
-
-
-def docstring_in(text: str) -> tuple[str, int]:
-    """The docstring with the derivation, and the number of lines above it."""
-    match = re.search(r'^def .*:\n +"""(.*?)"""', text, re.MULTILINE | re.DOTALL)
-    assert match is not None
-    return match[1], text.count("\n", 0, match.start(1))
 
 
 def named_mistakes(each: Exercise, derivation: Any, runs: list[Execution]) -> Iterator[tuple[str, str, str]]:

@@ -60,7 +60,14 @@ the cat sat on the mat. the dog sat on the log. the cat saw the dog, and the dog
 a bird came to the tree, and the cat ran to the tree. the bird sang a song. the dog lay in the sun. \
 """
 STATIC = Path(__file__).parents[1] / "_static"
-FILES = ("live/evaluate.js", "live/live.js", "living/step.js", "living/tasks.js", "living/picture.js", "living/living.js")
+FILES = (
+    "live/evaluate.js",
+    "live/live.js",
+    "living/step.js",
+    "living/tasks.js",
+    "living/picture.js",
+    "living/living.js",
+)
 STYLES = ("live/live.css", "living/living.css")
 
 
@@ -110,7 +117,9 @@ FAMILY = {
     "TransformerXL": Shown(
         "Transformer-XL", partial(models.TransformerXL, **small, context=LENGTH, memory=LENGTH), "segments", segments
     ),
-    "BertPretraining": Shown("BERT", partial(models.BertPretraining, **small, max_length=LENGTH, d_ff=24), "hidden", pairs),
+    "BertPretraining": Shown(
+        "BERT", partial(models.BertPretraining, **small, max_length=LENGTH, d_ff=24), "hidden", pairs
+    ),
     "EncoderDecoder": Shown(
         "the encoder-decoder", partial(models.EncoderDecoder, **small, d_ff=24), "backwards", translations
     ),

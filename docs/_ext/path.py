@@ -170,7 +170,8 @@ def step_data(name: str, equations: str) -> dict[str, Any]:
     data = begin(case, checked(case))
     if data["outputs"]:
         data["arrays"][data["outputs"][0][1]] = array_json(A(step.dy))
-    ranges = {key: {"low": low, "high": high, "whole": isinstance(low, int)} for key, (low, high) in step.ranges.items()}
+    limits = step.ranges.items()
+    ranges = {key: {"low": low, "high": high, "whole": isinstance(low, int)} for key, (low, high) in limits}
     return data | {"name": name, "inputs": list(data["arrays"]), "axes": {}, "ranges": ranges, "mistakes": []}
 
 

@@ -40,7 +40,7 @@ from scratchformer.catalogue.derivations import CASES
 from scratchformer.compiler import CompileError
 from scratchformer.compiler.derivation import fields_of
 from scratchformer.compiler.equations import Definition, Definitions, definitions_of
-from scratchformer.compiler.javascript_arrays import ArrayProgram, array_program, base
+from scratchformer.compiler.javascript_arrays import ArrayPrinter, ArrayProgram, array_program, base
 from scratchformer.dispatch import reference_only
 from scratchformer.nn import EmbeddingSum, Layer, Param, TransformerBlock
 from scratchformer.notation import Equation, NotationError, parse
@@ -103,7 +103,9 @@ FREQUENCIES = stated(
     is_operation=True,
 )
 SCALED = stated("EmbeddingSum", EmbeddingSum.forward, ("x", "scale"), "y_i = scale x_i")
-JOINED = stated("TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere")
+JOINED = stated(
+    "TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere"
+)
 
 
 LABELS = {SINUSOIDS.name: "sinusoids", FREQUENCIES.name: "frequencies", SCALED.name: "scaled", JOINED.name: "joined"}
@@ -235,13 +237,13 @@ class StepPlan:
             self.record(below, phase, (*above, call))
 
     def source_of(self, call: TracedCall) -> Source | None:
-        """The derivation of an operation; of a layer, if it calls none, or one on arrays that it has computed itself."""
+        """The derivation of an operation; of a layer if it calls none, or one on arrays that it has computed."""
         if call.layer is None:
             return operation_source(call.kind.removesuffix("_backward"))
         if call.phase == "forward" and (is_identity(call) or any(below.layer is not None for below in call.calls)):
             return None
         given = [x for below in call.calls for x in below.arguments.values() if is_array(x)]
-        if call.phase == "backward" and call.calls or given and all(self.place(x) for x in given):
+        if (call.phase == "backward" and call.calls) or (given and all(self.place(x) for x in given)):
             return None
         try:
             return layer_source(type(call.layer), tuple(values_of(call.layer)))
@@ -462,7 +464,10 @@ class StepPlan:
                 continue
             if (first := self.place(x[:, :-T])) is not None:
                 (B, S, C), M = x.shape, x.shape[1] - T
-                inputs = {"x": (first, ("b", "m", "c"), (B, M, C)), "f": (Place(number, None), ("b", "t", "c"), (B, T, C))}
+                inputs = {
+                    "x": (first, ("b", "m", "c"), (B, M, C)),
+                    "f": (Place(number, None), ("b", "t", "c"), (B, T, C)),
+                }
                 return self.call(JOINED, x, inputs, {}, {"B": B, "S": S, "M": M, "T": T, "C": C})
         return None
 
@@ -724,11 +729,14 @@ def equation_json(function: Function, definition: Definition) -> dict[str, Any]:
     """The equation that is computed, as a tree and typeset, with the place of its derivation."""
     source = function.source
     absent = {name for name, x in function.options.items() if x is None}
+    printer = ArrayPrinter(source.definitions, function.given, function.options)
 
     def present(node: Node) -> Node:
-        """A node without a term for an argument that is None, such as a bias."""
+        """A node without a term for an argument that is None, such as a bias, and without cases that do not occur."""
         if node[0] == "name" and node[1] in absent:
             return ("num", 0.0, "0")
+        if node[0] == "cases":
+            return printer.decided(node)
         return node[1] if node[0] == "+" and node[2][:2] == ("num", 0.0) else node
 
     equation = Equation((definition.left, rebuilt(definition.node, present)), ("=",), definition.bindings)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # A blank in a student's derivation; a comment may have a question mark.
 UNFILLED = re.compile(r"=(?:(?! {3}\()[^#\n])*?(?<=[=·( ])\?(?=$|\s|[).,])", re.MULTILINE)
+DOCSTRING = re.compile(r'^def .*:\n +"""(.*?)"""', re.MULTILINE | re.DOTALL)
 LINE = re.compile(r"(?<=line )\d+(?=[:,])")
 ONE_SIZE = "It is true for arrays of one size only: in place of a number write a size, such as C, or a name from above"
 # The beginnings of lines, each with a pattern of what the answer must not contain, and what to say.
@@ -48,6 +49,13 @@ def judge(start: str, solution: str, text: str, check: Callable[[], str | None])
     if left := unfilled(text):
         return Verdict(False, f"The lines above are right; {first_blank(text, left)}")
     return Verdict(True, "\n".join([remark or "", *marked(text)]))
+
+
+def docstring_in(text: str) -> tuple[str, int]:
+    """The docstring with the derivation of a file, and the number of lines above it."""
+    match = DOCSTRING.search(text)
+    assert match is not None, "an exercise has a function with a docstring"
+    return match[1], text.count("\n", 0, match.start(1))
 
 
 def unfilled(text: str) -> list[int]:
@@ -106,7 +114,7 @@ def findings(start: str, message: str) -> tuple[str, str]:
     equation = normal_space(re.sub(r"^.*?line \d+: ", "", first))
     heads = [head for head in map(given_part, start.splitlines()) if head and equation.startswith(head)]
     if heads and "relative error" in numbers and not re.search(r"\b(nan|inf)\b", numbers):
-        return max(heads, key=len), numbers
+        return max(heads, key=len), "\n".join(numbers.split("\n")[:2])  # what explains them depends on what is below
     return "", message
 
 

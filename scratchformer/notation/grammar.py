@@ -226,19 +226,20 @@ class EquationParser:
         return token.text, self.sum()
 
     def conditions(self) -> tuple[Condition, ...]:
-        conditions = [*self.condition()]
+        conditions = self.condition()
         while self.accept(",", "and"):
             conditions += self.condition()
         return tuple(conditions)
 
-    def condition(self) -> Iterator[Condition]:
-        left = self.sum()
+    def condition(self) -> list[Condition]:
+        left, conditions = self.sum(), []
         if self.next.kind != "relation":
             self.fail("a relation such as ≤")
         while self.next.kind == "relation":
             relation, right = RELATIONS[self.take().text], self.sum()
-            yield relation, left, right
+            conditions.append((relation, left, right))
             left = right
+        return conditions
 
     def value(self) -> Node:
         """A sum, or cases: `a where condition, b elsewhere`."""
@@ -256,7 +257,7 @@ class EquationParser:
             cases.append((value, self.one_condition()))
 
     def one_condition(self) -> tuple[Condition, ...]:
-        conditions = [*self.condition()]
+        conditions = self.condition()
         while self.accept("and"):
             conditions += self.condition()
         return tuple(conditions)

@@ -324,4 +324,6 @@ def other_shape(expected: tuple[int, ...], shape: tuple[int, ...]) -> str:
         return "Does a sum run over an axis too many?"
     if sorted(shape) == sorted(expected):
         return "Is it transposed?"
+    if len(shape) == len(expected) == 1:
+        return "Does a sum run over another axis than it should?"
     return ""

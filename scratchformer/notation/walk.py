@@ -113,12 +113,14 @@ class Walk:
             except ValueError as error:  # a NotationError, or NumPy's of shapes that do not go together
                 place = f"{name}: line {item.line}: {normal(item.text)}"
                 what = getattr(error, "message", "") or self.without_index(item) or error
-                raise DerivationError("\n    ".join([place, str(what), *self.meant(item)])) from error
+                lines = dict.fromkeys([place, str(what), *self.meant(item)])
+                raise DerivationError("\n    ".join(lines)) from error
 
     def meant(self, item: Item) -> Iterator[str]:
         """What may have been meant by an equation that is wrong."""
         if item.equation is None:
             return
+        yield from shadowed(item.equation)
         for index, (name, low, high, size) in self.scope.outside.items():
             within = f"0 ≤ {index} < {size}"
             yield f"index {index} leaves {name}: it goes from {low} to {high}, and the axis has {size} numbers"
@@ -198,8 +200,6 @@ class Walk:
             self.scope.aliases[first[1]] = self.scope.resolve(others[0][1])
             self.rows.append(DerivationRow(item.line, item.text, "name", None))
             return
-        for remark in shadowed(equation.parts, letters_in(first) if first[0] in ("name", "partial") else ()):
-            raise NotationError(remark)
         bind(equation, self.scope)
         equal = equation.relations[0] in _EQUAL
         defined = equal and self.defines(first, equation)
@@ -219,6 +219,8 @@ class Walk:
         elif equal and first[0] == "name":
             name = self.scope.resolve(first[1])
             self.compared[name] = holds(equation, first, self.scope) | self.compared.get(name, False)
+        for remark in shadowed(equation):
+            raise NotationError(remark)
 
     def chain(self, item: Item, equation: Equation, start: int) -> list[float]:
         """The error of each relation from number `start` on. Its left side is the part before it, or the first part
@@ -514,9 +516,11 @@ def sums(tree: Any, used: frozenset[str] = frozenset()) -> Iterator[tuple[Node, 
         yield from sums(part, used)
 
 
-def shadowed(tree: Any, used: Iterable[str]) -> Iterator[str]:
-    """What to write instead of sums over a letter that has a meaning already: one of the letters `used`, or a sum's."""
-    for (_, function, letters, *_), around in sums(tree, frozenset(used)):
+def shadowed(equation: Equation) -> Iterator[str]:
+    """What to write instead of sums over a letter that has a meaning already: on the left, or in a sum around it."""
+    left = equation.parts[0]
+    used = frozenset(letters_in(left) if left[0] in ("name", "partial") else ())
+    for (_, function, letters, *_), around in sums(equation.parts, used):
         for letter in around.intersection(letters):
             free = letter + "'"
             while free in around:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratchformer.course.course import exercise
+from scratchformer.course.equations import docstring_in
 from scratchformer.course.grading import grade
 from scratchformer.notation import NotationError, parse, read
 from scratchformer.notation.spelling import spelled
@@ -36,9 +37,10 @@ def parsed(text):
 window.parseAll = lambda texts: json.dumps([parsed(text) for text in json.loads(texts)])
 """
 WORDS = (
-    "dz_k", "y_i", "Σ_i", "Σ_{i, i < k}", "∂y_i/∂z_k", "δ_ik", "x̂_c", "exp(", "mean_c(", "max_{s ≤ t}(", "softmax_s'(", "(", ")", "+", "−",
-    "-", "/", "·", "*", "^2", "²", "½", "√", "√(", "⌊", "⌋", "|", "[i = k]", "for", "with", "where", "elsewhere", ",", "=", ":=", "≤", "_", "{",
-    "}", "'", "C", "n", "3", "0.5e-3", "pi", "∞", "γ", "\\frac{a}{b}", "‖a‖", "a @ b", "==", "**", "#", "?", "s'_i", "R_{s−t,j,k}",
+    "dz_k", "y_i", "Σ_i", "Σ_{i, i < k}", "∂y_i/∂z_k", "δ_ik", "x̂_c", "exp(", "mean_c(", "max_{s ≤ t}(",
+    "softmax_s'(", "(", ")", "+", "−", "-", "/", "·", "*", "^2", "²", "½", "√", "√(", "⌊", "⌋", "|", "[i = k]",
+    "for", "with", "where", "elsewhere", ",", "=", ":=", "≤", "_", "{", "}", "'", "C", "n", "3", "0.5e-3", "pi",
+    "∞", "γ", "\\frac{a}{b}", "‖a‖", "a @ b", "==", "**", "#", "?", "s'_i", "R_{s−t,j,k}",
 )  # fmt: skip
 
 
@@ -130,7 +132,7 @@ def parser(opened: Any) -> Any:
 def test_every_equation_of_the_exercises_and_its_mistakes_is_read_as_by_python(parser: Any) -> None:
     texts = []
     for name in exercises.DERIVATIONS:
-        docstring, _ = exercises.docstring_in(exercise(name).solution)
+        docstring, _ = docstring_in(exercise(name).solution)
         texts += [spelled(item.equation) for item in read(docstring).equations if item.equation]
         texts += [item.text for item in read(docstring).equations]
     expect_same_trees(parser, texts)
@@ -148,7 +150,7 @@ def test_any_text_is_read_as_by_python(parser: Any) -> None:
 
 
 def test_an_exercise_is_solved_with_the_keyboard(opened: Any) -> None:
-    """A wrong line is named, a right one is marked, and the last Enter ends it. What was typed is there after a reload."""
+    """A wrong line is named, a right one is marked, the last Enter ends it, and a reload keeps what was typed."""
     from selenium.webdriver.common.keys import Keys
 
     page = opened("softmax_equations")

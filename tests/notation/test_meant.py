@@ -29,7 +29,7 @@ def linear_backward(dy, cache):
 @pytest.mark.parametrize(
     ("right", "wrong", "says"),
     [
-        ("dx_ni = Σ_o dy_no w_io   ", "dx_ni = Σ_o dy_no w_io dw_io = Σ_n x_ni dy_no   ", "a second equation begin with dw_io"),
+        ("dx_ni = Σ_o dy_no w_io   ", "dx_ni = Σ_o dy_no w_io dw_io = Σ_n x_ni dy_no   ", "equation begin with dw_io"),
         ("Σ_o dy_no w_io  ", "Σ_o dy_on w_io  ", "y is defined as y_no: is dy_on meant to be it?"),
         ("Σ_n x_ni dy_no", "Σ_n x_ni dy_no/N", "The right side is 1/4 of what it should be: .*4 is N"),
         ("Σ_n x_ni dy_no", "x_n · dy_n", "a dot product is a sum, Σ_c x_nc dy_nc"),

@@ -106,6 +106,7 @@ def test_the_two_numbers_of_a_message_differ():
         ((5,), (3, 2, 5), "Is a sum over the first 2 axes missing?"),
         ((2, 5), (5,), "Does a sum run over an axis too many?"),
         ((2, 5), (5, 2), "Is it transposed?"),
+        ((5,), (2,), "Does a sum run over another axis than it should?"),
         ((2, 5), (2, 4), ""),
     ],
 )

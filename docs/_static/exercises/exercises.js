@@ -30,11 +30,12 @@
         blank.input.addEventListener("input", () => this.typed(blank));
         blank.input.addEventListener("focus", () => { this.last = blank; });
         blank.input.addEventListener("keydown", (event) => { if (event.key === "Enter") this.check(blank); });
-        blank.input.addEventListener("change", () => this.check());
+        blank.input.addEventListener("change", () => { if (this.checked !== this.text()) this.check(); });
         if (blank.input.value) this.show(blank);
       }
       [this.last] = this.blanks;
       if (this.blanks.some(({ input }) => input.value)) this.check();
+      else setTimeout(() => this.python, 0); // so that the first answer is checked at once
     }
 
     /** The checks of this exercise; Python is started when they are first needed. */
@@ -113,7 +114,8 @@
     /** The verdict of the course. Each line is marked: right above the first that is wrong or blank. */
     check(from = null) {
       this.save();
-      const { passed, message, line, reached } = JSON.parse(this.python.grade(this.text()));
+      this.checked = this.text();
+      const { passed, message, line, reached } = JSON.parse(this.python.grade(this.checked));
       const blank = message.includes("is still blank");
       for (const each of this.blanks) {
         const above = passed || (reached && line > 0 && each.line < line);

@@ -604,6 +604,11 @@
     }
 
     explain(grid, i) {
+      this.describe(grid, i);
+      for (const list of this.explained.querySelectorAll(".live-list")) list.tabIndex = 0; // so that keys can scroll it
+    }
+
+    describe(grid, i) {
       const buffer = grid.buffer;
       const position = grid.at(i);
       const { plan } = this;
@@ -611,17 +616,19 @@
       const value = grid.value(this.shown(), i);
       if (call !== undefined) {
         const [name] = Object.entries(plan.calls[call].computed).find(([, each]) => each === buffer);
-        this.terms(call, name, position, grid.title);
+        this.explained.innerHTML = this.terms(call, name, position, grid.title);
         return;
       }
       const { name, role } = plan.buffers[buffer];
       const adds = plan.calls.flatMap((each, number) => Object.entries(each.adds || {})
         .filter(([, [to]]) => to === buffer).map(([of, [, positions]]) => [number, of, positions]));
-      if (adds.length === 1) {
-        const [number, of, positions] = adds[0];
-        this.terms(number, of, positions ? positions.indexOf(position) : position, grid.title);
-      } else if (adds.length) {
-        this.explained.innerHTML = `<p class="living-title">${grid.title} = ${long(value)}</p><p>The sum of what ${adds.length} calls add to it.</p>`;
+      const parts = adds.map(([call_, of, positions]) => [call_, of, positions ? positions.indexOf(position) : position]).filter(([, , at]) => at >= 0);
+      if (parts.length === 1) {
+        const [number, of, at] = parts[0];
+        this.explained.innerHTML = this.terms(number, of, at, grid.title);
+      } else if (parts.length) { // such as of a table that is the output map too
+        this.explained.innerHTML = `<p class="living-title">${grid.title} = <b data-value="${value}">${long(value)}</b></p><p>The sum of what ${parts.length} calls add to it:</p>`
+          + parts.map(([number, of, at]) => this.terms(number, of, at, plan.calls[plan.calls[number].forward].label)).join("");
       } else if (role === "parameter") {
         const at = this.offset(buffer) + position;
         const step = this.shown();
@@ -684,7 +691,7 @@
       const left = new Writer(model, line, found.e, false).write(line.parts[0]);
       const inner = found.inner.map(({ node, e, value }) => `<p class="living-inner">with ${new Writer(model, line, e, false).write(node)} = ${long(value)}</p>`);
       const wrong = this.planted && call.function in this.planted.functions && this.planted.name === name;
-      this.explained.innerHTML = `<p class="living-title">${title}: ${left} = <b data-value="${found.value}">${long(found.value)}</b></p>`
+      return `<p class="living-title">${title}: ${left} = <b data-value="${found.value}">${long(found.value)}</b></p>`
         + `<p class="living-equation">${html}</p>`
         + `${wrong ? `<p class="living-wrong">A mistake is planted here. It computes ${this.planted.wrong} instead, which gives ${long(this.shown().arrays[call.computed[name]][position])}.</p>` : ""}`
         + `${listed(model, line, found.terms)}${inner.join("")}`
@@ -703,9 +710,9 @@
         if (shape) arrays[name] = { shape, data: typeof value === "number" ? [value] : value };
       }
       for (const [short, long_] of Object.entries(aliases)) if (arrays[long_]) arrays[short] = arrays[long_];
-      const axes = {};
+      const { M } = environment; // stands in an equation where no array has its index
       const item = { text: plan.calls[number].operation, equation: tree };
-      return Live.model({ items: [item], arrays, shapes: {}, inputs: [], outputs: [], gradients: {}, mistakes: [], axes });
+      return Live.model({ items: [item], arrays, shapes: {}, inputs: [], outputs: [], gradients: {}, mistakes: [], axes: {}, sizes: M ? { m: M } : {} });
     }
 
     /** The shape of an array that a call was given or has computed. */

@@ -105,7 +105,7 @@ class ndarray:
             return self.picked((len(rows), *inner), [row * step + i for row in rows for i in range(step)])
         if isinstance(keys[0], ndarray) and keys[0].ndim:
             shape, flat = broadcast_shapes(*(each.shape for each in keys)), None
-            for place, size in zip(keys, self.shape):
+            for place, size in zip(keys, self.shape, strict=True):
                 flat = place if flat is None else flat * size + place
             return self.picked(shape, broadcast_to(flat, shape).flat)
         shape, flat = [], [0]
@@ -248,11 +248,11 @@ for _name in (
     "less_equal greater greater_equal isfinite where erf"
 ).split():
     globals()[_name] = function(_name)
-round = rint  # noqa: A001, F821
-abs = function("absolute")  # noqa: A001
+round = rint  # noqa: F821
+abs = function("absolute")
 
 
-class logical_and:  # noqa: N801
+class logical_and:
     @staticmethod
     def reduce(arrays):
         result = array(True)
@@ -261,7 +261,7 @@ class logical_and:  # noqa: N801
         return result
 
 
-class errstate:  # noqa: N801
+class errstate:
     def __init__(self, **_):
         pass
 
@@ -317,11 +317,11 @@ def argmax(x):
     return asarray(x).argmax()
 
 
-def max(x, initial=None):  # noqa: A001
+def max(x, initial=None):
     return asarray(x).max(initial=initial)
 
 
-def all(x):  # noqa: A001
+def all(x):
     return asarray(x).all()
 
 
@@ -367,7 +367,7 @@ def stack(arrays):
 def moveaxis(x, source, target):
     source, target = ([each] if isinstance(each, int) else list(each) for each in (source, target))
     order = [axis for axis in range(x.ndim) if axis not in source]
-    for to, axis in sorted(zip(target, source)):
+    for to, axis in sorted(zip(target, source, strict=True)):
         order.insert(to, axis)
     return x.transpose(order)
 

@@ -7,8 +7,7 @@ import numpy as np
 from browser import window
 from mathml import expression, wrapped
 
-from scratchformer.course.equations import check_text, findings, in_docstring, judge
-from scratchformer.course.equations import Wrong
+from scratchformer.course.equations import Wrong, check_text, docstring_in, findings, in_docstring, judge
 from scratchformer.notation.grammar import NotationError, parse
 from scratchformer.notation.layout import DEFINED
 from scratchformer.notation.walk import DerivationError
@@ -36,8 +35,7 @@ class Exercise:
         """The verdict as JSON: passed, message, the number of the line that it is about, and whether those above it are
         right.
         """
-        match = re.search(r'^def .*:\n +"""(.*?)"""', text, re.MULTILINE | re.DOTALL)
-        docstring, above = match[1], text.count("\n", 0, match.start(1))
+        docstring, above = docstring_in(text)
         start, solution, restricted = (self.data[key] for key in ("start", "solution", "restricted"))
         reached = True
         try:
@@ -69,7 +67,7 @@ def same_numbers(a, b):
     """Whether two texts are the same, with numbers that differ by round-off."""
     if NUMBER.split(a) != NUMBER.split(b):
         return False
-    pairs = [(float(x), float(y)) for x, y in zip(NUMBER.findall(a), NUMBER.findall(b))]
+    pairs = [(float(x), float(y)) for x, y in zip(NUMBER.findall(a), NUMBER.findall(b), strict=True)]
     return all(abs(x - y) <= 1e-8 * max(abs(x), abs(y)) + 1e-12 for x, y in pairs)
 
 
