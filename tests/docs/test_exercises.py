@@ -15,6 +15,7 @@ from scratchformer.course.equations import docstring_in
 from scratchformer.course.grading import grade
 from scratchformer.notation import NotationError, parse, read
 from scratchformer.notation.spelling import spelled
+from scratchformer.pages.live import STATIC
 
 pytest.importorskip("sphinx")
 pytest.importorskip("brython")
@@ -48,7 +49,7 @@ WORDS = (
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages of the exercises, without a theme."""
     folder = tmp_path_factory.mktemp("site")
-    shutil.copytree(exercises.STATIC, folder / "_static")
+    shutil.copytree(STATIC, folder / "_static")
     exercises.write_script(folder / "_static")
     return folder
 
