@@ -42,8 +42,8 @@ python_maximum_signature_line_length = 88
 
 html_theme = "furo"
 html_title = "scratchformer"
-html_static_path = ["_static"]
-html_favicon = "_static/favicon.svg"
+html_static_path = ["../scratchformer/pages/static"]
+html_favicon = "../scratchformer/pages/static/favicon.svg"
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False

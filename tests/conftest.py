@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -250,3 +251,26 @@ def check_loss_backward(device: Device) -> Callable[..., None]:
         assert math.isclose(float(flat.grad @ direction), numeric, rel_tol=1e-5)
 
     return check
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's chromium, without a window."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs Debian's chromium and chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--force-prefers-reduced-motion",
+        "--window-size=1200,1000",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield started
+    started.quit()

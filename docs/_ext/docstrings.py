@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-from collections.abc import Iterable
-from textwrap import dedent, indent
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable
+from textwrap import indent
+from typing import Any, ClassVar
 
 from docutils import nodes
-from docutils.nodes import make_id
 from levels import forms, levels
-from mathml import mathml
 from reports import items, names
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import scratchformer
 from scratchformer import Key, ops
-from scratchformer.notation import DerivationRow, Equation, Item, NotationError, parse
-from scratchformer.notation.grammar import CALLS, OVER, canonical
+from scratchformer.notation import Equation, parse
+from scratchformer.pages.passages import (
+    BEGINNINGS,
+    LIST_ITEM,
+    Passage,
+    equation_id,
+    label,
+    paragraphs,
+    passages,
+    passages_of,
+    spans,
+    unchecked,
+)
 
 MODULES = ("data", "generation", "models", "nn", "notation", "ops", "optim", "testing", "training")
 PUBLIC = {  # the names in backquotes that are links, and where they lead
@@ -29,25 +37,7 @@ PUBLIC = {  # the names in backquotes that are links, and where they lead
     for name in getattr(scratchformer, module).__all__
     for spelling in (name, f"{module}.{name}")
 }
-FUNCTIONS = frozenset((*CALLS, *OVER, "Sigma", "with", "mod"))
-LIST_ITEM = re.compile(r"- |\d+\. ")
-NEW = re.compile(rf"{LIST_ITEM.pattern}|Source( of [\w ]+)?: ")  # begins a paragraph without an empty line above it
-BEGINNINGS = ("Forward", "Backward", "Where it comes from")  # of the derivation in a docstring
 EMPHASIS = re.compile(r"\\\*(\w+)\\\*")  # after escaping
-
-
-class Passage(NamedTuple):
-    """kind: "prose", "equation", "code", "picture" or "text" (anything else that is indented).
-
-    comment: beside an equation. row: of an equation or a line of code, the row of the report. item: the number
-    of an equation that is as in the docstring.
-    """
-
-    kind: str
-    text: str
-    comment: str = ""
-    row: DerivationRow | None = None
-    item: int | None = None
 
 
 def typeset(docstring: str, name: str = "") -> str:
@@ -71,35 +61,11 @@ def rendered(items: Iterable[Passage], name: str = "") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def label(row: DerivationRow) -> str:
-    """What stands beside an equation or a line of code."""
-    if row.error is None:
-        return "defined" if row.kind == "defines" else ""
-    return f"{row.error:.0e}" if row.error else "0"
-
-
 def pieces(docstring: str, name: str = "") -> list[Passage]:
     """The paragraphs, equations, lines of code and pictures of a docstring. name: of its derivation."""
-    if not items(name):
-        return [unchecked(text) for text in paragraphs(inspect.cleandoc(docstring).splitlines())]
-    pieces: list[Passage] = []
-    for number, (item, row) in enumerate(items(name)):
-        if item.kind == "comment" and pieces[-1].kind == "equation":
-            pieces[-1] = pieces[-1]._replace(comment=item.text)
-        else:
-            pieces += passages(item, row, number)
-    return pieces
-
-
-def passages(item: Item, row: DerivationRow | None, number: int | None) -> list[Passage]:
-    """An item of a derivation as passages. number: of the item, if it is as in the docstring."""
-    if item.kind == "prose":
-        return [unchecked(text) for text in paragraphs(item.text.splitlines())]
-    if item.kind == "equation":
-        return [Passage("equation", " ".join(item.text.split()), row=row, item=number)]
-    text = dedent(item.text)
-    text = re.sub("^[|] ?", "", text, flags=re.MULTILINE) if item.kind == "picture" else text
-    return [Passage(item.kind, text, row=row)]
+    if checked := items(name):
+        return passages(checked)
+    return [unchecked(text) for text in paragraphs(inspect.cleandoc(docstring).splitlines())]
 
 
 def derivation(name: str) -> str:
@@ -116,7 +82,7 @@ def derivation(name: str) -> str:
             continue
         above = len(known)
         for form in known:
-            parts.append((form.levels, passages(form.item, form.row, number if form is known[0] else None)))
+            parts.append((form.levels, passages_of(form.item, form.row, number if form is known[0] else None)))
     whole = len(levels(name))
     return "\n\n".join(
         rendered(shown, name) if len(at) == whole else directive("container", leveled(at, whole), rendered(shown, name))
@@ -130,77 +96,16 @@ def leveled(at: list[int], whole: int) -> str:
     return " ".join(["level", *(f"level-{level}" for level in at), *(name for name, is_so in more.items() if is_so)])
 
 
-def unchecked(text: str) -> Passage:
-    if text.startswith("| "):
-        return Passage("picture", re.sub("^[|] ", "", text, flags=re.MULTILINE))
-    if not text.startswith("    "):
-        return Passage("prose", text)
-    text = dedent(text)
-    return Passage("code" if is_code(text) else "text", text)
-
-
-def paragraphs(lines: Iterable[str]) -> list[str]:
-    """The lines, cut at empty lines, before items of a list and sources, and where indentation begins or ends."""
-    parts: list[str] = []
-    start = True
-    for line in lines:
-        indented = line.startswith("    ")
-        if line.strip():
-            if start or indented != parts[-1].startswith("    ") or NEW.match(line):
-                parts.append(line)
-            else:
-                parts[-1] += "\n" + line
-        start = not line.strip()
-    return parts
-
-
 def prose(text: str, known: frozenset[str] = frozenset()) -> str:
     """A paragraph as reStructuredText, with links for public names in backquotes, and mathematics in `known` names."""
     bullet = LIST_ITEM.match(text)
     mark, text = (bullet[0], text[bullet.end() :]) if bullet else ("", text)
-    parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
-    return mark + "".join(quoted(part[1:-1]) if part.startswith("`") else mixed(part, known) for part in parts)
+    return mark + mixed(text, known)
 
 
-def mixed(text: str, known: frozenset[str]) -> str:
-    """Prose without backquotes, in which the longest pieces that are expressions in known names become mathematics."""
-    words, parts, at = re.findall(r"\s*\S+|\s+$", text), [], 0
-    while at < len(words):
-        length, shown = expression(words[at:], known) if known else (0, "")
-        parts.append(shown or escaped(words[at]))
-        at += length or 1
-    return "".join(parts)
-
-
-def expression(words: list[str], known: frozenset[str]) -> tuple[int, str]:
-    """How many of the first words are an expression, and the expression as reStructuredText."""
-    equals = len(words) > 1 and words[1].strip() == "=" and is_mathematics(words[0], known)
-    if not equals and not re.search(r"_[a-z]|[Σ∂√α-ω\u0302]", words[0]):
-        return 0, ""
-    last = next((i for i, word in enumerate(words) if not is_mathematics(word, known)), len(words))
-    for count in range(last, 0, -1):
-        text = "".join(words[:count])
-        core = text.strip()
-        before = core[: len(core) - len(core.lstrip("("))] if core.count("(") > core.count(")") else ""
-        core = core[len(before) :]
-        closing = core.count(")") > core.count("(")
-        after = re.search(r"\)?[.,:;]*$" if closing else r"[.,:;]*$", core)[0]
-        core = core[: len(core) - len(after)].rstrip()
-        if words[count - 1].strip() == "a" and not re.search(r"[-−+/·=]$", words[count - 2].strip()):
-            continue  # the article
-        try:
-            mathml(core, known)
-        except NotationError:
-            continue
-        space = text[: len(text) - len(text.lstrip())]
-        return count, rf"{space}{escaped(before)}\ :math:`{core}`\ {escaped(after)}"
-    return 0, ""
-
-
-def is_mathematics(word: str, known: frozenset[str]) -> bool:
-    """Whether every run of letters in a word is a known name, a function, an index or a size."""
-    runs = re.findall(r"[^\W\d_][\w\u0302']*", word.strip())
-    return all(len(run) == 1 or run in FUNCTIONS or canonical(run.split("_")[0]) in known | FUNCTIONS for run in runs)
+def mixed(text: str, known: frozenset[str] = frozenset()) -> str:
+    """Prose without the mark of a list item, as reStructuredText."""
+    return "".join(SPAN[kind](part) for kind, part in spans(text, known))
 
 
 def escaped(text: str) -> str:
@@ -213,15 +118,11 @@ def quoted(name: str) -> str:
     return rf"\ ``{name}``\ "
 
 
-def is_code(text: str) -> bool:
-    """Whether the text is Python that does something, or an example of the interpreter."""
-    if text.startswith(">>>"):
-        return True
-    try:
-        statements = ast.parse(text).body
-    except SyntaxError:
-        return False
-    return all(not isinstance(s, ast.Expr) or isinstance(s.value, ast.Call) for s in statements)
+SPAN: dict[str, Callable[[str], str]] = {
+    "text": escaped,
+    "math": lambda text: rf"\ :math:`{text}`\ ",
+    "code": quoted,
+}
 
 
 def block(language: str, text: str) -> str:
@@ -264,11 +165,6 @@ def short(default: Any) -> Any:
     if isinstance(default, type) and default is not inspect.Parameter.empty:
         return Verbatim(default.__name__)
     return Verbatim("Key(0)") if isinstance(default, Key) and default == Key(0) else default
-
-
-def equation_id(name: str, item: int) -> str:
-    """The anchor of an equation of a derivation on its page."""
-    return f"{make_id(name)}-equation-{item}"
 
 
 class Checked(SphinxDirective):

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from docstrings import directive, heading, paragraphs, prose
-from mathml import clauses, expression, of_equation, relation, wrapped
 from operations import joined, write_page
 from sphinx.application import Sphinx
 
@@ -28,13 +27,14 @@ from scratchformer.course.grading import load, planted
 from scratchformer.notation import Equation, NotationError, parse
 from scratchformer.notation.layout import items
 from scratchformer.notation.run import Execution
+from scratchformer.pages.mathml import clauses, expression, of_equation, relation, wrapped
 
 HERE = Path(__file__).parent
-STATIC = HERE.parent / "_static"
 MODULES = (
     *(f"notation.{name}" for name in "grammar spelling layout latex values ratios walk".split()),
     "shell.text",
     "course.equations",
+    "pages.mathml",
 )
 FILES = ("live/evaluate.js", "exercises/arrays.js", "exercises/python.js", "exercises/exercises.js")
 DERIVATIONS = tuple(name for name in NAMES if exercise(name).derivation)
@@ -97,7 +97,6 @@ def python_script() -> str:
     library = json.loads(library[library.index("{") : library.rindex("}") + 1])
     package = Path(scratchformer.__file__).parent
     sources = {f"scratchformer.{n}": (package / f"{n.replace('.', '/')}.py").read_text("utf-8") for n in MODULES}
-    sources |= {"mathml": (HERE / "mathml.py").read_text("utf-8")}
     sources |= {n: (HERE / "in_page" / f"{n}.py").read_text("utf-8") for n in ("numpy", "page")}
     sources |= STANDS_IN
     modules: dict[str, list[Any]] = {n: [".py", source, []] for n, source in sources.items()}

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from svg import LINE, Canvas, wrapped
 from traced import DEPTH, traced
 from tracing import TracedCall, owner
+
+from scratchformer.pages.svg import LINE, Canvas, wrapped
 
 WIDTH = 400
 FRAMED = {

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from docutils import nodes
-from live import PageSizes, begin, checked
+from live import PageSizes, checked
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from step_plan import Functions, StepPlan, operations_json, plan_of, stated, wrong_plans
@@ -31,6 +31,7 @@ from scratchformer.compiler.javascript_code import javascript_source
 from scratchformer.optim import clip_by_global_norm
 from scratchformer.optim.adam import adam_step
 from scratchformer.optim.sgd import sgd_step
+from scratchformer.pages.live import begin
 from scratchformer.rng import Key
 
 ROWS, LENGTH, SYMBOLS = 6, 12, 24  # sequences in a batch, of which the first one is drawn; tokens in each; known tokens
@@ -59,7 +60,6 @@ TEXT = """\
 the cat sat on the mat. the dog sat on the log. the cat saw the dog, and the dog saw the cat. \
 a bird came to the tree, and the cat ran to the tree. the bird sang a song. the dog lay in the sun. \
 """
-STATIC = Path(__file__).parents[1] / "_static"
 FILES = (
     "live/evaluate.js",
     "live/live.js",

@@ -1,12 +1,13 @@
-"""Mathematics in a page, {math}`y_td = Σ_s p_ts v_sd` or the directive `math`, in the notation of derivations."""
+"""The mathematics of a page, {math}`y_td = Σ_s p_ts v_sd` and the directive `math`, in the notation of derivations."""
 
 from __future__ import annotations
 
 from docutils import nodes
-from mathml import mathml, of_equation
 from reports import compound
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
+
+from scratchformer.pages.mathml import mathml, of_equation
 
 
 def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:

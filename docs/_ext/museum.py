@@ -7,16 +7,18 @@ import re
 from pathlib import Path
 from textwrap import dedent
 
-from docstrings import block, directive, heading, paragraphs, prose
+from docstrings import block, directive, heading, prose
 from levels import levels
-from live import live_data, section
-from mathml import mathml
+from live import live_data
 from operations import joined, write_page
 from sphinx.application import Sphinx
 
 from scratchformer.catalogue import Mistake
 from scratchformer.museum.exhibits import GROUPS, Exhibit, check, exhibit
 from scratchformer.notation import NotationError
+from scratchformer.pages.live import section
+from scratchformer.pages.mathml import mathml
+from scratchformer.pages.passages import paragraphs
 
 LEAD = re.compile(r"^(What was wrong|Why its tests passed|What finds it|How to derive it)\. ")
 REPORT = "\nRepeat"

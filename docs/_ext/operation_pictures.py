@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 from letters import Letters, LetterSizes
-from svg import Canvas, wrapped
 from tracing import TracedCall, owner, trace_operation
 
 from scratchformer import ops
 from scratchformer.catalogue import OPERATIONS, OperationCase
 from scratchformer.dispatch import reference_only
+from scratchformer.pages.svg import Canvas, wrapped
 
 WIDTH, COLUMNS = 400, 3
 SIDE = {  # the length of an axis in pixels

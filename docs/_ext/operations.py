@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import sys
@@ -11,31 +10,23 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from docstrings import (
-    BEGINNINGS,
-    block,
-    derivation,
-    directive,
-    heading,
-    pieces,
-    prose,
-    rendered,
-    signature,
-    table,
-    typeset,
-)
-from loops import loops
+from docstrings import block, derivation, directive, heading, pieces, prose, rendered, signature, table, typeset
 from measure import Cost, TwinComparison, compare
 from operation_pictures import operation_picture
-from reports import consequences
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+from reports import consequences, items
 from sphinx.application import Sphinx
-from step_curves import step_curve
 
-from scratchformer import models, nn, ops
-from scratchformer.catalogue import Mistake, mistakes_of
+from scratchformer import catalogue, models, nn, ops
+from scratchformer.catalogue import Draw, Mistake, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.course.course import NAMES, exercise
 from scratchformer.dispatch import twins_of
+from scratchformer.pages.loops import loops
+from scratchformer.pages.passages import before_derivation, source_without_docstring
+from scratchformer.pages.step_curves import step_curve
 
 WITHOUT_BACKWARD = ("sinusoidal_positions", "rotary_frequencies")
 COMMON = ("Layer", "Param", "FlatParameters", "Model")  # what layers and models share: in the API reference alone
@@ -46,19 +37,19 @@ def page(name: str) -> str:
     """The page of an operation."""
     op, backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
     summary, *passages = pieces(inspect.getdoc(op), name)
-    start = next((i for i, piece in enumerate(passages) if piece.text.startswith(BEGINNINGS)), len(passages))
+    start = before_derivation(passages)
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
     described_as = described(functions, rendered(passages[:start], name))
     arguments = [heading("Arguments"), picture(operation_picture(name)), described_as]
     parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", rendered([summary], name), *live(name)]
     if backward is None:
         return joined([*parts, *arguments, heading("The code"), code(op)])
-    parts += [heading("Derivation"), LEGEND, derivation(name), loops(name)]
+    parts += [heading("Derivation"), LEGEND, derivation(name), made_loops(name)]
     parts += arguments
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]
     parts += [heading("What the cache keeps"), *kept(comparison)]
-    curve, words = step_curve(name)
+    curve, words = step_curve(catalogue.OPERATIONS[name](Draw(1)))
     parts += [heading("How small should h be?"), picture(curve), words]
     if name in CASES and (known := mistakes_of(name)):
         parts += [heading("Common mistakes"), PLANT, *(mistake(name, wrong) for wrong in known)]
@@ -104,6 +95,16 @@ def second_order(name: str) -> list[str]:
 
 def live(name: str) -> list[str]:
     return [heading("Try it"), directive("live", name)] if name in CASES else []
+
+
+def made_loops(name: str) -> str:
+    """The loops that are made from the derivation of an operation, in colours."""
+
+    def highlighted(source: str, language: str) -> str:
+        return highlight(source, get_lexer_by_name(language), HtmlFormatter(nowrap=True))
+
+    html = loops(getattr(ops, name), getattr(ops, f"{name}_backward"), items(name), highlighted)
+    return html and directive("raw", "html", html)
 
 
 def exercises(name: str) -> str:
@@ -153,12 +154,7 @@ def described(functions: dict[str, Callable], text: str) -> str:
 
 def code(function: Any) -> str:
     """The source of a function, without the docstring, which the page has already."""
-    source = inspect.getsource(getattr(function, "reference", function))
-    first = ast.parse(source).body[0].body[0]
-    lines = source.rstrip().splitlines()
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-        del lines[first.lineno - 1 : first.end_lineno]
-    return block("python", "\n".join(lines))
+    return block("python", source_without_docstring(getattr(function, "reference", function)))
 
 
 def sources(op: Any, backward: Any, comparison: TwinComparison) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from docutils import nodes
-from live import array_json, begin, checked, section
+from live import checked
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -25,6 +25,7 @@ from scratchformer.catalogue import DerivationCase
 from scratchformer.notation import parse
 from scratchformer.notation.page import equation_as_json
 from scratchformer.optim.adam import adam_step
+from scratchformer.pages.live import array_json, begin, section
 
 PAGES = sorted(path.stem for path in (Path(__file__).parents[1] / "path").glob("*.md"))
 LIVING = ("loss", "guess", "steps")  # what a question may ask about the living model: path.js knows their values

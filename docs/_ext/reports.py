@@ -7,10 +7,9 @@ from functools import cache
 
 from scratchformer.catalogue import Mistake, Sizes
 from scratchformer.catalogue.derivations import CASES, check, variants
-from scratchformer.notation import DerivationReport, DerivationRow, Item, parse
+from scratchformer.notation import DerivationReport, parse
 from scratchformer.notation.check import Walk, read_and_run
-from scratchformer.notation.grammar import walk as nodes_of
-from scratchformer.notation.layout import normal
+from scratchformer.pages.passages import CheckedItem, items_of, names_of
 from scratchformer.testing.diagnosis import says
 
 VISIBLE = 1e-6  # a relative error that is no rounding
@@ -23,26 +22,15 @@ def reports(name: str) -> tuple[DerivationReport, ...]:
 
 
 @cache
-def items(name: str) -> tuple[tuple[Item, DerivationRow | None], ...]:
-    """The items of a derivation from top to bottom, each with its row of the largest error, if it has one."""
-    by_place: dict[tuple[int, int], tuple[Item, DerivationRow | None]] = {}
-    for report in reports(name):
-        for item in report.derivation.items:
-            place = item.line, item.column
-            rows = [row for row in report.rows if row.line == item.line and normal(row.text) == normal(item.text)]
-            if place in by_place and (before := by_place[place][1]):
-                rows.append(before)
-            by_place[place] = item, max(rows, key=lambda row: row.error or 0, default=None)
-    return tuple(by_place[place] for place in sorted(by_place))
+def items(name: str) -> tuple[CheckedItem, ...]:
+    """The items of the derivation of this name, each with its row of the largest error, see `items_of`."""
+    return items_of(reports(name))
 
 
 @cache
 def names(name: str) -> frozenset[str]:
     """The names that occur in the derivation of this name, in ASCII."""
-    equations = (item.equation for item, _ in items(name) if item.equation)
-    nodes = (node for equation in equations for part in equation.parts for node in nodes_of(part))
-    known = (known for report in reports(name) for known in report.values)
-    return frozenset(known) | {node[1] for node in nodes if node[0] == "name"}
+    return names_of(reports(name))
 
 
 @cache

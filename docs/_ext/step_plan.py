@@ -29,8 +29,6 @@ from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
-from docstrings import equation_id
-from mathml import pieces
 from reports import items
 from tracing import TracedCall, codes_in, functions_in, trace
 
@@ -49,6 +47,8 @@ from scratchformer.notation.layout import normal
 from scratchformer.notation.page import equation_as_json
 from scratchformer.ops.positions import BASE
 from scratchformer.ops.rotary import SCALINGS
+from scratchformer.pages.mathml import pieces
+from scratchformer.pages.passages import equation_id
 
 NAMES = {entry.name: entry.names for entry in entries_of("operations")}  # what derivations use besides their arguments
 

@@ -15,6 +15,7 @@ from typing import Any
 from ..course.command import add_command as add_learn
 from ..generation.beam import WIDEST
 from ..museum.command import add_command as add_museum
+from ..pages.command import add_command as add_page
 from ..parallel.replicas import MAX_REPLICAS
 from ..shell.options import SEED, CommandLine
 from ..shell.process import run_program
@@ -115,6 +116,8 @@ def make_parser() -> CommandLine:
             f"--{option}", dest="target", action="store_const", const=option, help=f"the loops in {what}"
         )
     command.set_defaults(run=show)
+
+    add_page(commands)
 
     command = commands.add_parser("site", help="open the site of this package, which needs no network")
     command.add_argument("--to", metavar="FOLDER", help="the folder to unpack it into (default: in the cache folder)")

@@ -8,6 +8,7 @@ from ..notation.grammar import walk
 from ..notation.spelling import name as spelled_name
 from .cuda_code import cuda_source
 from .derivation import Derivation
+from .errors import CompileError
 from .javascript_code import javascript_source
 from .numba_code import numba_source
 from .numpy_code import numpy_source
@@ -32,6 +33,8 @@ def loops_of(op: Callable, op_backward: Callable | None, target: str) -> Iterato
     pair = Derivation(getattr(op, "reference", op), backward, getattr(op, "gives", ())).compile()
     for plan in (pair.forward, pair.backward):
         if plan is not None:
+            if not plan.axes and target != "js":
+                raise CompileError(f"{plan.name}: no equation is left for a loop: each gives a number or a vector")
             yield plan, print_plan(plan)
 
 

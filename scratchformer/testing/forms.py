@@ -107,6 +107,7 @@ def places(compared: Compared) -> Iterator[tuple[str, str]]:
             yield f"{{of}} right with axes {a} and {b} exchanged.", "transpose"
         elif like(exchanged.reshape(right.shape)):
             yield f"{{of}} right with axes {a} and {b} exchanged, then reshaped.", "transpose"
+    yield from cut_off(compared)
     yield from zeros(compared)
     for axis in range(right.ndim):
         if like(np.flip(right, axis)):
@@ -119,6 +120,15 @@ def places(compared: Compared) -> Iterator[tuple[str, str]]:
         for function, text in ((np.sum, "sum"), (np.mean, "mean")):
             if like(np.broadcast_to(function(right, axis, keepdims=True), right.shape)):
                 yield f"{{of}} everywhere the {text} over axis {axis} of what it should be.", f"{text} over an axis"
+
+
+def cut_off(compared: Compared) -> Iterator[tuple[str, str]]:
+    """The right numbers, but none beyond a limit."""
+    wrong, limit = ~compared.equal, float(np.abs(compared.wrong).max(initial=0))
+    ends = compared.wrong[wrong]
+    if len(ends) > 1 and np.all(np.abs(ends) == limit) and np.all(ends * np.sign(compared.right[wrong]) == limit):
+        if np.all(np.abs(compared.right[wrong]) > limit):
+            yield f"{{of}} right except that numbers beyond −{limit:.6g} and {limit:.6g} are cut off.", "cut off"
 
 
 def zeros(compared: Compared) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from scratchformer import CompileError, ops
@@ -64,6 +65,24 @@ def double_backward(dy, cache):
     out, _ = capsys.readouterr()
     assert out.startswith("# double: reads x (columns)\n# Returns y\ndef double(x, to_y):\n")
     assert "# double_backward: reads dy (columns)\n# Returns dx\ndef double_backward(dy, to_dx):\n" in out
+
+
+def test_what_leaves_nothing_for_a_loop_is_refused():
+    def total(x):
+        """The sum of all numbers.
+
+        y = Σ_n x_n
+        dx_n = dy
+        """
+        return x.sum(), x.shape
+
+    def total_backward(dy, shape):
+        return np.full(shape, dy)
+
+    for target in ("numba", "numpy", "cuda"):
+        with pytest.raises(CompileError, match="total: no equation is left for a loop"):
+            shown(total, total_backward, target)
+    assert "y = total" in shown(total, total_backward, "js")
 
 
 def test_what_is_outside_the_loops_is_said():

@@ -9,6 +9,7 @@ from scipy.special import erf
 from scratchformer import ops
 from scratchformer.catalogue import Sizes
 from scratchformer.catalogue.derivations import CASES
+from scratchformer.pages.live import FILES, STATIC, begin, names_in
 
 pytest.importorskip("sphinx")
 
@@ -26,7 +27,7 @@ return { values, short: Object.fromEntries(model.aliases) };
 @pytest.fixture(scope="module")
 def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("page") / "page.html"
-    path.write_text(f'<meta charset="utf-8"><script src="{live.STATIC / live.FILES[0]}"></script>', encoding="utf-8")
+    path.write_text(f'<meta charset="utf-8"><script src="{STATIC / FILES[0]}"></script>', encoding="utf-8")
     browser.get(path.as_uri())
     return browser
 
@@ -35,9 +36,9 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_every_value_is_that_of_python(page: Any, name: str) -> None:
     case = CASES[name](Sizes())
     report = live.checked(case)
-    found = page.execute_script(EVALUATE, live.begin(case, report))
+    found = page.execute_script(EVALUATE, begin(case, report))
     expected = {found["short"].get(name, name): array for name, array in report.values.items()}
-    computed, mentioned = live.names_in(report)
+    computed, mentioned = names_in(report)
     assert computed <= found["values"].keys()
     for key in mentioned & expected.keys():
         got, known = np.array(found["values"][key], float), expected[key].ravel().astype(float)

@@ -12,6 +12,7 @@ import pytest
 from scratchformer import ops
 from scratchformer.catalogue import mistakes_of
 from scratchformer.catalogue.derivations import CASES
+from scratchformer.pages.live import FILES, STATIC, bound
 
 pytest.importorskip("sphinx")
 pytest.importorskip("selenium")
@@ -31,8 +32,8 @@ class Page:
     def __init__(self, browser: Any, name: str, folder: Path, level: int = -1) -> None:
         self.browser, self.name = browser, name
         self.mistakes = mistakes_of(name)
-        files = "".join(f'<script src="{live.STATIC / file}" defer></script>' for file in live.FILES)
-        style = f'<link rel="stylesheet" href="{live.STATIC / "live/live.css"}">'
+        files = "".join(f'<script src="{STATIC / file}" defer></script>' for file in FILES)
+        style = f'<link rel="stylesheet" href="{STATIC / "live/live.css"}">'
         path = folder / f"{name}.html"
         phone = '<meta name="viewport" content="width=device-width">'
         head = f'<!doctype html><html lang="en"><meta charset="utf-8">{phone}<title>{name}</title>{style}{files}'
@@ -72,7 +73,7 @@ class Page:
 
     def expected(self) -> dict[str, np.ndarray]:
         """The output and the gradients that the operation itself gives for the inputs on the page."""
-        inputs, arguments = self.shown(), live.bound(self.case)
+        inputs, arguments = self.shown(), bound(self.case)
         if "counted" in inputs:
             inputs["targets"] = np.where(inputs["counted"] > 0, inputs["targets"], -1)
             inputs["ignore_index"] = np.array(-1)

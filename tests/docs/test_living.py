@@ -9,6 +9,7 @@ import pytest
 
 from scratchformer.dispatch import reference_only
 from scratchformer.optim import SGD, Adam, AdamW, clip_by_global_norm
+from scratchformer.pages.live import STATIC
 
 pytest.importorskip("sphinx")
 pytest.importorskip("selenium")
@@ -64,8 +65,8 @@ class Page:
 
     def __init__(self, browser: Any, folder: Path) -> None:
         self.browser = browser
-        files = "".join(f'<script src="{living.STATIC / file}" defer></script>' for file in living.FILES)
-        styles = "".join(f'<link rel="stylesheet" href="{living.STATIC / file}">' for file in living.STYLES)
+        files = "".join(f'<script src="{STATIC / file}" defer></script>' for file in living.FILES)
+        styles = "".join(f'<link rel="stylesheet" href="{STATIC / file}">' for file in living.STYLES)
         head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>living</title>'
         head += f'<meta name="viewport" content="width=device-width">{styles}{files}'
         path = folder / "living.html"

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from scratchformer.museum.exhibits import NAMES, check, exhibit
+from scratchformer.pages.live import FILES, STATIC
 
 pytest.importorskip("sphinx")
 pytest.importorskip("selenium")
 
-import live
 import museum
 
 PLANTED = [name for name in NAMES if exhibit(name).planted]
@@ -23,7 +23,7 @@ return [...new Set(wrong)].filter((name) => name in page.data.gradients).map((na
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_wrong_gradients_are_those_that_the_check_finds(browser: Any, tmp_path: Path, name: str) -> None:
-    files = "".join(f'<script src="{live.STATIC / file}" defer></script>' for file in live.FILES)
+    files = "".join(f'<script src="{STATIC / file}" defer></script>' for file in FILES)
     path = tmp_path / f"{name}.html"
     path.write_text(
         f'<!doctype html><meta charset="utf-8">{files}{museum.planted_html(exhibit(name))}', encoding="utf-8"

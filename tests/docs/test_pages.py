@@ -9,11 +9,9 @@ import pytest
 pytest.importorskip("sphinx", reason="needs pip install -e '.[docs]'")
 
 import museum
-from docstrings import equation_id, prose, rendered, typeset
 from docstrings import pieces as pieces_of
-from loops import loops
-from mathml import mathml, of_equation, pieces
-from operations import calls, used
+from docstrings import prose, rendered, typeset
+from operations import calls, made_loops, used
 from reports import consequences
 
 from scratchformer import nn, ops
@@ -23,6 +21,8 @@ from scratchformer.museum.exhibits import GROUPS, exhibit
 from scratchformer.notation import DerivationError, NotationError, parse
 from scratchformer.notation.check import read_and_run
 from scratchformer.notation.walk import Walk
+from scratchformer.pages.mathml import mathml, of_equation, pieces
+from scratchformer.pages.passages import equation_id
 from scratchformer.testing.diagnosis import says
 
 OPERATIONS = [name for name in CASES if name in ops.__all__]
@@ -103,7 +103,7 @@ def test_a_mistake_says_how_far_it_puts_the_gradients_off():
 @pytest.mark.parametrize("name", ["layernorm", "cross_entropy", "softmax", "gelu", "swiglu"])
 def test_each_line_of_the_loops_leads_to_its_equation(name):
     """Each step, that is; a comment above a loop may name several."""
-    shown, page = loops(name), rendered(pieces_of(inspect.getdoc(getattr(ops, name)), name), name)
+    shown, page = made_loops(name), rendered(pieces_of(inspect.getdoc(getattr(ops, name)), name), name)
     anchors = set(re.findall(r'href="#([^"]*)"', shown))
     there = {equation_id(name, int(item)) for item in re.findall(r":item: (\d+)", page)}
     assert len(anchors) > 1

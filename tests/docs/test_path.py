@@ -19,15 +19,17 @@ from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import WebDriverWait
 from sphinx.application import Sphinx
 
+from scratchformer.pages.live import STATIC
+
 DOCS = Path(__file__).parents[2] / "docs"
 CONF = f"""\
 import sys
 sys.path[:0] = [{str(DOCS)!r}, {str(DOCS / "_ext")!r}]
 project, copyright = "scratchformer", ""
-extensions = ["myst_parser", "mathml", "root_files", "live", "living", "path"]
+extensions = ["myst_parser", "math_nodes", "root_files", "live", "living", "path"]
 myst_enable_extensions = ["dollarmath", "html_image", "deflist"]
 html_theme, html_math_renderer = "furo", "mathml"
-html_static_path, html_css_files = [{str(DOCS / "_static")!r}], ["site.css"]
+html_static_path, html_css_files = [{str(STATIC)!r}], ["site.css"]
 """
 WIDTHS = (390, 1440)
 WORDS = 350  # of a page

@@ -5,18 +5,17 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
-import step_curves
 from changes import BEFORE, model_changes
 from layer_pictures import layer_picture
 from letters import SIZES, Letters, LetterSizes, written
 from operation_pictures import WITHOUT_BACKWARD, operation_picture
-from step_curves import STEPS, step_curve, step_errors
 from traced import CASES, traced
 from tracing import trace
 
 from scratchformer import models, nn, ops
-from scratchformer.catalogue import OPERATIONS
+from scratchformer.catalogue import OPERATIONS, Draw, OperationCase
 from scratchformer.dispatch import reference_only
+from scratchformer.pages.step_curves import STEPS, in_words, step_curve, step_errors
 from scratchformer.rng import Key
 
 PLAIN = {"Layer", "Param", "FlatParameters", "Model"}  # not layers, or nothing to run
@@ -67,7 +66,7 @@ def test_pictures_of_an_operation(name):
 
 @pytest.mark.parametrize("name", ["attention", "cross_entropy", "linear", "relu"])
 def test_curve_of_an_operation(name):
-    expect_readable(step_curve(name)[0])
+    expect_readable(step_curve(OPERATIONS[name](Draw(1)))[0])
 
 
 @pytest.mark.parametrize("name", WITHOUT_BACKWARD)
@@ -154,18 +153,24 @@ def test_a_formula_is_written_with_its_signs():
 
 def test_the_best_step_is_where_theory_has_it():
     """ε^(1/3) for central differences in float64, ε^(1/2) for forward ones, and ε^(1/3) of float32."""
-    errors = step_errors("softmax")
+    softmax, linear, relu = (OPERATIONS[name](Draw(1)) for name in ("softmax", "linear", "relu"))
+    errors = step_errors(softmax)
     best = {name: STEPS[int(np.argmin(row))] for name, row in errors._asdict().items()}
     assert 1e-6 < best["central"] < 1e-4 and 1e-9 < best["forward"] < 1e-6 and 1e-3 < best["single"] < 1e-1
-    assert "best near h = 10⁻⁵" in step_curve("softmax")[1]
-    assert "linear in every element" in step_curve("linear")[1] and "reach across a kink" in step_curve("relu")[1]
+    assert "best near h = 10⁻⁵" in step_curve(softmax)[1]
+    assert "linear in every element" in step_curve(linear)[1] and "reach across a kink" in step_curve(relu)[1]
 
 
-def test_a_wrong_gradient_has_no_good_step(monkeypatch):
-    case = OPERATIONS["tanh"]
-    wrong = {"tanh": lambda d: case(d)._replace(op_backward=lambda dy, cache: 1.01 * ops.tanh_backward(dy, cache))}
-    monkeypatch.setattr(step_curves, "OPERATIONS", wrong)
-    assert min(step_errors("tanh").central) > 0.009
+def test_a_square_is_not_called_linear():
+    square = OperationCase(lambda x: (x**2, x), lambda dy, x: 2 * dy * x, (np.array([0.7, -1.1, 2.3]),))
+    words = in_words(step_errors(square))
+    assert "a polynomial of second degree in every element" in words and "linear" not in words
+
+
+def test_a_wrong_gradient_has_no_good_step():
+    case = OPERATIONS["tanh"](Draw(1))
+    wrong = case._replace(op_backward=lambda dy, cache: 1.01 * ops.tanh_backward(dy, cache))
+    assert min(step_errors(wrong).central) > 0.009
 
 
 @pytest.mark.parametrize("name", BEFORE)

@@ -10,11 +10,11 @@ import pytest
 from scratchformer import nn
 from scratchformer.catalogue import OPERATIONS
 from scratchformer.dispatch import reference_only
+from scratchformer.pages.live import STATIC
 from scratchformer.testing.draw import Draw
 
 pytest.importorskip("sphinx")
 
-import living
 from letters import LetterSizes
 from step_plan import StepPlan, operations_json, plan_of
 from traced import CASES
@@ -38,7 +38,7 @@ def computed(folder, plans):
     if (node := shutil.which("node")) is None:
         pytest.skip("needs Node")
     program = folder / "program.js"
-    runtime = (living.STATIC / "living/step.js").read_text(encoding="utf-8")
+    runtime = (STATIC / "living/step.js").read_text(encoding="utf-8")
     program.write_text(f"{runtime}\nconst answers = [];\nconst CASES = {json.dumps(plans)};\n{RUN}", encoding="utf-8")
     return json.loads(subprocess.run([node, program], check=True, capture_output=True, timeout=600).stdout)
 

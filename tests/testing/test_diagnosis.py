@@ -469,7 +469,8 @@ def test_a_clipped_gradient_is_not_right_for_a_uniform_gamma():
         return np.clip(dy * gamma, -3, 3), (dy * x).sum(axis=0)
 
     gamma = np.array([0.1, -0.1, 0.1, 5.0])
-    assert not diagnose(lambda x, gamma: (x * gamma, (x, gamma)), clipped, RNG.normal(size=(5, 4)), gamma)
+    (said,) = diagnose(lambda x, gamma: (x * gamma, (x, gamma)), clipped, RNG.normal(size=(5, 4)), gamma)
+    assert said.name == "cut off"
 
 
 def test_a_mask_that_is_not_the_right_one():
@@ -571,3 +572,21 @@ def test_noise_gets_no_name(shapes):
             with empty_catalogue():
                 found = diagnose(product, wrong, *(rng.normal(size=shape) for shape in shapes))
             assert not found, found
+
+
+def test_numbers_that_are_cut_off():
+    said = diagnose(lambda x: (x**3, x), lambda dy, x: np.clip(3 * x**2 * dy, -0.5, 0.5), RNG.normal(size=(4, 5)))
+    assert said[0].what == "The gradient of x is right except that numbers beyond −0.5 and 0.5 are cut off."
+
+
+def test_the_steps_of_a_forward_are_known_where_its_backward_is_a_lambda():
+    def norm(x):
+        spread = np.sqrt((x**2).sum(axis=-1, keepdims=True))
+        return x / spread, (x / spread, spread)
+
+    def norm_backward(dy, cache):
+        y, spread = cache
+        return (dy - y * (dy * y).sum(axis=-1, keepdims=True)) / spread**2
+
+    said = diagnose(norm, lambda dy, cache: norm_backward(dy, cache), RNG.normal(size=(4, 5)))
+    assert said[0].what == "The gradient of x is not multiplied by spread, as it should be."

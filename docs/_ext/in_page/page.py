@@ -5,12 +5,12 @@ import re
 
 import numpy as np
 from browser import window
-from mathml import expression, wrapped
 
 from scratchformer.course.equations import Wrong, check_text, docstring_in, findings, in_docstring, judge
 from scratchformer.notation.grammar import NotationError, parse
 from scratchformer.notation.layout import DEFINED
 from scratchformer.notation.walk import DerivationError
+from scratchformer.pages.mathml import expression, wrapped
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 

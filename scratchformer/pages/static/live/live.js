@@ -675,7 +675,7 @@
         const range = this.data.ranges[name];
         const { shape, data } = this.model.array(name);
         if (!shape.length) return [name, data];
-        const one = () => (range ? range.low + Math.floor(Math.random() * (range.high - range.low + 1)) : normal());
+        const one = () => (range ? within(range) : normal());
         return [name, Float64Array.from(data, one)];
       }));
       this.setInputs((name) => drawn.get(name));
@@ -974,6 +974,12 @@
 
   /** What to say of elements at which there is no derivative. */
   const atCorners = (count) => (count ? [`${count} at a corner, where a difference is no derivative`] : []);
+
+  /** A number between two others, a whole one or one with three digits. */
+  function within({ low, high, whole }) {
+    if (whole) return low + Math.floor(Math.random() * (high - low + 1));
+    return Number((low + Math.random() * (high - low)).toPrecision(3));
+  }
 
   /** A normally distributed number with two decimals, but not 0, where a corner may be. */
   function normal() {

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from svg import Canvas, width
-from tracing import one_thread
+from threadpoolctl import threadpool_limits
 
-from scratchformer.catalogue import OPERATIONS, Draw, OperationCase
-from scratchformer.dispatch import reference_only
-from scratchformer.testing.differences import Variable, elements
+from ..catalogue import OperationCase
+from ..dispatch import reference_only
+from ..testing.differences import Variable, elements
+from .svg import Canvas, width
 
 STEPS = tuple(10 ** (-k / 2) for k in range(2, 29))  # 1e-1 to 1e-14
 ELEMENTS = 12  # of each argument, at most
@@ -27,10 +27,9 @@ class Errors(NamedTuple):
     single: list[float]  # the central one in float32
 
 
-def step_errors(name: str) -> Errors:
-    """The errors for the operation `name`, with the arguments of its case and a random dy; L = Σ y dy."""
-    case = OPERATIONS[name](Draw(SEED))
-    with reference_only(), one_thread():
+def step_errors(case: OperationCase) -> Errors:
+    """The errors for an operation with the arguments of a case and a random dy; L = Σ y dy."""
+    with reference_only(), threadpool_limits(1, "blas"):
         analytic, central, forward = _slopes(case, np.float64)
         _, single, _ = _slopes(case, np.float32)
     length = np.linalg.norm(analytic)
@@ -79,9 +78,9 @@ WIDTH, LEFT, RIGHT, TOP, BOTTOM = 400, 52, 390, 46, 270
 LOWEST, HIGHEST = -16, 1  # exponents of the error
 
 
-def step_curve(name: str) -> tuple[str, str]:
+def step_curve(case: OperationCase) -> tuple[str, str]:
     """The curve of the error over the step for an operation, as an SVG, and what it shows, in words."""
-    errors = step_errors(name)
+    errors, name = step_errors(case), case.op.__name__
     canvas = Canvas(WIDTH)
     x = 4.0
     for label, (colour, dash) in STYLES.items():
@@ -133,9 +132,12 @@ def in_words(errors: Errors) -> str:
     )
     in_single = f"In float32 no step does better than {_number(single)} (h = {_number(single_step)})."
     if at[-1.0] < 1e-12:
+        linear = errors.forward[0] < 1e-12  # at the largest step
+        form = "linear" if linear else "a polynomial of second degree"
+        kind = "difference" if linear else "central difference"
         return (
-            "y is linear in every element of its arguments, so a difference has no truncation error at any step, and "
-            f"the largest steps are the best. {round_off} {in_single}"
+            f"Over these steps y is {form} in every element of its arguments, so a {kind} has no truncation error at "
+            f"any step, and the largest steps are the best. {round_off} {in_single}"
         )
     if best < 1e-12:
         across = max(h for h, error in zip(STEPS, errors.central, strict=True) if error < 1e-10)

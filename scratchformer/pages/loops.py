@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from html import escape, unescape
-from typing import Any
 
-from docstrings import directive, equation_id
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_by_name
-from reports import items
-
-from scratchformer import CompileError, ops
-from scratchformer.compiler.derivation import Derivation
-from scratchformer.compiler.show import shown
-from scratchformer.notation.grammar import walk
-from scratchformer.notation.layout import normal
-from scratchformer.notation.spelling import spelled
+from ..compiler import CompileError
+from ..compiler.derivation import Derivation
+from ..compiler.show import shown
+from ..notation.grammar import walk
+from ..notation.layout import normal
+from ..notation.spelling import spelled
+from .passages import CheckedItem, equation_id
 
 TARGETS = {"numba": ("Numba", "python"), "numpy": ("NumPy", "python"), "cuda": ("CUDA", "cuda"),
            "js": ("JavaScript", "javascript")}  # fmt: skip
 COMMENT = re.compile(r'<span class="c1">(# |// )(.*?)</span>')
 
 
-def loops(name: str) -> str:
-    """The loops of an operation for each target, as reStructuredText; "" if its derivation cannot be compiled."""
-    op, op_backward = getattr(ops, name), getattr(ops, f"{name}_backward")
+def plain(source: str, language: str) -> str:
+    """Code as HTML in which only the comments are marked."""
+    return re.sub("((?:#|//) .*)$", r'<span class="c1">\1</span>', escape(source), flags=re.MULTILINE)
+
+
+def loops(
+    op: Callable,
+    op_backward: Callable,
+    items: Sequence[CheckedItem],
+    highlight: Callable[[str, str], str] = plain,
+) -> str:
+    """The loops of an operation for each target, as HTML; "" if its derivation cannot be compiled.
+
+    items: of the derivation. highlight: makes HTML of code and the name of its language.
+    """
     tabs = list[str]()
     for target, (title, language) in TARGETS.items():
         try:
@@ -34,8 +41,7 @@ def loops(name: str) -> str:
         except CompileError:
             continue
         chosen = "" if tabs else " checked"
-        code = highlight(source, get_lexer_by_name(language), HtmlFormatter(nowrap=True))
-        code = linked(code, places(name, op, op_backward))
+        code = linked(highlight(source, language), places(op, op_backward, items))
         tabs.append(
             f'<input type="radio" name="loops" id="loops-{target}"{chosen}>\n'
             f'<label for="loops-{target}">{title}</label>\n'
@@ -44,17 +50,17 @@ def loops(name: str) -> str:
     if not tabs:
         return ""
     summary = "<summary>The loops that are made from these equations</summary>"
-    parts = ['<details class="loops">', summary, '<div class="tabs">', *tabs, "</div>", "</details>"]
-    return directive("raw", "html", "\n".join(parts))
+    return "\n".join(['<details class="loops">', summary, '<div class="tabs">', *tabs, "</div>", "</details>"])
 
 
-def places(name: str, op: Any, op_backward: Any) -> dict[str, str]:
+def places(op: Callable, op_backward: Callable, items: Sequence[CheckedItem]) -> dict[str, str]:
     """The anchor of the equation for each text that the printed loops have as a comment."""
-    numbers = {(i.line, normal(i.text)): n for n, (i, _) in enumerate(items(name)) if i.kind == "equation"}
-    derivation = Derivation(op.reference, op_backward.reference, op.gives)
+    numbers = {(i.line, normal(i.text)): n for n, (i, _) in enumerate(items) if i.kind == "equation"}
+    forward, backward = (getattr(each, "reference", each) for each in (op, op_backward))
+    derivation = Derivation(forward, backward, getattr(op, "gives", ()))
     anchors: dict[str, str] = {}
     for definition in derivation.definitions.known.values():
-        anchor = equation_id(name, numbers[definition.line, definition.text])
+        anchor = equation_id(op.__name__, numbers[definition.line, definition.text])
         anchors[definition.spelled()] = anchor
         for node in walk(definition.node):
             if node[0] == "over":

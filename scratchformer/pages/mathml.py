@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from html import escape
 from typing import Any
 
-from scratchformer.notation.grammar import Condition, Equation, Node, NotationError, parse
-from scratchformer.notation.latex import FACTOR, PRODUCT, SPELLED, SUM
+from ..notation.grammar import Condition, Equation, Node, NotationError, parse
+from ..notation.latex import FACTOR, PRODUCT, SPELLED, SUM
 
 LOOSENESS = dict.fromkeys(("+", "-", "neg", "cases"), SUM) | dict.fromkeys(("*", "flat /", "mod", "over"), PRODUCT)
 RELATIONS = {":=": "≔", "<": "&lt;", ">": "&gt;"}
