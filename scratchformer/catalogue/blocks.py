@@ -11,6 +11,7 @@ from .. import nn, ops
 from ..backend import Array, to_device
 from ..rng import Key
 from ..testing.draw import Draw, Sizes
+from .attention_layers import edges
 from .derived import GELU, Part, derived
 from .entry import DerivationCase, Entry, LayerCase, on
 
@@ -49,11 +50,23 @@ def block_of_other_parts(d: Draw) -> LayerCase:
 BLOCK_PARTS = ("attention", "feedforward", "norm1", "norm2")
 
 
-def transformer_block(d: Sizes, order: str) -> DerivationCase:
-    d.sizes |= {"H": 2, "C": 6}
-    block = nn.TransformerBlock(d.C, d.H, order, causal=True, d_ff=d.F, activation=GELU, bias=True)
-    parts = {name: getattr(block, name) for name in BLOCK_PARTS}
-    return derived(d, block, d("B T C"), parts=parts, leave=f"{OTHER[order].title()}-norm")
+def transformer_block(d: Sizes, order: str, activation: ops.Activation = GELU) -> DerivationCase:
+    d.sizes |= {"H": 2, "D": 3, "C": 6}
+    block = nn.TransformerBlock(d.C, d.H, order, d_ff=d.F, activation=activation)
+    return with_pattern(d, block, H=d.H, D=d.D, leave=f"{OTHER[order].title()}-norm")
+
+
+def with_pattern(
+    d: Sizes, block: nn.Block, leave: str = "", replaced: dict[str, Part] | None = None, **names: Any
+) -> DerivationCase:
+    """The case of a block whose positions see some of each other. replaced: parts that are called in another way than
+    as they are; names: what the derivations of the parts use.
+    """
+    parts: dict[str, Part] = {name: getattr(block, name) for name in BLOCK_PARTS} | (replaced or {})
+    seen = edges(d, d.T)
+    parts["attention"] = partial(block.attention.forward, pattern=ops.Edges(seen)), block.attention.backward
+    names |= {"m": seen, "eps": block.norm1.eps}
+    return derived(d, block, d("B T C"), ops.Edges(seen), names=names, parts=parts, leave=leave)
 
 
 def looking_at_memory(d: Draw, **options: Any) -> LayerCase:
