@@ -49,6 +49,10 @@ EQUAL: dict[str, dict[str, str]] = {
     "embedding.numpy": {
         "dtable_vc = Σ_{n, c'} [places_nc' = v C + c] dy_nc": "the bracket is 0 unless c' = c",
     },
+    "FeedForward": {
+        "a_nf = e_nf where e_nf ≥ 0, 0 elsewhere": "where e_nf = 0, both are 0",
+        "de_nf = da_nf where e_nf ≥ 0, 0 elsewhere": "no e_nf is exactly 0",
+    },
     "CrossAttention": {
         "dmemory_bsc = Σ_h Σ_t Σ_d (da_bhts q_bhtd wk_chd + p_bhts du_bhtd wv_chd)": "p and da are 0 for s ≥ m_b",
         "dmemory_bsc = [s ≤ m_b] Σ_h Σ_t Σ_d (da_bhts q_bhtd wk_chd + p_bhts du_bhtd wv_chd)": "p and da are 0 there",
