@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scratchformer import nn
 from scratchformer.catalogue import DerivationCase, Sizes
@@ -50,7 +50,9 @@ class Composition:
         self.items = [item.equation for item in derivation.equations if item.equation]
         self.functions: dict[str, Callable] = case.options["functions"]
         self.taken = {*ran.values, *(node[1] for each in self.items for node in walk(tuple(each)) if node[0] == "name")}
-        self.names = {id(p.data): name for name, p in case.op.__self__.named_parameters().items()}  # type: ignore[attr-defined]
+        layer = case.op.__self__  # type: ignore[attr-defined]
+        self.names = {id(p.data): name for name, p in layer.named_parameters().items()}
+        layer.zero_grad()  # the run has added to them
         self.known = frozenset(ran.values)
         self.parts: dict[str, Part] = {}
 

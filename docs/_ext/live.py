@@ -5,18 +5,20 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from composed import composed
 from docutils import nodes
 from mathml import pieces
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from scratchformer.catalogue import DerivationCase, Sizes, mistakes_of
+from scratchformer.catalogue import DerivationCase, Sizes, blocks, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import DerivationReport, Equation, NotationError, check_derivation, parse
 from scratchformer.notation.grammar import canonical, walk
@@ -31,6 +33,7 @@ SIZES_OF = {
     "rotary": {"D": 4, "H": 1},
     "relative_shift": {"H": 1},
     "relative_attention": {"B": 2, "H": 1, "S": 3},
+    "RelativeSelfAttention": {"T": 2, "S": 3},
 }
 # Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
 VALUES: dict[str, dict[str, Any]] = {
@@ -39,7 +42,21 @@ VALUES: dict[str, dict[str, Any]] = {
     "gather": {"places": [[2, 2], [0, 1]]},
     "mean_pool": {"lengths": [2, 3]},
     "max_pool": {"lengths": [2, 3]},
+    **{
+        f"{name}{order}": {"m": np.tri(3)}
+        for name in ("SelfAttention", "RotarySelfAttention", "LlamaBlock", "TransformerBlock")
+        for order in ("", ", pre")
+    },
+    "RelativeSelfAttention": {"m": np.tri(3)[1:]},
 }
+# The derivations on the pages of layers that are made of others: with parts whose derivations can be put together.
+COMPOSED: dict[str, Callable[[Sizes], DerivationCase]] = {
+    "TransformerBlock": partial(blocks.transformer_block, order="post", activation="relu"),
+    "TransformerBlock, pre": partial(blocks.transformer_block, order="pre", activation="relu"),
+    "Residual": partial(blocks.residual_of_linear, order="post"),
+    "Residual, pre": partial(blocks.residual_of_linear, order="pre"),
+}
+FIXED = ("P", "theta")  # arrays of a layer that are no weights: sinusoids and frequencies
 RANGES = {"eps": (0, 10), "p": (0, 0.9), "label_smoothing": (0, 0.9)}  # of numbers that are no arrays
 STATIC = Path(__file__).parents[1] / "_static"
 FILES = ("live/evaluate.js", "live/live.js")
@@ -95,19 +112,27 @@ def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
     The numbers are those that the page begins with.
     """
     draw = PageSizes(name)
-    case = CASES[name](draw)
+    case, parts = composed(page_case(name, draw))
     report = checked(case)
     data, arguments = begin(case, report), bound(case)
-    drawn = {*arguments, *(dy for _, dy in data["outputs"])}
+    for item, part in zip(data["items"], parts, strict=bool(parts)):
+        item["part"] = part
+    given = {**case.names, **arguments}
+    drawn = {*arguments, *data["gradients"].values(), *(dy for _, dy in data["outputs"])}
     values = {n: beginning(report.values[n]) if n in drawn else report.values[n] for n in data["arrays"]}
     values |= {n: np.array(value) for n, value in VALUES.get(name, {}).items()}
     return data | {
         "name": name,
         "arrays": {n: array_json(array) for n, array in values.items()},
         "axes": axes(inspect.getdoc(case.op) or "", report.values),
-        "ranges": {n: limit for n in data["inputs"] if (limit := limits(n, values[n], arguments.get(n), draw))},
+        "ranges": {n: limit for n in data["inputs"] if (limit := limits(n, values[n], given.get(n), draw))},
         "mistakes": [change for mistake in mistakes if (change := planted(mistake, report))],
     }
+
+
+def page_case(name: str, draw: Sizes) -> DerivationCase:
+    """The case of a derivation, as a page computes with it."""
+    return (CASES | COMPOSED)[name](draw)
 
 
 def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
@@ -125,6 +150,11 @@ def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
         outputs = [output, f"d{output}"]
     given = [n for n in values if n in mentioned and (n in arguments or n not in {*computed, *outputs})]
     given = [*sorted(given, key=lambda n: n not in arguments), *outputs[1:]]
+    constant = constants(case)
+
+    def is_number(name: str) -> bool:
+        return isinstance(arguments.get(name), int | float)
+
     return {
         "items": [
             {"text": item.text, "equation": equation_as_json(item.equation), "html": "\n".join(pieces(item.equation))}
@@ -132,10 +162,17 @@ def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
         ],
         "arrays": {n: array_json(values[n]) for n in given},
         "shapes": {n: list(values[n].shape) for n in values if n in computed and n not in given},
-        "inputs": [n for n in given if values[n].ndim or n in outputs or isinstance(arguments.get(n), int | float)],
+        "inputs": [n for n in given if n not in constant and (values[n].ndim or n in outputs or is_number(n))],
         "outputs": [outputs] if outputs else [],
         "gradients": {f"d{n}": n for n in given if f"d{n}" in computed},
     }
+
+
+def constants(case: DerivationCase) -> tuple[str, ...]:
+    """The arrays of a layer's derivation that no argument of its forward and no weight can change."""
+    if case.docstring is None:
+        return ()
+    return FIXED if "pattern" in inspect.signature(case.op).parameters else (*FIXED, "m")
 
 
 def beginning(array: np.ndarray) -> np.ndarray:

@@ -23,7 +23,12 @@ def basic_attention(d: Sizes) -> DerivationCase:
 def single_head(d: Sizes) -> DerivationCase:
     layer = nn.SingleHeadAttention(d.C, d.D, causal=d.seed % 2 == 1)
     x = d("B T C")
-    return derived(d, layer, x, names={"D": d.D, "m": np.tri(d.T) if layer.causal else np.ones((d.T, d.T))})
+    return derived(d, layer, x, names={"D": d.D, "m": before(d, layer.causal)})
+
+
+def before(d: Sizes, causal: bool) -> np.ndarray:
+    """Which position sees which, (T, T): all, or if `causal` those before it and itself."""
+    return np.tri(d.T) if causal else np.ones((d.T, d.T))
 
 
 def multi_head_loop(d: Sizes) -> DerivationCase:
@@ -31,7 +36,8 @@ def multi_head_loop(d: Sizes) -> DerivationCase:
     layer = nn.MultiHeadLoop(d.C, d.H, causal=d.seed % 2 == 1)
 
     parts = {f"head{i}": head for i, head in enumerate(layer.heads, 1)}
-    return derived(d, layer, d("B T C"), names={"D": d.D}, parts=parts)
+    x = d("B T C")
+    return derived(d, layer, x, names={"D": d.D, "m": before(d, layer.heads[0].causal)}, parts=parts)
 
 
 def cross_attention(d: Sizes) -> DerivationCase:

@@ -89,7 +89,7 @@ def around_feedforward(d: Draw, order: str) -> LayerCase:
 
 
 def residual(d: Sizes, order: str) -> DerivationCase:
-    """With a branch whose output at a position depends on all positions."""
+    """With a branch whose output at a position depends on all positions, and with dropout."""
     d.sizes |= {"H": 2, "C": 6}
     layer = nn.Residual(nn.SelfAttention(d.C, d.H), nn.LayerNorm(d.C), order, nn.Dropout(0.3))
 
@@ -104,6 +104,14 @@ def residual(d: Sizes, order: str) -> DerivationCase:
 
     parts: dict[str, Part] = {"branch": (forward, backward), "norm": layer.norm}
     return derived(d, layer, d("B T C"), key=d.key, parts=parts, leave=f'In "{OTHER[order]}" order')
+
+
+def residual_of_linear(d: Sizes, order: str) -> DerivationCase:
+    """With the smallest branch that can be written out, for the page."""
+    layer = nn.Residual(nn.Linear(d.C, d.C), nn.LayerNorm(d.C), order)
+    parts: dict[str, Part] = {"branch": layer.branch, "norm": layer.norm}
+    names = {"eps": layer.norm.eps}
+    return derived(d, layer, d("B T C"), names=names, parts=parts, leave=f'In "{OTHER[order]}" order')
 
 
 def two_blocks(d: Draw, order: str) -> LayerCase:

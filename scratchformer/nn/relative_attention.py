@@ -56,10 +56,10 @@ class RelativeSelfAttention(CrossAttention):
         dq_htd = Σ_s g_hts (k_hsd + r_{h,s + T − 1 − t,d})        dk_hsd = Σ_t g_hts (q_htd + u_hd)
 
     The vector of a distance is used by every pair at this distance, and the two biases by every pair, in all sequences
-    n. Their gradients are sums over these pairs:
+    b. Their gradients are sums over these pairs:
 
-        dr_hjd = Σ_n Σ_t Σ_s [j = s + T − 1 − t] g_nhts (q_nhtd + w_hd)
-        du_hd = Σ_n Σ_t Σ_s g_nhts k_nhsd        dw_hd = Σ_n Σ_t Σ_s g_nhts r_{h,s + T − 1 − t,d}
+        dr_hjd = Σ_b Σ_t Σ_s [j = s + T − 1 − t] g_bhts (q_bhtd + w_hd)
+        du_hd = Σ_b Σ_t Σ_s g_bhts k_bhsd        dw_hd = Σ_b Σ_t Σ_s g_bhts r_{h,s + T − 1 − t,d}
 
     x feeds keys and values at all positions and queries at the last T, where its gradient is the sum of both:
 
