@@ -1,7 +1,7 @@
 """Derivations of layers that are made of other layers, with the equations of the parts in place of their calls.
 
-The derivation of a block says what the block does with its parts: f = feedforward(h), and in the backward
-dh = dr + feedforward_backward(dr, h). The equations behind these calls are in the derivations of the parts. They are
+The derivation of a block says what the block does with its parts: f = feedforward(u), and in the backward
+du = feedforward_backward(df, u). The equations behind these calls are in the derivations of the parts. They are
 put together here, so that a page can compute all of it.
 """
 
@@ -20,7 +20,6 @@ from scratchformer.notation.grammar import Node, canonical, rebuilt, walk
 from scratchformer.notation.spelling import spelled
 
 OPERATION = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm", nn.Linear: "linear"}  # without a derivation of their own
-AXES = (("idx", "t"), ("idx", "c"))  # of the arrays between the parts of a layer, after that of the sequences
 
 
 class Composed(NamedTuple):
@@ -59,21 +58,10 @@ class Composition:
     def equations(self) -> Iterator[tuple[str, Equation]]:
         for equation in self.items:
             left, right, *_ = equation.parts
-            if self.is_call(right):
+            if right[0] == "call" and right[1] in self.functions:
                 yield from self.called(right, left[1])
-                continue
-            terms: dict[Node, Node] = {}
-            for node in walk(right):
-                if self.is_call(node):
-                    terms[node] = ("name", self.fresh("g"), ())
-                    yield from self.called(node, terms[node][1])
-            if terms:
-                right = rebuilt(right, lambda node: terms.get(node, node))  # noqa: B023
-                equation = Equation(tuple(rebuilt(side, with_axes) for side in (left, right)), ("=",))
-            yield "", equation
-
-    def is_call(self, node: Node) -> bool:
-        return node[0] == "call" and node[1] in self.functions
+            else:
+                yield "", equation
 
     def called(self, call: Node, result: str) -> Iterator[tuple[str, Equation]]:
         """The equations that compute what a call returns, as far as none before them does."""
@@ -152,8 +140,3 @@ def closed(equation: Equation) -> Equation | None:
 def is_size(node: Node) -> bool:
     """Whether a name without indices is a capital letter, the size of an axis."""
     return not node[2] and len(node[1]) == 1 and node[1].isupper()
-
-
-def with_axes(node: Node) -> Node:
-    """A whole array with indices, so that its numbers are those of one position."""
-    return ("name", node[1], node[2] or AXES) if node[0] == "name" else node

@@ -86,9 +86,7 @@ def rotary_attention(d: Sizes) -> DerivationCase:
     layer = nn.RotarySelfAttention(d.C, d.H, d.G, d.D, causal=d.seed % 2 == 1)
     seen = edges(d, d.T)
     names = {"G": d.G, "H": d.H, "D": d.D, "θ": ops.rotary_frequencies(d.D)}
-    return derived(
-        d, layer, d("B T C"), ops.Edges(seen), names=names | {"m": np.tril(seen) if layer.causal else seen}
-    )
+    return derived(d, layer, d("B T C"), ops.Edges(seen), names=names | {"m": np.tril(seen) if layer.causal else seen})
 
 
 ENTRIES = [

@@ -42,7 +42,9 @@ def tied_output(d: Sizes) -> DerivationCase:
         tokens.backward(body.backward(tied.backward(dy, kept), normalised), looked_up)
 
     ids = d.integers("B T", d.V)
-    return DerivationCase(forward, backward, (ids,), names, {"functions": functions_of({"body": body})}, getdoc(nn.TiedOutput))
+    return DerivationCase(
+        forward, backward, (ids,), names, {"functions": functions_of({"body": body})}, getdoc(nn.TiedOutput)
+    )
 
 
 def grid_positions(d: Sizes) -> DerivationCase:
