@@ -27,6 +27,7 @@ extensions = [
     "museum",
     "live",
     "living",
+    "path",
 ]
 exclude_patterns = ["README.md", "_build"]
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from docutils import nodes
 from docutils.nodes import make_id
+from levels import forms, levels
 from mathml import mathml
 from reports import items, names
 from sphinx.application import Sphinx
@@ -18,7 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import scratchformer
 from scratchformer import Key, ops
-from scratchformer.notation import DerivationRow, Equation, NotationError, parse
+from scratchformer.notation import DerivationRow, Equation, Item, NotationError, parse
 from scratchformer.notation.grammar import CALLS, OVER, canonical
 
 MODULES = ("data", "generation", "models", "nn", "notation", "ops", "optim", "testing", "training")
@@ -31,20 +32,22 @@ PUBLIC = {  # the names in backquotes that are links, and where they lead
 FUNCTIONS = frozenset((*CALLS, *OVER, "Sigma", "with", "mod"))
 LIST_ITEM = re.compile(r"- |\d+\. ")
 NEW = re.compile(rf"{LIST_ITEM.pattern}|Source( of [\w ]+)?: ")  # begins a paragraph without an empty line above it
+BEGINNINGS = ("Forward", "Backward", "Where it comes from")  # of the derivation in a docstring
 EMPHASIS = re.compile(r"\\\*(\w+)\\\*")  # after escaping
 
 
 class Passage(NamedTuple):
     """kind: "prose", "equation", "code", "picture" or "text" (anything else that is indented).
 
-    comment: beside an equation. row: of an equation or a line of code, the row of the report. item: its number.
+    comment: beside an equation. row: of an equation or a line of code, the row of the report. item: the number
+    of an equation that is as in the docstring.
     """
 
     kind: str
     text: str
     comment: str = ""
     row: DerivationRow | None = None
-    item: int = 0
+    item: int | None = None
 
 
 def typeset(docstring: str, name: str = "") -> str:
@@ -61,7 +64,7 @@ def rendered(items: Iterable[Passage], name: str = "") -> str:
         elif piece.row is not None:
             options = {"label": label(piece.row), "comment": mixed(piece.comment, names(name))}
             if piece.kind == "equation":
-                options |= {"of": name, "item": str(piece.item)}
+                options |= {"of": name} | ({} if piece.item is None else {"item": str(piece.item)})
             parts.append(directive("checked", piece.kind, piece.text, **options))
         else:
             parts.append(block("python" if piece.kind == "code" else "text", piece.text))
@@ -81,17 +84,50 @@ def pieces(docstring: str, name: str = "") -> list[Passage]:
         return [unchecked(text) for text in paragraphs(inspect.cleandoc(docstring).splitlines())]
     pieces: list[Passage] = []
     for number, (item, row) in enumerate(items(name)):
-        if item.kind == "prose":
-            pieces += map(unchecked, paragraphs(item.text.splitlines()))
-        elif item.kind == "comment" and pieces[-1].kind == "equation":
+        if item.kind == "comment" and pieces[-1].kind == "equation":
             pieces[-1] = pieces[-1]._replace(comment=item.text)
-        elif item.kind == "equation":
-            pieces.append(Passage("equation", " ".join(item.text.split()), row=row, item=number))
         else:
-            text = dedent(item.text)
-            text = re.sub("^[|] ?", "", text, flags=re.MULTILINE) if item.kind == "picture" else text
-            pieces.append(Passage(item.kind, text, row=row))
+            pieces += passages(item, row, number)
     return pieces
+
+
+def passages(item: Item, row: DerivationRow | None, number: int | None) -> list[Passage]:
+    """An item of a derivation as passages. number: of the item, if it is as in the docstring."""
+    if item.kind == "prose":
+        return [unchecked(text) for text in paragraphs(item.text.splitlines())]
+    if item.kind == "equation":
+        return [Passage("equation", " ".join(item.text.split()), row=row, item=number)]
+    text = dedent(item.text)
+    text = re.sub("^[|] ?", "", text, flags=re.MULTILINE) if item.kind == "picture" else text
+    return [Passage(item.kind, text, row=row)]
+
+
+def derivation(name: str) -> str:
+    """The derivation of an operation. What is not at all levels is in containers, whose classes name its levels."""
+    parts: list[tuple[list[int], list[Passage]]] = []
+    begun = False
+    for number, known in enumerate(forms(name).values()):
+        begun = begun or known[0].item.text.startswith(BEGINNINGS)
+        if not begun:
+            continue
+        if known[0].item.kind == "comment":
+            for _, before in parts[-len(above) :]:
+                before[-1] = before[-1]._replace(comment=known[0].item.text)
+            continue
+        above = known
+        for form in known:
+            parts.append((form.levels, passages(form.item, form.row, number if form is known[0] else None)))
+    whole = len(levels(name))
+    return "\n\n".join(
+        rendered(shown, name) if len(at) == whole else directive("container", leveled(at, whole), rendered(shown, name))
+        for at, shown in parts
+    )
+
+
+def leveled(at: list[int], whole: int) -> str:
+    """The classes of what stands at these levels. The page begins with level 0; without scripts it has the last."""
+    more = {"shown": 0 in at, "whole": whole - 1 in at}
+    return " ".join(["level", *(f"level-{level}" for level in at), *(name for name, is_so in more.items() if is_so)])
 
 
 def unchecked(text: str) -> Passage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from composed import composed
 from docutils import nodes
+from levels import Without, case_at, checked_without, extensions, levels, mistake_at, without
 from mathml import pieces
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from scratchformer.catalogue import DerivationCase, Sizes, blocks, mistakes_of
 from scratchformer.catalogue.derivations import CASES
-from scratchformer.notation import DerivationReport, Equation, NotationError, check_derivation, parse
+from scratchformer.notation import DerivationReport, Equation
 from scratchformer.notation.grammar import canonical, walk
 from scratchformer.notation.page import equation_as_json
 from scratchformer.testing.diagnosis import says
@@ -37,8 +38,10 @@ SIZES_OF = {
 }
 # Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
 VALUES: dict[str, dict[str, Any]] = {
-    "cross_entropy": {"counted": [1, 1, 0], "targets": [[0, 2, 1]], "dloss": 1.0},
+    "cross_entropy": {"counted": [1, 1, 0], "targets": [0, 2, 0], "dloss": 1.0},
     "embedding": {"ids": [[1, 3, 1]]},
+    "attention": {"m": np.tri(3, 4, 1)},
+    "relative_attention": {"m": np.tri(3, 3)},
     "gather": {"places": [[2, 2], [0, 1]]},
     "mean_pool": {"lengths": [2, 3]},
     "max_pool": {"lengths": [2, 3]},
@@ -57,6 +60,8 @@ COMPOSED: dict[str, Callable[[Sizes], DerivationCase]] = {
     "Residual, pre": partial(blocks.residual_of_linear, order="pre"),
 }
 FIXED = ("P", "theta")  # arrays of a layer that are no weights: sinusoids and frequencies
+ZERO_WITHOUT = {"cross_entropy": {"targets": "counted"}}  # what is 0 where another input is 0
+VISIBLE = 0.5  # of the largest number in all gradients, so that differences show in two decimals
 RANGES = {"eps": (0, 10), "p": (0, 0.9), "label_smoothing": (0, 0.9)}  # of numbers that are no arrays
 STATIC = Path(__file__).parents[1] / "_static"
 FILES = ("live/evaluate.js", "live/live.js")
@@ -89,14 +94,19 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
 
     mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
     """
-    data = live_data(name, mistakes)
-    lists = {"equation": data["items"], "mistake": data["mistakes"]}
-    shown = "".join(
-        f'<span data-{kind}="{number}">{item.pop("html")}</span>'
-        for kind, items in lists.items()
-        for number, item in enumerate(items)
-    )
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
+    mistakes = list(mistakes)
+    levels_data = [live_data(name, mistakes, titles) for titles in levels(name)]
+    return section(name, levels_data, [extension.title for extension in extensions(name)])
+
+
+def section(name: str, levels_data: Sequence[dict[str, Any]], titles: Sequence[str] = ()) -> str:
+    """The live section of what the page computes with at each level, see `live_data`. titles: of the extensions."""
+    typeset: dict[str, int] = {}  # each equation once, though several levels have it
+    for item in (item for level in levels_data for item in (*level["items"], *level["mistakes"])):
+        item["html"] = typeset.setdefault(item["html"], len(typeset))
+    shown = "".join(f'<span data-typeset="{number}">{html}</span>' for html, number in typeset.items())
+    whole = {"extensions": [*titles], "levels": [*levels_data]}
+    text = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
     return (
         f'<section class="live" data-operation="{escape(name)}">\n'
         "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"
@@ -105,34 +115,46 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     )
 
 
-def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
-    """What the page computes with, see `begin`, and the mistakes that can be planted.
+def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = ()) -> dict[str, Any]:
+    """What the page computes with at a level, see `begin`, and the mistakes that can be planted.
 
-    axes: the letters of the arrays' axes. ranges: the lowest and highest number in an array, and whether all are whole.
-    The numbers are those that the page begins with.
+    titles: of the extensions that the level leaves out. axes: the letters of the arrays' axes. ranges: the lowest and
+    highest number in an array, and whether all are whole. zero: what is 0 where another input is 0. The numbers are
+    those that the page begins with.
     """
-    draw = PageSizes(name)
-    case, parts = composed(page_case(name, draw))
-    report = checked(case)
+    draw, left_out = PageSizes(name), without(name, [*titles])
+    case, parts = composed(COMPOSED[name](draw) if name in COMPOSED else case_at(name, [*titles], draw))
+    report = checked_without(case, left_out)
     data, arguments = begin(case, report), bound(case)
     for item, part in zip(data["items"], parts, strict=bool(parts)):
         item["part"] = part
     given = {**case.names, **arguments}
     drawn = {*arguments, *data["gradients"].values(), *(dy for _, dy in data["outputs"])}
     values = {n: beginning(report.values[n]) if n in drawn else report.values[n] for n in data["arrays"]}
-    values |= {n: np.array(value) for n, value in VALUES.get(name, {}).items()}
+    scale = visible_scale([report.values[gradient] for gradient in data["gradients"]])
+    values |= {dy: values[dy] * scale for _, dy in data["outputs"]}
+    values |= {n: fitted(value, values[n].shape) for n, value in VALUES.get(name, {}).items() if n in values}
+    zero = {n: by for n, by in ZERO_WITHOUT.get(name, {}).items() if by in data["inputs"]}
     return data | {
         "name": name,
         "arrays": {n: array_json(array) for n, array in values.items()},
         "axes": axes(inspect.getdoc(case.op) or "", report.values),
         "ranges": {n: limit for n in data["inputs"] if (limit := limits(n, values[n], given.get(n), draw))},
-        "mistakes": [change for mistake in mistakes if (change := planted(mistake, report))],
+        "zero": zero,
+        "mistakes": [change for mistake in mistakes if (change := planted(mistake, report, left_out))],
     }
 
 
-def page_case(name: str, draw: Sizes) -> DerivationCase:
-    """The case of a derivation, as a page computes with it."""
-    return (CASES | COMPOSED)[name](draw)
+def visible_scale(gradients: Iterable[np.ndarray]) -> int:
+    """How many times larger dy must be for the gradients to show."""
+    largest = max((np.abs(gradient).max() for gradient in gradients), default=VISIBLE)
+    return max(1, round(VISIBLE / largest)) if largest else 1
+
+
+def fitted(value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A value with the shape of an array, of which it may have fewer rows."""
+    array = np.asarray(value, dtype=float)
+    return np.broadcast_to(array[tuple(map(slice, shape[len(shape) - array.ndim :]))], shape)
 
 
 def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
@@ -184,8 +206,7 @@ def beginning(array: np.ndarray) -> np.ndarray:
 
 
 def checked(case: DerivationCase) -> DerivationReport:
-    options = {"names": case.names, "docstring": case.docstring, **case.options}
-    return check_derivation(case.op, case.op_backward, *case.args, **options)
+    return checked_without(case, Without({}, frozenset(), None))
 
 
 def bound(case: DerivationCase) -> dict[str, Any]:
@@ -254,12 +275,11 @@ def limits(name: str, array: np.ndarray, argument: Any, draw: PageSizes) -> dict
     return None
 
 
-def planted(mistake: Any, report: DerivationReport) -> dict[str, Any] | None:
+def planted(mistake: Any, report: DerivationReport, left_out: Without) -> dict[str, Any] | None:
     """The mistake, with its equation parsed and the number of the equation that it takes the place of."""
-    try:
-        right, wrong = (parse(text, report.values) for text in (mistake.equation, mistake.wrong))
-    except NotationError:
+    if (equations := mistake_at(mistake, left_out, report.values)) is None:
         return None
+    right, wrong = equations
     places = [number for number, item in enumerate(report.derivation.equations) if says(item.equation, right)]
     if not places:
         return None

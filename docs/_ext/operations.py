@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from docstrings import block, directive, heading, pieces, prose, rendered, signature, table, typeset
+from docstrings import BEGINNINGS, block, derivation, directive, heading, pieces, prose, rendered, signature, table, typeset
 from loops import loops
 from measure import Cost, TwinComparison, compare
 from operation_pictures import operation_picture
@@ -33,28 +33,22 @@ OPERATIONS = (*(name for name in ops.__all__ if f"{name}_backward" in ops.__all_
 def page(name: str) -> str:
     """The page of an operation."""
     op, backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
-    passages = pieces(inspect.getdoc(op), name)
-    start = next(
-        (i for i, piece in enumerate(passages) if piece.text.startswith(("Forward", "Backward"))), len(passages)
-    )
+    summary, *passages = pieces(inspect.getdoc(op), name)
+    start = next((i for i, piece in enumerate(passages) if piece.text.startswith(BEGINNINGS)), len(passages))
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
-    parts = [
-        heading(name, "="),
-        ".. py:currentmodule:: scratchformer.ops",
-        described(functions, rendered(passages[:start], name)),
-    ]
-    parts.append(picture(operation_picture(name)))
+    arguments = [heading("Arguments"), described(functions, rendered(passages[:start], name))]
+    parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", rendered([summary], name), *live(name)]
     if backward is None:
-        return joined([*parts, *live(name), heading("The code"), code(op)])
-    parts += [heading("Derivation"), LEGEND, rendered(passages[start:], name), loops(name)]
-    parts += live(name)
+        return joined([*parts, picture(operation_picture(name)), *arguments, heading("The code"), code(op)])
+    parts += [heading("Derivation"), LEGEND, picture(operation_picture(name)), derivation(name), loops(name)]
+    parts += arguments
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]
     parts += [heading("What the cache keeps"), *kept(comparison)]
     curve, words = step_curve(name)
-    parts += [heading("The step of a numerical check"), picture(curve), words]
+    parts += [heading("How small should h be?"), picture(curve), words]
     if name in CASES and (known := mistakes_of(name)):
-        parts += [heading("Mistakes that others have made"), PLANT, *(mistake(name, wrong) for wrong in known)]
+        parts += [heading("Common mistakes"), PLANT, *(mistake(name, wrong) for wrong in known)]
     parts += [heading("Write it yourself"), exercises(name), CHECK.format(name=name), used(name)]
     return joined(parts)
 
@@ -63,7 +57,7 @@ LEGEND = """\
 To the right of each equation is its :ref:`measured error <errors>`."""
 
 PLANT = """\
-Choose one in `Change a number`_ above to see which numbers it makes wrong."""
+Choose one in `Try it`_ above to see which numbers it makes wrong."""
 
 EXERCISES = """\
 In :doc:`../learn` you derive or write this gradient, and the check says what is wrong::
@@ -80,7 +74,7 @@ Change a line of the derivation's code in ``scratchformer/ops``, and see what th
 
 
 def live(name: str) -> list[str]:
-    return [heading("Change a number"), directive("live", name)] if name in CASES else []
+    return [heading("Try it"), directive("live", name)] if name in CASES else []
 
 
 def exercises(name: str) -> str:

@@ -20,9 +20,11 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from functools import cache
+from inspect import Parameter
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -36,21 +38,22 @@ from scratchformer import ops
 from scratchformer.catalogue import Mistake, entries_of, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.compiler import CompileError
-from scratchformer.compiler.derivation import Derivation, fields_of
+from scratchformer.compiler.derivation import fields_of
 from scratchformer.compiler.equations import Definition, Definitions, definitions_of
 from scratchformer.compiler.javascript_arrays import ArrayProgram, array_program, base
-from scratchformer.compiler.javascript_code import javascript_source
 from scratchformer.dispatch import reference_only
-from scratchformer.nn import Layer, Param
+from scratchformer.nn import EmbeddingSum, Layer, Param, TransformerBlock
 from scratchformer.notation import Equation, NotationError, parse
 from scratchformer.notation.grammar import Node, canonical, rebuilt, walk
 from scratchformer.notation.layout import normal
 from scratchformer.notation.page import equation_as_json
-from scratchformer.optim.adam import adam_step
+from scratchformer.ops.positions import BASE
+from scratchformer.ops.rotary import SCALINGS
 
 NAMES = {entry.name: entry.names for entry in entries_of("operations")}  # what derivations use besides their arguments
 
 
+PRIMES = {"H": 5, "D": 7}  # of the sizes of heads: their number and their width
 ZERO = -1  # the position of a number that is 0 wherever the others come from
 
 
@@ -82,11 +85,32 @@ def layer_source(kind: type[Layer], parameters: tuple[str, ...]) -> Source:
     return Source(kind.__name__, definitions, (), names, False)
 
 
+def stated(
+    name: str, op: Callable, names: Sequence[str], equation: str | None = None, is_operation: bool = False
+) -> Source:
+    """The equations of a function that is neither a layer nor an operation; or one equation of it."""
+    text = None if equation is None else f"Forward.\n\n    {equation}\n\nNo more."
+    definitions = definitions_of(op, None, names, text)
+    aliases = {short: of for short, of in definitions.aliases.items() if of == "y" or not short.isupper()}  # no sizes
+    return Source(name, definitions._replace(aliases=aliases), (), tuple(names), is_operation)
+
+
+SINUSOIDS = stated("sinusoidal_positions", ops.sinusoidal_positions, ("y", "start"), is_operation=True)
+FREQUENCIES = stated(
+    "rotary_frequencies",
+    ops.rotary_frequencies,
+    ("y", *inspect.signature(ops.rotary_frequencies).parameters, *SCALINGS["llama3"]),
+    is_operation=True,
+)
+SCALED = stated("EmbeddingSum", EmbeddingSum.forward, ("x", "scale"), "y_i = scale x_i")
+JOINED = stated("TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere")
+
+
 class Place(NamedTuple):
     """Where the numbers of an array are: in a buffer, at these positions (or ZERO), or all of them in order (None)."""
 
     buffer: int
-    positions: tuple[int, ...] | None
+    positions: np.ndarray | None
 
 
 class Environment(NamedTuple):
@@ -105,6 +129,7 @@ class Environment(NamedTuple):
 class Function(NamedTuple):
     """A program, and what it was made from."""
 
+    name: str
     source: Source
     program: ArrayProgram
     results: tuple[str, ...]
@@ -113,16 +138,22 @@ class Function(NamedTuple):
     suffix: str
 
 
-class StepPlan:
-    """The plan while it is made."""
+Functions = dict[tuple, Function]  # by what they were made from; plans may share them
 
-    def __init__(self, model: Layer) -> None:
-        self.model = model
+
+class StepPlan:
+    """The plan while it is made. letters: sizes that may be others when the plan runs, by their letters; each is a
+    multiple of its prime (PRIMES), which is in no other size. functions: those of other plans.
+    """
+
+    def __init__(
+        self, model: Layer, letters: Mapping[str, int] | None = None, functions: Functions | None = None
+    ) -> None:
+        self.model, self.letters = model, dict(letters or {})
         self.buffers: list[dict[str, Any]] = []
         self.values: list[np.ndarray] = []
-        self.at: dict[int, tuple[int, int]] = {}  # the address of a number: its buffer, and its position there
-        self.functions: dict[tuple, int] = {}
-        self.made: list[Function] = []
+        self.spans: list[tuple[int, int]] = []  # the lowest and the highest address of a buffer's numbers
+        self.functions = {} if functions is None else functions
         self.calls: list[dict[str, Any]] = []
         self.environments: dict[int, Environment] = {}  # by the ids of a forward call and of its backward
         self.gradients: dict[int, Place] = {}
@@ -138,39 +169,53 @@ class StepPlan:
         number = len(self.buffers)
         self.buffers.append({"name": name, "shape": list(np.shape(x)), **options})
         self.values.append(np.asarray(x))
-        if isinstance(x, np.ndarray):
-            self.at |= {address: (number, i) for i, address in enumerate(addresses(x))}
+        at = addresses(x) if isinstance(x, np.ndarray) and x.size else np.zeros(1, int)
+        self.spans.append((int(at.min()), int(at.max())))
         return number
 
     def place(self, x: np.ndarray) -> Place | None:
         """Where the numbers of an array are; None for an array that no call has computed."""
-        here = [self.at.get(address) for address in addresses(x)]
-        if all(each is not None and each[0] == here[0][0] for each in here):
-            return self.positions(here[0][0], [i for _, i in here])
-        for number in reversed(range(len(self.values))):  # a copy: the same numbers in another order
-            value = self.values[number]
-            if value.dtype.kind != x.dtype.kind or x.size < 2:
+        at = addresses(x)
+        low, high = (int(at.min()), int(at.max())) if x.size else (0, 0)
+        for number in reversed(range(len(self.values))):
+            first, last = self.spans[number]
+            if not 0 < first <= low <= high <= last:
                 continue
+            there = addresses(self.values[number]).ravel()
+            order = np.argsort(there)
+            positions = order[np.searchsorted(there, at, sorter=order).clip(0, len(order) - 1)]
+            if (there[positions] == at).all():
+                return self.at(number, positions)
+        return self.copied(x) if x.size > 1 else None
+
+    def copied(self, x: np.ndarray) -> Place | None:
+        """Where the numbers were copied from: the same ones in another order, or some of them beside zeros."""
+        alike = [number for number, value in enumerate(self.values) if value.dtype.kind == x.dtype.kind]
+        for number in reversed(alike):
+            value = self.values[number]
             for order in permutations(range(value.ndim)) if value.size == x.size else ():
                 if np.array_equal(value.transpose(order).ravel(), x.ravel()):
                     moved = np.arange(value.size).reshape(value.shape).transpose(order)
-                    return self.positions(number, moved.ravel().tolist())
-            where = {0.0: ZERO} | {number: i for i, number in enumerate(value.ravel().tolist())}
-            copied = [where.get(number) for number in x.ravel().tolist()]
-            if len(where) >= value.size > 1 and x.any() and None not in copied:
-                return self.positions(number, copied)
+                    return self.at(number, moved)
+        wanted = {*x.ravel().tolist()} - {0.0} if x.any() else set()
+        for number in reversed(alike if len(wanted) > 1 else []):
+            value = self.values[number].ravel()
+            if wanted <= (numbers := {*value.tolist()}) and len(numbers | {0.0}) >= value.size > 1:
+                where = {0.0: ZERO} | {each: i for i, each in enumerate(value.tolist())}
+                return self.at(number, np.reshape([where[each] for each in x.ravel().tolist()], x.shape))
         return None
 
-    def positions(self, buffer: int, positions: list[int]) -> Place:
-        whole = positions == [*range(self.values[buffer].size)]
-        return Place(buffer, None if whole else tuple(positions))
+    def at(self, buffer: int, positions: np.ndarray) -> Place:
+        whole = positions.size == self.values[buffer].size and (positions.ravel() == np.arange(positions.size)).all()
+        return Place(buffer, None if whole else positions)
 
     # The calls
 
     def record(self, call: TracedCall, phase: str, above: tuple[TracedCall, ...] = ()) -> None:
         """Add a call of the trace: as one call of the plan, or else the calls that it makes."""
         self.kinds |= {kind.__name__ for kind in type(call.layer).__mro__}
-        source = source_of(call)
+        self.phase, self.around = phase, [each for each in (*above, call) if each.layer is not None]
+        source = self.source_of(call)
         if call.phase == "backward" and id(call) in self.environments:
             return self.backward(call)
         if source is not None and call.phase == "forward":
@@ -183,6 +228,20 @@ class StepPlan:
             raise TypeError(f"{call.name}: expected a derivation of {call.kind}, whose own code computes arrays")
         for below in call.calls:
             self.record(below, phase, (*above, call))
+
+    def source_of(self, call: TracedCall) -> Source | None:
+        """The derivation of an operation; of a layer, if it calls none, or one on arrays that it has computed itself."""
+        if call.layer is None:
+            return operation_source(call.kind.removesuffix("_backward"))
+        if call.phase == "forward" and (is_identity(call) or any(below.layer is not None for below in call.calls)):
+            return None
+        given = [x for below in call.calls for x in below.arguments.values() if is_array(x)]
+        if call.phase == "backward" and call.calls or given and all(self.place(x) for x in given):
+            return None
+        try:
+            return layer_source(type(call.layer), tuple(values_of(call.layer)))
+        except CompileError:
+            return None
 
     def forward(self, call: TracedCall, source: Source, phase: str, above: tuple[TracedCall, ...]) -> None:
         (arguments, more), output = arguments_of(call, source), output_of(call)
@@ -206,7 +265,7 @@ class StepPlan:
                 if letter != "n" and sizes.setdefault(letter.upper(), size) != size:
                     raise CompileError(f"{call.name}: {letter} has the sizes {sizes[letter.upper()]} and {size}")
         sizes = spread(sizes, program)
-        layer = next((each for each in reversed((*above, call)) if each.layer is not None), call)
+        layer = self.around[-1] if self.around else call
         number, made = len(self.calls), {}
         for name, of in program.computed.items():
             role = "output" if name == output else "kept" * (name in results)
@@ -222,7 +281,7 @@ class StepPlan:
                 "phase": phase,
                 "operation": source.name,
                 "label": self.label(call, layer),
-                "inputs": {name: as_json(place) for name, place in inputs.items()},
+                "inputs": {name: self.as_json(place) for name, place in inputs.items()},
                 "shapes": {name: list(x.shape) for name, x in arrays.items()},
                 "numbers": numbers,
                 "sizes": sizes,
@@ -256,7 +315,7 @@ class StepPlan:
             x = None if parameter else actual.get(name)
             made[name] = self.result(name, x, of, sizes, before.lead, layer="", call=len(self.calls), role="gradient")
             if parameter is not None:
-                adds[name] = as_json(Place(self.gradients[parameter.buffer].buffer, parameter.positions))
+                adds[name] = self.as_json(Place(self.gradients[parameter.buffer].buffer, parameter.positions))
             if name not in results and name[1:] in buffers:
                 self.gradients.setdefault(buffers[name[1:]], Place(made[name], None))
         self.calls.append(
@@ -265,7 +324,7 @@ class StepPlan:
                 "phase": "backward",
                 "operation": source.name,
                 "forward": before.number,
-                "inputs": {name: as_json(place) for name, place in inputs.items()},
+                "inputs": {name: self.as_json(place) for name, place in inputs.items()},
                 "shapes": {name: list(dy.shape) for name in inputs},
                 "numbers": {} if inputs else {gradient: float(dy)},
                 "sizes": sizes,
@@ -293,41 +352,46 @@ class StepPlan:
         """
         sums: dict[int, frozenset[int]] = {}  # what was added up in the backward: buffers that are no sums themselves
         for call in self.calls:
-            if call["phase"] == "backward" and "output" in call:
+            if call["phase"] == "backward" and call["operation"] == "add":
                 added = [sums.get(buffer, frozenset({buffer})) for buffer, _ in call["inputs"].values()]
                 sums[call["output"]] = frozenset().union(*added)
         of_sums = {parts: buffer for buffer, parts in sums.items()}
         backward = {each["forward"]: each["computed"] for each in self.calls if "forward" in each}
         forward = [(number, call) for number, call in enumerate(self.calls) if call["phase"] == "forward"]
         for _, call in reversed(forward):
-            parts = set[int]()
+            parts, whole = set[int](), True
             for number, taker in forward:
                 for name, (buffer, positions) in taker["inputs"].items():
                     if buffer != call["output"]:
                         continue
-                    if number in backward and positions is None:
+                    whole = whole and positions is None
+                    if number in backward:
                         parts.add(backward[number].get(f"d{name}", -1))
-                    elif taker["operation"] == "add" and taker["output"] in self.gradients:
+                    elif taker["operation"] in ("add", "TransformerBlock") and taker["output"] in self.gradients:
                         passed = self.gradients[taker["output"]].buffer  # each term of a sum has its gradient
                         parts |= sums.get(passed, {passed})
                     else:
                         parts.add(-1)
-            gradient = of_sums.get(frozenset(parts), next(iter(parts), -1) if len(parts) == 1 else -1)
+            gradient = of_sums.get(frozenset(parts), next(iter(parts), -1) if len(parts) == 1 and whole else -1)
             if gradient >= 0:
                 self.gradients.setdefault(call["output"], Place(gradient, None))
 
     def json(self, inputs: dict[str, int], loss: int) -> dict[str, Any]:
         """The plan. inputs: the buffers of the batch, by name. loss: that of the loss."""
+        sizes = {call["function"]: None for call in self.calls}
         return {
-            "functions": [function_json(function) for function in self.made],
-            "mistakes": mistakes_json(self),
-            "buffers": self.buffers,
-            "calls": self.calls,
-            "gradients": {buffer: as_json(place) for buffer, place in self.gradients.items()},
+            "functions": [*sizes],
+            "buffers": [each | {"shape": [*map(self.symbol, each["shape"])]} for each in self.buffers],
+            "calls": [
+                call
+                | {"sizes": {name: self.symbol(size) for name, size in call["sizes"].items()}}
+                | {"shapes": {name: [*map(self.symbol, shape)] for name, shape in call["shapes"].items()}}
+                for call in self.calls
+            ],
+            "gradients": {buffer: self.as_json(place) for buffer, place in self.gradients.items()},
             "parameters": [i for i, each in enumerate(self.buffers) if each["role"] == "parameter"],
             "inputs": inputs,
             "loss": loss,
-            "optimizer": javascript_source(Derivation(adam_step.reference, None).compile().forward),
         }
 
     def parameter(self, x: Any) -> Place | None:
@@ -337,38 +401,140 @@ class StepPlan:
 
     def input(self, name: str, x: np.ndarray, call: TracedCall, constant: bool = False) -> Place:
         """Where an input is. constant: whether it may be from no call, such as a mask."""
-        place = self.place(x)
+        place = self.place(x) or self.computed(x)
         if place is not None:
             return place
         if not constant:
             raise TypeError(f"{call.name}: expected {name} from a call of the trace, got an array that is from none")
-        number = self.buffer(name, x.astype(float), axes=[""] * x.ndim, layer="", role="constant")
-        self.buffers[number]["data"] = x.astype(float).ravel().tolist()
-        return Place(number, None)
+        once = x  # without the axes along which the numbers repeat
+        for axis in range(x.ndim):
+            first = once.take([0], axis)
+            once = first if (first == once).all() else once
+        if any(isinstance(self.symbol(size), str) for size in once.shape):
+            raise TypeError(f"{call.name}: expected {name} to be the same for all sizes")
+        number = self.buffer(name, once.astype(float), axes=[""] * x.ndim, layer="", role="constant")
+        self.buffers[number]["data"] = once.astype(float).ravel().tolist()
+        return self.at(number, np.broadcast_to(np.arange(once.size).reshape(once.shape), x.shape))
+
+    # What the model's own code computes between the calls
+
+    def computed(self, x: np.ndarray) -> Place | None:
+        """A new call for an array that no traced call has computed: a table, a multiple of an array, or two joined."""
+        return self.table(x) or self.multiple(x) or self.joined(x)
+
+    def table(self, x: np.ndarray) -> Place | None:
+        """A table that depends on its sizes and on the first position: sinusoids, perhaps from last to first."""
+        if x.ndim == 1 and np.array_equal(x, ops.rotary_frequencies(2 * len(x))):
+            sizes = {"D": 2 * len(x), "I": len(x)}
+            return self.call(FREQUENCIES, x, {}, {"base": float(BASE)}, sizes, options={"scaling": "none"})
+        T, C = x.shape if x.ndim == 2 else (0, 0)
+        for start in range(1 - T, 1):
+            for step in 1, -1:
+                if np.array_equal(x[::step], ops.sinusoidal_positions(T, C, dtype=x.dtype, start=start)):
+                    made = self.call(SINUSOIDS, x[::step].copy(), {}, {"start": float(start)}, {"T": T, "C": C})
+                    return self.at(made.buffer, np.arange(x.size).reshape(x.shape)[::step])
+        return None
+
+    def multiple(self, x: np.ndarray) -> Place | None:
+        """An array multiplied by a setting of a layer, such as the scale of embeddings."""
+        settings = {float(n) for call in self.around for n in values_of(call.layer).values() if is_number(n)} - {0, 1}
+        for number in reversed(range(len(self.values))):
+            value = self.values[number]
+            if value.shape != x.shape or value.dtype != x.dtype or value.dtype.kind != "f":
+                continue
+            for factor in settings:
+                if np.array_equal(factor * value, x):
+                    *lead, size = x.shape
+                    inputs = {"x": (Place(number, None), ("n", "i"), x.shape)}
+                    sizes = {"N": math.prod(lead), "I": size}
+                    return self.call(SCALED, x, inputs, {"scale": factor}, sizes, tuple(lead))
+        return None
+
+    def joined(self, x: np.ndarray) -> Place | None:
+        """Two arrays one after the other along the middle axis of three, such as a memory and what comes after it."""
+        for M in range(1, x.shape[1]) if x.ndim == 3 else ():
+            parts = x[:, :M], x[:, M:]
+            places = [self.place(part) for part in parts]
+            if places[0] and places[1]:
+                inputs = {
+                    name: (place, ("b", letter, "c"), part.shape)
+                    for name, letter, place, part in zip("xf", "mt", places, parts, strict=True)
+                }
+                (B, S, C) = x.shape
+                return self.call(JOINED, x, inputs, {}, {"B": B, "S": S, "M": M, "T": S - M, "C": C})
+        return None
+
+    def call(
+        self,
+        source: Source,
+        x: np.ndarray,
+        inputs: dict[str, tuple[Place, tuple[str, ...], tuple[int, ...]]],
+        numbers: dict[str, float],
+        sizes: dict[str, int],
+        lead: tuple[int, ...] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Place:
+        """Where x is, after a new call that computes it as y. inputs: their places, axes and shapes."""
+        given = {name: axes for name, (_, axes, _) in inputs.items()} | dict.fromkeys(numbers, ())
+        function, program = self.function(source, "", ["y"], given, options or {})
+        sizes, number = spread(sizes, program), len(self.calls)
+        layer = self.around[-1].name if self.around else ""
+        made = {}
+        for name, axes in program.computed.items():
+            now, role = (x, "output") if name == "y" else (None, "")
+            made[name] = self.result(name, now, axes, sizes, lead, layer=layer, call=number, role=role)
+        self.calls.append(
+            {
+                "function": function,
+                "phase": self.phase,
+                "operation": source.name,
+                "label": source.name,
+                "inputs": {name: self.as_json(place) for name, (place, _, _) in inputs.items()},
+                "shapes": {name: list(shape) for name, (_, _, shape) in inputs.items()},
+                "numbers": numbers,
+                "sizes": sizes,
+                "computed": made,
+                "output": made["y"],
+            }
+        )
+        return Place(made["y"], None)
+
+    def as_json(self, place: Place) -> list[Any]:
+        """The buffer, and the positions in it: all (None), the first one with the steps along some axes, or a list."""
+        positions = place.positions
+        if positions is None:
+            return [place.buffer, None]
+        start = int(positions.flat[0])
+        steps = [int(positions.take(1, axis).flat[0]) - start if n > 1 else 0 for axis, n in enumerate(positions.shape)]
+        again = start + sum(
+            np.expand_dims(np.arange(n) * step, [*range(positions.ndim)][:axis] + [*range(positions.ndim)][axis + 1 :])
+            for axis, (n, step) in enumerate(zip(positions.shape, steps, strict=True))
+        )
+        if np.array_equal(np.broadcast_to(again, positions.shape), positions):
+            shape = [self.symbol(n) for n in positions.shape]
+            return [place.buffer, [self.symbol(start), shape, [self.symbol(step) for step in steps]]]
+        if self.letters:
+            raise TypeError(f"{self.around[-1].name}: expected numbers at places that are the same for all sizes")
+        return [place.buffer, positions.ravel().tolist()]
+
+    def symbol(self, n: int) -> int | str:
+        """A size by its letters, such as "2HD"."""
+        left, text = Fraction(n), ""
+        for letter, prime in PRIMES.items() if n and self.letters else ():
+            while left.numerator % prime == 0:
+                left, text = left / self.letters[letter], text + letter
+        return f"{float(left):g}{text}" if text else n
 
     def function(
         self, source: Source, suffix: str, results: list[str], given: Mapping[str, tuple[str, ...]], options: Mapping
-    ) -> tuple[int, ArrayProgram]:
-        """The number of the function that computes these results, and its program."""
+    ) -> tuple[str, ArrayProgram]:
+        """The name of the function that computes these results, and its program."""
         key = (source.name, suffix, tuple(results), *sorted(given.items()), *sorted(map(repr, options.items())))
         if key not in self.functions:
             program = array_program(source.definitions, f"{source.name}{suffix}", results, given, options)
-            self.functions[key] = len(self.made)
-            self.made.append(Function(source, program, tuple(results), dict(given), dict(options), suffix))
-        return self.functions[key], self.made[self.functions[key]].program
-
-
-def source_of(call: TracedCall) -> Source | None:
-    """The derivation of an operation, or of a layer that calls none; None if there is none."""
-    if call.layer is None:
-        return operation_source(call.kind.removesuffix("_backward"))
-    if call.calls or (call.phase == "forward" and is_identity(call)):
-        return None
-    parameters = tuple(name for name, value in vars(call.layer).items() if isinstance(value, Param))
-    try:
-        return layer_source(type(call.layer), parameters)
-    except CompileError:
-        return None
+            name = f"{source.name}{suffix}:{len(self.functions)}"
+            self.functions[key] = Function(name, source, program, tuple(results), dict(given), dict(options), suffix)
+        return self.functions[key].name, self.functions[key].program
 
 
 def is_identity(call: TracedCall) -> bool:
@@ -382,14 +548,21 @@ def arguments_of(call: TracedCall, source: Source) -> tuple[dict[str, Any], set[
     """
     arguments = {name: x for name, x in call.arguments.items() if name != "__class__"}
     if call.layer is not None:
-        arguments |= {name: p.data for name, p in vars(call.layer).items() if isinstance(p, Param)}
-        return {canonical(name): x for name, x in arguments.items()}, set()
+        return {canonical(name): x for name, x in (arguments | values_of(call.layer)).items()}, set()
     op, names = getattr(ops, source.name), NAMES[source.name]
     taken = inspect.signature(names).parameters
-    several = any(each.kind is each.VAR_POSITIONAL for each in taken.values())
-    asked = names(*arguments.values()) if several else names(**{n: x for n, x in arguments.items() if n in taken})
+    kinds = {each.kind for each in taken.values()}
+    wanted = {n: x for n, x in arguments.items() if n in taken or Parameter.VAR_KEYWORD in kinds}
+    asked = names(*arguments.values()) if Parameter.VAR_POSITIONAL in kinds else names(**wanted)
     more = asked | ((op.given(*arguments.values()) if op.given else None) or {})
-    return {canonical(name): x for name, x in (arguments | more).items()}, {*map(canonical, more)}
+    more = {canonical(name): x for name, x in more.items() if canonical(name) not in source.definitions.known}
+    return {canonical(name): x for name, x in arguments.items()} | more, {*more}
+
+
+def values_of(layer: Layer) -> dict[str, Any]:
+    """The parameters of a layer, and its settings that are numbers."""
+    values = {name: x.data if isinstance(x, Param) else x for name, x in vars(layer).items()}
+    return {name: x for name, x in values.items() if is_array(x) or is_number(x)}
 
 
 def output_of(call: TracedCall) -> str:
@@ -453,46 +626,50 @@ def is_number(x: Any) -> bool:
     return isinstance(x, int | float | np.number | np.ndarray) and not isinstance(x, bool) and np.ndim(x) == 0
 
 
-def as_json(place: Place) -> list[Any]:
-    return [place.buffer, place.positions and list(place.positions)]
-
-
-def addresses(x: np.ndarray) -> list[int]:
+def addresses(x: np.ndarray) -> np.ndarray:
+    """Of each number in memory."""
     start = np.array(x.__array_interface__["data"][0])
     for size, stride in zip(x.shape, x.strides, strict=True):
         start = start[..., None] + np.arange(size) * stride
-    return start.ravel().tolist()
+    return start
 
 
-def plan_of(model: Layer, *batch: np.ndarray) -> tuple[dict[str, Any], StepPlan]:
-    """The plan of the step on a batch, as JSON, and what it was made from. The model's numbers must be in float64."""
-    plan = StepPlan(model)
+def plan_of(
+    model: Layer, *batch: np.ndarray, letters: Mapping[str, int] | None = None, functions: Functions | None = None
+) -> tuple[dict[str, Any], StepPlan]:
+    """The plan of the step on a batch, as JSON, and what it was made from. The model's numbers must be in float64.
+    letters, functions: see `StepPlan`.
+    """
+    plan = StepPlan(model, letters, functions)
     with reference_only():
         traced = trace(model, *batch, loss=True)
     arrays = {name: x for name, x in traced.arguments.items() if is_array(x)}
     inputs = {name: plan.buffer(name, x, axes=[""] * x.ndim, layer="", role="input") for name, x in arrays.items()}
     plan.record(traced, "forward")
+    losses = [each["output"] for each in plan.calls if not plan.buffers[each["output"]]["shape"]]
+    if len(losses) == 2 and sum(float(plan.values[loss]) for loss in losses) == float(traced.output):
+        terms = {name: (Place(loss, None), ("i",), (1,)) for name, loss in zip("xf", losses, strict=True)}
+        losses = [plan.call(operation_source("add"), np.asarray(traced.output), terms, {}, {"I": 1}).buffer]
+    if not losses or float(plan.values[losses[-1]]) != float(traced.output):
+        raise TypeError(f"{type(model).__name__}: expected the loss to be the result of an operation")
     plan.record(traced.backward, "backward")
     plan.pass_on()
-    loss = [call["output"] for call in plan.calls if call["phase"] == "forward"][-1]
-    if float(plan.values[loss]) != float(traced.output):
-        raise TypeError(f"{type(model).__name__}: expected the loss to be the result of an operation")
-    return plan.json(inputs, loss), plan
+    return plan.json(inputs, losses[-1]), plan
 
 
 def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, dict[str, Any]]]:
     """The known mistakes in the code of the model's layers, each with the plan of the step that the wrong code takes.
-    Left out are those with which the step stays the same, or has no plan.
+    Left out are those with which the step stays the same, fails, or has no plan.
     """
     for entry in entries_of("layers"):
         for mistake in entry.mistakes if entry.name in right.kinds else ():
             try:
                 with planted(mistake):
-                    wrong, made = plan_of(right.model, *batch)
-            except TypeError:
+                    wrong, made = plan_of(right.model, *batch, letters=right.letters, functions=right.functions)
+            except (TypeError, ValueError):
                 continue
             if (made.calls, made.buffers) != (right.calls, right.buffers):
-                yield mistake, {key: part for key, part in wrong.items() if key != "mistakes"}
+                yield mistake, wrong
 
 
 @contextmanager
@@ -509,6 +686,17 @@ def planted(mistake: Mistake) -> Iterator[None]:
     finally:
         for function, code in changed:
             function.__code__ = code
+
+
+def operations_json(functions: Functions) -> dict[str, dict[str, Any]]:
+    """The functions by name, and the known mistakes in them, for each operation or layer."""
+    by_source: dict[str, list[Function]] = {}
+    for function in functions.values():
+        by_source.setdefault(function.source.name, []).append(function)
+    return {
+        name: {"functions": {each.name: function_json(each) for each in made}, "mistakes": mistakes_json(name, made)}
+        for name, made in by_source.items()
+    }
 
 
 def function_json(function: Function) -> dict[str, Any]:
@@ -560,21 +748,20 @@ def anchor(source: Source, definition: Definition) -> str:
     return ""
 
 
-def mistakes_json(plan: StepPlan) -> list[dict[str, Any]]:
-    """The known mistakes in backwards of the plan: for each function that one changes, what is computed instead."""
+def mistakes_json(name: str, functions: list[Function]) -> list[dict[str, Any]]:
+    """The known mistakes in backwards of an operation: for each function that one changes, what is computed instead."""
     planted = []
-    for name in dict.fromkeys(function.source.name for function in plan.made):
-        for mistake in mistakes_of(name):
-            if (changed := changed_by(mistake, [*enumerate(plan.made)])) is not None:
-                planted.append({"operation": name, "title": mistake.title, "effect": mistake.effect, **changed})
+    for mistake in mistakes_of(name):
+        if (changed := changed_by(mistake, functions)) is not None:
+            planted.append({"operation": name, "title": mistake.title, "effect": mistake.effect, **changed})
     return planted
 
 
-def changed_by(mistake: Mistake, functions: list[tuple[int, Function]]) -> dict[str, Any] | None:
+def changed_by(mistake: Mistake, functions: list[Function]) -> dict[str, Any] | None:
     changed, typeset = {}, {}
-    for number, function in functions:
+    for function in functions:
         source = function.source
-        if source.name != mistake.operation or not function.suffix or not mistake.wrong:
+        if not function.suffix or not mistake.wrong:
             continue
         names = {*source.names, *source.definitions.known, *source.definitions.aliases}
         try:
@@ -591,6 +778,6 @@ def changed_by(mistake: Mistake, functions: list[tuple[int, Function]]) -> dict[
             return None
         if program.source == function.program.source:
             continue
-        changed[number] = {"source": program.source, "computed": program.computed}
+        changed[function.name] = {"source": program.source, "computed": program.computed}
         typeset = {"name": name, "wrong": "".join(pieces(wrong)), "right": "".join(pieces(right))}
     return {**typeset, "functions": changed} if changed else None

@@ -32,7 +32,7 @@ from . import (
     tables,
     twins,
 )
-from .entry import DerivationCase, Entry, LayerCase, OperationCase, OperationEntry
+from .entry import DerivationCase, Entry, Extension, LayerCase, OperationCase, OperationEntry
 from .mistake import Mistake
 
 # The entries of operations, backwards as operations, twins, layers with models, and optimizers.
@@ -90,6 +90,7 @@ __all__ = [
     "DerivationCase",
     "Draw",
     "Entry",
+    "Extension",
     "LayerCase",
     "Mistake",
     "OperationCase",

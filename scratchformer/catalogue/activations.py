@@ -149,6 +149,7 @@ ENTRIES = [
         wrong="dx_i = dy_i (1 − x_i²)",
     ),
     OperationEntry("softmax", analytic=True)
+    .extension("Safe from overflow", "overflow")
     .case("", normal("B T V"))
     .mistake(
         "Only the diagonal of the Jacobian is used",
@@ -171,6 +172,7 @@ ENTRIES = [
         },
     ),
     OperationEntry("log_softmax", analytic=True)
+    .extension("Safe from overflow", "overflow")
     .case("", normal("B T V"))
     .mistake(
         "y is taken for a probability",

@@ -145,6 +145,9 @@ ENTRIES = [
             group=2,
         ),
     )
+    .extension("Several heads", "head|group", "hg")
+    .extension("A mask", "mask|pattern", m="1")
+    .extension("Safe from overflow", "overflow|NaN")
     .derivation("", derived_attention)
     .derivation("causal", partial(derived_attention, pattern=causal))
     .derivation("local", partial(derived_attention, pattern=lambda d: ops.Local(1)))
@@ -258,6 +261,8 @@ ENTRIES = [
         ),
     )
     .case("empty rows", partial(relative_attention, pattern=empty, keys="T"))
+    .extension("Several sequences and heads", "sequence|head", "bhn")
+    .extension("A mask", "mask|pattern", m="1")
     .derivation("", derived_relative_attention)
     .derivation("causal", partial(derived_relative_attention, pattern=causal))
     .derivation("padding", partial(derived_relative_attention, pattern=all_padding))

@@ -177,7 +177,7 @@ ENTRIES = [
     .mistake(
         "The memory gets its gradient from only one block",
         "Every block reads the memory, so its gradient is the sum over the blocks.",
-        replace={"[total + d for total, d in zip(totals, dshared, strict=True)]": "totals"},
+        replace={"[ops.add(total, d)[0] for total, d in zip(totals, dshared, strict=True)]": "totals"},
         tests="tests/models/test_encoder_decoder.py -k gradient",
     ),
     Entry("Block of other parts").case("", block_of_other_parts),

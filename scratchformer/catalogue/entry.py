@@ -49,6 +49,19 @@ class Arguments(NamedTuple):
     options: dict[str, Any]
 
 
+class Extension(NamedTuple):
+    """What an operation can do besides, and what its page leaves out at first. Without it the derivation is simpler.
+
+    title: on its switch. words: a regular expression, with which words of the docstring's sentences about it begin.
+    values: those that names have without it. letters: index letters that are not written then, of axes of size 1.
+    """
+
+    title: str
+    words: str
+    values: Mapping[str, str] = {}
+    letters: str = ""
+
+
 class Entry:
     """What is known of a layer, an optimizer or a twin: cases for its gradient checks and its derivation, by name, and
     the mistakes that others have made in it; and which of all mistakes that can be planted in its backward survive.
@@ -112,6 +125,7 @@ class OperationEntry(Entry):
         super().__init__(name, **options)
         self.names, self.analytic = names, analytic
         self.arguments: dict[str, Callable[[Any], Arguments]] = {}
+        self.extensions: list[Extension] = []
 
     @property
     def op(self) -> Any:
@@ -133,6 +147,11 @@ class OperationEntry(Entry):
 
     def derivation(self, variant: str, case: Callable[[Sizes], Arguments]) -> Self:
         return super().derivation(variant, partial(self.derivation_case, case))
+
+    def extension(self, title: str, words: str, letters: str = "", **values: str) -> Self:
+        """Add what the page leaves out at first, see `Extension`."""
+        self.extensions.append(Extension(title, words, values, letters))
+        return self
 
     def derive_all(self) -> Self:
         """Make all cases cases of the derivation too."""

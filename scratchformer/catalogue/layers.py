@@ -116,7 +116,9 @@ ENTRIES = [
             "cache.columns, out=self.columns.grad)\n        ret": "cache.rows, out=self.columns.grad)\n        ret"
         },
     ),
-    Entry("SinusoidalPositions").case("", lambda d: on(nn.SinusoidalPositions(), d("B T C"))),
+    Entry("SinusoidalPositions")
+    .case("", lambda d: on(nn.SinusoidalPositions(), d("B T C")))
+    .derivation("", lambda d: derived(d, nn.SinusoidalPositions(), d("B T C"), 1)),
     Entry("Dropout").case("", lambda d: on(nn.Dropout(0.4), d("B T C"), key=d.key)),
     Entry("FeedForward")
     .case("", lambda d: on(nn.FeedForward(d.C, d.F), d("B T C")))

@@ -33,6 +33,9 @@ ENTRIES = [
     .case("smoothing", partial(cross_entropy, label_smoothing=0.1))
     .case("ignored", partial(cross_entropy, ignore_index=0))
     .case("smoothing, ignored", partial(cross_entropy, label_smoothing=0.1, ignore_index=0))
+    .extension("Label smoothing", "label smoothing", ε="0")
+    .extension("Ignored rows", "ignored", k="1", count="N")
+    .extension("Safe from overflow", "overflow")
     .derivation("", some_ignored)
     .derivation("ignored", partial(some_ignored, ignore_index=-1))
     .derivation("all ignored", partial(some_ignored, ignore_index=-100, ignored=1000))
@@ -59,9 +62,11 @@ ENTRIES = [
     )
     .mistake(
         "The mean is over all rows, not those that count",
-        "The more padding a batch has, the smaller its gradient.",
+        "The more rows of a batch are ignored, the smaller its gradient.",
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)/N",
     ),
-    OperationEntry("soft_cross_entropy").case("", normal("B T V", "B T V")),
+    OperationEntry("soft_cross_entropy")
+    .case("", normal("B T V", "B T V"))
+    .extension("Safe from overflow", "overflow"),
 ]

@@ -24,10 +24,12 @@ from .enwik8 import (
     as_text,
     load_enwik8,
     load_standard_library,
+    load_text,
 )
 from .imdb import Imdb, load_imdb, load_imdb_subwords, read_splits
 from .masked import MaskedBatch, MaskedBatches, single_texts
-from .multi30k import Multi30k, Pairs, load_multi30k
+from .multi30k import load_multi30k
+from .pairs import Pairs, ParallelCorpus
 from .photos import load_photos
 from .subwords import PublishedTokenizer, Subwords
 from .translation import TokenPairs, TranslationBatch, TranslationBatches, encode_pairs, pairs_in_order
@@ -47,9 +49,9 @@ __all__ = [
     "LabelledBatches",
     "MaskedBatch",
     "MaskedBatches",
-    "Multi30k",
     "NoConnection",
     "Pairs",
+    "ParallelCorpus",
     "PublishedTokenizer",
     "SegmentBatch",
     "SegmentBatches",
@@ -73,6 +75,7 @@ __all__ = [
     "load_multi30k",
     "load_photos",
     "load_standard_library",
+    "load_text",
     "pairs_in_order",
     "read_splits",
     "single_texts",

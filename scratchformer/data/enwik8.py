@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import lzma
 import os
 import platform
 import re
 import sysconfig
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,21 +19,9 @@ import numpy as np
 
 from ..checks import describe, expect_positive
 from ..rng import Key
-from ..shell.reading import (
-    BEGINNING,
-    MAX_UNPACKED,
-    RATIO,
-    DataError,
-    Unpacking,
-    expect_itself,
-    open_file,
-    read_all,
-    read_bytes,
-    read_unpacked,
-    unpacking_errors,
-    what_else,
-)
+from ..shell.reading import BEGINNING, DataError, expect_itself, read_bytes, what_else
 from ..shell.text import printable
+from ..shell.unpacking import read_unpacked
 from .download import fetch
 
 URL = "http://mattmahoney.net/dc/enwik8.zip"
@@ -82,21 +68,16 @@ class Corpus(NamedTuple):
 def load_enwik8(path: str | os.PathLike[str] | None = None, limit: int | None = None) -> Corpus:
     """enwik8, or as much of it as `path` holds: 90% for training, then 5% for validation and 5% for testing.
 
-    `path` is enwik8.zip, a .gz, a file of plain bytes, or a folder that holds enwik8.zip, enwik8.gz, enwik8 or
-    enwik8*.gz (the first one found, in this order, is read). If it is None, the official archive is downloaded. Only
-    the member `enwik8` of the zip is read, in memory; nothing is extracted. The corpus is named "enwik8" if it is
-    complete, "enwik8 (first N bytes)" if it is the beginning of enwik8, and after its file if it is another text. The
-    path STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`. limit: take only so many bytes from the beginning,
-    and name the corpus after that.
-
-    Raises DataError, naming the file, if it is missing, empty, truncated or corrupt, if it unpacks to far more than
-    text does, or if it is not text: an archive or another binary file, text in UTF-16, a pointer of Git LFS, or a web
-    page that is not named .html.
+    `path` is a file, packed or not, as for `load_text`, or a folder that holds enwik8.zip, enwik8.gz, enwik8 or
+    enwik8*.gz (the first one found, in this order, is read). If it is None, the official archive is downloaded. The
+    corpus is named "enwik8" if it is complete, "enwik8 (first N bytes)" if it is the beginning of enwik8, and after its
+    file if it is another text. The path STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`. limit: take only
+    so many bytes from the beginning, and name the corpus after that. Raises DataError, as `load_text` does.
     """
     if path is not None and os.fspath(path) == STANDARD_LIBRARY:
         return _beginning(load_standard_library(), limit)
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else _find(Path(path))
-    data = _read(path)
+    data = load_text(path)
     return _beginning(_split(_name(data, path), data), limit)
 
 
@@ -166,35 +147,21 @@ def _find(path: Path) -> Path:
     raise DataError(f"{path}: no file {MEMBER}, {FILENAME} or {MEMBER}*.gz in it")
 
 
-def _read(path: Path) -> bytes | bytearray:
-    """The bytes of the file at `path`, unpacked if it is a gzip, or of the member `enwik8` if it is a zip."""
-    with open_file(path) as file:
-        expect_itself(start := file.read(BEGINNING), path)
-    zipped = start.startswith(b"PK\x03\x04") or (start and path.suffix == ".zip")
-    data = _unzip(path) if zipped else read_unpacked(path)
+def load_text(path: str | os.PathLike[str]) -> bytes | bytearray:
+    """The bytes of the text at `path`: of a plain file, or unpacked in memory from gzip, bzip2, xz, Zstandard, or a zip
+    or a tar of one file (or one named enwik8), and from those packed in each other.
+
+    Raises DataError, naming the file, if it is missing, empty, truncated or corrupt, if it unpacks to far more than
+    text does, or if it is not text: another kind of file, text in UTF-16, a pointer of Git LFS, or a web page that is
+    not named .html.
+    """
+    data = read_unpacked(path, member=MEMBER)
     if not data:
         raise DataError(f"{path}: empty")
     expect_itself(data[:BEGINNING], path)
     if kind := what_else(data[:BEGINNING]):
         raise DataError(f"{path}: expected a text, got {kind}")
     return data
-
-
-def _unzip(path: Path) -> bytearray:
-    try:
-        with (
-            open_file(path) as file,
-            unpacking_errors(path, DataError),
-            zipfile.ZipFile(file) as archive,
-            archive.open(MEMBER) as packed,
-        ):
-            return read_all(Unpacking(packed, path, DataError, MAX_UNPACKED, RATIO))
-    except DataError:
-        raise
-    except KeyError as error:
-        raise DataError(f"{path}: no member {MEMBER} in it, which is all that is read of a zip archive") from error
-    except (zipfile.BadZipFile, lzma.LZMAError, RuntimeError, ValueError) as error:
-        raise DataError(f"{path}: truncated or corrupt ({error})") from error
 
 
 def _name(data: bytes | bytearray, path: Path) -> str:

@@ -23,11 +23,14 @@ import numpy as np
 from ..checks import expect_at_least, expect_instance
 from ..rng import Key
 from ..shell.progress import counted, progress_bar
-from ..shell.reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes
+from ..shell.reading import MEGABYTE, DataError, decoded, read_bytes
+from ..shell.unpacking import is_tar, open_tar
 from .batching import Labelled
 from .download import fetch
 from .films import films_of
+from .reviews import Reviews, read_tables
 from .subwords import Subwords
+from .tables import SUFFIXES
 from .vocabulary import Vocabulary, has_word
 
 URL = "http://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
@@ -42,8 +45,9 @@ RATINGS = {0: range(1, 5), 1: range(7, 11), -1: range(11)}  # that the reviews o
 TABLES = {"train": "train/labeledBow.feat", "test": "test/labeledBow.feat", "unsup": "train/unsupBow.feat"}
 
 MAX_REVIEW = MEGABYTE  # bytes of a review; the longest of the dataset has 14,106
-MAX_ARCHIVE, ARCHIVE_RATIO = 32 * MEGABYTE, 20  # limits of unpacking: see `Unpacking`. The dataset has a ratio of 4.
+MAX_ARCHIVE, ARCHIVE_RATIO = 32 * MEGABYTE, 20  # limits of unpacking: see `open_tar`. The dataset has a ratio of 4.
 MAX_TABLE = 256 * MEGABYTE
+DEPTH = 3  # folders below the one that is given, in which data is looked for
 
 _BLOCK = 512  # bytes; a tar consists of blocks of this size
 _PIECE = 128 * _BLOCK
@@ -55,6 +59,7 @@ _WITHOUT_CONTENT = (
     tarfile.DIRTYPE,
     tarfile.FIFOTYPE,
 )
+_ARCHIVE = re.compile(r"\.(tar|tgz)\b")
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0-9]+)\.txt")
 
 
@@ -161,8 +166,9 @@ def read_splits(
     """The reviews at `path`, read once: for each of `splits` the texts and their labels, an int64 array.
 
     Labels are 0 (neg), 1 (pos) or -1 (unsup). Reviews are sorted by label, then by review number, whatever their order
-    in the archive or the file system. `path` is the official archive, a tar.gz with the same layout, the folder
-    `aclImdb`, a folder that contains it, or a folder of archives named aclImdb*.tar.gz, which are read together.
+    in the archive or the file system. `path` is the official archive, a tar of the same layout, compressed or not, the
+    folder `aclImdb`, a folder with it or with archives named aclImdb*.tar* (which are read together) up to three
+    folders below, or a table or a folder of tables: see `read_tables`.
 
     Raises DataError, naming the file or member, if `path` is missing or damaged; if a split is empty and not in
     `optional`; if a split has reviews of only one class; if the rating in a name is not one of its folder (1 to 4 in
@@ -173,22 +179,12 @@ def read_splits(
     for split in splits:
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
-    reviews_of: dict[str, dict[tuple[int, ...], str]] = {split: {} for split in splits}
-    with progress_bar("reading", unit="reviews") as bar:
-        for source in _sources(Path(path)):
-            members = _folder_members if source.is_dir() else _archive_members
-            for where, split, place, data in members(source, splits):
-                if not has_word(text := decoded(data, where)):
-                    raise DataError(f"{where}: an empty review (no word in it)")
-                label, _, rating = place
-                if rating not in RATINGS[label]:
-                    low, high = RATINGS[label][0], RATINGS[label][-1]
-                    raise DataError(f"{where}: expected a rating from {low} to {high} in this folder, got {rating:,}")
-                if reviews_of[split].setdefault(place, text) != text:
-                    raise DataError(f"{where}: a second review with this number and rating, but a different text")
-                bar.update()
-            if source.is_dir():
-                _check_whole(source, reviews_of)
+    sources = _sources(Path(path))
+    if sources[0].is_dir() or _ARCHIVE.search(sources[0].name) or is_tar(sources[0]):
+        reviews_of = _read_members(sources, splits)
+    else:
+        tables = read_tables(sources, Path(path))
+        reviews_of = {split: tables[split] for split in splits}
     for split, reviews in reviews_of.items():
         if not reviews and split not in optional:
             raise DataError(f"{path}: no {split} review in it; expected aclImdb/{_folders(split)}/ID_RATING.txt")
@@ -205,6 +201,27 @@ def read_splits(
     }
 
 
+def _read_members(sources: Sequence[Path], splits: Collection[str]) -> dict[str, Reviews]:
+    """The reviews of `splits` in archives or folders in the dataset's own layout."""
+    reviews_of: dict[str, Reviews] = {split: {} for split in splits}
+    with progress_bar("reading", unit="reviews") as bar:
+        for source in sources:
+            members = _folder_members if source.is_dir() else _archive_members
+            for where, split, place, data in members(source, splits):
+                if not has_word(text := decoded(data, where)):
+                    raise DataError(f"{where}: an empty review (no word in it)")
+                label, _, rating = place
+                if rating not in RATINGS[label]:
+                    low, high = RATINGS[label][0], RATINGS[label][-1]
+                    raise DataError(f"{where}: expected a rating from {low} to {high} in this folder, got {rating:,}")
+                if reviews_of[split].setdefault(place, text) != text:
+                    raise DataError(f"{where}: a second review with this number and rating, but a different text")
+                bar.update()
+            if source.is_dir():
+                _check_whole(source, reviews_of)
+    return reviews_of
+
+
 def _check_whole(folder: Path, reviews_of: Mapping[str, Mapping]) -> None:
     """Raise DataError if the folder aclImdb has fewer reviews than its tables have lines."""
     for split, reviews in reviews_of.items():
@@ -218,18 +235,25 @@ def _check_whole(folder: Path, reviews_of: Mapping[str, Mapping]) -> None:
 
 
 def _sources(path: Path) -> list[Path]:
-    """What to read for `path`: the folder aclImdb, or one or more archives."""
+    """What to read for `path`: the folder aclImdb, archives, or tables."""
     if path.is_file():
         return [path]
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    for folder in (path, path / "aclImdb"):
-        if (folder / "train").is_dir() or (folder / "test").is_dir():
+    folders = [path]
+    for _ in range(DEPTH):
+        folders += [
+            each for folder in folders for each in sorted(folder.iterdir()) if each.is_dir() and each not in folders
+        ]
+    for folder in folders:
+        if any((folder / part).is_dir() for parts in FOLDERS.values() for part in parts):
             return [folder]
-    archives = sorted(file for file in path.glob("aclImdb*.tar.gz") if file.is_file())
-    if not archives:
-        raise DataError(f"{path}: neither the folder aclImdb nor an archive aclImdb*.tar.gz in it")
-    return archives
+    files = [file for folder in folders for file in sorted(folder.iterdir()) if file.is_file()]
+    archives = [file for file in files if file.name.startswith("aclImdb") and _ARCHIVE.search(file.name)]
+    tables = [file for file in files if {suffix.lower() for suffix in file.suffixes} & {*SUFFIXES, ".zip"}]
+    if not archives and not tables:
+        raise DataError(f"{path}: neither the folder aclImdb nor an archive aclImdb*.tar.gz nor a table in it")
+    return archives or tables
 
 
 # What both readers yield for each review: its location (for messages), split, (label, number, rating), content.
@@ -237,13 +261,13 @@ _Member = tuple[str, str, tuple[int, ...], bytes]
 
 
 def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member]:
-    """The reviews of `splits` in a tar.gz, in its own order; raises DataError if it is truncated or corrupt."""
-    with open_gzip(archive, DataError, MAX_ARCHIVE, ARCHIVE_RATIO) as stream:
+    """The reviews of `splits` in a tar archive, in its own order; raises DataError if it is truncated or corrupt."""
+    with open_tar(archive, DataError, MAX_ARCHIVE, ARCHIVE_RATIO) as stream:
         while (header := _read(stream, _BLOCK, archive)).strip(b"\0"):
             try:
                 member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
             except tarfile.HeaderError as error:
-                raise DataError(f"{archive}: truncated, corrupt, or not a tar.gz archive ({error})") from error
+                raise DataError(f"{archive}: truncated, corrupt, or not a tar archive ({error})") from error
             size = 0 if member.type in _WITHOUT_CONTENT else member.size
             padded = -(-size // _BLOCK) * _BLOCK
             parsed = _parse(member.name, splits) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
@@ -265,7 +289,7 @@ def _read(stream: Any, size: int, archive: Path) -> bytes:
     """The next `size` bytes of an archive. Raises DataError if it ends before that."""
     data = stream.read(size)
     if len(data) < size:
-        raise DataError(f"{archive}: truncated, corrupt, or not a tar.gz archive (it ends too soon)")
+        raise DataError(f"{archive}: truncated, corrupt, or not a tar archive (it ends too soon)")
     return data
 
 

@@ -6,14 +6,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from ..shell.reading import MEGABYTE, DataError, decoded, read_unpacked
+from ..shell.reading import MEGABYTE, DataError
+from ..shell.unpacking import PACKED_SUFFIXES
 from .download import fetch
+from .pairs import ParallelCorpus, load_pairs, parallel_lines
 
 URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
 CHECKSUMS = {
@@ -24,71 +25,45 @@ CHECKSUMS = {
     "test_2016_flickr.de.gz": "sha256:9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
     "test_2016_flickr.en.gz": "sha256:611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
 }
-_EMPTY_LINE = re.compile(r"\n[^\S\n]*\n")
-PARTS = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
+DOWNLOADED = ("en", "de")
+# The names of each part's files, and the folders in which they may be: in a clone of the repository, or torchtext's.
+PARTS = {"train": ("train",), "validation": ("val",), "test": ("test_2016_flickr", "test2016", "test")}
+PLACES = (".", "data/task1/raw", "task1/raw", "raw", "Multi30k", "datasets/Multi30k")
 
 
-class Pairs(NamedTuple):
-    """Sentences and their translations: source[i] and target[i] are a pair."""
+def load_multi30k(path: str | os.PathLike[str] | None = None, source: str = "en", target: str = "de") -> ParallelCorpus:
+    """The sentence pairs in the folder `path`, downloaded if it is None, or those of another text: see `load_pairs`.
 
-    source: list[str]
-    target: list[str]
+    source, target: languages, such as "en", "de", "fr" or "cs"; only English and German are downloaded. The folder, or
+    one where a clone of the dataset's repository or torchtext put it, holds train, val and test_2016_flickr (or test,
+    or test2016), each in both languages, such as train.en, plain or packed.
 
-
-class Multi30k(NamedTuple):
-    train: Pairs
-    validation: Pairs
-    test: Pairs
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of all sentences, in hexadecimal: equal only for equal data in the same direction."""
-        digest = hashlib.sha256()
-        for part in self:
-            for side in part:
-                digest.update("\n".join(side).encode() + b"\0")
-        return digest.hexdigest()
-
-
-def load_multi30k(path: str | os.PathLike[str] | None = None, source: str = "en", target: str = "de") -> Multi30k:
-    """The sentence pairs, `source` and `target` being "en" or "de", from the folder `path`, or downloaded if None.
-
-    The folder holds train, val and test_2016_flickr, each as .en and .de, plain or gzipped (.gz). Raises DataError,
-    naming the file and the line, if a file is missing or damaged, if the two files of a pair differ in their number of
-    lines, or if a line is empty.
+    Raises DataError, naming the file and the line, if a file is missing or damaged, if the two files of a pair differ
+    in their number of lines, or if a line is empty.
     """
     for name, language in (("source", source), ("target", target)):
-        if language not in ("en", "de"):
-            raise ValueError(f"{name}: expected 'en' or 'de', got {language!r}")
-    return Multi30k(*(_pairs(path, stem, source, target) for stem in PARTS.values()))
+        if not re.fullmatch("[a-z]{2,3}", language):
+            raise ValueError(f"{name}: expected a language, such as 'en' or 'de', got {language!r}")
+        if path is None and language not in DOWNLOADED:
+            raise ValueError(f"{name}: expected 'en' or 'de', or a path to data in other languages, got {language!r}")
+    if source == target:
+        raise ValueError(f"target: expected another language than the source, {source!r}")
+    if path is not None and not Path(path).is_dir():
+        if not Path(path).exists():
+            raise DataError(f"{path}: no such file or folder; expected one with train.en, train.de and so on")
+        return load_pairs(Path(path), source, target)
+    files = [[_file(path, stems, language) for language in (source, target)] for stems in PARTS.values()]
+    return ParallelCorpus(*(parallel_lines(*pair, max_bytes=MEGABYTE) for pair in files))
 
 
-def _pairs(path: str | os.PathLike[str] | None, stem: str, source: str, target: str) -> Pairs:
-    files = [_file(path, f"{stem}.{language}") for language in (source, target)]
-    texts = [_text(file) for file in files]
-    lines = [text.count("\n") + 1 for text in texts]
-    if lines[0] != lines[1]:
-        raise DataError(
-            f"{files[0]} has {lines[0]:,} lines, but {files[1].name} has {lines[1]:,}: "
-            "they are not translations of each other"
-        )
-    return Pairs(*([line.strip() for line in text.split("\n")] for text in texts))
-
-
-def _file(path: str | os.PathLike[str] | None, name: str) -> Path:
+def _file(path: str | os.PathLike[str] | None, stems: Sequence[str], language: str) -> Path:
     if path is None:
-        return fetch(URL + f"{name}.gz", CHECKSUMS[f"{name}.gz"], f"multi30k-{name}.gz")
-    if not Path(path).is_dir():
-        raise DataError(f"{path}: no such folder; expected one with train.en, train.de and so on, plain or .gz")
-    for file in (Path(path) / f"{name}.gz", Path(path) / name):
-        if file.is_file():
-            return file
-    raise DataError(f"{path}: neither {name} nor {name}.gz in it")
-
-
-def _text(file: Path) -> str:
-    """The lines of a file, none of them empty."""
-    text = decoded(read_unpacked(file, max_bytes=MEGABYTE), file).removesuffix("\n")
-    if empty := _EMPTY_LINE.search(f"\n{text}\n"):
-        raise DataError(f"{file}: line {text.count(chr(10), 0, empty.start()) + 1} is empty")
-    return text
+        name = f"{stems[0]}.{language}.gz"
+        return fetch(URL + name, CHECKSUMS[name], f"multi30k-{name}")
+    names = [f"{stem}.{language}" for stem in stems]
+    for place in PLACES:
+        for name in names:
+            for suffix in (*PACKED_SUFFIXES, ""):
+                if (file := Path(path) / place / (name + suffix)).is_file():
+                    return file
+    raise DataError(f"{path}: neither {names[0]} nor {names[0]}.gz in it")

@@ -12,7 +12,7 @@ from ..ops import IGNORED
 from ..rng import Key, expect_key
 from ..shell.reading import DataError
 from .batching import count_of, padded, slices, width_of
-from .multi30k import Pairs
+from .pairs import Pairs
 from .subwords import BEGIN, END, PAD, Subwords
 
 

@@ -167,7 +167,8 @@ class BertPretraining(Model):
 
     In code:
 
-        dx = dx + self.pooler.backward(self.following.backward(dy[1], cache.following), cache.pooler)
+        of_rows = self.pooler.backward(self.following.backward(dy[1], cache.following), cache.pooler)
+        dx, _ = ops.add(dx, of_rows)
     """
 
     body_class = Bert
@@ -207,7 +208,8 @@ class BertPretraining(Model):
         expect_instance("dy", dy, tuple)
         dx = self.masked.backward(dy[0], cache.masked)
         if self.pooler is not None and self.following is not None:
-            dx = dx + self.pooler.backward(self.following.backward(dy[1], cache.following), cache.pooler)
+            of_rows = self.pooler.backward(self.following.backward(dy[1], cache.following), cache.pooler)
+            dx, _ = ops.add(dx, of_rows)
         self.body.backward(dx, cache.body)
 
     def loss(

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from ..backend import array_module
 from ..nn import Layer, Param
 from ..shell.progress import counted
-from ..shell.reading import MAX_VOCABULARY, decoded, expect_file, expect_itself, open_file, parsed, read_json, what_else
+from ..shell.reading import MAX_VOCABULARY, decoded, expect_itself, open_file, parsed, read_json, what_else
 from ..shell.text import printable, shown
 
 WEIGHTS = "model.safetensors"
@@ -210,7 +210,7 @@ class Stored(NamedTuple):
 
     def read_bfloat16(self) -> np.ndarray:
         """The tensor as float32, since NumPy has no bfloat16: its bits are the upper half of a float32."""
-        with open_file(self.path, PretrainedError, math.inf) as file:
+        with open_file(self.path, PretrainedError, math.inf) as (file, _):
             file.seek(self.start)
             bits = np.frombuffer(file.read(2 * math.prod(self.shape)), "<u2")
         return (bits.astype(np.uint32) << 16).view(np.float32).reshape(self.shape)
@@ -255,8 +255,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     The file begins with the length of the header (8 bytes); the header is JSON. It is read here, before the library
     reads it, so that errors have messages in plain words.
     """
-    size = expect_file(path, PretrainedError, math.inf)
-    with open_file(path, PretrainedError, math.inf) as file:
+    with open_file(path, PretrainedError, math.inf) as (file, size):
         expect_itself(start := file.peek(), path, PretrainedError)
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(size - 8, MAX_HEADER):

@@ -368,7 +368,7 @@ class Stack(Layer):
                     )
                 return None
             dx, *dshared = dx if isinstance(dx, tuple) else (dx,)
-            totals = [total + d for total, d in zip(totals, dshared, strict=True)] if totals else dshared
+            totals = [ops.add(total, d)[0] for total, d in zip(totals, dshared, strict=True)] if totals else dshared
         return (dx, *totals) if totals else dx
 
     def allocate(self, x: Array, length: int) -> list[Stored]:

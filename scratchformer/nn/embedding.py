@@ -201,7 +201,18 @@ class GridPositions(Layer):
 
 
 class SinusoidalPositions(Layer):
-    """y = x + P[:T], with the fixed sinusoids P of `ops.sinusoidal_positions`, for any length T; dx = dy."""
+    """y = x + P[:T], with the fixed sinusoids P of `ops.sinusoidal_positions`.
+
+    x: (B, T, C), for any length T; `start` is the position of x[:, 0].
+
+        θ_c = 10000^(−2⌊c/2⌋/C)
+        P_tc = sin((start + t) θ_c) where c mod 2 = 0, cos((start + t) θ_c) elsewhere
+        y_btc = x_btc + P_tc
+
+    Backward. P depends on neither x nor a parameter, so only x gets a gradient:
+
+        dx_btc = dy_btc
+    """
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, None]:
         expect_floating(x=x)

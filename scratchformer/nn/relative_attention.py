@@ -43,7 +43,7 @@ class RelativeSelfAttention(CrossAttention):
     t may see key s, else 0:
 
         z_hts = (Σ_d (q_htd + u_hd) k_hsd + Σ_d (q_htd + w_hd) r_hjd)/√D with j = s + T − 1 − t
-        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
+        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Σ_s m_ts > 0, 0 elsewhere
         a_htd = Σ_s p_hts v_hsd        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c} + unify.b_c
 
     Backward. Up to the scores as in `attention`; g is the gradient of the sum of the two parts:
@@ -72,8 +72,10 @@ class RelativeSelfAttention(CrossAttention):
 
     In code:
 
-        dx = self.key.backward(self.join_heads(dk), cache.key) + self.value.backward(self.join_heads(dv), cache.value)
-        dx[:, -T:] += self.query.backward(self.join_heads(dq), cache.query)
+        dx = self.key.backward(self.join_heads(dk), cache.key)
+        dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))
+        last = self.query.backward(self.join_heads(dq), cache.query)
+        dx, _ = ops.add(dx, after_zeros(last, dx))
         self.position.backward(self.join_heads(dr[None])[0], cache.position)
         self.content_bias.grad += dcontent_bias
         self.position_bias.grad += dposition_bias
@@ -114,13 +116,14 @@ class RelativeSelfAttention(CrossAttention):
     def backward(self, dy: Array, cache: RelativeSelfAttentionCache) -> Array:
         expect_backward(cache, RelativeSelfAttentionCache, dy=dy)
         expect_shape("dy", dy, "B T C")
-        T = dy.shape[1]
         dy = self.unify.backward(dy, cache.unify)
         dq, dk, dv, dr, dcontent_bias, dposition_bias = ops.relative_attention_backward(
             self.split_heads(dy), cache.attention
         )
-        dx = self.key.backward(self.join_heads(dk), cache.key) + self.value.backward(self.join_heads(dv), cache.value)
-        dx[:, -T:] += self.query.backward(self.join_heads(dq), cache.query)
+        dx = self.key.backward(self.join_heads(dk), cache.key)
+        dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))
+        last = self.query.backward(self.join_heads(dq), cache.query)
+        dx, _ = ops.add(dx, after_zeros(last, dx))
         self.position.backward(self.join_heads(dr[None])[0], cache.position)
         self.content_bias.grad += dcontent_bias
         self.position_bias.grad += dposition_bias
@@ -143,3 +146,12 @@ class RelativeSelfAttention(CrossAttention):
         q, r = self.split_heads(self.query(x)), self.position(self.distances(x.shape[1], total, x))
         y, _ = self.attend(q, keys[:, :, :total], values[:, :, :total], r, causal(pattern))
         return self.unify(self.join_heads(y))
+
+
+def after_zeros(last: Array, like: Array) -> Array:
+    """(B, S, C), in which `last` (B, T, C) has zeros before it; `last` itself if T = S. like: an array (B, S, C)."""
+    if last.shape == like.shape:
+        return last
+    padded = array_module(like).zeros_like(like)
+    padded[:, like.shape[1] - last.shape[1] :] = last
+    return padded

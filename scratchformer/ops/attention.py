@@ -54,11 +54,13 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     by 0: NaN in a value reaches y, and may reach dq, of all queries of its heads. Raises ValueError if shapes do not
     fit, TypeError if `pattern` is not a Pattern.
 
-    Forward, for each sequence and query head h, with g its key head and m_hts = 1 if query t may see key s, else 0:
+    Forward. Each query is compared with each key, a softmax makes weights of the scores of a query, and y is the mean of
+    the values with these weights. Each head h does this alone, with g the head of its keys and values. A mask says which
+    keys a query may see: m_hts is 1 if query t may see key s, else 0:
 
         a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋        z_hts = a_hts/√D
         p := probabilities
-        Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
+        Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Σ_s m_hts > 0, 0 elsewhere
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
     With the row's largest score subtracted, as in `softmax`, no exponential overflows:
@@ -67,23 +69,26 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         e_ht := Σ_{s, m_hts = 1} exp(z_hts − c_ht)
         p_hts = exp(z_hts − c_ht)/e_ht where m_hts = 1, 0 elsewhere
 
-    Backward. First the product with v. All query heads h of group g use the same v, so its gradient is a sum over them:
+    Backward, from last to first. y is a product of p and v, so each gets the other factor. A number of p is part of all
+    outputs of its query, and one of v of an output of each query: these are the sums. All query heads h of a group g use
+    the same v, which adds a sum over them:
 
-        dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
+        ∂y_htd/∂p_hts = v_gsd with g = ⌊h G/H⌋
+        dp_hts = Σ_d dy_htd ∂y_htd/∂p_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
         dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t p_hts dy_htd
 
-    Then the softmax of each row (derived in `softmax`) and the scaling. The backward does not need the pattern, since
-    dz_hts is 0 where p_hts is:
+    Then the softmax of each row (derived in `softmax`) and the scaling. The mask is not needed, since dz_hts is 0 where
+    p_hts is:
 
         dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')        da_hts = dz_hts/√D
 
-    Last, the product of q and k, again with a sum over the group:
+    Last, the product of q and k, where each gets the other factor. For k there is a sum over its group of heads again:
 
         dq_htd = Σ_s da_hts k_gsd with g = ⌊h G/H⌋
         dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd
 
-    A sum over s is a product such as da k; a sum over t is a product with the transpose, such as daᵀ q. If the T rows
-    of each head in a group are stacked, one head after another, the latter also sums over the group:
+    In code, a sum over s is a product such as da k; a sum over t is a product with the transpose, such as daᵀ q. If the
+    rows of all heads in a group are stacked, one head after another, the latter also sums over the group:
 
         dv = probabilities.swapaxes(-1, -2) @ dy
         dp = widen(dy) @ widen(v).swapaxes(-1, -2)
@@ -92,9 +97,9 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         dq = da @ k
         dk = da.swapaxes(-1, -2) @ q
 
-    In half precision these run in float32, since dp may overflow where dq and dk do not. Where p is 0, dp does not
-    matter, but it may overflow, and a NaN may be in the sum or in the other factor of a product. 0 times these is NaN,
-    so they are replaced before the products, and dz is set to 0.
+    No overflow matters: in half precision these run in float32, since dp may overflow where dq and dk do not. Where p
+    is 0, dp may overflow, and NaN may be in the sum or in the other factor of a product. 0 times these would be NaN, so
+    that NaN is replaced before the products, and dz is set to 0.
 
     The cache keeps q, k, v and the (T, S) probabilities, each a factor of some product above.
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1; Ainslie et al., "GQA: training

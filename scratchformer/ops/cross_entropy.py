@@ -60,32 +60,33 @@ def cross_entropy(
     count: the gradient of such a row is multiplied by 0, and 0 · NaN is NaN. Raises ValueError if shapes do not fit or
     ε is not in [0, 1), TypeError if the targets are not integers, IndexError if one is out of range.
 
-    Forward, with all leading axes folded into n, and k_n = 1 if the target of row n counts, else 0. The target of a row
-    that does not count is taken to be 0:
+    Forward, with all leading axes folded into n. t_n is the distribution that the softmax should be: 1 at the target.
+    Label smoothing spreads a part ε of it evenly over all classes. Ignored rows do not count: k_n is 1 if row n counts,
+    else 0, and an ignored target is taken to be 0:
 
         z := logits        ε := label_smoothing        k := counted
         t_nv = (1 − ε) [v = targets_n] + ε/V
         λ_n = log(Σ_v exp(z_nv))        ℓ_n = −Σ_v t_nv (z_nv − λ_n)
         count = max(1, Σ_n k_n)        loss = 1/count Σ_n k_n ℓ_n
 
-    Subtracting a constant from a row does not change its softmax. With the row's maximum subtracted, no exponential
-    overflows. And since t sums to 1, the loss of a row needs no softmax:
+    No exponential overflows if the row's maximum is subtracted, which does not change the softmax; and since t sums to
+    1, the loss of a row needs no softmax, in which a small number may overflow to ∞ when it is inverted:
 
         z_max_n = max_v(z_nv)        log_z_n = λ_n − z_max_n = log(Σ_v exp(z_nv − z_max_n))
         ℓ_n = log_z_n − (1 − ε) (z_nv − z_max_n) − ε mean_v'(z_nv' − z_max_n) with v = targets_n
 
-    Backward. The derivative of λ is the softmax p. Softmax and logarithm cancel, and nothing is divided by a small
-    probability:
+    Backward. The derivative of λ is the softmax p. The logarithm undoes the exponential, and what is left is prediction
+    minus target:
 
         p_nv := ∂λ_n/∂z_nv = exp(z_nv)/Σ_v' exp(z_nv') = exp(z_nv − z_max_n − log_z_n)
         ∂ℓ_n/∂z_nv = −Σ_v' t_nv' (δ_vv' − p_nv) = p_nv Σ_v' t_nv' − t_nv = p_nv − t_nv
 
-    In the mean, each row that counts has weight 1/count, and every other row has weight 0:
+    In the mean, each row has the same weight. Ignored rows have weight 0:
 
         dℓ_n := dloss k_n/count        dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dℓ_n (p_nv − t_nv)
 
-    The code works in one array, which starts as p. Then t is subtracted (ε/V everywhere and 1 − ε at the target), and
-    each row is multiplied by its weight times dloss.
+    The code works in one array, which starts as p. Then t is subtracted, and each row is multiplied by dloss and its
+    weight.
 
         dlogits = xp.exp(z - z_max - log_z)
         dlogits -= label_smoothing / V
@@ -93,7 +94,8 @@ def cross_entropy(
         dlogits *= dloss / count
         dlogits *= counted[:, None]
 
-    The cache keeps the logits, their maxima and log Z. From these p is one exponential away, so p is not kept as well.
+    The cache keeps the logits, their maxima and log Z. The exponential of their difference
+    is p, so p itself is not kept.
     Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
     """
     xp = array_module(logits, targets)

@@ -41,11 +41,15 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
 
     Forward, for each row:
 
-        μ = 1/C Σ_c x_c        σ = √(1/C Σ_c (x_c − μ)² + eps)        x̂_c = (x_c − μ)/σ        y_c = γ_c x̂_c + β_c
-        Σ_c x̂_c = 0            mean_c(x̂_c²) = 1 − eps/σ²
+        μ = 1/C Σ_c x_c        variance = 1/C Σ_c (x_c − μ)²        σ = √(variance + eps)
+        x̂_c = (x_c − μ)/σ        y_c = γ_c x̂_c + β_c
 
-    μ would be rounded in proportion to its size, which may be large beside σ. So the row's first
-    number is subtracted before the sum. The difference from the mean is the same:
+    So x̂ has mean 0 and, but for eps, variance 1:
+
+        Σ_c x̂_c = 0        mean_c(x̂_c²) = 1 − eps/σ²
+
+    μ would be rounded in proportion to its size, which may be large beside σ. To avoid this rounding, the code first
+    subtracts the first number of the row, which leaves all differences from the mean as they are:
 
         u_c = x_c − x_{0}        shift = μ − x_{0} = mean_c(u_c)
         rstd = 1/σ = 1/√(mean_c((u_c − shift)²) + eps)        x̂_c = (u_c − shift) rstd
@@ -54,20 +58,26 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
 
         dγ_c = Σ_n dy_nc x̂_nc        dβ_c = Σ_n dy_nc        g_c := ∂L/∂x̂_c = dy_c γ_c
 
-    Within one row, x_k affects x̂_c directly, through μ and through σ:
+    Within one row, x_k affects x̂_c directly, through μ and through σ. First μ, and with it the variance, where the
+    δ leaves one term and the differences from the mean add up to 0:
 
         ∂μ/∂x_k = 1/C
-        ∂σ/∂x_k = 1/(2σ) · 2/C Σ_c (x_c − μ)(δ_ck − 1/C) = 1/C · (x_k − μ)/σ = x̂_k/C      (Σ_c (x_c − μ) = 0)
-        ∂x̂_c/∂x_k = (δ_ck − 1/C)/σ − (x_c − μ)/σ² · x̂_k/C = (δ_ck − 1/C − x̂_c x̂_k/C)/σ
+        ∂variance/∂x_k = 2/C Σ_c (x_c − μ)(δ_ck − 1/C) = 2/C (x_k − μ)
+
+    Then σ, by the chain rule for the square root, and x̂, by the quotient rule:
+
+        ∂σ/∂x_k = 1/(2σ) ∂variance/∂x_k = 1/C · (x_k − μ)/σ = x̂_k/C
+        ∂x̂_c/∂x_k = (δ_ck − 1/C)/σ − (x_c − μ)/σ² · ∂σ/∂x_k = (δ_ck − 1/C − x̂_c x̂_k/C)/σ
 
     Collecting terms,
 
         dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ
             = rstd (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))
-        Σ_k dx_k = 0
 
-    This removes from g its components along the vectors 1 and x̂, the directions that normalising removes. (The
-    component along x̂ vanishes exactly only if eps = 0.) γ is *inside* both means, as a factor of g.
+    This removes from g its components along the vectors 1 and x̂, the directions that normalising removes; since
+    mean_c(x̂_c²) is 1 − eps/σ² and not 1, a little along x̂ is left. γ is *inside* both means, as a factor of g.
+
+        Σ_k dx_k = 0        Σ_k x̂_k dx_k = eps/σ³ Σ_c g_c x̂_c
 
     In NumPy:
 

@@ -41,13 +41,13 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
     A sequence of length 0 has mean 0. The padding must be finite: its weight is 0, but 0 · NaN is NaN.
     Raises ValueError if the shapes do not fit or a length is not in 0 ... T, TypeError if the lengths are not integers.
 
-    Forward. The mean is a sum with weights a, which are 0 in the padding:
+    Forward. The mean is a sum with weights a. Padding has weight 0:
 
         n := lengths        a := weights
         a_bt = [t < n_b]/max(n_b, 1)
         y_bc = 1/max(n_b, 1) Σ_{t < n_b} x_btc = Σ_t a_bt x_btc
 
-    Backward. The mean is linear in x. Each step of the sequence gets its share of dy, and the padding gets none:
+    Backward. The mean is linear in x. Each step of the sequence gets its share of dy. Padding gets none:
 
         ∂y_bc/∂x_btc = a_bt        dx_btc = dy_bc ∂y_bc/∂x_btc = a_bt dy_bc
 
@@ -96,8 +96,8 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
     Raises ValueError if the shapes do not fit, T is 0 or a length is not in 0 ... T, TypeError if the lengths are not
     integers.
 
-    Forward. The winner of each column is the step of its maximum, or the first such step in a tie. A sequence is live
-    if n_b > 0:
+    Forward. The winner of each column is the step of its maximum, or the first such step in a tie. Padding never wins,
+    and a sequence is live if n_b > 0, that is, not all padding:
 
         n := lengths        w := winner
         w_bc = argmax_{t < n_b}(x_btc)        live_b = [n_b > 0]

@@ -144,15 +144,15 @@ def relative_attention(
     the same at every position: u where it multiplies the content of a key, w where it multiplies a distance. The sum of
     the four terms is then (q_i + u) · k_j + (q_i + w) · r_δ.
 
-    Forward, for each sequence and head h; m_hts = 1 if query t may see key s, else 0. The distance of a pair (t, s) is
-    one of only R. So one matrix product gives the scores of every query with all R distances, and `relative_shift`
-    picks column j for each pair:
+    Forward. The distance of a pair (t, s) is one of only R. So one matrix product gives the scores of every query with
+    all R distances, and `relative_shift` picks column j for each pair. Each head h does this alone. A mask says which
+    keys a query may see: m_hts is 1 if query t may see key s, else 0:
 
         u := content_bias        w := position_bias        p := probabilities
         qu_htd = q_htd + u_hd        a_hts = Σ_d qu_htd k_hsd
         qw_htd = q_htd + w_hd        b_htj = Σ_d qw_htd r_hjd
         z_hts = (a_hts + b_htj)/√D with j = s + T − 1 − t
-        Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
+        Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Σ_s m_hts > 0, 0 elsewhere
         y_htd = Σ_s p_hts v_hsd
 
     Backward. The product with v and the softmax are as in `attention`:
@@ -169,8 +169,8 @@ def relative_attention(
         ∂a_hts/∂qu_htd = k_hsd        ∂a_hts/∂k_hsd = qu_htd
         ∂b_htj/∂qw_htd = r_hjd        ∂b_htj/∂r_hjd = qw_htd
 
-    All sequences n of the batch share r, u and w, and u and w are added to every query, so these gradients are sums
-    over n and t:
+    All queries use the same r, u and w, so their gradients are sums over t. All sequences n of the batch share them too,
+    which adds a sum over n:
 
         dqu_htd = Σ_s da_hts k_hsd        dk_hsd = Σ_t da_hts qu_htd
         dqw_htd = Σ_j db_htj r_hjd        dr_hjd = Σ_{n,t} db_nhtj qw_nhtd

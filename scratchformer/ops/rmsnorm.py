@@ -38,7 +38,7 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormCa
 
         ρ = √(1/C Σ_c x_c² + eps)        x̂_c = x_c/ρ        y_c = γ_c x̂_c        mean_c(x̂_c²) = 1 − eps/ρ²
 
-    ρ is inverted once for each row:
+    The code divides once for each row, which is faster:
 
         rrms = 1/ρ = 1/√(mean_c(x_c²) + eps)        x̂_c = x_c rrms
 

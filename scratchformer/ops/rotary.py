@@ -120,8 +120,8 @@ def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     not an integer. A pair is one number from each half of the vector, as in the published Llama weights.
     Angles are computed in the precision of x, as published models do.
 
-    Forward, for each sequence b and head h. Column d is in pair i_d, its partner is column j_d, in the other half, and
-    σ_d is the sign of the sine:
+    Forward. Column d is in pair i_d, its partner is column j_d, in the other half, and σ_d is the sign of the sine. All
+    sequences b and heads h turn alike:
 
         φ_ti = (start + t) θ_i        cos_ti = cos(φ_ti)        sin_ti = sin(φ_ti)
         i_d = d mod (D/2)        j_d = (d + D/2) mod D        σ_d = −1 where d < D/2, 1 elsewhere

@@ -17,7 +17,7 @@ def softmax(z: Array) -> tuple[Array, Array]:
 
         Z = Σ_j exp(z_j)        y_i = exp(z_i)/Z        Σ_i y_i = 1
 
-    The row's maximum is subtracted first: it cancels in the quotient, and no exponential overflows.
+    The row's maximum is subtracted first, so that no exponential overflows; it cancels in the quotient:
 
         m = max_j(z_j)        y_i = exp(z_i − m)/Σ_j exp(z_j − m)
 
@@ -67,7 +67,7 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
 
         Z = Σ_j exp(z_j)        y_i = z_i − log(Z)
 
-    The row's maximum is subtracted before the sum, so the sum is at least 1 and its logarithm is finite.
+    The row's maximum is subtracted before the sum, so that nothing overflows; the sum is at least 1:
 
         m = max_j(z_j)        y_i = z_i − m − log(Σ_j exp(z_j − m))
 

@@ -1,18 +1,15 @@
 """Safe reading of files that this package did not write, such as data and published weights; all are opened here.
 
 Such a file may be damaged, enormous, or not a regular file. Only regular files of limited size are read: opening a FIFO
-may wait for ever, and a device may have no end. Compressed files are unpacked up to a limit, since a few kilobytes can
-unpack to gigabytes. The message of every error is one line that begins with the path.
+may wait for ever, and a device may have no end. The message of every error is one line that begins with the path.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
 import stat
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -25,25 +22,32 @@ MAX_BYTES = 4096 * MEGABYTE  # bytes of any file that is read into memory
 MAX_JSON = 2 * MEGABYTE  # bytes of a file of settings
 JSON_PARTS = 1_000_000  # objects and lists in a JSON file; published tokenizers have up to 600,000
 MAX_VOCABULARY = 64 * MEGABYTE  # bytes of a vocabulary; the largest published ones have 35 MB
-MAX_UNPACKED = 16 * MEGABYTE  # bytes that any compressed file may unpack to
-RATIO = 8  # unpacked to compressed size, the limit for larger files; English text has 3 to 4
-GZIP = b"\x1f\x8b"  # the first bytes of a gzip
 
 BEGINNING = 8192  # bytes of a file that show what it is
 
-_PIECE = MEGABYTE
 _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGE = re.compile(  # of a server: HTML, or the XML in which file stores report errors
     rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*(<!doctype\s+html|<html|<head>|<error>\s*<code>)",
     re.I | re.S,
 )
-# How files other than text begin, if a message should name them. Any other binary file is recognised by its control
-# characters.
+# How files other than text begin. Any other binary file is recognised by its control characters.
 _BEGINNINGS = {
-    rb"PK(\x03\x04|\x05\x06|\x07\x08)": "a zip archive",
     rb"\x1f\x8b": "a gzip",
+    rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": "a bzip2 file",
+    rb"\xfd7zXZ\0": "an xz file",
+    rb"\x28\xb5\x2f\xfd": "a Zstandard file",
+    rb"PK(\x03\x04|\x05\x06|\x07\x08)": "a zip archive",
     rb".{257}ustar": "a tar archive",
+    rb"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    rb"Rar!\x1a\x07": "a rar archive",
     rb"\x80[\x02-\x05][\x80-\xff(\]})cKX]|\([dlt]p\d\n|c(copy_reg|numpy|pandas)[\w.]*\n\w+\n": "a pickle",
+    rb"\x93NUMPY": "an array of NumPy (.npy)",
+    rb"PAR1[\0-\x1f]": "a Parquet file",
+    rb"ARROW1\0|\xff{4}.{2}\0\0\x10\0\0\0": "an Arrow file",
+    rb"GGUF[\1-\x09]\0\0\0": "a GGUF file",
+    rb"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    rb"SQLite format 3\0": "an SQLite database",
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF.{4}WEBP": "an image",
     rb"%PDF-": "a PDF document",
     rb"\xff\xfe|\xfe\xff": "text in UTF-16, which must be converted to UTF-8",
 }
@@ -58,13 +62,18 @@ class DataError(ValueError):
     """A data file is missing, damaged or not what it should be, or a download failed."""
 
 
-def expect_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES) -> int:
-    """The size of the file at `path`. Raises `error` unless it is a regular file of at most `max_bytes` bytes."""
+def expect_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES) -> None:
+    """Raise `error` unless there is a regular file of at most `max_bytes` bytes at `path`."""
     with _reading(path, error):
         try:
             status = os.stat(path)
         except ValueError as problem:  # a NUL in the path
             raise error(f"{str(path)!r}: not the name of a file") from problem
+    _regular(status, path, error, max_bytes)
+
+
+def _regular(status: os.stat_result, path: PathLike, error: Error, max_bytes: float) -> int:
+    """The size of the file with this `status`. Raises `error` unless it is regular, with at most `max_bytes` bytes."""
     if stat.S_ISDIR(status.st_mode):
         raise error(f"{path}: expected a file, got a folder")
     if not stat.S_ISREG(status.st_mode):
@@ -76,8 +85,7 @@ def expect_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX
 
 def read_bytes(path: PathLike, error: Error = DataError, max_bytes: int = MAX_BYTES) -> bytes:
     """The contents of the file at `path`. Raises `error` if it cannot be read: see `expect_file`."""
-    size = expect_file(path, error, max_bytes)
-    with _reading(path, error), open(path, "rb") as file:
+    with open_file(path, error, max_bytes) as (file, size), _reading(path, error):
         return file.read(size)
 
 
@@ -153,81 +161,19 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     raise error(f"{where} is damaged: {what}")
 
 
-def read_unpacked(path: PathLike, error: Error = DataError, max_bytes: int = MAX_UNPACKED) -> bytes | bytearray:
-    """The contents of a file, unpacked if it is a gzip by its name (.gz) or its first bytes.
-
-    Raises `error` if it cannot be read, is damaged, or unpacks to more than `max_bytes` bytes and more than RATIO times
-    its own size.
-    """
-    if not str(path).endswith(".gz") and not (data := read_bytes(path, error)).startswith(GZIP):
-        return data
-    with open_gzip(path, error, max_bytes) as stream:
-        return read_all(stream)
-
-
 @contextmanager
-def open_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES) -> Iterator[BufferedReader]:
-    """The file at `path`, open for reading: see `expect_file`."""
+def open_file(
+    path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES
+) -> Iterator[tuple[BufferedReader, int]]:
+    """The file at `path`, open for reading, and its size in bytes: see `expect_file`.
+
+    The size is that of the file that was opened, since another process may replace the file at `path` at any time.
+    """
     expect_file(path, error, max_bytes)
     with _reading(path, error):
         file = open(path, "rb")
     with file:
-        yield file
-
-
-@contextmanager
-def open_gzip(
-    path: PathLike, error: Error = DataError, max_bytes: int = MAX_UNPACKED, ratio: int = RATIO
-) -> Iterator[Any]:
-    """The unpacked content of a gzip, open for reading: see `Unpacking`. Errors of reading it are raised as `error`."""
-    with open_file(path, error) as file, unpacking_errors(path, error), gzip.GzipFile(fileobj=file) as stream:
-        if not (start := file.peek(BEGINNING)[:BEGINNING]).startswith(GZIP):
-            expect_itself(start, path, error)
-            kind = what_else(start) or f"a file that begins with {start[:2]!r}"
-            raise error(f"{path}: expected a gzip, got {kind}" if start else f"{path}: empty")
-        yield Unpacking(stream, path, error, max_bytes, ratio)
-
-
-@contextmanager
-def unpacking_errors(path: PathLike, error: Error) -> Iterator[None]:
-    """Raise the errors of gzip, zlib and the system about a damaged archive as `error`."""
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        raise error(f"{path}: truncated or corrupt ({problem})") from problem
-    except OSError as problem:
-        raise error(f"{path}: {problem.strerror or problem}") from problem
-
-
-class Unpacking:
-    """A compressed stream that can be read up to a limit: `max_bytes` bytes, or `ratio` times the size of the file at
-    `path`, whichever is more. Reading beyond the limit raises `error`.
-    """
-
-    def __init__(
-        self, stream: Any, path: PathLike, error: Error, max_bytes: int = MAX_UNPACKED, ratio: int = RATIO
-    ) -> None:
-        self.stream, self.path, self.error = stream, path, error
-        self.left = self.max_bytes = max(max_bytes, ratio * os.path.getsize(path))
-
-    def read(self, size: int) -> bytes:
-        """The next bytes, at most `size`; none at the end."""
-        data = self.stream.read(size)
-        self.left -= len(data)
-        if self.left < 0:
-            raise self.error(
-                f"{self.path}: unpacks to more than {self.max_bytes:,} bytes, far more than text does; "
-                "if you trust it, unpack it first"
-            )
-        return data
-
-
-def read_all(stream: Any) -> bytearray:
-    """All remaining bytes of a stream."""
-    data = bytearray()
-    while piece := stream.read(_PIECE):
-        data += piece
-    return data
+        yield file, _regular(os.fstat(file.fileno()), path, error, max_bytes)
 
 
 @contextmanager

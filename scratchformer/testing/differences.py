@@ -70,6 +70,8 @@ STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # relative to the tensor's s
 FIRST_STEP = 1e-3  # usually good enough
 _FINEST = 1e-6  # relative to the smallest of them: steps that are tried only near a pole or a kink
 _ODD = (3 - 5**0.5) / 2  # no ratio of small numbers, so that no three chords of a staircase are parallel by chance
+_DECADES = 2  # by which the derivatives of elements that move together may differ
+_CLOSER = 100  # times as closely as one element
 _NUDGES = 4  # evaluations for measuring noise
 
 
@@ -598,6 +600,39 @@ def compare_elements(
         estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol, analytic, steps)
         comparisons.append(differences.compare(label(tensor.name, index), [(tensor, index)], estimate, rtol))
     return comparisons
+
+
+def compare_groups(
+    tensors: list[Variable], differences: Differences, rng: np.random.Generator, rtol: float
+) -> tuple[dict[str, list[Comparison]], dict[str, list[tuple[int, ...]]]]:
+    """Compare the gradients with central differences for many elements at once: those whose derivatives have about the
+    same size by the analytic gradients move together, by random amounts. A group must agree more closely than to
+    `rtol`, so that one wrong element among the others shows. Returns, by the name of the tensor, the comparisons, and
+    the indices of elements that must be compared one by one: where a group disagrees, is at a kink, or could hide a
+    wrong element.
+    """
+    rtol /= _CLOSER
+    comparisons: dict[str, list[Comparison]] = {t.name: [] for t in tensors}
+    alone: dict[str, list[tuple[int, ...]]] = {t.name: [] for t in tensors}
+    scale = max(t.scale for t in tensors)
+    sizes = [np.abs(t.gradient) * t.reach for t in tensors]
+    orders = [np.ceil(np.log10(np.maximum(size, np.finfo(float).tiny)) / _DECADES) for size in sizes]
+    for order in np.unique(np.concatenate([each.ravel() for each in orders])):
+        places = [each == order for each in orders]
+        signs = [rng.choice([-1, 1], place.shape) * rng.uniform(0.5, 1, place.shape) * place for place in places]
+        along = [(t, t.reach / scale * u) for t, u in zip(tensors, signs, strict=True) if u.any()]
+        move = _together([t.along(direction) for t, direction in along])
+        analytic = sum(_along(t.gradient, direction) for t, direction in along)
+        where = f"{' and '.join(t.name for t, _ in along)} along a random direction"
+        together = differences.compare(where, along, differences.estimate(move, scale, rtol, analytic), rtol)
+        smallest = min(float(size[place].min()) for size, place in zip(sizes, places, strict=True) if place.any())
+        decided = together.doubt <= max(smallest / (200 * scale), together.tolerance / 2)  # or round-off is the limit
+        for t, place in zip(tensors, places, strict=True):
+            if not (together.agrees and not together.kink and decided):
+                alone[t.name] += [tuple(map(int, index)) for index in np.argwhere(place)]
+            elif place.any():
+                comparisons[t.name].append(together)
+    return comparisons, alone
 
 
 def compare_equal(

@@ -4,7 +4,8 @@
 
 A gradient that is right at normal numbers can be wrong where two numbers are equal, where one is exactly zero, where a
 few channels are much larger than the rest, or where two sizes happen to be the same. So the pair is checked on four
-draws (`KINDS`), each in the same time as a single call of `check_gradients`.
+draws (`KINDS`). Elements are compared in groups, so that all four take about the time of one `check_gradients`; what is
+wrong is then checked again, element by element, so that the message can say what it looks like.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from .contracts import Diagnosis, GradientError, as_tuple, is_floating, repeatable
 from .diagnosis import without_diagnosis
 from .draw import Draw, Sizes, some_exact
-from .gradcheck import Report, check_gradients
+from .gradcheck import Report, check_gradients, check_in_groups
 from .offset import check_offset
 from .runs import argument_names, name_of
 
@@ -102,7 +103,8 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     The arrays are standard normal, of sizes that all differ; then there are whole numbers, zeros and repeats, and all
     sizes are equal; then they are activations recorded in a short training run; then numbers from 1 to more than
     10,000. Such a draw is left out where `op` refuses it or gives something that is not finite, or where nothing can be
-    compared. Last, `offset.check_offset` adds a large number to all elements of an argument, in float32.
+    compared. The rules are checked with the normal numbers. Last, `offset.check_offset` adds a large number to all
+    elements of an argument, in float32.
 
     Returns the Reports. Raises GradientError, which says for which kind of numbers, and ValueError as
     `check_gradients` does, for normal numbers.
@@ -115,7 +117,7 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
             continue
         try:
             with np.errstate(all="ignore") if others else nullcontext():  # exp(10,000) overflows in right code too
-                reports.append(check_gradients(op, op_backward, *drawn, seed=seed, **options))
+                reports.append(_check(op, op_backward, drawn, {**options, "seed": seed}, rules=not others))
         except GradientError as error:
             message, _, _ = str(error).partition("\nRepeat with")
             causes = [_what_matters(op, op_backward, args, draw, right, seed, options)] if others else []
@@ -128,6 +130,17 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     drawn = arguments(args, Sizes(seed))
     check_offset(op, op_backward, argument_names(op, drawn), drawn, _of_op(options), seed)
     return reports
+
+
+def _check(op: Callable, op_backward: Callable, args: tuple, options: dict[str, Any], rules: bool) -> Report:
+    """`check_in_groups`; `check_gradients` if that finds something, to say more of it."""
+    if options.get("order", 1) != 1:
+        return check_gradients(op, op_backward, *args, **options)
+    try:
+        return check_in_groups(op, op_backward, *args, rules=rules, **options)
+    except GradientError:
+        check_gradients(op, op_backward, *args, **options)
+        raise
 
 
 def _what_matters(

@@ -297,7 +297,7 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
         path = path / LAST
     if not path.exists():
         raise SnapshotError(f"no snapshot at {path}")
-    with open_file(path, SnapshotError, max_bytes=math.inf) as file:
+    with open_file(path, SnapshotError, max_bytes=math.inf) as (file, _):
         expect_itself(file.peek(), path, SnapshotError)
     try:
         header, tensors = _read(path)

@@ -37,7 +37,7 @@ def test_a_file_that_is_missing(folder):
     (folder / "val.de.gz").unlink()
     with pytest.raises(DataError, match=r"neither val\.de nor val\.de\.gz in it"):
         load_multi30k(folder)
-    with pytest.raises(DataError, match="nowhere: no such folder"):
+    with pytest.raises(DataError, match="nowhere: no such file or folder"):
         load_multi30k(folder / "nowhere")
 
 
@@ -83,8 +83,30 @@ def test_without_a_folder_it_is_downloaded_with_its_checksums(folder, monkeypatc
 
 
 def test_an_unknown_language(folder):
-    with pytest.raises(ValueError, match="target: expected 'en' or 'de', got 'fr'"):
+    with pytest.raises(DataError, match=r"neither train\.fr nor train\.fr\.gz in it"):
         load_multi30k(folder, "en", "fr")
+    with pytest.raises(
+        ValueError, match="target: expected 'en' or 'de', or a path to data in other languages, got 'fr'"
+    ):
+        load_multi30k(None, "en", "fr")
+    for wrong in ("../de", "DE", ""):
+        with pytest.raises(ValueError, match="source: expected a language, such as 'en' or 'de', got"):
+            load_multi30k(folder, wrong)
+    with pytest.raises(ValueError, match="target: expected another language than the source, 'de'"):
+        load_multi30k(folder, "de", "de")
+
+
+@pytest.mark.parametrize("place", ["data/task1/raw", "datasets/Multi30k"])
+@pytest.mark.parametrize("test", ["test_2016_flickr", "test2016", "test"])
+def test_where_others_put_it(folder, tmp_path, place, test):
+    """A clone of the dataset's repository, and the folders and names of torchtext; in French and Czech too."""
+    expected = load_multi30k(folder)
+    (tmp_path / "clone" / place).mkdir(parents=True)
+    for file in sorted(folder.glob("*.*")):
+        if file.is_file():
+            name = file.name.replace("test_2016_flickr", test).replace(".de", ".cs")
+            file.rename(tmp_path / "clone" / place / name)
+    assert load_multi30k(tmp_path / "clone", "en", "cs") == expected
 
 
 def test_a_byte_order_mark_is_not_text(folder):

@@ -16,15 +16,15 @@ pytest.importorskip("sphinx")
 
 import living
 from letters import LetterSizes
-from step_plan import StepPlan, plan_of
+from step_plan import StepPlan, operations_json, plan_of
 from traced import CASES
 from tracing import trace_operation
 
 # Whose equations have an argmax, random bits, or a backward that is given only as a derivative.
 WITHOUT = {"dense", "max_pool", "dropout", "dropout_add"}
 RUN = """
-for (const { plan, batch, weights } of CASES) {
-  const step = new Living.Step(plan, weights);
+for (const { plan, sizes, operations, batch, weights } of CASES) {
+  const step = new Living.Step(Living.sized(plan, sizes, operations), weights);
   step.give(batch);
   for (let call = 0; call < plan.calls.length; call++) step.call(call);
   answers.push(step.arrays.map((array) => [...array]));
@@ -69,6 +69,8 @@ def test_every_operation_gives_what_the_reference_gives(tmp_path):
     programs = [
         {
             "plan": plan.json(inputs, 0),
+            "sizes": {},
+            "operations": operations_json(plan.functions),
             "batch": {name: plan.values[buffer].astype(float).ravel().tolist() for name, buffer in inputs.items()},
             "weights": {},
         }
@@ -82,20 +84,49 @@ def test_every_operation_gives_what_the_reference_gives(tmp_path):
                 np.testing.assert_allclose(found, expected.astype(float).ravel(), 0, atol, err_msg=label)
 
 
-@pytest.mark.parametrize("name", ["BertClassifier", "Classifier", "GPT2", "LanguageModel", "Llama"])
-def test_a_model_gives_what_numpy_gives(name, tmp_path):
-    layer, inputs, _ = CASES[name](LetterSizes(B=2, T=5, C=8, H=2, V=11, F=12, K=3, G=1, D=4))
-    layer = layer.to(dtype=np.float64)
-    plan, made = plan_of(layer, *inputs)
-    batch = {name: made.values[buffer].astype(float).ravel().tolist() for name, buffer in plan["inputs"].items()}
+def program_of(plan, made, layer, batch, sizes):
     weights = {name: p.data.ravel().tolist() for name, p in layer.named_parameters().items()}
-    (arrays,) = computed(tmp_path, [{"plan": plan, "batch": batch, "weights": weights}])
+    given = dict(zip(plan["inputs"], batch, strict=True))
+    return {
+        "plan": plan,
+        "sizes": sizes,
+        "operations": operations_json(made.functions),
+        "batch": {name: x.astype(float).ravel().tolist() for name, x in given.items()},
+        "weights": weights,
+    }
+
+
+def compare(made, arrays):
     compared = 0
-    for buffer, expected, found in zip(plan["buffers"], made.values, arrays, strict=True):
+    for buffer, expected, array in zip(made.buffers, made.values, arrays, strict=True):
         if expected.size and expected.dtype.kind == "f":
-            np.testing.assert_allclose(found, expected.ravel(), 0, 1e-9, err_msg=f"{buffer['layer']}: {buffer['name']}")
+            label = f"{buffer['layer']}: {buffer['name']}"
+            np.testing.assert_allclose(array, expected.ravel(), 0, 1e-9, err_msg=label)
             compared += 1
     assert compared > 100
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BertClassifier",
+        "BertPretraining",
+        "Classifier",
+        "EncoderDecoder",
+        "GPT2",
+        "LanguageModel",
+        "Llama",
+        "SparseTransformer",
+        "TransformerXL",
+    ],
+)
+def test_a_model_gives_what_numpy_gives(name, tmp_path):
+    layer, inputs, _ = CASES[name](LetterSizes(B=2, T=5, S=6, M=4, C=8, H=2, V=11, F=12, K=3, G=1, D=4))
+    layer = layer.to(dtype=np.float64)
+    inputs = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in inputs]
+    plan, made = plan_of(layer, *inputs)
+    (arrays,) = computed(tmp_path, [program_of(plan, made, layer, inputs, {})])
+    compare(made, arrays)
 
 
 def test_an_array_of_no_call_is_refused():

@@ -4,6 +4,7 @@ import io
 import lzma
 import os
 import pickle
+import sys
 import tarfile
 import zipfile
 
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from scratchformer.data import Subwords, Vocabulary, load_enwik8, load_imdb, load_multi30k
+from scratchformer.data import Subwords, Vocabulary, load_enwik8, load_imdb, load_multi30k, load_text
 from scratchformer.shell import reading
-from scratchformer.shell.reading import DataError, read_bytes, read_json, read_text, read_unpacked
+from scratchformer.shell.reading import DataError, read_bytes, read_json, read_text
+from scratchformer.shell.unpacking import read_unpacked
 from scratchformer.training import load_snapshot
 
 
@@ -144,43 +146,99 @@ def test_a_page_is_text_if_its_name_says_so(tmp_path):
     assert read_text(path) == PAGE.decode() and load_enwik8(path).name == "page.html"
 
 
-def packed(kind):
-    """A file of another kind, as a user may give it in place of a text."""
-    text, buffer = b"The film was good. " * 50, io.BytesIO()
-    if kind.startswith("tar"):
-        with tarfile.open(fileobj=buffer, mode=kind.replace("tar", "w:", 1)) as archive:
-            member = tarfile.TarInfo("a.txt")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text))
+TEXT = "The film was good, wasn’t it? ".encode() * 50
+
+
+def packed(kind, text=TEXT, names=("a.txt",)):
+    """`text` as a file of another kind."""
+    buffer = io.BytesIO()
+    if kind == "tar":
+        with tarfile.open(fileobj=buffer, mode="w:") as archive:
+            for name in names:
+                member = tarfile.TarInfo(name)
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text))
     elif kind == "zip":
-        with zipfile.ZipFile(buffer, "w") as archive:
-            archive.writestr("another", text)
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("folder/", "")
+            archive.writestr("__MACOSX/a.txt", "of macOS")
+            for name in names:
+                archive.writestr(name, text)
+    elif kind == "zst":
+        zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+        return zstd.compress(text)
     elif kind == "npz":
-        np.savez(buffer, a=np.ones(3))
+        np.savez(buffer, a=np.ones(3), b=np.ones(3))
     elif kind == "npy":
         np.save(buffer, np.ones(3))
+    elif kind in ("gz", "bz2", "xz"):
+        return {"gz": gzip, "bz2": bz2, "xz": lzma}[kind].compress(text)
     return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "kinds", ["gz", "bz2", "xz", "zst", "zip", "tar", "gz gz", "tar gz", "gz zip", "tar xz", "zip tar"]
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_packed_text_is_unpacked(tmp_path, kinds, named):
+    content = TEXT
+    for kind in (kinds := kinds.split()):
+        content = packed(kind, content)
+    path = tmp_path / (".".join(("a.txt", *kinds)) if named else "a")
+    path.write_bytes(content)
+    assert load_text(path) == TEXT == np.concatenate(load_enwik8(path)[1:]).tobytes()
+    for size in (len(content) // 2, len(content) - 9):
+        path.write_bytes(content[:size])
+        if "tar" != kinds[-1]:  # the end of a tar is padding
+            with pytest.raises(DataError, match=rf"^{path}: truncated or corrupt"):
+                load_text(path)
+    path.write_bytes(b"The film")
+    if named:
+        with pytest.raises(DataError, match=rf"^{path}: expected an? .*, got a file that begins with b'Th'"):
+            load_text(path)
+
+
+def test_what_unpacks_to_far_more_than_text_does_is_refused(tmp_path):
+    path = tmp_path / "a"
+    zeros = bytes(20 << 20)
+    for kinds in (("gz",), ("bz2",), ("xz",), ("zip",), ("tar", "gz"), ("gz", "gz"), ("zip", "tar")):
+        content = zeros
+        for kind in kinds:
+            content = packed(kind, content)
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"^{path}: unpacks to more than 16,777,216 bytes"):
+            load_text(path)
+
+
+def test_without_its_package_a_zstandard_file_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd\x04\x58abcdefgh")
+    for name in ("compression", "backports"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DataError, match=rf"^{path}: packed by Zstandard: pip install 'scratchformer\[files\]'"):
+        load_text(path)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (packed("zip"), "no member|a zip archive"),
-        (packed("npz"), "no member|a zip archive"),
-        (b"PK\5\6" + bytes(18), "a zip archive"),
-        (packed("tar"), "a tar archive"),
-        (packed("targz"), "a tar archive|a gzip"),
-        (packed("npy"), "binary data"),
-        (bz2.compress(b"text " * 100), "binary data"),
-        (lzma.compress(b"text " * 100), "binary data"),
-        (b"\x28\xb5\x2f\xfd\x04\x58abcdefgh", "binary data"),
-        (b"7z\xbc\xaf\x27\x1c\0\4", "binary data"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "binary data"),
-        (b"\xff\xd8\xff\xe0\0\x10JFIF\0", "binary data"),
+        (packed("zip", names=("a", "b")), "a zip archive of 2 files: 'a', 'b' and so on; expected a single one"),
+        (packed("npz"), "a zip archive of 2 files"),
+        (b"PK\5\6" + bytes(18), "a zip archive of 0 files"),
+        (packed("tar", names=("a", "b")), "a tar archive of 2 files|no train review"),
+        (packed("tar", names=()), "a tar archive of 0 files|binary data|no train review"),
+        (packed("npy"), "an array of NumPy"),
+        (b"7z\xbc\xaf\x27\x1c\0\4", "a 7z archive"),
+        (b"Rar!\x1a\x07\1\0", "a rar archive"),
+        (b"PAR1\x15\4\x15\0", "a Parquet file|damaged"),
+        (b"GGUF\3\0\0\0", "a GGUF file"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "an image"),
+        (b"\xff\xd8\xff\xe0\0\x10JFIF\0", "an image"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "an image"),
         (b"%PDF-1.7\n", "a PDF document"),
         (b"\x7fELF\2\1\1\0", "binary data"),
-        (b"SQLite format 3\0", "binary data"),
+        (b"SQLite format 3\0", "an SQLite database"),
         (pickle.dumps({"weight": [1.0, 2.0]}), "a pickle"),
         (pickle.dumps([1], 2), "a pickle"),
         (pickle.dumps({"a": 1}, 0), "a pickle"),
@@ -194,12 +252,9 @@ def packed(kind):
 def test_a_file_of_another_kind_is_no_text(tmp_path, content, what, compressed):
     path = tmp_path / ("a.gz" if compressed else "a")
     path.write_bytes(gzip.compress(content) if compressed else content)
-    with pytest.raises(DataError, match=rf"^{path}: ({what}|expected a text, got ({what}))"):
-        load_enwik8(path)
-    with pytest.raises(
-        DataError, match=rf"^{path}: (expected a gzip, got ({what})|truncated, corrupt, or not)|^{path}: no "
-    ):
-        load_imdb(path)
+    for read in (load_enwik8, load_imdb):
+        with pytest.raises(DataError, match=rf"^{path}: .*({what})"):
+            read(path)
 
 
 @pytest.mark.parametrize(
@@ -234,3 +289,33 @@ def test_an_encoding_that_cannot_be_read_is_named(tmp_path):
     path.write_bytes("the\ncafé\n".encode("utf-16"))
     with pytest.raises(DataError, match=r"damaged: not UTF-8 at byte 0 \(text in UTF-16, which must be converted"):
         read_text(path)
+
+
+@pytest.mark.parametrize("longer", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_file_replaced_while_it_is_opened_is_read_as_one_of_the_two(tmp_path, monkeypatch, longer, packed):
+    """Another process may replace a file at any time, as `scratchformer learn` does with the progress file."""
+    texts = ["{}", '{"relu": {"hints": 1}}' + " " * 1000]
+    old, new = texts if longer else texts[::-1]
+    path, other = tmp_path / "a.json", tmp_path / "b.json"
+    pack = gzip.compress if packed else bytes
+
+    def opened(*args):
+        if other.exists():
+            os.replace(other, path)
+        return open(*args)
+
+    monkeypatch.setattr(reading, "open", opened, raising=False)
+    for read in (read_unpacked,) if packed else (read_bytes, read_unpacked, lambda path: read_text(path).encode()):
+        path.write_bytes(pack(old.encode()))
+        other.write_bytes(pack(new.encode()))
+        assert bytes(read(path)) == new.encode() and not other.exists()
+
+
+def test_a_file_replaced_by_one_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    path, other = tmp_path / "a.json", tmp_path / "b.json"
+    path.write_text("{}")
+    other.write_text(" " * 100)
+    monkeypatch.setattr(reading, "open", lambda *args: (os.replace(other, path), open(*args))[1], raising=False)
+    with pytest.raises(DataError, match="expected at most 10 bytes, got 100"):
+        read_bytes(path, max_bytes=10)

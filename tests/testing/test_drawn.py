@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.testing import GradientError, check_drawn
+from scratchformer.testing import GradientError, check_drawn, check_gradients
 from scratchformer.testing.draw import Sizes
 from scratchformer.testing.drawn import KINDS
+from scratchformer.testing.gradcheck import check_in_groups
 
 
 def scaled(slope):
@@ -36,6 +37,38 @@ def test_a_mistake_for_one_kind_of_numbers_is_found(kind, slope, cause):
     with pytest.raises(GradientError, match=rf"for {kind}: .*wrong gradient at x[\s\S]*{cause}") as caught:
         check_drawn(op, op_backward, "B T C")
     assert caught.value.diagnoses[-1].name in ("numbers matter", "sizes matter")
+
+
+SHAPES = {"attention": ("B H T D",) * 3, "layernorm": ("B T C", "C", "C")}
+
+
+@pytest.mark.parametrize("pick", [lambda size: np.where(size > 1e-3, size, np.inf).argmin(), np.argmax])
+@pytest.mark.parametrize("name", SHAPES)
+def test_one_element_that_is_wrong_by_a_ten_thousandth_is_found_in_its_group(name, pick):
+    op, op_backward, args = getattr(ops, name), getattr(ops, f"{name}_backward"), [*map(Sizes(0), SHAPES[name])]
+
+    def wrong(dy, cache):
+        gradients = op_backward(dy, cache)
+        gradients[0].flat[pick(np.abs(gradients[0]))] *= 1.0001
+        return gradients
+
+    assert check_in_groups(op, op_backward, *args, rules=False)
+    with pytest.raises(GradientError, match="wrong gradient"):
+        check_in_groups(op, wrong, *args, rules=False)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_all_draws_need_no_more_evaluations_than_one_check_of_every_element(name):
+    op, op_backward, counts = getattr(ops, name), getattr(ops, f"{name}_backward"), []
+
+    def counted(*args, **options):
+        counts.append(1)
+        return op(*args, **options)
+
+    check_gradients(counted, op_backward, *map(Sizes(0), SHAPES[name]))
+    alone = len(counts)
+    check_drawn(counted, op_backward, *SHAPES[name])
+    assert len(counts) - alone <= alone
 
 
 def test_a_common_offset_is_found_where_y_does_not_depend_on_it():

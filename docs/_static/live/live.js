@@ -1,7 +1,8 @@
 /* The interface of a live derivation: every equation with its numbers, computed again whenever a number changes.
 
-   An element of class `live` holds the data (a script of type application/json) and, for each equation, its typeset
-   form (an element with data-equation). Everything else is made here. See evaluate.js for the computation. */
+   An element of class `live` holds the data of all levels of a derivation (a script of type application/json) and each
+   equation's typeset form (an element with data-typeset). Everything else is made here, for one level at a time: the
+   page begins with the plain derivation, and each extension has a switch. See evaluate.js for the computation. */
 "use strict";
 
 (function () {
@@ -12,6 +13,7 @@
   };
   const EXACT = 1e-9; // two numbers are the same if they differ by less, relative to the largest of their array
   const NUMERICAL = 1e-5; // the same for a gradient and its central difference
+  const LIMIT = 1e6; // of what may be typed
   const MANY = 60; // terms that are listed at most
   const WHOLE = ["over", "partial", "bracket", "delta", "cases", "mod", "floor"]; // shown as one number among numbers
 
@@ -285,9 +287,11 @@
   }
 
   class Page {
-    constructor(root) {
-      this.root = root;
-      this.data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+    /** before: the page of another level, whose numbers are kept where an array has the same shape. */
+    constructor(root, level = 0, before = null) {
+      Object.assign(this, { root, level, listening: new AbortController() });
+      this.whole = before ? before.whole : JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+      this.data = this.whole.levels[level];
       this.model = Live.model(this.data);
       this.right = null;
       this.first = new Map(this.data.inputs.map((name) => [name, this.model.array(name).data.slice()]));
@@ -296,6 +300,7 @@
       this.pinned = null;
       this.step = null;
       this.h = 1e-5;
+      if (before) this.keep(before);
       this.build();
       this.listen();
       this.refresh();
@@ -304,10 +309,30 @@
       root.classList.add("ready");
     }
 
+    /** Shows another level in place of this one. */
+    to(level) {
+      this.listening.abort();
+      this.made.remove();
+      this.root.classList.remove("planted", "comparing", "pinned");
+      this.root.page = new Page(this.root, level, this);
+      showLevel(level);
+    }
+
+    keep(before) {
+      for (const name of this.data.inputs) {
+        const [array, old] = [this.model.array(name), before.data.inputs.includes(name) && before.model.array(name)];
+        if (old && old.shape.join() === array.shape.join()) array.data.set(old.data);
+      }
+      this.settle();
+      this.model.run();
+    }
+
     // what is on the page
 
     build() {
-      this.root.append(this.toolbar(), this.inputCards());
+      this.made = make("div");
+      this.root.append(this.made);
+      this.made.append(this.introduction(), this.inputCards(), this.toolbar());
       this.cards = [];
       this.lists = { forward: make("div", { class: "live-cards" }), backward: make("div", { class: "live-cards" }) };
       const backward = this.firstBackward();
@@ -316,9 +341,33 @@
         if (card) this.lists[card.part].append(card.element);
       });
       for (const [part, list] of Object.entries(this.lists)) {
-        if (list.childElementCount) this.root.append(make("h3", {}, part === "forward" ? "Forward" : "Backward"), list);
+        if (list.childElementCount) this.made.append(make("h3", {}, part === "forward" ? "Forward" : "Backward"), list);
       }
-      this.root.append(this.dock());
+      this.made.append(this.dock());
+    }
+
+    introduction() {
+      const element = make("div", {}, make("p", { class: "live-intro" },
+        make("b", {}, "Change an input"), ": drag it sideways, or type. ",
+        make("b", {}, "Point at any number"), ": its terms appear below, and the numbers it came from light up. Click to keep it selected."));
+      const { extensions } = this.whole;
+      if (!extensions.length) return element;
+      const switches = extensions.map((title, i) => make("label", {},
+        make("input", { type: "checkbox", checked: Boolean((this.level >> i) & 1), onchange: () => this.toggle(i) }), ` ${title}`));
+      const note = this.level ? "What this adds or changes is marked." : "";
+      element.append(make("fieldset", { class: "live-extensions" }, make("legend", {}, "Add:"), ...switches,
+        make("span", { class: "live-note", role: "status" }, note)));
+      return element;
+    }
+
+    toggle(extension) {
+      this.to(this.level ^ (1 << extension));
+      this.root.querySelectorAll(".live-extensions input")[extension].focus();
+    }
+
+    /** Whether the plain derivation has none like it. */
+    isAdded(kind, one) {
+      return !this.whole.levels[0][kind].some((plain) => (plain.html === undefined ? plain === one : plain.html === one.html));
     }
 
     toolbar() {
@@ -337,12 +386,7 @@
       if (Object.keys(this.data.gradients).length) {
         bar.append(make("label", {}, compare, " Compare gradients with numerical differences"), make("span", { class: "live-width" }, this.width));
       }
-      return make("div", {}, make("p", { class: "live-intro" },
-        "Every number here is computed in this page from the equation above it. ",
-        make("b", {}, "Change a number"), " among the inputs: drag it sideways, or type. ",
-        make("b", {}, "Point at a number"), " to see what it is made of: its terms are shown below, and its sources light up. ",
-        "Click it to hold it while you change others."),
-      bar, ...(this.data.mistakes.length ? [this.effect, this.summary] : []));
+      return make("div", {}, bar, ...(this.data.mistakes.length ? [this.effect, this.summary] : []));
     }
 
     inputCards() {
@@ -356,7 +400,8 @@
         if (short !== name) title.append(" = ", make("i", {}, letterOf(short)));
         const of = this.data.outputs.find(([, dy]) => dy === name);
         if (of) title.append(` = ∂L/∂${letterOf(of[0])}, the upstream gradient: choose any`);
-        list.append(make("figure", { class: "live-card" }, make("figcaption", {}, title), grid.element));
+        const added = this.isAdded("inputs", name) ? " added" : "";
+        list.append(make("figure", { class: `live-card${added}` }, make("figcaption", {}, title), grid.element));
       }
       return make("div", {}, make("h3", {}, "Inputs"), list);
     }
@@ -373,9 +418,10 @@
       const body = make("div", { class: "live-body" });
       const badge = make("span", { class: "live-badge" });
       const equation = make("span", { class: "live-equation" });
-      equation.append(this.root.querySelector(`[data-equation="${i}"]`));
+      equation.append(this.typeset(this.data.items[i]));
       const planted = make("span", { class: "live-equation live-planted" });
       const element = make("figure", { class: "live-card live-line", "data-line": i }, make("figcaption", {}, equation, planted, badge), body);
+      element.classList.toggle("added", this.isAdded("items", this.data.items[i]));
       const card = { i, part, grid: null, numerical: null, wrong: 0, badge, planted, body, element };
       this.fill(card);
       this.cards.push(card);
@@ -402,6 +448,10 @@
       card.numerical = this.grid(card.difference, { label: `numerical ${label}`, letters, versus: label });
       const title = make("p", {}, `(L(${letterOf(of)} + h) − L(${letterOf(of)} − h)) / 2h`);
       card.body.append(make("div", { class: "live-numerical" }, title, card.numerical.element));
+    }
+
+    typeset({ html }) {
+      return this.root.querySelector(`[data-typeset="${html}"]`).cloneNode(true);
     }
 
     leftSide(line) {
@@ -454,7 +504,8 @@
     // what the reader does
 
     listen() {
-      const { root } = this;
+      const { signal } = this.listening;
+      const root = { addEventListener: (kind, act) => this.made.addEventListener(kind, act, { signal }) };
       const faceOf = (event) => (event.target.closest ? event.target.closest("[data-position]") : null);
       root.addEventListener("pointerover", (event) => {
         const face = faceOf(event);
@@ -476,21 +527,30 @@
       root.addEventListener("input", (event) => {
         const face = faceOf(event);
         if (!face) return;
-        face.dataset.typing = "";
+        if (face.dataset.typing === undefined) face.dataset.typing = face.grid.array.data[face.dataset.position];
         const value = Number(face.value.replace("−", "-").replace(",", ".").trim() || NaN);
-        face.classList.toggle("invalid", !Number.isFinite(value));
-        if (Number.isFinite(value)) this.change(face, value);
+        const valid = Math.abs(value) <= LIMIT;
+        this.markInvalid(face, !valid);
+        this.change(face, valid ? value : Number(face.dataset.typing)); // as before the typing, not as half of what was typed
       });
       root.addEventListener("focusout", (event) => {
         const face = faceOf(event);
-        if (!face || !face.grid.editable) return;
-        delete face.dataset.typing;
-        face.classList.remove("invalid");
-        face.value = typed(face.grid.array.data[face.dataset.position]);
+        if (face && face.grid.editable) this.endTyping(face);
       });
       root.addEventListener("pointerdown", (event) => this.startDrag(event, faceOf(event)));
       root.addEventListener("pointermove", (event) => this.moveDrag(event));
       for (const kind of ["pointerup", "pointercancel"]) root.addEventListener(kind, () => this.endDrag());
+    }
+
+    markInvalid(face, invalid) {
+      face.classList.toggle("invalid", invalid);
+      face.setAttribute("aria-invalid", String(invalid));
+    }
+
+    endTyping(face) {
+      delete face.dataset.typing;
+      this.markInvalid(face, false);
+      face.value = typed(face.grid.array.data[face.dataset.position]);
     }
 
     startDrag(event, face) {
@@ -544,6 +604,7 @@
         const step = (grid.range && grid.range.whole) || event.shiftKey ? 1 : 0.1;
         this.change(face, Math.round((grid.array.data[face.dataset.position] + up * step) * 1e6) / 1e6);
       } else if (event.key === "Enter") {
+        this.endTyping(face);
         face.select();
       } else {
         const { selectionStart: start, selectionEnd: end, value } = face;
@@ -572,7 +633,17 @@
       this.compute();
     }
 
+    /** Sets what is 0 where another input is 0, such as the target of an ignored row. */
+    settle() {
+      for (const [name, by] of Object.entries(this.data.zero || {})) {
+        for (const model of [this.model, this.right]) {
+          if (model) model.array(name).data.forEach((_, i, data) => { if (!model.array(by).data[i]) data[i] = 0; });
+        }
+      }
+    }
+
     compute() {
+      this.settle();
       this.model.run();
       if (this.right) this.right.run();
       if (this.scheduled) return;
@@ -619,7 +690,7 @@
         card.element.classList.toggle("mistaken", here);
         card.planted.replaceChildren();
         if (!here) continue;
-        card.planted.append(this.root.querySelector(`[data-mistake="${k}"]`).cloneNode(true));
+        card.planted.append(this.typeset(mistake));
       }
       this.refresh();
     }
@@ -812,7 +883,8 @@
       const [text, other] = right === null ? [long(found.value)] : apart(found.value, right, long);
       const wrong = right === null ? "" : ` <span class="live-right">≠ ${other}, which is right</span>`;
       const total = `<span class="live-total" data-value="${found.value}">${text}</span>`;
-      const parts = [`<p class="live-title">${name} = ${letters} = ${total}${wrong}</p>`, this.list(line, found.terms, true)];
+      const sides = found.part === line.parts[0] ? [name] : [name, letters];
+      const parts = [`<p class="live-title">${[...sides, total].join(" = ")}${wrong}</p>`, this.list(line, found.terms, true)];
       for (const { node, e, value, terms } of found.inner) {
         const among = node[1] === "sum" || node[1] === "mean" ? "" : " among";
         const written = new Writer(this.model, line, e, false).write(node);
@@ -900,6 +972,24 @@
     return Math.round(100 * x) / 100 || normal();
   }
 
+  /** Shows the derivation's text on the page at a level; a link may lead to what another level shows. */
+  function showLevel(level) {
+    for (const element of document.querySelectorAll(".level")) {
+      const { classList } = element;
+      classList.toggle("shown", classList.contains(`level-${level}`));
+      classList.toggle("added", level > 0 && !classList.contains("level-0"));
+    }
+  }
+
+  function follow() {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const hidden = target && target.closest(".level:not(.shown)");
+    const { page } = document.querySelector(".live") || {};
+    if (!hidden || !page) return;
+    page.to(page.whole.levels.length - 1);
+    target.scrollIntoView();
+  }
+
   function start() {
     for (const root of document.querySelectorAll(".live:not(.ready)")) {
       try {
@@ -909,6 +999,8 @@
         throw error;
       }
     }
+    follow();
+    addEventListener("hashchange", follow);
   }
 
   /** The terms of a number as a list, for other pages that compute with equations. */

@@ -16,6 +16,44 @@
 
   const product = (shape) => shape.reduce((a, b) => a * b, 1);
 
+  /** A size, which may be written with letters: "2HD" is twice the product of the sizes H and D. */
+  function sizeOf(size, sizes) {
+    if (typeof size === "number") return size;
+    const [, factor, letters] = size.match(/^([^A-Z]*)(.*)$/);
+    return [...letters].reduce((n, letter) => n * sizes[letter], Number(factor || 1));
+  }
+
+  /** The positions of a place: all in order (null), a list, or those that a first one and steps along axes give. */
+  function listed(positions, size) {
+    if (!positions || !Array.isArray(positions[1])) return positions;
+    const [start, shape, steps] = positions;
+    return shape.reduceRight((inner, n, axis) => {
+      const all = [];
+      for (let i = 0; i < size(n); i++) for (const at of inner) all.push(at + i * size(steps[axis]));
+      return all;
+    }, [size(start)]);
+  }
+
+  /** A plan for given sizes, with the functions that it uses. operations: their functions and mistakes, by name. */
+  function sized(plan, sizes, operations) {
+    const size = (n) => sizeOf(n, sizes);
+    const each = (object, act) => Object.fromEntries(Object.entries(object || {}).map(([key, value]) => [key, act(value)]));
+    const place = ([buffer, positions]) => [buffer, listed(positions, size)];
+    const every = [...new Set(plan.calls.map((call) => call.operation))].map((name) => operations[name]);
+    const functions = Object.assign({}, ...every.map((operation) => operation.functions));
+    const used = new Set(plan.functions);
+    return {
+      ...plan,
+      functions,
+      mistakes: every.flatMap(({ mistakes }) => mistakes).filter((mistake) => Object.keys(mistake.functions).some((key) => used.has(key))),
+      buffers: plan.buffers.map((buffer) => ({ ...buffer, shape: buffer.shape.map(size) })),
+      calls: plan.calls.map((call) => ({
+        ...call, inputs: each(call.inputs, place), adds: each(call.adds, place), sizes: each(call.sizes, size), shapes: each(call.shapes, (shape) => shape.map(size)),
+      })),
+      gradients: each(plan.gradients, place),
+    };
+  }
+
   class Step {
     constructor(plan, weights) {
       this.plan = plan;
@@ -121,5 +159,5 @@
     }
   }
 
-  globalThis.Living = { Step, product };
+  globalThis.Living = { Step, product, sized };
 })();

@@ -1,0 +1,258 @@
+"""The levels of a derivation: plain, and with what the operation can do besides, such as a mask or several heads.
+
+What a level leaves out is an `Extension` in the operation's entry. Its names have one value, its letters are not written,
+and the sentences about it are not there; the equations are simplified. All levels are checked as the whole is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
+from typing import NamedTuple
+
+from reports import items
+
+from scratchformer.catalogue import DerivationCase, Extension, Mistake, Sizes, entries_of
+from scratchformer.catalogue.derivations import CASES
+from scratchformer.notation import DerivationReport, DerivationRow, DerivationText, Equation, Item, NotationError, parse
+from scratchformer.notation.check import read_and_run, walk_through
+from scratchformer.notation.grammar import Condition, Node, canonical, letters_in, rebuilt, walk
+from scratchformer.notation.spelling import spelled
+from scratchformer.notation.walk import TOLERANCE
+
+ZERO, ONE = ("num", 0.0, "0"), ("num", 1.0, "1")
+GONE = ("num", 0.0, "")  # an index that is not written; where it is a number, it is 0
+SENTENCE = re.compile(r"(?<=[.)])\s+(?=\(?[A-Z])")
+INDICES = re.compile(r"(?<![\w`])([^\W_]+)_([a-z]{2,4})\b")  # of a name in prose
+KNOWN = {"=": float.__eq__, "≠": float.__ne__, "<": float.__lt__, ">": float.__gt__, "≤": float.__le__, "≥": float.__ge__}
+
+
+class Without(NamedTuple):
+    """What a level leaves out: the values of names, the index letters, and words of the sentences about them."""
+
+    values: dict[str, Node]
+    letters: frozenset[str]
+    words: re.Pattern[str] | None
+
+
+def extensions(name: str) -> tuple[Extension, ...]:
+    """What the page of an operation leaves out at first."""
+    return next((tuple(entry.extensions) for entry in entries_of("operations") if entry.name == name), ())
+
+
+def levels(name: str) -> list[frozenset[str]]:
+    """The titles of what is left out at each level: all at level 0, nothing at the last. Bit i stands for extension i."""
+    titles = [extension.title for extension in extensions(name)]
+    return [frozenset(t for i, t in enumerate(titles) if not level >> i & 1) for level in range(2 ** len(titles))]
+
+
+def without(name: str, titles: Collection[str]) -> Without:
+    left_out = [extension for extension in extensions(name) if extension.title in titles]
+    words = "|".join(extension.words for extension in left_out)
+    return Without(
+        {canonical(n): parse(f"{v} = 0").parts[0] for each in left_out for n, v in each.values.items()},
+        frozenset("".join(each.letters for each in left_out)),
+        re.compile(rf"\b(?:{words})", re.IGNORECASE) if words else None,
+    )
+
+
+def case_at(name: str, titles: Collection[str], draw: Sizes) -> DerivationCase:
+    """The arrays of a level: axes whose letters are not written have size 1."""
+    draw.__dict__ |= {letter.upper(): 1 for letter in without(name, titles).letters}
+    return CASES[name](draw)
+
+
+def checked_without(case: DerivationCase, left_out: Without) -> DerivationReport:
+    """The checked derivation of a level. Raises DerivationError where it is not true."""
+    options = {"names": case.names, "docstring": case.docstring, **case.options}
+    ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
+    return walk_through(reduced(derivation, left_out), ran, TOLERANCE)
+
+
+def reduced(derivation: DerivationText, left_out: Without) -> DerivationText:
+    """A derivation without what a level leaves out."""
+    if left_out.words is None:
+        return derivation
+    items = list(remaining(derivation.items, left_out))
+    dropped = {item.equation.parts[0][1] for item in derivation.equations if item.equation and item not in items}
+    dropped -= {item.equation.parts[0][1] for item in items if item.equation}
+    return derivation._replace(items=tuple(simplified_items(items, left_out, dropped)))
+
+
+def remaining(items: Iterable[Item], left_out: Without) -> Iterator[Item]:
+    """The items without the sentences about what is left out, and without what follows paragraphs of nothing else."""
+    hidden = False
+    for item in items:
+        if item.kind == "prose":
+            text = sentences(item.text, left_out)
+            hidden = not text
+            item = item._replace(text=text)
+        if not hidden:
+            yield item
+
+
+def sentences(text: str, left_out: Without) -> str:
+    """A paragraph without the sentences that contain one of the words; the last one introduces what the last did."""
+    parts, words = SENTENCE.split(text), left_out.words
+    kept = [part for part in parts if not words or not words.search(part) or part.startswith("Source:")]
+    if len(kept) < len(parts):
+        text = " ".join(kept).removesuffix(".") + ":" if kept and text.endswith(":") else " ".join(kept)
+    return INDICES.sub(lambda m: f"{m[1]}_{''.join(c for c in m[2] if c not in left_out.letters)}", text)
+
+
+def simplified_items(items: Iterable[Item], left_out: Without, unknown: set[str]) -> Iterator[Item]:
+    """The items with their equations simplified; a comment on one that is gone goes too."""
+    gone = False
+    for item in items:
+        if item.equation is None:
+            if not (gone and item.kind == "comment"):
+                yield item
+            continue
+        equation = simplified(item.equation, left_out, unknown)
+        gone = equation is None
+        if equation is not None:
+            same = equation == item.equation
+            yield item if same else item._replace(equation=equation, text=spelled(equation))
+
+
+def simplified(equation: Equation, left_out: Without, unknown: Collection[str] = ()) -> Equation | None:
+    """The equation without what is left out, or None if it says nothing then. unknown: names that nothing defines."""
+    values, letters, _ = left_out
+    if equation.parts[0][0] == "name" and equation.parts[0][1] in values:
+        return None
+    tree = Equation(*(rebuilt(part, lambda node: changed(node, values, letters)) for part in equation))
+    bindings = tuple((letter, node) for letter, node in tree.bindings if letter not in letters)
+    first, *others = tree.parts
+    parts, relations = [first], []
+    for relation, part in zip(tree.relations, others, strict=True):
+        if part != parts[-1] and not any(node[0] == "name" and node[1] in unknown for node in walk(part)):
+            parts.append(part)
+            relations.append(relation)
+    conditions = tuple(clause for clause in tree.conditions if truth(clause) is not True)
+    used = {letter for part in (*parts, *conditions) for letter in letters_in(part)}
+    bindings = tuple((letter, node) for letter, node in bindings if letter in used)
+    return Equation(tuple(parts), tuple(relations), bindings, conditions) if relations else None
+
+
+def changed(node: Node, values: dict[str, Node], letters: frozenset[str]) -> Node:
+    """A node whose parts are simplified already."""
+    kind, *parts = node
+    if kind == "idx":
+        return GONE if parts[0].rstrip("'") in letters else node
+    if kind == "name":
+        indices = tuple(index for index in parts[1] if index != GONE)
+        return values.get(parts[0], ("name", parts[0], indices))
+    if kind == "over":
+        return without_letters(node, letters)
+    if kind == "bracket":
+        clauses = open_clauses(parts[0])
+        return ZERO if clauses is None else ("bracket", clauses) if clauses else ONE
+    if kind == "cases":
+        return first_case(*parts)
+    if kind == "group" and parts[0][0] in ("num", "name", "group", "bracket"):
+        return parts[0]
+    if kind == "call" and parts[0] == "max" and ONE in parts[1]:
+        (other,) = [argument for argument in parts[1] if argument != ONE] or [ONE]
+        return other if is_size(other) or other == ONE else node
+    return arithmetic(node)
+
+
+def without_letters(node: Node, letters: frozenset[str]) -> Node:
+    """A sum over what remains of its letters and conditions. A sum of ones is a number of them."""
+    _, function, over, body, clauses = node
+    clauses = tuple(c for c in clauses if truth(c) is not True and GONE not in walk(c))
+    over = tuple(letter for letter in over if letter.rstrip("'") not in letters)
+    if not over and not clauses:
+        return body
+    if function == "sum" and body == ONE and len(over) == 1 and not clauses:
+        return "name", over[0].rstrip("'").upper(), ()
+    return "over", function, over, body, clauses
+
+
+def first_case(cases: tuple, otherwise: Node) -> Node:
+    open_cases = []
+    for value, clauses in cases:
+        still = open_clauses(clauses)
+        if still == ():
+            otherwise = value
+            break
+        if still:
+            open_cases.append((value, still))
+    return ("cases", tuple(open_cases), otherwise) if open_cases else otherwise
+
+
+def open_clauses(clauses: tuple[Condition, ...]) -> tuple[Condition, ...] | None:
+    """Those of which it depends whether they hold; None if one cannot."""
+    known = [truth(clause) for clause in clauses]
+    return None if False in known else tuple(c for c, true in zip(clauses, known, strict=True) if true is None)
+
+
+def truth(clause: Condition) -> bool | None:
+    """Whether a condition holds; None if that depends."""
+    relation, a, b = clause
+    if a[0] == b[0] == "num":
+        return bool(KNOWN[relation](a[1], b[1]))
+    if is_size(a) and b in (ZERO, ONE):
+        return True if relation == ">" and b == ZERO or relation == "≥" else None
+    if relation == "<" and a[0] == "idx" and b == ("name", a[1].rstrip("'").upper(), ()):
+        return True
+    return True if a == b and relation in "=≤≥" else None
+
+
+def is_size(node: Node) -> bool:
+    return node[0] == "name" and not node[2] and bool(re.fullmatch("[A-Z]", node[1]))
+
+
+def arithmetic(node: Node) -> Node:
+    """The rules for 0 and 1."""
+    kind, *parts = node
+    if kind == "neg":
+        return ZERO if parts[0] == ZERO else node
+    if kind not in ("+", "-", "*", "/"):
+        return node
+    a, b = (ZERO if part == GONE else part for part in parts)
+    if kind == "*":
+        return ZERO if ZERO in (a, b) else b if a == ONE else a if b == ONE else node
+    if kind == "/":
+        return ZERO if a == ZERO else a if b == ONE else node
+    return a if b == ZERO else b if a == ZERO and kind == "+" else node
+
+
+class Form(NamedTuple):
+    """An item of a derivation as it is at some levels."""
+
+    item: Item
+    row: DerivationRow | None
+    levels: list[int]
+
+
+@cache
+def forms(name: str) -> dict[tuple[int, int], list[Form]]:
+    """The forms of each item of an operation's derivation, by its line and column in the docstring, in order."""
+    found = {(item.line, item.column): [Form(item, row, [])] for item, row in items(name)}
+    for number, titles in enumerate(levels(name)):
+        report = checked_without(case_at(name, titles, Sizes()), without(name, titles))
+        for item in report.derivation.items:
+            known = found[item.line, item.column]
+            form = next((form for form in known if form.item.text == item.text), None)
+            if form is None:
+                row = next((row for row in report.rows if (row.line, row.text) == (item.line, item.text)), None)
+                known.append(form := Form(item, row, []))
+            form.levels.append(number)
+    return found
+
+
+def mistake_at(mistake: Mistake, left_out: Without, names: Collection[str]) -> tuple[Equation, Equation] | None:
+    """The right and the wrong equation of a mistake at a level, if they are equations there, and it is none of those about
+    what is left out.
+    """
+    if left_out.words and left_out.words.search(f"{mistake.title}. {mistake.effect}"):
+        return None
+    try:
+        both = (parse(text, names) for text in (mistake.equation, mistake.wrong))
+    except NotationError:
+        return None
+    right, wrong = (simplified(equation, left_out) for equation in both)
+    return None if right is None or wrong is None or right == wrong else (right, wrong)
+
