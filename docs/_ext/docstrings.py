@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from textwrap import dedent, indent
 from typing import Any, ClassVar, NamedTuple
 
@@ -317,7 +317,16 @@ class LettersDirective(SphinxDirective):
 
 
 def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = typeset("\n".join(lines), name.rpartition(".")[2] if what == "class" else "").splitlines()
+    docstring, derivation = "\n".join(lines), name.rpartition(".")[2] if what == "class" else ""
+    passages = pieces(docstring, derivation)
+    if name.startswith(("scratchformer.nn.", "scratchformer.models.")) and what == "class":
+        passages = passages[1 : 1 + derived_from(passages[1:])]  # the page of a layer has the rest elsewhere
+    lines[:] = rendered(passages, derivation).splitlines()
+
+
+def derived_from(passages: Sequence[Passage]) -> int:
+    """The number of the passage with which a derivation begins; that of all passages if there is none."""
+    return next((i for i, piece in enumerate(passages) if piece.text.startswith(BEGINNINGS)), len(passages))
 
 
 def skip(app: Sphinx, what: str, name: str, thing: Any, skipped: bool, options: Any) -> bool | None:

@@ -291,12 +291,13 @@ class Live(SphinxDirective):
     """The live section of an operation: `.. live:: attention`."""
 
     required_arguments = 1
+    final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
         (name,) = self.arguments
         if name not in CASES:
             return []
-        return [nodes.raw("", live_html(name, mistakes_of(name)), format="html")]
+        return [nodes.raw("", live_html(name, mistakes_of(name.partition(",")[0])), format="html")]
 
 
 def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from docstrings import BEGINNINGS, block, derivation, directive, heading, pieces, prose, rendered, signature, table, typeset
+from docstrings import block, derivation, derived_from, directive, heading, pieces, prose, rendered, signature, table, typeset
 from loops import loops
 from measure import Cost, TwinComparison, compare
 from operation_pictures import operation_picture
@@ -34,7 +34,7 @@ def page(name: str) -> str:
     """The page of an operation."""
     op, backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
     summary, *passages = pieces(inspect.getdoc(op), name)
-    start = next((i for i, piece in enumerate(passages) if piece.text.startswith(BEGINNINGS)), len(passages))
+    start = derived_from(passages)
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
     arguments = [heading("Arguments"), described(functions, rendered(passages[:start], name))]
     parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", rendered([summary], name), *live(name)]

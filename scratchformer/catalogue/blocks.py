@@ -142,7 +142,31 @@ ENTRIES = [
     .case("post, relative, causal, memory", partial(block_with_memory, norm="post"))
     .case("pre, relative, causal, memory, dropout", partial(block_with_memory, norm="pre", dropout=0.3))
     .derivation("", partial(transformer_block, order="post"))
-    .derivation("pre", partial(transformer_block, order="pre")),
+    .derivation("pre", partial(transformer_block, order="pre"))
+    .mistake(
+        "The gradient passes only through the attention",
+        "x also goes to the first sum directly. Without this term, the blocks below get what the attention lets through.",
+        equation="dx_tc = ds_tc + dn_tc",
+        wrong="dx_tc = dn_tc",
+    )
+    .mistake(
+        "Pre-norm: the gradient passes only through the attention",
+        "The sums pass dy on unchanged, through any number of blocks; this path is cut.",
+        equation="dx_tc = dh_tc + ds_tc",
+        wrong="dx_tc = ds_tc",
+    )
+    .mistake(
+        "Pre-norm: the gradient passes only through the feed-forward layer",
+        "The sums pass dy on unchanged, through any number of blocks; this path is cut.",
+        equation="dh_tc = dy_tc + dr_tc",
+        wrong="dh_tc = dr_tc",
+    )
+    .mistake(
+        "The gradient passes only through the feed-forward layer",
+        "h also goes to the second sum directly. The gradient of everything before it is wrong.",
+        equation="dh_tc = dr_tc + du_tc",
+        wrong="dh_tc = du_tc",
+    ),
     Entry("DecoderBlock")
     .case("post, dropout", partial(looking_at_memory, dropout=0.3))
     .case("pre, bias", partial(looking_at_memory, norm="pre", bias=True, activation="gelu"))
@@ -156,8 +180,22 @@ ENTRIES = [
     .mistake(
         "The gradient passes only through the branch",
         "In y = x + f(x), the first x passes dy on unchanged; this part is left out.",
+        equation="dx_tc = ds_tc + dn_tc",
+        wrong="dx_tc = dn_tc",
         replace={"         dx, _ = ops.add(ds, dn[:, -T:])": "         dx = dn[:, -T:]"},
         tests="tests/nn/test_all_layers.py -k Residual",
+    )
+    .mistake(
+        "Pre-norm: the gradient passes only through the branch",
+        "The sum passes dy on unchanged, whatever the branch does; this path is cut.",
+        equation="dx_tc = dy_tc + ds_tc",
+        wrong="dx_tc = ds_tc",
+    )
+    .mistake(
+        "The gradient passes only past the branch",
+        "dx looks right where the branch is small, as it is at the start of training.",
+        equation="dx_tc = ds_tc + dn_tc",
+        wrong="dx_tc = ds_tc",
     )
     .mistake(
         "γ gets no gradient from the memory",

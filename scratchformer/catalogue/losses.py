@@ -66,7 +66,5 @@ ENTRIES = [
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)/N",
     ),
-    OperationEntry("soft_cross_entropy")
-    .case("", normal("B T V", "B T V"))
-    .extension("Safe from overflow", "overflow"),
+    OperationEntry("soft_cross_entropy").case("", normal("B T V", "B T V")).extension("Safe from overflow", "overflow"),
 ]

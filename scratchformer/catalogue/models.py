@@ -159,7 +159,19 @@ ENTRIES = [
     .derivation("", encoder_decoder),
     Entry("LlamaBlock")
     .case("", lambda d: on(models.LlamaBlock(d.C, d.H, key=Key(d.seed), head_width=4), d("B T C")))
-    .derivation("", llama_block),
+    .derivation("", llama_block)
+    .mistake(
+        "The gradient passes only through the attention",
+        "In a pre-norm block the sums pass dy on unchanged, through any number of blocks; this path is cut.",
+        equation="dx_tc = dh_tc + ds_tc",
+        wrong="dx_tc = ds_tc",
+    )
+    .mistake(
+        "The gradient passes only through the feed-forward layer",
+        "In a pre-norm block the sums pass dy on unchanged, through any number of blocks; this path is cut.",
+        equation="dh_tc = dy_tc + dr_tc",
+        wrong="dh_tc = dr_tc",
+    ),
     Entry("GPT2")
     .case("", partial(gpt2, dropout=0.2))
     .case("recompute", partial(gpt2, dropout=0.2, d_ff=3, recompute=True)),
