@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from composed import composed
+from composed import Composed, composed
 from docutils import nodes
 from levels import Without, case_at, checked_without, extensions, levels, mistake_at, without
 from mathml import pieces
@@ -123,7 +123,7 @@ def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = (
     those that the page begins with.
     """
     draw, left_out = PageSizes(name), without(name, [*titles])
-    case, parts = composed(COMPOSED[name](draw) if name in COMPOSED else case_at(name, [*titles], draw))
+    case, parts = page_case(name, titles, draw)
     report = checked_without(case, left_out)
     data, arguments = begin(case, report), bound(case)
     for item, part in zip(data["items"], parts, strict=bool(parts)):
@@ -143,6 +143,11 @@ def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = (
         "zero": zero,
         "mistakes": [change for mistake in mistakes if (change := planted(mistake, report, left_out))],
     }
+
+
+def page_case(name: str, titles: Iterable[str], draw: Sizes) -> Composed:
+    """The case of a derivation at a level, as a page computes with it: without calls of functions."""
+    return composed(COMPOSED[name](draw) if name in COMPOSED else case_at(name, [*titles], draw))
 
 
 def visible_scale(gradients: Iterable[np.ndarray]) -> int:
