@@ -28,7 +28,7 @@ NAMES = [*OPERATIONS, *LAYERS]
 
 
 class Page:
-    """The live part of one operation or layer, alone in a file. level: of its derivation, by default the last, the whole."""
+    """The live part of one operation or layer, alone in a file. level: by default the last, the whole derivation."""
 
     def __init__(self, browser: Any, name: str, folder: Path, level: int = -1) -> None:
         self.browser, self.name = browser, name
@@ -84,8 +84,9 @@ class Page:
         if "pattern" in arguments and "m" in inputs:
             arguments["pattern"] = pattern_of(inputs["m"], arguments["pattern"])
         given = {name: converted(inputs[name], old) if name in inputs else old for name, old in arguments.items()}
-        parameters = inspect.signature(self.case.op).parameters
-        y, cache = self.case.op(**dict(zip(parameters, given.values(), strict=True)))
+        parameters = inspect.signature(self.case.op).parameters.items()
+        named = [name for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        y, cache = self.case.op(**{name: given[canonical(name)] for name in named})
         output, dy = self.run("return page.data.outputs[0]")
         gradients = self.case.op_backward(inputs[dy], cache)
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
