@@ -145,7 +145,7 @@ ENTRIES = [
     .derivation("pre", partial(transformer_block, order="pre"))
     .mistake(
         "The gradient passes only through the attention",
-        "x also goes to the first sum directly. Without this term, the blocks below get what the attention lets through.",
+        "x also goes to the first sum directly. The blocks below get only what the attention lets through.",
         equation="dx_tc = ds_tc + dn_tc",
         wrong="dx_tc = dn_tc",
     )
