@@ -56,8 +56,10 @@ def self_attention(d: Sizes) -> DerivationCase:
 
 
 def edges(d: Sizes, n: int) -> np.ndarray:
-    """Which of n positions sees which, (n, n); some may see none."""
-    return d.generator.random((n, n)) < 0.6
+    """Which of n positions sees which, (n, n); the last sees none."""
+    seen = d.generator.random((n, n)) < 0.6
+    seen[-1] = False
+    return seen
 
 
 def relative_attention(d: Sizes) -> DerivationCase:

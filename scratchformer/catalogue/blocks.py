@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -57,15 +58,16 @@ def transformer_block(d: Sizes, order: str, activation: ops.Activation = GELU) -
 
 
 def with_pattern(
-    d: Sizes, block: nn.Block, leave: str = "", replaced: dict[str, Part] | None = None, **names: Any
+    d: Sizes, block: nn.Block, leave: str = "", replaced: Mapping[str, Part] | None = None, **names: Any
 ) -> DerivationCase:
     """The case of a block whose positions see some of each other. replaced: parts that are called in another way than
     as they are; names: what the derivations of the parts use.
     """
-    parts: dict[str, Part] = {name: getattr(block, name) for name in BLOCK_PARTS} | (replaced or {})
+    parts: dict[str, Part] = {**{name: getattr(block, name) for name in BLOCK_PARTS}, **(replaced or {})}
+    norm: Any = block.norm1
     seen = edges(d, d.T)
     parts["attention"] = partial(block.attention.forward, pattern=ops.Edges(seen)), block.attention.backward
-    names |= {"m": seen, "eps": block.norm1.eps}
+    names |= {"m": seen, "eps": norm.eps}
     return derived(d, block, d("B T C"), ops.Edges(seen), names=names, parts=parts, leave=leave)
 
 
@@ -110,7 +112,8 @@ def residual_of_linear(d: Sizes, order: str) -> DerivationCase:
     """With the smallest branch that can be written out, for the page."""
     layer = nn.Residual(nn.Linear(d.C, d.C), nn.LayerNorm(d.C), order)
     parts: dict[str, Part] = {"branch": layer.branch, "norm": layer.norm}
-    names = {"eps": layer.norm.eps}
+    norm: Any = layer.norm
+    names = {"eps": norm.eps}
     return derived(d, layer, d("B T C"), names=names, parts=parts, leave=f'In "{OTHER[order]}" order')
 
 
@@ -125,7 +128,7 @@ def stack(d: Sizes) -> DerivationCase:
     d.sizes |= {"H": 2, "C": 4, "B": 2, "T": 3, "I": 5, "F": 6}
     blocks = [nn.DecoderBlock(d.C, d.H, d_ff=d.F, activation=GELU, key=Key(i)) for i in range(2)]
     layer = nn.Stack(blocks, nn.LayerNorm(d.C))
-    parts = {"block1": blocks[0], "block2": blocks[1], "norm": layer.norm}
+    parts: dict[str, Any] = {"block1": blocks[0], "block2": blocks[1], "norm": layer.norm}
     return derived(d, layer, d("B T C"), d("B I C"), parts=parts)
 
 

@@ -62,7 +62,7 @@ def embedding_sum(d: Sizes) -> DerivationCase:
     embeddings = [nn.Linear(d.I, d.C), nn.TokenEmbedding(d.V, d.C)]
     layer = nn.EmbeddingSum(embeddings, nn.PositionEmbedding(d.T, d.C), nn.LayerNorm(d.C), nn.Dropout(0.3), scale=3)
     dropout = nn.Dropout(0.3)
-    parts = {
+    parts: dict[str, Any] = {
         "positions": layer.positions,
         "norm": layer.norm,
         "dropout": (partial(dropout.forward, key=d.key), dropout.backward),

@@ -49,6 +49,18 @@ EQUAL: dict[str, dict[str, str]] = {
     "embedding.numpy": {
         "dtable_vc = Σ_{n, c'} [places_nc' = v C + c] dy_nc": "the bracket is 0 unless c' = c",
     },
+    **{
+        name: {
+            f"p_hts = m_ts exp(z_hts)/Z_ht where {any_seen} > 0, 0 elsewhere": "where m_ts is 0, p_hts is 0 in any case"
+            for any_seen in ("m_ts", "Σ_h m_ts", "mean_s((m_ts))")
+        }
+        | {
+            "R_tdd' = [d' = d] cos(t θ_i) + [d' = j] σ_d sin(t θ_i) with i = d mod (D/2), j = (d − D/2) mod D": (
+                "D/2 and −D/2 are the same modulo D"
+            )
+        }
+        for name in ("SelfAttention", "RotarySelfAttention", "RelativeSelfAttention")
+    },
     "FeedForward": {
         "a_nf = e_nf where e_nf ≥ 0, 0 elsewhere": "where e_nf = 0, both are 0",
         "de_nf = da_nf where e_nf ≥ 0, 0 elsewhere": "no e_nf is exactly 0",
