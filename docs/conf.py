@@ -19,7 +19,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
-    "mathml",
+    "math_nodes",
     "root_files",
     "docstrings",
     "operations",
@@ -28,6 +28,7 @@ extensions = [
     "live",
     "living",
     "path",
+    "exercises",
 ]
 exclude_patterns = ["README.md", "_build"]
 

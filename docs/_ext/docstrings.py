@@ -105,16 +105,16 @@ def passages(item: Item, row: DerivationRow | None, number: int | None) -> list[
 def derivation(name: str) -> str:
     """The derivation of an operation. What is not at all levels is in containers, whose classes name its levels."""
     parts: list[tuple[list[int], list[Passage]]] = []
-    begun = False
+    begun, above = False, 0  # above: how many forms the item before has
     for number, known in enumerate(forms(name).values()):
         begun = begun or known[0].item.text.startswith(BEGINNINGS)
         if not begun:
             continue
         if known[0].item.kind == "comment":
-            for _, before in parts[-len(above) :]:
+            for _, before in parts[-above:]:
                 before[-1] = before[-1]._replace(comment=known[0].item.text)
             continue
-        above = known
+        above = len(known)
         for form in known:
             parts.append((form.levels, passages(form.item, form.row, number if form is known[0] else None)))
     whole = len(levels(name))

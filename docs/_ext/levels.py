@@ -1,11 +1,12 @@
 """The levels of a derivation: plain, and with what the operation can do besides, such as a mask or several heads.
 
-What a level leaves out is an `Extension` in the operation's entry. Its names have one value, its letters are not written,
-and the sentences about it are not there; the equations are simplified. All levels are checked as the whole is.
+What a level leaves out is an `Extension` in the operation's entry. Its names have one value, its letters are not
+written, the sentences about it are not there, and the equations are simplified. All levels are checked as the whole is.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
@@ -25,7 +26,9 @@ ZERO, ONE = ("num", 0.0, "0"), ("num", 1.0, "1")
 GONE = ("num", 0.0, "")  # an index that is not written; where it is a number, it is 0
 SENTENCE = re.compile(r"(?<=[.)])\s+(?=\(?[A-Z])")
 INDICES = re.compile(r"(?<![\w`])([^\W_]+)_([a-z]{2,4})\b")  # of a name in prose
-KNOWN = {"=": float.__eq__, "≠": float.__ne__, "<": float.__lt__, ">": float.__gt__, "≤": float.__le__, "≥": float.__ge__}
+COMPARE = dict(
+    zip("=≠<>≤≥", (operator.eq, operator.ne, operator.lt, operator.gt, operator.le, operator.ge), strict=True)
+)
 
 
 class Without(NamedTuple):
@@ -42,7 +45,7 @@ def extensions(name: str) -> tuple[Extension, ...]:
 
 
 def levels(name: str) -> list[frozenset[str]]:
-    """The titles of what is left out at each level: all at level 0, nothing at the last. Bit i stands for extension i."""
+    """The titles of what is left out at each level: all at level 0, nothing at the last. Bit i is extension i."""
     titles = [extension.title for extension in extensions(name)]
     return [frozenset(t for i, t in enumerate(titles) if not level >> i & 1) for level in range(2 ** len(titles))]
 
@@ -97,7 +100,8 @@ def sentences(text: str, left_out: Without) -> str:
     parts, words = SENTENCE.split(text), left_out.words
     kept = [part for part in parts if not words or not words.search(part) or part.startswith("Source:")]
     if len(kept) < len(parts):
-        text = " ".join(kept).removesuffix(".") + ":" if kept and text.endswith(":") else " ".join(kept)
+        shown = " ".join(kept)
+        text = shown.removesuffix(".") + ":" if shown.endswith(".") and text.endswith(":") else shown
     return INDICES.sub(lambda m: f"{m[1]}_{''.join(c for c in m[2] if c not in left_out.letters)}", text)
 
 
@@ -192,9 +196,9 @@ def truth(clause: Condition) -> bool | None:
     """Whether a condition holds; None if that depends."""
     relation, a, b = clause
     if a[0] == b[0] == "num":
-        return bool(KNOWN[relation](a[1], b[1]))
+        return bool(COMPARE[relation](a[1], b[1]))
     if is_size(a) and b in (ZERO, ONE):
-        return True if relation == ">" and b == ZERO or relation == "≥" else None
+        return True if relation == "≥" or (relation, b) == (">", ZERO) else None
     if relation == "<" and a[0] == "idx" and b == ("name", a[1].rstrip("'").upper(), ()):
         return True
     return True if a == b and relation in "=≤≥" else None
@@ -244,9 +248,7 @@ def forms(name: str) -> dict[tuple[int, int], list[Form]]:
 
 
 def mistake_at(mistake: Mistake, left_out: Without, names: Collection[str]) -> tuple[Equation, Equation] | None:
-    """The right and the wrong equation of a mistake at a level, if they are equations there, and it is none of those about
-    what is left out.
-    """
+    """The right and the wrong equation of a mistake at a level; None if it is about what the level leaves out."""
     if left_out.words and left_out.words.search(f"{mistake.title}. {mistake.effect}"):
         return None
     try:
@@ -255,4 +257,3 @@ def mistake_at(mistake: Mistake, left_out: Without, names: Collection[str]) -> t
         return None
     right, wrong = (simplified(equation, left_out) for equation in both)
     return None if right is None or wrong is None or right == wrong else (right, wrong)
-

@@ -99,8 +99,10 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     return section(name, levels_data, [extension.title for extension in extensions(name)])
 
 
-def section(name: str, levels_data: Sequence[dict[str, Any]], titles: Sequence[str] = ()) -> str:
-    """The live section of what the page computes with at each level, see `live_data`. titles: of the extensions."""
+def section(name: str, levels_data: Sequence[dict[str, Any]], titles: Sequence[str] = (), planted: bool = False) -> str:
+    """The live section of what the page computes with at each level, see `live_data`. titles: of the extensions.
+    planted: whether it begins with the first mistake.
+    """
     typeset: dict[str, int] = {}  # each equation once, though several levels have it
     for item in (item for level in levels_data for item in (*level["items"], *level["mistakes"])):
         item["html"] = typeset.setdefault(item["html"], len(typeset))
@@ -108,7 +110,7 @@ def section(name: str, levels_data: Sequence[dict[str, Any]], titles: Sequence[s
     whole = {"extensions": [*titles], "levels": [*levels_data]}
     text = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
     return (
-        f'<section class="live" data-operation="{escape(name)}">\n'
+        f'<section class="live" data-operation="{escape(name)}"{" data-planted" * planted}>\n'
         "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"
         f"<div hidden>{shown}</div>\n"
         f'<script type="application/json">{text}</script>\n</section>'

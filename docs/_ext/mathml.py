@@ -1,7 +1,4 @@
-"""The notation of derivations as MathML, which browsers show by themselves: no JavaScript, and nothing to load.
-
-In a page, {math}`y_td = Σ_s p_ts v_sd` and the directive `math` are in this notation too.
-"""
+"""The notation of derivations as MathML, which browsers show by themselves: no JavaScript, and nothing to load."""
 
 from __future__ import annotations
 
@@ -9,13 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from html import escape
 from typing import Any
 
-from docutils import nodes
-from reports import compound
-from sphinx.application import Sphinx
-from sphinx.writers.html5 import HTML5Translator
-
-from scratchformer.notation import Equation, NotationError, parse
-from scratchformer.notation.grammar import Condition, Node
+from scratchformer.notation.grammar import Condition, Equation, Node, NotationError, parse
 from scratchformer.notation.latex import FACTOR, PRODUCT, SPELLED, SUM
 
 LOOSENESS = dict.fromkeys(("+", "-", "neg", "cases"), SUM) | dict.fromkeys(("*", "flat /", "mod", "over"), PRODUCT)
@@ -253,20 +244,3 @@ KINDS: dict[str, Callable[..., str]] = {
 def expression(node: Node) -> str:
     """A syntax tree as MathML."""
     return KINDS[node[0]](*node[1:])
-
-
-def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:
-    translator.body.append(mathml(node.astext(), compound()))
-    raise nodes.SkipNode
-
-
-def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
-    whole = node.get("equation")
-    shown = of_equation(whole) if whole else mathml(node.astext(), compound(), display=True)
-    translator.body.append(f'<div class="math">{shown}</div>')
-    raise nodes.SkipNode
-
-
-def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_html_math_renderer("mathml", (visit_inline, None), (visit_block, None))
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,10 +8,13 @@ from pathlib import Path
 from textwrap import dedent
 
 from docstrings import block, directive, heading, paragraphs, prose
+from levels import levels
+from live import live_data, section
 from mathml import mathml
 from operations import joined, write_page
 from sphinx.application import Sphinx
 
+from scratchformer.catalogue import Mistake
 from scratchformer.museum.exhibits import GROUPS, Exhibit, check, exhibit
 from scratchformer.notation import NotationError
 
@@ -38,11 +41,21 @@ def shown(exhibit: Exhibit) -> list[str]:
             f"The gradient is derived, and its numbers can be changed, on the page of "
             f":doc:`/operations/{exhibit.operation}`."
         )
+    if exhibit.planted:
+        parts.append("Here is this derivation with the mistake planted in one line. What it makes wrong is marked:")
+        parts.append(directive("raw", "html", planted_html(exhibit)))
     functions = (exhibit.forward, exhibit.wrong, exhibit.right)
     parts.append(block("python", "\n\n".join(inspect.getsource(function).rstrip() for function in functions)))
     parts.append(f"``scratchformer museum {exhibit.name}`` prints:")
     parts.append(block("text", check(exhibit).message.partition(REPORT)[0]))
     return parts
+
+
+def planted_html(exhibit: Exhibit) -> str:
+    """The live part of the operation, at the first level of its derivation that has the line with the mistake."""
+    mistake = Mistake(exhibit.title, "", *exhibit.planted, operation=exhibit.operation)
+    each = (live_data(exhibit.operation, [mistake], titles) for titles in levels(exhibit.operation))
+    return section(exhibit.operation, [next(data for data in each if data["mistakes"])], planted=True)
 
 
 def equations(text: str) -> str:

@@ -11,7 +11,19 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from docstrings import block, derivation, derived_from, directive, heading, pieces, prose, rendered, signature, table, typeset
+from docstrings import (
+    block,
+    derivation,
+    derived_from,
+    directive,
+    heading,
+    pieces,
+    prose,
+    rendered,
+    signature,
+    table,
+    typeset,
+)
 from loops import loops
 from measure import Cost, TwinComparison, compare
 from operation_pictures import operation_picture
@@ -36,11 +48,12 @@ def page(name: str) -> str:
     summary, *passages = pieces(inspect.getdoc(op), name)
     start = derived_from(passages)
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
-    arguments = [heading("Arguments"), described(functions, rendered(passages[:start], name))]
+    described_as = described(functions, rendered(passages[:start], name))
+    arguments = [heading("Arguments"), picture(operation_picture(name)), described_as]
     parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", rendered([summary], name), *live(name)]
     if backward is None:
-        return joined([*parts, picture(operation_picture(name)), *arguments, heading("The code"), code(op)])
-    parts += [heading("Derivation"), LEGEND, picture(operation_picture(name)), derivation(name), loops(name)]
+        return joined([*parts, *arguments, heading("The code"), code(op)])
+    parts += [heading("Derivation"), LEGEND, derivation(name), loops(name)]
     parts += arguments
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]
@@ -49,6 +62,7 @@ def page(name: str) -> str:
     parts += [heading("How small should h be?"), picture(curve), words]
     if name in CASES and (known := mistakes_of(name)):
         parts += [heading("Common mistakes"), PLANT, *(mistake(name, wrong) for wrong in known)]
+    parts += second_order(f"{name}_backward")
     parts += [heading("Write it yourself"), exercises(name), CHECK.format(name=name), used(name)]
     return joined(parts)
 
@@ -64,6 +78,10 @@ In :doc:`../learn` you derive or write this gradient, and the check says what is
 
 {commands}"""
 
+SECOND = """\
+The backward is an operation too, of dy and the arguments. Its own backward gives products of the Hessian with vectors,
+see :ref:`Second derivatives <second-derivatives>`. Here dy is called gy, and the gradients begin with a g."""
+
 CHECK = """\
 Change a line of the derivation's code in ``scratchformer/ops``, and see what these report::
 
@@ -71,6 +89,17 @@ Change a line of the derivation's code in ``scratchformer/ops``, and see what th
     scratchformer check --derivations {name}    # every equation of the derivation
 
 :doc:`../checking` explains the reports, and checks an operation of your own."""
+
+
+def second_order(name: str) -> list[str]:
+    """The derivation of the backward of a backward, if there is one."""
+    function = getattr(ops.second_order, f"{name}_backward", None)
+    if function is None:
+        return []
+    derived = rendered(pieces(inspect.getdoc(function), name), name)
+    where = ".. py:currentmodule:: scratchformer.ops.second_order"
+    text = described({f"{name}_backward": function}, derived)
+    return [heading("Second derivatives"), where, SECOND, text, code(function)]
 
 
 def live(name: str) -> list[str]:

@@ -27,19 +27,21 @@ from scratchformer.notation.page import equation_as_json
 from scratchformer.optim.adam import adam_step
 
 PAGES = sorted(path.stem for path in (Path(__file__).parents[1] / "path").glob("*.md"))
-LIVING = ("loss", "V", "steps")  # what a question may ask about the living model: path.js knows their values
+LIVING = ("loss", "guess", "steps")  # what a question may ask about the living model: path.js knows their values
 HERE = ' aria-current="step"'
 WRONG = re.compile(r"^- (.+?): (.+(?:\n  .+)*)", re.MULTILINE)
 
 
 class Step(NamedTuple):
-    """The code that a step derives, with the numbers that its page begins with. ranges: of whole numbers."""
+    """The code that a step derives, with the numbers that its page begins with. ranges: of what may be typed, whole
+    numbers if the limits are.
+    """
 
     op: Callable
     op_backward: Callable | None
     args: tuple
     dy: Any = None
-    ranges: Mapping[str, tuple[int, int]] = {}
+    ranges: Mapping[str, tuple[float, float]] = {}
 
 
 def product(x, w):
@@ -117,7 +119,7 @@ STEPS = {
     "linear": Step(
         ops.linear,
         ops.linear_backward,
-        (A([1.0, -2.0, 0.5]), A([[0.5, 1.0], [-1.0, 0.4], [2.0, -0.6]]), A([0.1, 0.2])),
+        (A([1.0, -2.0, 0.5]), A([[0.5, 1.0], [-1.0, 0.8], [2.0, -0.6]]), A([0.1, 0.2])),
         [0.8, -0.5],
     ),
     "softmax": Step(ops.softmax, ops.softmax_backward, (A([1.0, 2.0, 0.5]),), [1.0, -1.0, 0.5]),
@@ -136,7 +138,7 @@ STEPS = {
         (
             A([[1.0, 0.5], [-1.0, 2.0], [2.0, 1.0]]),
             A([[1.0, 1.0], [0.5, -1.0], [-1.0, 0.5]]),
-            A([[2.0, -1.0], [0.5, 3.0], [-1.0, 1.0]]),
+            A([[2.0, -1.0], [-2.0, 3.0], [-1.0, 1.0]]),
         ),
         [[1.0, 0.5], [-0.5, 1.0], [0.5, -1.0]],
     ),
@@ -155,7 +157,7 @@ STEPS = {
         adam,
         None,
         (A([1.0, -0.5]), A([0.2, -3.0]), A([0.0, 0.0]), A([0.0, 0.0]), 0.1, 1),
-        ranges={"t": (1, 1000)},
+        ranges={"t": (1, 1000), "v0": (0.0, 9.0), "lr": (0.0, 1.0)},
     ),
 }
 
@@ -168,7 +170,7 @@ def step_data(name: str, equations: str) -> dict[str, Any]:
     data = begin(case, checked(case))
     if data["outputs"]:
         data["arrays"][data["outputs"][0][1]] = array_json(A(step.dy))
-    ranges = {key: {"low": low, "high": high, "whole": True} for key, (low, high) in step.ranges.items()}
+    ranges = {key: {"low": low, "high": high, "whole": isinstance(low, int)} for key, (low, high) in step.ranges.items()}
     return data | {"name": name, "inputs": list(data["arrays"]), "axes": {}, "ranges": ranges, "mistakes": []}
 
 

@@ -106,6 +106,9 @@ SCALED = stated("EmbeddingSum", EmbeddingSum.forward, ("x", "scale"), "y_i = sca
 JOINED = stated("TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere")
 
 
+LABELS = {SINUSOIDS.name: "sinusoids", FREQUENCIES.name: "frequencies", SCALED.name: "scaled", JOINED.name: "joined"}
+
+
 class Place(NamedTuple):
     """Where the numbers of an array are: in a buffer, at these positions (or ZERO), or all of them in order (None)."""
 
@@ -158,7 +161,6 @@ class StepPlan:
         self.environments: dict[int, Environment] = {}  # by the ids of a forward call and of its backward
         self.gradients: dict[int, Place] = {}
         self.kinds: set[str] = set()  # the classes of the layers that were called
-        self.labelled: set[str] = set()  # the layers whose call has their name
         for name, p in model.named_parameters().items():
             here = self.buffer(name, p.data, axes=[""] * p.data.ndim, layer=name.rpartition(".")[0], role="parameter")
             gradient = self.buffer(f"d{name}", p.grad, axes=[""] * p.data.ndim, layer="", role="gradient")
@@ -181,7 +183,10 @@ class StepPlan:
             first, last = self.spans[number]
             if not 0 < first <= low <= high <= last:
                 continue
-            there = addresses(self.values[number]).ravel()
+            value = self.values[number]
+            if value.flags.c_contiguous:
+                return self.at(number, (at - first) // value.itemsize)
+            there = addresses(value).ravel()
             order = np.argsort(there)
             positions = order[np.searchsorted(there, at, sorter=order).clip(0, len(order) - 1)]
             if (there[positions] == at).all():
@@ -292,9 +297,8 @@ class StepPlan:
 
     def label(self, call: TracedCall, layer: TracedCall) -> str:
         """The last name of a layer that makes one call, such as "query"; else the name of the operation."""
-        if layer.name == layer.kind or layer.name in self.labelled or len(layer.calls) > 1:
+        if layer.name == layer.kind or len(layer.calls) > 1:
             return call.kind
-        self.labelled.add(layer.name)
         return layer.name.rpartition(".")[2]
 
     def backward(self, call: TracedCall) -> None:
@@ -452,16 +456,14 @@ class StepPlan:
 
     def joined(self, x: np.ndarray) -> Place | None:
         """Two arrays one after the other along the middle axis of three, such as a memory and what comes after it."""
-        for M in range(1, x.shape[1]) if x.ndim == 3 else ():
-            parts = x[:, :M], x[:, M:]
-            places = [self.place(part) for part in parts]
-            if places[0] and places[1]:
-                inputs = {
-                    name: (place, ("b", letter, "c"), part.shape)
-                    for name, letter, place, part in zip("xf", "mt", places, parts, strict=True)
-                }
-                (B, S, C) = x.shape
-                return self.call(JOINED, x, inputs, {}, {"B": B, "S": S, "M": M, "T": S - M, "C": C})
+        for number, value in enumerate(self.values):
+            T = value.shape[1] if value.ndim == x.ndim == 3 else 0
+            if not 0 < T < x.shape[1] or not np.array_equal(value, x[:, -T:]):
+                continue
+            if (first := self.place(x[:, :-T])) is not None:
+                (B, S, C), M = x.shape, x.shape[1] - T
+                inputs = {"x": (first, ("b", "m", "c"), (B, M, C)), "f": (Place(number, None), ("b", "t", "c"), (B, T, C))}
+                return self.call(JOINED, x, inputs, {}, {"B": B, "S": S, "M": M, "T": T, "C": C})
         return None
 
     def call(
@@ -488,7 +490,7 @@ class StepPlan:
                 "function": function,
                 "phase": self.phase,
                 "operation": source.name,
-                "label": source.name,
+                "label": LABELS.get(source.name, source.name),
                 "inputs": {name: self.as_json(place) for name, (place, _, _) in inputs.items()},
                 "shapes": {name: list(shape) for name, (_, _, shape) in inputs.items()},
                 "numbers": numbers,
@@ -657,19 +659,21 @@ def plan_of(
     return plan.json(inputs, losses[-1]), plan
 
 
-def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, dict[str, Any]]]:
+def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, tuple[dict[str, Any], StepPlan]]]:
     """The known mistakes in the code of the model's layers, each with the plan of the step that the wrong code takes.
     Left out are those with which the step stays the same, fails, or has no plan.
     """
     for entry in entries_of("layers"):
         for mistake in entry.mistakes if entry.name in right.kinds else ():
+            if not mistake.replace:  # it is only in an equation
+                continue
             try:
                 with planted(mistake):
                     wrong, made = plan_of(right.model, *batch, letters=right.letters, functions=right.functions)
             except (TypeError, ValueError):
                 continue
             if (made.calls, made.buffers) != (right.calls, right.buffers):
-                yield mistake, wrong
+                yield mistake, (wrong, made)
 
 
 @contextmanager

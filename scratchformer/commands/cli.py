@@ -116,6 +116,11 @@ def make_parser() -> CommandLine:
         )
     command.set_defaults(run=show)
 
+    command = commands.add_parser("site", help="open the site of this package, which needs no network")
+    command.add_argument("--to", metavar="FOLDER", help="the folder to unpack it into (default: in the cache folder)")
+    command.add_argument("--no-open", action="store_true", help="only print the path of its first page")
+    command.set_defaults(run=site)
+
     command = commands.add_parser("generate", help="generate text with a trained language model")
     add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
     command.add_argument("--prompt", default="\n", help="what to continue (default: a new line)")
@@ -296,6 +301,18 @@ def show(args: argparse.Namespace) -> None:
     except CompileError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
+
+
+def site(args: argparse.Namespace) -> None:
+    import webbrowser
+
+    from ..shell.files import cache_dir
+    from .site import unpack
+
+    page = unpack(cache_dir() / "site" if args.to is None else Path(args.to))
+    print(one_line(str(page)))
+    if not args.no_open and not webbrowser.open(page.as_uri()):
+        print("no browser could be started: open this file in one")
 
 
 def find_pair(name: str) -> tuple[Any, Any]:

@@ -31,6 +31,7 @@ from .vocabulary import expect_sequence
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 GPT2_END = "<|endoftext|>"
+UNUSED = "<|unused"  # begins the names of tokens without a text
 # How BERT reads a text: a setting in a published folder, the library's name for it, and its default.
 BERT_SETTINGS = {
     "do_lower_case": ("lowercase", True),
@@ -55,6 +56,31 @@ BERT_EXPECTED: Mapping[str, tuple] = {
 GPT2_EXPECTED: Mapping[str, tuple] = {
     "tokenizer_class": ("GPT2Tokenizer", "GPT2TokenizerFast"),
     "add_prefix_space": (False, None),
+}
+
+# What a tokenizer.json must have if it is read instead of those files; the last value is the default.
+BERT_PARTS: Mapping[str, Mapping[str, tuple] | None] = {
+    "model": {
+        "type": ("WordPiece",),
+        "unk_token": ("[UNK]",),
+        "continuing_subword_prefix": ("##",),
+        "max_input_chars_per_word": (100,),
+    },
+    "normalizer": {"type": ("BertNormalizer",), "clean_text": (True,)},
+    "pre_tokenizer": {"type": ("BertPreTokenizer",)},
+}
+GPT2_PARTS: Mapping[str, Mapping[str, tuple] | None] = {
+    "model": {
+        "type": ("BPE",),
+        "dropout": (None,),
+        "unk_token": (None, GPT2_END),
+        "continuing_subword_prefix": ("", None),
+        "end_of_word_suffix": ("", None),
+        "byte_fallback": (False,),
+        "ignore_merges": (False,),
+    },
+    "normalizer": None,
+    "pre_tokenizer": {"type": ("ByteLevel",), "add_prefix_space": (False,), "use_regex": (True,)},
 }
 
 LLAMA_SPECIALS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}  # in config.json, and their defaults
@@ -165,22 +191,29 @@ class Subwords:
 
     @classmethod
     def from_bert(cls, folder: str | os.PathLike[str]) -> Subwords:
-        """The WordPiece vocabulary of a published BERT, from vocab.txt in its folder.
+        """The WordPiece vocabulary of a published BERT, from vocab.txt or tokenizer.json in its folder.
 
         Texts are lowercased and stripped of accents, and each Chinese character is a word, unless tokenizer_config.json
         in the folder says otherwise: do_lower_case, strip_accents (if null or absent, the same as do_lower_case),
-        tokenize_chinese_chars. Raises DataError if a setting asks for texts to be split in any other way, as Japanese
-        models do with a dictionary (word_tokenizer_type "mecab"); if a file is missing or damaged; or if a config.json
-        in the folder gives another number of tokens: only this shows that a vocab.txt was truncated at a line's end.
+        tokenize_chinese_chars. If there is no vocab.txt, tokenizer.json says so. Raises DataError if a setting asks for
+        texts to be split in any other way, as Japanese models do with a dictionary (word_tokenizer_type "mecab"); if a
+        file is missing or damaged; or if a config.json in the folder gives another number of tokens: only this shows
+        that a vocab.txt was truncated at a line's end.
         """
         lib, path = _library(), Path(folder) / "vocab.txt"
-        words: dict[str, int] = {}
-        for number, line in enumerate(_lines(path)):
-            if words.setdefault(token := line.rstrip(), number) != number:
-                lines = f"line {words[token] + 1} and in line {number + 1}"
-                raise DataError(f"{path} is damaged: {shown(token)} is in {lines}")
-        expect_short(words, path)
-        options = _bert_options(_expect_settings(Path(folder), BERT_EXPECTED), Path(folder) / SETTINGS)
+        settings = _expect_settings(Path(folder), BERT_EXPECTED)
+        if alone := _tokenizer_json(path, BERT_PARTS):
+            path, whole = alone
+            words, normalizer = _all_words(whole, path), whole["normalizer"]
+            settings = {theirs: normalizer.get(ours, default) for theirs, (ours, default) in BERT_SETTINGS.items()}
+        else:
+            words = {}
+            for number, token in enumerate(_lines(path)):
+                if words.setdefault(token, number) != number:
+                    lines = f"line {words[token] + 1} and in line {number + 1}"
+                    raise DataError(f"{path} is damaged: {shown(token)} is in {lines}")
+            expect_short(words, path)
+        options = _bert_options(settings, path if alone else Path(folder) / SETTINGS)
         if missing := [token for token in BERT_SPECIALS if token not in words]:
             raise DataError(f"{path} is not BERT's: {', '.join(missing)} missing")
         size = _of_model(Path(folder) / "config.json", "vocab_size")
@@ -190,20 +223,35 @@ class Subwords:
 
     @classmethod
     def from_gpt2(cls, folder: str | os.PathLike[str]) -> Subwords:
-        """The byte-pair encoding of a published GPT-2, from vocab.json and merges.txt in its folder.
+        """The byte-pair encoding of a published GPT-2, from vocab.json and merges.txt in its folder, or tokenizer.json.
 
         Raises DataError, naming the file and the line or a token, if a file is missing or damaged or if the two do not
-        match, or if tokenizer_config.json asks for texts to be split in another way. vocab.json must have all 256 bytes
-        and GPT2_END, and every other token must be a special one, such as <pad>, or the result of a merge. So a
+        match, or if tokenizer_config.json asks for texts to be split in another way. The vocabulary must have all 256
+        bytes and GPT2_END, and every other token must be a special one, such as <pad>, or the result of a merge. So a
         truncated merges.txt is always noticed.
         """
-        lib = _library()
+        lib, path = _library(), Path(folder) / "vocab.json"
         _expect_settings(Path(folder), GPT2_EXPECTED)
-        words = _gpt2_words(Path(folder) / "vocab.json")
-        merges = _gpt2_merges(Path(folder) / "merges.txt", words)
+        if alone := _tokenizer_json(path, GPT2_PARTS):
+            path, whole = alone
+            words = _gpt2_words(_all_words(whole, path), path)
+            merges = _gpt2_merges(_merge_lines(whole, path), path, words)
+        else:
+            words = _gpt2_words(read_json(path, max_bytes=MAX_VOCABULARY), path)
+            path = path.with_name("merges.txt")
+            lines = [(f", line {i}", line) for i, line in enumerate(_lines(path), 1) if not line.startswith("#version")]
+            merges = _gpt2_merges(lines, path, words)
         tokenizer = _byte_level(lib, lib.models.BPE(words, merges))
-        tokenizer.add_special_tokens([GPT2_END])
+        made = {first + second for first, second in merges}
+        tokenizer.add_special_tokens([GPT2_END, *(word for word in words if len(word) > 1 and word not in made)])
         return cls(tokenizer)
+
+    def widened(self, size: int) -> Subwords:
+        """The same vocabulary with `size` tokens: those that are new have no text. Published models may have them, so
+        that their number is a multiple of 64.
+        """
+        self.tokenizer.add_special_tokens([f"{UNUSED} {i}|>" for i in range(len(self), size)])
+        return self
 
     def __len__(self) -> int:
         return self.tokenizer.get_vocab_size()
@@ -299,7 +347,7 @@ class PublishedTokenizer:
     """The vocabulary of a published Llama, Mistral or Qwen2, with what `generation.stream_text` needs.
 
     pieces: the bytes of each of the model's V tokens; joined, the pieces of a text are its UTF-8. Tokens that the
-    tokenizer lacks are empty. ends: the ids that end a text.
+    tokenizer lacks are empty. special: the ids of tokens that are no text. ends: the ids that end a text.
     """
 
     def __init__(self, folder: str | os.PathLike[str], vocab_size: int) -> None:
@@ -316,7 +364,9 @@ class PublishedTokenizer:
                 f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
             )
         self.tokenizer = _read(path, vocab_size)
-        self.tokenizer.add_special_tokens(_special_tokens(Path(folder), self.tokenizer))
+        names = _special_tokens(Path(folder), self.tokenizer)
+        self.tokenizer.add_special_tokens(names)  # again, so that no normalizer applies to them
+        self.special = [self.tokenizer.token_to_id(name) for name in names]
         decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
         kinds = {'"ByteLevel"': _from_symbols, '"ByteFallback"': _from_words}
         if not (readers := [read for kind, read in kinds.items() if kind in decoder]):
@@ -339,7 +389,8 @@ class PublishedTokenizer:
         with skip_special_tokens=True. Raises IndexError if an id is out of range, TypeError or ValueError unless they
         are one row of integers.
         """
-        return _decode(self.tokenizer, expect_sequence(ids, len(self.pieces)))
+        ids = expect_sequence(ids, len(self.pieces))
+        return _decode(self.tokenizer, ids[~np.isin(ids, self.special)])
 
 
 def _decode(tokenizer: Any, ids: np.ndarray) -> str:
@@ -397,12 +448,13 @@ def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> Non
 
 
 def _pieces(tokenizer: Any, size: int, as_bytes: Callable[[str], bytes]) -> list[bytes]:
-    """The bytes of the tokens 0 to `size` − 1; those of a special token are its name."""
+    """The bytes of the tokens 0 to `size` − 1; those of a special token are its name, unless it has no text."""
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     pieces = [b""] * size
     for token, number in tokenizer.get_vocab().items():
         try:
-            pieces[number] = token.encode() if token in special else as_bytes(token)
+            text = "" if token.startswith(UNUSED) else token
+            pieces[number] = text.encode() if token in special else as_bytes(token)
         except KeyError:
             raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got {shown(token)}") from None
     return pieces
@@ -420,11 +472,12 @@ def _from_words(token: str) -> bytes:
 
 
 def _special_tokens(folder: Path, tokenizer: Any) -> list[str]:
-    """The special tokens that tokenizer.json has, but need not call special: the token for what is unknown, the tokens
-    that are put around a text, and those that tokenizer_config.json, special_tokens_map.json or config.json name.
+    """The special tokens: those that tokenizer.json calls special, the token for what is unknown, the tokens that are
+    put around a text, and those that tokenizer_config.json, special_tokens_map.json or config.json name.
     """
     described = json.loads(tokenizer.to_str())
-    special: list[Any] = [described["model"].get("unk_token")]
+    added = tokenizer.get_added_tokens_decoder().values()
+    special: list[Any] = [described["model"].get("unk_token"), *(token.content for token in added if token.special)]
     around = described["post_processor"] or {}
     for part in around, *around.get("processors", ()):
         special += [*part.get("special_tokens", ()), *(part[name][0] for name in ("sep", "cls") if name in part)]
@@ -460,9 +513,56 @@ def _lines(path: Path) -> list[str]:
     return read_text(path, max_bytes=MAX_VOCABULARY).replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
-def _gpt2_words(path: Path) -> dict[str, int]:
-    """The tokens of a vocab.json and their ids."""
-    words = read_json(path, max_bytes=MAX_VOCABULARY)
+def _tokenizer_json(path: Path, expected: Mapping[str, Mapping[str, tuple] | None]) -> tuple[Path, dict] | None:
+    """The path and the contents of tokenizer.json, if there is no file at `path`, in the same folder.
+
+    expected: for each part of it, the values that its settings must have; None if the part must be null. Raises
+    DataError if it splits texts in another way.
+    """
+    if os.path.lexists(path) or not os.path.lexists(path := path.with_name("tokenizer.json")):
+        return None
+    whole = read_json(path, max_bytes=MAX_VOCABULARY)
+    for name, values in expected.items():
+        part = whole.get(name)
+        if values is None:
+            wrong = {} if part is None else {name: part}
+        elif not isinstance(part, dict):
+            wrong = {name: part}
+        else:
+            wrong = {n: part[n] for n, right in values.items() if part.get(n, right[-1]) not in right}
+        for setting, value in wrong.items():
+            right = (
+                shown(values[setting][0]) if values and setting in values else "null" if values is None else "settings"
+            )
+            where = f"{path}: {name}" + (f".{setting}" if setting != name else "")
+            raise DataError(f"{where}: expected {right}, got {shown(value)}, which may split texts in another way")
+    return path, whole
+
+
+def _all_words(whole: Mapping[str, Any], path: Path) -> dict[str, int]:
+    """The tokens in a tokenizer.json, those that were added included, and their ids."""
+    vocab, added = whole["model"].get("vocab"), whole.get("added_tokens") or []
+    entries = added if isinstance(added, list) and all(isinstance(token, dict) for token in added) else None
+    if not isinstance(vocab, dict) or entries is None:
+        raise DataError(f"{path} is damaged: expected tokens and their numbers in model.vocab and added_tokens")
+    words = vocab | {str(token.get("content")): token.get("id") for token in entries}
+    expect_short(words, path)
+    if not all(type(i) is int for i in words.values()) or sorted(words.values()) != list(range(len(words))):
+        raise DataError(f"{path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")
+    return words
+
+
+def _merge_lines(whole: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
+    """The merges in a tokenizer.json, each with its place: in older files "a b", in newer ones ["a", "b"]."""
+    merges = whole["model"].get("merges")
+    if not isinstance(merges, list):
+        raise DataError(f"{path} is damaged: model.merges: expected a list, got {shown(merges)}")
+    texts = [" ".join(map(str, each)) if isinstance(each, list) else str(each) for each in merges]
+    return [(f": merge {i}", text) for i, text in enumerate(texts, 1)]
+
+
+def _gpt2_words(words: dict[str, int], path: Path) -> dict[str, int]:
+    """The tokens of a GPT-2 and their ids."""
     expect_short(words, path)
     numbers = list(words.values())
     if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
@@ -474,25 +574,26 @@ def _gpt2_words(path: Path) -> dict[str, int]:
     return words
 
 
-def _gpt2_merges(path: Path, words: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The pairs of tokens in a merges.txt; each pair merges into one token of `words`."""
-    merges: dict[tuple[str, str], int] = {}  # and the line of each
-    for number, line in enumerate(_lines(path), 1):
-        if line.startswith("#version"):
-            continue
-        where = f"{path}, line {number}"
+def _gpt2_merges(lines: Sequence[tuple[str, str]], path: Path, words: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The pairs of tokens in the lines of the file at `path`; each pair merges into one token of `words`.
+
+    lines: where each is in the file, such as ", line 2", and its text.
+    """
+    merges: dict[tuple[str, str], str] = {}  # and the place of each
+    for place, line in lines:
+        where = f"{path}{place}"
         first, _, second = line.partition(" ")
         if not first or not second or " " in second:
             raise DataError(f"{where}: expected two tokens with a space between them, got {shown(line)}")
         for token in (first, second, first + second):
             if token not in words:
-                raise DataError(f"{where}: {shown(token)} is not in vocab.json")
-        if merges.setdefault((first, second), number) != number:
-            raise DataError(f"{where}: the same as line {merges[first, second]}")
+                raise DataError(f"{where}: {shown(token)} is not in the vocabulary")
+        if merges.setdefault((first, second), place) != place:
+            raise DataError(f"{where}: the same as {merges[first, second].lstrip(',: ')}")
     made = {first + second for first, second in merges}
     if unmade := [word for word in words if len(word) > 1 and word not in made and not _SPECIAL.fullmatch(word)]:
         raise DataError(
-            f"{path} is truncated or belongs to another vocab.json: no merge makes {len(unmade):,} of the "
+            f"{path} is truncated or belongs to another vocabulary: no merge makes {len(unmade):,} of the "
             f"tokens there, such as {shown(unmade[0])}"
         )
     return list(merges)

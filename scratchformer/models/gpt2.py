@@ -35,7 +35,7 @@ SIZES = {
 DROPOUTS = ("embd_pdrop", "resid_pdrop")  # after the embedding, and at the end of the branches: one number here
 FRACTIONS = (*DROPOUTS, "layer_norm_epsilon")
 COMPUTED = {  # settings, and the values that this implementation supports
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),  # the last is GELU itself
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
@@ -60,7 +60,8 @@ class GPT2(LanguageModel):
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence; each of its
     positions has a learned vector. dropout: after the embedding and at the end of both branches of a block. (The
     published models were also trained with dropout on attention probabilities, which is omitted here.) d_ff: F, 4 C by
-    default. eps: of the norms. recompute: gradient checkpointing of every block.
+    default. eps: added in the norms. recompute: gradient checkpointing of every block. activation: "gelu" is GELU
+    itself.
 
     Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3.
     """
@@ -77,12 +78,13 @@ class GPT2(LanguageModel):
         eps: float = 1e-5,
         recompute: bool = False,
         tied: bool = True,
+        activation: str = "gelu_tanh",
         key: Key = Key(0),
     ) -> None:
         expect_boolean(tied=tied)
         options: dict[str, Any] = dict(dropout=dropout, d_ff=d_ff, eps=eps, recompute=recompute)
         self.context = context
-        kind: dict[str, Any] = dict(norm="pre", causal=True, bias=True, activation="gelu_tanh")
+        kind: dict[str, Any] = dict(norm="pre", causal=True, bias=True, activation=activation)
         self.body = Body(vocab_size, d_model, heads, depth, context, key=Zeros(), **kind, **options)
         self.output: Layer = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
         smaller = STD / math.sqrt(2 * depth)
@@ -104,7 +106,10 @@ class GPT2(LanguageModel):
         V, C, P, depth = (config[name] for name in ("vocab_size", "n_embd", "n_positions", "n_layer"))
         F = config.get("n_inner") or 4 * C
         block = {"attn.c_attn.weight": (C, 3 * C), "mlp.c_fc.weight": (C, F)}
-        expect_sizes(folder, PREFIX, {"wte.weight": (V, C), "wpe.weight": (P, C)}, "h", block, depth)
+        tied = config.get("tie_word_embeddings", True)
+        copies = {"lm_head.weight": "wte.weight"} if tied else {}
+        tables = {"wte.weight": (V, C), "wpe.weight": (P, C)}
+        expect_sizes(folder, PREFIX, tables, "h", block, depth, copies)
         with making(folder):
             model = cls(
                 **{ours: config[theirs] for theirs, ours in SIZES.items()},
@@ -112,12 +117,12 @@ class GPT2(LanguageModel):
                 d_ff=config.get("n_inner"),
                 eps=config.get("layer_norm_epsilon", 1e-5),
                 recompute=recompute,
-                tied=config.get("tie_word_embeddings", True),
+                tied=tied,
+                activation="gelu" if config.get("activation_function") == "gelu" else "gelu_tanh",
                 key=Zeros(),
             )
         tensors = {name: stored_as(name, config["n_embd"]) for name in model.named_parameters()}
-        tied = {"lm_head.weight": "wte.weight"}
-        load_weights(model, folder, tensors, r"h\.\d+\.attn\.(masked_)?bias", PREFIX, tied)
+        load_weights(model, folder, tensors, r"h\.\d+\.attn\.(masked_)?bias", PREFIX, copies)
         return model
 
 

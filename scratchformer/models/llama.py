@@ -23,7 +23,7 @@ class LlamaBlock(Block):
 
     kv_heads, head_width, base, scaling, bias, output_bias, window: of the attention, see `RotarySelfAttention`.
     d_ff, feedforward_bias: of the feed-forward layer, see `SwiGLU`. By default F is 8/3 C, rounded up: the three
-    matrices then have as many weights as the two of a `FeedForward` with 4 C. eps: of the norms.
+    matrices then have as many weights as the two of a `FeedForward` with 4 C. eps: added in the norms.
 
     Forward:
 

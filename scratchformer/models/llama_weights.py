@@ -27,7 +27,6 @@ COMPUTED: dict[str, tuple] = {  # values with which the computation is the one h
     "hidden_act": ("silu", "swish"),
     "tie_word_embeddings": (False, True),
     "is_causal": (True,),
-    "pretraining_tp": (1, None),
     "partial_rotary_factor": (None, 1),
     "use_mrope": (False,),
     "original_max_position_embeddings": (None,),
@@ -83,7 +82,8 @@ def llama_config(folder: Folder) -> dict[str, Any]:
     queries = H * config["head_dim"] if config.get("head_dim") else C
     block = {"self_attn.q_proj.weight": (queries, C), "mlp.gate_proj.weight": (F, C)}
     tables = {"embed_tokens.weight": (config["vocab_size"], C)}
-    expect_sizes(folder, PREFIX, tables, "layers", block, config["num_hidden_layers"])
+    tied = config.get("tie_word_embeddings", False)
+    expect_sizes(folder, PREFIX, tables, "layers", block, config["num_hidden_layers"], TIED if tied else {})
     bias = config.get("attention_bias", kind == "qwen2")
     base, scaling = rotary_settings(path, config)
     return {ours: config[theirs] for theirs, ours in SETTINGS.items()} | {
@@ -95,7 +95,7 @@ def llama_config(folder: Folder) -> dict[str, Any]:
         "output_bias": bias and kind == "llama",
         "feedforward_bias": config.get("mlp_bias", False),
         "eps": config.get("rms_norm_eps", 1e-6),
-        "tied": config.get("tie_word_embeddings", False),
+        "tied": tied,
     }
 
 
@@ -109,7 +109,9 @@ def rotary_settings(path: Path, config: Mapping[str, Any]) -> tuple[float, dict[
     if (base := rope.get("rope_theta", beside)) != beside:
         raise PretrainedError(f"{path}: rope_theta: expected {shown(base)}, as in {name}, got {shown(beside)}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    scaling = {"rope_type": kind} | {n: x for n, x in rope.items() if n not in ("rope_theta", "rope_type", "type")}
+    whole = type(part := rope.get("partial_rotary_factor")) in (int, float) and part == 1  # of the width is rotated
+    named = ("rope_theta", "rope_type", "type", *(["partial_rotary_factor"] if whole else []))
+    scaling = {"rope_type": kind} | {n: x for n, x in rope.items() if n not in named}
     try:
         expect_number("rope_theta", base, zero=False)
         check_scaling(scaling)
@@ -140,7 +142,7 @@ def window_setting(path: Path, config: Mapping[str, Any]) -> int | None:
 def load_llama(model: Layer, folder: Folder) -> None:
     """Copy the weights of a folder into `model`."""
     tensors = {name: stored_as(name) for name in model.named_parameters()}
-    load_weights(model, folder, tensors, BUFFERS, PREFIX, TIED)
+    load_weights(model, folder, tensors, BUFFERS, PREFIX, {} if "output.w" in tensors else TIED)
 
 
 def stored_as(name: str) -> TensorSource:

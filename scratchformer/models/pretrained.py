@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from ..backend import array_module
 from ..nn import Layer, Param
 from ..shell.progress import counted
-from ..shell.reading import MAX_VOCABULARY, decoded, expect_itself, open_file, parsed, read_json, what_else
+from ..shell.reading import BEGINNING, MAX_VOCABULARY, decoded, expect_itself, open_file, parsed, read_json, what_else
 from ..shell.text import printable, shown
 
 WEIGHTS = "model.safetensors"
@@ -70,6 +70,8 @@ def read_config(
     supported.
     """
     path = Path(folder) / "config.json"
+    if other := instead_of_folder(folder):
+        raise PretrainedError(other)
     config = read_json(path, PretrainedError)
     types = (model_type,) if isinstance(model_type, str) else model_type
     if config.get("model_type") not in types:
@@ -96,6 +98,30 @@ def read_config(
     return config
 
 
+def instead_of_folder(path: Folder) -> str | None:
+    """What to say of something that is often given in place of a folder with published weights; None for all else."""
+    path = Path(path)
+    wanted = "expected a Hugging Face folder, with config.json and model.safetensors"
+    if path.is_file():
+        with open_file(path, PretrainedError, math.inf) as (file, _):
+            kind = what_else(file.peek()[:BEGINNING])
+        return f"{path}: {wanted}, got {kind}" if kind == "a GGUF file" else None
+    if not os.path.lexists(path):
+        hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))
+        load = f"; if it is a model on the hub, download it first: hf download {path} --local-dir FOLDER"
+        return f"{path}: no such folder{load if hub else ''}"
+    if (path / "config.json").exists() or not path.is_dir():
+        return None
+    names = sorted(each.name for each in path.iterdir())
+    if "adapter_config.json" in names:
+        return f"{path}: {wanted}, got a PEFT adapter: load its model, then models.load_adapter"
+    if "params.json" in names:
+        return f"{path}: {wanted}, got Meta's own format, which transformers can convert"
+    if gguf := [name for name in names if name.endswith(".gguf")]:
+        return f"{path}: {wanted}, got a GGUF file, {printable(gguf[0])}"
+    return None
+
+
 def expect_sizes(
     folder: Folder,
     prefix: str,
@@ -103,15 +129,16 @@ def expect_sizes(
     blocks: str = "",
     block_shapes: Mapping[str, tuple[int, ...]] = {},
     depth: int = 0,
+    tied: Mapping[str, str] = {},
 ) -> None:
     """Raise PretrainedError unless the tensors of `folder` have the sizes that its config.json gives.
 
     A model is made only after this check, since one of wrong sizes could fill the memory. shapes: the expected shapes
     of some tensors, which together have all sizes of the model, by name without `prefix`. block_shapes: the same for
-    each of the `depth` blocks, whose names begin with `blocks`, a dot and the block's number.
+    each of the `depth` blocks, whose names begin with `blocks`, a dot and the block's number. tied: see `load_weights`.
     """
-    with _opened(folder) as (path, tensors):
-        stored = {name.removeprefix(prefix): tensor.shape for name, tensor in tensors.items()}
+    with opened(Path(folder) / WEIGHTS) as (path, tensors):
+        stored = {name: tensor.shape for name, tensor in _named(tensors, prefix, tied).items()}
     numbers = {match[1] for name in stored if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}
     expected = dict(shapes)
     for i in range(min(depth, len(numbers) + 1)):  # so many show whether a block is missing
@@ -142,14 +169,14 @@ def load_weights(
 
     tensors: where each parameter comes from, by the parameter's name. ignored: a regular expression for the names of
     tensors that the model does not need. prefix: of names in the file, removed where present ("transformer."). tied:
-    names of tensors that may be present as copies of others, each with the name of the other.
+    names of tensors that may be present as copies of others, each with the name of the other, or instead of them.
     Raises PretrainedError, naming the file and the tensors, if one is missing, unknown, of the wrong shape, of an
     unsupported type or not finite. Names and shapes are checked before anything is copied. Tensors are cast to the
     model's dtype.
     """
     params = model.named_parameters()
-    with _opened(folder) as (path, available):
-        stored = {name.removeprefix(prefix): tensor for name, tensor in available.items()}
+    with opened(Path(folder) / WEIGHTS) as (path, available):
+        stored = _named(available, prefix, tied)
         known = {t.name for t in tensors.values()}
         problems: list[str | None] = [f"missing: {name}" for name in known - stored.keys()]
         unused = [name for name in stored if name not in known]
@@ -177,6 +204,15 @@ def load_weights(
                 raise PretrainedError(f"{path}: {tensor.name}: expected finite numbers that fit in {data.dtype}")
 
 
+def _named(tensors: Mapping[str, Stored], prefix: str, tied: Mapping[str, str]) -> dict[str, Stored]:
+    """The tensors of a folder by their names without `prefix`; a tied one stands for the other if that is missing."""
+    named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    for copy, original in tied.items():
+        if copy in named and original not in named:
+            named[original] = named.pop(copy)
+    return named
+
+
 def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mapping[str, str] = LEAVES) -> str:
     """The name in a file of our parameter called `name`.
 
@@ -191,7 +227,7 @@ def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mappi
 
 def tensor_names(folder: Folder, prefix: str = "") -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in `folder`, by its name without `prefix`. Raises PretrainedError."""
-    with _opened(folder) as (_, tensors):
+    with opened(Path(folder) / WEIGHTS) as (_, tensors):
         return {name.removeprefix(prefix): tensor.shape for name, tensor in tensors.items()}
 
 
@@ -217,12 +253,11 @@ class Stored(NamedTuple):
 
 
 @contextmanager
-def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
-    """The path of the weights in `folder`, or of their index, and the tensors by name, with the files open."""
-    path = Path(folder) / WEIGHTS
-    index = None if path.exists() else _index(folder)
+def opened(path: Path) -> Iterator[tuple[Path, dict[str, Stored]]]:
+    """The file of tensors at `path`, or the index beside it, and the tensors by name, with the files open."""
+    index = None if path.exists() else _index(path.parent)
     if index is None and not path.exists():
-        raise PretrainedError(f"{path}: no such file{_what_else(folder)}")
+        raise PretrainedError(f"{path}: no such file{_what_else(path.parent)}")
     parts = [path] if index is None else [path.with_name(name) for name in sorted(set(index.values()))]
     tensors: dict[str, Stored] = {}
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
 """Backward is always causal
 
-What was wrong. Forward of a fused attention looks at its argument `causal`; backward masks the future in any case.
+What was wrong. Forward of a fused attention looks at its argument `causal`; backward masks the future whatever it says.
 
 Why its tests passed. With `causal=True` it is right, and that is what the tutorial trains with.
 

@@ -24,6 +24,7 @@ SOURCE = "NVIDIA/TransformerEngine 1615"
 OPERATION = "attention"
 ARGUMENTS = ("B H T D", "B H S D", "B H S D")
 NAMED = "Σ_s' p_ts' dp_ts' is left out"
+PLANTED = "dq_td = Σ_s da_ts k_sd", "dq_td = Σ_s p_ts dp_ts k_sd/√(D)"
 
 
 def forward(q, k, v):

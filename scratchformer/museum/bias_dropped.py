@@ -15,6 +15,7 @@ SOURCE = "pytorch/ao 4817"
 OPERATION = "linear"
 ARGUMENTS = ("N I", "I O", "O")
 NAMED = "gradient of b: expected an array, got NoneType"
+PLANTED = "db_o = Σ_n dy_no", "db_o = 0"
 
 
 def forward(x, w, b):

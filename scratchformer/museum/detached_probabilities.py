@@ -21,6 +21,7 @@ SOURCE = "paiml/aprender 2203"
 OPERATION = "attention"
 ARGUMENTS = ("B T D", "B S D", "B S D")
 NAMED = "zero everywhere"
+PLANTED = "dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts')", "dz_ts = 0"
 
 
 def forward(q, k, v):

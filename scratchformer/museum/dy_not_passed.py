@@ -3,7 +3,7 @@
 What was wrong. A backward of attention calls a library's function for gradients, and does not hand it dy. What comes
 back are the gradients of the sum of all outputs.
 
-Why its tests passed. Backward on the sum of the outputs, for which dy is one everywhere, is right.
+Why its tests passed. They ran backward on the sum of the outputs, for which dy is one everywhere. Then it is right.
 
 What finds it. A dy of random numbers.
 

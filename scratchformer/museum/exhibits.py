@@ -85,8 +85,8 @@ class Exhibit(NamedTuple):
     """A gradient that was wrong, from `NAME.py`.
 
     source: the project and the number of the public report. operation: the operation of `ops` whose page derives the
-    gradient, or "". arguments: those of `check_drawn`. named: a pattern for what the check must say of it, or "" where
-    it finds the mistake, but has no name for it.
+    gradient, or "". arguments: those of `check_drawn`. named: a pattern for what the check must say of the mistake.
+    planted: an equation of the operation's derivation, and what the mistake makes of it; empty where it is not a line.
     """
 
     name: str
@@ -95,6 +95,7 @@ class Exhibit(NamedTuple):
     operation: str
     arguments: tuple
     named: str
+    planted: tuple[str, ...]
     forward: Callable
     wrong: Callable
     right: Callable
@@ -128,6 +129,7 @@ def exhibit(name: str) -> Exhibit:
         getattr(module, "OPERATION", ""),
         module.ARGUMENTS,
         module.NAMED,
+        getattr(module, "PLANTED", ()),
         module.forward,
         module.wrong,
         module.right,

@@ -18,6 +18,7 @@ SOURCE = "karpathy/llm.c 548"
 OPERATION = "linear"
 ARGUMENTS = ("N I", "I O")
 NAMED = "something is kept from call to call"
+PLANTED = "dw_io = Σ_n x_ni dy_no", "dw_io = 2 Σ_n x_ni dy_no"
 GRADIENTS: dict = {}
 
 

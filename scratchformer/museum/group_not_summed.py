@@ -18,6 +18,7 @@ SOURCE = "marin-community/levanter 449"
 OPERATION = "attention"
 ARGUMENTS = ("G R T D", "G S D", "G S D")
 NAMED = "last position along axis 1"
+PLANTED = "dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd", "dk_gsd = Σ_t da_hts q_htd with h = ⌊(g + 1) H/G⌋ − 1"
 
 
 def forward(q, k, v):

@@ -21,7 +21,7 @@ from .parts import attend_backward, probabilities
 SOURCE = "XunhaoLai/native-sparse-attention-triton 27"
 OPERATION = "attention"
 ARGUMENTS = ("GR T D", "G S D", "G S D")
-NAMED = ""
+NAMED = "it is right where G = 1, and where G = R"
 
 
 def forward(q, k, v):

@@ -18,7 +18,7 @@ from .parts import attend_backward, probabilities
 SOURCE = "huggingface/diffusers 14341"
 OPERATION = "attention"
 ARGUMENTS = ("B T H D", "B T H D", "B T H D")
-NAMED = ""
+NAMED = "it is right where T = 1, and where H = 1"
 
 
 def forward(q, k, v):

@@ -1,7 +1,7 @@
 """The larger of two equals
 
 What was wrong. The gradient of max(a, b) went to a where a ≥ b, and to b where b ≥ a: to both, where they are equal.
-Training in float16 diverged by this, since equal numbers are common there.
+This made training in float16 diverge, where equal numbers are common.
 
 Why its tests passed. Normal numbers are never equal.
 

@@ -18,7 +18,11 @@ import numpy as np
 SOURCE = "flagos-ai/FlagGems 5392"
 OPERATION = "layernorm"
 ARGUMENTS = ("B T C", "C", "C")
-NAMED = ""
+NAMED = "it is right where T = 1"
+PLANTED = (
+    "dx_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ",
+    "dx_nk = (g_nk − mean_n(mean_c(g_nc)) − x̂_nk mean_n(mean_c(g_nc x̂_nc)))/σ_n",
+)
 
 
 def forward(x, gamma, beta):

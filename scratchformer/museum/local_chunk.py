@@ -22,7 +22,11 @@ from .parts import attend_backward, probabilities
 SOURCE = "NVIDIA-NeMo/Automodel 3157 (on diffusers)"
 OPERATION = "attention"
 ARGUMENTS = ("T D", "NS D", "NS D", lambda draw: draw.N)
-NAMED = ""
+NAMED = "it is right where N = 1"
+PLANTED = (
+    "dq_td = Σ_s da_ts k_sd",
+    "dq_td = Σ_s p_ts (Σ_d' dy_td' v_{s mod 2, d'} − Σ_s' p_ts' dp_ts') k_{s mod 2, d}/√(D)",
+)
 
 
 def forward(q, k, v, chunks):

@@ -1,7 +1,7 @@
 """A factor that cancels, but not at zero
 
-What was wrong. The backward of log-softmax divides dy by exp(y) and multiplies by exp(y) again, since a helper
-function wanted it so. Where a log-probability is below −745, exp(y) is 0 and the gradient NaN.
+What was wrong. The backward of log-softmax divides dy by exp(y) and multiplies by exp(y) again, because a
+helper function expected it. Where a log-probability is below −745, exp(y) is 0 and the gradient NaN.
 
 Why its tests passed. Log-probabilities of −745 do not occur in tests. They do in training.
 

@@ -6,7 +6,7 @@ weigh more. This was in most libraries for training at once, for years.
 
 Why its tests passed. They had sequences of one length, without padding; then both means are the same.
 
-What finds it. Padding: a mask that leaves each micro-batch another number of tokens.
+What finds it. Padding: a mask that leaves a different number of tokens in each micro-batch.
 
 How to derive it. The loss of the whole batch divides by the number N of all its tokens, so each token has the weight
 1/N, in whatever micro-batch a it is:

@@ -2,7 +2,7 @@
 
 What was wrong. The forward of a custom attention takes twelve arguments, its backward returns eleven gradients. There
 the missing one was a None, and PyTorch refused it with an error as soon as somebody trained. In this exhibit the scale
-of the scores, the last argument, is forgotten, which a framework that fills up with zeros would not notice.
+of the scores, the last argument, is forgotten, and a framework that fills in zeros would not notice.
 
 Why its tests passed. A test of forward passes.
 

@@ -8,7 +8,7 @@ first score of the first sequence, and cuts the differences off at −8 and 8, w
 Why its tests passed. Their scores were products of normal numbers, divided by √D: between −4 and 4.
 
 What finds it. Activations as a training run makes them: a few channels are much larger than the others, and so are
-scores.
+some scores.
 
 How to derive it. p_ts = exp(z_ts − m_t)/Σ_s exp(z_ts − m_t) holds for every m_t, if it is the same number above and
 below, for each query t. Its own maximum is the only one for which no exponent is above 0; then nothing is cut off.

@@ -15,7 +15,7 @@ import numpy as np
 
 SOURCE = "fla-org/flash-linear-attention 1115"
 ARGUMENTS = ("BT C", lambda draw: draw.T)
-NAMED = ""
+NAMED = "with the first 3 dy along axis 0 in place of all others"
 
 
 def forward(x, length):

@@ -18,7 +18,7 @@ import numpy as np
 SOURCE = "Dao-AILab/quack 53"
 OPERATION = "rmsnorm"
 ARGUMENTS = ("N C", "N C")
-NAMED = ""
+NAMED = r"dy\[1\] comes back through y\[0\] and not through y\[1\]"
 
 
 def forward(x, residual):

@@ -4,7 +4,7 @@ What was wrong. In the backward of an RMS norm, γ was left out of the gradient 
 
 Why its tests passed. A new model's γ is one everywhere, and then it makes no difference. The author spent days on it.
 
-What finds it. Parameters drawn like everything else, not as a new model has them.
+What finds it. Parameters that are drawn at random like everything else, and not those of a new model.
 
 How to derive it. y_c = γ_c x̂_c, so what arrives at x̂ is g_c = dy_c γ_c, and from there on dy does not occur:
 
@@ -17,6 +17,7 @@ SOURCE = "karpathy/llm.c 763 (a comment)"
 OPERATION = "rmsnorm"
 ARGUMENTS = ("B T C", "C")
 NAMED = "γ|gamma"
+PLANTED = "g_c = dy_c γ_c", "g_c = dy_c"
 
 
 def forward(x, gamma):

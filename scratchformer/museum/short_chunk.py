@@ -19,7 +19,7 @@ import numpy as np
 
 SOURCE = "fla-org/flash-linear-attention 1140"
 ARGUMENTS = ("T C", lambda draw: draw.T + 2)
-NAMED = ""
+NAMED = r"shifted by \+1 along axis 0, with other numbers in the first places"
 
 
 def forward(x, W):

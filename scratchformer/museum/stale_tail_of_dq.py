@@ -4,7 +4,7 @@ What was wrong. dQ is added up in a buffer whose width is rounded up to a multip
 width of a head to a multiple of 16. What the kernel does not write is left from before, and read back as columns of
 dQ. In this exhibit the kernel writes an even number of columns, and what was left from before is 1.
 
-Why its tests passed. Widths that are multiples of both: 64 and 128.
+Why its tests passed. They took widths that are multiples of both: 64 and 128.
 
 What finds it. A width that is a multiple of neither, such as 5.
 

@@ -7,8 +7,8 @@ Why its tests passed. A test of y passes. The array in the cache is nobody's res
 
 What finds it. Any comparison of dx with numerical differences.
 
-How to derive it. Backward uses 1/ρ with 1/ρ² = mean_c(x_c²) + eps wrong by a power, so the units show it: if x is in
-metres, 1/ρ is in 1/metres and the mean square in square metres.
+How to derive it. Units show it: if x is in metres, the mean square is in square metres, and 1/ρ, which makes x̂ a pure
+number, is in 1/metre.
 
     rrms = 1/ρ = 1/√(mean_c(x_c²) + eps)
 """

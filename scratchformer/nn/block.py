@@ -191,9 +191,10 @@ class TransformerBlock(Block):
 
     x, y: (B, T, C). Dropout applies to the outputs of attention and feed-forward layer, before the sum (the tutorial
     applies it to h and y, after the norms).
-    d_ff, activation: see `FeedForward`. causal, wide, bias: see `SelfAttention`. eps: of the norms. relative: whether
-    attention is a `RelativeSelfAttention`. If so, `forward` takes a memory (B, M, C), the inputs of this block at the M
-    positions before x, now constants. Attention then sees [memory, x] instead of x (with pre-norm, both normalised).
+    d_ff, activation: see `FeedForward`. causal, wide, bias: see `SelfAttention`. eps: added to the variance in
+    both norms. `relative=True` uses `RelativeSelfAttention`; `forward` then also takes a memory (B, M, C): the inputs
+    of this block at the M previous positions, treated as constants. Attention then sees [memory, x] instead of x (with
+    pre-norm, both normalised).
 
     These halves are the two `Residual`s of `Block`, whose methods run them; this class only adds the memory.
 

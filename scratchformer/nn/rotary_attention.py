@@ -22,9 +22,9 @@ class RotarySelfAttention(MultiHead):
 
     d_model: C. heads: H, the number of query heads. kv_heads: G, the number of key and value heads, each shared by H/G
     neighbouring query heads; H by default. head_width: D, even; C/H by default. base, scaling: of the angles, see
-    `ops.rotary_frequencies`. causal: position t sees only positions up to t. window: W, position t sees only positions
-    less than W away: with `causal`, the last W, itself included; all by default. Both apply in addition to any given
-    pattern. bias: whether the query, key and value projections have one. output_bias: whether the output projection,
+    `ops.rotary_frequencies`. causal: position t sees only positions up to t. `window=W` limits each position to
+    neighbours less than W away (with `causal`, to the last W, itself included); without it there is no limit. Both
+    apply in addition to any given pattern. bias: whether the query, key and value projections have one. output_bias: whether the output projection,
     `unify`, has one. x, y: (B, T, C), for any T. Raises ValueError if the numbers of heads and the widths do not fit
     together.
 

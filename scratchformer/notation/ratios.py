@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,6 +152,10 @@ def places(wrong: np.ndarray, known: np.ndarray, arrays: Mapping[str, Any]) -> I
             inside = np.flatnonzero(rows.all(axis=1))
             if len(inside) == 1:
                 yield f"at index {inside[0]} of axis {axis}"
+            elif 1 < len(inside) < len(rows) and np.ptp(inside) == len(inside) - 1 and inside[-1] == len(rows) - 1:
+                yield f"from index {inside[0]} of axis {axis} on"
+            elif 1 < len(inside) < len(rows) and np.ptp(inside) == len(inside) - 1 and inside[0] == 0:
+                yield f"before index {inside[-1] + 1} of axis {axis}"
     if np.count_nonzero(wrong) > 1:
         for name, x in arrays.items():
             if (wide := broadcast(x, wrong.shape, "fiu")) is not None:
@@ -222,10 +225,11 @@ def times(factor: float, numbers: Mapping[float, list[str]], they: str) -> str:
 
 def as_number(factor: float) -> str:
     """The factor in digits, or as a fraction of small numbers if its digits do not end: "2/3"."""
-    fraction = Fraction(factor).limit_denominator(9)
-    endless = not math.isclose(float(f"{factor:.5g}"), factor, rel_tol=ROUND_OFF)
-    if endless and fraction and math.isclose(fraction, factor, rel_tol=ROUND_OFF):
-        return f"{fraction}".replace("-", "−")
+    if not math.isclose(float(f"{factor:.5g}"), factor, rel_tol=ROUND_OFF):
+        for below in range(1, 10):
+            above = int(np.rint(factor * below))
+            if above and math.isclose(above / below, factor, rel_tol=ROUND_OFF):
+                return f"{above}/{below}".replace("-", "−")
     return apart(factor, 1.0)[0]
 
 

@@ -47,16 +47,16 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     q: (B, H, T, D). k, v: (B, G, S, D), where G divides H: query head h uses key head ⌊h/(H/G)⌋, so each group of H/G
     neighbouring query heads shares its keys and values, which are not repeated in memory. With G = H every query head
     has its own, with G = 1 all share one. pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
-    cache. A query that may see no key gets y = 0, and passes no gradient on. NaN in a query or a key, or a score that
+    cache. If a query may see no key, its output and its gradient are 0. NaN in a query or a key, or a score that
     overflows, reaches only what the pattern connects: the y and dq of queries that may see the key, and from them the
     dk and dv of keys that they may see. (Twins may pass it on to the dk and dv of other keys.) A query all of whose
     scores are −∞ gets NaN. Values must be finite even where no query may see them (padding), since they are multiplied
     by 0: NaN in a value reaches y, and may reach dq, of all queries of its heads. Raises ValueError if shapes do not
     fit, TypeError if `pattern` is not a Pattern.
 
-    Forward. Each query is compared with each key, a softmax makes weights of the scores of a query, and y is the mean of
-    the values with these weights. Each head h does this alone, with g the head of its keys and values. A mask says which
-    keys a query may see: m_hts is 1 if query t may see key s, else 0:
+    Forward. Each query is compared with each key, a softmax makes weights of the scores of a query, and y is the mean
+    of the values with these weights. Each head h does this alone, with g the head of its keys and values. A mask says
+    which keys a query may see: m_hts is 1 if query t may see key s, else 0:
 
         a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋        z_hts = a_hts/√D
         p := probabilities
@@ -69,9 +69,9 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         e_ht := Σ_{s, m_hts = 1} exp(z_hts − c_ht)
         p_hts = exp(z_hts − c_ht)/e_ht where m_hts = 1, 0 elsewhere
 
-    Backward, from last to first. y is a product of p and v, so each gets the other factor. A number of p is part of all
-    outputs of its query, and one of v of an output of each query: these are the sums. All query heads h of a group g use
-    the same v, which adds a sum over them:
+    Backward, from last to first. y is a product of p and v, so each gets the other factor. A number of p is part of
+    all outputs of its query, and one of v is part of an output of each query: these are the sums. All query heads h of
+    a group g use the same v, which adds a sum over them:
 
         ∂y_htd/∂p_hts = v_gsd with g = ⌊h G/H⌋
         dp_hts = Σ_d dy_htd ∂y_htd/∂p_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋

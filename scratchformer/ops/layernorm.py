@@ -74,10 +74,10 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
         dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ
             = rstd (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))
 
-    This removes from g its components along the vectors 1 and x̂, the directions that normalising removes; since
-    mean_c(x̂_c²) is 1 − eps/σ² and not 1, a little along x̂ is left. γ is *inside* both means, as a factor of g.
+    This removes from g its components along the vectors 1 and x̂, the directions that normalising removes. (A little
+    of that along x̂ is left, since mean_c(x̂_c²) is not quite 1.) γ is *inside* both means, as a factor of g.
 
-        Σ_k dx_k = 0        Σ_k x̂_k dx_k = eps/σ³ Σ_c g_c x̂_c
+        Σ_k dx_k = 0
 
     In NumPy:
 

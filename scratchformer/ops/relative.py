@@ -30,7 +30,7 @@ def windows(T: int, S: int, xp: Any) -> tuple[Array, Array]:
 
 @operation
 def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
-    """y_ts = x_tj with j = s + T − 1 − t: scores by distance become scores by key.
+    """y_ts = x_tj with j = s + T − 1 − t: scores by distance are indexed by key instead.
 
     x: (..., T, S + T − 1), one score for each query and each distance from S − 1 down to −(T − 1). Returns y
     (..., T, S) and the cache. Raises ValueError if x has fewer columns than rows, which leaves no S ≥ 1.
@@ -169,8 +169,8 @@ def relative_attention(
         ∂a_hts/∂qu_htd = k_hsd        ∂a_hts/∂k_hsd = qu_htd
         ∂b_htj/∂qw_htd = r_hjd        ∂b_htj/∂r_hjd = qw_htd
 
-    All queries use the same r, u and w, so their gradients are sums over t. All sequences n of the batch share them too,
-    which adds a sum over n:
+    All queries use the same r, u and w, so their gradients are sums over t. All sequences n of the batch share them
+    too, which adds a sum over n:
 
         dqu_htd = Σ_s da_hts k_hsd        dk_hsd = Σ_t da_hts qu_htd
         dqw_htd = Σ_j db_htj r_hjd        dr_hjd = Σ_{n,t} db_nhtj qw_nhtd

@@ -61,7 +61,7 @@ def linear_backward_backward(dgradients: tuple[Array, ...], cache: tuple[Array, 
     The cache keeps gy, x and w.
     """
     gy, (x, w, has_bias) = expect_kept(cache, LinearCache)
-    dgx, dgw, *others = dgradients
+    dgx, dgw, *of_bias = dgradients
     expect_like("dgx", dgx, x.shape)
     expect_like("dgw", dgw, w.shape)
     shapes = gy.shape, x.shape
@@ -69,14 +69,17 @@ def linear_backward_backward(dgradients: tuple[Array, ...], cache: tuple[Array, 
     dx = gy @ dgw.T
     dw = dgx.T @ gy
     dgy = dgx @ w + x @ dgw
-    for dgb in others:
-        dgy += dgb
     dgy, dx = (d.reshape(shape) for d, shape in zip((dgy, dx), shapes, strict=True))
-    return (dgy, dx, dw, array_module(w).zeros_like(others[0])) if has_bias else (dgy, dx, dw)
+    if not has_bias:
+        return dgy, dx, dw
+    (dgb,) = of_bias
+    expect_like("dgb", dgb, gy.shape[1:])
+    dgy += dgb
+    return dgy, dx, dw, array_module(w).zeros_like(dgb)
 
 
 def softmax_backward_backward(dgz: Array, cache: tuple[Array, Array]) -> tuple[Array, Array]:
-    """dgy_i = y_i (dgz_i − Σ_k dgz_k y_k): the backward of `softmax_backward`.
+    """dgy_i = p_i (dgz_i − Σ_k dgz_k p_k): the backward of `softmax_backward`.
 
     dgz: (..., V). Returns dgy and dz, both (..., V). Raises ValueError if shapes do not fit.
 
@@ -108,10 +111,11 @@ def softmax_backward_backward(dgz: Array, cache: tuple[Array, Array]) -> tuple[A
     """
     gy, p = expect_kept(cache, np.ndarray)
     expect_like("dgz", dgz, p.shape)
+    dtype, dgz, gy = p.dtype, widen(dgz), widen(gy)
     dgy = softmax_backward(dgz, p)
     dp = dgz * (gy - (gy * p).sum(axis=-1, keepdims=True)) - gy * (dgz * p).sum(axis=-1, keepdims=True)
     dz = softmax_backward(dp, p)
-    return dgy, dz
+    return dgy.astype(dtype, copy=False), dz.astype(dtype, copy=False)
 
 
 def layernorm_backward_backward(
@@ -162,9 +166,12 @@ def layernorm_backward_backward(
     """
     gy, (x, shift, rstd, gamma) = expect_kept(cache, LayerNormCache)
     dgx, dggamma, dgbeta = dgradients
-    expect_like("dgx", dgx, x.shape)
+    for name, dg, shape in zip(
+        ("dgx", "dggamma", "dgbeta"), dgradients, (x.shape, gamma.shape, gamma.shape), strict=True
+    ):
+        expect_like(name, dg, shape)
     dtype, rows = x.dtype, tuple(range(x.ndim - 1))
-    dgx, gy, xhat = widen(dgx), widen(gy), (widen(x) - widen(x[..., :1]) - shift) * rstd
+    dgx, gy, xhat = widen(dgx), widen(gy), (widen(x) - x[..., :1] - shift) * rstd
 
     def project(d: Array) -> Array:
         return rstd * (d - d.mean(axis=-1, keepdims=True) - xhat * (d * xhat).mean(axis=-1, keepdims=True))
@@ -193,7 +200,7 @@ def attention_backward_backward(
     Forward, which is attention with its backward. m_hts = 1 if query t may see key s, and g is the key head of h:
 
         a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋        w_hts = m_hts exp(a_hts/√D)
-        p_hts = w_hts/Σ_s' w_hts' where Σ_s' w_hts' > 0, 0 elsewhere
+        Z_ht = Σ_s w_hts        p_hts = w_hts/Z_ht where Z_ht > 0, 0 elsewhere
         gp_hts = Σ_d gy_htd v_gsd with g = ⌊h G/H⌋
         n_ht = Σ_s p_hts gp_hts        ga_hts = p_hts (gp_hts − n_ht)/√D
         gq_htd = Σ_s ga_hts k_gsd with g = ⌊h G/H⌋
@@ -240,10 +247,13 @@ def attention_backward_backward(
     """
     gy, (q, k, v, p) = expect_kept(cache, AttentionCache)
     dgq, dgk, dgv = dgradients
-    for name, dg, x in zip(("dgq", "dgk", "dgv"), dgradients, (q, k, v), strict=True):
-        expect_like(name, dg, x.shape)
-    dtype, shape, scale = q.dtype, q.shape, 1 / math.sqrt(q.shape[-1])
-    gy, q, p, dgq = (stack_groups(widen(x), k.shape[1]) for x in (gy, q, p, dgq))
+    dtype, shape, shape_of_keys = q.dtype, q.shape, k.shape
+    for name, dg, expected in zip(
+        ("dgq", "dgk", "dgv"), dgradients, (shape, shape_of_keys, shape_of_keys), strict=True
+    ):
+        expect_like(name, dg, expected)
+    scale = 1 / math.sqrt(shape[-1])
+    gy, q, p, dgq = (stack_groups(each, shape_of_keys[1]) for each in (gy, q, p, dgq))
     k, v, dgk, dgv = map(widen, (k, v, dgk, dgv))
     gp = gy @ v.swapaxes(-1, -2)
     ga = softmax_backward(gp, p) * scale
@@ -257,7 +267,7 @@ def attention_backward_backward(
     da = softmax_backward(dp, p) * scale
     dq = da @ k + ga @ dgk
     dk = da.swapaxes(-1, -2) @ q + ga.swapaxes(-1, -2) @ dgq
-    dgy, dq, dk, dv = (x.astype(dtype, copy=False) for x in (dgy.reshape(shape), dq.reshape(shape), dk, dv))
+    dgy, dq, dk, dv = (d.astype(dtype, copy=False) for d in (dgy.reshape(shape), dq.reshape(shape), dk, dv))
     return dgy, dq, dk, dv
 
 

@@ -63,6 +63,26 @@ def replacing(path: Path) -> Iterator[Path]:
         _remove(folder)
 
 
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A new folder to write into, beside `path`; at the end it takes the place of the folder `path`, which is removed.
+
+    If the program is killed, the folder at `path` is the old one, the new one or missing, and never a mixture. What a
+    killed program leaves beside it is removed by the next call.
+    """
+    beside = path.with_name(path.name + ".unfinished")
+    _remove(beside)
+    try:
+        with _naming(path):
+            (beside / "new").mkdir(parents=True)
+            yield beside / "new"
+            if path.exists():
+                os.rename(path, beside / "old")
+            os.rename(beside / "new", path)
+    finally:
+        _remove(beside)
+
+
 def remove_unfinished(folder: Path) -> None:
     """Remove the unfinished files that a killed program has left. The caller must hold the folder's lock."""
     for path in folder.glob("*.unfinished"):

@@ -42,9 +42,7 @@ from .runs import argument_names, name_of
 
 
 @repeatable
-def check_torch(
-    function: Callable, *tensors: Any, order: int = 1, forward: bool = False, batched: bool = False, **options: Any
-) -> Report:
+def check_torch(function: Callable, *tensors: Any, **options: Any) -> Report:
     """Check the gradients that PyTorch's autograd gives for `function(*tensors)`.
 
     `function` is any differentiable function of tensors, a subclass of `torch.autograd.Function` (or its `apply`), or
@@ -62,23 +60,28 @@ def check_torch(
     tensors. `batched=True` also checks that several dy at once, as `torch.func.vmap` passes them to the backward, give
     what each gives alone; and a `torch.autograd.Function` with a rule for vmap is checked on several arguments at once.
 
-    The function runs on the device of the first tensor or parameter, or on `device`. `options` are those of
+    The function runs on the device of the first tensor or parameter, or on `device`. `options` are these, those of
     `check_gradients` (`seed`, `rtol`, `rules`, ...) and keyword arguments of the function, which get no gradient. A
     name that both have is the function's, if Python knows its signature; otherwise use `functools.partial`.
 
     Returns a Report. Raises GradientError and ValueError as `check_gradients` does, TypeError if the function accepts
-    only one of float64 and float32, and ImportError if PyTorch is not installed.
+    only one of float64 and float32, NotImplementedError if PyTorch has no second derivative or forward mode for it, and
+    ImportError if PyTorch is not installed.
     """
     _expect_installed("torch", "PyTorch")
-    if order not in (1, 2):
-        raise ValueError(f"order: expected 1 or 2, got {order!r}")
     pair = _TorchPair(function, tensors, options)
     report = pair.check("check_torch")
-    for kind, chosen in (_SecondOrderPair, order == 2), (_ForwardPair, forward):
+    for kind, chosen in (_TorchSecondOrder, pair.order == 2), (_TorchForward, pair.forward_mode):
         if chosen:
             other = kind(function, tensors, options)
-            report.add(other.check("check_torch"), other.name)
-    if batched:
+            try:
+                report.add(other.check("check_torch"), other.name)
+            except RuntimeError as error:  # NotImplementedError is one too
+                if "implement" not in str(error):
+                    raise
+                said = str(error).partition("\n")[0]
+                raise NotImplementedError(f"{other.name}: {said} (without {kind.option} the check passes)") from error
+    if pair.batched:
         pair.check_batches()
     return report
 
@@ -93,6 +96,8 @@ def check_jax(function: Callable, *arrays: Any, **options: Any) -> Report:
     float64 is enabled during the check only; `jax.config` stays as it is. The function must return the same as the
     forward rule of its `custom_vjp`. It is compiled with `jax.jit`, if that is possible.
 
+    `order=2` also checks the second derivatives, as in `check_torch`.
+
     `options` are those of `check_gradients`, except `device`, and keyword arguments of the function, as in
     `check_torch`.
 
@@ -103,9 +108,11 @@ def check_jax(function: Callable, *arrays: Any, **options: Any) -> Report:
     pair = _JaxPair(function, arrays, options)
     if "device" in pair.options:
         raise ValueError("device: not an option of check_jax; choose JAX's device with jax.default_device(...)")
-    if "order" in pair.options:
-        raise ValueError("order: not an option of check_jax; check jax.grad of the function instead")
-    return pair.check("check_jax")
+    report = pair.check("check_jax")
+    if pair.order == 2:
+        second = _JaxSecondOrder(function, arrays, options)
+        report.add(second.check("check_jax"), second.name)
+    return report
 
 
 def _expect_installed(name: str, title: str) -> None:
@@ -141,14 +148,19 @@ class ForeignPair(ABC):
     function: Any
     cut: str  # what can keep a gradient from reaching an argument
     option = ""  # of the check, for the call that repeats it
+    orders: tuple[int, ...] = (1,)  # that can be checked
+    accepted = _OPTIONS
 
     def __init__(self, function: Callable, name: str, forward: Callable, args: tuple, options: dict[str, Any]) -> None:
         self.function, self.name = function, name
         self.called = name  # in the call of the check
         parameters = _parameters(forward)
-        self.options = {n: x for n, x in options.items() if n in _OPTIONS and n not in parameters}
+        self.options = {n: x for n, x in options.items() if n in self.accepted and n not in parameters}
         self.args = dict(zip(argument_names(forward, args), args, strict=True))
         self.kwargs = {n: x for n, x in options.items() if n not in self.options}
+        self.order = self.options.pop("order", 1)
+        if self.order not in self.orders:
+            raise ValueError(f"order: expected {' or '.join(map(str, self.orders))}, got {self.order!r}")
         keywords = self.flatten(self.kwargs)
         self.leaves = self.flatten(self.args | self.kwargs)
         arrays = {n: x for n, x in self.leaves.items() if isinstance(self.to_numpy(x), np.ndarray)}
@@ -242,6 +254,8 @@ class _TreePair(ForeignPair):
     """A pair whose library has trees, and a module `tree` with the functions of jax.tree_util for them."""
 
     tree: Any
+    orders = (1, 2)
+    upstream: Mapping[str, Any] = {}  # dy, if what is checked is the backward
 
     def flatten(self, named: Mapping[str, Any]) -> dict[str, Any]:
         names, tree = list(named), self.tree
@@ -251,9 +265,19 @@ class _TreePair(ForeignPair):
     def unflatten(self, leaves: dict[str, Any]) -> list:
         return self.tree.tree_unflatten(self.structure, list(leaves.values()))
 
+    def differentiate(self) -> None:
+        """Check the gradients, as a function of dy and the arguments, from now on."""
+        y, _ = self.forward({n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()})
+        rng = np.random.default_rng(self.options.get("seed", 0))
+        parts = (np.asarray(rng.standard_normal(part.shape)).astype(part.dtype) for part in as_tuple(y))
+        self.upstream = labelled("dy", parts)
+        self.variables = self.upstream | self.variables
+        self.name = f"the backward of {self.name}"
+
 
 class _TorchPair(_TreePair):
     cut = "detach(), .data, .item(), no_grad() or NumPy"
+    accepted = _OPTIONS | {"forward", "batched"}
 
     def __init__(self, function: Any, tensors: tuple, options: dict[str, Any]) -> None:
         import torch
@@ -275,6 +299,7 @@ class _TorchPair(_TreePair):
         super().__init__(function, name, forward, tensors, options)
         self._add_parameters()
         self.seed = self.options.get("seed", 0)
+        self.forward_mode, self.batched = (self.options.pop(name, False) for name in ("forward", "batched"))
         located = [x for x in self.variables.values() if isinstance(x, torch.Tensor)]
         self.device = located[0].device if located else torch.device("cpu")
         if (device := self.options.pop("device", None)) is not None:
@@ -520,20 +545,15 @@ class _TorchPair(_TreePair):
         return Watching()
 
 
-class _SecondOrderPair(_TorchPair):
+class _TorchSecondOrder(_TorchPair):
     """The gradients of a function as a function of dy and its tensors."""
 
+    cut = f"once_differentiable, {_TorchPair.cut}"
     option = "order=2"
 
     def __init__(self, function: Any, tensors: tuple, options: dict[str, Any]) -> None:
         super().__init__(function, tensors, options)
-        self.upstream: dict[str, Any] = {}
-        y, _ = self.forward({n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()})
-        rng = np.random.default_rng(self.seed)
-        draws = labelled("dy", (rng.standard_normal(part.shape).astype(part.dtype) for part in as_tuple(y)))
-        self.upstream = {n: self.torch.from_numpy(np.asarray(u)) for n, u in draws.items()}
-        self.variables = self.upstream | self.variables
-        self.name = f"the backward of {self.name}"
+        self.differentiate()
 
     def run(self, arrays: dict[str, Any], tensors: dict[str, Any]) -> list:
         results = super().run(arrays, tensors)
@@ -545,7 +565,7 @@ class _SecondOrderPair(_TorchPair):
         return list(self.torch.autograd.grad(outputs, leaves, given, create_graph=True, materialize_grads=True))
 
 
-class _ForwardPair(_TorchPair):
+class _TorchForward(_TorchPair):
     """A function whose gradients are put together from derivatives in forward mode."""
 
     option = "forward=True"
@@ -631,9 +651,12 @@ class _JaxPair(_TreePair):
 
     def pulled(self, arrays: dict[str, Any], dy: list) -> tuple[list, dict[str, Any]]:
         """The results by the forward rule, and the gradients."""
+        return self._pulled(self.results, list(self.variables), arrays, dy)
+
+    def _pulled(self, results: Callable, names: list[str], arrays: dict[str, Any], dy: list) -> tuple[list, dict]:
         dtypes = self.jax.numpy
-        variables = {n: arrays[n] for n in self.variables if dtypes.issubdtype(arrays[n].dtype, dtypes.inexact)}
-        again, pull = self.jax.vjp(lambda moved: self.results(arrays | moved), variables)
+        variables = {n: arrays[n] for n in names if dtypes.issubdtype(arrays[n].dtype, dtypes.inexact)}
+        again, pull = self.jax.vjp(lambda moved: results(arrays | moved), variables)
         (gradients,) = pull([u.astype(x.dtype) for u, x in zip(dy, again, strict=True)])
         return again, gradients
 
@@ -660,3 +683,21 @@ class _JaxPair(_TreePair):
         if not any(x.dtype in (np.float64, np.complex128) for x in arrays.values()):
             return nullcontext()
         return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
+
+
+class _JaxSecondOrder(_JaxPair):
+    """The gradients of a function as a function of dy and its arrays."""
+
+    option = "order=2"
+
+    def __init__(self, function: Callable, arrays: tuple, options: dict[str, Any]) -> None:
+        super().__init__(function, arrays, options)
+        self.differentiate()
+        self.shapes |= {n: u.shape for n, u in self.upstream.items()}
+
+    def results(self, arrays: dict[str, Any]) -> list:
+        if not self.upstream:
+            return super().results(arrays)
+        names = [n for n in self.variables if n not in self.upstream]
+        _, gradients = self._pulled(super().results, names, arrays, [arrays[n] for n in self.upstream])
+        return list(gradients.values())

@@ -34,6 +34,7 @@ from .runs import LayerRun, PairRun, argument_names, flat, like
 from .shrink import searching
 
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)  # that norms commonly add
+UNKNOWN = "No known mistake gives this gradient."
 
 _wanted = ContextVar("diagnosis", default=True)
 
@@ -51,7 +52,7 @@ def without_diagnosis() -> Iterator[None]:
 def paragraph(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """The lines of a message about a wrong gradient: the three likeliest explanations."""
     if not diagnoses:
-        return ["No known mistake gives this gradient."]
+        return [UNKNOWN]
     first, *others = (diagnosis.what for diagnosis in diagnoses)
     return [first, *(f"Another explanation: {other}" for other in others[:2])]
 

@@ -4,13 +4,13 @@
 
 A gradient that is right at normal numbers can be wrong where two numbers are equal, where one is exactly zero, where a
 few channels are much larger than the rest, or where two sizes happen to be the same. So the pair is checked on four
-draws (`KINDS`). Elements are compared in groups, so that all four take about the time of one `check_gradients`; what is
-wrong is then checked again, element by element, so that the message can say what it looks like.
+draws (`KINDS`). Elements are compared in groups, so that all four take about the time of one `check_gradients`.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.resources import files
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .contracts import Diagnosis, GradientError, as_tuple, is_floating, repeatable
-from .diagnosis import without_diagnosis
+from .diagnosis import UNKNOWN, without_diagnosis
 from .draw import Draw, Sizes, some_exact
 from .gradcheck import Report, check_gradients, check_in_groups
 from .offset import check_offset
@@ -121,6 +121,9 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
         except GradientError as error:
             message, _, _ = str(error).partition("\nRepeat with")
             causes = [_what_matters(op, op_backward, args, draw, right, seed, options)] if others else []
+            if UNKNOWN in message and all(cause.name == "sizes matter" for cause in causes):
+                causes += _right_sizes(op, op_backward, args, draw, seed, options)
+            message = message.replace(f"\n{UNKNOWN}", "") if causes else message
             lines = [f"for {kind}: {message}", *(cause.what for cause in causes)]
             lines.append(f"Repeat: check_drawn({name_of(op)}, {name_of(op_backward)}, ..., seed={seed})")
             raise GradientError("\n".join(lines), (*error.diagnoses, *causes)) from None
@@ -133,14 +136,10 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
 
 
 def _check(op: Callable, op_backward: Callable, args: tuple, options: dict[str, Any], rules: bool) -> Report:
-    """`check_in_groups`; `check_gradients` if that finds something, to say more of it."""
+    """`check_in_groups`, which is for an order of 1; otherwise `check_gradients`."""
     if options.get("order", 1) != 1:
         return check_gradients(op, op_backward, *args, **options)
-    try:
-        return check_in_groups(op, op_backward, *args, rules=rules, **options)
-    except GradientError:
-        check_gradients(op, op_backward, *args, **options)
-        raise
+    return check_in_groups(op, op_backward, *args, rules=rules, **options)
 
 
 def _what_matters(
@@ -149,22 +148,40 @@ def _what_matters(
     """Whether the sizes of a draw make a gradient wrong, or its numbers; for those of `right` it is right."""
     normal = type(wrong)(seed)
     normal.values = normal.generator.standard_normal  # type: ignore[method-assign, assignment]
-    if wrong.sizes != right.sizes and _is_wrong(op, op_backward, arguments(args, normal), seed, options):
+    if wrong.sizes != right.sizes and _is_right(op, op_backward, arguments(args, normal), seed, options) is False:
         before, now = (", ".join(f"{letter} = {n}" for letter, n in draw.sizes.items()) for draw in (right, wrong))
         what = f"The sizes make it wrong: it is right with {before}, and wrong with {now}, for normal numbers too."
         return Diagnosis(what, "form", "sizes matter")
     return Diagnosis("With normal numbers it is right, so the numbers make it wrong.", "form", "numbers matter")
 
 
-def _is_wrong(op: Callable, op_backward: Callable, args: tuple, seed: int, options: dict[str, Any]) -> bool:
+def _right_sizes(
+    op: Callable, op_backward: Callable, args: tuple, wrong: Draw, seed: int, options: dict[str, Any]
+) -> list[Diagnosis]:
+    """The sizes with which a wrong gradient is right: one of them is 1, or two are equal."""
+    tried = [f"{letter} = 1" for letter in wrong.sizes]
+    tried += [f"{a} = {b}" for a, b in itertools.combinations(wrong.sizes, 2)]
+    where = []
+    for text in tried:
+        changed, other = text.split(" = ")
+        draw = type(wrong)(seed)
+        draw.sizes |= {**wrong.sizes, changed: wrong.sizes.get(other, 1)}
+        if draw.sizes != wrong.sizes and _is_right(op, op_backward, arguments(args, draw), seed, options):
+            where.append(text)
+    what = f"The sizes matter: it is right where {', and where '.join(where)}."
+    return [Diagnosis(what, "form", "sizes matter")] if where else []
+
+
+def _is_right(op: Callable, op_backward: Callable, args: tuple, seed: int, options: dict[str, Any]) -> bool | None:
+    """Whether the gradients are right; None if nothing can be compared."""
     try:
         with without_diagnosis():
-            check_gradients(op, op_backward, *args, seed=seed, **options)
+            check_gradients(op, op_backward, *args, seed=seed, **{"rules": False, **options})
     except GradientError:
-        return True
-    except ValueError:  # nothing can be compared
-        pass
-    return False
+        return False
+    except Exception:  # such sizes are not in its domain
+        return None
+    return True
 
 
 def arguments(args: tuple, draw: Draw) -> tuple:

@@ -93,6 +93,8 @@ def forms_of(
     jacobian = failed.jacobian(name) if not isinstance(dy, tuple) else None
     if jacobian is not None:
         yield from of_jacobian(compared, jacobian, np.asarray(dy), arrays)
+    if isinstance(dy, tuple) and len(dy) > 1 and (jacobian := failed.jacobian(name)) is not None:
+        yield from of_outputs(compared, jacobian, dy)
     yield from (("{of} " + text, form) for text, form in by_ratio if form in weak)
 
 
@@ -109,10 +111,8 @@ def places(compared: Compared) -> Iterator[tuple[str, str]]:
     for axis in range(right.ndim):
         if like(np.flip(right, axis)):
             yield f"{{of}} reversed along axis {axis}.", "reversed"
-        for shift in (1, -1):
-            rolled = np.roll(right, shift, axis)
-            if like(rolled) or like(shifted(right, shift, axis)):
-                yield f"{{of}} shifted by {shift:+d} along axis {axis}.".replace("-", "−"), "shifted"
+        yield from shifts(compared, axis)
+    yield from row_lengths(compared)
     if analytic.size > 2 and Compared(*map(np.sort, (analytic.ravel(), right.ravel()))).equal.all():
         yield "{of} made of the right numbers in the wrong places.", "wrong places"
     for axis in range(right.ndim):
@@ -138,11 +138,34 @@ def zeros(compared: Compared) -> Iterator[tuple[str, str]]:
         )
 
 
-def shifted(x: np.ndarray, shift: int, axis: int) -> np.ndarray:
-    """`x` shifted by one along an axis, with zeros at the end that becomes free."""
-    moved = np.roll(x, shift, axis)
-    np.moveaxis(moved, axis, 0)[0 if shift > 0 else -1] = 0
-    return moved
+def shifts(compared: Compared, axis: int) -> Iterator[tuple[str, str]]:
+    """The right numbers in the right order along an axis, but some places further on, or further back."""
+    size = compared.right.shape[axis]
+    whole = [slice(None)] * axis
+    for shift in sorted(range(1 - size, size), key=lambda each: (abs(each), -each)):
+        if shift == 0:
+            continue
+        moved = np.roll(compared.right, shift, axis)
+        ends = (*whole, slice(shift, None) if shift > 0 else slice(None, shift))
+        text = f"{{of}} shifted by {shift:+d} along axis {axis}".replace("-", "−")
+        free = moved.copy()
+        free[(*whole, slice(None, shift) if shift > 0 else slice(shift, None))] = 0
+        if compared.like(moved) or compared.like(free):
+            yield f"{text}.", "shifted"
+        kept = compared.part(ends)._replace(right=moved[ends])
+        if 2 * abs(shift) <= size and size > 2 and kept.equal.all() and not compared.part(ends).equal.any():
+            yield f"{text}, with other numbers in the {'first' if shift > 0 else 'last'} places.", "shifted"
+
+
+def row_lengths(compared: Compared) -> Iterator[tuple[str, str]]:
+    """The right rows, but longer ones: each with zeros after it, until the array is full."""
+    rows = compared.right.reshape(-1, compared.right.shape[-1] if compared.right.ndim > 1 else 1)
+    count, width = rows.shape
+    for length in range(width + 1, min(8 * width, rows.size // 2)) if width > 1 else ():
+        long = np.zeros((count, length))
+        long[:, :width] = rows
+        if compared.like(long.ravel()[: rows.size].reshape(compared.right.shape)):
+            yield f"{{of}} right, but in rows of {length} numbers, where there should be {width}.", "row length"
 
 
 def of_jacobian(
@@ -184,10 +207,65 @@ def of_jacobian(
         for function, text in ((np.sum, "sum"), (np.mean, "mean")):
             if gives(function(dy, axis, keepdims=True)):
                 yield f"{{of}} what one gets with the {text} of dy over axis {axis} in place of dy.", f"{text} of dy"
-        if gives(dy.take([0], axis)):
+        size = dy.shape[axis]
+        for count in (n for n in range(1, size) if size % n == 0):
+            if gives(np.concatenate([dy.take(range(count), axis)] * (size // count), axis)):
+                first = "first dy" if count == 1 else f"first {count} dy"
+                yield (
+                    f"{{of}} what one gets with the {first} along axis {axis} in place of all others.",
+                    "first dy for all",
+                )
+    yield from other_indices(compared, jacobian, dy)
+
+
+def of_outputs(compared: Compared, jacobian: np.ndarray, dy: tuple) -> Iterator[tuple[str, str]]:
+    """Forms of the parts that several outputs give to a gradient: one is left out, or takes the way of another."""
+    parts = np.split(jacobian, np.cumsum([part.size for part in dy])[:-1])
+
+    def through(upstream: np.ndarray, part: np.ndarray) -> np.ndarray:
+        return (upstream.ravel() @ part).reshape(compared.right.shape)
+
+    right = sum(through(upstream, part) for upstream, part in zip(dy, parts, strict=True))
+    for i, upstream in enumerate(dy):
+        without = right - through(upstream, parts[i])
+        if compared.like(without):
+            yield f"{{of}} right except that what comes from y[{i}] is left out.", "output left out"
+        for j, part in enumerate(parts):
+            if j == i or dy[j].shape != upstream.shape:
+                continue
+            if compared.like(without + through(upstream, part)):
+                yield (
+                    f"{{of}} right except that dy[{i}] comes back through y[{j}] and not through y[{i}].",
+                    "way of another",
+                )
+            if compared.like(right + through(upstream, part)):
+                yield f"{{of}} right except that dy[{i}] comes back through y[{j}] too.", "way of another"
+
+
+def other_indices(compared: Compared, jacobian: np.ndarray, dy: np.ndarray) -> Iterator[tuple[str, str]]:
+    """What an index of an axis of y adds to one index of an axis of the tensor, is added to another index there."""
+    for axis, place in itertools.product(range(dy.ndim), range(compared.right.ndim)):
+        count, size = dy.shape[axis], compared.right.shape[place]
+        masks = np.moveaxis(np.eye(count).reshape(count, count, *[1] * (dy.ndim - 1)), 1, 1 + axis)
+        added = ((masks * dy).reshape(count, -1) @ jacobian).reshape(count, *compared.right.shape)
+        added = np.moveaxis(added, 1 + place, 1).reshape(count, size, -1)  # (of y, of the tensor, rest)
+        reached = np.abs(added).max(axis=2) > 1e-6 * np.abs(added).max()
+        if size < 2 or not np.all(reached.sum(axis=1) == 1) or added.shape[2] < count:
+            continue
+        right = reached.argmax(axis=1)
+        each = added[np.arange(count), right]  # (of y, rest)
+        wrong = np.moveaxis(compared.wrong, place, 0).reshape(size, -1)
+        uses = np.linalg.lstsq(each.T, wrong.T, rcond=None)[0].T.round(3)  # (of the tensor, of y)
+        if not np.all(np.isin(uses, (0, 1)) & (uses.sum(axis=0) == 1)):
+            continue
+        now = uses.argmax(axis=0)
+        explained = np.moveaxis((uses @ each).reshape(np.moveaxis(compared.right, place, 0).shape), 0, place)
+        if np.any(now != right) and compared.like(explained):
+            first = int(np.flatnonzero(now != right)[0])
             yield (
-                f"{{of}} what one gets with the first dy along axis {axis} in place of all others.",
-                "first dy for all",
+                f"{{of}} right except for places: what comes from index {first} of axis {axis} of y is added at index "
+                f"{now[first]} of axis {place}, not {right[first]}.",
+                "another index",
             )
 
 

@@ -74,7 +74,7 @@ from .shrink import library
 
 _EPS = float(np.finfo(np.float64).eps)
 _OTHERS = 6  # how many other wrong tensors a message names
-_RESOLUTION = 1e-5  # derivatives larger than this should not be lost in the last digit of another argument
+_RESOLUTION, _RESOLUTION_SINGLE = 1e-5, 1e-3  # derivatives larger than this must not be lost in round-off
 _COMPLEX_STEP = 1e-30
 _COMPLEX_RTOL = 1e-10
 _KINKS = 5  # how many are printed with a report
@@ -311,17 +311,14 @@ def check_layer(
 
 def check_in_groups(op: Callable, op_backward: Callable, *args: Any, rules: bool, **options: Any) -> Report:
     """`check_gradients` in fewer evaluations, with an `order` of 1: `compare_groups` compares the elements. With
-    `rules` as False none are checked, whatever the options say. The error says neither which element is wrong nor what
-    the mistake looks like.
+    `rules` as False none are checked, whatever the options say.
     """
     known = inspect.signature(check_gradients).parameters
     names = ("seed", "rtol", "max_elements", "directions", "device", "complex_step")
     chosen = {name: options.get(name, known[name].default) for name in names}
     kwargs = {name: x for name, x in options.items() if name not in known}
     checked = options.get("rules") if rules else False
-    with diagnosis.without_diagnosis():
-        report, _ = _check_pair(op, op_backward, args, kwargs, "", rules=checked, in_groups=True, **chosen)
-    return report
+    return _check_pair(op, op_backward, args, kwargs, "", rules=checked, in_groups=True, **chosen)[0]
 
 
 def diagnose(
@@ -365,7 +362,7 @@ def _compare_all(
 ) -> Report:
     """Compare each tensor's gradient with numerical derivatives, and then check the rules. Returns a Report, or raises
     GradientError with the worst element, or for the first rule that is broken. With `in_groups`, only elements for
-    which `compare_groups` asks are compared one by one.
+    which `compare_groups` asks are compared one by one, unless one of these is wrong.
     """
     rng = key.fold("elements and directions").generator()
     tensors = [Variable(name, x, gradients[name]) for name, x in arrays.items()]
@@ -374,12 +371,15 @@ def _compare_all(
     notes += [note for t in tensors if (note := differences.fold_triangle(t))]
     differences.measure_noise(tensors, functools.partial(run.evaluate, dy), rng)
     report, comparisons, failed = Report(), {}, FailedCheck(differences)
+    indices: dict[str, list[tuple[int, ...]]] = {t.name: [] for t in tensors}
     if in_groups:
         along_directions, indices = compare_groups(tensors, differences, rng, rtol)
-    else:
+        of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
+        in_groups = all(c.agrees for cases in of_elements.values() for c in cases)
+    if not in_groups:
         along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
-        indices = {t.name: elements(t, max_elements, rng) for t in tensors}
-    of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
+        indices = {t.name: sorted({*elements(t, max_elements, rng), *indices[t.name]}) for t in tensors}
+        of_elements = {t.name: compare_elements(t, differences, indices[t.name], rtol) for t in tensors}
     pairs = {name: [*zip(indices[name], of_elements[name], strict=True)] for name in indices}
     of_equal = compare_equal(tensors, differences, pairs, along_directions, rtol)
     for t in tensors:
@@ -390,7 +390,9 @@ def _compare_all(
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         count = t.base.size if in_groups else len(indices[t.name])
         report.append(Row(t.name, tuple(t.base.shape), count, worst))
-    _expect_resolved(comparisons, {t.name: differences.resolution(t) for t in tensors})
+    single_y = differences.eps > _EPS
+    smallest = _RESOLUTION_SINGLE if single_y else _RESOLUTION
+    _expect_resolved(comparisons, {t.name: differences.resolution(t) for t in tensors}, smallest)
     outcome = Outcome(run.y, gradients)
     noise = {f"gradient of {t.name}": float(t.noise.max()) for t in tensors}
     _raise_worst(
@@ -398,7 +400,7 @@ def _compare_all(
         lambda: run.broken.get("in_place") or nonlinearity(run, dy, outcome.named_gradients(), noise),
         lambda: diagnosis.explained(explain, failed),
     )
-    _expect_decided(comparisons)
+    _expect_decided(comparisons, smallest)
     wide = {name: max(x, differences.floor) for name, x in noise.items()}
     run.check_rules(dy, gradients)
     layouts = run.rules["layouts"] and "in_place" not in run.broken  # which a read-only array does not allow
@@ -418,8 +420,10 @@ def _compare_all(
         # Values are not compared in float32: they may overflow, and a matrix may have no inverse there.
         with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError), rule("types"):
             single().checked(copied(dy, run.device, np.float32))
-    if differences.eps > _EPS:
-        notes.append("y is computed in float32: compared to within its round-off")
+    if single_y:
+        notes.append(
+            f"y is computed in float32: compared to within its round-off, which may hide derivatives below {smallest:g}"
+        )
     report.notes = tuple(notes)
     report.kinks = tuple(f"{c.where}: {c.note}" for both in comparisons.values() for c in _at_kinks(*both))
     return report
@@ -495,21 +499,22 @@ def _raise_worst(
 
 
 def _expect_resolved(
-    comparisons: dict[str, tuple[list[Comparison], list[Comparison]]], resolution: dict[str, float]
+    comparisons: dict[str, tuple[list[Comparison], list[Comparison]]], resolution: dict[str, float], smallest: float
 ) -> None:
     """Raise ValueError if a gradient wrong by a hundredth could pass, because of a huge number in another argument."""
     for name, (by_element, by_direction) in comparisons.items():
         sized = [c for c in by_element + by_direction if c.size]
-        if resolution[name] > _RESOLUTION and sized and all(c.tolerance > c.size / 100 for c in sized):
+        if resolution[name] > smallest and sized and all(c.tolerance > c.size / 100 for c in sized):
             raise ValueError(
                 f"{name}: expected arguments less different in size, got a number in another argument that is so large "
                 f"that derivatives below {resolution[name]:.2g} are lost in its last digit"
             )
 
 
-def _expect_decided(comparisons: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
+def _expect_decided(comparisons: dict[str, tuple[list[Comparison], list[Comparison]]], smallest: float) -> None:
     """Raise ValueError if there is a tensor for which no comparison can tell a right gradient from a wrong one, or an
-    element for which round-off hides whether its derivative is right or twice as large as it should be.
+    element above `smallest` for which round-off hides whether its derivative is right or twice as large as it should
+    be.
     """
     for name, (by_element, by_direction) in comparisons.items():
         if all(c.open for c in by_element + by_direction):
@@ -520,8 +525,8 @@ def _expect_decided(comparisons: dict[str, tuple[list[Comparison], list[Comparis
             )
         for c in by_element:
             only_by_noise = c.error > c.tolerance - c.noise  # it agrees because backward rounds much larger terms
-            lost = max(c.lost, c.noise if only_by_noise and abs(c.numeric) > _RESOLUTION else 0.0)
-            if c.size > _RESOLUTION and lost > c.size / 2:
+            lost = max(c.lost, c.noise if only_by_noise and abs(c.numeric) > smallest else 0.0)
+            if c.size > smallest and lost > c.size / 2:
                 raise ValueError(
                     f"{c.where}: expected values at which its derivative can be compared, got round-off that hides "
                     f"anything smaller than {lost:.2g}"

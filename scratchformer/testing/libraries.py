@@ -7,6 +7,7 @@ returns results together with the function from their gradients to those of the 
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..backend import is_floating_type
 from .adapters import ForeignPair, check_jax, check_torch, is_leaf
-from .contracts import GradientError, arrays_in, mapped
+from .contracts import GradientError, arrays_in, chosen_rules, mapped
 from .gradcheck import Report, check_layer
 from .objects import StatefulPair, ValuePair, is_value
 from .runs import name_of
@@ -40,35 +41,39 @@ def check(function: Any, *args: Any, **options: Any) -> Any:
     - an `nn.Layer`: see `check_layer`;
     - any other object with `forward` and `backward`, and NumPy arrays: `StatefulPair` says where it may keep gradients.
 
-    As a decorator it accepts a function, or a class with `apply` or `forward`; a first call whose gradients are wrong
-    raises the error, and is checked again the next time. `options` are those of `check_gradients` and keyword arguments
-    of the function, as in `check_torch`.
+    As a decorator it accepts a function, or a class with `apply` or `forward`, and as `partial(check, order=2)` has
+    options. A first call whose gradients are wrong raises the error, and is checked again the next time; a call inside
+    a transformation such as `jit`, `grad` or `vmap` is not checked. `options` are those of `check_gradients` and
+    keyword arguments of the function, as in `check_torch`.
 
     Returns a Report, or the decorated function. Raises GradientError and ValueError as `check_gradients` does, and
     TypeError if there is nothing here that it knows.
     """
-    if args or options:
+    kind: Any = function
+    made = not isinstance(kind, type) and any(hasattr(kind, name) for name in ("backward", "parameters"))
+    if args or (made and (options or not hasattr(kind, "backward"))):
         return _checker(function, args)(function, *args, **options)
-    if not callable(function) or (hasattr(function, "backward") and not isinstance(function, type)):
+    if made or not callable(function):
         raise TypeError(f"check: expected arguments for {name_of(function)}, or a function or class to decorate")
     if not isinstance(function, type):
-        return _checked_once(function, functools.partial(check, function))
-    kind: Any = function
+        return _checked_once(function, functools.partial(check, function, **options))
     if "torch" in _libraries([kind]) and hasattr(kind, "setup_context"):
-        kind.apply = staticmethod(_checked_once(kind.apply, functools.partial(check, kind)))
+        kind.apply = staticmethod(_checked_once(kind.apply, functools.partial(check, kind, **options)))
     else:
-        kind.forward = _checked_once(kind.forward, check)
+        kind.forward = _checked_once(kind.forward, functools.partial(check, **options))
     return kind
 
 
 def _checked_once(call: Callable, checker: Callable) -> Callable:
-    """`call`, which at its first call also checks its gradients."""
+    """`call`, which at its first call also checks its gradients: the first with arrays whose numbers are known."""
     begun = False
 
     @functools.wraps(call)
     def checked(*args: Any, **kwargs: Any) -> Any:
         nonlocal begun
-        if not begun:
+        parts: list = []
+        mapped(lambda _, x: parts.append(x), "", args, is_leaf)
+        if not begun and not any(map(_is_traced, parts)):
             begun = True
             try:
                 checker(*args, **kwargs)
@@ -78,6 +83,16 @@ def _checked_once(call: Callable, checker: Callable) -> Callable:
         return call(*args, **kwargs)
 
     return checked
+
+
+def _is_traced(x: Any) -> bool:
+    """Whether `x` stands for arrays inside a transformation, such as jit, grad or vmap."""
+    jax, torch, tensorflow = (sys.modules.get(name) for name in ("jax", "torch", "tensorflow"))
+    return bool(
+        (jax and isinstance(x, jax.core.Tracer))
+        or (torch and isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x))
+        or (tensorflow and tensorflow.is_tensor(x) and not hasattr(x, "numpy"))
+    )
 
 
 def _checker(function: Any, args: tuple) -> Callable:
@@ -211,7 +226,7 @@ class _TensorFlowPair(_LibraryPair):
     def values(self, x: Any) -> Any:
         import tensorflow as tf
 
-        return x.numpy() if tf.is_tensor(x) or hasattr(x, "assign") else x
+        return x.numpy() if hasattr(x, "numpy") and (tf.is_tensor(x) or hasattr(x, "assign")) else x
 
     def array(self, x: np.ndarray) -> Any:
         return self.tf.constant(x)
@@ -234,6 +249,10 @@ class _MlxPair(_LibraryPair):
     """In float32: a GPU has nothing wider, and on a CPU some functions of MLX round float64 to it."""
 
     cut = "mx.stop_gradient, .item(), NumPy, or a vjp that gives zeros"
+
+    def check(self, checker: str) -> Report:
+        self.options["rules"] = chosen_rules(self.options.get("rules", {}), house=False) | {"types": False}
+        return super().check(checker)
 
     def variables_used(self) -> dict[str, Any]:
         from mlx.utils import tree_flatten

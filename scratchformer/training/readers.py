@@ -11,7 +11,7 @@ from typing import Any
 from ..data import PublishedTokenizer, Subwords, Vocabulary
 from ..models import GPT2, LanguageModel, Llama
 from ..models.llama_weights import KINDS, llama_config
-from ..models.pretrained import PretrainedError, read_config
+from ..models.pretrained import PretrainedError, instead_of_folder, read_config
 from ..nn import Layer
 from ..shell.text import with_article
 from .folder import SUBWORDS, WORDS
@@ -69,6 +69,8 @@ def load_writer(
     if (Path(path) / "config.json").is_file():
         gpt2 = read_config(path, ("gpt2", *KINDS))["model_type"] == "gpt2"
         return load_gpt2(path, dropout=0.0) if gpt2 else load_llama(path, prompt, tokens)
+    if (other := instead_of_folder(path)) and ("no such folder" not in other or "hf download" in other):
+        raise PretrainedError(other)
     model, state = load_model(best_snapshot(path), program=program)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{path} holds {with_article(type(model))}, which cannot generate text")
@@ -83,13 +85,15 @@ def mean_snapshot(run: Path) -> Path:
 
 
 def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
-    """A published GPT-2 and its vocabulary. Raises the errors of loading, and PretrainedError if their sizes differ."""
+    """A published GPT-2 and its vocabulary, which is widened if the model has more tokens. Raises the errors of
+    loading, and PretrainedError if the model has fewer.
+    """
     model, vocabulary = GPT2.from_pretrained(folder, **options), Subwords.from_gpt2(folder)
-    if len(vocabulary) != (size := model.config["vocab_size"]):
+    if len(vocabulary) > (size := model.config["vocab_size"]):
         raise PretrainedError(
-            f"{folder}: vocab.json has {len(vocabulary):,} tokens, but the model of config.json has {size:,}"
+            f"{folder}: the vocabulary has {len(vocabulary):,} tokens, but the model of config.json has {size:,}"
         )
-    return model, vocabulary
+    return model, vocabulary.widened(size)
 
 
 def load_llama(folder: Path | str, prompt: str = "", tokens: int | None = None) -> tuple[Llama, PublishedTokenizer]:

@@ -444,6 +444,16 @@ def test_a_decoded_text_has_no_special_tokens(tmp_path, described):
     assert [vocabulary.pieces[i] for i in (1, 2, 265)] == [b"<s>", b"</s>", b" the"]
 
 
+def test_special_tokens_that_are_normalized(tmp_path):
+    """The library itself would neither find them in a text nor leave them out, since the normalizer changes them."""
+    lib = pytest.importorskip("tokenizers")
+    special = [lib.AddedToken(token, special=True, normalized=True) for token in ("<s>", "</s>")]
+    vocabulary = PublishedTokenizer(tmp_path, write_llama(tmp_path, special=special))
+    assert vocabulary.decode([1, 265, 265, 2]) == "the the"
+    ids = vocabulary.encode("<s>the</s>").tolist()
+    assert (ids[0], ids[-1]) == (1, 2) and vocabulary.decode(ids) == "the"
+
+
 def test_special_tokens_are_those_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     names = SPECIAL_NAMES | {"eos_token": "</s>", "unk_token": "<unk>", "additional_special_tokens": ["▁the"]}
@@ -451,6 +461,113 @@ def test_special_tokens_are_those_of_transformers(tmp_path):
     ours, theirs = PublishedTokenizer(tmp_path, size), transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for ids in [1, 265, 265, 2, 0], [266, 1], [0, 262, 264, 2]:
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_tokenizer_json_alone_is_read(learned, tmp_path, kind):
+    """As transformers 5 saves it; the same ids as from vocab.txt, or vocab.json and merges.txt."""
+    transformers = pytest.importorskip("transformers")
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    (write_bert if kind == "bert" else write_gpt2)(first, learned)
+    fast = transformers.BertTokenizerFast if kind == "bert" else transformers.GPT2TokenizerFast
+    theirs = fast.from_pretrained(first)
+    if kind == "gpt2":
+        theirs.add_special_tokens({"pad_token": "<|pad|>"})
+    theirs.save_pretrained(second)
+    for name in ("vocab.txt", "vocab.json", "merges.txt"):
+        (second / name).unlink(missing_ok=True)
+    read = getattr(Subwords, f"from_{kind}")
+    ours, old = read(second), read(first)
+    assert len(ours) == len(theirs) == len(old) + (kind == "gpt2")
+    for text in ("the low low lower", "The lowest, 日本 new  er\n"):
+        assert ours.encode(text).tolist() == old.encode(text).tolist()
+        assert ours.encode(text).tolist() == theirs.encode(text, add_special_tokens=False)
+    if kind == "gpt2":
+        ids = [*ours.encode("the low"), ours["<|pad|>"]]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "the low"
+
+
+TOKENIZER = {  # what GPT-2's and BERT's have beside their words
+    "gpt2": {
+        "model": {"type": "BPE"},
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+    },
+    "bert": {
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"},
+        "normalizer": {"type": "BertNormalizer", "lowercase": False},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+    },
+}
+
+
+def write_tokenizer(folder, learned, kind, part=None, name=None, value=None):
+    """A tokenizer.json, with one setting of one part changed; or the whole part, if `name` is None."""
+    model = json.loads(learned["byte_bpe" if kind == "gpt2" else "wordpiece"].tokenizer.to_str())["model"]
+    whole = json.loads(json.dumps(TOKENIZER[kind]))
+    whole["model"] |= {key: model[key] for key in ("vocab", "merges") if key in model}
+    if part is not None and name is None:
+        whole[part] = value
+    elif part is not None:
+        whole[part][name] = value
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "name", "value", "message"),
+    [
+        ("gpt2", "model", "type", "Unigram", "model.type: expected 'BPE', got 'Unigram', which may split"),
+        ("gpt2", "model", "byte_fallback", True, "model.byte_fallback: expected False, got True"),
+        ("gpt2", "model", "vocab", [], "expected tokens and their numbers"),
+        ("gpt2", "model", "vocab", {"a": 0}, "is not GPT-2's: <|endoftext|> missing"),
+        ("gpt2", "model", "vocab", {"a": 1}, "expected the numbers 0 to 0"),
+        ("gpt2", "model", "merges", {}, "model.merges: expected a list"),
+        ("gpt2", "model", "merges", [["t", "q"]], "merge 1: 'tq' is not in the vocabulary"),
+        ("gpt2", "model", "merges", [1], "merge 1: expected two tokens with a space between them, got '1'"),
+        ("gpt2", "model", "merges", [], "is truncated or belongs to another vocabulary"),
+        ("gpt2", "normalizer", None, {"type": "NFC"}, "normalizer: expected null, got {'type': 'NFC'}"),
+        ("gpt2", "pre_tokenizer", None, None, "pre_tokenizer: expected settings, got None"),
+        ("gpt2", "pre_tokenizer", "add_prefix_space", True, "pre_tokenizer.add_prefix_space: expected False, got True"),
+        ("gpt2", "added_tokens", None, [1], "expected tokens and their numbers"),
+        ("gpt2", "added_tokens", None, [{"content": "<pad>"}], "expected the numbers 0 to"),
+        ("bert", "model", "continuing_subword_prefix", "@@", "continuing_subword_prefix: expected '##', got '@@'"),
+        ("bert", "model", "max_input_chars_per_word", 7, "max_input_chars_per_word: expected 100, got 7"),
+        ("bert", "normalizer", "type", "Lowercase", "normalizer.type: expected 'BertNormalizer', got 'Lowercase'"),
+        ("bert", "normalizer", "lowercase", "yes", "do_lower_case: expected true or false, got 'yes'"),
+        ("bert", "pre_tokenizer", "type", "Whitespace", "pre_tokenizer.type: expected 'BertPreTokenizer'"),
+        ("bert", "model", "vocab", {"a": 0}, "is not BERT's"),
+    ],
+)
+def test_a_tokenizer_json_of_another_kind_is_refused(learned, tmp_path, kind, part, name, value, message):
+    read = getattr(Subwords, f"from_{kind}")
+    write_tokenizer(tmp_path, learned, kind)
+    text = "the low The"
+    ids = read(tmp_path).encode(text)
+    assert ids[0] != ids[-1]
+    write_tokenizer(tmp_path, learned, kind, part, name, value)
+    with pytest.raises(DataError, match=rf"tokenizer\.json.*{re.escape(message)}"):
+        read(tmp_path)
+
+
+def test_a_bert_with_tokens_of_white_space(learned, tmp_path):
+    """Only the ends of lines are no part of a token: some vocabularies have both a no-break space and nothing."""
+    write_bert(tmp_path, learned, more=["\u3000", "\u00a0", "the\u2003"])
+    vocabulary = Subwords.from_bert(tmp_path)
+    assert len({vocabulary[token] for token in ("the", "the\u2003", "\u3000", "\u00a0")}) == 4
+    (tmp_path / "vocab.txt").write_bytes((tmp_path / "vocab.txt").read_bytes().replace(b"\n", b"\r\n"))
+    assert Subwords.from_bert(tmp_path).fingerprint == vocabulary.fingerprint
+
+
+def test_a_widened_vocabulary(learned, tmp_path):
+    write_gpt2(tmp_path, learned)
+    vocabulary = Subwords.from_gpt2(tmp_path)
+    size, ids = len(vocabulary), vocabulary.encode("the low")
+    assert len(vocabulary.widened(size + 3)) == size + 3 and len(vocabulary.widened(size)) == size + 3
+    assert vocabulary.encode("the low").tolist() == ids.tolist()
+    assert vocabulary.decode([*ids, size, size + 2]) == "the low" and vocabulary.pieces[size:] == [b""] * 3
+    vocabulary.save(tmp_path / "saved.json")
+    assert Subwords.load(tmp_path / "saved.json").fingerprint == vocabulary.fingerprint
 
 
 def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
@@ -469,8 +586,8 @@ def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
     lines = merges.splitlines()
     after = len(lines) + 1
     for text, message in (
-        (merges + "never seen\n", f"line {after}: 'never' is not in vocab\\.json"),
-        (merges + "t q\n", f"line {after}: 'tq' is not in vocab\\.json"),
+        (merges + "never seen\n", f"line {after}: 'never' is not in the vocabulary"),
+        (merges + "t q\n", f"line {after}: 'tq' is not in the vocabulary"),
         (merges + "t h e\n", f"line {after}: expected two tokens with a space between them, got 't h e'"),
         (merges + "\n", f"line {after}: expected two tokens with a space between them, got ''"),
         (merges + lines[3] + "\n", f"line {after}: the same as line 4"),

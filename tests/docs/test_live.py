@@ -1,6 +1,7 @@
 """The live pages, driven as a reader would: numbers are changed, pointed at, stepped through, and made wrong."""
 
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ pytest.importorskip("sphinx")
 pytest.importorskip("selenium")
 
 import live
+from docstrings import pieces
 from layers import LIVE
-from levels import levels
+from levels import extensions, levels
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -36,7 +38,8 @@ class Page:
         files = "".join(f'<script src="{live.STATIC / file}" defer></script>' for file in live.FILES)
         style = f'<link rel="stylesheet" href="{live.STATIC / "live/live.css"}">'
         path = folder / f"{name}.html"
-        head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>{style}{files}'
+        phone = '<meta name="viewport" content="width=device-width">'
+        head = f'<!doctype html><html lang="en"><meta charset="utf-8">{phone}<title>{name}</title>{style}{files}'
         path.write_text(f"{head}<main>{live.live_html(name, self.mistakes)}</main>", encoding="utf-8")
         browser.get(path.as_uri())
         ready = "return Boolean(document.querySelector('.live').page)"  # the scripts run after the page is there
@@ -277,7 +280,7 @@ def test_other_numbers_are_never_called_wrong(page: Page) -> None:
         " ? array(name) : array(name).map((x, i) => i % 2 ? x : 0));",
         "page.setInputs((name) => page.data.ranges[name] ? array(name) : array(name).map(() => 1));",
     ):
-        for _ in range(10 if "draw" in script else 1):
+        for _ in range(60 if "draw" in script else 1):
             state = page.run(
                 f"const array = (name) => page.model.array(name).data; {script} page.refresh(); page.check();"
                 "return [[...document.querySelectorAll('.live-badge')].map((badge) => badge.textContent),"
@@ -404,3 +407,133 @@ def test_a_number_reached_by_keyboard_is_not_under_the_bar(
         reached += name is not None
         assert name is None or bottom <= bar
     assert reached > 10
+
+
+def test_few_words_stand_before_the_first_numbers_and_the_first_equation(page: Page) -> None:
+    """With the page's heading and first sentence. The options of a choice are not seen until it is opened."""
+    above = page.run(
+        "const end = document.querySelector(arguments[0]);"
+        "const words = (node) => node === end ? [[], true] : node.nodeType === 3"
+        "  ? [node.textContent.match(/[A-Za-z]{2,}/g) || [], false]"
+        "  : node.nodeType !== 1 || node.localName === 'select' || !node.checkVisibility() ? [[], false]"
+        "  : [...node.childNodes].reduce(([found, done], child) => {"
+        "      if (done) return [found, done];"
+        "      const [more, ended] = words(child);"
+        "      return [[...found, ...more], ended];"
+        "    }, [[], false]);"
+        "return words(document.querySelector('.live'))[0].length",
+        ".live-line math",
+    )
+    summary, *_ = pieces(inspect.getdoc(getattr(ops, page.name)) or "", page.name)
+    assert above + len(re.findall(r"[^\W\d_]{2,}", f"{page.name} Try it {summary.text}")) <= 120
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if extensions(name)])
+def test_switches_add_what_the_plain_derivation_leaves_out(browser: Any, tmp_path_factory: Any, name: str) -> None:
+    page = Page(browser, name, tmp_path_factory.mktemp("switches"), 0)
+    plain = set(page.run("return page.data.items.map(({ html }) => html)"))
+    assert not page.find(".live-card.added")
+    (x, *_), value = page.run("return page.data.inputs"), 0.25
+    page.run("page.model.set(arguments[0], 0, arguments[1]); page.compute()", x, value)
+    page.run("let x = 1; Math.random = () => (x = (x * 16807) % 2147483647) / 2147483647;")
+    level = 0
+    for number in [*range(len(extensions(name))), *range(len(extensions(name)))] * 2:  # on, off, on, off
+        shape = page.run("return page.model.array(arguments[0]).shape", x)
+        page.find(".live-extensions input")[number].send_keys(Keys.SPACE)
+        level ^= 1 << number
+        assert page.run("return [page.level, document.activeElement.checked]") == [level, bool(level >> number & 1)]
+        if shape == page.run("return page.model.array(arguments[0]).shape", x):
+            assert page.run("return page.model.array(arguments[0]).data[0]", x) == value
+        else:
+            page.run("page.model.set(arguments[0], 0, arguments[1]); page.compute()", x, value)
+        marked = page.run("return page.cards.map(({ i, element }) => [i, element.classList.contains('added')])")
+        items = page.run("return page.data.items.map(({ html }) => html)")
+        assert all(added == (items[i] not in plain) for i, added in marked)
+        assert bool(level) == (any(added for _, added in marked) or bool(page.find(".live-inputs .added")))
+        for _ in range(10):
+            page.run("page.draw(); page.refresh(); page.check()")
+            assert not page.find(".live-badge.bad")
+        page.run("page.model.set(arguments[0], 0, arguments[1]); page.compute()", x, value)
+    assert not browser.get_log("browser")
+
+
+def test_the_text_of_a_derivation_follows_the_switches_and_links(browser: Any, tmp_path_factory: Any) -> None:
+    page = Page(browser, "attention", tmp_path_factory.mktemp("text"), 0)
+    page.run(
+        "document.querySelector('main').insertAdjacentHTML('beforeend', arguments[0])",
+        '<p class="level level-0 shown"></p><p class="level level-1"></p><p class="level level-7" id="all"></p>',
+    )
+    visible = "return [...document.querySelectorAll('.level')].map((p) => p.checkVisibility())"
+    added = "return [...document.querySelectorAll('.level')].map((p) => p.classList.contains('added'))"
+    assert page.run(visible) == [True, False, False]
+    page.find(".live-extensions input")[0].click()
+    assert page.run(visible) == [False, True, False]
+    assert page.run(added)[1]
+    browser.execute_script("location.hash = 'all'")
+    WebDriverWait(browser, 5).until(lambda _: page.run(visible) == [False, False, True])
+    assert page.run("return page.level") == 7
+
+
+def test_what_is_no_number_is_refused_and_said_so(browser: Any, tmp_path_factory: Any) -> None:
+    page = Page(browser, "relu", tmp_path_factory.mktemp("typing"))
+    number = page.find(".live-inputs input")[0]
+    before = page.shown()["x"].flat[0]
+    for text in "abc", "-", "1/3", "sqrt(2)", "1e400", "1e40", "nan", "1e7", "":
+        number.send_keys(Keys.CONTROL, "a", Keys.NULL, *(text or Keys.DELETE))
+        assert number.get_attribute("aria-invalid") == "true", text
+        assert page.shown()["x"].flat[0] == before, text
+        number.send_keys(Keys.ENTER)
+        assert number.get_attribute("aria-invalid") == "false"
+        assert float(number.get_attribute("value").replace("−", "-")) == before
+    number.send_keys(Keys.CONTROL, "a", Keys.NULL, "2,5", Keys.ENTER)
+    assert page.shown()["x"].flat[0] == 2.5
+    assert number.get_attribute("aria-invalid") == "false"
+
+
+def test_the_title_of_a_number_says_each_side_once(page: Page) -> None:
+    titles = page.run(
+        "return page.cards.filter(({ grid }) => grid).map(({ grid }) => "
+        "  (page.show(grid.firstFace), document.querySelector('.live-title').textContent))"
+    )
+    titles += page.run(
+        "return page.model.lines.filter((line) => line.result() && line.parts[0][0] === 'over').map((line) => {"
+        "  const grid = { line: line.number, cells: line.result().data, subscript: () => [] };"
+        "  page.showTerms({ ...grid, cells: [...grid.cells].map(() => ({ wrong: null })) }, 0);"
+        "  return document.querySelector('.live-title').textContent;"
+        "})"
+    )
+    for title in titles:
+        first, second, *_ = title.split(" = ")
+        assert first != second, title
+
+
+def test_an_ignored_row_has_target_0(browser: Any, tmp_path_factory: Any) -> None:
+    page = Page(browser, "cross_entropy", tmp_path_factory.mktemp("ignored"))
+    assert page.run("return page.data.zero") == {"targets": "counted"}
+    page.run("page.model.set('counted', 1, 0); page.compute()")
+    shown = page.shown()
+    assert shown["targets"].tolist() == [0, 0, 0] and shown["counted"].tolist() == [1, 0, 0]
+    page.agrees()
+
+
+def test_gradients_are_large_enough_to_be_seen(page: Page) -> None:
+    largest = page.run(
+        "return Math.max(...Object.keys(page.data.gradients).map((name) => Live.largest(page.model.array(name).data)))"
+    )
+    assert largest >= 0.25
+
+
+def test_the_bar_leaves_a_phone_its_screen(browser: Any, tmp_path_factory: Any) -> None:
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        for name in "attention", "cross_entropy", "layernorm":
+            page = Page(browser, name, tmp_path_factory.mktemp("phone"), 0)
+            tallest = page.run(
+                "return Math.max(...page.cards.filter(({ grid }) => grid).map(({ grid }) => "
+                "  (page.show(grid.firstFace), document.querySelector('.live-dock').offsetHeight)))"
+            )
+            assert tallest <= 0.2 * 844
+            assert page.run("return document.documentElement.scrollWidth") <= 390
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from scratchformer.models import GPT2
+from scratchformer.models import GPT2, Llama
 from scratchformer.models.pretrained import PretrainedError, TensorSource, load_weights, read_config
 from scratchformer.nn import Layer, Linear
 from scratchformer.rng import Key
+from scratchformer.training.readers import load_writer
 
 CONFIG = {"model_type": "gpt2", "vocab_size": 11, "n_embd": 6, "n_head": 2, "n_layer": 2, "n_positions": 5}
 
@@ -54,7 +55,9 @@ def test_every_tensor_arrives_where_it_belongs(tmp_path, tensors):
     model = GPT2.from_pretrained(tmp_path, dropout=0.3)
     state, C = model.state_dict(), 6
     sizes = dict(vocab_size=11, d_model=6, heads=2, depth=2, context=5)
-    assert model.config == dict(**sizes, dropout=0.3, d_ff=None, eps=1e-5, recompute=False, tied=True)
+    assert model.config == dict(
+        **sizes, dropout=0.3, d_ff=None, eps=1e-5, recompute=False, tied=True, activation="gelu_tanh"
+    )
     for i, part in enumerate(("query", "key", "value")):
         columns = slice(i * C, (i + 1) * C)
         stored = tensors["transformer.h.1.attn.c_attn.weight"], tensors["transformer.h.1.attn.c_attn.bias"]
@@ -398,3 +401,40 @@ def test_a_shape_that_does_not_fit_is_named_and_nothing_is_changed(tmp_path, nam
     with pytest.raises(PretrainedError, match=message):
         load_weights(model, tmp_path, THREE, r"old\.1", "model.")
     assert all(np.array_equal(before[n], array) for n, array in model.state_dict().items())
+
+
+def test_a_file_that_kept_the_output_of_a_tied_pair(tmp_path, tensors):
+    """Some programs save tied weights once, under the output's name."""
+    write(tmp_path, tensors)
+    expected = GPT2.from_pretrained(tmp_path).state_dict()
+    tensors = dict(tensors)
+    tensors["lm_head.weight"] = tensors.pop("transformer.wte.weight")
+    write(tmp_path, tensors)
+    state = GPT2.from_pretrained(tmp_path).state_dict()
+    assert all(np.array_equal(state[name], array) for name, array in expected.items())
+    write(tmp_path, tensors, tie_word_embeddings=False)
+    with pytest.raises(PretrainedError, match=r"wte\.weight"):
+        GPT2.from_pretrained(tmp_path)
+
+
+def test_what_is_given_in_place_of_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF\3\0\0\0" + bytes(100))
+    for folder, name in (("meta", "params.json"), ("peft", "adapter_config.json"), ("gguf", "model-q4.gguf")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text("{}")
+    for path, message in (
+        ("a.gguf", "a.gguf: expected a Hugging Face folder, .*, got a GGUF file"),
+        ("gguf", "gguf: expected .*, got a GGUF file, model-q4.gguf"),
+        ("meta", "meta: expected .*, got Meta's own format"),
+        ("peft", "peft: expected .*, got a PEFT adapter"),
+        (
+            "meta-llama/Llama-3",
+            "no such folder; .* download it first: hf download meta-llama/Llama-3 --local-dir FOLDER",
+        ),
+    ):
+        for read in (GPT2.from_pretrained, Llama.from_pretrained, load_writer):
+            with pytest.raises(PretrainedError, match=message):
+                read(path)
+    with pytest.raises(PretrainedError, match=r"nowhere: no such folder$"):
+        GPT2.from_pretrained("nowhere")

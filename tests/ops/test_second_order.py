@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.backend import CPU, device_of, to_device
+from scratchformer.backend import CPU, device_of, to_device, widen
 from scratchformer.catalogue import SECOND_ORDER, Draw, derivations_of
 from scratchformer.catalogue.check import check_operation
 from scratchformer.catalogue.derivations import check
 from scratchformer.ops import second_order
 from scratchformer.testing import GradientError, check_gradients
+from scratchformer.testing.contracts import mapped
 from scratchformer.testing.strategies import SCALES
 
 
@@ -41,9 +42,34 @@ def test_types_and_dy_are_checked(name):
         second(gradients, (y, "cache"))
     with pytest.raises(TypeError, match=r"^cache: expected gy and the cache of the forward, got NoneType$"):
         second(gradients, None)
-    wrong = tuple(g[:1] for g in gradients) if isinstance(gradients, tuple) else gradients[:1]
-    with pytest.raises(ValueError, match=r"^dg\w+: expected \("):
-        second(wrong, (y, cache))
+    for i, g in enumerate(gradients := gradients if isinstance(gradients, tuple) else (gradients,)):
+        wrong = tuple(g[:1] if i == j else each for j, each in enumerate(gradients))
+        with pytest.raises(ValueError, match=r"^dg\w+: expected \(" + ", ".join(map(str, g.shape))):
+            second(wrong if len(wrong) > 1 else wrong[0], (y, cache))
+
+
+@pytest.mark.parametrize("name", SECOND_ORDER)
+def test_float16_is_rounded_once(name):
+    """The sums and differences are those of float32, except that `linear` adds up products that were rounded."""
+    case = SECOND_ORDER[name](Draw())
+    second, *args = case.args
+    rng = np.random.default_rng(0)
+
+    def normal(x):
+        return rng.standard_normal(x.shape).astype(np.float16)
+
+    halves = [x.astype(np.float16) if isinstance(x, np.ndarray) else x for x in args]
+    y, cache = case.op(*halves, **{n: x for n, x in case.options.items() if n != "order"})
+    gy = normal(y)
+    gradients = case.op_backward(gy, cache)
+    upstream = tuple(map(normal, gradients)) if isinstance(gradients, tuple) else normal(gradients)
+    half = second(upstream, (gy, cache))
+    single = second(*mapped(lambda _, x: widen(x), "", (upstream, (gy, cache))))
+    for given, expected in zip(half, single, strict=True):
+        assert given.dtype == np.float16 and expected.dtype == np.float32
+        largest = np.abs(expected).max()
+        error = 2**-9 * largest if name.startswith("linear") else 2**-11 * np.abs(expected) + 1e-6 * largest
+        assert np.all(np.abs(given - expected) <= error + 2**-24)
 
 
 def constant_spread(dgradients, cache):

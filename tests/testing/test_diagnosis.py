@@ -484,3 +484,90 @@ def test_a_mask_that_is_not_the_right_one():
 def test_the_first_dy_for_all_others():
     said = diagnose(lambda x: (x**2, x), lambda dy, x: 2 * x * dy[:1], RNG.normal(size=(4, 5)))
     assert said[0].what == "The gradient of x is what one gets with the first dy along axis 0 in place of all others."
+
+
+@pytest.mark.parametrize(("shift", "said"), [(1, r"\+1 .*first"), (-2, "−2 .*last")])
+def test_shifted_numbers_with_others_in_the_free_places(shift, said):
+    def wrong(dy, x):
+        dx = np.roll(2 * x * dy, shift, axis=0)
+        dx[: shift if shift > 0 else None][shift if shift < 0 else None :] = dy[: abs(shift)]
+        return dx
+
+    (found,) = diagnose(lambda x: (x**2, x), wrong, RNG.normal(size=(5, 4)))
+    assert re.search(rf"shifted by {said} places", found.what)
+
+
+def test_rows_of_another_length():
+    def wrong(dy, x):
+        return np.pad(2 * x * dy, [(0, 0), (0, 3)]).reshape(-1)[: x.size].reshape(x.shape)
+
+    (found,) = diagnose(lambda x: (x**2, x), wrong, RNG.normal(size=(5, 4)))
+    assert found.what == "The gradient of x is right, but in rows of 7 numbers, where there should be 4."
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ((1, 0, 0), "what comes from y[1] is left out."),
+        ((1, 0, 1), "dy[1] comes back through y[0] and not through y[1]."),
+        ((1, 1, 1), "dy[1] comes back through y[0] too."),
+    ],
+)
+def test_one_of_several_outputs(weights, said):
+    def wrong(dy, x):
+        parts = dy[0] * np.cos(x), dy[1] * 2 * x, dy[1] * np.cos(x)
+        return sum(weight * part for weight, part in zip(weights, parts, strict=True))
+
+    (found,) = diagnose(lambda x: ((np.sin(x), x**2), x), wrong, RNG.normal(size=(3, 4)))
+    assert found.what == f"The gradient of x is right except that {said}"
+
+
+def test_a_head_that_is_added_to_another_group():
+    heads = np.array([0, 1, 2, 0, 1, 2])
+
+    def wrong(dy, cache):
+        dw = np.zeros((3, 2, 4))
+        np.add.at(dw, heads // 2, cache.swapaxes(1, 2) @ dy)
+        return dw
+
+    x = RNG.normal(size=(6, 5, 2))
+    (found,) = diagnose(lambda w, *, x: (x @ w[heads], x), wrong, RNG.normal(size=(3, 2, 4)), x=x)
+    assert "what comes from index 1 of axis 0 of y is added at index 0 of axis 0, not 1." in found.what
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_first_dy_again_and_again(count):
+    def wrong(dy, x):
+        return 2 * x * np.concatenate([dy[:count]] * (6 // count))
+
+    (found,) = diagnose(lambda x: (x**2, x), wrong, RNG.normal(size=(6, 2)))
+    first = "first dy" if count == 1 else f"first {count} dy"
+    assert f"what one gets with the {first} along axis 0 in place of all others" in found.what
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(slice(2, None), "from index 2 of axis 0 on"), (slice(3), "before index 3")]
+)
+def test_only_the_last_or_the_first_rows(rows, said):
+    def wrong(dy, x):
+        dx = 2 * x * dy
+        dx[rows] = np.sin(dx[rows])
+        return dx
+
+    (found,) = diagnose(lambda x: (x**2, x), wrong, RNG.normal(size=(5, 4)))
+    assert f"right except {said}" in found.what
+
+
+@pytest.mark.parametrize("shapes", [[(2, 2), (2, 2)], [(2, 3), (3, 2)], [(1, 3), (3, 3)], [(4, 2), (2, 1)]])
+def test_noise_gets_no_name(shapes):
+    """Numbers that have nothing to do with the gradient are never explained, in however small an array."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        noise = [rng.normal(size=shape) for shape in shapes]
+        for wrong in (
+            lambda dy, c, n=noise: (dy @ c[1].T, dy.sum() * n[1]),
+            lambda dy, c, n=noise: (dy.sum() * n[0], dy.sum() * n[1]),
+        ):
+            with empty_catalogue():
+                found = diagnose(product, wrong, *(rng.normal(size=shape) for shape in shapes))
+            assert not found, found

@@ -4,6 +4,7 @@ import ctypes
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -58,9 +59,12 @@ def test_mlx(mx, x):
     x = mx.array(x)
     report = check(lambda a, ids: [cube_of(1.0)(a["x"][ids]), ids], {"x": x}, mx.array([0, 1, 1]))
     assert names(report) == ["a['x']"]
-    assert report.notes == ("y is computed in float32: compared to within its round-off",)
+    assert report.notes == (
+        "y is computed in float32: compared to within its round-off, which may hide derivatives below 0.001",
+    )
     assert "<lambda>: wrong gradient at x[" in complaint(lambda x: cube_of(1.01)(x), x)
     assert "no gradient reaches x: look for mx.stop_gradient" in complaint(lambda x: 0 * x + mx.stop_gradient(x), x)
+    assert names(check(lambda x: mx.softmax(x, -1), x, rules=True)) == ["x"]
 
 
 def test_mlx_a_module(mx, x):
@@ -157,6 +161,44 @@ def test_decorated_functions_and_layers(x):
 
     with pytest.raises(GradientError, match="Double: wrong gradient at x"):
         Double().forward(x)
+
+
+def test_a_call_inside_a_transformation_is_not_checked(x):
+    jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
+
+    @check
+    def of_jax(x):
+        return jax.lax.stop_gradient(x).sum()
+
+    @check
+    def of_torch(x):
+        return x.detach().sum()
+
+    given = jax.numpy.asarray(x)
+    assert not jax.grad(of_jax)(given).any() and jax.jit(of_jax)(given) == given.sum()
+    assert not torch.func.grad(of_torch)(torch.tensor(x)).any()
+    for function, array in (of_jax, given), (of_torch, torch.tensor(x)):
+        with pytest.raises(GradientError):
+            function(array)
+
+
+def test_a_decorator_with_options(x):
+    torch = pytest.importorskip("torch")
+
+    @partial(check, order=2)
+    class Saved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x.exp()
+            ctx.save_for_backward(y * y)
+            return y * y
+
+        @staticmethod
+        def backward(ctx, dy):
+            return 2 * ctx.saved_tensors[0] * dy
+
+    with pytest.raises(GradientError, match="the backward of Saved: wrong gradient at x"):
+        Saved.apply(torch.tensor(x))
 
 
 def test_what_is_checked_by_another_check(x):

@@ -209,12 +209,128 @@ def test_an_array_without_a_gradient_is_named(x):
     assert report.notes == ("gain: not checked, since backward gives no gradient for it",)
 
 
-def test_a_layer_that_returns_too_many_gradients(x):
-    class Two(Linear):
-        def backward(self, dout):
-            return super().backward(dout), self.dW
+def test_an_array_with_a_gradient_that_does_not_matter_is_named(x):
+    class Dead(Linear):
+        def forward(self, x):
+            return 0 * super().forward(x)
 
-    assert "backward returned 2 gradients for 1: x" in complaint(Two(), x)
+        def backward(self, dout):
+            return super().backward(0 * dout)
+
+    report = check(Dead(), x)
+    assert names(report) == ["x"]
+    assert report.notes == tuple(f"{n}: not checked, since y does not change with it" for n in ("W", "b"))
+
+
+class Returning(Linear):
+    """The gradients of parameters are returned after those of the inputs, in `form`."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+    def backward(self, dout):
+        dx, dw, db = dout @ self.W.T, self.x.T @ dout, dout.sum(axis=0)
+        return self.form(dx, dw, db)
+
+
+class Keeping(Returning):
+    def backward(self, dout):
+        super(Returning, self).backward(dout)
+        return super().backward(dout)
+
+
+FORMS = [
+    lambda dx, dw, db: (dx, dw, db),
+    lambda dx, dw, db: (dx, db, dw),
+    lambda dx, dw, db: [dx, dw, db],
+    lambda dx, dw, db: (dx, {"b": db, "W": dw}),
+    lambda dx, dw, db: (dx, {"dW": dw, "db": db}),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", [Returning, Keeping])
+def test_a_layer_that_returns_the_gradients_of_its_parameters(kind, form, x):
+    report = check(kind(form), x)
+    assert names(report) == ["x", "W", "b"] and not report.notes
+    for wrong in (1.0001, 2), (1, 1.0001):
+        said = complaint(kind(lambda dx, dw, db, wrong=wrong: form(dx, wrong[0] * dw, wrong[1] * db)), x)
+        which = "W" if wrong[0] != 1 else "b"
+        kept = f"backward returns another gradient of {which} than it keeps in d{which}"
+        assert (kept if kind is Keeping else f"wrong gradient at {'b' if wrong[1] != 1 else 'W'}[") in said
+
+
+def test_returned_gradients_of_arrays_of_one_shape(x):
+    class Gate(Linear):
+        """Two parameters of one shape: their gradients come in the order in which they were made."""
+
+        def __init__(self, exchanged=False):
+            super().__init__()
+            self.V, self.exchanged = 2 * self.W.T.copy(), exchanged
+
+        def forward(self, x):
+            self.x = x
+            return (x @ self.W) * (x @ self.V)
+
+        def backward(self, dout):
+            dw, dv = self.x.T @ (dout * (self.x @ self.V)), self.x.T @ (dout * (self.x @ self.W))
+            dx = (dout * (self.x @ self.V)) @ self.W.T + (dout * (self.x @ self.W)) @ self.V.T
+            return (dx, dv, dw) if self.exchanged else (dx, dw, dv)
+
+    assert names(check(Gate(), x)) == ["x", "W", "V"]
+    assert "and others of W (9)" in complaint(Gate(exchanged=True), x)
+
+    class Scaled(Returning):
+        def forward(self, x):
+            return super().forward(x) + self.shift
+
+    def scaled(form):
+        layer = Scaled(form)
+        layer.shift = np.ones(3)
+        return layer
+
+    with pytest.raises(TypeError, match=r"cannot tell of which of b, shift the returned gradient of shape \(3,\) is"):
+        check(scaled(FORMS[0]), x)
+    report = check(scaled(FORMS[3]), x)
+    assert names(report) == ["x", "W", "b"]
+    assert report.notes == ("shift: not checked, since backward gives no gradient for it",)
+
+
+def test_what_a_layer_may_not_return_or_be(x):
+    with pytest.raises(
+        GradientError, match=r"returned a gradient of shape \(3, 3\) that is of no .* input and no param"
+    ):
+        check(Returning(lambda dx, dw, db: (dx, dw, db, dw)), x)
+    with pytest.raises(TypeError, match=r"expected an object, got the class Linear: write Linear\(...\)"):
+        check(Linear, x)
+    with pytest.raises(ValueError, match=r"^order: expected 1, got 2$"):
+        check(Linear(), x, order=2)
+
+    class Stepping(Linear):
+        def backward(self, dout, rate):
+            return super().backward(dout)
+
+    with pytest.raises(GradientError, match=r"^forward, whose backward takes dout and rate, must return the pair"):
+        check(Stepping(), x)
+
+
+def test_private_parameters_and_slots(x):
+    class Private:
+        __slots__ = ("_W", "_dW", "x")
+
+        def __init__(self):
+            self._W = np.random.default_rng(1).normal(size=(3, 3))
+
+        def forward(self, x):
+            self.x = x
+            return x @ self._W
+
+        def backward(self, dout):
+            self._dW = self.x.T @ dout
+            return dout @ self._W.T
+
+    assert names(check(Private(), x)) == ["x", "_W"]
 
 
 # Values that remember how they were computed.
@@ -270,7 +386,7 @@ def polynomial(a, b):
 
 
 def test_values():
-    assert names(check(polynomial, Value(2.0), [Value(3.0)])) == ["a", "b[0]"]
+    assert names(check(polynomial, Value(2.0), [Value(3)])) == ["a", "b[0]"]  # also whole numbers
     assert "polynomial: wrong gradient at b[0]:" in complaint(polynomial, Forgetful(2.0), [Forgetful(3.0)])
     assert names(check(lambda a, b: a * b, Seeded(np.ones((2, 3))), Seeded(np.arange(3.0)[None] + np.ones((2, 1)))))
     with pytest.raises(TypeError, match=r"expected values with backward\(\) as results"):
@@ -294,6 +410,8 @@ def test_a_network_of_values(kind):
     neuron = Neuron()
     if kind is Value:
         assert names(check(neuron, Value(3.0))) == ["x", "parameters()[0]", "parameters()[1]"]
+        neuron.__class__.__call__ = lambda self: self.w[0] * self.w[1]
+        assert names(check(neuron)) == ["parameters()[0]", "parameters()[1]"]  # a loss without arguments
     else:
         assert "Neuron: wrong gradient at x:" in complaint(neuron, Forgetful(3.0))
     assert [w.data for w in neuron.w] == [1.0, -2.0] and not any(w.grad for w in neuron.w)

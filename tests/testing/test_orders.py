@@ -1,11 +1,13 @@
 """Second derivatives, forward mode and batches of gradients, of functions of NumPy and PyTorch."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from scratchformer.testing import GradientError, check_gradients, check_torch
+from scratchformer.testing import GradientError, check_gradients, check_jax, check_torch
 
-torch = pytest.importorskip("torch")
+torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
 X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
@@ -42,8 +44,16 @@ def test_a_backward_is_checked_as_an_operation():
 def test_an_order_that_there_is_not(order):
     with pytest.raises(ValueError, match=r"^order: expected 1 or 2, got "):
         check_gradients(swish, swish_backward, X.numpy(), order=order)
-    with pytest.raises(ValueError, match=r"^order: expected 1 or 2, got "):
-        check_torch(torch.tanh, X, order=order)
+    for checker, function in (check_torch, torch.tanh), (check_jax, jax.numpy.tanh):
+        with pytest.raises(ValueError, match=r"^order: expected 1 or 2, got "):
+            checker(function, X, order=order)
+
+
+def test_a_function_that_has_the_name_of_an_option():
+    report = check_torch(
+        lambda x, order, forward, batched: x**order if forward else x, X, order=3, forward=1, batched=0
+    )
+    assert [row.tensor for row in report] == ["x"]
 
 
 def test_the_backward_of_the_backward_must_be_given():
@@ -161,3 +171,58 @@ def test_what_only_another_order_or_mode_shows(function, options, message):
     check_torch(function, X)
     with pytest.raises(GradientError, match=message):
         check_torch(function, X, **options)
+
+
+class Once(Cube):
+    """No second derivative, as the decorator says, and nothing else."""
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        return Cube.backward(ctx, dy)
+
+    jvp = torch.autograd.Function.jvp
+
+
+def test_what_pytorch_does_not_have():
+    for function, *tensors in (
+        (torch.cdist, X, X),
+        (torch.nn.functional.scaled_dot_product_attention, *3 * [X[None, None]]),
+    ):
+        with pytest.raises(
+            NotImplementedError, match=r"^the backward of .*implement.* \(without order=2 the check passes"
+        ):
+            check_torch(function, *tensors, order=2)
+    with pytest.raises(NotImplementedError, match=r"^Once in forward mode: You must implement the jvp function"):
+        check_torch(Once, X, forward=True)
+    with pytest.raises(GradientError, match=r"no gradient reaches dy: look for once_differentiable"):
+        check_torch(Once, X, order=2)
+
+
+@jax.custom_vjp
+def saved(p, x):
+    return x * jax.nn.sigmoid(p["beta"] * x)
+
+
+def saved_forward(p, x):
+    return saved(p, x), (p, x, jax.nn.sigmoid(p["beta"] * x))
+
+
+def saved_backward(cut, cache, dy):
+    p, x, s = cache
+    slope = x * cut(s) * (1 - s)
+    return {"beta": (dy * x * slope).sum()}, dy * (s + p["beta"] * slope)
+
+
+def test_second_derivatives_of_jax():
+    """One that is computed from what the forward has saved is right: JAX differentiates the forward rule too."""
+    x, p = jax.numpy.asarray(X.numpy()), {"beta": jax.numpy.array(1.5)}
+    saved.defvjp(saved_forward, partial(saved_backward, lambda s: s))
+    names = [row.tensor for row in check_jax(saved, p, x, order=2)]
+    of_backward = [f"the backward of saved: {name}" for name in ("dy", "p['beta']", "x")]
+    assert names == ["p['beta']", "x", *of_backward]
+    check_jax(lambda x, ids: (x[ids] ** 3, ids, x.astype(complex) ** 2), x, jax.numpy.array([0, 1, 1]), order=2)
+    saved.defvjp(saved_forward, partial(saved_backward, jax.lax.stop_gradient))
+    check_jax(saved, p, x)
+    with pytest.raises(GradientError, match=r"^the backward of saved: wrong .*[^$]*check_jax\(saved, .*, order=2\)$"):
+        check_jax(saved, p, x, order=2)

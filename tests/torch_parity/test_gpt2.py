@@ -48,6 +48,20 @@ def test_logits(saved):
     assert np.abs(expected).max() > 0.5
 
 
+def test_exact_gelu_and_a_wider_vocabulary(tmp_path):
+    config = transformers.GPT2Config(vocab_size=V, activation_function="gelu", **SIZES["small"])
+    theirs = transformers.GPT2LMHeadModel(config).eval().double()
+    for p in theirs.parameters():
+        p.data += 0.3 * torch.randn_like(p)
+    theirs.save_pretrained(tmp_path)
+    ours = GPT2.from_pretrained(tmp_path, dropout=0.0).to(dtype=np.float64)
+    expected = theirs(torch.from_numpy(IDS)).logits.detach().numpy()
+    np.testing.assert_allclose(ours(IDS), expected, rtol=1e-5, atol=1e-5)
+    tanh = GPT2(**ours.config | {"activation": "gelu_tanh"}).to(dtype=np.float64)
+    tanh.load_state_dict(ours.state_dict())
+    assert np.abs(tanh(IDS) - expected).max() > 1e-4
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_loss_and_gradients_of_every_parameter(saved, dtype):
     theirs, folder = saved

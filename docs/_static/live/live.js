@@ -185,7 +185,7 @@
       const table = make("table", { "aria-label": `${this.label}${place ? `, ${place}` : ""}`, role: "grid" });
       if (place) table.append(make("caption", {}, place));
       if (shape.length) {
-        const corner = rows > 1 ? `${down}${down && across ? "\\" : ""}${across}` : this.letters[0] || "";
+        const corner = rows > 1 ? `${down}${down && across ? "\\" : ""}${across}` : this.letters[shape.length - 1] || "";
         const head = make("tr", {}, make("th", {}, corner));
         for (let j = 0; j < columns; j++) head.append(make("th", { scope: "col" }, String(j)));
         table.append(make("thead", {}, head));
@@ -309,9 +309,17 @@
       root.classList.add("ready");
     }
 
+    /** Begins with the first mistake. */
+    begin() {
+      this.choice.selectedIndex = 1;
+      this.plant(0);
+    }
+
     /** Shows another level in place of this one. */
     to(level) {
       this.listening.abort();
+      clearTimeout(this.waiting);
+      cancelAnimationFrame(this.scheduled);
       this.made.remove();
       this.root.classList.remove("planted", "comparing", "pinned");
       this.root.page = new Page(this.root, level, this);
@@ -381,7 +389,7 @@
       const bar = make("div", { class: "live-bar" });
       if (this.data.mistakes.length) bar.append(make("label", { class: "live-mistake" }, "Plant a mistake: ", this.choice));
       bar.append(make("span", { class: "live-buttons" },
-        make("button", { type: "button", onclick: () => this.draw() }, "New numbers"),
+        ...(this.data.inputs.some((name) => this.model.array(name).shape.length) ? [make("button", { type: "button", onclick: () => this.draw() }, "New numbers")] : []),
         make("button", { type: "button", onclick: () => this.reset() }, "Reset")));
       if (Object.keys(this.data.gradients).length) {
         bar.append(make("label", {}, compare, " Compare gradients with numerical differences"), make("span", { class: "live-width" }, this.width));
@@ -401,7 +409,8 @@
         const of = this.data.outputs.find(([, dy]) => dy === name);
         if (of) title.append(` = ∂L/∂${letterOf(of[0])}, the upstream gradient: choose any`);
         const added = this.isAdded("inputs", name) ? " added" : "";
-        list.append(make("figure", { class: `live-card${added}` }, make("figcaption", {}, title), grid.element));
+        const caption = make("figcaption", { class: of ? "live-upstream" : "" }, title);
+        list.append(make("figure", { class: `live-card${added}` }, caption, grid.element));
       }
       return make("div", {}, make("h3", {}, "Inputs"), list);
     }
@@ -783,7 +792,7 @@
         const corners = differ ? this.model.corners(card.of, Live.largest(data)) : new Uint8Array(data.length);
         const far = card.numerical.update(data, NUMERICAL, corners);
         const worst = card.difference.data.reduce((m, x, i) => (corners[i] ? m : Math.max(m, Math.abs(x - data[i]))), 0);
-        messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the difference: ${worst === 0 ? "0" : power(worst, 0)}`);
+        messages.push(`${far ? "✗ differs from the numerical gradient by" : "✓ equals the numerical gradient to"} ${worst === 0 ? "0" : power(worst, 0)}`);
         card.numerical.element.classList.toggle("trusted", card.wrong > 0);
         messages.push(...atCorners(corners.reduce((sum, one) => sum + one, 0)));
         bad = bad || far > 0;
@@ -1003,6 +1012,7 @@
     for (const root of document.querySelectorAll(".live:not(.ready)")) {
       try {
         root.page = new Page(root);
+        if ("planted" in root.dataset) root.page.begin();
       } catch (error) {
         root.append(make("p", { class: "live-effect" }, `These equations could not be computed here: ${error.message}`));
         throw error;

@@ -16,7 +16,7 @@
       const names = [...page.model.values.keys()];
       return { arrays: Object.fromEntries(page.model.values), axes: Object.fromEntries(names.map((name) => [name, page.letters(name)])) };
     }
-    const numbers = { loss: page.step.loss(), V: page.text.symbols.length, steps: page.losses.length };
+    const numbers = { loss: page.step.loss(), guess: page.task.guess(page), steps: page.losses.length };
     return { arrays: Object.fromEntries(Object.entries(numbers).map(([name, x]) => [name, { shape: [], data: [x] }])), axes: {} };
   }
 
@@ -64,6 +64,8 @@
   }
 
   class Question {
+    static evaluate = evaluate;
+
     constructor(root) {
       this.root = root;
       this.data = JSON.parse(root.querySelector("script").textContent);

@@ -1,0 +1,94 @@
+"""The site that comes with the package: an archive, unpacked into a folder that a browser opens without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from io import BytesIO
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from ..shell.files import expect_no_link, make_folder, replacing_folder
+from ..shell.reading import MEGABYTE, DataError, read_bytes, read_json
+from ..shell.text import printable
+
+ARCHIVE = Path(__file__).parents[1] / "site.zip"  # made when a wheel is built: .ci/pack_site.py
+FIRST = "index.html"
+CONTENTS = "scratchformer-site.json"  # in an unpacked site: the archive's SHA-256, and the names of all files
+MAX_ARCHIVE = 64 * MEGABYTE
+MAX_UNPACKED = 512 * MEGABYTE
+MAX_FILES = 20_000
+
+
+def unpack(folder: Path) -> Path:
+    """The first page of the site in `folder`, which is unpacked there unless this very site is there already.
+
+    An earlier site is replaced as a whole. Raises ValueError if the package has no site, or if `folder` is a link or
+    holds anything else; DataError if the archive is damaged.
+    """
+    if not ARCHIVE.exists():
+        raise ValueError(
+            "site: this installation has none, since a clone does not hold it; to build it, run in the clone: "
+            "pip install -e '.[docs]' && python -m sphinx docs site"
+        )
+    data = read_bytes(ARCHIVE, max_bytes=MAX_ARCHIVE)
+    digest = hashlib.sha256(data).hexdigest()
+    folder = folder.expanduser().absolute()
+    expect_no_link(folder, ValueError)
+    if not is_there(folder, digest):
+        make_folder(folder.parent)
+        with replacing_folder(folder) as new:
+            names = write_all(data, new)
+            contents = {"sha256": digest, "files": sorted(names)}
+            (new / CONTENTS).write_text(json.dumps(contents), encoding="utf-8")
+    return folder / FIRST
+
+
+def is_there(folder: Path, digest: str) -> bool:
+    """Whether the site of this archive is in `folder`. Raises ValueError if it holds a file that is of no site."""
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        raise ValueError(f"--to: expected a folder, got the file {printable(str(folder))}")
+    contents = read_json(folder / CONTENTS) if (folder / CONTENTS).is_file() else {}
+    listed = contents.get("files")
+    known = {CONTENTS, *map(str, listed if isinstance(listed, list) else ())}
+    there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not is_plain_folder(path)}
+    if others := sorted(name for name, path in there.items() if name not in known or path.is_symlink()):
+        raise ValueError(
+            f"--to: expected a new or empty folder, or one with an earlier site, got {printable(str(folder))} "
+            f"with {printable(others[0])}"
+        )
+    return contents.get("sha256") == digest and there.keys() == known
+
+
+def is_plain_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def write_all(data: bytes, folder: Path) -> list[str]:
+    """Unpack an archive into a new folder, and return the names of its files. Raises DataError if it is damaged, too
+    large, or has a name that leads out of the folder. Links in it are unpacked as files.
+    """
+    damaged = f"{ARCHIVE} is damaged: install the package again"
+    try:
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            files = [info for info in archive.infolist() if not info.is_dir()]
+            if len(files) > MAX_FILES or sum(info.file_size for info in files) > MAX_UNPACKED:
+                raise DataError(f"{damaged} (it has more than {MAX_FILES:,} files or {MAX_UNPACKED:,} bytes)")
+            for info in files:
+                name = PurePosixPath(info.filename)
+                if ".." in name.parts or name.is_absolute() or PureWindowsPath(name).drive or "\\" in info.filename:
+                    raise DataError(f"{damaged} (it has a file {printable(info.filename)})")
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("xb") as file:
+                    file.write(archive.read(info))
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError, ValueError) as error:
+        if isinstance(error, DataError) or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        raise DataError(f"{damaged} ({printable(str(error))})") from error
+    if not (folder / FIRST).is_file():
+        raise DataError(f"{damaged} (it has no {FIRST})")
+    return [info.filename for info in files]

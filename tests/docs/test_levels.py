@@ -1,0 +1,119 @@
+"""The levels of a derivation: what is left out is gone, what is left is true, and the first level is small."""
+
+import re
+
+import pytest
+
+pytest.importorskip("sphinx")
+
+from docstrings import derivation, pieces
+from levels import (
+    case_at,
+    checked_without,
+    extensions,
+    levels,
+    mistake_at,
+    sentences,
+    simplified,
+    without,
+)
+from operations import OPERATIONS, WITHOUT_BACKWARD
+from reports import names
+
+from scratchformer import ops
+from scratchformer.catalogue import Sizes, mistakes_of
+from scratchformer.catalogue.derivations import CASES
+from scratchformer.notation import parse
+from scratchformer.notation.grammar import letters_in
+from scratchformer.notation.spelling import spelled
+
+PAGES = [name for name in OPERATIONS if name in CASES]
+EXTENDED = [name for name in PAGES if extensions(name)]
+ARRAYS = "p m Z k t z a y x q dk da live count rows places n".split()
+
+
+@pytest.mark.parametrize(
+    ("equation", "of", "left_out", "plain"),
+    [
+        ("p_hts = m_hts exp(z_hts)/Z_ht where Σ_s m_hts > 0, 0 elsewhere", "attention", 3, "p_ts = exp(z_ts)/Z_t"),
+        ("a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋", "attention", 1, "a_ts = Σ_d q_td k_sd"),
+        ("dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd", "attention", 1, "dk_sd = Σ_t da_ts q_td"),
+        ("t_nv = (1 − ε) [v = x_n] + ε/V", "cross_entropy", 1, "t_nv = [v = x_n]"),
+        ("y = 1/count Σ_n k_n t_n", "cross_entropy", 2, "y = 1/N Σ_n t_n"),
+        ("y_bc = 1/max(n_b, 1) Σ_{t < n_b} x_btc", "mean_pool", 1, "y_bc = 1/T Σ_t x_btc"),
+        ("y_bc = max_{t < n_b}(x_btc) for n_b > 0", "max_pool", 1, "y_bc = max_t(x_btc)"),
+        ("rows_bk = T b + places_bk", "gather", 1, "rows_k = places_k"),
+        ("k := x", "cross_entropy", 2, None),
+    ],
+)
+def test_an_equation_without_what_is_left_out(equation, of, left_out, plain):
+    titles = [extension.title for i, extension in enumerate(extensions(of)) if left_out >> i & 1]
+    found = simplified(parse(equation, ARRAYS), without(of, titles))
+    assert found == (plain and parse(plain, ARRAYS))
+    assert plain is None or spelled(found) == plain
+
+
+def test_sentences_about_what_is_left_out_are_not_there():
+    left_out = without("attention", ["A mask", "Several heads"])
+    text = "First p_hts. All heads share v. The mask m_hts is 1. See `log_softmax`, as Z_ht says:"
+    assert sentences(text, left_out) == "First p_ts. See `log_softmax`, as Z_t says:"
+    assert sentences("Two sums. All heads share them:", left_out) == "Two sums:"
+    assert sentences("All heads share them:", left_out) == ""
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_every_level_is_true(name):
+    for titles in levels(name):
+        for seed in range(3):
+            left_out = without(name, titles)
+            report = checked_without(case_at(name, titles, Sizes(seed)), left_out)
+            text = " ".join(item.text for item in report.derivation.items[2:] if item.kind in ("prose", "comment"))
+            assert not (titles and re.search(rf"_[a-z]*[{''.join(left_out.letters) or '!'}]\b", text)), text
+            used = {letter.rstrip("'") for item in report.derivation.equations for letter in letters_in(item.equation)}
+            assert not used & left_out.letters
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_each_extension_adds_something(name):
+    plain, *others = [
+        {item.text for item in checked_without(case_at(name, t, Sizes()), without(name, t)).derivation.items}
+        for t in levels(name)
+    ]
+    for number in range(len(extensions(name))):
+        assert others[2**number - 1] - plain
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_plain_level_has_at_most_three_indices(name):
+    """A letter that a "with" clause sets is an abbreviation, and a letter and its primes are one index."""
+    titles = levels(name)[0]
+    report = checked_without(case_at(name, titles, Sizes()), without(name, titles))
+    for item in report.derivation.equations:
+        set_here = {letter for letter, _ in item.equation.bindings}
+        letters = {letter.rstrip("'") for letter in letters_in(item.equation.parts)} - set_here
+        assert len(letters) <= 3, item.text
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_mistakes_about_what_is_left_out_are_not_there(name):
+    everything = without(name, [])
+    for mistake in mistakes_of(name):
+        assert mistake_at(mistake, everything, names(name)) is not None
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in WITHOUT_BACKWARD])
+def test_the_derivation_of_a_page_has_every_item_at_every_level(name):
+    text = derivation(name)
+    shown = re.findall(r"^\.\. container:: level (.*)$", text, re.MULTILINE)
+    count = len(levels(name))
+    assert bool(shown) == (count > 1)
+    assert all(f"level-{count - 1} whole" in classes or "whole" not in classes for classes in shown)
+    assert all(("level-0" in classes.split()) == ("shown" in classes) for classes in shown)
+    ids = re.findall(r":item: (\d+)", text)
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_stands_first_is_one_sentence(name):
+    summary, *_ = pieces(getattr(ops, name).__doc__, name)
+    assert summary.kind == "prose" and len(re.findall(r"[^\W\d_]{2,}", summary.text)) <= 40, summary.text

@@ -1,0 +1,247 @@
+"""The path of twelve steps: every page opens from disk, every question is answered right and wrong."""
+
+import re
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sphinx")
+pytest.importorskip("selenium")
+
+import living
+import path as steps
+from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver.support.ui import WebDriverWait
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parents[2] / "docs"
+CONF = f"""\
+import sys
+sys.path[:0] = [{str(DOCS)!r}, {str(DOCS / "_ext")!r}]
+project, copyright = "scratchformer", ""
+extensions = ["myst_parser", "mathml", "root_files", "live", "living", "path"]
+myst_enable_extensions = ["dollarmath", "html_image", "deflist"]
+html_theme, html_math_renderer = "furo", "mathml"
+html_static_path, html_css_files = [{str(DOCS / "_static")!r}], ["site.css"]
+"""
+WIDTHS = (390, 1440)
+WORDS = 350  # of a page
+FIRST_WORDS = 30  # before the first number that moves or can be moved
+ANSWERS: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {
+    "01-number": lambda a: 0.1 * a["w"] * a["dy"],
+    "02-two-uses": lambda a: a["dy"] * (a["x"] + a["v"]) * a["u"],
+    "03-linear": lambda a: a["dy"][0] * a["w"][1, 0],
+    "04-softmax": lambda a: softmax(a["z"])[0],
+    "05-cross-entropy": lambda a: -2 / 3 * a["dloss"],
+    "06-layernorm": lambda a: 2 * a["x"].std(),
+    "07-embedding": lambda a: 4 - len(set(a["ids"])),
+    "08-attention": lambda a: a["v"][0, 0],
+    "09-heads": lambda a: softmax(np.einsum("htd,hsd->hts", a["q"], a["k"]) / 2**0.5)[:, 1].max(axis=-1).argmax(),
+    "10-residual": lambda a: a["dy"][0],
+    "11-adam": lambda a: a["lr"],
+    "12-train": lambda a: np.exp(a["guess"] - a["loss"]),
+}
+# The numbers of the page by name.
+GIVEN = """
+const { page } = document.querySelector(".live, .living");
+const numbers = ([name, { shape, data }]) => [name, [shape, [...data]]];
+if (page.model.values) return Object.fromEntries([...page.model.values].map(numbers));
+return { guess: [[], [page.task.guess(page)]], loss: [[], [page.step.loss()]] };
+"""
+# New numbers, also where the page draws none: for a number that is no array.
+DRAW = """
+const { page } = document.querySelector(".live");
+page.draw();
+for (const name of page.data.inputs) {
+  const array = page.model.array(name);
+  if (!array.shape.length && !page.data.ranges[name]?.whole) array.data[0] = Math.round(10 + 90 * Math.random()) / 10;
+}
+page.model.run();
+"""
+# The values of the wrong answers that the page knows, and what it says of them.
+KNOWN = """
+const question = document.querySelector(".question").question;
+return question.data.wrong.map(({ equation, reason }) => [question.constructor.evaluate(equation).value, reason]);
+"""
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    e = np.exp(z)
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+class Path12:
+    """The pages of the path, built alone, and the start page."""
+
+    def __init__(self, browser: Any, folder: Path) -> None:
+        self.browser, self.folder = browser, folder / "out"
+        source = folder / "source"
+        shutil.copytree(DOCS / "path", source / "path")
+        for name in ("index.md", "path.md"):
+            shutil.copy(DOCS / name, source)
+        shutil.copy(DOCS.parent / "README.md", folder)
+        (source / "conf.py").write_text(CONF, encoding="utf-8")
+        first = next(living.combinations())
+        with pytest.MonkeyPatch.context() as patch, (folder / "log").open("w") as log:
+            patch.setattr(living, "FAMILY", {})  # the model that the pages begin with is enough
+            patch.setattr(living, "combinations", lambda: [first])
+            Sphinx(source, source, self.folder, folder / "doctrees", "html", status=None, warning=log).build()
+
+    def open(self, name: str, width: int = 1440) -> None:
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 800}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.browser.get((self.folder / f"{name}.html").as_uri())
+        ready = "return Boolean(document.querySelector('.live, .living')?.page)"
+        WebDriverWait(self.browser, 60).until(lambda browser: browser.execute_script(ready))
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def find(self, selector: str) -> list[Any]:
+        return self.browser.find_elements("css selector", selector)
+
+    def numbers(self) -> dict[str, np.ndarray]:
+        return {name: np.reshape(data, shape) for name, (shape, data) in self.run(GIVEN).items()}
+
+    def answer(self, x: Any) -> str:
+        """Type or choose an answer, and press Enter; returns what the page says."""
+        fields = self.find(".question form input")
+        if fields[0].get_attribute("type") == "radio":
+            self.run("arguments[0].checked = true", fields[int(x)])
+            self.find(".question form button")[0].send_keys(Keys.ENTER)
+        else:
+            self.run("arguments[0].value = ''", fields[0])
+            fields[0].send_keys(str(x), Keys.ENTER)
+        return self.find(".question-verdict")[0].text
+
+
+@pytest.fixture(scope="module")
+def loaded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path12:
+    return Path12(browser, tmp_path_factory.mktemp("path"))
+
+
+@pytest.fixture
+def pages(loaded: Path12) -> Any:
+    yield loaded
+    messages = loaded.browser.get_log("browser")
+    loaded.run("localStorage.clear()")
+    loaded.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert not messages
+
+
+def test_there_are_twelve_short_pages() -> None:
+    assert list(ANSWERS) == steps.PAGES
+    for name in steps.PAGES:
+        text = re.sub("```{step}.*?```", "", (DOCS / "path" / f"{name}.md").read_text(encoding="utf-8"), flags=re.S)
+        assert len(text.split()) <= WORDS, name
+
+
+def test_few_words_come_before_the_first_movement(pages: Path12) -> None:
+    """On the start page, which moves by itself, and on every page of the path, where a number can be dragged."""
+    for name in ("index", *(f"path/{name}" for name in steps.PAGES)):
+        pages.open(name)
+        text = pages.run(
+            "const range = document.createRange();"
+            "range.setStart(document.querySelector('article h1'), 0);"
+            "range.setEnd(document.querySelector('.living-picture, .live-panels'), 0);"
+            "return range.toString().replace(document.querySelector('.living-tokens')?.textContent, '');"
+        )
+        visible = text.partition("{")[0] if name != "index" else text
+        assert len(visible.split()) <= FIRST_WORDS, (name, text)
+    pages.open("index")
+    assert pages.find("article a")[0].text == "Start: y = 3x"
+    pages.find("article a")[0].send_keys(Keys.ENTER)
+    assert pages.browser.current_url.endswith("path/01-number.html")
+
+
+@pytest.mark.parametrize("name", steps.PAGES)
+def test_a_page_opens_from_disk_and_its_question_is_answered(pages: Path12, name: str) -> None:
+    for width in WIDTHS:
+        pages.open(f"path/{name}", width)
+        assert pages.run("return document.documentElement.scrollWidth") <= width
+        loaded = pages.run("return performance.getEntriesByType('resource').map((each) => each.name)")
+        assert all(each.startswith(("file:", "data:")) for each in loaded)
+    number = pages.find(".path-line [aria-current]")[0].get_attribute("data-step")
+    if name == "12-train":
+        early = str(float(ANSWERS[name](pages.numbers())))
+        assert "train them first" in pages.answer(early)
+        pages.run("const { page } = document.querySelector('.living'); for (let k = 0; k < 100; k++) page.once();")
+    else:
+        wrong_answers_get_reasons(pages, name)
+    assert f"Step {number}:" in pages.find(".path-line [aria-current]")[0].get_attribute("aria-label")
+    right = float(ANSWERS[name](pages.numbers()))
+    assert pages.answer(right).startswith("Right:")
+    assert pages.find(".path-line [aria-current].done")
+    onward = pages.find(".question-verdict a")
+    assert bool(onward) == (name != steps.PAGES[-1])
+    if onward:
+        onward[0].send_keys(Keys.ENTER)
+        assert pages.find(f'.path-line a.done[data-step="{number}"]')  # remembered by the next page
+
+
+def wrong_answers_get_reasons(pages: Path12, name: str) -> None:
+    """With the numbers that the page begins with, each known wrong answer differs from the right one and the others."""
+    right = float(ANSWERS[name](pages.numbers()))
+    known = pages.run(KNOWN)
+    assert known
+    values = sorted([right, *(value for value, _ in known)])
+    assert all(b - a > 0.01 for a, b in pairwise(values)), values
+    for value, reason in known:
+        assert pages.answer(value).startswith(reason), reason
+    if pages.find(".question form input[type=text]"):
+        assert "Type a number" in pages.answer("what")
+        assert "sign" in pages.answer(-right) or any(abs(right + value) < 0.01 for value, _ in known)
+        assert "in size" in pages.answer(right * 3.7)
+        shown = pages.find(".question-verdict button")[0]
+        shown.send_keys(Keys.ENTER)
+        assert pages.find(".question-verdict .live-list")
+    else:
+        assert pages.answer(1 - right)
+
+
+@pytest.mark.parametrize("name", [name for name in steps.PAGES if name != "12-train"])
+def test_the_answer_follows_the_numbers(pages: Path12, name: str) -> None:
+    pages.open(f"path/{name}")
+    answers = set()
+    for _ in range(6):
+        pages.run(DRAW)
+        right = float(ANSWERS[name](pages.numbers()))
+        answers.add(right)
+        assert pages.answer(f"{right:.4g}".replace("-", "−").replace(".", ",")).startswith("Right:"), right
+    assert len(answers) > 1
+
+
+@pytest.mark.parametrize("name", ["03-linear", "09-heads", "12-train"])
+def test_the_keyboard_reaches_everything_and_everything_has_a_name(pages: Path12, name: str) -> None:
+    pages.open(f"path/{name}")
+    reached = set()
+    for _ in range(160):
+        ActionChains(pages.browser, duration=0).send_keys(Keys.TAB).perform()
+        what = "const here = document.activeElement; return here.id || here.className || here.textContent"
+        reached.add(
+            pages.run("return document.activeElement.closest('.path-line, .live, .living, .question')?.className")
+        )
+        if pages.run("return document.activeElement.closest('.question form button') !== null"):
+            break
+    assert len(reached - {None}) >= 3, (reached, pages.run(what))
+    tree = pages.browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    unnamed = [
+        node["role"]["value"]
+        for node in tree
+        if any(each["name"] == "focusable" and each["value"]["value"] for each in node.get("properties", ()))
+        and not node.get("name", {}).get("value")
+    ]
+    assert not unnamed
+
+
+def test_a_page_works_without_storage(pages: Path12) -> None:
+    pages.open("path/01-number")
+    pages.run("localStorage.setItem('scratchformer-path', '{\"not\": [a list')")
+    pages.open("path/01-number")
+    assert pages.answer("0.6").startswith("Right:")
+    assert pages.find(".path-line .done")
