@@ -157,7 +157,7 @@ class SelfAttention(CrossAttention):
         wq_chd = query.w_{c,h D + d}        wk_chd = key.w_{c,h D + d}        wv_chd = value.w_{c,h D + d}
         q_htd = Σ_c x_tc wq_chd        k_hsd = Σ_c x_sc wk_chd        v_hsd = Σ_c x_sc wv_chd
         z_hts = Σ_d q_htd k_hsd/√D
-        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Σ_s m_ts > 0, 0 elsewhere
+        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Σ_s' m_ts' > 0, 0 elsewhere
         a_htd = Σ_s p_hts v_hsd        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c} + unify.b_c
 
     Backward. All heads are added up in y, so each gets the gradient of y through its own rows of `unify`. Then, inside

@@ -43,7 +43,7 @@ class RelativeSelfAttention(CrossAttention):
     t may see key s, else 0:
 
         z_hts = (Σ_d (q_htd + u_hd) k_hsd + Σ_d (q_htd + w_hd) r_hjd)/√D with j = s + T − 1 − t
-        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Σ_s m_ts > 0, 0 elsewhere
+        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Σ_s' m_ts' > 0, 0 elsewhere
         a_htd = Σ_s p_hts v_hsd        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c} + unify.b_c
 
     Backward. Up to the scores as in `attention`; g is the gradient of the sum of the two parts:

@@ -52,7 +52,7 @@ EQUAL: dict[str, dict[str, str]] = {
     **{
         name: {
             f"p_hts = m_ts exp(z_hts)/Z_ht where {any_seen} > 0, 0 elsewhere": "where m_ts is 0, p_hts is 0 in any case"
-            for any_seen in ("m_ts", "Σ_h m_ts", "mean_s((m_ts))")
+            for any_seen in ("Σ_s' m_ts", "mean_s'((m_ts'))")
         }
         | {
             "R_tdd' = [d' = d] cos(t θ_i) + [d' = j] σ_d sin(t θ_i) with i = d mod (D/2), j = (d − D/2) mod D": (
