@@ -60,7 +60,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
 
         a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋        z_hts = a_hts/√D
         p := probabilities
-        Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Σ_s m_hts > 0, 0 elsewhere
+        Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Σ_s' m_hts' > 0, 0 elsewhere
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
     With the row's largest score subtracted, as in `softmax`, no exponential overflows:

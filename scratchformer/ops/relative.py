@@ -152,7 +152,7 @@ def relative_attention(
         qu_htd = q_htd + u_hd        a_hts = Σ_d qu_htd k_hsd
         qw_htd = q_htd + w_hd        b_htj = Σ_d qw_htd r_hjd
         z_hts = (a_hts + b_htj)/√D with j = s + T − 1 − t
-        Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Σ_s m_hts > 0, 0 elsewhere
+        Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Σ_s' m_hts' > 0, 0 elsewhere
         y_htd = Σ_s p_hts v_hsd
 
     Backward. The product with v and the softmax are as in `attention`:

@@ -35,7 +35,7 @@ ARRAYS = "p m Z k t z a y x q dk da live count rows places n".split()
 @pytest.mark.parametrize(
     ("equation", "of", "left_out", "plain"),
     [
-        ("p_hts = m_hts exp(z_hts)/Z_ht where Σ_s m_hts > 0, 0 elsewhere", "attention", 3, "p_ts = exp(z_ts)/Z_t"),
+        ("p_hts = m_hts exp(z_hts)/Z_ht where Σ_s' m_hts' > 0, 0 elsewhere", "attention", 3, "p_ts = exp(z_ts)/Z_t"),
         ("a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋", "attention", 1, "a_ts = Σ_d q_td k_sd"),
         ("dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd", "attention", 1, "dk_sd = Σ_t da_ts q_td"),
         ("t_nv = (1 − ε) [v = x_n] + ε/V", "cross_entropy", 1, "t_nv = [v = x_n]"),

@@ -38,6 +38,9 @@ EQUAL: dict[str, dict[str, str]] = {
         "j_d = (d − D/2) mod D": "D/2 and −D/2 are the same modulo D",
         "∂y_td/∂x_tk = δ_dk cos_ti + [k = j] σ_d sin_ti with i = i_k, j = j_d": "both terms are 0 unless i_k = i_d",
     },
+    "attention": {
+        "p_hts = m_hts exp(z_hts)/Z_ht where Σ_s' m_hts > 0, 0 elsewhere": "where m_hts is 0, p_hts is 0 in any case",
+    },
     "attention.numpy": {
         "z_hts − m_ht = Σ_d (q_htd/√(D)) k_gsd + (−m_ht) with g = ⌊h G/H⌋": "the factor lost is 1",
         "dp_hts − δ_ht = Σ_d dy_htd v_gsd + (−δ_ht) with g = ⌊h G/H⌋": "the factor lost is 1",
