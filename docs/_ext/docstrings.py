@@ -21,6 +21,7 @@ from scratchformer.pages.passages import (
     BEGINNINGS,
     LIST_ITEM,
     Passage,
+    before_derivation,
     equation_id,
     label,
     paragraphs,
@@ -213,7 +214,11 @@ class LettersDirective(SphinxDirective):
 
 
 def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = typeset("\n".join(lines), name.rpartition(".")[2] if what == "class" else "").splitlines()
+    docstring, derivation = "\n".join(lines), name.rpartition(".")[2] if what == "class" else ""
+    passages = pieces(docstring, derivation)
+    if name.startswith(("scratchformer.nn.", "scratchformer.models.")) and what == "class":
+        passages = passages[1 : 1 + before_derivation(passages[1:])]  # the page of a layer has the rest elsewhere
+    lines[:] = rendered(passages, derivation).splitlines()
 
 
 def skip(app: Sphinx, what: str, name: str, thing: Any, skipped: bool, options: Any) -> bool | None:

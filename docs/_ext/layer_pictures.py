@@ -46,7 +46,8 @@ class _LayerPicture:
     def svg(self) -> str:
         y = self._head(2.0)
         if list(self._children(self.root)):
-            y = self._flow(self.root, 1, WIDTH - 1, y)
+            edge = 7 if self.root.kind == "Residual" else 1  # room for the line around its branch
+            y = self._flow(self.root, edge, WIDTH - edge, y)
         else:
             y = self._around(self.root, 1, WIDTH - 1, y)
         self._foot(y + 6)
@@ -119,11 +120,14 @@ class _LayerPicture:
         top = y
         above: TracedCall | None = None
         for child, *others in children:
-            y = self._gap(call, above, child, x0, x1, y, top)
+            y = self._gap(call, above, child, x0, x1, y)
             framed = child.kind in FRAMED and list(self._children(child))
-            y = (self._frame if framed else self._box)(child, 1 + len(others), x0, x1, y)
+            if is_skipped(call, child):
+                y = self._bypass(x0, x1, top, y + 8) + 8
+            else:
+                y = (self._frame if framed else self._box)(child, 1 + len(others), x0, x1, y)
             above = others[-1] if others else child
-        return self._gap(call, above, None, x0, x1, y, top)
+        return self._gap(call, above, None, x0, x1, y)
 
     def _around(self, call: TracedCall, x0: float, x1: float, y: float) -> float:
         """A box for `call` itself, with its arrays above and below."""
@@ -139,7 +143,6 @@ class _LayerPicture:
         x0: float,
         x1: float,
         y: float,
-        top: float,
     ) -> float:
         """The arrays between two calls of `frame`; None stands for its beginning and its end."""
         up = self._forward_out(above) if above else self._forward_in(frame)
@@ -148,10 +151,8 @@ class _LayerPicture:
         back_up = self._backward_out(below) if below else self._backward_in(frame)
         source = above.output if above else list(frame.inputs().values())
         target = list(below.inputs().values()) if below else frame.output
-        if above and frame.kind == "Residual" and _is_sum(frame, above, target):
-            y = self._arrows(x0, x1, y, up, back_down) + 7
-            self._bypass(x0, x1, top, y)
-            return self._arrows(x0, x1, y + 7, down if below else [], back_up if below else [])
+        if below and is_skipped(frame, below):
+            return self._arrows(x0, x1, y, up, back_down)
         if not _same(source, target):
             y = self._arrows(x0, x1, y, up, back_down) + 4
             return self._arrows(x0, x1, y, down, back_up)
@@ -159,13 +160,14 @@ class _LayerPicture:
         right = back_up if _within(back_down, back_up) else [*back_down, *back_up]
         return self._arrows(x0, x1, y, left, right)
 
-    def _bypass(self, x0: float, x1: float, top: float, y: float) -> None:
+    def _bypass(self, x0: float, x1: float, top: float, y: float) -> float:
         """The line of x around a branch to the sum at y, and that of the gradient back to the sum at the top."""
         self.canvas.plus(x0 + 14, y, "forward")
         self.canvas.line([(x0 + 14, top + 3), (x0 - 5, top + 3), (x0 - 5, y), (x0 + 8, y)], "forward")
         self.canvas.text(x0 + 24, y + 4, "+ x")
         self.canvas.line([(x1 - 14, y), (x1 + 5, y), (x1 + 5, top + 3), (x1 - 20, top + 3)], "backward")
         self.canvas.text(x1 - 24, y + 4, "the gradient goes both ways", "end")
+        return y
 
     def _arrows(self, x0: float, x1: float, y: float, left: list[str], right: list[str]) -> float:
         """An arrow down on the left and one up on the right, with the shapes beside them."""
@@ -331,10 +333,9 @@ def _same(source: Any, target: Any) -> bool:
     )
 
 
-def _is_sum(frame: TracedCall, branch: TracedCall, target: Any) -> bool:
-    """Whether the target is the input of a residual frame plus the output of its branch."""
-    x, f = frame.arguments["x"], branch.output
-    return any(b.shape == f.shape and np.array_equal(x[:, -f.shape[1] :] + f, b) for b in _arrays(target))
+def is_skipped(frame: TracedCall, call: TracedCall) -> bool:
+    """Whether a call is the sum of a residual frame, to which x goes around the branch."""
+    return frame.kind == "Residual" and call.kind == "add"
 
 
 def _count(n: float) -> str:

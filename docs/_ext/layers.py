@@ -8,16 +8,29 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from docstrings import MODULES, directive, heading, prose, table
+from docstrings import MODULES, directive, heading, pieces, prose, rendered, table
 from layer_pictures import layer_picture
 from living import MODELS
-from operations import OPERATIONS, calls, joined, layers, write_page
+from operations import LEGEND, OPERATIONS, calls, joined, layers, write_page
 from sphinx.application import Sphinx
 
 import scratchformer
 from scratchformer import models, nn
+from scratchformer.nn import Layer
+from scratchformer.pages.passages import before_derivation
 
 METHODS = ("forward", "loss", "backward", "loss_backward")
+LIVE = {  # the layers that compute in the page: the derivations, and what is said above each if there are several
+    **dict.fromkeys(
+        (
+            "BasicSelfAttention", "SingleHeadAttention", "MultiHeadLoop", "SelfAttention", "CrossAttention",
+            "RelativeSelfAttention", "RotarySelfAttention", "FeedForward", "SwiGLU", "LlamaBlock",
+        ),
+        ("",),
+    ),
+    "Residual": ("In \"post\" order", "In \"pre\" order"),
+    "TransformerBlock": ("Post-norm", "Pre-norm"),
+}  # fmt: skip
 
 
 def page(module: Any, name: str) -> str:
@@ -25,15 +38,40 @@ def page(module: Any, name: str) -> str:
     layer = getattr(module, name)
     parts = [f"# {name}"]
     parts += [fenced(f"{{living}} {name}", "")] if module is models and name in MODELS else []
-    parts += [fenced("{eval-rst}", directive("autoclass", f"{module.__name__}.{name}"))]
-    parts += ["## What changed", changes(name)] if changes(name) else []
+    begin, *passages = pieces(inspect.getdoc(layer) or "", name)
+    parts += [rst(rendered([begin], name)), *live(name)]
     parts += ["## Forward and backward", fenced("{raw} html", layer_picture(name))]
-    methods = [method for method in METHODS if method in vars(layer)]
-    if methods:
-        parts += ["## The code", *(fenced("python", source(layer, method)) for method in methods)]
+    if derivation := passages[before_derivation(passages) :]:
+        parts += ["## Derivation", rst(LEGEND), rst(rendered(derivation, name))]
+    parts += ["## What changed", changes(name)] if changes(name) else []
+    parts += ["## Arguments", rst(directive("autoclass", f"{module.__name__}.{name}"))]
+    parts += ["## The code", *code(layer)] if code(layer) else []
     if called := [f"{{doc}}`/operations/{operation}`" for operation in calls(module, name)]:
         parts.append(f"The derivations of the operations it calls: {', '.join(called)}.")
     return joined(parts)
+
+
+def live(name: str) -> list[str]:
+    """The live sections of a layer's derivation, one for each order of its parts."""
+    titles = LIVE.get(name, ())
+    sections = [(title, f"{name}, pre" if i else name) for i, title in enumerate(titles)]
+    shown = [part for title, case in sections for part in (title and f"### {title}", fenced(f"{{live}} {case}", ""))]
+    return ["## Try it", *shown] if shown else []
+
+
+def code(layer: type) -> list[str]:
+    """Both directions of a layer, which it may have from another class, and the loss of a model."""
+    parts = []
+    for method in METHODS:
+        kind = next(kind for kind in layer.__mro__ if method in vars(kind) or kind is object)
+        if kind is layer or (method in ("forward", "backward") and kind not in (Layer, object)):
+            parts += [] if kind is layer else [f"Inherited from `{kind.__name__}`:"]
+            parts.append(fenced("python", source(kind, method)))
+    return parts
+
+
+def rst(text: str) -> str:
+    return fenced("{eval-rst}", text)
 
 
 def changes(name: str) -> str:

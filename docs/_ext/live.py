@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from composed import Composed, composed
 from docutils import nodes
 from levels import Without, case_at, checked_without, extensions, levels, mistake_at, without
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from scratchformer.catalogue import DerivationCase, Sizes, mistakes_of
+from scratchformer.catalogue import DerivationCase, Sizes, blocks, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import DerivationReport
 from scratchformer.notation.page import equation_as_json
@@ -27,6 +30,7 @@ SIZES_OF = {
     "rotary": {"D": 4, "H": 1},
     "relative_shift": {"H": 1},
     "relative_attention": {"B": 2, "H": 1, "S": 3},
+    "RelativeSelfAttention": {"T": 2, "S": 3},
 }
 # Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
 VALUES: dict[str, dict[str, Any]] = {
@@ -37,7 +41,21 @@ VALUES: dict[str, dict[str, Any]] = {
     "gather": {"places": [[2, 2], [0, 1]]},
     "mean_pool": {"lengths": [2, 3]},
     "max_pool": {"lengths": [2, 3]},
+    **{
+        f"{name}{order}": {"m": np.tri(3)}
+        for name in ("SelfAttention", "RotarySelfAttention", "LlamaBlock", "TransformerBlock")
+        for order in ("", ", pre")
+    },
+    "RelativeSelfAttention": {"m": np.tri(3)[1:]},
 }
+# The derivations on the pages of layers that are made of others: with parts whose derivations can be put together.
+COMPOSED: dict[str, Callable[[Sizes], DerivationCase]] = {
+    "TransformerBlock": partial(blocks.transformer_block, order="post", activation="relu"),
+    "TransformerBlock, pre": partial(blocks.transformer_block, order="pre", activation="relu"),
+    "Residual": partial(blocks.residual_of_linear, order="post"),
+    "Residual, pre": partial(blocks.residual_of_linear, order="pre"),
+}
+FIXED = ("P", "theta")  # arrays of a layer that are no weights: sinusoids and frequencies
 ZERO_WITHOUT = {"cross_entropy": {"targets": "counted"}}  # what is 0 where another input is 0
 
 
@@ -76,12 +94,24 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
 def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = ()) -> dict[str, Any]:
     """What the page computes with at a level, see `page_data`. titles: of the extensions that the level leaves out."""
     draw, left_out = PageSizes(name), without(name, [*titles])
-    case = case_at(name, [*titles], draw)
+    case, parts = page_case(name, titles, draw)
     report = checked_without(case, left_out)
     begin_with = {n: fitted(x, report.values[n].shape) for n, x in VALUES.get(name, {}).items() if n in report.values}
     shown = [change for mistake in mistakes if (change := planted(mistake, report, left_out))]
-    data = page_data(name, case, report, shown, begin_with, draw.ranges)
+    data = page_data(name, case, report, shown, begin_with, draw.ranges, constants(case), parts)
     return data | {"zero": {n: by for n, by in ZERO_WITHOUT.get(name, {}).items() if by in data["inputs"]}}
+
+
+def page_case(name: str, titles: Iterable[str], draw: Sizes) -> Composed:
+    """The case of a derivation at a level, as a page computes with it: without calls of functions."""
+    return composed(COMPOSED[name](draw) if name in COMPOSED else case_at(name, [*titles], draw))
+
+
+def constants(case: DerivationCase) -> tuple[str, ...]:
+    """The arrays of a layer's derivation that no argument of its forward and no weight can change."""
+    if case.docstring is None:
+        return ()
+    return FIXED if "pattern" in inspect.signature(case.op).parameters else (*FIXED, "m")
 
 
 def fitted(value: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -110,12 +140,13 @@ class Live(SphinxDirective):
     """The live section of an operation: `.. live:: attention`."""
 
     required_arguments = 1
+    final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
         (name,) = self.arguments
         if name not in CASES:
             return []
-        return [nodes.raw("", live_html(name, mistakes_of(name)), format="html")]
+        return [nodes.raw("", live_html(name, mistakes_of(name.partition(",")[0])), format="html")]
 
 
 def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:

@@ -670,6 +670,8 @@ def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, 
     """
     for entry in entries_of("layers"):
         for mistake in entry.mistakes if entry.name in right.kinds else ():
+            if not mistake.replace:  # it is only in an equation
+                continue
             try:
                 with planted(mistake):
                     wrong, made = plan_of(right.model, *batch, letters=right.letters, functions=right.functions)

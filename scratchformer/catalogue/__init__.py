@@ -71,9 +71,9 @@ MISTAKES: Sequence[Mistake] = [
 ]
 
 
-def mistakes_of(operation: str) -> list[Mistake]:
-    """The mistakes in the derivation of an operation."""
-    return [mistake for mistake in MISTAKES if mistake.operation == operation and mistake.equation]
+def mistakes_of(name: str) -> list[Mistake]:
+    """The mistakes in the derivation of an operation or a layer."""
+    return [each for each in MISTAKES if name in (each.operation, each.name.partition(":")[0]) and each.equation]
 
 
 def known_operations() -> dict[str, OperationEntry]:

@@ -23,7 +23,12 @@ def basic_attention(d: Sizes) -> DerivationCase:
 def single_head(d: Sizes) -> DerivationCase:
     layer = nn.SingleHeadAttention(d.C, d.D, causal=d.seed % 2 == 1)
     x = d("B T C")
-    return derived(d, layer, x, names={"D": d.D, "m": np.tri(d.T) if layer.causal else np.ones((d.T, d.T))})
+    return derived(d, layer, x, names={"D": d.D, "m": before(d, layer.causal)})
+
+
+def before(d: Sizes, causal: bool) -> np.ndarray:
+    """Which position sees which, (T, T): all, or if `causal` those before it and itself."""
+    return np.tri(d.T) if causal else np.ones((d.T, d.T))
 
 
 def multi_head_loop(d: Sizes) -> DerivationCase:
@@ -31,7 +36,8 @@ def multi_head_loop(d: Sizes) -> DerivationCase:
     layer = nn.MultiHeadLoop(d.C, d.H, causal=d.seed % 2 == 1)
 
     parts = {f"head{i}": head for i, head in enumerate(layer.heads, 1)}
-    return derived(d, layer, d("B T C"), names={"D": d.D}, parts=parts)
+    x = d("B T C")
+    return derived(d, layer, x, names={"D": d.D, "m": before(d, layer.heads[0].causal)}, parts=parts)
 
 
 def cross_attention(d: Sizes) -> DerivationCase:
@@ -50,8 +56,10 @@ def self_attention(d: Sizes) -> DerivationCase:
 
 
 def edges(d: Sizes, n: int) -> np.ndarray:
-    """Which of n positions sees which, (n, n); some may see none."""
-    return d.generator.random((n, n)) < 0.6
+    """Which of n positions sees which, (n, n); the last sees none."""
+    seen = d.generator.random((n, n)) < 0.6
+    seen[-1] = False
+    return seen
 
 
 def relative_attention(d: Sizes) -> DerivationCase:
@@ -93,6 +101,18 @@ ENTRIES = [
     )
     .derivation("", rotary_attention)
     .mistake(
+        "The gradient of the queries is rotated forward once more",
+        "Backward needs the transpose, the rotation by the opposite angle. Position 0 is not rotated, and right.",
+        equation="dq_htd = Σ_d' R_td'd dq̂_htd'",
+        wrong="dq_htd = Σ_d' R_tdd' dq̂_htd'",
+    )
+    .mistake(
+        "The gradient of the keys is not rotated back",
+        "dk is that of the rotated keys. Position 0 is right.",
+        equation="dk_gsd = Σ_d' R_sd'd dk̂_gsd'",
+        wrong="dk_gsd = dk̂_gsd",
+    )
+    .mistake(
         "New keys are rotated as if they came first",
         replace={"self.rotate(self.key(x), past)": "self.rotate(self.key(x))"},
         tests="tests/nn/test_rotary_attention.py -k extend",
@@ -104,15 +124,33 @@ ENTRIES = [
     ),
     Entry("BasicSelfAttention")
     .case("", lambda d: on(nn.BasicSelfAttention(), d("B T C")))
-    .derivation("", basic_attention),
+    .derivation("", basic_attention)
+    .mistake(
+        "x gets no gradient as a key",
+        "The same x is a value, a query and a key, so dx has three terms; the last is left out.",
+        equation="dx_sc = Σ_t w_ts dy_tc + Σ_t dz_st x_tc + Σ_t dz_ts x_tc",
+        wrong="dx_sc = Σ_t w_ts dy_tc + Σ_t dz_st x_tc",
+    ),
     Entry("SingleHeadAttention")
     .case("", lambda d: on(nn.SingleHeadAttention(d.C, d.D), d("B T C")))
     .case("causal", lambda d: on(nn.SingleHeadAttention(d.C, causal=True), d("B T C")))
-    .derivation("", single_head),
+    .derivation("", single_head)
+    .mistake(
+        "x gets no gradient from the keys",
+        "x feeds queries, keys and values, so dx has three terms; one is left out.",
+        equation="dx_tc = Σ_d dq_td query.w_cd + Σ_d dk_td key.w_cd + Σ_d dv_td value.w_cd",
+        wrong="dx_tc = Σ_d dq_td query.w_cd + Σ_d dv_td value.w_cd",
+    ),
     Entry("MultiHeadLoop")
     .case("", lambda d: on(nn.MultiHeadLoop(d.C, d.H), d("B T C")))
     .case("causal", lambda d: on(nn.MultiHeadLoop(d.C, d.H, causal=True), d("B T C")))
-    .derivation("", multi_head_loop),
+    .derivation("", multi_head_loop)
+    .mistake(
+        "Only the last head passes its gradient back",
+        "dx is overwritten in the loop over the heads, where it should be added to.",
+        equation="dx_tc = dx1_tc + dx2_tc",
+        wrong="dx_tc = dx2_tc",
+    ),
     Entry(
         "SelfAttention",
         tests="tests/nn/test_all_layers.py tests/nn/test_attention.py -k 'test_attention.py or Attention'",
@@ -125,6 +163,24 @@ ENTRIES = [
         lambda d: on(nn.SelfAttention(d.C, d.H, causal=True), d("B T C"), pattern=ops.Padding(d.lengths())),
     )
     .derivation("", self_attention)
+    .mistake(
+        "x gets no gradient from keys and values",
+        "Every position is read by the others through its key and value; dx has only the part of its own query.",
+        equation="dx_tc = du_tc + dmemory_tc",
+        wrong="dx_tc = du_tc",
+    )
+    .mistake(
+        "The gradient of the scores is not divided by √D",
+        "The scores are divided by √D, and so is their gradient on its way to the queries. dq is √D times too large.",
+        equation="dq_htd = Σ_s dz_hts k_hsd/√D",
+        wrong="dq_htd = Σ_s dz_hts k_hsd",
+    )
+    .mistake(
+        "The gradient skips the sum in the softmax",
+        "Raising one score lowers the other probabilities of its row; this is the term that is left out.",
+        equation="dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')",
+        wrong="dz_hts = p_hts dp_hts",
+    )
     .mistake(
         "The causal mask is not used",
         "The gradients fit this forward; a model that sees the future learns nothing.",
@@ -150,6 +206,18 @@ ENTRIES = [
     .case("", lambda d: on(nn.CrossAttention(d.C, d.H), d("B T C"), d("B M C")))
     .case("wide", lambda d: on(nn.CrossAttention(d.C, d.H, wide=True), d("B T C"), d("B M C")))
     .derivation("", cross_attention)
+    .mistake(
+        "The memory gets no gradient from the values",
+        "The memory feeds keys and values, so its gradient has two terms; one is left out.",
+        equation="dmemory_bsc = Σ_h Σ_d dk_bhsd wk_chd + Σ_h Σ_d dv_bhsd wv_chd",
+        wrong="dmemory_bsc = Σ_h Σ_d dk_bhsd wk_chd",
+    )
+    .mistake(
+        "Padding gets a gradient",
+        "Without [s < m_b] in p, the padding of the memory is attended to, forward and backward.",
+        equation="p_bhts = [s < m_b] exp(z_bhts) / Σ_s' [s' < m_b] exp(z_bhts')",
+        wrong="p_bhts = exp(z_bhts) / Σ_s' exp(z_bhts')",
+    )
     .mistake(
         "Queries come from the memory, keys and values from x",
         "The gradients fit this forward, so a check of values passes; but future tokens leak.",
@@ -182,5 +250,17 @@ ENTRIES = [
         lambda d: on(nn.RelativeSelfAttention(d.C, d.H, causal=True), d("B T C"), pattern=ops.Padding(d.lengths())),
     )
     .case("causal, memory", lambda d: on(nn.RelativeSelfAttention(d.C, d.H, causal=True), d("B T C"), queries=d.T - 1))
-    .derivation("", relative_attention),
+    .derivation("", relative_attention)
+    .mistake(
+        "The gradient of the queries goes to the first positions",
+        "The queries are the last T positions. Without a memory S = T, and nothing is wrong.",
+        equation="dx_sc = Σ_h Σ_d dk_hsd wk_chd + Σ_h Σ_d dv_hsd wv_chd + Σ_t [s = t + S − T] Σ_h Σ_d dq_htd wq_chd",
+        wrong="dx_sc = Σ_h Σ_d dk_hsd wk_chd + Σ_h Σ_d dv_hsd wv_chd + Σ_t [s = t] Σ_h Σ_d dq_htd wq_chd",
+    )
+    .mistake(
+        "The queries get no gradient from the distances",
+        "A query meets the content and the distance of each key; only the first part is passed back.",
+        equation="dq_htd = Σ_s g_hts (k_hsd + r_{h,s + T − 1 − t,d})",
+        wrong="dq_htd = Σ_s g_hts k_hsd",
+    ),
 ]

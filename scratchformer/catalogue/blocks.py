@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from .. import nn, ops
 from ..backend import Array, to_device
 from ..rng import Key
 from ..testing.draw import Draw, Sizes
+from .attention_layers import edges
 from .derived import GELU, Part, derived
 from .entry import DerivationCase, Entry, LayerCase, on
 
@@ -49,11 +51,24 @@ def block_of_other_parts(d: Draw) -> LayerCase:
 BLOCK_PARTS = ("attention", "feedforward", "norm1", "norm2")
 
 
-def transformer_block(d: Sizes, order: str) -> DerivationCase:
-    d.sizes |= {"H": 2, "C": 6}
-    block = nn.TransformerBlock(d.C, d.H, order, causal=True, d_ff=d.F, activation=GELU, bias=True)
-    parts = {name: getattr(block, name) for name in BLOCK_PARTS}
-    return derived(d, block, d("B T C"), parts=parts, leave=f"{OTHER[order].title()}-norm")
+def transformer_block(d: Sizes, order: str, activation: ops.Activation = GELU) -> DerivationCase:
+    d.sizes |= {"H": 2, "D": 3, "C": 6}
+    block = nn.TransformerBlock(d.C, d.H, order, d_ff=d.F, activation=activation)
+    return with_pattern(d, block, H=d.H, D=d.D, leave=f"{OTHER[order].title()}-norm")
+
+
+def with_pattern(
+    d: Sizes, block: nn.Block, leave: str = "", replaced: Mapping[str, Part] | None = None, **names: Any
+) -> DerivationCase:
+    """The case of a block whose positions see some of each other. replaced: parts that are called in another way than
+    as they are; names: what the derivations of the parts use.
+    """
+    parts: dict[str, Part] = {**{name: getattr(block, name) for name in BLOCK_PARTS}, **(replaced or {})}
+    norm: Any = block.norm1
+    seen = edges(d, d.T)
+    parts["attention"] = partial(block.attention.forward, pattern=ops.Edges(seen)), block.attention.backward
+    names |= {"m": seen, "eps": norm.eps}
+    return derived(d, block, d("B T C"), ops.Edges(seen), names=names, parts=parts, leave=leave)
 
 
 def looking_at_memory(d: Draw, **options: Any) -> LayerCase:
@@ -76,7 +91,7 @@ def around_feedforward(d: Draw, order: str) -> LayerCase:
 
 
 def residual(d: Sizes, order: str) -> DerivationCase:
-    """With a branch whose output at a position depends on all positions."""
+    """With a branch whose output at a position depends on all positions, and with dropout."""
     d.sizes |= {"H": 2, "C": 6}
     layer = nn.Residual(nn.SelfAttention(d.C, d.H), nn.LayerNorm(d.C), order, nn.Dropout(0.3))
 
@@ -93,6 +108,15 @@ def residual(d: Sizes, order: str) -> DerivationCase:
     return derived(d, layer, d("B T C"), key=d.key, parts=parts, leave=f'In "{OTHER[order]}" order')
 
 
+def residual_of_linear(d: Sizes, order: str) -> DerivationCase:
+    """With the smallest branch that can be written out, for the page."""
+    layer = nn.Residual(nn.Linear(d.C, d.C), nn.LayerNorm(d.C), order)
+    parts: dict[str, Part] = {"branch": layer.branch, "norm": layer.norm}
+    norm: Any = layer.norm
+    names = {"eps": norm.eps}
+    return derived(d, layer, d("B T C"), names=names, parts=parts, leave=f'In "{OTHER[order]}" order')
+
+
 def two_blocks(d: Draw, order: str) -> LayerCase:
     """Two blocks that look at another sequence, and a norm."""
     block = nn.DecoderBlock(d.C, d.H, order, dropout=0.3, key=Key(d.seed))
@@ -104,7 +128,7 @@ def stack(d: Sizes) -> DerivationCase:
     d.sizes |= {"H": 2, "C": 4, "B": 2, "T": 3, "I": 5, "F": 6}
     blocks = [nn.DecoderBlock(d.C, d.H, d_ff=d.F, activation=GELU, key=Key(i)) for i in range(2)]
     layer = nn.Stack(blocks, nn.LayerNorm(d.C))
-    parts = {"block1": blocks[0], "block2": blocks[1], "norm": layer.norm}
+    parts: dict[str, Any] = {"block1": blocks[0], "block2": blocks[1], "norm": layer.norm}
     return derived(d, layer, d("B T C"), d("B I C"), parts=parts)
 
 
@@ -121,7 +145,31 @@ ENTRIES = [
     .case("post, relative, causal, memory", partial(block_with_memory, norm="post"))
     .case("pre, relative, causal, memory, dropout", partial(block_with_memory, norm="pre", dropout=0.3))
     .derivation("", partial(transformer_block, order="post"))
-    .derivation("pre", partial(transformer_block, order="pre")),
+    .derivation("pre", partial(transformer_block, order="pre"))
+    .mistake(
+        "The gradient passes only through the attention",
+        "x also goes to the first sum directly. The blocks below get only what the attention lets through.",
+        equation="dx_tc = ds_tc + dn_tc",
+        wrong="dx_tc = dn_tc",
+    )
+    .mistake(
+        "Pre-norm: the gradient passes only through the attention",
+        "The sums pass dy on unchanged, through any number of blocks; this path is cut.",
+        equation="dx_tc = dh_tc + ds_tc",
+        wrong="dx_tc = ds_tc",
+    )
+    .mistake(
+        "Pre-norm: the gradient passes only through the feed-forward layer",
+        "The sums pass dy on unchanged, through any number of blocks; this path is cut.",
+        equation="dh_tc = dy_tc + dr_tc",
+        wrong="dh_tc = dr_tc",
+    )
+    .mistake(
+        "The gradient passes only through the feed-forward layer",
+        "h also goes to the second sum directly. The gradient of everything before it is wrong.",
+        equation="dh_tc = dr_tc + du_tc",
+        wrong="dh_tc = du_tc",
+    ),
     Entry("DecoderBlock")
     .case("post, dropout", partial(looking_at_memory, dropout=0.3))
     .case("pre, bias", partial(looking_at_memory, norm="pre", bias=True, activation="gelu"))
@@ -135,8 +183,22 @@ ENTRIES = [
     .mistake(
         "The gradient passes only through the branch",
         "In y = x + f(x), the first x passes dy on unchanged; this part is left out.",
+        equation="dx_tc = ds_tc + dn_tc",
+        wrong="dx_tc = dn_tc",
         replace={"         dx, _ = ops.add(ds, dn[:, -T:])": "         dx = dn[:, -T:]"},
         tests="tests/nn/test_all_layers.py -k Residual",
+    )
+    .mistake(
+        "Pre-norm: the gradient passes only through the branch",
+        "The sum passes dy on unchanged, whatever the branch does; this path is cut.",
+        equation="dx_tc = dy_tc + ds_tc",
+        wrong="dx_tc = ds_tc",
+    )
+    .mistake(
+        "The gradient passes only past the branch",
+        "dx looks right where the branch is small, as it is at the start of training.",
+        equation="dx_tc = ds_tc + dn_tc",
+        wrong="dx_tc = ds_tc",
     )
     .mistake(
         "γ gets no gradient from the memory",

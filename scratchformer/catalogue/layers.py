@@ -62,7 +62,7 @@ def embedding_sum(d: Sizes) -> DerivationCase:
     embeddings = [nn.Linear(d.I, d.C), nn.TokenEmbedding(d.V, d.C)]
     layer = nn.EmbeddingSum(embeddings, nn.PositionEmbedding(d.T, d.C), nn.LayerNorm(d.C), nn.Dropout(0.3), scale=3)
     dropout = nn.Dropout(0.3)
-    parts = {
+    parts: dict[str, Any] = {
         "positions": layer.positions,
         "norm": layer.norm,
         "dropout": (partial(dropout.forward, key=d.key), dropout.backward),
@@ -125,12 +125,30 @@ ENTRIES = [
     .case("gelu", lambda d: on(nn.FeedForward(d.C, d.F, "gelu"), d("B T C")))
     .case("gelu_tanh", lambda d: on(nn.FeedForward(d.C, d.F, "gelu_tanh"), d("B T C")))
     .case("a pair", lambda d: on(nn.FeedForward(d.C, d.F, (ops.silu, ops.silu_backward)), d("B T C")))
-    .derivation("", lambda d: derived(d, nn.FeedForward(d.C, d.F), d("B T C"))),
+    .derivation("", lambda d: derived(d, nn.FeedForward(d.C, d.F), d("B T C")))
+    .mistake(
+        "The gradient passes where ReLU let nothing through",
+        "As if the two maps were one: dx and the gradients of the first map are those of another function.",
+        equation="de_nf = da_nf where e_nf > 0, 0 elsewhere",
+        wrong="de_nf = da_nf",
+    )
+    .mistake(
+        "ReLU is judged by the gradient",
+        "A negative gradient is dropped, where it is the number before ReLU that decides.",
+        equation="de_nf = da_nf where e_nf > 0, 0 elsewhere",
+        wrong="de_nf = da_nf where da_nf > 0, 0 elsewhere",
+    ),
     Entry("RMSNorm").case("", lambda d: on(nn.RMSNorm(d.C), d("B T C"))),
     Entry("SwiGLU")
     .case("", lambda d: on(nn.SwiGLU(d.C, d.F, key=Key(d.seed)), d("B T C")))
     .case("bias", lambda d: on(nn.SwiGLU(d.C, d.F, bias=True, key=Key(d.seed)), d("B T C")))
-    .derivation("", lambda d: derived(d, nn.SwiGLU(d.C, d.F), d("B T C"))),
+    .derivation("", lambda d: derived(d, nn.SwiGLU(d.C, d.F), d("B T C")))
+    .mistake(
+        "The gate passes nothing back to x",
+        "x feeds both factors of the product; dx has only the term of one.",
+        equation="dx_nc = Σ_f dgate_nf gate.w_cf + Σ_f dup_nf up.w_cf",
+        wrong="dx_nc = Σ_f dup_nf up.w_cf",
+    ),
     Entry("EmbeddingSum")
     .case("", units_and_tokens)
     .case(

@@ -12,7 +12,7 @@ from .. import models, nn, ops
 from ..notation.run import getdoc
 from ..rng import Key
 from ..testing.draw import Draw, Sizes
-from .blocks import memory
+from .blocks import memory, with_pattern
 from .derived import GELU, derived, functions_of, prepared, shows
 from .entry import DerivationCase, Entry, LayerCase, on
 from .tables import LLAMA3
@@ -59,6 +59,22 @@ def encoder_decoder(d: Sizes) -> DerivationCase:
     names = {"table": known["tokens.table"], "dtable": known["dtokens.table"]}
     docstring = getdoc(models.EncoderDecoder)
     return DerivationCase(model.forward, model.backward, ids, names, {"functions": functions}, docstring)
+
+
+def llama_block(d: Sizes) -> DerivationCase:
+    d.sizes |= {"G": 2, "H": 4, "D": 6, "C": 7, "B": 3, "T": 5}
+    block = models.LlamaBlock(d.C, d.H, d.G, d.F, d.D)
+    feedforward: Any = block.feedforward
+
+    def forward(u: np.ndarray) -> tuple[np.ndarray, Any]:
+        """SwiGLU, whose code does not take complex numbers."""
+        if np.isrealobj(u):
+            return feedforward.forward(u)
+        gate, up, down = (part.w.data for part in (feedforward.gate, feedforward.up, feedforward.down))
+        return (u @ gate / (1 + np.exp(-u @ gate)) * (u @ up)) @ down, None
+
+    replaced = {"feedforward": (forward, feedforward.backward)}
+    return with_pattern(d, block, replaced=replaced, G=d.G, H=d.H, D=d.D, θ=ops.rotary_frequencies(d.D))
 
 
 def transformer_xl(d: Draw, **options: Any) -> LayerCase:
@@ -141,6 +157,21 @@ ENTRIES = [
     .case("post", partial(encoder_and_decoder, dropout=0.2))
     .case("pre", partial(encoder_and_decoder, norm="pre", dropout=0.2, bias=False, activation="gelu"))
     .derivation("", encoder_decoder),
+    Entry("LlamaBlock")
+    .case("", lambda d: on(models.LlamaBlock(d.C, d.H, key=Key(d.seed), head_width=4), d("B T C")))
+    .derivation("", llama_block)
+    .mistake(
+        "The gradient passes only through the attention",
+        "In a pre-norm block the sums pass dy on unchanged, through any number of blocks; this path is cut.",
+        equation="dx_tc = dh_tc + ds_tc",
+        wrong="dx_tc = ds_tc",
+    )
+    .mistake(
+        "The gradient passes only through the feed-forward layer",
+        "In a pre-norm block the sums pass dy on unchanged, through any number of blocks; this path is cut.",
+        equation="dh_tc = dy_tc + dr_tc",
+        wrong="dh_tc = dr_tc",
+    ),
     Entry("GPT2")
     .case("", partial(gpt2, dropout=0.2))
     .case("recompute", partial(gpt2, dropout=0.2, d_ff=3, recompute=True)),

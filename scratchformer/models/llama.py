@@ -27,13 +27,13 @@ class LlamaBlock(Block):
 
     Forward:
 
-        n = norm1(x)        a = attention(n)        h_tc = x_tc + a_tc
-        u = norm2(h)        f = feedforward(u)        y_tc = h_tc + f_tc
+        s = x        n = norm1(s)        a = attention(n)        h_tc = x_tc + a_tc
+        r = h        u = norm2(r)        f = feedforward(u)        y_tc = h_tc + f_tc
 
     Backward. Each sum passes its gradient on twice, past its branch and through it: see `TransformerBlock`.
 
-        du = feedforward_backward(dy, u)        dh = dy + norm2_backward(du, h)
-        dn = attention_backward(dh, n)        dx = dh + norm1_backward(dn, x)
+        du = feedforward_backward(dy, u)        dr = norm2_backward(du, r)        dh_tc = dy_tc + dr_tc
+        dn = attention_backward(dh, n)        ds = norm1_backward(dn, s)        dx_tc = dh_tc + ds_tc
     """
 
     def __init__(

@@ -157,7 +157,7 @@ class SelfAttention(CrossAttention):
         wq_chd = query.w_{c,h D + d}        wk_chd = key.w_{c,h D + d}        wv_chd = value.w_{c,h D + d}
         q_htd = Σ_c x_tc wq_chd        k_hsd = Σ_c x_sc wk_chd        v_hsd = Σ_c x_sc wv_chd
         z_hts = Σ_d q_htd k_hsd/√D
-        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
+        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Σ_s' m_ts' > 0, 0 elsewhere
         a_htd = Σ_s p_hts v_hsd        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c} + unify.b_c
 
     Backward. All heads are added up in y, so each gets the gradient of y through its own rows of `unify`. Then, inside
@@ -174,11 +174,11 @@ class SelfAttention(CrossAttention):
         dmemory_sc = Σ_h Σ_d dk_hsd wk_chd + Σ_h Σ_d dv_hsd wv_chd
         dx_tc = du_tc + dmemory_tc
 
-    The weights of each projection get a sum over all positions of all sequences n, by `linear`:
+    The weights of each projection get a sum over all positions of all sequences b, by `linear`:
 
-        dquery.w_{c,h D + d} = Σ_n Σ_t x_ntc dq_nhtd        dkey.w_{c,h D + d} = Σ_n Σ_s x_nsc dk_nhsd
-        dvalue.w_{c,h D + d} = Σ_n Σ_s x_nsc dv_nhsd        dunify.w_{h D + d,c} = Σ_n Σ_t a_nhtd dy_ntc
-        dunify.b_c = Σ_n Σ_t dy_ntc
+        dquery.w_{c,h D + d} = Σ_b Σ_t x_btc dq_bhtd        dkey.w_{c,h D + d} = Σ_b Σ_s x_bsc dk_bhsd
+        dvalue.w_{c,h D + d} = Σ_b Σ_s x_bsc dv_bhsd        dunify.w_{h D + d,c} = Σ_b Σ_t a_bhtd dy_btc
+        dunify.b_c = Σ_b Σ_t dy_btc
 
     In code:
 

@@ -45,8 +45,8 @@ class Residual(Layer):
     A residual only connects layers, so a block can own the layers under its own names and connect them when it runs:
     see `Block`.
 
-    Backward. A sum passes its gradient to both of its terms. So x gets two gradients and adds them up: one directly, and
-    one by way of the branch, which reads n and returns f, its dropout included.
+    Backward. A sum passes its gradient to both of its terms. So x gets two gradients, which add up: one directly, and
+    one by way of the branch. The branch reads n and returns f, its dropout included.
 
     In "post" order n is x, and ds, which the norm passes back, goes both ways:
 
@@ -56,10 +56,10 @@ class Residual(Layer):
         dx, _ = ops.add(ds, dn[:, -T:])
 
     In "pre" order the sum is y. dy reaches x unchanged, whatever the branch does, and only the gradient of the branch
-    passes through the norm:
+    passes through the norm, whose input is called s here:
 
-        n = norm(x)        f = branch(n)        y_tc = x_tc + f_tc
-        dn = branch_backward(dy, n)        dx = dy + norm_backward(dn, x)
+        s = x        n = norm(s)        f = branch(n)        y_tc = x_tc + f_tc
+        dn = branch_backward(dy, n)        ds = norm_backward(dn, s)        dx_tc = dy_tc + ds_tc
         dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
 
     The slice [:, -T:] leaves out what the branch passes back to a memory. Gradients of the branch's further inputs are
@@ -198,22 +198,22 @@ class TransformerBlock(Block):
 
     These halves are the two `Residual`s of `Block`, whose methods run them; this class only adds the memory.
 
-    Backward. Each sum passes its gradient on twice: to what skips the branch, and through the branch. So dh and dx have
-    two terms each.
+    Backward. x and h are used twice, by a branch and by the sum that skips it. So dx and dh have two terms each. What a
+    branch reads has a name of its own, and so a gradient of its own.
 
-    Post-norm. Every gradient passes through both norms:
+    Post-norm. The attention reads n and the feed-forward layer u. Every gradient passes through both norms:
 
-        a = attention(x)        s_tc = x_tc + a_tc        h = norm1(s)
-        f = feedforward(h)        r_tc = h_tc + f_tc        y = norm2(r)
-        dr = norm2_backward(dy, r)        dh = dr + feedforward_backward(dr, h)
-        ds = norm1_backward(dh, s)        dx = ds + attention_backward(ds, x)
+        n = x        a = attention(n)        s_tc = x_tc + a_tc        h = norm1(s)
+        u = h        f = feedforward(u)        r_tc = h_tc + f_tc        y = norm2(r)
+        dr = norm2_backward(dy, r)        du = feedforward_backward(dr, u)        dh_tc = dr_tc + du_tc
+        ds = norm1_backward(dh, s)        dn = attention_backward(ds, n)        dx_tc = ds_tc + dn_tc
 
-    Pre-norm. The norms are in the branches, and dy reaches x through the two sums alone, unchanged:
+    Pre-norm. The norms are in the branches and read s and r. dy reaches x through the two sums alone, unchanged:
 
-        n = norm1(x)        a = attention(n)        h_tc = x_tc + a_tc
-        u = norm2(h)        f = feedforward(u)        y_tc = h_tc + f_tc
-        du = feedforward_backward(dy, u)        dh = dy + norm2_backward(du, h)
-        dn = attention_backward(dh, n)        dx = dh + norm1_backward(dn, x)
+        s = x        n = norm1(s)        a = attention(n)        h_tc = x_tc + a_tc
+        r = h        u = norm2(r)        f = feedforward(u)        y_tc = h_tc + f_tc
+        du = feedforward_backward(dy, u)        dr = norm2_backward(du, r)        dh_tc = dy_tc + dr_tc
+        dn = attention_backward(dh, n)        ds = norm1_backward(dn, s)        dx_tc = dh_tc + ds_tc
 
     The memory gets no gradient, but it contributes to the gradients of the parameters: the key and value projections,
     and the norm before them, are applied to it too.

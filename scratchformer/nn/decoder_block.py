@@ -32,27 +32,27 @@ class DecoderBlock(Layer):
     x, y: (B, T, C). memory: (B, M, C), the encoder's output for the other sequence. pattern: which queries may see
     which positions of the memory (usually its `Padding`). The other arguments are those of `TransformerBlock`.
 
-    Backward. Each of the three sums passes its gradient on twice, past its branch and through it, as in
+    Backward. Each of the three sums passes its gradient on twice, past its branch and through it; for the names see
     `TransformerBlock`. Cross-attention passes a second gradient back, to the memory, which enters only there.
 
     Post-norm:
 
-        a = attention(x)        s_tc = x_tc + a_tc        g = norm1(s)
-        c = cross(g, memory)        r_tc = g_tc + c_tc        h = norm2(r)
-        f = feedforward(h)        o_tc = h_tc + f_tc        y = norm3(o)
-        do = norm3_backward(dy, o)        dh = do + feedforward_backward(do, h)
-        dr = norm2_backward(dh, r)        dg = dr + cross_backward(dr, g, memory)
-        ds = norm1_backward(dg, s)        dx = ds + attention_backward(ds, x)
-        dmemory = cross_backward_memory(dr, g, memory)
+        n = x        a = attention(n)        s_tc = x_tc + a_tc        g = norm1(s)
+        w = g        c = cross(w, memory)        r_tc = g_tc + c_tc        h = norm2(r)
+        u = h        f = feedforward(u)        o_tc = h_tc + f_tc        y = norm3(o)
+        do = norm3_backward(dy, o)        du = feedforward_backward(do, u)        dh_tc = do_tc + du_tc
+        dr = norm2_backward(dh, r)        dw = cross_backward(dr, w, memory)        dg_tc = dr_tc + dw_tc
+        ds = norm1_backward(dg, s)        dn = attention_backward(ds, n)        dx_tc = ds_tc + dn_tc
+        dmemory = cross_backward_memory(dr, w, memory)
 
     Pre-norm:
 
-        n = norm1(x)        a = attention(n)        g_tc = x_tc + a_tc
-        w = norm2(g)        c = cross(w, memory)        h_tc = g_tc + c_tc
-        u = norm3(h)        f = feedforward(u)        y_tc = h_tc + f_tc
-        du = feedforward_backward(dy, u)        dh = dy + norm3_backward(du, h)
-        dw = cross_backward(dh, w, memory)        dg = dh + norm2_backward(dw, g)
-        dn = attention_backward(dg, n)        dx = dg + norm1_backward(dn, x)
+        s = x        n = norm1(s)        a = attention(n)        g_tc = x_tc + a_tc
+        r = g        w = norm2(r)        c = cross(w, memory)        h_tc = g_tc + c_tc
+        o = h        u = norm3(o)        f = feedforward(u)        y_tc = h_tc + f_tc
+        du = feedforward_backward(dy, u)        do = norm3_backward(du, o)        dh_tc = dy_tc + do_tc
+        dw = cross_backward(dh, w, memory)        dr = norm2_backward(dw, r)        dg_tc = dh_tc + dr_tc
+        dn = attention_backward(dg, n)        ds = norm1_backward(dn, s)        dx_tc = dg_tc + ds_tc
         dmemory = cross_backward_memory(dh, w, memory)
 
     If the memory is padded, its padding has probability 0 for every query, so the keys and values there get no gradient

@@ -244,8 +244,8 @@ class EmbeddingSum(Layer):
 
     Backward. Dropout, norm and positions, in this order, pass dy back to dx. Every term of e has the same gradient, de:
 
-        do = dropout_backward(dy, o)        da = norm_backward(do, a)        dx = positions_backward(da, x)
-        de = scale dx
+        do = dropout_backward(dy, o)        da = norm_backward(do, a)
+        dx = positions_backward(da, x)        de = scale dx
 
     Each embedding gets de, as if it were the only one (see `linear` and `embedding`):
 

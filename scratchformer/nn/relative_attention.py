@@ -43,7 +43,7 @@ class RelativeSelfAttention(CrossAttention):
     t may see key s, else 0:
 
         z_hts = (Σ_d (q_htd + u_hd) k_hsd + Σ_d (q_htd + w_hd) r_hjd)/√D with j = s + T − 1 − t
-        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
+        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Σ_s' m_ts' > 0, 0 elsewhere
         a_htd = Σ_s p_hts v_hsd        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c} + unify.b_c
 
     Backward. Up to the scores as in `attention`; g is the gradient of the sum of the two parts:
@@ -56,10 +56,10 @@ class RelativeSelfAttention(CrossAttention):
         dq_htd = Σ_s g_hts (k_hsd + r_{h,s + T − 1 − t,d})        dk_hsd = Σ_t g_hts (q_htd + u_hd)
 
     The vector of a distance is used by every pair at this distance, and the two biases by every pair, in all sequences
-    n. Their gradients are sums over these pairs:
+    b. Their gradients are sums over these pairs:
 
-        dr_hjd = Σ_n Σ_t Σ_s [j = s + T − 1 − t] g_nhts (q_nhtd + w_hd)
-        du_hd = Σ_n Σ_t Σ_s g_nhts k_nhsd        dw_hd = Σ_n Σ_t Σ_s g_nhts r_{h,s + T − 1 − t,d}
+        dr_hjd = Σ_b Σ_t Σ_s [j = s + T − 1 − t] g_bhts (q_bhtd + w_hd)
+        du_hd = Σ_b Σ_t Σ_s g_bhts k_bhsd        dw_hd = Σ_b Σ_t Σ_s g_bhts r_{h,s + T − 1 − t,d}
 
     x feeds keys and values at all positions and queries at the last T, where its gradient is the sum of both:
 

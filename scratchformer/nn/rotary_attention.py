@@ -44,7 +44,7 @@ class RotarySelfAttention(MultiHead):
     Query head h reads key head g. m_ts is 1 if position t may see position s, else 0:
 
         z_hts = Σ_d q̂_htd k̂_gsd/√D with g = ⌊h G/H⌋
-        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
+        Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Σ_s' m_ts' > 0, 0 elsewhere
         a_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c}
 
     Backward. Up to the rotated queries and keys, as in `attention`. A head of keys and values gets the sum over the

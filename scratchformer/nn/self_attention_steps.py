@@ -138,19 +138,19 @@ class MultiHeadLoop(Layer):
 
     x, y: (B, T, C). Raises ValueError if `heads` does not divide `d_model`.
 
-    Forward, with two heads, whose outputs are u and v. Concatenated, column d of the first is
-    column 0 + d, and that of the second column D + d:
+    Forward, with two heads, whose outputs are u and v. Concatenated, column d of the first is column 0 + d, and that of
+    the second is column D + d:
 
-        u = head1(x)        v = head2(x)
+        x1 = x        x2 = x        u = head1(x1)        v = head2(x2)
         y_to = Σ_d u_td unify.w_{0 + d,o} + Σ_d v_td unify.w_{D + d,o} + unify.b_o
 
     Backward. Concatenation only moves numbers, so each head gets its own columns of the gradient:
 
         du_td = Σ_o dy_to unify.w_{0 + d,o}        dv_td = Σ_o dy_to unify.w_{D + d,o}
 
-    Every head reads the same x, so dx is the sum over the heads:
+    Both heads read the same x, as x1 and as x2, so dx is the sum over the heads:
 
-        dx = head1_backward(du, x) + head2_backward(dv, x)
+        dx1 = head1_backward(du, x1)        dx2 = head2_backward(dv, x2)        dx_tc = dx1_tc + dx2_tc
     """
 
     def __init__(self, d_model: int, heads: int, causal: bool = False, key: Key = Key(0)) -> None:

@@ -110,9 +110,9 @@ def canonical(name: str) -> str:
 
 
 def tokens(text: str, names: Iterable[str]) -> Iterator[Token]:
-    """The tokens of a text. `names`: known names, which may contain underscores and dots; those of functions end in ()."""
-    compound = (name.removesuffix("()") for name in names if re.search(r"[_.]", name))
-    compound = sorted(compound, key=len, reverse=True)
+    """The tokens of a text. `names`: known names, with underscores and dots; those of functions end in ()."""
+    names = (name.removesuffix("()") for name in names if re.search(r"[_.]", name))
+    compound = sorted(names, key=len, reverse=True)
     position = 0
     while position < len(text):
         if text[position].isspace():

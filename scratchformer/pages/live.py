@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -51,16 +51,22 @@ def page_data(
     mistakes: Sequence[dict[str, Any]],
     begin_with: Mapping[str, Any],
     ranges: Sequence[tuple[Any, float, float]],
+    constant: Collection[str] = (),
+    parts: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What the page computes with, see `begin`, and the mistakes that can be planted.
 
     begin_with: the numbers of some arrays that the page begins with. ranges: arguments, each with the lowest and the
-    highest number that a reader may put into it. In the data, axes are the letters of the arrays' axes, ranges also say
+    highest number that a reader may put into it. constant: arrays that nobody can change. parts: for each equation, the
+    part of a layer that it is from. In the data, axes are the letters of the arrays' axes, ranges also say
     whether all numbers are whole, and zero is what is 0 where another input is 0. The numbers are those that the page
     begins with.
     """
-    data, arguments = begin(case, report), bound(case)
-    drawn = {*arguments, *(dy for _, dy in data["outputs"])}
+    data, arguments = begin(case, report, constant), bound(case)
+    for item, part in zip(data["items"], parts, strict=bool(parts)):
+        item["part"] = part
+    given = {**case.names, **arguments}
+    drawn = {*arguments, *data["gradients"].values(), *(dy for _, dy in data["outputs"])}
     values = {n: beginning(report.values[n]) if n in drawn else report.values[n] for n in data["arrays"]}
     scale = visible_scale([report.values[gradient] for gradient in data["gradients"]])
     values |= {dy: values[dy] * scale for _, dy in data["outputs"]}
@@ -69,7 +75,7 @@ def page_data(
         "name": name,
         "arrays": {n: array_json(array) for n, array in values.items()},
         "axes": axes(inspect.getdoc(case.op) or "", report.values),
-        "ranges": {n: limit for n in data["inputs"] if (limit := limits(n, values[n], arguments.get(n), ranges))},
+        "ranges": {n: limit for n in data["inputs"] if (limit := limits(n, values[n], given.get(n), ranges))},
         "zero": {},
         "mistakes": mistakes,
     }
@@ -81,8 +87,8 @@ def visible_scale(gradients: Iterable[np.ndarray]) -> int:
     return max(1, round(VISIBLE / largest)) if largest else 1
 
 
-def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
-    """A derivation, and the arrays that its equations begin with.
+def begin(case: DerivationCase, report: DerivationReport, constant: Collection[str] = ()) -> dict[str, Any]:
+    """A derivation, and the arrays that its equations begin with. constant: arrays that the reader cannot change.
 
     items: the equations, as text, tree and HTML. arrays: what the equations do not compute, by name. shapes: of what
     they compute. inputs: the arrays that the reader can change. outputs: pairs of an output and its gradient dy.
@@ -96,6 +102,10 @@ def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
         outputs = [output, f"d{output}"]
     given = [n for n in values if n in mentioned and (n in arguments or n not in {*computed, *outputs})]
     given = [*sorted(given, key=lambda n: n not in arguments), *outputs[1:]]
+
+    def is_number(name: str) -> bool:
+        return isinstance(arguments.get(name), int | float)
+
     return {
         "items": [
             {"text": text, "equation": equation_as_json(equation), "html": "\n".join(pieces(equation))}
@@ -103,7 +113,7 @@ def begin(case: DerivationCase, report: DerivationReport) -> dict[str, Any]:
         ],
         "arrays": {n: array_json(values[n]) for n in given},
         "shapes": {n: list(values[n].shape) for n in values if n in computed and n not in given},
-        "inputs": [n for n in given if values[n].ndim or n in outputs or isinstance(arguments.get(n), int | float)],
+        "inputs": [n for n in given if n not in constant and (values[n].ndim or n in outputs or is_number(n))],
         "outputs": [outputs] if outputs else [],
         "gradients": {f"d{n}": n for n in given if f"d{n}" in computed},
     }

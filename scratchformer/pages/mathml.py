@@ -107,11 +107,12 @@ def index(text: str) -> str:
 
 def letter(name: str) -> str:
     """A name without its d: Greek letters, hats and numbers as such."""
-    if name.endswith("hat") and len(name) > 3:
-        return f'<mover accent="true">{letter(name[:-3])}<mo stretchy="false">^</mo></mover>'
     base = name.rstrip("0123456789")
     number = name[len(base) :]
-    shown = f"<mi>{escape(SPELLED.get(base, base))}</mi>"
+    if base.endswith("hat") and len(base) > 3:
+        shown = f'<mover accent="true">{letter(base[:-3])}<mo stretchy="false">^</mo></mover>'
+    else:
+        shown = f"<mi>{escape(SPELLED.get(base, base))}</mi>"
     return f"<msub>{shown}<mn>{number}</mn></msub>" if number else shown
 
 

@@ -12,6 +12,7 @@ import pytest
 from scratchformer import ops
 from scratchformer.catalogue import mistakes_of
 from scratchformer.catalogue.derivations import CASES
+from scratchformer.notation.grammar import canonical
 from scratchformer.pages.live import FILES, STATIC, bound
 
 pytest.importorskip("sphinx")
@@ -19,19 +20,22 @@ pytest.importorskip("selenium")
 
 import live
 from docstrings import pieces
-from levels import case_at, extensions, levels
+from layers import LIVE
+from levels import extensions, levels
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-NAMES = [name for name in CASES if hasattr(ops, name) and hasattr(ops, f"{name}_backward")]
+OPERATIONS = [name for name in CASES if hasattr(ops, name) and hasattr(ops, f"{name}_backward")]
+LAYERS = [name for layer, titles in LIVE.items() for name in (layer, f"{layer}, pre")[: len(titles)]]
+NAMES = [*OPERATIONS, *LAYERS]
 
 
 class Page:
-    """The page of one operation, alone in a file. level: of its derivation, by default the last, the whole."""
+    """The live part of one operation or layer, alone in a file. level: by default the last, the whole derivation."""
 
     def __init__(self, browser: Any, name: str, folder: Path, level: int = -1) -> None:
         self.browser, self.name = browser, name
-        self.mistakes = mistakes_of(name)
+        self.mistakes = mistakes_of(name.partition(",")[0])
         files = "".join(f'<script src="{STATIC / file}" defer></script>' for file in FILES)
         style = f'<link rel="stylesheet" href="{STATIC / "live/live.css"}">'
         path = folder / f"{name}.html"
@@ -46,7 +50,8 @@ class Page:
     def to(self, level: int) -> None:
         titles = levels(self.name)
         self.level = level % len(titles)
-        self.case = case_at(self.name, titles[level], live.PageSizes(self.name))
+        self.case, _ = live.page_case(self.name, titles[level], live.PageSizes(self.name))
+        self.layer = getattr(self.case.op, "__self__", None)
         self.run("page.to(arguments[0])", self.level)
 
     def run(self, script: str, *arguments: Any) -> Any:
@@ -74,19 +79,25 @@ class Page:
     def expected(self) -> dict[str, np.ndarray]:
         """The output and the gradients that the operation itself gives for the inputs on the page."""
         inputs, arguments = self.shown(), bound(self.case)
+        weights = self.layer.named_parameters() if self.layer else {}
+        for name, weight in weights.items():
+            weight.data[...], weight.grad[...] = inputs[canonical(name)], 0
         if "counted" in inputs:
             inputs["targets"] = np.where(inputs["counted"] > 0, inputs["targets"], -1)
             inputs["ignore_index"] = np.array(-1)
         if "pattern" in arguments and "m" in inputs:
-            arguments["pattern"] = Mask(inputs["m"] > 0)
+            arguments["pattern"] = pattern_of(inputs["m"], arguments["pattern"])
         given = {name: converted(inputs[name], old) if name in inputs else old for name, old in arguments.items()}
-        parameters = inspect.signature(self.case.op).parameters
-        y, cache = self.case.op(**dict(zip(parameters, given.values(), strict=True)))
+        parameters = inspect.signature(self.case.op).parameters.items()
+        named = [name for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        y, cache = self.case.op(**{name: given[canonical(name)] for name in named})
         output, dy = self.run("return page.data.outputs[0]")
         gradients = self.case.op_backward(inputs[dy], cache)
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         differentiable = [n for n, value in given.items() if isinstance(value, np.ndarray) and value.dtype.kind == "f"]
-        return {output: y, **{f"d{n}": g for n, g in zip(differentiable, gradients, strict=True)}}
+        found = {f"d{name}": weight.grad for name, weight in weights.items()}
+        of_weights = {canonical(name): gradient for name, gradient in found.items() if canonical(name) in inputs}
+        return {output: y, **{f"d{n}": g for n, g in zip(differentiable, gradients, strict=True)}, **of_weights}
 
     def agrees(self) -> None:
         shown = self.shown()
@@ -94,6 +105,17 @@ class Page:
             np.testing.assert_allclose(
                 shown[name], array, rtol=0, atol=1e-12 * max(1, np.abs(array).max()), err_msg=name
             )
+
+
+def pattern_of(m: np.ndarray, old: ops.Pattern) -> ops.Pattern:
+    """The pattern of the mask or the lengths m on the page. Queries are the last positions of a square table."""
+    if isinstance(old, ops.Padding):
+        return ops.Padding(m.astype(int))
+    if isinstance(old, ops.Edges):
+        table = np.ones((m.shape[1], m.shape[1]), bool)
+        table[-len(m) :] = m > 0
+        return ops.Edges(table)
+    return Mask(m > 0)
 
 
 class Mask(ops.Full):
@@ -222,6 +244,14 @@ def test_a_planted_mistake_is_marked(page: Page) -> None:
     assert page.run(left) == 0
 
 
+@pytest.mark.parametrize("layer", LIVE)
+def test_every_mistake_of_a_layer_can_be_planted(layer: str) -> None:
+    mistakes = mistakes_of(layer)
+    names = [name for name in LAYERS if name.partition(",")[0] == layer]
+    planted = {change["title"] for name in names for change in live.live_data(name, mistakes)["mistakes"]}
+    assert planted == {mistake.title for mistake in mistakes} != set()
+
+
 def test_gradients_are_compared_with_differences(page: Page) -> None:
     compared, hidden = page.run(
         "document.querySelector('.live-bar input').click(); page.check();"
@@ -259,6 +289,8 @@ def test_other_numbers_are_never_called_wrong(page: Page) -> None:
                 " page.data.inputs.map((name) => [name, [...page.model.array(name).data]])]"
             )
             assert state[1:3] == [0, 0] and not any("NaN" in text for text in state[0]), state
+            if page.layer and "draw" in script:
+                page.agrees()
 
 
 def test_a_line_that_holds_for_some_elements_follows_the_numbers(browser: Any, tmp_path_factory: Any) -> None:

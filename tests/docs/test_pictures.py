@@ -59,6 +59,15 @@ def test_forward_runs_again_only_where_it_is_said(name):
     assert ("runs forward again" in description) == (name == "Recompute")
 
 
+@pytest.mark.parametrize(
+    "name, sums", [("Residual", 1), ("TransformerBlock", 2), ("DecoderBlock", 3), ("LlamaBlock", 2)]
+)
+def test_the_way_around_a_branch_is_drawn(name, sums):
+    texts = [text.text for text in ET.fromstring(layer_picture(name)).iter(f"{SVG}text")]
+    assert texts.count("+ x") == texts.count("the gradient goes both ways") == sums
+    assert "ops.add" not in texts
+
+
 @pytest.mark.parametrize("name", OPERATION_NAMES)
 def test_pictures_of_an_operation(name):
     expect_readable(operation_picture(name))

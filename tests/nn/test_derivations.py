@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scratchformer import models, nn, records
 from scratchformer.catalogue import Sizes, derivations, derivations_of
-from scratchformer.notation import DerivationError, check_derivation
+from scratchformer.notation import DerivationError, check_derivation, parse
 from scratchformer.notation.grammar import walk
 
 
@@ -67,6 +67,53 @@ def test_a_second_index_over_a_size_has_a_prime_and_no_letter_of_its_own(name):
     assert "e" not in letters  # there is no size E
     if name.startswith("Residual"):
         assert not letters & {node[1] for node in found if node[0] == "name"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_line_says_only_what_a_gradient_is(name):
+    """That dn = ∂L/∂n, or Σ dy ∂y/∂n, is true of any layer: another form, or another term, says what this one does."""
+    for item in derivations.check(name, seed=1).derivation.equations:
+        assert not says_nothing(item.equation), item.text
+
+
+def says_nothing(equation):
+    """Whether every form of a gradient is only a derivative, times the gradient of what is differentiated."""
+    left, *forms = equation.parts
+    return left[0] == "name" and all(only_a_derivative(form) for form in forms)
+
+
+def only_a_derivative(form):
+    parts = list(factors(form))
+    derivatives = [part for part in parts if part[0] == "partial"]
+    above = {f"d{name}" for _, (_, name, _), _ in derivatives}
+    others = [part for part in parts if part[0] != "partial"]
+    return bool(derivatives) and all(part[0] == "name" and part[1] in above for part in others)
+
+
+def factors(node):
+    """The factors of a product, also of one that is summed."""
+    kind, *parts = node
+    inside = {"over": parts[2:3], "*": parts, "group": parts, "neg": parts}.get(kind)
+    if inside is None:
+        yield node
+    for part in inside or ():
+        yield from factors(part)
+
+
+@pytest.mark.parametrize(
+    "text, nothing",
+    [
+        ("dq = ∂L/∂q", True),
+        ("dx_sc = Σ_t Σ_c' dy_tc' ∂y_tc'/∂x_sc", True),
+        ("dx_sc = Σ_t (Σ_c' dy_tc' ∂y_tc'/∂x_sc)", True),
+        ("dx_sc = dy_sc + Σ_t Σ_c' df_tc' ∂f_tc'/∂x_sc", False),
+        ("dx_n = dy_n ∂y_n/∂x_n = dy_n s_n", False),
+        ("dx_n = Σ_k [k = n] dy_k ∂y_k/∂x_n", False),
+        ("∂y_n/∂x_n = dy_n", False),
+    ],
+)
+def test_what_says_nothing(text, nothing):
+    assert says_nothing(parse(text)) is nothing
 
 
 MISTAKES = {

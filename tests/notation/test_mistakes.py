@@ -38,6 +38,9 @@ EQUAL: dict[str, dict[str, str]] = {
         "j_d = (d − D/2) mod D": "D/2 and −D/2 are the same modulo D",
         "∂y_td/∂x_tk = δ_dk cos_ti + [k = j] σ_d sin_ti with i = i_k, j = j_d": "both terms are 0 unless i_k = i_d",
     },
+    "attention": {
+        "p_hts = m_hts exp(z_hts)/Z_ht where Σ_s' m_hts > 0, 0 elsewhere": "where m_hts is 0, p_hts is 0 in any case",
+    },
     "attention.numpy": {
         "z_hts − m_ht = Σ_d (q_htd/√(D)) k_gsd + (−m_ht) with g = ⌊h G/H⌋": "the factor lost is 1",
         "dp_hts − δ_ht = Σ_d dy_htd v_gsd + (−δ_ht) with g = ⌊h G/H⌋": "the factor lost is 1",
@@ -48,6 +51,22 @@ EQUAL: dict[str, dict[str, str]] = {
     },
     "embedding.numpy": {
         "dtable_vc = Σ_{n, c'} [places_nc' = v C + c] dy_nc": "the bracket is 0 unless c' = c",
+    },
+    **{
+        name: {
+            f"p_hts = m_ts exp(z_hts)/Z_ht where {any_seen} > 0, 0 elsewhere": "where m_ts is 0, p_hts is 0 in any case"
+            for any_seen in ("Σ_s' m_ts", "mean_s'((m_ts'))")
+        }
+        | {
+            "R_tdd' = [d' = d] cos(t θ_i) + [d' = j] σ_d sin(t θ_i) with i = d mod (D/2), j = (d − D/2) mod D": (
+                "D/2 and −D/2 are the same modulo D"
+            )
+        }
+        for name in ("SelfAttention", "RotarySelfAttention", "RelativeSelfAttention")
+    },
+    "FeedForward": {
+        "a_nf = e_nf where e_nf ≥ 0, 0 elsewhere": "where e_nf = 0, both are 0",
+        "de_nf = da_nf where e_nf ≥ 0, 0 elsewhere": "no e_nf is exactly 0",
     },
     "CrossAttention": {
         "dmemory_bsc = Σ_h Σ_t Σ_d (da_bhts q_bhtd wk_chd + p_bhts du_bhtd wv_chd)": "p and da are 0 for s ≥ m_b",

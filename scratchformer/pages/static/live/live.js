@@ -346,7 +346,7 @@
       const backward = this.firstBackward();
       this.model.lines.forEach((line, i) => {
         const card = this.lineCard(line, i, i < backward ? "forward" : "backward");
-        if (card) this.lists[card.part].append(card.element);
+        if (card) this.lists[card.part].append(...this.nameOfPart(i, card.part), card.element);
       });
       for (const [part, list] of Object.entries(this.lists)) {
         if (list.childElementCount) this.made.append(make("h3", {}, part === "forward" ? "Forward" : "Backward"), list);
@@ -420,6 +420,15 @@
       const given = this.data.outputs.map(([, dy]) => dy);
       const found = this.model.lines.findIndex((line) => line.mentions().some((name) => given.includes(name)) || line.parts.some(Live.hasPartial));
       return found < 0 ? this.model.lines.length : found;
+    }
+
+    /** In a layer that is made of others, the name of the one that a line is from, where it begins. */
+    nameOfPart(i, direction) {
+      const { part } = this.data.items[i];
+      const list = this.lists[direction];
+      if (part === undefined || list.dataset.last === part) return [];
+      list.dataset.last = part;
+      return [make("h4", {}, part || this.data.name.split(",")[0])];
     }
 
     lineCard(line, i, part) {
