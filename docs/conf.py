@@ -28,6 +28,7 @@ extensions = [
     "live",
     "living",
     "path",
+    "exercises",
 ]
 exclude_patterns = ["README.md", "_build"]
 
@@ -48,3 +49,13 @@ html_math_renderer = "mathml"
 html_copy_source = False
 html_show_search_summary = False  # a browser refuses to load them where the site is opened as a file
 html_theme_options = {"top_of_page_buttons": []}
+
+
+def setup(app):
+    """Give the captions of the list of pages the level that a heading must have for screen readers."""
+
+    def level(app, page, template, context, doctree):
+        tree = context.get("furo_navigation_tree", "")
+        context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+
+    app.connect("html-page-context", level, priority=900)

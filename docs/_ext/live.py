@@ -30,7 +30,7 @@ SIZES_OF = {
 }
 # Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
 VALUES: dict[str, dict[str, Any]] = {
-    "cross_entropy": {"counted": [1, 1, 0], "targets": [0, 2, 0], "dloss": 1.0},
+    "cross_entropy": {"counted": [1, 1, 0], "targets": [0, 2, 0], "dloss": 1.0, "label_smoothing": 0.2},
     "embedding": {"ids": [[1, 3, 1]]},
     "attention": {"m": np.tri(3, 4, 1)},
     "relative_attention": {"m": np.tri(3, 3)},

@@ -42,9 +42,10 @@ PARTS: dict[str, tuple[Any, ...]] = {
     "positions": ("learned", "sinusoidal", "relative", "rotary", "none"),
     "norm": tuple(NORMS),
     "order": ("post", "pre"),
-    "depth": (1, 2, 3),
+    "depth": (1, 2),
 }
-SIZES = {"width": (8, 16, 24, 32), "heads": (2, 1, 4)}
+SIZES = {"width": (8, 16, 24, 32), "heads": (1, 2, 4)}
+FIRST = dict(width=16, heads=2, positions="learned", norm="layer", order="post", depth=1, optimizer="Adam")
 GENERATOR = "LanguageModel"
 LETTERS = {"H": 5, "D": 14}  # the sizes of heads while a plan is made
 SEED = 3
@@ -59,7 +60,14 @@ TEXT = """\
 the cat sat on the mat. the dog sat on the log. the cat saw the dog, and the dog saw the cat. \
 a bird came to the tree, and the cat ran to the tree. the bird sang a song. the dog lay in the sun. \
 """
-FILES = ("live/evaluate.js", "live/live.js", "living/step.js", "living/tasks.js", "living/picture.js", "living/living.js")
+FILES = (
+    "live/evaluate.js",
+    "live/live.js",
+    "living/step.js",
+    "living/tasks.js",
+    "living/picture.js",
+    "living/living.js",
+)
 STYLES = ("live/live.css", "living/living.css")
 
 
@@ -109,7 +117,9 @@ FAMILY = {
     "TransformerXL": Shown(
         "Transformer-XL", partial(models.TransformerXL, **small, context=LENGTH, memory=LENGTH), "segments", segments
     ),
-    "BertPretraining": Shown("BERT", partial(models.BertPretraining, **small, max_length=LENGTH, d_ff=24), "hidden", pairs),
+    "BertPretraining": Shown(
+        "BERT", partial(models.BertPretraining, **small, max_length=LENGTH, d_ff=24), "hidden", pairs
+    ),
     "EncoderDecoder": Shown(
         "the encoder-decoder", partial(models.EncoderDecoder, **small, d_ff=24), "backwards", translations
     ),
@@ -159,10 +169,6 @@ def living_data(name: str, functions: Functions) -> dict[str, dict[str, Any]]:
     shown, model, draw = FAMILY[name], make_model(name), np.random.default_rng(SEED)
     batch = shown.batch(draw)
     plan, made = plan_of(model, *batch, functions=functions)
-    if shown.task == "segments":
-        _, (forward, _) = model.loss(*batch)
-        made.values[plan["inputs"]["memory"]] = np.zeros(0)  # what is remembered comes from elsewhere
-        plan["carry"] = {"memory": made.as_json(made.place(model.remember(forward)))}
     return with_mistakes(name, plan | {"task": shown.task}, made, batch)
 
 
@@ -178,13 +184,22 @@ def with_mistakes(
 ) -> dict[str, dict[str, Any]]:
     """The plan, with the weights at the beginning and the mistakes in its layers, and the plans of these mistakes."""
     data = {}
-    plan["start"], plan["mistakes"] = start(made), []
+    plan |= {"start": start(made), "mistakes": [], "carry": carried(plan, made, batch)}
     for i, (mistake, wrong) in enumerate(wrong_plans(made, *batch)):
         told = {"operation": mistake.name.partition(":")[0], "title": mistake.title, "effect": mistake.effect}
         code = [dedent(" " * 100 + text).strip() for text in next(iter(mistake.replace.items()))]
         plan["mistakes"].append({**told, "functions": {}, "code": code, "plan": f"{key}-{i}"})
-        data[f"{key}-{i}"] = wrong
+        data[f"{key}-{i}"] = wrong[0] | {"carry": carried(*wrong, batch)}
     return {key: plan} | data
+
+
+def carried(plan: dict[str, Any], made: StepPlan, batch: tuple[np.ndarray, ...]) -> dict[str, Any]:
+    """What a step gives to the next one: where the memory of Transformer-XL comes from."""
+    if "memory" not in plan["inputs"]:
+        return {}
+    _, (forward, _) = made.model.loss(*batch)
+    memory = made.place(made.model.remember(forward))
+    return {"memory": made.as_json(memory)}
 
 
 def start(made: StepPlan) -> dict[str, list[Any]]:
@@ -215,6 +230,7 @@ def settings_data() -> dict[str, Any]:
         "text": TEXT,
         "parts": PARTS,
         "sizes": SIZES,
+        "first": FIRST,
         "settings": SETTINGS,
         "optimizers": OPTIMIZERS,
         "steps": {step.reference.__name__: step_data(step) for step in (adam_step, sgd_step)},

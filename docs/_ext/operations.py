@@ -39,11 +39,12 @@ def page(name: str) -> str:
     summary, *passages = pieces(inspect.getdoc(op), name)
     start = before_derivation(passages)
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
-    arguments = [heading("Arguments"), described(functions, rendered(passages[:start], name))]
+    described_as = described(functions, rendered(passages[:start], name))
+    arguments = [heading("Arguments"), picture(operation_picture(name)), described_as]
     parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", rendered([summary], name), *live(name)]
     if backward is None:
-        return joined([*parts, picture(operation_picture(name)), *arguments, heading("The code"), code(op)])
-    parts += [heading("Derivation"), LEGEND, picture(operation_picture(name)), derivation(name), made_loops(name)]
+        return joined([*parts, *arguments, heading("The code"), code(op)])
+    parts += [heading("Derivation"), LEGEND, derivation(name), made_loops(name)]
     parts += arguments
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]

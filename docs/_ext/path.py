@@ -34,13 +34,15 @@ WRONG = re.compile(r"^- (.+?): (.+(?:\n  .+)*)", re.MULTILINE)
 
 
 class Step(NamedTuple):
-    """The code that a step derives, with the numbers that its page begins with. ranges: of whole numbers."""
+    """The code that a step derives, with the numbers that its page begins with. ranges: of what may be typed, whole
+    numbers if the limits are.
+    """
 
     op: Callable
     op_backward: Callable | None
     args: tuple
     dy: Any = None
-    ranges: Mapping[str, tuple[int, int]] = {}
+    ranges: Mapping[str, tuple[float, float]] = {}
 
 
 def product(x, w):
@@ -156,7 +158,7 @@ STEPS = {
         adam,
         None,
         (A([1.0, -0.5]), A([0.2, -3.0]), A([0.0, 0.0]), A([0.0, 0.0]), 0.1, 1),
-        ranges={"t": (1, 1000)},
+        ranges={"t": (1, 1000), "v0": (0.0, 9.0), "lr": (0.0, 1.0)},
     ),
 }
 
@@ -169,7 +171,8 @@ def step_data(name: str, equations: str) -> dict[str, Any]:
     data = begin(case, checked(case))
     if data["outputs"]:
         data["arrays"][data["outputs"][0][1]] = array_json(A(step.dy))
-    ranges = {key: {"low": low, "high": high, "whole": True} for key, (low, high) in step.ranges.items()}
+    limits = step.ranges.items()
+    ranges = {key: {"low": low, "high": high, "whole": isinstance(low, int)} for key, (low, high) in limits}
     return data | {"name": name, "inputs": list(data["arrays"]), "axes": {}, "ranges": ranges, "mistakes": []}
 
 

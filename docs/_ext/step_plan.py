@@ -38,7 +38,7 @@ from scratchformer.catalogue.derivations import CASES
 from scratchformer.compiler import CompileError
 from scratchformer.compiler.derivation import fields_of
 from scratchformer.compiler.equations import Definition, Definitions, definitions_of
-from scratchformer.compiler.javascript_arrays import ArrayProgram, array_program, base
+from scratchformer.compiler.javascript_arrays import ArrayPrinter, ArrayProgram, array_program, base
 from scratchformer.dispatch import reference_only
 from scratchformer.nn import EmbeddingSum, Layer, Param, TransformerBlock
 from scratchformer.notation import Equation, NotationError, parse
@@ -103,7 +103,12 @@ FREQUENCIES = stated(
     is_operation=True,
 )
 SCALED = stated("EmbeddingSum", EmbeddingSum.forward, ("x", "scale"), "y_i = scale x_i")
-JOINED = stated("TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere")
+JOINED = stated(
+    "TransformerBlock", TransformerBlock.after, ("x", "f"), "y_bsc = x_bsc where s < M, f_{b,s−M,c} elsewhere"
+)
+
+
+LABELS = {SINUSOIDS.name: "sinusoids", FREQUENCIES.name: "frequencies", SCALED.name: "scaled", JOINED.name: "joined"}
 
 
 class Place(NamedTuple):
@@ -158,7 +163,6 @@ class StepPlan:
         self.environments: dict[int, Environment] = {}  # by the ids of a forward call and of its backward
         self.gradients: dict[int, Place] = {}
         self.kinds: set[str] = set()  # the classes of the layers that were called
-        self.labelled: set[str] = set()  # the layers whose call has their name
         for name, p in model.named_parameters().items():
             here = self.buffer(name, p.data, axes=[""] * p.data.ndim, layer=name.rpartition(".")[0], role="parameter")
             gradient = self.buffer(f"d{name}", p.grad, axes=[""] * p.data.ndim, layer="", role="gradient")
@@ -181,7 +185,10 @@ class StepPlan:
             first, last = self.spans[number]
             if not 0 < first <= low <= high <= last:
                 continue
-            there = addresses(self.values[number]).ravel()
+            value = self.values[number]
+            if value.flags.c_contiguous:
+                return self.at(number, (at - first) // value.itemsize)
+            there = addresses(value).ravel()
             order = np.argsort(there)
             positions = order[np.searchsorted(there, at, sorter=order).clip(0, len(order) - 1)]
             if (there[positions] == at).all():
@@ -230,13 +237,13 @@ class StepPlan:
             self.record(below, phase, (*above, call))
 
     def source_of(self, call: TracedCall) -> Source | None:
-        """The derivation of an operation; of a layer, if it calls none, or one on arrays that it has computed itself."""
+        """The derivation of an operation; of a layer if it calls none, or one on arrays that it has computed."""
         if call.layer is None:
             return operation_source(call.kind.removesuffix("_backward"))
         if call.phase == "forward" and (is_identity(call) or any(below.layer is not None for below in call.calls)):
             return None
         given = [x for below in call.calls for x in below.arguments.values() if is_array(x)]
-        if call.phase == "backward" and call.calls or given and all(self.place(x) for x in given):
+        if (call.phase == "backward" and call.calls) or (given and all(self.place(x) for x in given)):
             return None
         try:
             return layer_source(type(call.layer), tuple(values_of(call.layer)))
@@ -292,9 +299,8 @@ class StepPlan:
 
     def label(self, call: TracedCall, layer: TracedCall) -> str:
         """The last name of a layer that makes one call, such as "query"; else the name of the operation."""
-        if layer.name == layer.kind or layer.name in self.labelled or len(layer.calls) > 1:
+        if layer.name == layer.kind or len(layer.calls) > 1:
             return call.kind
-        self.labelled.add(layer.name)
         return layer.name.rpartition(".")[2]
 
     def backward(self, call: TracedCall) -> None:
@@ -452,16 +458,17 @@ class StepPlan:
 
     def joined(self, x: np.ndarray) -> Place | None:
         """Two arrays one after the other along the middle axis of three, such as a memory and what comes after it."""
-        for M in range(1, x.shape[1]) if x.ndim == 3 else ():
-            parts = x[:, :M], x[:, M:]
-            places = [self.place(part) for part in parts]
-            if places[0] and places[1]:
+        for number, value in enumerate(self.values):
+            T = value.shape[1] if value.ndim == x.ndim == 3 else 0
+            if not 0 < T < x.shape[1] or not np.array_equal(value, x[:, -T:]):
+                continue
+            if (first := self.place(x[:, :-T])) is not None:
+                (B, S, C), M = x.shape, x.shape[1] - T
                 inputs = {
-                    name: (place, ("b", letter, "c"), part.shape)
-                    for name, letter, place, part in zip("xf", "mt", places, parts, strict=True)
+                    "x": (first, ("b", "m", "c"), (B, M, C)),
+                    "f": (Place(number, None), ("b", "t", "c"), (B, T, C)),
                 }
-                (B, S, C) = x.shape
-                return self.call(JOINED, x, inputs, {}, {"B": B, "S": S, "M": M, "T": S - M, "C": C})
+                return self.call(JOINED, x, inputs, {}, {"B": B, "S": S, "M": M, "T": T, "C": C})
         return None
 
     def call(
@@ -488,7 +495,7 @@ class StepPlan:
                 "function": function,
                 "phase": self.phase,
                 "operation": source.name,
-                "label": source.name,
+                "label": LABELS.get(source.name, source.name),
                 "inputs": {name: self.as_json(place) for name, (place, _, _) in inputs.items()},
                 "shapes": {name: list(shape) for name, (_, _, shape) in inputs.items()},
                 "numbers": numbers,
@@ -657,7 +664,7 @@ def plan_of(
     return plan.json(inputs, losses[-1]), plan
 
 
-def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, dict[str, Any]]]:
+def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, tuple[dict[str, Any], StepPlan]]]:
     """The known mistakes in the code of the model's layers, each with the plan of the step that the wrong code takes.
     Left out are those with which the step stays the same, fails, or has no plan.
     """
@@ -669,7 +676,7 @@ def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, 
             except (TypeError, ValueError):
                 continue
             if (made.calls, made.buffers) != (right.calls, right.buffers):
-                yield mistake, wrong
+                yield mistake, (wrong, made)
 
 
 @contextmanager
@@ -722,11 +729,14 @@ def equation_json(function: Function, definition: Definition) -> dict[str, Any]:
     """The equation that is computed, as a tree and typeset, with the place of its derivation."""
     source = function.source
     absent = {name for name, x in function.options.items() if x is None}
+    printer = ArrayPrinter(source.definitions, function.given, function.options)
 
     def present(node: Node) -> Node:
-        """A node without a term for an argument that is None, such as a bias."""
+        """A node without a term for an argument that is None, such as a bias, and without cases that do not occur."""
         if node[0] == "name" and node[1] in absent:
             return ("num", 0.0, "0")
+        if node[0] == "cases":
+            return printer.decided(node)
         return node[1] if node[0] == "+" and node[2][:2] == ("num", 0.0) else node
 
     equation = Equation((definition.left, rebuilt(definition.node, present)), ("=",), definition.bindings)

@@ -268,8 +268,11 @@ def run_watch(args: argparse.Namespace) -> None:
                             begun = name
                             begin(progress, name)
             for path in sorted({Path(path) for _, path in changes}):
-                if path.suffix == ".py" and path.stem in NAMES and path.exists():
-                    text = path.read_text(encoding="utf-8", errors="replace")
+                if path.suffix == ".py" and path.stem in NAMES:
+                    try:
+                        text = path.read_text(encoding="utf-8", errors="replace")
+                    except OSError:  # it is being replaced, or is no file
+                        continue
                     if path.stem != begun or text != exercise(begun).start:  # else it was written here
                         name, begun = path.stem, ""
                         screen(progress, name)

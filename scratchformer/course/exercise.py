@@ -12,7 +12,8 @@ The lower part has what the student does not see:
     HINTS      three strings, each of which says more than the one before
     LIBRARY    the function or class of the package whose docstring has the derivation
     MISTAKES   known mistakes, each of which the check must find
-    check      a function of the student's module, which raises an error that says what is wrong
+    check      a function of the student's module, which raises an error that says what is wrong; a derivation has
+    derivation a function that gives what is run to check it
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from .equations import UNFILLED
+
 CUT = "# The student's file ends here."
 
 TODO = re.compile(r"^( *)(# TODO:.*\n(?: *#.*\n)*?)((?:.*\n)*?) *# END\n", re.MULTILINE)
 BLANK = re.compile(r"⟦(.*?)⟧", re.DOTALL)
-LEFT = {  # blanks in a student's file; a comment may have a question mark
-    "code": re.compile(r"^ *(?:\w+ = |return )\.\.\. *$", re.MULTILINE),
-    "derivation": re.compile(r"=(?:(?! {3}\()[^#\n])*?(?<=[=·( ])\?(?=$|\s|[).,])", re.MULTILINE),
-}
+LEFT = {"code": re.compile(r"^ *(?:\w+ = |return )\.\.\. *$", re.MULTILINE), "derivation": UNFILLED}
 
 
 class Slip(NamedTuple):
@@ -59,6 +59,7 @@ class Exercise(NamedTuple):
     library: Any
     mistakes: tuple[Slip, ...]
     check: Callable[[Any], str | None]
+    derivation: Callable[[Any], Any] | None  # of a derivation: of the student's module, a `grading.Derivation`
 
     @property
     def task(self) -> str:
@@ -91,8 +92,14 @@ def read_exercise(name: str) -> Exercise:
         module.HINTS,
         module.LIBRARY,
         module.MISTAKES,
-        module.check,
+        getattr(module, "check", None) or check_of(module.derivation),
+        getattr(module, "derivation", None),
     )
+
+
+def check_of(derivation: Callable[[Any], Any]) -> Callable[[Any], str]:
+    """The check of an exercise that says what is run to check a derivation."""
+    return lambda student: derivation(student).check(vars(student)["__source__"])
 
 
 def blank(match: re.Match) -> str:

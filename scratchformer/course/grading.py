@@ -8,8 +8,8 @@ import re
 import time
 import traceback
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -17,16 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..notation import DerivationError, NotationError, check_derivation
-from ..notation.check import read_and_run
-from ..notation.grammar import canonical, parse
-from ..notation.layout import items
+from ..notation import DerivationError, NotationError
+from ..notation.grammar import parse
 from ..notation.layout import normal as normal_space
 from ..notation.mistakes import in_words, mistakes
 from ..notation.ratios import Compared, explanations, factor_everywhere, other_shape, sizes, times
-from ..notation.run import run, source_of
+from ..notation.run import Execution, run, source_of
 from ..notation.spelling import spelled
-from ..notation.walk import Walk, remarks
 from ..rng import Key
 from ..shell.reading import expect_file
 from ..shell.text import apart
@@ -34,24 +31,12 @@ from ..testing import GradientError, check_gradients
 from ..testing.contracts import HOUSE
 from ..testing.diagnosis import paragraph, without_diagnosis
 from ..testing.mutate.mutants import mutants
-from .exercise import LEFT, Exercise, blanks_left
+from .equations import Restricted, Verdict, Wrong, check_text, findings, first_blank, in_docstring, judge
+from .exercise import Exercise, blanks_left
 from .shortcuts import Shortcut, expect_formula, expect_no_shortcut
 
 SETS = re.compile(r"( *(\w+) = )([^#]*[^#,(\s])")  # a line of code that sets one variable
 SECONDS = 2.0  # that the search for the name of a mistake may take
-
-
-class Wrong(AssertionError):
-    """An answer is wrong; the message says what, with numbers. values: the array that is wrong, if it is one."""
-
-    def __init__(self, message: str, values: np.ndarray | None = None) -> None:
-        super().__init__(message)
-        self.values = values
-
-
-class Verdict(NamedTuple):
-    passed: bool
-    message: str
 
 
 @np.errstate(all="ignore")  # if a wrong answer overflows, the check of its result says so
@@ -64,23 +49,24 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
         return Verdict(False, f"{path.name} is not in UTF-8, see its byte {error.start}: save it as UTF-8")
     try:
         with expect_no_shortcut(exercise, path, text) if exercise.kind == "code" else nullcontext():
-            student = load(path, text)
+            # in a derivation "\frac" is no escape sequence, but LaTeX, which gets a message of its own
+            student = load(path, text if exercise.kind == "code" else text.replace("\\", r"\\"))
+            student.__dict__["__source__"] = text
             student.__dict__["__exercise__"] = exercise
             expect_functions(exercise, text)
             expect_defined(exercise, student)
-            expect_kept(exercise, text)
-            if (left := blanks_left(text, exercise.kind)) and exercise.kind == "derivation":
-                exercise.check(student)  # raises an error for a wrong line above the blank
-                return Verdict(False, f"The lines above are right; {first_blank(text, left)}")
+            if exercise.kind == "derivation":
+                return judge(exercise.start, exercise.solution, text, lambda: exercise.check(student))
             try:
                 with without_diagnosis():
-                    return Verdict(True, "\n".join([exercise.check(student) or "", *marked(exercise, text)]))
+                    return Verdict(True, exercise.check(student) or "")
             except Exception:
-                if left:  # a blank that the answer does without is none
+                if left := blanks_left(text, exercise.kind):  # a blank that the answer does without is none
                     return Verdict(False, first_blank(text, left))
                 raise
     except SyntaxError as error:
-        return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
+        line = f"line {error.lineno}: " if error.lineno else ""  # text with a null byte has none
+        return Verdict(False, f"{line}{error.msg}: {(error.text or '').strip()}".removesuffix(": "))
     except GradientError as error:
         message = explained(exercise, student, text) or in_file(error, text)
         return Verdict(False, recognised(exercise, path, error, text) or slip(exercise, path, error, message))
@@ -110,7 +96,8 @@ def recognised(exercise: Exercise, path: Path, error: Exception, text: str) -> s
     """
     message = in_file(error, text)
     named = ((each.what, exercise.solution.replace(each.right, each.wrong)) for each in exercise.mistakes if each.what)
-    what = same_mistake(exercise, path, error, message, chain(named, planted(exercise, message)))
+    head, _ = findings(exercise.start, message)
+    what = same_mistake(exercise, path, error, message, chain(named, planted(exercise, head)))
     return f"{message}\nThis is what one gets when {what}." if what else ""
 
 
@@ -118,13 +105,15 @@ def same_mistake(
     exercise: Exercise, path: Path, error: Exception, message: str, mistakes: Iterable[tuple[str, str]]
 ) -> str:
     """The name of the first of the mistakes, each with the text of its file, that gives the same numbers; or ""."""
-    wanted, start, values = findings(exercise, message), time.thread_time(), getattr(error, "values", None)
+    wanted, start, values = findings(exercise.start, message), time.thread_time(), getattr(error, "values", None)
     for what, wrong in mistakes:
         try:
             with without_diagnosis():
                 exercise.check(load(path, wrong))
         except Exception as other:
-            if findings(exercise, in_file(other, wrong)) == wanted and alike(values, getattr(other, "values", None)):
+            if findings(exercise.start, in_file(other, wrong)) == wanted and alike(
+                values, getattr(other, "values", None)
+            ):
                 return what
         if time.thread_time() - start > SECONDS:
             break
@@ -165,19 +154,9 @@ def slips(exercise: Exercise) -> Iterator[tuple[str, str]]:
                 yield said.format(f" in {target[1]}" if target else "", mutant.what), mutant.plant(solution)
 
 
-def marked(exercise: Exercise, text: str) -> list[str]:
-    """What is not wrong in the equations of an answer, but would be marked on paper."""
-    marks = []
-    for number, line in equations(text) if exercise.kind == "derivation" else []:
-        with suppress(NotationError):  # it is no equation, but a line of code
-            marks += [f"line {number}: {remark}" for remark in remarks(parse(line))]
-    return marks
-
-
-def planted(exercise: Exercise, message: str) -> Iterator[tuple[str, str]]:
-    """The solution with one mistake in the equation that the message is about, in all ways, each with its name."""
-    head, numbers = findings(exercise, message)
-    if not head or numbers == message:
+def planted(exercise: Exercise, head: str) -> Iterator[tuple[str, str]]:
+    """The solution with one mistake in the equation that begins so, in all ways, each with its name."""
+    if not head:
         return
     line = next(line for line in exercise.solution.splitlines() if normal_space(line).startswith(head))
     right = parse(line.strip())
@@ -189,19 +168,6 @@ def planted(exercise: Exercise, message: str) -> Iterator[tuple[str, str]]:
             yield name, exercise.solution.replace(line.strip(), f"{kept} = {last}", 1)
 
 
-def findings(exercise: Exercise, message: str) -> tuple[str, str]:
-    """What two answers with the same mistake have in common, however they are spelled.
-
-    For an equation that is not true, its given part and the numbers. Otherwise the message as it is.
-    """
-    first, _, numbers = message.partition("\n")
-    equation = normal_space(re.sub(r"^.*?line \d+: ", "", first))
-    heads = [head for head in map(given_part, exercise.start.splitlines()) if head and equation.startswith(head)]
-    if heads and "relative error" in numbers and not re.search(r"\b(nan|inf)\b", numbers):
-        return max(heads, key=len), numbers
-    return "", message
-
-
 def explained(exercise: Exercise, student: ModuleType, text: str) -> str:
     """The message with a diagnosis, if a gradient is wrong."""
     try:
@@ -211,10 +177,6 @@ def explained(exercise: Exercise, student: ModuleType, text: str) -> str:
     except Exception:  # it is not about a gradient, so there is no diagnosis
         pass
     return ""
-
-
-def first_blank(text: str, left: list[int]) -> str:
-    return f"line {left[0]} is still blank: {text.splitlines()[left[0] - 1].strip()}"
 
 
 def expect_functions(exercise: Exercise, text: str) -> None:
@@ -254,74 +216,14 @@ def statements(function: ast.FunctionDef) -> str:
     return "\n".join(parts)
 
 
-def expect_kept(exercise: Exercise, text: str) -> None:
-    """Raise Wrong if an equation of the exercise is gone, or if a blank was filled with what it asks for, or in part.
-
-    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is; so is the detour a := dx, dx = a. An answer
-    with "for" or "with" may be true of some elements only.
-    """
-    if exercise.kind != "derivation":
-        return
-    written, start, solution = equations(text), equations(exercise.start), equations(exercise.solution)
-    known = tuple(line.partition("?")[0] for _, line in start)
-    added = [(number, line) for number, line in written if "=" in line and not line.startswith(known)]
-    for (_, line), (_, solved) in zip(start, solution, strict=True):
-        if not (head := given_part(line)):
-            continue
-        answers = [(number, each[len(head) :]) for number, each in written if each.startswith(head)]
-        if not answers:
-            raise Wrong(f"a line of the exercise is missing: {head}?")
-        number, answer = answers[0]
-        for above, line in added:
-            left, _, right = line.partition("=")
-            if above < number and asked_for(head, right) and not asked_for(head, left):
-                raise Wrong(f"line {above}: {line}\n    An added equation must not use what is asked for below it")
-        if re.search("∂|partial", answer) and "∂" not in solved.removeprefix(head):
-            raise Wrong(f"line {number}: write the right side without ∂")
-        if not head.startswith("∂") and names_in(head)[0] in names_in(answer):
-            raise Wrong(f"line {number}: {head.split()[0]} is on both sides")
-        if (added_clause := clause(answer)) != (given := clause(solved)):
-            leave_out = f'leave out "{added_clause}": the answer must hold for all indices; use δ or [...] instead'
-            raise Wrong(f"line {number}: " + (f'the end is given: "{given}"' if given else leave_out))
-
-
-def equations(text: str) -> list[tuple[int, str]]:
-    """The equations of a file, each with the number of its line. Lines of prose and of code may be among them."""
-    parts = items(text.expandtabs().splitlines())
-    return [(item.line, normal_space(item.text)) for item in parts if item.kind == "equation"]
-
-
-def clause(equation: str) -> str:
-    """What follows after "for" or "with", with the word itself, or "" if there is neither."""
-    match = re.search(r"\b(for|with) .*", equation)
-    return match[0] if match else ""
-
-
-def asked_for(head: str, text: str) -> bool:
-    """Whether a text has a derivative, or the gradient that an equation begins with."""
-    return bool(re.search("∂|partial", text)) or (not head.startswith("∂") and names_in(head)[0] in names_in(text))
-
-
-def given_part(line: str) -> str:
-    """An equation of an exercise up to its blank, "dx_k =", or "" if the line has none."""
-    return normal_space(line).partition("?")[0].strip() if re.search(r"= \?(?= for |$)", normal_space(line)) else ""
-
-
-def names_in(text: str) -> list[str]:
-    """The names in an equation, without their indices, spelled in ASCII."""
-    return [canonical(name) for name in re.findall(r"(?<![_\w])[^\W\d_\u0302][^\W_\u0302]*\u0302?", text)]
-
-
 def in_file(error: Exception, text: str) -> str:
     """The message with line numbers of the file, not of the docstring, and without how to repeat the check or change
     it.
     """
     message = re.sub(r" rules=\{.*?\} switches this rule off\.", "", str(error).partition("\nRepeat with")[0])
-    counted = not isinstance(error, Wrong) and re.search(r"line \d+[:,]", message)
     for node in ast.walk(ast.parse(text)):
-        if counted and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
-            before, line, after = re.split(r"(?<=line )(\d+)(?=[:,])", message, maxsplit=1)
-            return f"{before}{int(line) + node.body[0].lineno - 1}{after}"
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+            return in_docstring(error, message, node.body[0].lineno - 1)
     return message
 
 
@@ -356,17 +258,6 @@ The check repeats everything in float32, and every result must stay float32. Num
 integers are divided, for np.sqrt of an integer, and for np.zeros or np.eye without a dtype."""
 
 
-def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], ...]) -> None:
-    """Raise Wrong if an answer, even a true one, is not what is asked for, such as its left side in other words.
-
-    restricted: the beginning of a line, a pattern of what the answer must not contain, and what to say.
-    """
-    for number, line in equations(vars(student)["__source__"]):
-        for head, pattern, why in restricted:
-            if line.startswith(head) and re.search(pattern, line.removeprefix(head)):
-                raise Wrong(f"line {number}: {line}\n    {why}")
-
-
 def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:
     """`check_gradients`, for a student's pair. It need not work for empty arrays, or in every layout."""
     try:
@@ -382,41 +273,6 @@ def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, n
     """The arrays of one run of a student's pair, by name: arguments, dy, gradients and local variables."""
     ran = run(op, op_backward, *args)
     return {name: value for variables in ran.locals.values() for name, value in variables.items()} | ran.values
-
-
-def check_equations_of(
-    op: Callable, op_backward: Callable, *runs: tuple, names: Mapping[str, Any] | None = None
-) -> str:
-    """Check the derivation in the docstring of a student's op, down to its first blank. Returns a remark.
-
-    runs: the arguments of op, several times, with other sizes each time: else a number could pass for a size.
-    """
-    remark = ""
-    for seed, args in enumerate(runs):
-        try:
-            remark = check_run_of(op, op_backward, *args, names=names, seed=seed)
-        except DerivationError as error:
-            if not seed:
-                raise
-            raise DerivationError(f"{error}\n    {ONE_SIZE}") from error
-    return remark
-
-
-ONE_SIZE = "It is true for arrays of one size only: in place of a number write a size, such as C, or a name from above"
-
-
-def check_run_of(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> str:
-    """`check_equations_of` for one run."""
-    docstring = op.__doc__ or ""
-    if not (blank := LEFT["derivation"].search(docstring)):
-        report = check_derivation(op, op_backward, *args, **options)
-        return f"{len(report.rows)} equations are true, the worst error is {report.worst:.0e}"
-    docstring = docstring[: docstring.rfind("\n", 0, blank.end()) + 1]
-    ran, derivation = read_and_run(op, op_backward, *args, docstring=docstring, **options)
-    walk = Walk(ran)
-    walk.prepare(derivation)
-    walk.items(ran.name, derivation.items)
-    return ""
 
 
 def peak_memory(call: Callable[[], Any]) -> int:
@@ -448,6 +304,27 @@ def expect_unchanged(**arrays: np.ndarray) -> Iterator[None]:
     for name, x in arrays.items():
         if not np.array_equal(x, before[name]):
             raise Wrong(f"{name} is changed in place; make a new array")
+
+
+class Derivation(NamedTuple):
+    """What the check of a derivation runs: an op and its backward on several arguments; names for the equations.
+
+    restricted: see `equations.expect_without`.
+    """
+
+    op: Callable
+    op_backward: Callable
+    runs: Sequence[tuple]
+    names: Mapping[str, Any] | None = None
+    restricted: Restricted = ()
+
+    def executions(self) -> Iterator[Execution]:
+        for seed, args in enumerate(self.runs):
+            yield run(self.op, self.op_backward, *args, names=self.names, seed=seed)
+
+    def check(self, text: str) -> str:
+        """Check the derivation in the docstring of the op of a file with this text; see `check_text`."""
+        return check_text(text, self.op.__doc__ or "", self.restricted, self.executions())
 
 
 def expect_close(name: str, actual: Any, expected: Any, why: str = "", rtol: float = 1e-9) -> None:

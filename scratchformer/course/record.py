@@ -47,7 +47,7 @@ class Progress:
         return self.folder / f"{name}.py"
 
     def started(self, name: str) -> bool:
-        return self.path(name).exists()
+        return self.path(name).is_file()
 
     @contextmanager
     def changing(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """The models, each readable in one sitting."""
 
+from .adapters import load_adapter as load_adapter  # not in __all__, the list of models
 from .bert import Bert, BertClassifier, BertPretraining
 from .bert_heads import MaskedPrediction
 from .body import Body

@@ -114,7 +114,7 @@ def instead_of_folder(path: Folder) -> str | None:
         return None
     names = sorted(each.name for each in path.iterdir())
     if "adapter_config.json" in names:
-        return f"{path}: {wanted}, got a PEFT adapter: merge it into its model first, with merge_and_unload() of peft"
+        return f"{path}: {wanted}, got a PEFT adapter: load its model, then models.load_adapter"
     if "params.json" in names:
         return f"{path}: {wanted}, got Meta's own format, which transformers can convert"
     if gguf := [name for name in names if name.endswith(".gguf")]:
@@ -137,7 +137,7 @@ def expect_sizes(
     of some tensors, which together have all sizes of the model, by name without `prefix`. block_shapes: the same for
     each of the `depth` blocks, whose names begin with `blocks`, a dot and the block's number. tied: see `load_weights`.
     """
-    with _opened(folder) as (path, tensors):
+    with opened(Path(folder) / WEIGHTS) as (path, tensors):
         stored = {name: tensor.shape for name, tensor in _named(tensors, prefix, tied).items()}
     numbers = {match[1] for name in stored if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}
     expected = dict(shapes)
@@ -175,7 +175,7 @@ def load_weights(
     model's dtype.
     """
     params = model.named_parameters()
-    with _opened(folder) as (path, available):
+    with opened(Path(folder) / WEIGHTS) as (path, available):
         stored = _named(available, prefix, tied)
         known = {t.name for t in tensors.values()}
         problems: list[str | None] = [f"missing: {name}" for name in known - stored.keys()]
@@ -227,7 +227,7 @@ def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mappi
 
 def tensor_names(folder: Folder, prefix: str = "") -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in `folder`, by its name without `prefix`. Raises PretrainedError."""
-    with _opened(folder) as (_, tensors):
+    with opened(Path(folder) / WEIGHTS) as (_, tensors):
         return {name.removeprefix(prefix): tensor.shape for name, tensor in tensors.items()}
 
 
@@ -253,12 +253,11 @@ class Stored(NamedTuple):
 
 
 @contextmanager
-def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
-    """The path of the weights in `folder`, or of their index, and the tensors by name, with the files open."""
-    path = Path(folder) / WEIGHTS
-    index = None if path.exists() else _index(folder)
+def opened(path: Path) -> Iterator[tuple[Path, dict[str, Stored]]]:
+    """The file of tensors at `path`, or the index beside it, and the tensors by name, with the files open."""
+    index = None if path.exists() else _index(path.parent)
     if index is None and not path.exists():
-        raise PretrainedError(f"{path}: no such file{_what_else(folder)}")
+        raise PretrainedError(f"{path}: no such file{_what_else(path.parent)}")
     parts = [path] if index is None else [path.with_name(name) for name in sorted(set(index.values()))]
     tensors: dict[str, Stored] = {}
     with ExitStack() as stack:

@@ -24,9 +24,9 @@ class RotarySelfAttention(MultiHead):
     neighbouring query heads; H by default. head_width: D, even; C/H by default. base, scaling: of the angles, see
     `ops.rotary_frequencies`. causal: position t sees only positions up to t. `window=W` limits each position to
     neighbours less than W away (with `causal`, to the last W, itself included); without it there is no limit. Both
-    apply in addition to any given pattern. bias: whether the query, key and value projections have one. output_bias: whether the output projection,
-    `unify`, has one. x, y: (B, T, C), for any T. Raises ValueError if the numbers of heads and the widths do not fit
-    together.
+    apply in addition to any given pattern. bias: whether the query, key and value projections have one. output_bias:
+    whether the output projection, `unify`, has one. x, y: (B, T, C), for any T. Raises ValueError if the numbers of
+    heads and the widths do not fit together.
 
     Forward, for each sequence: as in `SelfAttention`, with one more step. With G heads of keys and values, and the
     columns of each head,

@@ -42,6 +42,16 @@ OVER = ("sum", "prod", "mean", "max", "min", "argmax", "softmax")
 WORDS = ("with", "for", "where", "elsewhere", "mod", "and")
 RELATIONS = {"<=": "≤", ">=": "≥", "!=": "≠", ":=": ":=", "=": "=", "<": "<", ">": ">", "≤": "≤", "≥": "≥", "≠": "≠"}
 CONSTANTS = {"pi": (math.pi, "π"), "inf": (math.inf, "∞")}  # in ASCII
+LATEX = {"sum": "Σ_i or sum_i", "frac": "a/b", "sqrt": "√(a) or sqrt(a)", "cdot": "·", "times": "·", "partial": "∂"}
+LATEX |= {"hat": "x̂ or xhat", "le": "≤", "ge": "≥", "ne": "≠", "prod": "prod_i(x_i)", "mathbf": "the letter alone"}
+MEANT = {  # by a text that has no meaning: what to type instead
+    "#": "a comment goes in parentheses, after three spaces",
+    "‖": "write a norm as √(Σ_i a_i²)",
+    "∥": "write a norm as √(Σ_i a_i²)",
+    "@": "write a product of matrices as a sum, as in Σ_i x_ni w_io",
+    "==": 'write "="',
+    ".": "no method is called here: write x.sum() as Σ_i x_i",
+}
 POWERS = {"²": 2, "³": 3, "⁴": 4, "⁻¹": -1}
 
 TOKEN = re.compile(
@@ -115,15 +125,24 @@ def tokens(text: str, names: Iterable[str]) -> Iterator[Token]:
                 break
         else:
             match = TOKEN.match(text, position)
-            if not match:
-                comment = ": a comment goes in parentheses, after three spaces" if text[position] == "#" else ""
-                raise NotationError(f"{text[position]!r} has no meaning in an equation{comment}", text, position)
-            yield Token(match.lastgroup or "", match[0], position)
+            if not match or text.startswith("==", position):
+                raise NotationError(without_meaning(text, position), text, position)
+            kind = next(kind for kind, part in match.groupdict().items() if part is not None)
+            yield Token(kind, match[0], position)
             position = match.end()
-            if match.lastgroup == "underscore":
+            if kind == "underscore":
                 yield from letters(text, position)
                 position = re.compile(r"(?:[a-z]['’′]*)*").match(text, position).end()  # type: ignore[union-attr]
     yield Token("end", "", len(text))
+
+
+def without_meaning(text: str, position: int) -> str:
+    """The message for what stands at a position, with what to type instead if that is known."""
+    if command := re.compile(r"\\([a-zA-Z]*)").match(text, position):
+        written = LATEX.get(command[1]) or (command[1] if command[1] in GREEK.values() else "")
+        return f"LaTeX is not read here: for {command[0]} type {written or 'Σ_i, √(a), a/b, x̂, γ and so on'}"
+    sign = "==" if text.startswith("==", position) else text[position]
+    return f"{sign!r} has no meaning in an equation{': ' * (sign in MEANT)}{MEANT.get(sign, '')}"
 
 
 def letters(text: str, position: int) -> Iterator[Token]:
@@ -207,19 +226,20 @@ class EquationParser:
         return token.text, self.sum()
 
     def conditions(self) -> tuple[Condition, ...]:
-        conditions = [*self.condition()]
+        conditions = self.condition()
         while self.accept(",", "and"):
             conditions += self.condition()
         return tuple(conditions)
 
-    def condition(self) -> Iterator[Condition]:
-        left = self.sum()
+    def condition(self) -> list[Condition]:
+        left, conditions = self.sum(), []
         if self.next.kind != "relation":
             self.fail("a relation such as ≤")
         while self.next.kind == "relation":
             relation, right = RELATIONS[self.take().text], self.sum()
-            yield relation, left, right
+            conditions.append((relation, left, right))
             left = right
+        return conditions
 
     def value(self) -> Node:
         """A sum, or cases: `a where condition, b elsewhere`."""
@@ -237,7 +257,7 @@ class EquationParser:
             cases.append((value, self.one_condition()))
 
     def one_condition(self) -> tuple[Condition, ...]:
-        conditions = [*self.condition()]
+        conditions = self.condition()
         while self.accept("and"):
             conditions += self.condition()
         return tuple(conditions)
@@ -339,6 +359,9 @@ class EquationParser:
         return self.indexed(token)
 
     def indexed(self, token: Token) -> Node:
+        if self.next.kind == "prime" and (len(token.text) > 1 or self.tokens[self.at + 1].kind == "underscore"):
+            said = f"a prime marks an index, as in i', and no derivative: write d{token.text}, or a name of its own"
+            raise NotationError(said, self.text, self.next.column)
         name, indices = canonical(token.text), self.indices() if self.accept("_") else ()
         if len(indices) == 2 and name in ("delta", "d") and name not in self.names:
             return "delta", *indices

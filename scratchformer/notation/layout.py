@@ -8,7 +8,6 @@ operator continues the equation above it, and so does the line after one that en
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
@@ -69,9 +68,9 @@ def read(
 
 def dedented(docstring: str, margin: int | None) -> list[str]:
     """The lines of a docstring without its margin, and without empty lines before and after."""
-    if margin is None:
-        return inspect.cleandoc(docstring).splitlines()
     first, *rest = docstring.expandtabs().rstrip().splitlines() or [""]
+    if margin is None:
+        margin = min((len(line) - len(line.lstrip()) for line in rest if line.strip()), default=0)
     lines = [first.lstrip(), *(line[margin:] if not line[:margin].strip() else line.lstrip() for line in rest)]
     while lines and not lines[0].strip():
         del lines[0]

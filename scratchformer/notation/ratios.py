@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,20 +100,39 @@ def explanations(
 
 
 def of_arrays(compared: Compared, arrays: Mapping[str, Any]) -> Iterator[Explanation]:
-    """A power of another array put in, or left out."""
+    """Another array, or a power of it, put in or left out; or a slope that one would compute from it, left out."""
     for name, x in arrays.items():
         if (wide := broadcast(x, compared.right.shape, "fb")) is None:
             continue
         with np.errstate(all="ignore"):
-            for power, written in (1, name), (2, f"the square of {name}"), (0.5, f"the root of {name}"):
-                if power != 1 and not np.all(wide > 0):
-                    continue
-                factor = wide.astype(float) ** power
+            for written, factor in powers(name, wide.astype(float)):
                 if compared.multiple(factor)[compared.known].all():
-                    often = "multiplied by {} once too often." if power == 1 else "what it should be times {}."
-                    yield often.format(written), "factor put in"
+                    once = written == name
+                    yield (
+                        f"multiplied by {name} once too often." if once else f"what it should be times {written}.",
+                        "factor put in",
+                    )
                 if compared._replace(wrong=compared.wrong * factor).equal.all():
                     yield f"not multiplied by {written}, as it should be.", "factor left out"
+            for written, factor in slopes(name, wide.astype(float)):
+                if compared._replace(wrong=compared.wrong * factor).equal.all():
+                    yield f"not multiplied by {written}, as it should be.", "factor left out"
+
+
+def powers(name: str, x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    yield name, x
+    if np.all(x > 0):
+        yield f"the square of {name}", x**2
+        yield f"the root of {name}", np.sqrt(x)
+
+
+def slopes(name: str, x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Slopes of x², −x²/2, x²/4, x³ and of tanh and the sigmoid, where x is their value."""
+    yield from ((f"2 {name}", 2 * x), (f"−{name}", -x), (f"{name}/2", x / 2), (f"3 {name}²", 3 * x**2))
+    if np.all(np.abs(x) < 1):
+        yield f"1 − {name}²", 1 - x**2
+    if np.all((x > 0) & (x < 1)):
+        yield f"{name} (1 − {name})", x * (1 - x)
 
 
 def broadcast(x: Any, shape: tuple[int, ...], kinds: str) -> np.ndarray | None:
@@ -226,10 +244,11 @@ def times(factor: float, numbers: Mapping[float, list[str]], they: str) -> str:
 
 def as_number(factor: float) -> str:
     """The factor in digits, or as a fraction of small numbers if its digits do not end: "2/3"."""
-    fraction = Fraction(factor).limit_denominator(9)
-    endless = not math.isclose(float(f"{factor:.5g}"), factor, rel_tol=ROUND_OFF)
-    if endless and fraction and math.isclose(fraction, factor, rel_tol=ROUND_OFF):
-        return f"{fraction}".replace("-", "−")
+    if not math.isclose(float(f"{factor:.5g}"), factor, rel_tol=ROUND_OFF):
+        for below in range(1, 10):
+            above = int(np.rint(factor * below))
+            if above and math.isclose(above / below, factor, rel_tol=ROUND_OFF):
+                return f"{above}/{below}".replace("-", "−")
     return apart(factor, 1.0)[0]
 
 
@@ -247,6 +266,7 @@ def meaning(factor: float, numbers: Mapping[float, list[str]]) -> tuple[str, str
                 root = f"{square or 'perhaps'}{', or' * bool(square)} √{written}, where " * bool(
                     plain and abs(power) < 1
                 )
+                root = root or f"{square}, or " * bool(square)
                 return sign + (plain or amount), f"{root}{written} is {' or '.join(reasons[:3])}"
     if plain:
         return sign + plain, square
@@ -304,4 +324,6 @@ def other_shape(expected: tuple[int, ...], shape: tuple[int, ...]) -> str:
         return "Does a sum run over an axis too many?"
     if sorted(shape) == sorted(expected):
         return "Is it transposed?"
+    if len(shape) == len(expected) == 1:
+        return "Does a sum run over another axis than it should?"
     return ""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .grammar import Condition, Equation, Node, NotationError, walk
+from .spelling import spelled
 
 STEP = 1e-40  # of the complex step
 MAX_NUMBERS = 2**26  # numbers in one intermediate array
@@ -41,6 +42,7 @@ class Scope:
         self.perturbed: dict[str, np.ndarray] = {}
         self.functions: Mapping[str, Callable[..., np.ndarray]] = {}
         self.bound: dict[str, Named] = {}  # letters of a "with" clause
+        self.outside: dict[str, tuple[str, int, int, int]] = {}  # by index: the array that it leaves, from, to, size
         self.differentiate: Callable[[Node, Node], Named] | None = None  # evaluates a partial derivative
 
     def resolve(self, name: str) -> str:
@@ -135,23 +137,23 @@ def number(value: float) -> Named:
 
 def reference(node: Node, scope: Scope) -> Named:
     """The value of an indexed name, or of a size."""
-    _, spelled, indices = node
-    name = scope.resolve(spelled)
+    _, written, indices = node
+    name = scope.resolve(written)
     if name not in scope.values and name not in scope.perturbed:
-        if not indices and len(spelled) == 1 and spelled.isupper() and spelled.lower() in scope.sizes:
-            return number(scope.sizes[spelled.lower()])
-        raise NotationError(f"{spelled} is not known here: no equation above defines it")
+        if not indices and len(written) == 1 and written.isupper() and written.lower() in scope.sizes:
+            return number(scope.sizes[written.lower()])
+        raise NotationError(f"{written} is not known here: no equation above defines it")
     data, leading, count = fetch(name, indices, scope)
     plain = [i[1] for i in indices if i[0] == "idx" and i[1] not in scope.bound]
     if len(plain) == count == len(set(plain)):
         for letter, size in zip(plain, data.shape[data.ndim - count :], strict=True):
-            scope.learn(letter, size, spelled)
+            scope.learn(letter, size, written)
         return Named(data, (*leading, *plain))
-    return gather(data, leading, indices, scope)
+    return gather(written, data, leading, indices, scope)
 
 
-def gather(data: np.ndarray, leading: tuple[Any, ...], indices: Sequence[Node], scope: Scope) -> Named:
-    """The entries at computed indices; NaN where an index is out of range."""
+def gather(name: str, data: np.ndarray, leading: tuple[Any, ...], indices: Sequence[Node], scope: Scope) -> Named:
+    """The entries at computed indices; NaN where an index is out of range. name: of the array, for messages."""
     chosen = [Named(np.arange(size), (axis,)) for axis, size in zip(leading, data.shape, strict=False)]
     chosen += [evaluate(index, scope) for index in indices]
     aligned, axes = align(*chosen)
@@ -160,7 +162,11 @@ def gather(data: np.ndarray, leading: tuple[Any, ...], indices: Sequence[Node], 
         whole = np.rint(place.real).astype(int)
         if axis is not None and size == 1:
             whole = np.zeros_like(whole)
-        valid = valid & (whole >= 0) & (whole < size) & (np.abs(place.real - whole) < 1e-9 if axis is None else True)
+        inside = (whole >= 0) & (whole < size)
+        if axis is None and not inside.all():
+            index = spelled(indices[len(places) - len(leading)])
+            scope.outside[index] = name, int(whole.min()), int(whole.max()), size
+        valid = valid & inside & (np.abs(place.real - whole) < 1e-9 if axis is None else True)
         places.append(np.clip(whole, 0, size - 1))
     gathered = data[tuple(places)]
     return Named(np.where(valid, gathered, np.nan), axes)
@@ -314,7 +320,7 @@ def over(node: Node, scope: Scope) -> Named:
 
 def bind(equation: Equation, scope: Scope) -> None:
     """Learn the sizes of an equation's letters, and give the letters of its "with" clause their values."""
-    scope.bound = {}
+    scope.bound, scope.outside = {}, {}
     learn_sizes(equation, scope)
     for letter, node in equation.bindings:
         scope.bound[letter] = evaluate(node, scope)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from .grammar import Equation, Node, NotationError, canonical, letters_in
 from .grammar import walk as nodes
 from .layout import DerivationText, Item, normal
 from .ratios import Compared, explanations, factor_everywhere, times
-from .run import Execution
 from .spelling import name as spelled_name
 from .spelling import spelled
 from .values import (
@@ -31,6 +30,9 @@ from .values import (
     spread,
     truth,
 )
+
+if TYPE_CHECKING:
+    from .run import Execution
 
 TOLERANCE = 1e-9
 _EQUAL = ("=", ":=")
@@ -111,7 +113,45 @@ class Walk:
             except ValueError as error:  # a NotationError, or NumPy's of shapes that do not go together
                 place = f"{name}: line {item.line}: {normal(item.text)}"
                 what = getattr(error, "message", "") or self.without_index(item) or error
-                raise DerivationError(f"{place}\n    {what}") from error
+                lines = dict.fromkeys([place, str(what), *self.meant(item)])
+                raise DerivationError("\n    ".join(lines)) from error
+
+    def meant(self, item: Item) -> Iterator[str]:
+        """What may have been meant by an equation that is wrong."""
+        if item.equation is None:
+            return
+        yield from shadowed(item.equation)
+        for index, (name, low, high, size) in self.scope.outside.items():
+            within = f"0 ≤ {index} < {size}"
+            yield f"index {index} leaves {name}: it goes from {low} to {high}, and the axis has {size} numbers"
+            yield f'give it a condition: Σ_{{k, {within}}} for a sum over k, or "for {within}" at the end'
+        for node in nodes(item.equation):
+            if node[0] == "name":
+                yield from self.defined_as(node)
+        if "·" in item.text:
+            yield from self.dot_products(item.equation)
+        for part in item.equation.parts[1:-1]:
+            last = last_factor(part)
+            if last[0] == "name" and (self.differentiated(last) is not None or re.search(r"\S  \S", item.text)):
+                yield f"does a second equation begin with {spelled(last)}? Three spaces separate equations of a line"
+
+    def defined_as(self, node: Node) -> Iterator[str]:
+        """With which indices a name was defined, if a node has them in another order."""
+        for equation in self.equations:
+            left = equation.parts[0]
+            if left[0] == "name" and left[1] in (node[1], node[1].removeprefix("d")) and left[2] != node[2]:
+                if sorted(left[2]) == sorted(node[2]):
+                    yield f"{spelled_name(left[1])} is defined as {spelled(left)}: is {spelled(node)} meant to be it?"
+                return
+
+    def dot_products(self, equation: Equation) -> Iterator[str]:
+        """How to write products of arrays that have an axis without an index."""
+        letter = next(each for each in "cdijkl" if each not in letters_in(equation))
+        for node in nodes(equation):
+            if node[0] == "*" and all(part[0] == "name" and part[2] and self.names(part) for part in node[1:]):
+                if all(self.scope.values[self.scope.resolve(name)].ndim > len(has) for _, name, has in node[1:]):
+                    a, b = (spelled((*part[:2], (*part[2], ("idx", letter)))) for part in node[1:])
+                    yield f"a product of two names is one of numbers; a dot product is a sum, Σ_{letter} {a} {b}"
 
     def without_index(self, item: Item) -> str:
         """Why NumPy could not broadcast an equation: the arrays with the most axes that have no index."""
@@ -179,6 +219,8 @@ class Walk:
         elif equal and first[0] == "name":
             name = self.scope.resolve(first[1])
             self.compared[name] = holds(equation, first, self.scope) | self.compared.get(name, False)
+        for remark in shadowed(equation):
+            raise NotationError(remark)
 
     def chain(self, item: Item, equation: Equation, start: int) -> list[float]:
         """The error of each relation from number `start` on. Its left side is the part before it, or the first part
@@ -260,6 +302,8 @@ class Walk:
                 raise NotationError('the condition after "for" holds nowhere on these arrays: nothing is compared')
         if relation in _EQUAL:
             error = distance(x[held], y[held], terms)
+            if np.isfinite(error):
+                self.scope.outside = {}
             wrong = ~(np.abs(x - y) <= self.tolerance * max(np.abs(y[held]).max(initial=0), terms, 1e-300)) & held
         else:
             tests = {"<": np.less, ">": np.greater, "≤": np.less_equal, "≥": np.greater_equal, "≠": np.not_equal}
@@ -305,7 +349,7 @@ class Walk:
         raise DerivationError(
             f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
             f"    {what}\n   {where} {sides.format(*apart(left, right, fewest=10))}"
-            + "".join(f"\n    {remark}" for remark in remarks(item.equation))
+            + "".join(f"\n    {remark}" for remark in dict.fromkeys([*remarks(item.equation), *self.meant(item)]))
         )
 
     def differentiated(self, left: Node) -> str | None:
@@ -454,30 +498,44 @@ def positive(node: Node) -> Node:
     return positive(node[1]) if node[0] in ("group", "neg") else ("abs", node)
 
 
-def remarks(equation: Equation | None) -> list[str]:
-    """What a teacher would mark in an equation even if it is true: a sum over a letter that has a meaning already, or
-    over one that its terms do not have.
-    """
-    left = set(letters_in(equation.parts[0])) if equation else set()
-    return list(
-        dict.fromkeys(remark for part in (equation.parts[1:] if equation else ()) for remark in marks(part, left))
-    )
+def last_factor(node: Node) -> Node:
+    """The last factor of the last term."""
+    while node[0] in ("+", "-", "*", "/", "neg", "over"):
+        node = node[3] if node[0] == "over" else node[-1]
+    return node
 
 
-def marks(tree: Any, used: set[str]) -> Iterator[str]:
-    """The remarks on a part of an equation, in which the letters `used` have a meaning."""
+def sums(tree: Any, used: frozenset[str] = frozenset()) -> Iterator[tuple[Node, frozenset[str]]]:
+    """The sums of a tree, and other functions over letters, each with the letters that have a meaning around it."""
     if not isinstance(tree, tuple):
         return
     if tree and tree[0] == "over" and tree[1] != "softmax":
-        _, function, letters, body, conditions = tree
-        for letter in letters:
-            if letter in used:
-                yield f"{letter} is an index of this equation already: in the {function}, write {letter}'"
-            elif letter not in letters_in((body, conditions)):
-                yield f"nothing in the {function} over {letter} has index {letter}"
-        used = used | set(letters)
+        yield tree, used
+        used |= frozenset(tree[2])
     for part in tree:
-        yield from marks(part, used)
+        yield from sums(part, used)
+
+
+def shadowed(equation: Equation) -> Iterator[str]:
+    """What to write instead of sums over a letter that has a meaning already: on the left, or in a sum around it."""
+    left = equation.parts[0]
+    used = frozenset(letters_in(left) if left[0] in ("name", "partial") else ())
+    for (_, function, letters, *_), around in sums(equation.parts, used):
+        for letter in around.intersection(letters):
+            free = letter + "'"
+            while free in around:
+                free += "'"
+            yield f"{letter} is an index of this equation already: in the {function}, write {free}"
+
+
+def remarks(equation: Equation | None) -> list[str]:
+    """What a teacher would mark in an equation even if it is true: a sum over a letter that its terms do not have."""
+    return [
+        f"nothing in the {function} over {letter} has index {letter}"
+        for (_, function, letters, body, conditions), _ in sums(equation.parts[1:] if equation else ())
+        for letter in letters
+        if letter not in letters_in((body, conditions))
+    ]
 
 
 def distance(a: np.ndarray, b: np.ndarray, floor: float = 0.0) -> float:

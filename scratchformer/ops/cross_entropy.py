@@ -51,7 +51,7 @@ def given_targets(logits: Array, targets: Array, ignore_index: int | None, label
 def cross_entropy(
     logits: Array, targets: Array, ignore_index: int | None = None, label_smoothing: float = 0.0
 ) -> tuple[Array, CrossEntropyCache]:
-    """loss = −mean_n Σ_v t_nv log softmax_v(z_nv): the mean over the rows n whose target counts, in nats.
+    """loss = −mean_n(Σ_v t_nv log(softmax_v(z_nv))), in nats: the mean over the rows n whose target counts.
 
     logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count (the
     models here use IGNORED, −1; PyTorch uses −100). label_smoothing: ε, the part of the target distribution t that is

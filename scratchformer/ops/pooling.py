@@ -89,7 +89,7 @@ def winners(x: Array, lengths: Array | None = None) -> dict[str, Array]:
 
 @operation(given=winners, gives=("winner", "live"))
 def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCache]:
-    """y_bc = max_{t < n_b} x_btc: the maximum of each column over the true length n_b.
+    """y_bc = max_{t < n_b}(x_btc): the maximum of each column over the true length n_b.
 
     x: (B, T, C). lengths: (B,), the n_b, or None if there is no padding. Returns y (B, C) and the cache.
     A sequence of length 0 gives 0.

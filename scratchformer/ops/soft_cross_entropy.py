@@ -28,7 +28,7 @@ def check_soft_cross_entropy(logits: Array, targets: Array) -> None:
 
 @operation(given=check_soft_cross_entropy)
 def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossEntropyCache]:
-    """loss = −mean_n Σ_v t_nv log softmax_v(z_nv), in nats, with a distribution t_n over the V classes for each row n.
+    """loss = −mean_n(Σ_v t_nv log(softmax_v(z_nv))), in nats: each row n has a distribution t_n over V classes.
 
     logits, targets: (..., V), both of the same shape. A row of targets has the probability of each class, such as the
     prediction of another model. Returns the loss, a scalar (float32 for logits in half precision), and the cache.

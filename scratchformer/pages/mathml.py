@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from html import escape
 from typing import Any
 
-from ..notation import Equation, NotationError, parse
-from ..notation.grammar import Condition, Node
+from ..notation.grammar import Condition, Equation, Node, NotationError, parse
 from ..notation.latex import FACTOR, PRODUCT, SPELLED, SUM
 
 LOOSENESS = dict.fromkeys(("+", "-", "neg", "cases"), SUM) | dict.fromkeys(("*", "flat /", "mod", "over"), PRODUCT)

@@ -285,6 +285,8 @@ class _TorchPair(_TreePair):
 
         self.torch = torch
         self.module: Any = function if isinstance(function, torch.nn.Module) else None
+        if isinstance(function, torch.jit.ScriptModule):
+            raise TypeError("function: expected a module that is not scripted, got one: check the one it was made from")
         forward = self.module.forward if self.module else function
         name = type(function).__name__ if self.module else name_of(function)
         kind = function if isinstance(function, type) else getattr(function, "__self__", None)
@@ -371,6 +373,9 @@ class _TorchPair(_TreePair):
                 raise error from None
         self.kept = [i for i, t in enumerate(results) if t.requires_grad]
         outputs = [results[i] for i in self.kept]
+        if not any(t.is_floating_point() or t.is_complex() for t in results):
+            types = ", ".join(str(t.dtype).removeprefix("torch.") for t in results)
+            raise TypeError(f"{self.name}: expected a floating-point tensor among the results, got {types}")
         if not outputs:
             names = ", ".join(leaves)
             raise GradientError(f"y does not depend on {names} through torch's autograd: look for {self.cut}")

@@ -74,7 +74,7 @@ def forms_of(
     analytic, right, like = compared.wrong, compared.right, compared.like
     whole = bool(np.isfinite(right).all())
     if whole and compared.factor() is None and (digits := right_digits(compared)) > 2:
-        yield f"{{of}} right to {digits} digits: is a constant rounded, or something computed in float32?", "rounded"
+        yield f"{{of}} right to {digits} digits: is a constant rounded, or something computed in fewer bits?", "rounded"
         return  # it is nearly equal to whatever the right one is equal to
     if not isinstance(dy, tuple) and np.shape(dy) == analytic.shape:
         if like(dy):

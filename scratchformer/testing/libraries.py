@@ -100,13 +100,11 @@ def _checker(function: Any, args: tuple) -> Callable:
     mapped(lambda _, x: parts.append(x), "", args, is_leaf)
     libraries = _libraries(parts)
     pairs: dict[str, type[ForeignPair]] = {"tensorflow": _TensorFlowPair, "mlx": _MlxPair, "pytensor": _PyTensorPair}
-    checkers = {"torch": check_torch, "jax": check_jax, "jaxlib": check_jax}
+    checkers: dict[str, Callable] = {"torch": check_torch, "jax": check_jax, "jaxlib": check_jax}
+    checkers |= {name: functools.partial(_check_pair, pair) for name, pair in pairs.items()}
     for name, checker in checkers.items():
         if name in libraries:
             return checker
-    for name, pair in pairs.items():
-        if name in libraries:
-            return functools.partial(_check_pair, pair)
     if hasattr(function, "named_parameters"):
         return check_layer
     if hasattr(function, "backward"):

@@ -222,6 +222,11 @@ def test_watch_checks_at_every_save(learn, tmp_path):
             path.write_text(path.read_text().replace("    dz = ", "    import os; os._exit(0)\n    dz = "))
             assert "✗ softmax" in process.stdout.readline()
             assert "ended the program (exit status 0)" in process.stdout.readline()
+            path.with_stem(NAMES[0]).mkdir()  # no file, so there is nothing to check
+            path.write_bytes(b"\0")
+            while "null bytes" not in (line := process.stdout.readline()):
+                assert line and process.poll() is None
+            assert "None" not in line
             print("q", file=process.stdin, flush=True)
             assert process.wait() == 0
         finally:

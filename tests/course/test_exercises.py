@@ -240,5 +240,6 @@ def test_what_a_wrong_answer_is_told(name, right, wrong, says, verdict):
 def test_a_letter_that_is_used_twice_is_marked_in_a_true_equation(verdict):
     shadowed = exercise("softmax_equations").solution.replace("Σ_i dy_i y_i", "Σ_k dy_k y_k")
     given = verdict("softmax_equations", shadowed)
-    assert given.passed and "line 25: k is an index of this equation already: in the sum, write k'" in given.message
+    assert not given.passed and "line 25:" in given.message
+    assert "k is an index of this equation already: in the sum, write k'" in given.message
     assert "already" not in verdict("softmax_equations", exercise("softmax_equations").solution).message

@@ -251,7 +251,7 @@ def test_other_numbers_are_never_called_wrong(page: Page) -> None:
         " ? array(name) : array(name).map((x, i) => i % 2 ? x : 0));",
         "page.setInputs((name) => page.data.ranges[name] ? array(name) : array(name).map(() => 1));",
     ):
-        for _ in range(10 if "draw" in script else 1):
+        for _ in range(60 if "draw" in script else 1):
             state = page.run(
                 f"const array = (name) => page.model.array(name).data; {script} page.refresh(); page.check();"
                 "return [[...document.querySelectorAll('.live-badge')].map((badge) => badge.textContent),"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scratchformer.dispatch import reference_only
-from scratchformer.optim import Adam
+from scratchformer.optim import SGD, Adam, AdamW, clip_by_global_norm
 from scratchformer.pages.live import STATIC
 
 pytest.importorskip("sphinx")
@@ -21,8 +21,13 @@ from step_plan import plan_of
 
 WIDTHS = (390, 820, 1440)
 STEPS = 100
-NAME = "LanguageModel"
-
+NAME = living.GENERATOR
+CHOICES = [  # each choice of each part at least once
+    dict(positions="sinusoidal", norm="RMS", order="pre", depth=2, width=8, heads=1),
+    dict(positions="relative", norm="layer", order="pre", depth=1, width=16, heads=4),
+    dict(positions="rotary", norm="RMS", order="post", depth=2, width=24, heads=2),
+    dict(positions="none", norm="layer", order="post", depth=1, width=32, heads=4),
+]
 
 # The gradient beside the result of each call, against the loss when a number of the result is moved.
 DIFFERENCES = """
@@ -30,7 +35,9 @@ const { step, plan, picture } = page;
 const wrong = [];
 for (const number of picture.calls) {
   const { output, label } = plan.calls[number];
-  if (output === plan.loss) continue;
+  const { operation, inputs } = plan.calls[number];
+  if (operation === "cross_entropy" || output === plan.loss || !Object.keys(inputs).length) continue;
+  if (label === "joined") continue; // the memory gets no gradient, so no array holds that of both
   if (!plan.gradients[output]) { wrong.push(`${label}: no gradient`); continue; }
   const [buffer, positions] = plan.gradients[output];
   const gradient = step.arrays[buffer].slice();
@@ -64,6 +71,7 @@ class Page:
         head += f'<meta name="viewport" content="width=device-width">{styles}{files}'
         path = folder / "living.html"
         living.write_models(folder)
+        self.models = {file.stem for file in (folder / "_static/living/models").iterdir()}
         path.write_text(f"{head}<main>{living.living_html()}</main>", encoding="utf-8")
         self.address = path.as_uri()
 
@@ -81,10 +89,33 @@ class Page:
         for key in keys:
             ActionChains(self.browser, duration=0).send_keys(key).perform()
 
-    def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        given = self.run("return page.given")
-        shape = (living.ROWS, living.SIZES["context"])
-        return np.reshape(given["ids"], shape), np.reshape(given["targets"], shape)
+    def choose(self, **choice: Any) -> None:
+        """Another model, or other parts."""
+        before = self.run("return page.replace(arguments[0])", {**self.run("return page.data.first"), **choice})
+        assert before is None
+        there = "return Object.entries(arguments[0]).every(([name, value]) => page.choice[name] === value) && page.step"
+        WebDriverWait(self.browser, 60).until(lambda _: self.run(f"{there} && page.root.isConnected", choice))
+        WebDriverWait(self.browser, 60).until(
+            lambda _: self.run("return page.name") == self.run("return page.choice.model")
+        )
+
+    def model(self) -> Any:
+        """NumPy's model with the parts and the weights that the page begins with."""
+        choice = self.run("return page.choice")
+        sizes = {name: choice[name] for name in [*living.SIZES, *living.PARTS]}
+        model = living.generator(**sizes) if choice["model"] == NAME else living.make_model(choice["model"])
+        weights = self.run("return Object.fromEntries(Object.entries(page.weights).map(([n, w]) => [n, [...w]]))")
+        for name, p in model.named_parameters().items():
+            p.data[...] = np.reshape(weights[name], p.data.shape)
+        return model
+
+    def batch(self) -> list[np.ndarray]:
+        """What the page's step is given."""
+        given = self.run(
+            "return Object.values(page.plan.inputs).map((i) => [[...page.step.arrays[i]], page.plan.buffers[i].shape])"
+        )
+        arrays = [np.reshape(numbers, shape) for numbers, shape in given]
+        return [x.astype(float) if x.ndim > 3 else x.astype(int) for x in arrays]  # ids, except for a memory
 
 
 @pytest.fixture(scope="module")
@@ -96,21 +127,61 @@ def loaded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 @pytest.fixture
 def page(loaded: Page) -> Iterator[Page]:
+    if loaded.run("return page.choice.model") != NAME:
+        loaded.choose()
     loaded.run("page.stop(); page.mistake.selectedIndex = 0; page.plant(-1); page.read(page.data.text); page.let();")
-    loaded.run("page.adam = { ...page.data.adam }; page.restart()")
+    loaded.run("page.restart()")
     yield loaded
     assert not loaded.browser.get_log("browser")
 
 
-def test_every_array_of_forward_and_backward_is_numpys(page: Page) -> None:
-    _, made = plan_of(living.make_model(NAME), *page.batch())
+def expect_numpys_arrays(page: Page) -> None:
+    """Every number of forward and backward is NumPy's."""
+    page.run(  # a memory is empty at first
+        "const { step, plan } = page;"
+        "const memory = step.arrays[plan.inputs.memory] || [];"
+        "for (let i = 0; i < memory.length; i++) memory[i] = Math.sin(i);"
+        "step.forward(); step.backward();"
+    )
+    _, made = plan_of(page.model(), *page.batch())
     arrays = page.run("return page.step.arrays.map((array) => [...array])")
     compared = 0
-    for buffer, expected, found in zip(made.buffers, made.values, arrays, strict=True):
+    for buffer, expected, computed in zip(made.buffers, made.values, arrays, strict=True):
         if expected.size:
-            np.testing.assert_allclose(found, expected.ravel(), 0, 1e-9, err_msg=f"{buffer['layer']}: {buffer['name']}")
+            label = f"{buffer['layer']}: {buffer['name']}"
+            np.testing.assert_allclose(computed, expected.ravel(), 0, 1e-9, err_msg=label)
             compared += 1
     assert compared > 60
+
+
+def expect_numpys_losses(page: Page, optimizer: str, steps: int, clip: bool = False) -> None:
+    """The losses of a run, and that it learns."""
+    model, settings = page.model(), page.run("return page.settings")
+    betas = settings["beta1"], settings["beta2"]
+    made = {
+        "Adam": lambda p: Adam(p, settings["lr"], betas, settings["eps"]),
+        "AdamW": lambda p: AdamW(p, settings["lr"], betas, settings["eps"], settings["decay"]),
+        "momentum": lambda p: SGD(p, settings["lr"], settings["momentum"]),
+        "SGD": lambda p: SGD(p, settings["lr"]),
+    }[optimizer](model.parameters())
+    expected = []
+    with reference_only():
+        for _ in range(steps):
+            model.zero_grad()
+            loss, cache = model.loss(*page.batch())
+            model.loss_backward(1.0, cache)
+            if clip:
+                clip_by_global_norm([p.grad for p in model.parameters()], settings["max_norm"])
+            made.step()
+            expected.append(float(loss))
+            page.run("page.once()")
+    losses = page.run("return page.losses")
+    np.testing.assert_allclose(losses, expected, 0, 1e-6)
+    assert np.mean(losses[-10:]) < np.mean(losses[:10])
+
+
+def test_every_array_of_forward_and_backward_is_numpys(page: Page) -> None:
+    expect_numpys_arrays(page)
 
 
 def test_every_gradient_is_a_central_difference(page: Page) -> None:
@@ -124,39 +195,76 @@ def test_every_gradient_is_a_central_difference(page: Page) -> None:
         "});"
         "return [worst, step.w.length]"
     )
-    assert count == sum(p.data.size for p in living.make_model(NAME).parameters())
+    assert count == sum(p.data.size for p in page.model().parameters())
     assert worst < 1e-7
 
 
-def test_a_training_run_has_the_losses_of_numpy(page: Page) -> None:
-    model = living.make_model(NAME)
-    adam = Adam(model.parameters(), living.ADAM["lr"], (living.ADAM["beta1"], living.ADAM["beta2"]), living.ADAM["eps"])
-    expected = []
-    with reference_only():
-        for _ in range(STEPS):
-            model.zero_grad()
-            loss, cache = model.loss(*page.batch())
-            model.loss_backward(1.0, cache)
-            adam.step()
-            expected.append(float(loss))
-            page.run("page.once()")
-    losses = page.run("return page.losses")
-    np.testing.assert_allclose(losses, expected, 0, 1e-6)
-    assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.5
+@pytest.mark.parametrize("optimizer", living.OPTIMIZERS)
+def test_a_training_run_has_the_losses_of_numpy(page: Page, optimizer: str) -> None:
+    page.choose(optimizer=optimizer, clip=False)
+    expect_numpys_losses(page, optimizer, STEPS)
 
 
-def test_a_weight_shows_the_step_of_adam(page: Page) -> None:
+def test_a_gradient_is_clipped_as_numpys(page: Page) -> None:
+    page.choose(clip=True)
+    expect_numpys_losses(page, "Adam", 20, clip=True)
+    page.run("page.say()")
+    assert "norm of" in page.find(".living-status")[0].text
+    page.choose(clip=False)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: "-".join(map(str, choice.values())))
+def test_the_parts_that_are_chosen_are_numpys(page: Page, choice: dict[str, Any]) -> None:
+    page.choose(**choice)
+    expect_numpys_arrays(page)
+    assert not page.run(DIFFERENCES)
+    expect_numpys_losses(page, "Adam", STEPS)
+    page.choose()
+
+
+def test_every_combination_of_parts_runs(page: Page) -> None:
+    """Each plan, for the smallest and the largest sizes."""
+    keys = [living.key_of(parts) for parts in living.combinations()]
+    assert {key for key in page.models if key in keys} == {*keys}
+    for parts in living.combinations():
+        for width, heads in (8, 4), (32, 1):
+            page.choose(**parts, width=width, heads=heads)
+            learned = page.run("for (let k = 0; k < 12; k++) page.once(); return page.losses[0] - page.step.loss()")
+            assert learned > 0, parts
+    page.choose()
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "momentum"])
+def test_a_weight_shows_the_step_of_the_optimizer(page: Page, optimizer: str) -> None:
+    page.choose(optimizer=optimizer, clip=True)
     page.run("page.once(); page.once(); page.once()")
     page.run("page.pin(page.picture.grids.find((grid) => page.plan.buffers[grid.buffer].role === 'parameter'), 5)")
     found = page.run(
         "const numbers = (name) => Number(page.explained.querySelector(`[data-update=${name}]`).dataset.value);"
-        "const { step } = page; return ['w', 'm', 'v'].map((name) => [numbers(name), step[name][5]])"
+        "const { step } = page; return arguments[0].map(([name, array]) => [numbers(name), step[array][5]])",
+        [["w", "w"], ["m", "m"], ["v", "v"]] if optimizer == "AdamW" else [["w", "w"], ["velocity", "m"]],
     )
     for shown, computed in found:
         assert shown == pytest.approx(computed, rel=1e-9)
+    page.choose(clip=False)
 
 
-def test_the_terms_of_every_array_add_up(page: Page) -> None:
+@pytest.mark.parametrize("name", living.MODELS)
+def test_the_terms_of_every_array_add_up(page: Page, name: str) -> None:
+    page.choose(model=name)
+    expect_terms(page)
+    page.choose()
+
+
+@pytest.mark.parametrize("choice", CHOICES[1:3], ids=lambda choice: choice["positions"])
+def test_the_terms_of_every_array_of_other_parts_add_up(page: Page, choice: dict[str, Any]) -> None:
+    page.choose(**choice)
+    expect_terms(page)
+    page.choose()
+
+
+def expect_terms(page: Page) -> None:
+    """Each number is the sum of its terms, and lights what it was made of."""
     wrong = page.run(
         "return page.picture.grids.flatMap((grid) => [0, Math.floor(grid.size / 3), grid.size - 1].map((i) => {"
         "  page.point(grid, i);"
@@ -174,11 +282,14 @@ def test_the_terms_of_every_array_add_up(page: Page) -> None:
     lit = page.run(
         "return page.picture.calls.map((number) => {"
         "  const { output, label } = page.plan.calls[number];"
-        "  page.point(page.picture.showing.get(output)[0], 0);"
+        "  const [grid] = page.picture.showing.get(output);"
+        "  page.point(grid, grid.size - 1);"
         "  return [label, page.picture.element.querySelectorAll('.living-lights > i.source').length];"
         "})"
     )
-    assert all(count for label, count in lit if label != "cross_entropy"), lit  # the loss is made of what is not drawn
+    tables = ("cross_entropy", "loss", "sinusoids", "frequencies")  # made of what is not drawn, or of nothing
+    dark = [label for label, count in lit if not count and label not in tables]
+    assert not dark
 
 
 def test_it_moves_without_a_click(page: Page) -> None:
@@ -203,21 +314,16 @@ def test_it_trains_and_writes(page: Page) -> None:
     assert page.run("return page.sample.textContent") != before
 
 
-@pytest.mark.parametrize("name", living.MODELS)
-def test_every_model_starts_and_learns(page: Page, name: str) -> None:
-    page.run("page.replace(arguments[0])", name)
-    WebDriverWait(page.browser, 60).until(lambda _: page.run("return page.name") == name)
-    made = plan_of(living.make_model(name), *page.batch())[1]
-    arrays = page.run("return page.step.arrays.map((array) => [...array])")
-    for buffer, expected, found in zip(made.buffers, made.values, arrays, strict=True):
-        if expected.size:
-            np.testing.assert_allclose(found, expected.ravel(), 0, 1e-9, err_msg=f"{buffer['layer']}: {buffer['name']}")
-    wrong = page.run(DIFFERENCES)
-    assert not wrong
-    page.run("for (const grid of page.picture.grids) page.point(grid, grid.size - 1)")
-    page.run("for (let k = 0; k < 100; k++) page.once(); page.show()")
-    assert page.run("return page.losses[0] - page.step.loss()") > 0.5
-    page.run("page.replace(arguments[0])", NAME)
+@pytest.mark.parametrize("name", living.FAMILY)
+def test_every_model_is_numpys_and_learns(page: Page, name: str) -> None:
+    page.choose(model=name)
+    expect_numpys_arrays(page)
+    assert not page.run(DIFFERENCES)
+    page.run("page.restart()")
+    expect_numpys_losses(page, "Adam", STEPS)
+    page.run("page.show()")
+    assert page.run("return page.sample.textContent.length") > 10
+    page.choose()
 
 
 def test_a_text_of_the_reader(page: Page) -> None:
@@ -279,7 +385,7 @@ def test_a_planted_mistake_leaves_the_right_run_alone(page: Page) -> None:
         "const buffer = page.plan.buffers.findIndex(({ name }) => name === 'doutput.w');"
         "return [page.step, page.wrong].map((step) => [...step.arrays[buffer]])"
     )
-    rows = living.ROWS * living.SIZES["context"]
+    rows = living.ROWS * living.LENGTH
     np.testing.assert_allclose(np.divide(step, rows), wrong, 1e-12)
 
 

@@ -16,12 +16,13 @@ from scratchformer.testing import GradientError, check_gradients
 
 X = np.random.default_rng(0).normal(size=(4, 5))
 SIGMA = np.abs(X).sum(axis=1, keepdims=True)
+P = 1 / (1 + np.exp(-X))
 ROW = np.arange(4)[:, None]
 WRONG = {
-    "2 times what it should be: 2 is N": lambda g: 2 * g,
-    "1/2 of what it should be: 2 is N": lambda g: g / 2,
+    "2 times what it should be: perhaps the 2 in the derivative of a square, or 2 is N": lambda g: 2 * g,
+    "1/2 of what it should be: perhaps the 2 in the derivative of a square, or 2 is N": lambda g: g / 2,
     "√2 times what it should be: 2 is N": lambda g: np.sqrt(2) * g,
-    "−2 times what it should be: 2 is N": lambda g: -2 * g,
+    "−2 times what it should be: perhaps the 2 in the derivative of a square, or 2 is N": lambda g: -2 * g,
     "right except for the sign": lambda g: -g,
     "zero": lambda g: 0 * g,
     "0.37 times what it should be": lambda g: 0.37 * g,
@@ -37,6 +38,9 @@ WRONG = {
     "multiplied by σ once too often.": lambda g: g * SIGMA,
     "not multiplied by σ, as it should be.": lambda g: g / SIGMA,
     "what it should be times the square of σ.": lambda g: g * SIGMA**2,
+    "not multiplied by 2 x, as it should be.": lambda g: g / (2 * X),
+    "not multiplied by 1 − p², as it should be.": lambda g: g / (1 - P**2),
+    "not multiplied by p (1 − p), as it should be.": lambda g: g / (P * (1 - P)),
     "not multiplied by the square of σ, as it should be.": lambda g: g / SIGMA**2,
 }
 
@@ -52,7 +56,7 @@ def told(wrong, right, **arrays):
 @pytest.mark.parametrize("said", WRONG)
 def test_a_ratio_is_told(said):
     right = np.random.default_rng(1).normal(size=X.shape)
-    assert told(WRONG[said](right), right, x=X, σ=SIGMA) == said
+    assert told(WRONG[said](right), right, x=X, σ=SIGMA, p=P) == said
 
 
 def test_what_a_factor_may_come_from():
@@ -65,7 +69,7 @@ def test_what_a_factor_may_come_from():
 
 def test_noise_has_no_ratio():
     right, noise = np.random.default_rng(1).normal(size=(2, 4, 5))
-    assert told(noise, right, x=X, σ=SIGMA) is None
+    assert told(noise, right, x=X, σ=SIGMA, p=P) is None
 
 
 def test_small_elements_count_as_much_as_large_ones():
@@ -102,6 +106,7 @@ def test_the_two_numbers_of_a_message_differ():
         ((5,), (3, 2, 5), "Is a sum over the first 2 axes missing?"),
         ((2, 5), (5,), "Does a sum run over an axis too many?"),
         ((2, 5), (5, 2), "Is it transposed?"),
+        ((5,), (2,), "Does a sum run over another axis than it should?"),
         ((2, 5), (2, 4), ""),
     ],
 )

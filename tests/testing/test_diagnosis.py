@@ -295,7 +295,7 @@ FORMS = {
     ),
     "rounded": (
         lambda dx, dw, dy: (dx * (1 + 1e-4 * np.sin(dx)), dw),
-        "The gradient of x is right to 4 digits: is a constant rounded, or something computed in float32?",
+        "The gradient of x is right to 4 digits: is a constant rounded, or something computed in fewer bits?",
     ),
 }
 

@@ -263,6 +263,30 @@ def test_what_is_computed_in_float32_is_compared_as_closely_as_that_allows():
     assert not check_gradients(lambda x: (1 + 1e-9 * x, None), lambda dy, _: 1e-9 * dy, X).notes
 
 
+def softmax_in_float32(x):
+    e = np.exp(x.astype(np.float32))
+    y = e / e.sum(axis=-1, keepdims=True)
+    return y, y
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_softmax_in_float32_is_not_refused(dtype, seed):
+    """Its results hardly change with an element of x, whether they are returned in float32 or widened."""
+
+    def forward(x):
+        y, cache = softmax_in_float32(x)
+        return y.astype(dtype), cache
+
+    def backward(dy, y):
+        return (y * (dy - (dy * y).sum(axis=-1, keepdims=True))).astype(np.float64)
+
+    x = np.random.default_rng(seed).standard_normal((4, 3))
+    assert check_gradients(forward, backward, x, seed=seed).notes
+    with pytest.raises(GradientError, match="wrong gradient at x"):
+        check_gradients(forward, lambda dy, y: 1.002 * backward(dy, y), x, seed=seed)
+
+
 def test_a_loss_with_a_regulariser_on_an_empty_batch():
     """The batch has no part in it then, but the weights have."""
 

@@ -57,7 +57,7 @@ from scratchformer import ops
 from scratchformer.ops.attention import AttentionCache
 
 from ..exercise import Slip
-from ..grading import check_equations_of, normal
+from ..grading import Derivation, normal
 
 HINTS = (
     "dp_ts collects what p_ts does to each y_td: it is a factor of the term with this s, in row t, for every d. So "
@@ -100,9 +100,9 @@ MISTAKES = (
 )
 
 
-def check(student):
+def derivation(student):
     runs = [(normal(0, T, D), normal(1, S, D), normal(2, S, D)) for T, S, D in ((4, 5, 3), (3, 6, 2))]
-    return check_equations_of(student.attention, attention_backward, *runs)
+    return Derivation(student.attention, attention_backward, runs)
 
 
 def attention_backward(dy, cache):

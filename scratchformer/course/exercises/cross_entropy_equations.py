@@ -46,7 +46,7 @@ def cross_entropy(z, targets):
 import numpy as np
 
 from ..exercise import Slip
-from ..grading import check_equations_of, normal
+from ..grading import Derivation, normal
 
 HINTS = (
     "The derivative of log(u) is 1/u times the derivative of u. Here u is the sum of the exponentials of a row, in "
@@ -79,6 +79,6 @@ MISTAKES = (
 )
 
 
-def check(student):
+def derivation(student):
     runs = (normal(0, 5, 3), np.array([2, -1, 0, 1, -1])), (normal(1, 3, 4), np.array([3, -1, 0]))
-    return check_equations_of(student.cross_entropy, ops.cross_entropy_backward, *runs)
+    return Derivation(student.cross_entropy, ops.cross_entropy_backward, runs)

@@ -47,7 +47,7 @@ def layernorm(x, gamma, beta, eps=1e-5):
 # The student's file ends here.
 
 from ..exercise import Slip
-from ..grading import check_equations_of, normal
+from ..grading import Derivation, normal
 
 HINTS = (
     "dγ and dβ sum over the rows n; all else stays within a row. For ∂σ/∂x_k, begin with σ² = 1/C Σ_c (x_c − μ)² "
@@ -81,6 +81,6 @@ MISTAKES = (
 )
 
 
-def check(student):
+def derivation(student):
     runs = [(normal(0, N, C), normal(1, C), normal(2, C)) for N, C in ((3, 5), (2, 4))]
-    return check_equations_of(student.layernorm, ops.layernorm_backward, *runs)
+    return Derivation(student.layernorm, ops.layernorm_backward, runs)

@@ -44,7 +44,7 @@ def linear(x, w, b):
 # The student's file ends here.
 
 from ..exercise import Slip
-from ..grading import check_equations_of, normal
+from ..grading import Derivation, normal
 
 HINTS = (
     "x_ni is in row n of y only, in all of its outputs. w_io is in output o only, in all of its rows. So dx sums over "
@@ -68,6 +68,6 @@ MISTAKES = (
 )
 
 
-def check(student):
+def derivation(student):
     runs = [(normal(0, n, i), normal(1, i, o), normal(2, o)) for n, i, o in ((4, 3, 2), (2, 4, 3))]
-    return check_equations_of(student.linear, ops.linear_backward, *runs)
+    return Derivation(student.linear, ops.linear_backward, runs)

@@ -36,7 +36,7 @@ def rmsnorm(x, gamma, eps=1e-6):
 # The student's file ends here.
 
 from ..exercise import Slip
-from ..grading import check_equations_of, normal
+from ..grading import Derivation, normal
 
 HINTS = (
     "Differentiate ρ² = 1/C Σ_c x_c² + eps on both sides: one term of the sum contains x_k. Then the quotient rule for "
@@ -56,6 +56,6 @@ MISTAKES = (
 )
 
 
-def check(student):
+def derivation(student):
     runs = (normal(0, 3, 5), normal(1, 5)), (normal(0, 2, 4), normal(1, 4))
-    return check_equations_of(student.rmsnorm, ops.rmsnorm_backward, *runs)
+    return Derivation(student.rmsnorm, ops.rmsnorm_backward, runs)

@@ -53,7 +53,7 @@ def rotary(x):
 from scratchformer import ops
 
 from ..exercise import Slip
-from ..grading import check_equations_of, expect_without, normal
+from ..grading import Derivation, normal
 
 HINTS = (
     "y = R x is a product of a matrix and a vector for each t, so dx follows the pattern of `linear`: the sum runs "
@@ -93,10 +93,9 @@ RESTRICTED = (
 )
 
 
-def check(student):
-    expect_without(student, RESTRICTED)
+def derivation(student):
     runs = (normal(0, 5, 2),), (normal(1, 4, 2),)
-    return check_equations_of(student.rotary, backward, *runs, names={"θ": student.THETA})
+    return Derivation(student.rotary, backward, runs, {"θ": student.THETA}, RESTRICTED)
 
 
 def backward(dy, angles):

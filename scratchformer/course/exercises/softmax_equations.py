@@ -38,7 +38,7 @@ def softmax_backward(dy, y):
 from scratchformer import ops
 
 from ..exercise import Slip
-from ..grading import check_equations_of, normal
+from ..grading import Derivation, normal
 
 HINTS = (
     "Z is a sum of exponentials, of which one contains z_k. Write ∂y_i/∂z_k by the quotient rule.",
@@ -61,5 +61,5 @@ MISTAKES = (
 )
 
 
-def check(student):
-    return check_equations_of(student.softmax, student.softmax_backward, (normal(0, 3, 4),), (normal(1, 2, 3),))
+def derivation(student):
+    return Derivation(student.softmax, student.softmax_backward, ((normal(0, 3, 4),), (normal(1, 2, 3),)))

@@ -66,7 +66,7 @@ from scratchformer import ops
 from scratchformer.dispatch import twins_of
 
 from ..exercise import Slip
-from ..grading import check_equations_of, expect_without, normal
+from ..grading import Derivation, normal
 
 HINTS = (
     "Σ_s' exp(z_ts') is exp(lse_t), and the quotient of two exponentials is one exponential. In the same way "
@@ -105,10 +105,9 @@ RESTRICTED = (
 )
 
 
-def check(student):
-    expect_without(student, RESTRICTED)
+def derivation(student):
     runs = [(normal(0, T, D), normal(1, 3 * W, D), normal(2, 3 * W, D), W) for T, D, W in ((4, 5, 2), (5, 4, 3))]
-    return check_equations_of(student.tiled_attention, backward, *runs, names={"J": 3})
+    return Derivation(student.tiled_attention, backward, runs, {"J": 3}, RESTRICTED)
 
 
 def backward(dy, cache):

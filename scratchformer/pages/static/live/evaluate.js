@@ -104,7 +104,7 @@
       }
       this.inputs = data.inputs;
       this.aliases = new Map();
-      this.sizes = new Map();
+      this.sizes = new Map(Object.entries(data.sizes || {}));
       this.trace = null;
       this.cornersMet = null; // how many corners the partial derivatives were at, or null if nobody asks
       this.plant(null);

@@ -409,7 +409,8 @@
         const of = this.data.outputs.find(([, dy]) => dy === name);
         if (of) title.append(` = ∂L/∂${letterOf(of[0])}, the upstream gradient: choose any`);
         const added = this.isAdded("inputs", name) ? " added" : "";
-        list.append(make("figure", { class: `live-card${added}` }, make("figcaption", {}, title), grid.element));
+        const caption = make("figcaption", { class: of ? "live-upstream" : "" }, title);
+        list.append(make("figure", { class: `live-card${added}` }, caption, grid.element));
       }
       return make("div", {}, make("h3", {}, "Inputs"), list);
     }

@@ -5,13 +5,14 @@
 "use strict";
 
 (function () {
-  const { Step, Picture, product } = globalThis.Living;
+  const { Step, Picture, Text, tasks, product, sized, sizeOf } = globalThis.Living;
   const { make, Writer, listed, long, short, letterOf } = globalThis.Live;
   const PACE = 95; // milliseconds for each call while it plays
   const BUDGET = 9; // milliseconds of training in each frame
   const SAMPLE = 64; // characters that the model writes
   const POINTS = 300; // of the curve
-  const RATES = [0.001, 0.003, 0.01, 0.03, 0.1];
+  const RATES = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1];
+  const GENERATOR = "LanguageModel"; // the model that is put together from parts
 
   /** Random numbers from 0 to 1 that are the same each time: mulberry32. */
   function random(seed) {
@@ -24,30 +25,37 @@
     };
   }
 
-  /** A text as numbers: its most frequent characters, and one number for all others. */
-  class Text {
-    constructor(text, symbols) {
-      this.text = text.replace(/\s+/g, " ");
-      const counts = new Map();
-      for (const c of this.text) counts.set(c, (counts.get(c) || 0) + 1);
-      const frequent = [...counts].sort((a, b) => b[1] - a[1]).slice(0, symbols - 1).map(([c]) => c);
-      this.symbols = [...frequent.sort(), "·"];
-      const known = new Map(this.symbols.map((c, i) => [c, i]));
-      this.ids = Array.from(this.text, (c) => known.get(c) ?? this.symbols.length - 1);
-    }
+  /** The weights at the beginning: normal numbers with the plan's means and deviations, the same ones each time. */
+  function beginning(plan, sizes) {
+    const draw = random(3);
+    const normal = () => Math.sqrt(-2 * Math.log(1 - draw())) * Math.cos(2 * Math.PI * draw());
+    return Object.fromEntries(plan.parameters.map((number) => {
+      const { name, shape } = plan.buffers[number];
+      const [mean, deviation, inputs] = plan.start[name];
+      const spread = deviation / Math.sqrt(sizeOf(inputs, sizes));
+      return [name, Float64Array.from({ length: product(shape) }, () => (spread ? mean + spread * normal() : mean))];
+    }));
   }
 
   class Page {
-    constructor(root, name, data) {
-      Object.assign(this, { root, name, data });
-      this.plan = this.data.plan;
-      this.adam = { ...this.data.adam };
-      this.step = new Step(this.plan, this.data.weights);
-      this.writer = new Step(this.plan, this.data.weights);
+    constructor(root) {
+      this.data = models().settings;
+      this.choice = choiceOf(root);
+      Object.assign(this, { root, name: this.choice.model });
+      const { width, heads, optimizer } = this.choice;
+      this.sizes = { H: heads, D: width / heads };
+      this.plan = sized(models()[keyOf(this.choice)], this.sizes, operations());
+      this.task = tasks[this.plan.task];
+      const [of, settings, lr] = this.data.optimizers[optimizer];
+      this.update = this.data.steps[of];
+      this.settings = { lr: this.choice.rate || lr, ...this.data.settings, ...settings };
+      this.weights = beginning(this.plan, this.sizes);
+      this.step = new Step(this.plan, this.weights);
+      this.writer = new Step(this.plan, this.weights);
       this.wrong = null;
       this.ready = null; // the buffers that are computed while a step is played
       this.mode = "still";
-      this.read(this.data.text);
+      this.read(this.choice.text || this.data.text);
       this.build();
       this.restart();
       this.observer = new ResizeObserver(() => this.picture.connect());
@@ -56,11 +64,12 @@
       this.picture.connect();
       root.classList.add("ready");
       this.still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-      if (!this.still) setTimeout(() => { if (this.mode === "still") this.play(); }, 400);
+      if (!this.still) setTimeout(() => { if (this.mode === "still" && root.page === this) this.play(); }, 400);
     }
 
     read(text) {
-      this.text = new Text(text, this.data.symbols);
+      this.choice.text = text;
+      this.text = new Text(text, this.data.symbols, this.task.reserved);
     }
 
     // What is on the page
@@ -71,19 +80,30 @@
       this.playing = button("▶ Play", "one step, call by call: forward, then backward", () => (this.mode === "play" ? this.stop() : this.play()));
       this.training = button("Train", "many steps a second", () => (this.mode === "train" ? this.stop() : this.train()));
       this.training.className = "living-main";
-      const once = button("Step", "forward, backward and one step of Adam", () => { this.stop(); this.once(); this.show(); });
+      const once = button("Step", `forward, backward and one step of ${this.choice.optimizer}`, () => { this.stop(); this.once(); this.show(); });
       const again = button("Start again", "the weights of the beginning", () => { this.stop(); this.restart(); });
-      this.rate = make("select", { "aria-label": "learning rate", onchange: () => { this.adam.lr = Number(this.rate.value); } },
-        ...RATES.map((lr) => make("option", { value: String(lr), selected: lr === this.adam.lr }, String(lr))));
+      const select = (name, label, options, act, titles = {}) => {
+        const chosen = make("select", { "aria-label": label, onchange: () => act(options[chosen.selectedIndex]) },
+          ...options.map((option) => make("option", { selected: option === name }, String(titles[option] ?? option))));
+        return make("label", {}, `${label} `, chosen);
+      };
+      const part = (name, options) => select(this.choice[name], name, options, (value) => this.replace({ [name]: value }));
+      const { parts, sizes, optimizers } = this.data;
+      const titles = JSON.parse(this.root.dataset.models);
+      const model = select(this.name, "model", Object.keys(titles), (name) => this.replace({ model: name }), titles);
+      const chosen = this.name === GENERATOR ? Object.entries({ ...sizes, ...parts }).map(([name, options]) => part(name, options)) : [];
+      const optimizer = select(this.choice.optimizer, "optimizer", Object.keys(optimizers), (name) => this.replace({ optimizer: name, rate: 0 }));
+      const rates = [...new Set([...RATES, this.settings.lr])].sort((a, b) => a - b);
+      const rate = select(this.settings.lr, "learning rate", rates, (lr) => { this.choice.rate = this.settings.lr = lr; });
+      const clip = make("input", { type: "checkbox", checked: Boolean(this.choice.clip), onchange: () => { this.choice.clip = clip.checked; this.say(); } });
+      const clipping = make("label", { title: `a gradient longer than ${this.data.settings.max_norm} is made that long` }, clip, "clip the gradient");
       this.mistake = make("select", { "aria-label": "plant a known mistake in the backward", onchange: () => this.plant(this.mistake.selectedIndex - 1) },
         make("option", {}, "no mistake"),
         ...this.plan.mistakes.map(({ operation, title }) => make("option", {}, `${operation}: ${title[0].toLowerCase()}${title.slice(1)}`)));
-      const choices = Object.entries(JSON.parse(this.root.dataset.models))
-        .map(([key, title]) => make("option", { value: key, selected: key === this.name }, title));
-      const chosen = make("select", { "aria-label": "model", onchange: () => this.replace(chosen.value) }, ...choices);
       this.status = make("p", { class: "living-status", role: "status" });
       this.bar = make("div", { class: "living-bar" }, this.playing, once, this.training, again,
-        make("label", {}, "model ", chosen), make("label", {}, "learning rate ", this.rate), make("label", { class: "living-mistake" }, "sabotage ", this.mistake));
+        make("label", { class: "living-mistake" }, "sabotage ", this.mistake));
+      this.parts = make("div", { class: "living-bar living-parts" }, model, ...chosen, optimizer, rate, clipping);
       this.tokens = make("p", { class: "living-tokens" });
       this.curve = make("canvas", { width: 640, height: 250, role: "img", "aria-label": "the loss after each step" });
       this.probe = make("span", { hidden: true }); // computes the colours of the theme
@@ -92,14 +112,14 @@
       this.explained = make("div", { class: "living-explained", "aria-live": "polite" });
       this.table = make("div", { class: "living-table" });
       const own = make("textarea", { rows: "4", "aria-label": "a text to train on", spellcheck: "false" });
-      own.value = this.data.text;
+      own.value = this.choice.text;
       const use = button("Train on this text", "with new weights", () => this.use(own.value));
       this.refused = make("p", { class: "living-refused", role: "alert" });
       this.root.append(
-        this.tokens, this.picture.element, this.bar, this.status, this.verdict, this.probe,
+        this.tokens, this.picture.element, this.bar, this.parts, this.status, this.verdict, this.probe,
         make("div", { class: "living-below" },
           make("div", { class: "living-learning" },
-            make("div", { class: "living-writes" }, make("h2", {}, "What it writes"), this.sample),
+            make("div", { class: "living-writes" }, make("h2", {}, this.task.says), this.sample),
             make("div", {}, make("h2", {}, "The loss after each step"), this.curve),
             make("details", {}, make("summary", {}, "Another text"), own, use, this.refused)),
           make("div", { class: "living-number" },
@@ -174,9 +194,10 @@
       this.draw = random(1);
       this.losses = [];
       this.wrongLosses = [];
-      for (const step of this.steps()) step.start(this.data.weights);
-      this.writer.start(this.data.weights);
-      this.before = null; // what the last step of Adam was given
+      for (const step of this.steps()) step.start(this.weights);
+      this.writer.start(this.weights);
+      this.at = null; // where the sequences are in the text
+      this.before = null; // what the last step of the optimizer was given
       this.unseen = null;
       this.compute();
       this.show();
@@ -197,22 +218,9 @@
       return right.length === wrong.length && right.every(({ name }, i) => name === wrong[i].name);
     }
 
-    /** The next batch. Its first sequence is always the beginning of the text, so that it can be watched. */
-    batch() {
-      const { rows, length } = this.data;
-      const { ids } = this.text;
-      const [inputs, targets] = [[], []];
-      for (let row = 0; row < rows; row++) {
-        const start = row === 0 ? 0 : Math.floor(this.draw() * (ids.length - length));
-        inputs.push(...ids.slice(start, start + length));
-        targets.push(...ids.slice(start + 1, start + length + 1));
-      }
-      return { ids: inputs, targets };
-    }
-
     /** Forward and backward on the next batch. */
     compute() {
-      this.given = this.batch();
+      this.given = this.task.batch(this);
       for (const step of this.steps()) {
         step.give(this.given);
         step.forward();
@@ -220,15 +228,20 @@
       }
     }
 
-    /** A step of Adam with the gradients that are there, and forward and backward again. */
+    /** A step of the optimizer with the gradients that are there, and forward and backward again. */
     once() {
       this.losses.push(this.step.loss());
       if (this.wrong) this.wrongLosses.push(this.wrong.loss());
-      const { w, m, v, g } = this.shown();
-      const given = { w0: w, m0: m, v0: v, g };
-      this.before ??= Object.fromEntries(Object.keys(given).map((name) => [name, new Float64Array(w.length)]));
+      const how = { source: this.update.source, clip: this.choice.clip && this.data.clip, settings: this.settings };
+      const { w, m, v } = this.shown();
+      const given = { w0: w, m0: m, v0: v, velocity0: m };
+      this.before ??= Object.fromEntries([...Object.keys(given), "g"].map((name) => [name, new Float64Array(w.length)]));
       for (const [name, array] of Object.entries(given)) this.before[name].set(array);
-      for (const step of this.steps()) step.update(this.adam);
+      for (const step of this.steps()) {
+        step.update(how);
+        step.carry();
+      }
+      this.before.g.set(this.shown().given);
       this.compute();
     }
 
@@ -311,7 +324,7 @@
     flash() {
       this.picture.element.classList.add("moved");
       setTimeout(() => this.picture.element.classList.remove("moved"), 900);
-      this.status.textContent = `Adam has moved every weight against its gradient. The loss was ${long(this.losses[this.losses.length - 1])}.`;
+      this.status.textContent = `${this.choice.optimizer} has moved every weight against its gradient. The loss was ${long(this.losses[this.losses.length - 1])}.`;
     }
 
     use(text) {
@@ -327,12 +340,13 @@
       this.train();
     }
 
-    /** Another model in the place of this one. */
-    replace(name) {
+    /** Another model, or other parts or an optimizer, in the place of this one. */
+    replace(choice) {
       this.stop();
       this.observer.disconnect();
       this.root.classList.remove("pinned", "planted");
-      open(this.root, name);
+      Object.assign(this.choice, choice);
+      open(this.root);
     }
 
     // Sabotage
@@ -341,12 +355,13 @@
       this.stop();
       const mistake = this.plan.mistakes[number] || null;
       this.wrong = null;
-      if (mistake && mistake.plan && !globalThis.LivingModels[mistake.plan]) {
-        load(this.root, mistake.plan, () => this.plant(number));
+      if (mistake && mistake.plan && !models()[mistake.plan]) {
+        load(this.root, [mistake.plan], () => load(this.root, neededBy(mistake.plan), () => this.plant(number)));
         return;
       }
       if (mistake) {
-        this.wrong = new Step(mistake.plan ? globalThis.LivingModels[mistake.plan] : this.plan, this.data.weights);
+        const plan = mistake.plan ? sized(models()[mistake.plan], this.sizes, operations()) : this.plan;
+        this.wrong = new Step(plan, this.weights);
         if (!mistake.plan) this.wrong.plant(mistake);
       }
       this.root.classList.toggle("planted", Boolean(mistake));
@@ -402,15 +417,27 @@
 
     say() {
       const { losses } = this;
-      const tokens = this.given.ids.slice(0, this.data.length).map((id) => this.text.symbols[id]);
+      const tokens = Array.from(this.task.shown(this), (id) => this.text.written([id]));
       this.tokens.replaceChildren(...tokens.map((c) => make("span", {}, c === " " ? "␣" : c)));
-      const guess = Math.log(this.text.symbols.length);
+      const guess = this.task.guess(this);
       const speed = this.mode === "train" && this.speed ? `, ${this.speed} steps a second` : "";
-      this.status.textContent = `Step ${losses.length}${speed}. Loss ${this.shown().loss().toFixed(3)}; blind guessing has ${guess.toFixed(2)}.`;
-      if (this.wrong && losses.length) {
-        const mean = (list) => list.slice(-50).reduce((a, b) => a + b, 0) / Math.min(50, list.length);
-        this.race.textContent = `After ${losses.length} steps: loss ${mean(losses).toFixed(3)} without the mistake, ${mean(this.wrongLosses).toFixed(3)} with the mistake.`;
-      }
+      const norm = this.choice.clip && losses.length ? ` The gradient had a norm of ${short(this.shown().norm[0])}.` : "";
+      this.status.textContent = `Step ${losses.length}${speed}. Loss ${this.shown().loss().toFixed(3)}; blind guessing has ${guess.toFixed(2)}.${norm}`;
+      if (this.wrong && losses.length) this.race.textContent = this.judged();
+    }
+
+    /** What the mistake has done to training so far, from the losses of the last steps. */
+    judged() {
+      const { losses, wrongLosses } = this;
+      const mean = (list) => list.slice(-50).reduce((a, b) => a + b, 0) / Math.min(50, list.length);
+      const [right, wrong] = [mean(losses), mean(wrongLosses)];
+      const both = `After ${losses.length} steps: loss ${right.toFixed(3)} without the mistake, ${wrong.toFixed(3)} with it. `;
+      if (losses.length < 100) return both;
+      const learned = (losses[0] - wrong) / (losses[0] - right);
+      const worse = Math.round((100 * (wrong - right)) / right);
+      if (!(learned > 0.25)) return `${both}The mistake has ruined training.`;
+      if (worse > 1) return `${both}The loss is ${worse}% higher${worse < 10 ? ", which nobody would notice" : ""}.`;
+      return `${both}So far, nobody could tell from the loss.`;
     }
 
     /** The loss after each step: its mean over as many steps as make POINTS points. */
@@ -423,7 +450,7 @@
       };
       const [w, h, left, bottom, margin] = [curve.width, curve.height, 40, 36, 110];
       context.clearRect(0, 0, w, h);
-      const guess = Math.log(this.text.symbols.length);
+      const guess = this.task.guess(this);
       const each = Math.max(1, Math.ceil(this.losses.length / POINTS));
       const points = (losses) => {
         const means = [];
@@ -471,29 +498,14 @@
       }
     }
 
-    /** The model goes on with the text: each next character is drawn from its probabilities. */
+    /** What the model makes of the text. */
     write() {
       const { writer } = this;
-      const { length } = this.data;
       if (this.losses.length === this.unseen) return;
       this.unseen = this.losses.length;
       writer.w.set(this.shown().w);
-      const draw = random(7 + this.losses.length);
-      const ids = this.text.ids.slice(0, length);
-      const logits = this.plan.calls[this.picture.calls[this.picture.calls.length - 1]].inputs.logits[0];
-      const symbols = this.data.symbols;
-      for (let k = 0; k < SAMPLE; k++) {
-        writer.arrays[this.plan.inputs.ids].set(ids.slice(-length));
-        writer.forward();
-        const z = writer.arrays[logits].subarray((length - 1) * symbols, length * symbols).slice(0, this.text.symbols.length);
-        const p = z.map((value) => Math.exp(1.4 * (value - Math.max(...z))));
-        let rest = draw() * p.reduce((a, b) => a + b, 0);
-        let id = p.findIndex((value) => (rest -= value) < 0);
-        if (id < 0) id = p.length - 1;
-        ids.push(id);
-      }
-      const written = (part) => part.map((id) => this.text.symbols[id]).join("");
-      this.sample.replaceChildren(make("span", { class: "prompt" }, written(ids.slice(0, length))), written(ids.slice(length)));
+      const [prompt, written] = this.task.write(this, SAMPLE, random(7 + this.losses.length));
+      this.sample.replaceChildren(make("span", { class: "prompt" }, prompt), written);
     }
 
     // Where a number comes from
@@ -592,6 +604,11 @@
     }
 
     explain(grid, i) {
+      this.describe(grid, i);
+      for (const list of this.explained.querySelectorAll(".live-list")) list.tabIndex = 0; // so that keys can scroll it
+    }
+
+    describe(grid, i) {
       const buffer = grid.buffer;
       const position = grid.at(i);
       const { plan } = this;
@@ -599,17 +616,19 @@
       const value = grid.value(this.shown(), i);
       if (call !== undefined) {
         const [name] = Object.entries(plan.calls[call].computed).find(([, each]) => each === buffer);
-        this.terms(call, name, position, grid.title);
+        this.explained.innerHTML = this.terms(call, name, position, grid.title);
         return;
       }
       const { name, role } = plan.buffers[buffer];
       const adds = plan.calls.flatMap((each, number) => Object.entries(each.adds || {})
         .filter(([, [to]]) => to === buffer).map(([of, [, positions]]) => [number, of, positions]));
-      if (adds.length === 1) {
-        const [number, of, positions] = adds[0];
-        this.terms(number, of, positions ? positions.indexOf(position) : position, grid.title);
-      } else if (adds.length) {
-        this.explained.innerHTML = `<p class="living-title">${grid.title} = ${long(value)}</p><p>The sum of what ${adds.length} calls add to it.</p>`;
+      const parts = adds.map(([call_, of, positions]) => [call_, of, positions ? positions.indexOf(position) : position]).filter(([, , at]) => at >= 0);
+      if (parts.length === 1) {
+        const [number, of, at] = parts[0];
+        this.explained.innerHTML = this.terms(number, of, at, grid.title);
+      } else if (parts.length) { // such as of a table that is the output map too
+        this.explained.innerHTML = `<p class="living-title">${grid.title} = <b data-value="${value}">${long(value)}</b></p><p>The sum of what ${parts.length} calls add to it:</p>`
+          + parts.map(([number, of, at]) => this.terms(number, of, at, plan.calls[plan.calls[number].forward].label)).join("");
       } else if (role === "parameter") {
         const at = this.offset(buffer) + position;
         const step = this.shown();
@@ -623,10 +642,11 @@
       }
     }
 
-    /** How the last step of Adam computed a weight, in the terms of its equations. */
+    /** How the last step of the optimizer computed a weight, in the terms of its equations. */
     updated(at) {
-      const { update } = this.data;
-      const given = { ...this.adam, steps: this.shown().steps, decay: 0 };
+      const { update } = this;
+      const decays = this.settings.decay && this.shapeAt(at).length > 1;
+      const given = { ...this.settings, steps: this.shown().steps, decay: decays ? this.settings.lr * this.settings.decay : 0 };
       const arrays = Object.fromEntries(Object.entries(update.arrays).map(([name, { shape }]) => (
         [name, { shape: shape.map(() => 1), data: [shape.length ? this.before[name][at] : given[name]] }]
       )));
@@ -641,7 +661,12 @@
         const title = `${letterOf(name)} = <b data-update="${name}" data-value="${value}">${long(value)}</b>`;
         return [`<p class="living-equation">${update.items[i].html}</p><p>${title}</p>${listed(model, line, terms)}`];
       });
-      return `<p class="living-inner">The last step of Adam:</p>${lists.reverse().join("")}`;
+      return `<p class="living-inner">The last step of ${this.choice.optimizer}:</p>${lists.reverse().join("")}`;
+    }
+
+    /** The shape of the parameter that holds a weight. */
+    shapeAt(at) {
+      return this.plan.buffers[this.plan.parameters.findLast((number) => this.offset(number) <= at)].shape;
     }
 
     offset(buffer) {
@@ -666,7 +691,7 @@
       const left = new Writer(model, line, found.e, false).write(line.parts[0]);
       const inner = found.inner.map(({ node, e, value }) => `<p class="living-inner">with ${new Writer(model, line, e, false).write(node)} = ${long(value)}</p>`);
       const wrong = this.planted && call.function in this.planted.functions && this.planted.name === name;
-      this.explained.innerHTML = `<p class="living-title">${title}: ${left} = <b data-value="${found.value}">${long(found.value)}</b></p>`
+      return `<p class="living-title">${title}: ${left} = <b data-value="${found.value}">${long(found.value)}</b></p>`
         + `<p class="living-equation">${html}</p>`
         + `${wrong ? `<p class="living-wrong">A mistake is planted here. It computes ${this.planted.wrong} instead, which gives ${long(this.shown().arrays[call.computed[name]][position])}.</p>` : ""}`
         + `${listed(model, line, found.terms)}${inner.join("")}`
@@ -685,9 +710,9 @@
         if (shape) arrays[name] = { shape, data: typeof value === "number" ? [value] : value };
       }
       for (const [short, long_] of Object.entries(aliases)) if (arrays[long_]) arrays[short] = arrays[long_];
-      const axes = {};
+      const { M } = environment; // stands in an equation where no array has its index
       const item = { text: plan.calls[number].operation, equation: tree };
-      return Live.model({ items: [item], arrays, shapes: {}, inputs: [], outputs: [], gradients: {}, mistakes: [], axes });
+      return Live.model({ items: [item], arrays, shapes: {}, inputs: [], outputs: [], gradients: {}, mistakes: [], axes: {}, sizes: M ? { m: M } : {} });
     }
 
     /** The shape of an array that a call was given or has computed. */
@@ -713,23 +738,41 @@
   /** The way from this page to the site's root. */
   const content = () => document.documentElement.dataset.content_root || "";
 
-  /** Loads the data of a model or mistake. */
-  function load(root, key, then) {
+  const models = () => (globalThis.LivingModels ??= {});
+  /** The functions and mistakes of each operation, by its name. */
+  const operations = () => Object.fromEntries(Object.entries(models()).filter(([key]) => key.startsWith("of-")).map(([key, value]) => [key.slice(3), value]));
+  const neededBy = (key) => [...new Set(models()[key].calls.map((call) => `of-${call.operation}`))];
+  const keyOf = ({ model, positions, norm, order, depth }) => (model === GENERATOR ? [model, positions, norm, order, depth].join("-") : model);
+
+  /** What the reader has chosen. */
+  function choiceOf(root) {
+    root.choice ??= { model: root.dataset.model, ...models().settings.first };
+    return root.choice;
+  }
+
+  /** Loads the data of models, mistakes or operations that are not there yet. */
+  function load(root, keys, then) {
+    const missing = keys.filter((key) => !models()[key]);
+    let waiting = missing.length;
+    if (!waiting) return then();
     const failed = () => root.append(make("p", {}, "The model could not be loaded."));
-    document.head.append(make("script", { src: `${content()}_static/living/models/${key}.js`, onload: then, onerror: failed }));
+    const loaded = () => { if (!--waiting) then(); };
+    document.head.append(...missing.map((key) => make("script", { src: `${content()}_static/living/models/${key}.js`, onload: loaded, onerror: failed })));
+    return undefined;
   }
 
-  /** Shows a model, whose data is loaded first if it is not there yet. */
-  function open(root, name) {
-    const there = () => {
-      root.replaceChildren();
-      root.page = new Page(root, name, globalThis.LivingModels[name]);
-    };
-    if (globalThis.LivingModels?.[name]) return there();
-    return load(root, name, there);
+  /** Shows the chosen model, whose data is loaded first. */
+  function open(root) {
+    load(root, ["settings"], () => {
+      const key = keyOf(choiceOf(root));
+      load(root, [key], () => load(root, neededBy(key), () => {
+        root.replaceChildren();
+        root.page = new Page(root);
+      }));
+    });
   }
 
-  const start = () => document.querySelectorAll(".living").forEach((root) => open(root, root.dataset.model));
+  const start = () => document.querySelectorAll(".living").forEach((root) => open(root));
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();
 })();

@@ -1,9 +1,10 @@
 /* Runs a training step from its plan: see docs/_ext/step_plan.py. Nothing here knows a model.
 
-   const step = new Living.Step(plan, weights);      weights: the numbers of each parameter, by name
-   step.give({ ids, targets });                      the batch
-   step.forward(); step.backward();                  every array of step.arrays, by the number of its buffer
-   step.update({ lr, beta1, beta2, eps });           Adam */
+   const plan = Living.sized(data, { H, D }, operations);   for sizes that the plan has as letters
+   const step = new Living.Step(plan, weights);             weights: the numbers of each parameter, by name
+   step.give({ ids, targets });                             the batch
+   step.forward(); step.backward();                         every array of step.arrays, by the number of its buffer
+   step.update({ source, clip, settings });                 the sources of an optimizer's step and of clipping */
 "use strict";
 
 (function () {
@@ -45,12 +46,13 @@
     return {
       ...plan,
       functions,
-      mistakes: every.flatMap(({ mistakes }) => mistakes).filter((mistake) => Object.keys(mistake.functions).some((key) => used.has(key))),
+      mistakes: [...every.flatMap(({ mistakes }) => mistakes), ...(plan.mistakes || [])].filter((mistake) => Object.keys(mistake.functions).some((key) => used.has(key)) || mistake.plan),
       buffers: plan.buffers.map((buffer) => ({ ...buffer, shape: buffer.shape.map(size) })),
       calls: plan.calls.map((call) => ({
         ...call, inputs: each(call.inputs, place), adds: each(call.adds, place), sizes: each(call.sizes, size), shapes: each(call.shapes, (shape) => shape.map(size)),
       })),
       gradients: each(plan.gradients, place),
+      carry: each(plan.carry, place),
     };
   }
 
@@ -81,6 +83,7 @@
       for (const number of this.plan.parameters) this.arrays[number].set(weights[this.plan.buffers[number].name]);
       this.m.fill(0);
       this.v.fill(0);
+      for (const name of Object.keys(this.plan.carry || {})) this.arrays[this.plan.inputs[name]].fill(0);
       this.steps = 0;
     }
 
@@ -148,9 +151,36 @@
       return this.arrays[this.plan.loss][0];
     }
 
-    update(settings) {
+    /** What the next batch is given of this one, such as a memory. */
+    carry() {
+      for (const [name, [buffer, positions]] of Object.entries(this.plan.carry || {})) {
+        const [to, from] = [this.arrays[this.plan.inputs[name]], this.arrays[buffer]];
+        for (let i = 0; i < to.length; i++) to[i] = from[positions ? positions[i] : i];
+      }
+    }
+
+    /** A step of an optimizer. With clip, its gradient is scaled to a norm of at most settings.max_norm. */
+    update({ source, clip, settings }) {
       this.steps++;
-      compiled(this.plan.optimizer)({ w: this.w, g: this.g, m: this.m, v: this.v, steps: this.steps, decay: 0, ...settings });
+      this.norm ??= new Float64Array(1);
+      this.given = this.g;
+      if (clip) {
+        this.clipped ??= new Float64Array(this.g.length);
+        compiled(clip)({ I: this.g.length, $g: this.g, $norm: this.norm, $c: this.clipped, $max_norm: settings.max_norm });
+        this.given = this.clipped;
+      }
+      const run = (from, to, decay) => {
+        const [w, g, m, v] = [this.w, this.given, this.m, this.v].map((array) => array.subarray(from, to));
+        compiled(source)({ ...settings, w, g, m, v, velocity: m, steps: this.steps, decay });
+      };
+      if (!settings.decay) return run(0, this.w.length, 0);
+      let from = 0;
+      for (const number of this.plan.parameters) { // as in AdamW, only what has two axes decays
+        const { shape } = this.plan.buffers[number];
+        run(from, from + product(shape), shape.length > 1 ? settings.lr * settings.decay : 0);
+        from += product(shape);
+      }
+      return undefined;
     }
 
     /** What a call was given or has computed, by the names of its equations; and its sizes. */
@@ -159,5 +189,5 @@
     }
   }
 
-  globalThis.Living = { Step, product, sized };
+  globalThis.Living = { Step, product, sized, sizeOf };
 })();

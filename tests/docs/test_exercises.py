@@ -1,0 +1,176 @@
+"""The exercises in the page: the same verdict and messages as in the terminal, and the same syntax trees."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scratchformer.course.course import exercise
+from scratchformer.course.equations import docstring_in
+from scratchformer.course.grading import grade
+from scratchformer.notation import NotationError, parse, read
+from scratchformer.notation.spelling import spelled
+from scratchformer.pages.live import STATIC
+
+pytest.importorskip("sphinx")
+pytest.importorskip("brython")
+
+import exercises
+
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+PARSE = """
+import json
+from browser import window
+from scratchformer.notation.grammar import NotationError, parse
+from scratchformer.notation.spelling import spelled
+
+def parsed(text):
+    try:
+        return repr(tuple(parse(text))).replace("Infinity", "inf") + spelled(parse(text))
+    except NotationError as error:
+        return str(error)
+
+window.parseAll = lambda texts: json.dumps([parsed(text) for text in json.loads(texts)])
+"""
+WORDS = (
+    "dz_k", "y_i", "Σ_i", "Σ_{i, i < k}", "∂y_i/∂z_k", "δ_ik", "x̂_c", "exp(", "mean_c(", "max_{s ≤ t}(",
+    "softmax_s'(", "(", ")", "+", "−", "-", "/", "·", "*", "^2", "²", "½", "√", "√(", "⌊", "⌋", "|", "[i = k]",
+    "for", "with", "where", "elsewhere", ",", "=", ":=", "≤", "_", "{", "}", "'", "C", "n", "3", "0.5e-3", "pi",
+    "∞", "γ", "\\frac{a}{b}", "‖a‖", "a @ b", "==", "**", "#", "?", "s'_i", "R_{s−t,j,k}",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages of the exercises, without a theme."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(STATIC, folder / "_static")
+    exercises.write_script(folder / "_static")
+    return folder
+
+
+@pytest.fixture
+def opened(browser: Any, site: Path) -> Any:
+    """opened(name): the browser with the page of an exercise."""
+
+    def of(name: str) -> Any:
+        path = site / f"{name}.html"
+        if not path.exists():
+            scripts = "".join(f'<script src="_static/{file}" defer></script>' for file in exercises.FILES)
+            style = '<link rel="stylesheet" href="_static/exercises/exercises.css">'
+            page = (
+                f'<!doctype html><html lang="en"><meta charset="utf-8">{style}{exercises.exercise_html(name)}{scripts}'
+            )
+            path.write_text(page, encoding="utf-8")
+        browser.get(path.as_uri())
+        browser.execute_script("localStorage.clear()")
+        browser.refresh()
+        return browser
+
+    return of
+
+
+def verdict_in(page: Any, text: str) -> tuple[bool, str]:
+    script = "return document.querySelector('.exercise').page.python.grade(arguments[0])"
+    found = json.loads(page.execute_script(script, text))
+    return found["passed"], found["message"]
+
+
+def verdict_of(name: str, text: str, folder: Path) -> tuple[bool, str]:
+    path = folder / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    found = grade(exercise(name), path)
+    return found.passed, found.message.strip()
+
+
+def expect_same(a: tuple[bool, str], b: tuple[bool, str]) -> None:
+    """The same verdicts, with numbers that differ by round-off."""
+    assert a[0] == b[0], (a, b)
+    if a[0]:
+        return
+    assert NUMBER.split(a[1]) == NUMBER.split(b[1])
+    for x, y in zip(NUMBER.findall(a[1]), NUMBER.findall(b[1]), strict=True):
+        assert float(x) == pytest.approx(float(y), rel=1e-7, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", exercises.DERIVATIONS)
+def test_the_verdict_is_that_of_the_terminal(opened: Any, name: str, tmp_path: Path) -> None:
+    each = exercise(name)
+    answers = [line for line in each.solution.splitlines() if line in each.answers]
+    last = answers[-1].strip().rpartition(" = ")[2]
+    texts = [each.solution, each.start, *(each.solution.replace(s.right, s.wrong) for s in each.mistakes)]
+    texts += [each.solution.replace(last, wrong) for wrong in ("q_zz", "(", f"\\frac{{{last}}}{{2}}", f"2 {last}")]
+    page = opened(name)
+    for text in texts:
+        expect_same(verdict_in(page, text), verdict_of(name, text, tmp_path))
+    assert verdict_in(page, each.solution)[0]
+
+
+def expect_same_trees(page: Any, texts: list[str]) -> None:
+    found = json.loads(page.execute_script("return parseAll(arguments[0])", json.dumps(texts)))
+    for text, got in zip(texts, found, strict=True):
+        try:
+            expected = repr(tuple(parse(text))) + spelled(parse(text))
+        except NotationError as error:
+            expected = str(error)
+        assert got == expected, text
+
+
+@pytest.fixture
+def parser(opened: Any) -> Any:
+    page = opened("softmax_equations")
+    page.execute_script(
+        "document.querySelector('.exercise').page.python; __BRYTHON__.runPythonSource(arguments[0])", PARSE
+    )
+    return page
+
+
+def test_every_equation_of_the_exercises_and_its_mistakes_is_read_as_by_python(parser: Any) -> None:
+    texts = []
+    for name in exercises.DERIVATIONS:
+        docstring, _ = docstring_in(exercise(name).solution)
+        texts += [spelled(item.equation) for item in read(docstring).equations if item.equation]
+        texts += [item.text for item in read(docstring).equations]
+    expect_same_trees(parser, texts)
+
+
+def test_any_text_is_read_as_by_python(parser: Any) -> None:
+    texts = st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9).map(" ".join), min_size=60, max_size=60)
+
+    @settings(max_examples=5, deadline=None, database=None)
+    @given(texts)
+    def same(batch: list[str]) -> None:
+        expect_same_trees(parser, [f"y_i = {text}" for text in batch])
+
+    same()
+
+
+def test_an_exercise_is_solved_with_the_keyboard(opened: Any) -> None:
+    """A wrong line is named, a right one is marked, the last Enter ends it, and a reload keeps what was typed."""
+    from selenium.webdriver.common.keys import Keys
+
+    page = opened("softmax_equations")
+    active = lambda: page.switch_to.active_element  # noqa: E731
+    page.execute_script("document.body.focus()")
+    active().send_keys(Keys.TAB)
+    active().send_keys("Z", Keys.ENTER)
+    first, second, third = page.find_elements("css selector", ".blank")
+    assert first.get_attribute("data-state") == "wrong"
+    assert "This is what one gets when the whole sum is kept" in first.find_element("css selector", ".says").text
+    assert active().get_attribute("aria-invalid") == "true"
+    active().send_keys(Keys.CONTROL, "a")
+    active().send_keys("exp(z_k)", Keys.ENTER)
+    assert first.get_attribute("data-state") == "right"
+    active().send_keys("y_i (d_ik - y_k)", Keys.ENTER)
+    active().send_keys("y_k (dy_k - sum_i dy_i y_i)", Keys.ENTER)
+    assert [each.get_attribute("data-state") for each in (first, second, third)] == ["right"] * 3
+    assert "equations are true" in page.find_element("css selector", ".verdict").text
+    assert third.find_elements("css selector", ".preview math")
+    page.refresh()
+    assert page.find_elements("css selector", "input")[2].get_attribute("value") == "y_k (dy_k - sum_i dy_i y_i)"
+    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
