@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from docstrings import directive, heading, paragraphs, prose
+from docstrings import directive, heading, prose
 from operations import joined, write_page
 from sphinx.application import Sphinx
 
@@ -28,6 +28,7 @@ from scratchformer.notation import Equation, NotationError, parse
 from scratchformer.notation.layout import items
 from scratchformer.notation.run import Execution
 from scratchformer.pages.mathml import clauses, expression, of_equation, relation, wrapped
+from scratchformer.pages.passages import paragraphs
 
 HERE = Path(__file__).parent
 MODULES = (

@@ -1,4 +1,4 @@
-"""The mathematics of a page, {math}`y_td = Σ_s p_ts v_sd` and the directive `math`, in the notation of derivations."""
+"""Mathematics in a page, {math}`y_td = Σ_s p_ts v_sd` or the directive `math`, in the notation of derivations."""
 
 from __future__ import annotations
 

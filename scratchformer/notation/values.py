@@ -157,7 +157,8 @@ def gather(name: str, data: np.ndarray, leading: tuple[Any, ...], indices: Seque
     chosen = [Named(np.arange(size), (axis,)) for axis, size in zip(leading, data.shape, strict=False)]
     chosen += [evaluate(index, scope) for index in indices]
     aligned, axes = align(*chosen)
-    valid, places = np.array(True), []
+    valid = np.array(True)
+    places: list[np.ndarray] = []
     for place, size, axis in zip(aligned, data.shape, [*leading, *(None for _ in indices)], strict=True):
         whole = np.rint(place.real).astype(int)
         if axis is not None and size == 1:

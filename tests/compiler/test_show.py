@@ -71,8 +71,10 @@ def test_what_leaves_nothing_for_a_loop_is_refused():
     def total(x):
         """The sum of all numbers.
 
-        y = Σ_n x_n
-        dx_n = dy
+        Forward, then backward:
+
+            y = Σ_n x_n
+            dx_n = dy
         """
         return x.sum(), x.shape
 
