@@ -74,7 +74,7 @@ The backward is an operation too, of dy and the arguments. Its own backward give
 see :ref:`Second derivatives <second-derivatives>`. Here dy is called gy, and the gradients begin with a g."""
 
 CHECK = """\
-Change a line of the derivation's code in ``scratchformer/ops``, and see what these report::
+Change a line of the derivation's code in ``scratchformer/ops``, and see what these commands report::
 
     scratchformer check {name}                  # the gradients, against numerical differences
     scratchformer check --derivations {name}    # every equation of the derivation

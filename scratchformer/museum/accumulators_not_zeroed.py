@@ -1,7 +1,7 @@
 """Accumulators that nobody empties
 
 What was wrong. The gradients of several micro-batches are added up in buffers on the graphics card. After the step of
-the optimizer the buffers were not set to zero, so every step also took all gradients before it.
+the optimizer the buffers were not set to zero, so every step also used the gradients of all steps before it.
 
 Why its tests passed. One step is right.
 

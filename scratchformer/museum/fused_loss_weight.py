@@ -1,7 +1,7 @@
 """Weights inside the sum, not outside
 
-What was wrong. To save memory, a fused linear layer and cross-entropy computes the gradient of its weight in forward
-already, and multiplies it in backward by dy. With reduction "none", dy is a number for each token, but the sum over
+What was wrong. To save memory, a fused linear layer and cross-entropy already computes the gradient of its weight in
+forward, and multiplies it by dy in backward. With reduction "none", dy is a number for each token, but the sum over
 tokens has been taken: what is left is to multiply by the first one.
 
 Why its tests passed. With reduction "mean" or "sum", dy is a single number, and a single number may be taken out of a

@@ -1,8 +1,8 @@
 """Keys and values transposed twice
 
 What was wrong. Forward brings q, k and v from (B, T, H, D) to (B, H, T, D), and saves them like this. Backward
-transposes k and v again, but not q. The kernel that it calls takes the numbers for heads of positions, and computes
-the gradients of another attention.
+transposes k and v again, but not q. The kernel that it calls takes their positions for heads, and computes the
+gradients of another attention.
 
 Why its tests passed. With as many heads as positions nothing changes its shape, and the forward, which users look at
 first, is right. There was no test of the gradients.

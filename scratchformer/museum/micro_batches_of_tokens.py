@@ -2,7 +2,7 @@
 
 What was wrong. A batch that is too large for memory is divided into micro-batches. Each computes the mean loss of its
 tokens, and the gradients are averaged. Where micro-batches have different numbers of tokens, those of a short one
-weigh more. This was in most libraries for training at once, for years.
+weigh more. Most training libraries made this mistake, for years.
 
 Why its tests passed. They had sequences of one length, without padding; then both means are the same.
 

@@ -1,7 +1,7 @@
 """A norm that is a leaf
 
-What was wrong. Layer norm made its result out of a list of numbers, and so a new leaf of the graph. Nothing before it
-got a gradient, and neither did γ and β: no transformer with this layer could be fine-tuned.
+What was wrong. Layer norm built its result from a list of numbers, which made it a new leaf of the graph. Nothing
+before it got a gradient, and neither did γ and β: no transformer with this layer could be fine-tuned.
 
 Why its tests passed. A test of y passes.
 

@@ -1,7 +1,7 @@
 """A fast path without a backward
 
 What was wrong. RMS norm has two forwards: a fast one for contiguous arrays, which records nothing for backward, and a
-slow one for all others. Nearly every array is contiguous, so everything below a norm got no gradient, for two years.
+slow one for all others. Nearly every array is contiguous, so nothing before a norm got a gradient, for two years.
 
 Why its tests passed. A test of forward passes on both paths: the results are the same.
 

@@ -1,7 +1,7 @@
 """The mean square saved in place of its root
 
 What was wrong. Forward computes 1/ρ and is right. What it stores for backward is the mean square, because a register
-was used again; backward takes it for 1/ρ, and all gradients come out almost zero.
+was reused. Backward takes it for 1/ρ, and all gradients come out almost zero.
 
 Why its tests passed. A test of y passes. The array in the cache is nobody's result.
 

@@ -46,7 +46,7 @@ class RelativeSelfAttention(CrossAttention):
         Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Σ_s' m_ts' > 0, 0 elsewhere
         a_htd = Σ_s p_hts v_hsd        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c} + unify.b_c
 
-    Backward. Up to the scores as in `attention`; g is the gradient of the sum of the two parts:
+    Backward. As far as the scores, it is that of `attention`. g is the gradient of the sum of the two parts:
 
         da_htd = Σ_c dy_tc unify.w_{h D + d,c}        dv_hsd = Σ_t p_hts da_htd        dp_hts = Σ_d da_htd v_hsd
         dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')        g_hts = dz_hts/√D

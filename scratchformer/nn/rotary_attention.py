@@ -47,8 +47,8 @@ class RotarySelfAttention(MultiHead):
         Z_ht = Σ_s m_ts exp(z_hts)        p_hts = m_ts exp(z_hts)/Z_ht where Σ_s' m_ts' > 0, 0 elsewhere
         a_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c}
 
-    Backward. Up to the rotated queries and keys, as in `attention`. A head of keys and values gets the sum over the
-    query heads that share it:
+    Backward. As far as the rotated queries and keys, it is that of `attention`. A head of keys and values gets the sum
+    over the query heads that share it:
 
         da_htd = Σ_c dy_tc unify.w_{h D + d,c}        dp_hts = Σ_d da_htd v_gsd with g = ⌊h G/H⌋
         dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')        dq̂_htd = Σ_s dz_hts k̂_gsd/√D with g = ⌊h G/H⌋

@@ -138,8 +138,8 @@ class MultiHeadLoop(Layer):
 
     x, y: (B, T, C). Raises ValueError if `heads` does not divide `d_model`.
 
-    Forward, with two heads, whose outputs are u and v. Concatenated, column d of the first is column 0 + d, and that of
-    the second is column D + d:
+    Forward, with two heads, whose outputs are u and v. After concatenation, column d of the first head is column 0 + d,
+    and column d of the second head is column D + d:
 
         x1 = x        x2 = x        u = head1(x1)        v = head2(x2)
         y_to = Σ_d u_td unify.w_{0 + d,o} + Σ_d v_td unify.w_{D + d,o} + unify.b_o

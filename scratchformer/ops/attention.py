@@ -54,7 +54,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     by 0: NaN in a value reaches y, and may reach dq, of all queries of its heads. Raises ValueError if shapes do not
     fit, TypeError if `pattern` is not a Pattern.
 
-    Forward. Each query is compared with each key, a softmax makes weights of the scores of a query, and y is the mean
+    Forward. Each query is compared with each key, a softmax turns the scores of a query into weights, and y is the mean
     of the values with these weights. Each head h does this alone, with g the head of its keys and values. A mask says
     which keys a query may see: m_hts is 1 if query t may see key s, else 0:
 
@@ -69,9 +69,9 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         e_ht := Σ_{s, m_hts = 1} exp(z_hts − c_ht)
         p_hts = exp(z_hts − c_ht)/e_ht where m_hts = 1, 0 elsewhere
 
-    Backward, from last to first. y is a product of p and v, so each gets the other factor. A number of p is part of
-    all outputs of its query, and one of v is part of an output of each query: these are the sums. All query heads h of
-    a group g use the same v, which adds a sum over them:
+    Backward, from last to first. y is a product of p and v, so each gets the other factor. An element of p is part of
+    all outputs of its query, and an element of v is part of one output of each query. So the sums run over these
+    outputs. All query heads h of a group g use the same v, which adds a sum over them:
 
         ∂y_htd/∂p_hts = v_gsd with g = ⌊h G/H⌋
         dp_hts = Σ_d dy_htd ∂y_htd/∂p_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
@@ -97,9 +97,9 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         dq = da @ k
         dk = da.swapaxes(-1, -2) @ q
 
-    No overflow matters: in half precision these run in float32, since dp may overflow where dq and dk do not. Where p
-    is 0, dp may overflow, and NaN may be in the sum or in the other factor of a product. 0 times these would be NaN, so
-    that NaN is replaced before the products, and dz is set to 0.
+    Overflow does no harm. Half precision is computed in float32, since dp may overflow where dq and dk do not. Where p
+    is 0, dp may overflow, and NaN may be in the sum or in the other factor of a product. Multiplied by 0, these would
+    give NaN. So NaN is replaced before the products, and dz is set to 0.
 
     The cache keeps q, k, v and the (T, S) probabilities, each a factor of some product above.
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1; Ainslie et al., "GQA: training

@@ -69,8 +69,8 @@ def cross_entropy(
         λ_n = log(Σ_v exp(z_nv))        ℓ_n = −Σ_v t_nv (z_nv − λ_n)
         count = max(1, Σ_n k_n)        loss = 1/count Σ_n k_n ℓ_n
 
-    No exponential overflows if the row's maximum is subtracted, which does not change the softmax; and since t sums to
-    1, the loss of a row needs no softmax, in which a small number may overflow to ∞ when it is inverted:
+    No exponential overflows if the row's maximum is subtracted, which does not change the softmax. Since t sums to 1,
+    the loss of a row can be computed without the softmax, whose small numbers may round to 0, with the logarithm −∞:
 
         z_max_n = max_v(z_nv)        log_z_n = λ_n − z_max_n = log(Σ_v exp(z_nv − z_max_n))
         ℓ_n = log_z_n − (1 − ε) (z_nv − z_max_n) − ε mean_v'(z_nv' − z_max_n) with v = targets_n
@@ -94,8 +94,8 @@ def cross_entropy(
         dlogits *= dloss / count
         dlogits *= counted[:, None]
 
-    The cache keeps the logits, their maxima and log Z. The exponential of their difference
-    is p, so p itself is not kept.
+    The cache keeps the logits, their maxima and log_z. The exponential of their difference, as in the first line of
+    code, is p, so p itself is not kept.
     Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
     """
     xp = array_module(logits, targets)

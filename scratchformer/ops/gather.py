@@ -46,7 +46,7 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
         dx_btc = Σ_k dy_bkc ∂y_bkc/∂x_btc = Σ_k [places_bk = t] dy_bkc
 
     Each vector gets the sum of the gradients of all k that took it, or 0 if none did. The vectors form a table, and y
-    consists of these rows of it. Several sequences are stacked, one after another:
+    consists of the rows that were taken. Several sequences are stacked, one after another:
 
         rows_bk = T b + places_bk
         rows = xp.arange(B)[:, None] * T + places

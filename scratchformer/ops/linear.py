@@ -24,19 +24,19 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
     x: (..., I), any number of leading axes, N rows in all. w: (I, O). b: (O,), or None for no bias.
     Returns y (..., O) and the cache. Raises ValueError if shapes do not fit.
 
-    Forward. n counts the rows of x: all its axes but the last are folded into one:
+    Forward. n counts the rows of x, whose axes except the last are folded into one:
 
         y_no = Σ_i x_ni w_io + b_o
 
-    Backward. Every number of x, w and b affects the loss through outputs, and its effects add up. The chain rule sums
-    over all outputs, with letters n' or o' of their own where n or o stands for the number:
+    Backward. Every element of x, w and b affects the loss through the outputs, and its effects add up. So the chain
+    rule is a sum over all outputs. Their indices are n' and o' where n and o are those of the element:
 
         dx_ni = Σ_{n',o} dy_n'o ∂y_n'o/∂x_ni
         dw_io = Σ_{n,o'} dy_no' ∂y_no'/∂w_io
         db_o = Σ_{n,o'} dy_no' ∂y_no'/∂b_o
 
     y is linear in each argument, so each partial derivative is the other factor of the product. Its δ says which
-    outputs the number is part of: x_ni of row n alone, w_io and b_o of column o alone. So one sum is left:
+    outputs the element is part of: x_ni only of row n, w_io and b_o only of column o. So one sum is left:
 
         ∂y_n'o/∂x_ni = δ_nn' w_io      dx_ni = Σ_o dy_no w_io        (a row of dy times every row of w)
         ∂y_no'/∂w_io = x_ni δ_oo'      dw_io = Σ_n x_ni dy_no        (every row uses w: sum over the rows)

@@ -208,7 +208,7 @@ def missed_in_equations(user: UserOperation) -> Iterator[str]:
     rows = (f"<li>{escape(m.what)}: <code>{escape(m.wrong)}</code></li>" for m in missed[:MAX_LISTED])
     if missed:
         yield f"<ul>{''.join(rows)}</ul>{more(missed)}"
-        yield "<p>They may change nothing. If they do, other arrays show it.</p>"
+        yield "<p>They may be mistakes that change no result. If one does change a result, other arrays show it.</p>"
 
 
 def missed_in_code(user: UserOperation, outcomes: Sequence[MutationResult] | str) -> Iterator[str]:

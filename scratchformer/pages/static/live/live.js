@@ -362,7 +362,7 @@
       if (!extensions.length) return element;
       const switches = extensions.map((title, i) => make("label", {},
         make("input", { type: "checkbox", checked: Boolean((this.level >> i) & 1), onchange: () => this.toggle(i) }), ` ${title}`));
-      const note = this.level ? "What this adds or changes is marked." : "";
+      const note = this.level ? "What is added or changed is marked." : "";
       element.append(make("fieldset", { class: "live-extensions" }, make("legend", {}, "Add:"), ...switches,
         make("span", { class: "live-note", role: "status" }, note)));
       return element;

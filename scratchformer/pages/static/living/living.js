@@ -81,7 +81,7 @@
       this.training = button("Train", "many steps a second", () => (this.mode === "train" ? this.stop() : this.train()));
       this.training.className = "living-main";
       const once = button("Step", `forward, backward and one step of ${this.choice.optimizer}`, () => { this.stop(); this.once(); this.show(); });
-      const again = button("Start again", "the weights of the beginning", () => { this.stop(); this.restart(); });
+      const again = button("Start again", "with the initial weights", () => { this.stop(); this.restart(); });
       const select = (name, label, options, act, titles = {}) => {
         const chosen = make("select", { "aria-label": label, onchange: () => act(options[chosen.selectedIndex]) },
           ...options.map((option) => make("option", { selected: option === name }, String(titles[option] ?? option))));
@@ -96,7 +96,7 @@
       const rates = [...new Set([...RATES, this.settings.lr])].sort((a, b) => a - b);
       const rate = select(this.settings.lr, "learning rate", rates, (lr) => { this.choice.rate = this.settings.lr = lr; });
       const clip = make("input", { type: "checkbox", checked: Boolean(this.choice.clip), onchange: () => { this.choice.clip = clip.checked; this.say(); } });
-      const clipping = make("label", { title: `a gradient longer than ${this.data.settings.max_norm} is made that long` }, clip, "clip the gradient");
+      const clipping = make("label", { title: `a gradient whose norm is above ${this.data.settings.max_norm} is scaled down to it` }, clip, "clip the gradient");
       this.mistake = make("select", { "aria-label": "plant a known mistake in the backward", onchange: () => this.plant(this.mistake.selectedIndex - 1) },
         make("option", {}, "no mistake"),
         ...this.plan.mistakes.map(({ operation, title }) => make("option", {}, `${operation}: ${title[0].toLowerCase()}${title.slice(1)}`)));
@@ -324,7 +324,7 @@
     flash() {
       this.picture.element.classList.add("moved");
       setTimeout(() => this.picture.element.classList.remove("moved"), 900);
-      this.status.textContent = `${this.choice.optimizer} has moved every weight against its gradient. The loss was ${long(this.losses[this.losses.length - 1])}.`;
+      this.status.textContent = `${this.choice.optimizer} has moved every weight. Before that, the loss was ${long(this.losses[this.losses.length - 1])}.`;
     }
 
     use(text) {
@@ -393,7 +393,7 @@
       }
       const verdict = make("p", {}, share > 1e-9
         ? `The gradient is off by ${short(100 * share)}% of its length. `
-        : "With the weights of the beginning, the gradient is still the same. ", effect);
+        : "With the initial weights, it does not change the gradient yet. ", effect);
       this.race = make("p", { class: "living-race" });
       const pair = make("p", { class: "living-equations" });
       if (code) pair.append(...code.map((text, i) => make("code", { class: i ? "wrong" : "right" }, text)));
@@ -422,7 +422,7 @@
       const guess = this.task.guess(this);
       const speed = this.mode === "train" && this.speed ? `, ${this.speed} steps a second` : "";
       const norm = this.choice.clip && losses.length ? ` The gradient had a norm of ${short(this.shown().norm[0])}.` : "";
-      this.status.textContent = `Step ${losses.length}${speed}. Loss ${this.shown().loss().toFixed(3)}; blind guessing has ${guess.toFixed(2)}.${norm}`;
+      this.status.textContent = `Step ${losses.length}${speed}. Loss ${this.shown().loss().toFixed(3)}; blind guessing would have ${guess.toFixed(2)}.${norm}`;
       if (this.wrong && losses.length) this.race.textContent = this.judged();
     }
 
@@ -436,8 +436,8 @@
       const learned = (losses[0] - wrong) / (losses[0] - right);
       const worse = Math.round((100 * (wrong - right)) / right);
       if (!(learned > 0.25)) return `${both}The mistake has ruined training.`;
-      if (worse > 1) return `${both}The loss is ${worse}% higher${worse < 10 ? ", which nobody would notice" : ""}.`;
-      return `${both}So far, nobody could tell from the loss.`;
+      if (worse > 1) return `${both}The loss is ${worse}% higher${worse < 10 ? ", which is easily overlooked" : ""}.`;
+      return `${both}So far, the loss does not show it.`;
     }
 
     /** The loss after each step: its mean over as many steps as make POINTS points. */
