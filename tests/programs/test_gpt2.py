@@ -100,7 +100,7 @@ def test_mistakes(fail, gpt2_folder, text_file, copy, tmp_path):
         "error: --resume: the run keeps its settings, so leave out --pretrained"
     )
     line = fail("gpt2", "--pretrained", tmp_path / "no", "--data", text_file, "--out", tmp_path / "b")
-    assert line == f"error: {tmp_path / 'no' / 'config.json'}: No such file or directory"
+    assert line == f"error: {tmp_path / 'no'}: no such folder"
     no_data = ("--data", tmp_path / "no data", "--out", tmp_path / "b")  # the model comes first
     assert fail("gpt2", "--pretrained", tmp_path / "no", *no_data) == line
     assert fail("gpt2", "--preset", "pretrained", *no_data) == "error: --preset pretrained: needs --pretrained FOLDER"

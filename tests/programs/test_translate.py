@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_has_no_mean_until_it_ends(copy, example):
 
 def test_bad_input(fail, copy, sentences_folder, tmp_path):
     options = ("--steps", 1, "--device", "cpu", "--out", tmp_path / "new")
-    assert "no such folder" in fail("translate", "--data", tmp_path / "nowhere", *options)
+    assert "no such file or folder" in fail("translate", "--data", tmp_path / "nowhere", *options)
     (tmp_path / "half").mkdir()
     shutil.copy(sentences_folder / "train.en", tmp_path / "half")
     assert "neither train.de nor train.de.gz in it" in fail("translate", "--data", tmp_path / "half", *options)

@@ -69,7 +69,7 @@ def test_another_vocabulary_than_the_models(tmp_path, vocabulary):
     for name, array in GPT2(8, 4, 2, 1, 4).state_dict().items():
         tensors.setdefault(stored_as(name, 4).name, []).append(array)
     save_file({name: np.concatenate(a, axis=-1) for name, a in tensors.items()}, tmp_path / "model.safetensors")
-    message = rf"vocab\.json has {len(vocabulary)} tokens, but the model of config\.json has 8"
+    message = rf"the vocabulary has {len(vocabulary)} tokens, but the model of config\.json has 8"
     with pytest.raises(PretrainedError, match=message):
         load_writer(tmp_path)
     (tmp_path / "merges.txt").unlink()
