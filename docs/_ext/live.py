@@ -47,6 +47,7 @@ VALUES: dict[str, dict[str, Any]] = {
         for order in ("", ", pre")
     },
     "RelativeSelfAttention": {"m": np.tri(3)[1:]},
+    "CrossAttention": {"m": [3]},
 }
 # The derivations on the pages of layers that are made of others: with parts whose derivations can be put together.
 COMPOSED: dict[str, Callable[[Sizes], DerivationCase]] = {
