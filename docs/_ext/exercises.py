@@ -197,7 +197,7 @@ def equation_html(text: str, solution: str, line: int) -> str:
     given = "".join(expression(p) + relation(r) for p, r in zip(whole.parts[:-1], whole.relations, strict=True))
     end = clauses(Equation(whole.parts, whole.relations, (), whole.conditions)) if whole.conditions else ""
     field = (
-        f'<input id="line{line}" aria-label="{escape(head)}" aria-describedby="says{line}" size="30" '
+        f'<input placeholder="?" id="line{line}" aria-label="{escape(head)}" aria-describedby="says{line}" size="30" '
         'autocomplete="off" autocapitalize="none" spellcheck="false">'
     )
     return (

@@ -132,7 +132,12 @@
       const { calls, buffers } = this.plan;
       const letter = (number, buffer) => Object.entries(calls[number].computed).find(([, each]) => each === buffer)[0];
       return {
-        of: (number) => ({ add: "+" })[calls[number].operation] || (calls[number].output === this.plan.loss ? "loss" : calls[number].label),
+        of: (number) => {
+          const { label, operation, output } = calls[number];
+          if (output === this.plan.loss) return "loss";
+          if (operation === "add") return "+";
+          return label === calls[number - 1]?.label ? operation : label; // of two in a row, the second is another operation
+        },
         array: (number, buffer) => {
           const { label, operation, output } = calls[number];
           const name = label === operation ? label : `${label} (${operation})`;
@@ -485,6 +490,7 @@
       context.setLineDash([]);
       context.fillText("guessing", w - margin + 8, y(guess) + 7);
       context.fillText(`${this.losses.length} steps`, w - margin - 120, h - 6);
+      const wrongIsAbove = wrong.at(-1) >= right.at(-1); // their names keep clear of each other
       for (const [means, name, ink] of [[wrong, "mistake", "--bad"], [right, wrong.length ? "right" : "loss", "--value"]]) {
         if (!means.length) continue;
         context.strokeStyle = colour(ink);
@@ -494,7 +500,7 @@
         means.forEach((loss, i) => (i ? context.lineTo(x(i), y(loss)) : context.moveTo(x(i), y(loss))));
         context.stroke();
         const last = means.length - 1;
-        context.fillText(name, x(last) + 8, y(means[last]) + (name === "mistake" ? -6 : 8));
+        context.fillText(name, x(last) + 8, y(means[last]) + (!wrong.length ? 8 : (name === "mistake") === wrongIsAbove ? -6 : 22));
       }
     }
 
