@@ -35,7 +35,7 @@ ENTRIES = [
     .case("smoothing, ignored", partial(cross_entropy, label_smoothing=0.1, ignore_index=0))
     .extension("Label smoothing", "label smoothing", ε="0")
     .extension("Ignored rows", "ignored", k="1", count="N")
-    .extension("Safe from overflow", "overflow")
+    .extension("Safe from overflow", "overflow|round to 0")
     .derivation("", some_ignored)
     .derivation("ignored", partial(some_ignored, ignore_index=-1))
     .derivation("all ignored", partial(some_ignored, ignore_index=-100, ignored=1000))

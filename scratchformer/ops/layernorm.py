@@ -48,8 +48,9 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
 
         Σ_c x̂_c = 0        mean_c(x̂_c²) = 1 − eps/σ²
 
-    The rounding error of μ is in proportion to its size, which may be large compared with σ. To reduce it, the code
-    first subtracts the first number of the row, which leaves all differences from the mean as they are:
+    The rounding error of μ is in proportion to its size, which may be large compared with σ. To reduce this
+    rounding, the code first subtracts the first number of the row, which leaves all differences from the mean as they
+    are:
 
         u_c = x_c − x_{0}        shift = μ − x_{0} = mean_c(u_c)
         rstd = 1/σ = 1/√(mean_c((u_c − shift)²) + eps)        x̂_c = (u_c − shift) rstd

@@ -127,7 +127,7 @@ def loaded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 @pytest.fixture
 def page(loaded: Page) -> Iterator[Page]:
-    if loaded.run("return page.choice.model") != NAME:
+    if loaded.run("return Object.entries(page.data.first).some(([name, value]) => page.choice[name] !== value)"):
         loaded.choose()
     loaded.run("page.stop(); page.mistake.selectedIndex = 0; page.plant(-1); page.read(page.data.text); page.let();")
     loaded.run("page.restart()")
