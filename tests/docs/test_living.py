@@ -127,8 +127,7 @@ def loaded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 @pytest.fixture
 def page(loaded: Page) -> Iterator[Page]:
-    if loaded.run("return Object.entries(page.data.first).some(([name, value]) => page.choice[name] !== value)"):
-        loaded.choose()
+    loaded.choose(model=NAME, clip=False, rate=0)
     loaded.run("page.stop(); page.mistake.selectedIndex = 0; page.plant(-1); page.read(page.data.text); page.let();")
     loaded.run("page.restart()")
     yield loaded
