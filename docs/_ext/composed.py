@@ -1,7 +1,7 @@
 """Derivations of layers that are made of other layers, with the equations of the parts in place of their calls.
 
 The derivation of a block says what the block does with its parts: f = feedforward(u), and in the backward
-du = feedforward_backward(df, u). The equations behind these calls are in the derivations of the parts. They are
+du = feedforward_backward(df, u). Each part has a derivation of its own, with the equations behind these calls. They are
 put together here, so that a page can compute all of it.
 """
 

@@ -1,8 +1,8 @@
 """The derivation exercises as pages: an input for each blank, and the course's own check, by Python in the page.
 
-The modules in MODULES are the package's, unchanged. In the page they are run by Brython, with those of in_page: a
-numpy on arrays of _static/exercises/arrays.js, and what the page calls. What needs more than the notation is computed
-here: the arrays of the runs, and what the known mistakes give.
+The page runs modules of the package, listed in MODULES and unchanged, with Brython. The folder in_page has what they
+need there: a small numpy, whose arrays are in exercises/arrays.js, and the functions that the page calls. The arrays of
+the runs and the results of the known mistakes are computed here, when the site is built.
 """
 
 from __future__ import annotations

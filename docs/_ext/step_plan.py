@@ -147,8 +147,8 @@ Functions = dict[tuple, Function]  # by what they were made from; plans may shar
 
 
 class StepPlan:
-    """The plan while it is made. letters: sizes that may be others when the plan runs, by their letters; each is a
-    multiple of its prime (PRIMES), which is in no other size. functions: those of other plans.
+    """The plan while it is made. letters: sizes that may change when the plan runs, by their letters. Each is a
+    multiple of its prime (PRIMES), which divides no other size. functions: those that other plans already have.
     """
 
     def __init__(

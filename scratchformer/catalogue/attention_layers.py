@@ -165,7 +165,7 @@ ENTRIES = [
     .derivation("", self_attention)
     .mistake(
         "x gets no gradient from keys and values",
-        "Every position is read by the others through its key and value; dx has only the part of its own query.",
+        "The other positions read this one through its key and value, but dx has only the gradient of its own query.",
         equation="dx_tc = du_tc + dmemory_tc",
         wrong="dx_tc = du_tc",
     )

@@ -128,7 +128,7 @@ ENTRIES = [
     .derivation("", lambda d: derived(d, nn.FeedForward(d.C, d.F), d("B T C")))
     .mistake(
         "The gradient passes where ReLU let nothing through",
-        "As if the two maps were one: dx and the gradients of the first map are those of another function.",
+        "Backward skips the activation, so dx and the gradients of the first map belong to another function.",
         equation="de_nf = da_nf where e_nf > 0, 0 elsewhere",
         wrong="de_nf = da_nf",
     )
