@@ -27,11 +27,11 @@ def as_array(x):
     return x.view(Array) if isinstance(x, np.ndarray) else x
 
 
-def multiply(x, y, out, add=False, bias=None, activation=""):
+def multiply(x, y, out, add=0.0, bias=None, activation="", times=1.0):
     """What cuBLASLt would do."""
-    found = x.astype(out.dtype) @ y.astype(out.dtype)
+    found = times * (x.astype(out.dtype) @ y.astype(out.dtype))
     found = found if bias is None else found + bias
-    out[...] = (out if add else 0) + (np.maximum(found, 0) if activation else found)
+    out[...] = (add * out if add else 0) + (np.maximum(found, 0) if activation else found)
     return out
 
 
@@ -173,19 +173,17 @@ def compare_flat(dtype, start):
         np.testing.assert_allclose(f, r, rtol=1e-5, atol=1e-6)
 
 
-def compare_muon():
+def compare_muon(shape, precision):
     """The factors are the same bfloat16 numbers in both, so only the order of sums may differ."""
     products = []
-    cupy_muon.product = lambda *args: products.append(args) or multiply(*args)
-    for shape in (6, 6), (4, 9), (9, 4):
-        g = draw(*shape).astype(np.float32)
-        with fast():
-            found = muon.newton_schulz(as_array(g), precision="bfloat16")
-        if not products:
-            raise TypeError("the twin did not run")
-        right = muon.newton_schulz.reference(g, precision="bfloat16")
-        assert found.shape == shape
-        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
+    cupy_muon.product = lambda *args, **scales: products.append(args) or multiply(*args, **scales)
+    g = draw(*shape).astype(np.float32) * draw(*shape[:-2], 1, 1).astype(np.float32)
+    with fast():
+        found = muon.newton_schulz(as_array(g), precision=precision)
+    assert len(products) == 3 * muon.STEPS, "the twin did not run"
+    right = muon.newton_schulz.reference(g, precision=precision)
+    assert found.shape == shape
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
 
 
 def compare_in_half():
@@ -231,7 +229,10 @@ if __name__ == "__main__":
         for dtype in TYPES[: 1 if mistake else None]
     ]
     checks += [("adam_step", start, partial(compare_flat, TYPES[0], start)) for start in (0, 1)]
-    checks += [("newton_schulz", "", compare_muon), ("relative_attention", "", compare_in_half)]
+    for shape in (6, 6), (9, 4), (3, 4, 9), (2, 40, 33), (2, 1, 9, 4):
+        for precision in "bfloat16", "float32":
+            checks.append(("newton_schulz", (shape, precision), partial(compare_muon, shape, precision)))
+    checks.append(("relative_attention", "", compare_in_half))
     checks = [check for check in checks if only in (None, check[0])]
     if not checks:
         sys.exit(f"{only}: there is no such case")
