@@ -36,7 +36,7 @@ def cuda_source(plan: Plan, types: Sequence[str] | None = None, pieces: bool = F
 
     types: of the numbers of all arrays; without it, REAL for those that have no column. pieces: for a plan whose numbers
     are one row, a kernel of pieces of the arrays. First it takes a table, with a row for each piece: its size, and where
-    it starts in each array. Each row of blocks has a piece.
+    it starts in each array. Each row of blocks has a piece. It is called NAME_pieces, the others NAME_loops.
     """
     arrays = (*plan.reads, *plan.writes)
     real = {array.name for array in arrays if COLUMN not in array.axes or array.name in plan.sums}
@@ -117,7 +117,7 @@ class CudaPrinter(Printer):
         places = {self.pointer(array): f" + here[{i}]" for i, array in enumerate(arrays, 1)}
         names = [each.split()[-1] for each in given[:-1]]
         parameters = ["const Index* table", *given[:-1]]
-        with self.block(f'extern "C" __global__ void {self.plan.name}_loops({listed(parameters)})'):
+        with self.block(f'extern "C" __global__ void {self.plan.name}_pieces({listed(parameters)})'):
             self.put(f"const Index* here = table + (Index)blockIdx.y * {len(arrays) + 1};")
             moved = [name + places.get(name, "") for name in names]
             self.put(f"piece_of_{self.plan.name}({listed([*moved, 'here[0]'], ' ' * 12)});")

@@ -77,7 +77,7 @@ class PiecesTarget:
             names = {dtype: "T", real(dtype): "REAL"} if dtype != real(dtype) else {dtype: "T"}
             types = tuple(names.get(x.dtype) or TYPES[x.dtype.name] for x in arrays)
             constants = dict(V=V, THREADS=THREADS, ROWS=1)
-            run_kernel = kernel(text(types), f"{plan.name}_loops", dtype.name, tuple(constants.items()))
+            run_kernel = kernel(text(types), f"{plan.name}_pieces", dtype.name, tuple(constants.items()))
             blocks = min(BLOCKS, -(-max(sizes) // (V * THREADS)))
             given = [x.flat if isinstance(x, Pieces) else x for x in arrays]
             run_kernel((blocks, len(sizes)), (THREADS, 1), (table, *given, *map(wide.type, numbers)))
