@@ -267,8 +267,10 @@ def attempt(
         parts = ((x[..., part, :], y, out[..., part, :]) for part in _cut(N, step))
         return all(attempt(*arrays, add, bias, activation, times) for arrays in parts)
     if K > LONG and K % step and bias is None:
-        parts = ((x[..., part], y[..., part, :], out, 1.0 if part.start else add) for part in _cut(K, step))
-        return all(attempt(*arrays, times=times) for arrays in parts)
+        return all(
+            attempt(x[..., part], y[..., part, :], out, 1.0 if part.start else add, times=times)
+            for part in _cut(K, step)
+        )
     return _products(cupy.cuda.runtime.getDevice()).run(x, y, out, add, bias, activation, times)
 
 

@@ -253,7 +253,7 @@ class Muon(AdamW):
                 move(w.part(part), as_pieces(u[part], shapes), lr * root(shapes[0]), lr * weight_decay)
 
 
-def root(shape: tuple[int, int]) -> float:
+def root(shape: tuple[int, ...]) -> float:
     """By what the step of a matrix (I, J) is multiplied: √(max(1, J/I))."""
     return math.sqrt(max(1, shape[1] / shape[0]))
 
