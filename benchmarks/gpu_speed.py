@@ -39,7 +39,7 @@ from scratchformer.training import Replicas
 PRECISIONS = ("bfloat16", "tf32", "float32")
 OURS = "scratchformer"
 MODES = {"eager": None, "compile": "default", "reduce-overhead": "reduce-overhead", "max-autotune": "max-autotune"}
-ROUNDS, TURN = 5, 0.3  # turns of each competitor, and the seconds of one
+ROUNDS, TURN = 5, 0.25  # turns of each competitor, and the seconds of one
 PROMPT, WRITTEN = 16, 256  # tokens
 PEAK = 989e12  # FLOP/s of an H100 or H200 in bfloat16, by the data sheet
 
@@ -90,7 +90,9 @@ def rows(small: bool) -> dict[str, Row]:
 
     words, tokens, length, sub_words = (500, 500, 64, 300) if small else (50_000, 50_257, 1024, 8000)
     tutorial, narrow = sized(d_model=256, heads=8, depth=12), sized(d_model=256, heads=4, depth=4)
-    gpt2 = partial(models.GPT2, tokens, context=length, dropout=0.0, key=Key(0), **sized(d_model=768, heads=12, depth=12))
+    gpt2 = partial(
+        models.GPT2, tokens, context=length, dropout=0.0, key=Key(0), **sized(d_model=768, heads=12, depth=12)
+    )
     xl = dict(context=256, memory=256, d_ff=896, norm="post", embedding_std=1.0, key=Key(0))
     sparse = dict(context=1024 if small else 4096, stride=64, key=Key(0), **sized(d_model=128, heads=4, depth=4))
     both = dict(context=length // 2, dropout=0.1, key=Key(0))
@@ -171,7 +173,9 @@ def torch_steps(row: Row, mode: str | None, device: Device, precision: str) -> S
 
         def write(count: int) -> Any:
             with torch.inference_mode():
-                token, position = decoder(*(torch.arange(PROMPT, device=where)[None], torch.arange(PROMPT, device=where)))
+                token, position = decoder(
+                    *(torch.arange(PROMPT, device=where)[None], torch.arange(PROMPT, device=where))
+                )
                 tokens = [token]
                 for _ in range(count - 1):
                     torch.compiler.cudagraph_mark_step_begin()
@@ -268,7 +272,13 @@ class Process:
 
 
 def compare(
-    results: Any, names: Sequence[str], precision: str, device: Device, small: bool, patience: float, modes: Sequence[str]
+    results: Any,
+    names: Sequence[str],
+    precision: str,
+    device: Device,
+    small: bool,
+    patience: float,
+    modes: Sequence[str],
 ) -> None:
     """Let the competitors of some rows get ready at once, in `patience` seconds, and then take turns, row after row."""
     running: dict[str, dict[str, Process]] = {name: {} for name in names}

@@ -120,7 +120,7 @@ class TorchGPT2(TorchModel):
 
 
 class TorchDecoder(nn.Module):
-    """A TorchGPT2 that writes one sequence. Keys and values are in tensors of fixed shape, so a step can be compiled."""
+    """A TorchGPT2 that writes one sequence. Keys and values have a fixed shape, so that a step can be compiled."""
 
     def __init__(self, peer: TorchGPT2, length: int) -> None:
         """length: of the longest sequence."""
