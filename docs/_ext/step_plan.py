@@ -773,23 +773,30 @@ def changed_by(mistake: Mistake, functions: list[Function]) -> dict[str, Any] | 
     changed, typeset = {}, {}
     for function in functions:
         source = function.source
-        if not function.suffix or not mistake.wrong:
+        if not mistake.wrong:
             continue
-        names = {*source.names, *source.definitions.known, *source.definitions.aliases}
         try:
-            right, wrong = (parse(text, names) for text in (mistake.equation, mistake.wrong))
-            name = source.definitions.resolve(wrong.parts[0][1])
-            definition = source.definitions.known[name]
-            letters = tuple(index[1] for index in wrong.parts[0][2] if index != ("idx", "n"))
-            planted = definition._replace(letters=letters, node=wrong.parts[-1], bindings=wrong.bindings)
-            definitions = source.definitions._replace(known={**source.definitions.known, name: planted})
+            definitions, (right, wrong) = with_mistake(source.definitions, mistake, source.names)
             program = array_program(
-                definitions, f"{source.name}_backward", function.results, function.given, function.options
+                definitions, f"{source.name}{function.suffix}", function.results, function.given, function.options
             )
         except (NotationError, CompileError, KeyError):
             return None
         if program.source == function.program.source:
             continue
         changed[function.name] = {"source": program.source, "computed": program.computed}
+        name = source.definitions.resolve(wrong.parts[0][1])
         typeset = {"name": name, "wrong": "".join(pieces(wrong)), "right": "".join(pieces(right))}
     return {**typeset, "functions": changed} if changed else None
+
+
+def with_mistake(
+    definitions: Definitions, mistake: Mistake, names: Sequence[str] = ()
+) -> tuple[Definitions, tuple[Equation, Equation]]:
+    """The definitions with a mistake in one of them, and its right and its wrong equation."""
+    names = {*names, *definitions.known, *definitions.aliases}
+    right, wrong = (parse(text, names) for text in (mistake.equation, mistake.wrong))
+    name = definitions.resolve(wrong.parts[0][1])
+    letters = tuple(index[1] for index in wrong.parts[0][2] if index != ("idx", "n"))
+    planted = definitions.known[name]._replace(letters=letters, node=wrong.parts[-1], bindings=wrong.bindings)
+    return definitions._replace(known={**definitions.known, name: planted}), (right, wrong)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scratchformer.dispatch import reference_only
-from scratchformer.optim import SGD, Adam, AdamW, clip_by_global_norm
+from scratchformer.optim import SGD, Adam, AdamW, Muon, clip_by_global_norm
 from scratchformer.pages.live import STATIC
 
 pytest.importorskip("sphinx")
@@ -160,6 +160,9 @@ def expect_numpys_losses(page: Page, optimizer: str, steps: int, clip: bool = Fa
     made = {
         "Adam": lambda p: Adam(p, settings["lr"], betas, settings["eps"]),
         "AdamW": lambda p: AdamW(p, settings["lr"], betas, settings["eps"], settings["decay"]),
+        "Muon": lambda p: Muon(
+            p, *(settings[name] for name in ("lr", "adam_lr", "momentum")), betas, settings["eps"], settings["decay"]
+        ),
         "momentum": lambda p: SGD(p, settings["lr"], settings["momentum"]),
         "SGD": lambda p: SGD(p, settings["lr"]),
     }[optimizer](model.parameters())
@@ -233,15 +236,24 @@ def test_every_combination_of_parts_runs(page: Page) -> None:
     page.choose()
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "momentum"])
-def test_a_weight_shows_the_step_of_the_optimizer(page: Page, optimizer: str) -> None:
+@pytest.mark.parametrize("optimizer, mistake", [("AdamW", ""), ("momentum", ""), ("Muon", ""), ("Adam", "of m")])
+def test_a_weight_shows_the_step_of_the_optimizer(page: Page, optimizer: str, mistake: str) -> None:
     page.choose(optimizer=optimizer, clip=True)
+    if mistake:
+        page.run("page.plant(page.mistakes.findIndex(({ title }) => title.endsWith(arguments[0]))); page.stop()", mistake)
     page.run("page.once(); page.once(); page.once()")
-    page.run("page.pin(page.picture.grids.find((grid) => page.plan.buffers[grid.buffer].role === 'parameter'), 5)")
+    name = "attention.query.w" if optimizer == "Muon" else ".w"
+    role = "role === 'parameter' && name.endsWith(arguments[0])"
+    find = f"page.picture.grids.find(({{ buffer }}) => {{ const {{ role, name }} = page.plan.buffers[buffer]; return {role}; }})"
+    page.run(f"page.pin({find}, 5)", name)
+    arrays = {"AdamW": "wmv", "Adam": "wmv", "Muon": "wm", "momentum": "wm"}[optimizer]
     found = page.run(
         "const numbers = (name) => Number(page.explained.querySelector(`[data-update=${name}]`).dataset.value);"
-        "const { step } = page; return arguments[0].map(([name, array]) => [numbers(name), step[array][5]])",
-        [["w", "w"], ["m", "m"], ["v", "v"]] if optimizer == "AdamW" else [["w", "w"], ["velocity", "m"]],
+        "const step = page.shown();"
+        "const at = page.offset(page.pinned[0].buffer) + 5;"
+        "return arguments[0].map((array) => [numbers(array === 'm' ? arguments[1] : array), step[array][at]])",
+        [*arrays],
+        "velocity" if optimizer == "momentum" else "m",
     )
     for shown, computed in found:
         assert shown == pytest.approx(computed, rel=1e-9)
