@@ -284,7 +284,8 @@ def matrix_data() -> dict[str, Any]:
         "numbers": numbers,
         "last": f"X{STEPS}",
         "equations": {
-            n: {"tree": equation_as_json(equation), "html": "".join(pieces(equation))} for n, equation in equations.items()
+            n: {"tree": equation_as_json(equation), "html": "".join(pieces(equation))}
+            for n, equation in equations.items()
         },
     }
 
