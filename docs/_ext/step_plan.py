@@ -366,7 +366,7 @@ class StepPlan:
         return number
 
     def settle(self) -> None:
-        """Leave out what the model's own code does not add to the gradient of a parameter, such as one use of a table."""
+        """Leave out what the model's own code does not add to a parameter's gradient, such as one use of a table."""
         for buffer in [i for i, each in enumerate(self.buffers) if each["role"] == "parameter"]:
             every, gradient = self.added.get(buffer, []), self.values[self.gradients[buffer].buffer].ravel()
             if any(each.value is None for each in every):

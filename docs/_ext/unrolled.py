@@ -28,7 +28,7 @@ def unrolled(op: Callable, names: Iterable[str], letter: str, steps: int) -> Def
 
 
 def with_value(node: Node, letter: str, value: int) -> Node:
-    """A node, whose parts are changed already, where the letter has a value. An index that is a number joins its name."""
+    """A node, whose parts are changed already, where the letter has a value. A number as an index joins the name."""
     kind, *parts = node
     if node == ("idx", letter):
         return "num", float(value), str(value)

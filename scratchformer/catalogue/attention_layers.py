@@ -112,6 +112,7 @@ ENTRIES = [
         equation="dk_gsd = Σ_d' R_sd'd dk̂_gsd'",
         wrong="dk_gsd = dk̂_gsd",
         replace={"        dk = ops.rotary_backward(dk, cache.rotated_k)\n": ""},
+        tests="tests/nn/test_all_layers.py -k Rotary",
     )
     .mistake(
         "New keys are rotated as if they came first",

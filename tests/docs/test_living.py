@@ -33,7 +33,8 @@ CHOICES = [  # each choice of each part at least once
 
 NOT_PLANTED = {  # why the page does not offer the other mistakes of the catalogue: the entries, or a title
     "no model of the page has it": (
-        "silu softmax log_softmax dropout max_pool BasicSelfAttention SingleHeadAttention MultiHeadLoop Recompute".split()
+        "silu", "softmax", "log_softmax", "dropout", "max_pool",
+        "BasicSelfAttention", "SingleHeadAttention", "MultiHeadLoop", "Recompute",
     ),
     "it is one of the operation, or of Residual": (
         "FeedForward", "TransformerBlock", "LlamaBlock",
@@ -60,7 +61,7 @@ NOT_PLANTED = {  # why the page does not offer the other mistakes of the catalog
         "The memory gets its gradient from only one block",
         "a tied table stepped twice",
     ),
-    "the first step ends with an error: there are more columns than rows": ("The columns get the gradient of the rows",),
+    "the first step ends with an error: the grid is not square": ("The columns get the gradient of the rows",),
     "it is not in a training step": (
         "New keys are rotated as if they came first",
         "A pattern lets the tokens of a prompt see later ones",
@@ -290,8 +291,8 @@ def test_a_weight_shows_the_step_of_the_optimizer(page: Page, optimizer: str, mi
     page.run("page.once(); page.once(); page.once()")
     name = "attention.query.w" if optimizer == "Muon" else ".w"
     role = "role === 'parameter' && name.endsWith(arguments[0])"
-    find = f"page.picture.grids.find(({{ buffer }}) => {{ const {{ role, name }} = page.plan.buffers[buffer]; return {role}; }})"
-    page.run(f"page.pin({find}, 5)", name)
+    is_it = f"({{ buffer }}) => {{ const {{ role, name }} = page.plan.buffers[buffer]; return {role}; }}"
+    page.run(f"page.pin(page.picture.grids.find({is_it}), 5)", name)
     arrays = {"AdamW": "wmv", "Adam": "wmv", "Muon": "wm", "momentum": "wm"}[optimizer]
     found = page.run(
         "const numbers = (name) => Number(page.explained.querySelector(`[data-update=${name}]`).dataset.value);"
