@@ -18,6 +18,7 @@ import numpy as np
 from docstrings import directive, heading, prose
 from operations import joined, write_page
 from sphinx.application import Sphinx
+from static_files import load_files
 
 import scratchformer
 from scratchformer.course.course import NAMES, exercise
@@ -226,17 +227,8 @@ def write_script(static: Path) -> None:
     (static / "exercises" / "python.js").write_text(python_script(), encoding="utf-8")
 
 
-def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Load the scripts on the pages that have an exercise."""
-    if '<section class="exercise"' not in context.get("body", ""):
-        return
-    app.add_css_file("exercises/exercises.css")
-    for file in FILES:
-        app.add_js_file(file, loading_method="defer")
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write)
-    app.connect("html-page-context", add_files)
+    load_files(app, '<section class="exercise"', "exercises/exercises.css", *FILES)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

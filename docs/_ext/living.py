@@ -23,6 +23,7 @@ from levels import Without
 from live import PageSizes, checked, planted
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from static_files import load_files
 from step_plan import Functions, StepPlan, operations_json, plan_of, stated, with_mistake, wrong_plans
 from unrolled import unrolled
 
@@ -333,18 +334,8 @@ def finish(app: Sphinx, exception: Exception | None) -> None:
         write_models(Path(app.outdir))
 
 
-def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Load the scripts on the pages that have a living step."""
-    if '<section class="living' not in context.get("body", ""):
-        return
-    for file in STYLES:
-        app.add_css_file(file)
-    for file in FILES:
-        app.add_js_file(file, loading_method="defer")
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("living", LivingStep)
-    app.connect("html-page-context", add_files)
+    load_files(app, '<section class="living', *STYLES, *FILES)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
