@@ -241,7 +241,7 @@ def _products(device: int) -> CublasLt:
 def product(
     x: Array, y: Array, out: Array, plus: Array | None = None, scales: tuple[float, float] = (1.0, 1.0)
 ) -> Array:
-    """out = s x y + t plus, where `scales` are s and t: see `attempt`. Raises RuntimeError if cuBLASLt has no kernel."""
+    """s x y + t plus, where `scales` are s and t, as `attempt`. Raises RuntimeError if cuBLASLt has no kernel."""
     if not attempt(x, y, out, plus, scales=scales):
         raise RuntimeError(
             f"cuBLASLt has no product of {x.dtype} {x.shape} and {y.shape}: SCRATCHFORMER_FAST=0 in the environment "
