@@ -186,14 +186,14 @@
       if (place) table.append(make("caption", {}, place));
       if (shape.length) {
         const corner = rows > 1 ? `${down}${down && across ? "\\" : ""}${across}` : this.letters[shape.length - 1] || "";
-        const head = make("tr", {}, make("th", {}, corner));
+        const head = make("tr", {}, make(corner ? "th" : "td", {}, corner));
         for (let j = 0; j < columns; j++) head.append(make("th", { scope: "col" }, String(j)));
         table.append(make("thead", {}, head));
       }
       const body = make("tbody");
       for (let i = 0; i < rows; i++) {
         const row = make("tr");
-        if (shape.length) row.append(make("th", { scope: "row" }, rows > 1 ? String(i) : ""));
+        if (shape.length) row.append(rows > 1 ? make("th", { scope: "row" }, String(i)) : make("td"));
         for (let j = 0; j < columns; j++) row.append(this.cell((panel * rows + i) * columns + j));
         body.append(row);
       }
@@ -305,7 +305,7 @@
       this.listen();
       this.refresh();
       this.check();
-      this.show(this.cards.find((card) => card.grid).grid.firstFace);
+      this.show((this.cards.find((card) => this.isSum(card)) || this.cards.find((card) => card.grid)).grid.firstFace);
       root.classList.add("ready");
     }
 
@@ -345,8 +345,8 @@
       this.lists = { forward: make("div", { class: "live-cards" }), backward: make("div", { class: "live-cards" }) };
       const backward = this.firstBackward();
       this.model.lines.forEach((line, i) => {
-        const card = this.lineCard(line, i, i < backward ? "forward" : "backward");
-        if (card) this.lists[card.part].append(...this.nameOfPart(i, card.part), card.element);
+        const card = this.lineCard(line, this.data.items[i], i < backward ? "forward" : "backward");
+        if (card) this.place(i, card.part).append(card.element);
       });
       for (const [part, list] of Object.entries(this.lists)) {
         if (list.childElementCount) this.made.append(make("h3", {}, part === "forward" ? "Forward" : "Backward"), list);
@@ -398,7 +398,8 @@
     }
 
     inputCards() {
-      const list = make("div", { class: "live-cards live-inputs" });
+      const [list, folded] = ["div", "div"].map((tag) => make(tag, { class: "live-cards live-inputs" }));
+      const inFold = this.data.folded || [];
       for (const name of this.data.inputs) {
         const array = this.model.array(name);
         const range = this.data.ranges[name] || null;
@@ -410,9 +411,10 @@
         if (of) title.append(` = ∂L/∂${letterOf(of[0])}, the upstream gradient: choose any`);
         const added = this.isAdded("inputs", name) ? " added" : "";
         const caption = make("figcaption", { class: of ? "live-upstream" : "" }, title);
-        list.append(make("figure", { class: `live-card${added}` }, caption, grid.element));
+        (inFold.includes(name) ? folded : list).append(make("figure", { class: `live-card${added}` }, caption, grid.element));
       }
-      return make("div", {}, make("h3", {}, "Inputs"), list);
+      const fold = inFold.length ? [this.fold(`The weights${inFold.includes("m") ? ", and the mask m" : ""}`, folded)] : [];
+      return make("div", {}, make("h3", {}, "Inputs"), list, ...fold);
     }
 
     /** The number of the first line of the backward: one with a gradient or a derivative. */
@@ -422,25 +424,50 @@
       return found < 0 ? this.model.lines.length : found;
     }
 
-    /** In a layer that is made of others, the name of the one that a line is from, where it begins. */
-    nameOfPart(i, direction) {
-      const { part } = this.data.items[i];
+    /** Where the card of a line stands. In a layer that is made of others, the lines of one are folded under its call. */
+    place(i, direction) {
       const list = this.lists[direction];
-      if (part === undefined || list.dataset.last === part) return [];
-      list.dataset.last = part;
-      return [make("h4", {}, part || this.data.name.split(",")[0])];
+      const { call } = this.data.items[i];
+      if (call === undefined) return list;
+      if (this.call !== call) {
+        this.call = call;
+        const { result } = this.data.calls[call];
+        const lines = this.data.items.flatMap((item, k) => (item.call === call ? [k] : []));
+        const card = this.lineCard(this.model.lines[lines.find((k) => this.model.lines[k].name === result)], this.data.calls[call], direction);
+        this.inside = make("div", { class: "live-cards" });
+        card.element.append(this.fold(`${lines.length} equations`, this.inside));
+        list.append(card.element);
+      }
+      return this.inside;
     }
 
-    lineCard(line, i, part) {
+    fold(title, ...content) {
+      return make("details", { class: "live-fold", ontoggle: () => this.step !== null && this.go(null) }, make("summary", {}, title), ...content);
+    }
+
+    /** Whether a card, in a layer that is made of others, adds up the gradients of two ways. */
+    isSum({ i, part, grid }) {
+      return this.data.calls && part === "backward" && grid && this.data.items[i].call === undefined;
+    }
+
+    /** The cards that are not folded. */
+    get steps() {
+      return this.cards.filter(({ element }) => !element.parentElement.closest(".live-fold:not([open])"));
+    }
+
+    /** The card of a line, or of a call that the line gives the result of. */
+    lineCard(line, item, part) {
       if (line.isShortName()) return null;
+      const i = line.number;
       const body = make("div", { class: "live-body" });
       const badge = make("span", { class: "live-badge" });
       const equation = make("span", { class: "live-equation" });
-      equation.append(this.typeset(this.data.items[i]));
+      equation.append(this.typeset(item));
       const planted = make("span", { class: "live-equation live-planted" });
       const element = make("figure", { class: "live-card live-line", "data-line": i }, make("figcaption", {}, equation, planted, badge), body);
-      element.classList.toggle("added", this.isAdded("items", this.data.items[i]));
-      const card = { i, part, grid: null, numerical: null, wrong: 0, badge, planted, body, element };
+      const call = item !== this.data.items[i];
+      element.classList.toggle("added", !call && this.isAdded("items", item));
+      const card = { i, part, call, grid: null, numerical: null, wrong: 0, badge, planted, body, element };
       this.fill(card);
       this.cards.push(card);
       return card;
@@ -488,7 +515,7 @@
       const { shape } = this.model.array(name);
       for (const line of this.model.lines) {
         const node = line.find(name);
-        if (node && node[2].every((index) => index[0] === "idx")) return this.pad(node[2].map((index) => index[1]), shape);
+        if (node && node[2].length && node[2].every((index) => index[0] === "idx")) return this.pad(node[2].map((index) => index[1]), shape);
       }
       return shape.map(() => "");
     }
@@ -704,17 +731,18 @@
       delete this.summary.dataset.names;
       this.root.classList.toggle("planted", Boolean(mistake));
       for (const card of this.cards) {
-        const here = mistake !== null && mistake.line === card.i;
+        const here = mistake !== null && mistake.line === card.i && !card.call;
         card.element.classList.toggle("mistaken", here);
         card.planted.replaceChildren();
         if (!here) continue;
         card.planted.append(this.typeset(mistake));
+        this.unfold(card);
       }
       this.refresh();
     }
 
     move(by) {
-      const last = this.cards.length - 1;
+      const last = this.steps.length - 1;
       const from = this.step === null ? (by > 0 ? -1 : last + 1) : this.step;
       this.go(Math.min(last, Math.max(0, from + by)));
     }
@@ -722,11 +750,13 @@
     go(step) {
       this.step = step;
       this.all.setAttribute("aria-pressed", String(step === null));
-      const now = step === null ? null : this.cards[step];
-      this.counter.textContent = now ? `Line ${step + 1} of ${this.cards.length}, ${now.part}` : "";
+      const { steps } = this;
+      const now = step === null ? null : steps[step];
+      this.counter.textContent = now ? `Line ${step + 1} of ${steps.length}, ${now.part}` : "";
       const reads = new Set(now ? this.model.lines[now.i].mentions() : []);
-      this.cards.forEach((card, k) => {
-        card.element.classList.toggle("now", k === step);
+      this.cards.forEach((card) => {
+        const k = steps.indexOf(card);
+        card.element.classList.toggle("now", card === now);
         card.element.classList.toggle("later", step !== null && k > step);
         card.element.inert = step !== null && k > step;
       });
@@ -820,7 +850,13 @@
       this.summary.replaceChildren(wrong.length ? "Wrong now: " : "With these numbers, nothing is wrong.", ...wrong.map(go));
     }
 
+    unfold({ element }) {
+      const fold = element.parentElement.closest(".live-fold");
+      if (fold) fold.open = true;
+    }
+
     reveal(card, block = "nearest") {
+      this.unfold(card);
       const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
       card.element.scrollIntoView({ block, behavior: still ? "auto" : "smooth" });
     }
