@@ -67,7 +67,7 @@ def live(name: str) -> list[str]:
         shown = [picture, fenced(f"{{live}} {case}", "")]
         if sections:  # the other order of the parts
             shown = [raw(f'<details class="other-order"><summary>{title}</summary>'), *shown, raw("</details>")]
-        sections += shown if sections else [f"## Try it{title and f': {title}'}", *shown]
+        sections += shown if sections else [f"## Try it{title and f': {title.lower()}'}", *shown]
     return sections
 
 

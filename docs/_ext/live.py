@@ -88,8 +88,9 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
     """
     mistakes = list(mistakes)
-    levels_data = [live_data(name, mistakes, titles) for titles in levels(name)]
-    return section(name, levels_data, [extension.title for extension in extensions(name)])
+    each = levels(name)
+    levels_data = [live_data(name, mistakes, titles) if titles not in each[:i] else None for i, titles in enumerate(each)]
+    return section(name, levels_data, extensions(name))
 
 
 def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = ()) -> dict[str, Any]:

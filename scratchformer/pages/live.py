@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..catalogue import DerivationCase
+from ..catalogue import DerivationCase, Extension
 from ..notation import DerivationReport, Equation
 from ..notation.grammar import canonical, walk
 from ..notation.page import equation_as_json
@@ -24,18 +24,24 @@ STATIC = Path(__file__).parent / "static"
 FILES = ("live/evaluate.js", "live/live.js")
 
 
-def section(name: str, levels_data: Sequence[dict[str, Any]], titles: Sequence[str] = (), planted: bool = False) -> str:
+def section(
+    name: str,
+    levels_data: Sequence[dict[str, Any] | None],
+    extensions: Sequence[Extension] = (),
+    planted: bool = False,
+) -> str:
     """A live section, as HTML that needs the files of static/live and nothing else.
 
-    levels_data: what the page computes with at each level, see `page_data`. titles: of what the lower levels leave out.
-    planted: whether it begins with the first mistake.
+    levels_data: what the page computes with at each level, see `page_data`; None where an extension is there without
+    the one that it is within. extensions: what the lower levels leave out. planted: whether it begins with the first mistake.
     """
     typeset: dict[str, int] = {}  # each equation once, though several levels have it
     shown_in = ("items", "mistakes", "calls")
-    for item in (item for level in levels_data for kind in shown_in for item in level.get(kind, ())):
+    for item in (item for level in levels_data if level for kind in shown_in for item in level.get(kind, ())):
         item["html"] = typeset.setdefault(item["html"], len(typeset))
     shown = "".join(f'<span data-typeset="{number}">{html}</span>' for html, number in typeset.items())
-    whole = {"extensions": [*titles], "levels": [*levels_data]}
+    switches = [{"title": extension.title, "within": extension.within} for extension in extensions]
+    whole = {"extensions": switches, "levels": [*levels_data]}
     text = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).replace("<", r"\u003c")
     return (
         f'<section class="live" data-operation="{escape(name)}"{" data-planted" * planted}>\n'

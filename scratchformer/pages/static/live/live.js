@@ -321,7 +321,7 @@
       clearTimeout(this.waiting);
       cancelAnimationFrame(this.scheduled);
       this.made.remove();
-      this.root.classList.remove("planted", "comparing", "pinned");
+      this.root.classList.remove("planted", "comparing", "pinned", "asked");
       this.root.page = new Page(this.root, level, this);
       showLevel(level);
     }
@@ -360,7 +360,7 @@
         make("b", {}, "Point at any number"), ": its terms appear below, and the numbers it came from light up. Click to keep it selected."));
       const { extensions } = this.whole;
       if (!extensions.length) return element;
-      const switches = extensions.map((title, i) => make("label", {},
+      const switches = extensions.map(({ title }, i) => make("label", { hidden: this.isOutside(i, this.level) },
         make("input", { type: "checkbox", checked: Boolean((this.level >> i) & 1), onchange: () => this.toggle(i) }), ` ${title}`));
       const note = this.level ? "What is added or changed is marked." : "";
       element.append(make("fieldset", { class: "live-extensions" }, make("legend", {}, "Add:"), ...switches,
@@ -368,8 +368,16 @@
       return element;
     }
 
+    /** Whether a level has not the extension that another one is within. */
+    isOutside(extension, level) {
+      const { extensions } = this.whole;
+      const of = extensions.findIndex(({ title }) => title === extensions[extension].within);
+      return of >= 0 && !((level >> of) & 1);
+    }
+
     toggle(extension) {
-      this.to(this.level ^ (1 << extension));
+      const level = this.level ^ (1 << extension);
+      this.to(this.whole.extensions.reduce((kept, _, i) => (this.isOutside(i, kept) ? kept & ~(1 << i) : kept), level));
       this.root.querySelectorAll(".live-extensions input")[extension].focus();
     }
 
@@ -542,8 +550,10 @@
       this.all = make("button", { type: "button", "aria-pressed": "true", onclick: () => this.go(null) }, "All lines");
       const steps = make("div", { class: "live-steps", role: "group", "aria-label": "Step through the derivation" },
         make("span", { class: "live-wide" }, "Line by line:"),
-        button("Previous line", "◀", () => this.move(-1)), button("Next line", "▶", () => this.move(1)), this.all, this.counter);
-      return make("div", { class: "live-dock" }, steps, this.terms);
+        button("Previous line", "◀", () => this.move(-1)), button("Next line", "▶", () => this.move(1)), this.all, this.counter,
+        make("button", { type: "button", class: "live-close", "aria-label": "Hide the terms", onclick: () => this.let() }, "×"));
+      this.bar = make("div", { class: "live-dock" }, steps, this.terms);
+      return this.bar;
     }
 
     // what the reader does
@@ -559,7 +569,7 @@
       });
       root.addEventListener("focusin", (event) => {
         const face = faceOf(event);
-        if (face) this.glance(face);
+        if (face) this.glance(face, true);
         if (face && face.grid.editable) face.select();
       });
       root.addEventListener("click", (event) => {
@@ -630,8 +640,7 @@
 
     key(event, face) {
       if (event.key === "Escape") {
-        this.pin(null);
-        this.rest();
+        this.let();
       } else if (face && face.grid.editable) {
         this.keyOfInput(event, face);
       } else if (face) {
@@ -865,13 +874,27 @@
 
     pin(face) {
       this.pinned = face === this.pinned ? null : face;
-      if (face) this.show(face);
+      if (face) this.ask(face, true);
       this.root.classList.toggle("pinned", Boolean(this.pinned));
     }
 
+    /** Shows a number that the reader has asked for. If it was touched, it comes out from under the bar, which opens. */
+    ask(face, touched) {
+      this.root.classList.add("asked");
+      this.show(face);
+      if (touched && face.getBoundingClientRect().bottom > this.bar.getBoundingClientRect().top) face.scrollIntoView({ block: "nearest" });
+    }
+
+    /** No number is shown any more. */
+    let() {
+      this.pin(null);
+      this.rest();
+      this.root.classList.remove("asked");
+    }
+
     /** Shows a number, unless another is held. */
-    glance(face) {
-      if (!this.pinned) this.show(face);
+    glance(face, touched = false) {
+      if (!this.pinned) this.ask(face, touched);
     }
 
     unmark() {
