@@ -25,9 +25,9 @@ CUDA = (  # the modules for a GPU
     "cupy_adam",
     "cupy_attention",
     "cupy_embedding",
-    "cupy_half",
     "cupy_linear",
     "cupy_muon",
+    "cupy_relative",
 )
 
 

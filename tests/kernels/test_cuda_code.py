@@ -22,7 +22,10 @@ REAL = ("float32", "float64")
 HALF = ("bfloat16", "float16")
 # The types of each file's arrays, and its constants, as the twins set them; W numbers are 16 bytes.
 FILES = {
-    "attention": ((*REAL, *HALF), lambda W: [{"V": 1, "PER": 0}, {"V": 1, "PER": 1}, {"V": W, "PER": 32 // W}]),
+    "attention": (
+        (*REAL, *HALF),
+        lambda W: [{"V": 1, "PER": 0}, {"V": 1, "PER": 1}, {"V": W, "PER": 32 // W, "MASKED": 1}],
+    ),
     "column_sums": ((*REAL, *HALF), lambda W: [{"V": 1}, {"V": W}]),
     "elementwise": ((*REAL, *HALF), lambda W: [{"V": W}]),
     "embedding": ((*REAL, *HALF), lambda W: [{}]),
