@@ -11,7 +11,8 @@ from scratchformer.backend import CPU, DeviceError, get_device, to_cpu, to_devic
 from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.data import TextBatches
 from scratchformer.dispatch import TwinCache, fast, reference_only
-from scratchformer.optim import Adam, adam, clip_by_global_norm, optimizer
+from scratchformer.optim import Adam, AdamW, Muon, adam, clip_by_global_norm, newton_schulz, optimizer
+from scratchformer.optim.optimizer import global_norm, share_for
 from scratchformer.testing import check_precision
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.training import Replicas
@@ -290,6 +291,37 @@ def test_flat_arrays(dtype, size):
             before = to_cpu(there[2])
             clip_by_global_norm(there[2], 1e9)
             np.testing.assert_array_equal(to_cpu(there[2]), before)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(5, 256, 256), (3, 256, 683), (2, 2, 396, 128), (9, 4)])
+def test_the_matrices_of_a_batch(shape, precision):
+    """In bfloat16 both round, each in its own places."""
+    g = draw(*shape).astype(np.float32)
+    with fast():
+        found = to_cpu(newton_schulz(to_device(g, GPU), precision=precision))
+    expected = newton_schulz.reference(g.astype(np.float64))
+    assert found.shape == shape
+    assert np.linalg.norm(found - expected) < (1e-4 if precision == "float32" else 5e-2) * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW, Muon])
+def test_all_parameters_are_stepped_together(kind):
+    """With clipping, and copies in half precision of the weights, as on the CPU."""
+    states = []
+    for device in CPU, GPU:
+        model = models.Llama(29, d_model=48, heads=4, depth=2, context=8, kv_heads=2, key=Key(0)).to(device)
+        made = kind(model.parameters(), 0.01)
+        half = model.flat.data.astype(dtype_of("float16"))
+        with fast():
+            for step in range(3):
+                gradient = 1e-3 * Key(step).generator().standard_normal(model.flat.grad.shape, np.float32)
+                model.flat.grad[...] = to_device(gradient, device)
+                made.step(share=share_for(global_norm(made.gradients()), 0.1), half=half)
+            assert device is CPU or made.work[1]
+        states.append([to_cpu(x).astype(np.float64) for x in (model.flat.data, made.m, made.v, half)])
+    for found, right in zip(*reversed(states), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

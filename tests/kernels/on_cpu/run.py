@@ -187,6 +187,13 @@ def compare(op, args, options, dtype):
         assert error < (2e-5 if dtype == np.float32 else 3e-2), f"relative error {error:.1e}"
 
 
+def compare_shares():
+    for norm in 0.0, 0.5, 1.0, 4.0, np.inf, np.nan:
+        with fast():
+            found = optimizer.share_for(as_array(np.array(norm)), 1.0)
+        assert type(found) is Array and found.dtype == np.float64 and found == optimizer.share_for(norm, 1.0)
+
+
 def compare_flat(dtype, start):
     there = [on_gpu(draw(1003, start=start), dtype) for _ in range(4)]
     there[3] = there[3] ** 2
@@ -331,6 +338,7 @@ if __name__ == "__main__":
         for dtype in TYPES[: 1 if mistake else None]
     ]
     checks += [("adam_step", start, partial(compare_flat, TYPES[0], start)) for start in (0, 1)]
+    checks.append(("pieces", "share_for", compare_shares))
     checks += [("model", kind.__name__, partial(compare_model, kind, options)) for kind, options in MODELS]
     for kind, decay, count in (Adam, 0.0, 4), (Adam, 0.3, 8), (AdamW, 0.3, 6), (Muon, 0.3, 23):
         for dtype in (TYPES[0], np.dtype(np.float64))[: 1 if kind is Muon else 2]:
