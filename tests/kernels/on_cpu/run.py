@@ -41,9 +41,11 @@ def multiply(x, y, out, add=0.0, bias=None, activation="", times=1.0):
 
 
 def numpys(name):
-    """A function of NumPy that returns these arrays."""
+    """What NumPy has under this name; a function then returns these arrays."""
     found = getattr(np, name)
-    return found if isinstance(found, type) else lambda *args, **kwargs: as_array(found(*args, **kwargs))
+    if isinstance(found, type) or not callable(found):
+        return found
+    return lambda *args, **kwargs: as_array(found(*args, **kwargs))
 
 
 cupy = ModuleType("cupy")
