@@ -123,11 +123,11 @@ def attention_backward(dy: Array, cache: tuple) -> tuple[Array, Array, Array]:
         if not written and keys != slice(0, S):
             dk[...] = dv[...] = 0
             written = True
-        product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], add=written)
+        product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], of_dv[:, keys] if written else None)
         dp = scores(of_dy[:, rows], of_v[:, keys])
         da = softmax("softmax_backward", (dp, p), table, part, q)
         product(da, of_k[:, keys], of_dq[:, rows])
-        product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=written)
+        product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], of_dk[:, keys] if written else None)
         written = True
     dq, dk, dv = (by_positions(x.astype(k.dtype, copy=False)) for x in (dq, dk, dv))
     return dq, dk, dv

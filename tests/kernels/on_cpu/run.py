@@ -32,11 +32,11 @@ def as_array(x):
     return x.view(Array) if isinstance(x, np.ndarray) else x
 
 
-def multiply(x, y, out, add=0.0, bias=None, activation="", times=1.0):
+def multiply(x, y, out, plus=None, bias=None, activation="", scales=(1.0, 1.0)):
     """What cuBLASLt would do."""
-    found = times * np.matmul(x.astype(out.dtype).view(np.ndarray), y.astype(out.dtype).view(np.ndarray))
-    found = found if bias is None else found + bias
-    out[...] = (add * out if add else 0) + (np.maximum(found, 0) if activation else found)
+    found = scales[0] * np.matmul(x.astype(out.dtype).view(np.ndarray), y.astype(out.dtype).view(np.ndarray))
+    found = (0 if plus is None else scales[1] * plus) + (found if bias is None else found + bias)
+    out[...] = np.maximum(found, 0) if activation else found
     return out
 
 
@@ -172,10 +172,17 @@ def compare(op, args, options, dtype):
         if not isinstance(cache, TwinCache) and "Cuda" not in type(cache).__name__ and op is not ops.add:
             raise TypeError(f"the twin did not run: {type(cache)}")
         dy = rounded(draw(*np.shape(y)), dtype) if np.shape(y) else 0.7
-        found = y, *as_tuple(backward(on_gpu(dy, dtype), cache))
+        found, cache_of_twin = (y, *as_tuple(backward(on_gpu(dy, dtype), cache))), cache
     with reference_only():
         y, cache = op(*(rounded(a, dtype) for a in args), **options)
         right = y, *as_tuple(backward(dy, cache))
+    if getattr(cache_of_twin, "twin", None) and cache_of_twin.twin.adds:  # the gradients once more, added to arrays
+        plus, *into = (as_array(RNG.standard_normal(f.T.shape).astype(f.dtype).T) for f in found[1:])
+        into = [x if f.flags.f_contiguous else as_array(x.copy()) for x, f in zip(into, found[2:], strict=True)]
+        right = *right, *(r + x.astype(np.float64) for r, x in zip(right[1:], (plus, *into), strict=True))
+        sums = as_tuple(backward(on_gpu(dy, dtype), cache_of_twin, into=into, plus=plus))
+        assert all(s is x for s, x in zip(sums[1:], into, strict=True))
+        found = *found, *sums
     for f, r in zip(found, right, strict=True):
         assert f.dtype in (dtype, cupy_code.real(dtype)) and f.shape == np.shape(r)
         error = np.abs(f.astype(np.float64) - r).max() / max(1e-3, np.abs(r).max())
