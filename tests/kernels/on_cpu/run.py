@@ -32,7 +32,7 @@ def as_array(x):
     return x.view(Array) if isinstance(x, np.ndarray) else x
 
 
-def multiply(x, y, out, plus=None, bias=None, activation="", scales=(1.0, 1.0)):
+def multiply(x, y, out, plus=None, scales=(1.0, 1.0), bias=None, activation=""):
     """What cuBLASLt would do."""
     found = scales[0] * np.matmul(x.astype(out.dtype).view(np.ndarray), y.astype(out.dtype).view(np.ndarray))
     found = (0 if plus is None else scales[1] * plus) + (found if bias is None else found + bias)
