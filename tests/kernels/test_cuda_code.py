@@ -8,7 +8,7 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.compiler import CompileError
-from scratchformer.compiler.cuda_code import cuda_source
+from scratchformer.compiler.cuda_code import BITS, BITS_AT, cuda_source
 from scratchformer.compiler.derivation import Derivation
 from scratchformer.compiler.in_place import IN_PLACE
 from scratchformer.compiler.show import loops_of
@@ -48,7 +48,11 @@ def sources_of_plans():
     for op in IN_PLACE:
         plan = Derivation(op.reference, None).compile().forward
         found[f"{plan.name}, pieces"] = cuda_source(plan, pieces=True)
-    return found
+    recorded = [
+        source.replace(BITS, BITS_AT).replace("dropout", "recorded") for source in found.values() if BITS in source
+    ]
+    assert len(recorded) == 4
+    return found | {f"recorded {i}": source for i, source in enumerate(recorded)}
 
 
 GENERATED = sources_of_plans()
