@@ -8,6 +8,8 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.compiler import CompileError
+from scratchformer.compiler.cuda_code import cuda_source
+from scratchformer.compiler.derivation import Derivation
 from scratchformer.compiler.show import loops_of
 from scratchformer.ops.rounding import round_into
 from scratchformer.optim.adam import adam_step
@@ -37,6 +39,8 @@ def sources_of_plans():
                 found |= {plan.name: source for plan, source in loops_of(op, op_backward, "cuda")}
             except CompileError:
                 continue
+            plus = Derivation(op.reference, op_backward.reference, op.gives).compile().plus
+            found |= {} if plus is None else {plus.name: cuda_source(plus)}
     for op in (adam_step, scale, round_into):
         found |= {plan.name: source for plan, source in loops_of(op, None, "cuda")}
     return found
@@ -89,6 +93,7 @@ def generated(whole):
     for dtype in (*HALF, *REAL)[: None if whole else 1]:
         V = 16 // {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}[dtype]
         constants = dict(THREADS=32, ROWS=4, PER=32 // V) if dtype in HALF else dict(THREADS=512, ROWS=1, PER=2)
+        constants["WHOLE"] = int(dtype in HALF)
         yield cupy_code.program(text, dtype, V=V, **constants)
 
 
