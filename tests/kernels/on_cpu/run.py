@@ -43,7 +43,7 @@ def multiply(x, y, out, plus=None, bias=None, activation="", scales=(1.0, 1.0)):
 def numpys(name):
     """A function of NumPy that returns these arrays."""
     found = getattr(np, name)
-    return found if isinstance(found, type) else lambda *args, **kwargs: as_array(found(*args, **kwargs))
+    return found if isinstance(found, type | float) else lambda *args, **kwargs: as_array(found(*args, **kwargs))
 
 
 cupy = ModuleType("cupy")
