@@ -126,3 +126,11 @@ def test_every_kernel_is_called():
     for path in cupy_code.FOLDER.glob("*.cu"):
         names = re.findall(r'extern "C" __global__ void (\w+)\(', path.read_text())
         assert names and all(f'"{name}"' in calls for name in names)
+
+
+def test_only_these_operations_run_without_kernels():
+    """All others have a derivation that is compiled, or a twin that is written by hand."""
+    text = "".join(path.read_text() for path in Path(cupy_code.__file__).parent.glob("cupy_*.py"))
+    by_hand = set(re.findall(r"^ops\.(\w+)\.add_twin\(cupy\.ndarray", text, re.MULTILINE))
+    names = [name for name in ops.__all__ if hasattr(getattr(ops, f"{name}_backward", None), "reference")]
+    assert {name for name in names if name not in GENERATED} - by_hand == {"relative_shift"}
