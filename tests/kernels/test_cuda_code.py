@@ -19,10 +19,19 @@ REAL = ("float32", "float64")
 HALF = ("bfloat16", "float16")
 # The types of each file's arrays, and its constants, as the twins set them; W numbers are 16 bytes.
 FILES = {
+    "attend": ((*REAL, *HALF), lambda W: [{"V": 1, "KEYS": 1, "D": 1}, {"V": W, "KEYS": 2, "D": 64}]),
     "attention": ((*REAL, *HALF), lambda W: [{"V": 1, "PER": 0}, {"V": 1, "PER": 1}, {"V": W, "PER": 32 // W}]),
     "column_sums": ((*REAL, *HALF), lambda W: [{"V": 1}, {"V": W}]),
     "elementwise": ((*REAL, *HALF), lambda W: [{"V": W}]),
     "embedding": ((*REAL, *HALF), lambda W: [{}]),
+    "multiply": (
+        (*REAL, *HALF),
+        lambda W: [
+            {"V": 1, "ROWS": 1, "LANES": 8, "OUT": "T"},
+            {"V": W, "ROWS": 1, "LANES": 2, "OUT": "T"},
+            {"V": W, "ROWS": 4, "LANES": 2, "OUT": "REAL"},
+        ],
+    ),
     "optimizer": (REAL, lambda W: [{"V": 1}, {"V": W}]),
 }
 

@@ -47,9 +47,10 @@ cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
 cupy.__getattr__ = numpys
 sys.modules["cupy"] = cupy
 
-from scratchformer import ops  # noqa: E402
-from scratchformer.dispatch import TwinCache, fast, reference_only  # noqa: E402
+from scratchformer import Key, models, ops  # noqa: E402
+from scratchformer.dispatch import TwinCache, fast, has_twin, reference_only  # noqa: E402
 from scratchformer.kernels import cupy_code, cupy_products  # noqa: E402
+from scratchformer.nn.embedding import extend_by_token  # noqa: E402
 from scratchformer.ops import rounding  # noqa: E402
 from scratchformer.optim import adam, muon, optimizer  # noqa: E402
 from scratchformer.testing.contracts import as_tuple  # noqa: E402
@@ -66,6 +67,7 @@ from scratchformer.kernels import (  # noqa: E402, F401
     cupy_adam,
     cupy_attention,
     cupy_embedding,
+    cupy_extend,
     cupy_half,
     cupy_linear,
     cupy_muon,
@@ -207,6 +209,51 @@ def compare_in_half():
         np.testing.assert_allclose(f.astype(np.float64), r, rtol=0.05, atol=0.05 * np.abs(r).max())
 
 
+GPT2 = partial(models.GPT2, 37, 24, 3, 2, tied=True)
+PLAIN = partial(models.LanguageModel, 21, 16, 2, 1)
+LLAMA = partial(models.Llama, 32, 16, 4, 2, kv_heads=2, d_ff=24)
+TOKENS = [  # a model, the length of its context, the sequences, and how many positions are stored
+    (GPT2, 8, 1, 0),
+    (GPT2, 8, 9, 5),
+    (partial(GPT2, tied=False, activation="gelu"), 9, 2, 8),
+    (GPT2, 1100, 1, 1060),
+    (PLAIN, 7, 3, 4),
+    (partial(PLAIN, norm="pre", bias=True, activation="silu", wide=True), 8, 1, 7),
+    (LLAMA, 16, 3, 11),
+    (partial(LLAMA, window=4, bias=True, feedforward_bias=True, tied=True), 10, 2, 6),
+    (partial(LLAMA, window=1030), 2200, 1, 2190),
+    (partial(models.Llama, 40, 1100, 1, 1, d_ff=1300, head_width=8), 4, 1, 3),
+]
+
+
+def compare_tokens(make, context, B, past, dtype):
+    """The logits after a token, and what is stored, given random weights and random stored keys and values."""
+    there, here = make(context=context, key=Key(0)), make(context=context, key=Key(0)).to(dtype=np.float64)
+    for p, q in zip(there.parameters(), here.parameters(), strict=True):
+        weights = RNG.standard_normal(p.data.shape) / np.sqrt(p.data.shape[0] if p.data.ndim > 1 else 4)
+        q.data = rounded(weights, dtype)
+        p.bind(on_gpu(weights, dtype), None, None)
+    numbers = np.array([past, *RNG.integers(0, len(here.body.tokens.table.data), B)])
+    stored = here.allocate(B)
+    for array in (array for arrays in stored for array in arrays):
+        array[:, :, :past] = rounded(draw(*array[:, :, :past].shape), dtype)
+        array[:, :, past:] = np.nan  # whatever was there
+    copies = [(as_array(keys.swapaxes(2, 3).astype(dtype)).swapaxes(2, 3), on_gpu(values, dtype)) for keys, values in stored]
+    arguments = there.body.embedding, there.body.stack, there.output, copies
+    with fast():
+        if not has_twin(extend_by_token, as_array(numbers), *arguments):
+            raise TypeError("the twin does not take it")
+        found = extend_by_token(as_array(numbers), *arguments)
+    with reference_only():
+        right = extend_by_token(numbers, here.body.embedding, here.body.stack, here.output, stored)
+    assert found.dtype == cupy_code.real(dtype) and found.shape == right.shape
+    tolerance = 1e-4 if dtype == np.float32 else 3e-2
+    for f, r in [(found, right), *((f, r) for fs, rs in zip(copies, stored, strict=True) for f, r in zip(fs, rs, strict=True))]:
+        f, r = (x[:, :, : past + 1] if x.ndim == 4 else x for x in (f, r))
+        error = np.abs(f.astype(np.float64) - r).max() / np.abs(r).max()
+        assert error < tolerance, f"relative error {error:.1e}"
+
+
 def plant(file, old, new):
     """Make the kernels of a file wrong."""
     source = cupy_code.source
@@ -231,6 +278,11 @@ if __name__ == "__main__":
         for dtype in TYPES[: 1 if mistake else None]
     ]
     checks += [("adam_step", start, partial(compare_flat, TYPES[0], start)) for start in (0, 1)]
+    checks += [
+        ("extend_by_token", [dtype.name, make, *sizes], partial(compare_tokens, make, *sizes, dtype))
+        for make, *sizes in TOKENS
+        for dtype in TYPES[: 1 if mistake else None]
+    ]
     checks += [("newton_schulz", "", compare_muon), ("relative_attention", "", compare_in_half)]
     checks = [check for check in checks if only in (None, check[0])]
     if not checks:
