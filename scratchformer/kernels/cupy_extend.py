@@ -20,7 +20,7 @@ import cupy
 import numpy as np
 
 from .. import nn
-from ..backend import Array
+from ..backend import Array, device_of
 from ..nn.embedding import extend_by_token
 from ..ops.rotary import rotary_tables
 from .cupy_code import BYTES, TYPES, alike, kernel, real, vector
@@ -110,16 +110,16 @@ def by_token(numbers: Array, embedding: Any, stack: Any, output: Any, stored: li
     table = embedding.embeddings[0].table.data
     positions = table if embedding.positions is None else embedding.positions.table.data
     (_, C), x = table.shape, cupy.empty((numbers.size - 1, table.shape[1]), table.dtype)
-    embed = kernel("attend", "embed", x.dtype.name, V=1, KEYS=1, D=1)
+    embed = kernel("attend", "embed", x.dtype.name, **widths(*stored[0]))
     given = numbers, table, positions, np.int32(positions is not table), x, np.int32(C)
     embed((-(-C // 128), len(x)), (128,), given)
     for block, (keys, values) in zip(stack.blocks, stored, strict=True):
-        x = through(block, x, numbers, keys.swapaxes(2, 3), values)
+        x = through(block, x, numbers, keys, values)
     return logits(x, output, stack.norm)
 
 
 def through(block: Any, x: Array, numbers: Array, keys: Array, values: Array) -> Array:
-    """As `nn.block.extend_block`, for x (B, C), with keys (B, G, D, S) and values (B, G, S, D)."""
+    """As `nn.block.extend_block`, for x (B, C)."""
     attention, forward, pre = block.attention, block.feedforward, block.norm == "pre"
     projections = multiply(x, (attention.query, attention.key, attention.value), block.norm1 if pre else None)
     a = attend(projections, attention, numbers, keys, values)
@@ -172,6 +172,13 @@ def multiply(
     return y
 
 
+def widths(keys: Array, values: Array) -> dict[str, int]:
+    """The constants of `attend.cu` for stored keys and values (B, G, S, D), the keys in memory (B, G, D, S)."""
+    *_, S, D = values.shape
+    KEYS = min(2, vector(keys.dtype, BYTES, S * keys.itemsize, keys.data.ptr))
+    return dict(V=vector(values.dtype, BYTES, D * values.itemsize, values.data.ptr), KEYS=KEYS, D=D)
+
+
 def attend(x: Array, layer: Any, numbers: Array, keys: Array, values: Array) -> Array:
     """Each query attends to the stored keys and values, its own included, which are stored first: (B, H D).
 
@@ -183,15 +190,11 @@ def attend(x: Array, layer: Any, numbers: Array, keys: Array, values: Array) -> 
     y, wide = cupy.empty((B, H * D), x.dtype), real(x.dtype)
     cos = sin = cupy.empty(1, wide)
     if rotary:
-        from ..backend import device_of
-
         cos, sin = rotary_tables(S, D, 0, layer.base, layer.scaling, wide.type, device_of(x))
-    KEYS = min(2, vector(x.dtype, BYTES, S * x.itemsize, keys.data.ptr))
-    V = vector(x.dtype, BYTES, D * x.itemsize, values.data.ptr)
-    run = kernel("attend", "attend", x.dtype.name, V=V, KEYS=KEYS, D=D)
+    run = kernel("attend", "attend", x.dtype.name, **widths(keys, values))
     sizes = np.int32(H), np.int32(G), np.int32(S), np.int32(getattr(layer, "window", None) or 0)
     tables = cos, sin, np.int32(rotary)
-    run((H, B), (512,), (numbers, x, *tables, keys, values, y, *sizes, wide.type(1 / math.sqrt(D))))
+    run((H, B), (512,), (numbers, x, *tables, keys.swapaxes(2, 3), values, y, *sizes, wide.type(1 / math.sqrt(D))))
     return y
 
 
@@ -204,7 +207,7 @@ def logits(x: Array, output: Any, norm: Any) -> Array:
     (N, K), y = table.shape, cupy.empty((len(x), len(table)), wide)
     ROWS = min(rows, 1 << (SHARED // (K * wide.itemsize)).bit_length() - 1)
     V = vector(x.dtype, BYTES, K * x.itemsize, table.data.ptr)
-    run = kernel("multiply", "multiply_transposed", x.dtype.name, V=V, ROWS=ROWS, LANES=2, OUT=TYPES[wide.name])
+    run = kernel("multiply", "multiply_transposed", x.dtype.name, V=V, ROWS=ROWS, LANES=2, OUT=TYPES[x.dtype.name])
     has_bias = output.b is not None
     given = table, output.b.data if has_bias else table, np.int32(N), np.int32(has_bias), y
     run((min(-(-N // 16), 2 * BLOCKS), -(-len(x) // ROWS)), (512,), (*inputs, *given))

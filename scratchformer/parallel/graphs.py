@@ -45,12 +45,48 @@ class UnusedKey(Key):
         raise KeyIsUsed
 
 
+class Recording(NamedTuple):
+    """A function as a CUDA graph: what it returned, the graph that writes this again, and what the graph needs."""
+
+    result: Any
+    graph: Any
+    pool: Any  # its memory
+    tables: dict  # and what else it reads, see `backend.kept`
+
+
 class Recorded(NamedTuple):
     batch: Any  # the arrays that the kernels read
-    result: Array  # the one that they write
-    graph: Any
-    pool: Any  # their memory
-    tables: dict  # and what else they read, see `backend.kept`
+    recording: Recording
+
+
+def record(device: Device, function: Callable[[], Any]) -> Recording:
+    """Call `function` twice on the current GPU, the second time only to record it. Raises what it raises, and
+    CUDARuntimeError if it cannot be recorded.
+    """
+    cupy: Any = device.xp
+    pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream()
+    with cupy.cuda.using_allocator(pool.malloc), stream, recording() as tables:
+        function()  # so that the pool has memory, which must not be asked for while recording
+        stream.synchronize()
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+        try:
+            result = function()
+        except BaseException:
+            with suppress(Exception):  # what ended the function may have ended the recording too
+                stream.end_capture()
+            raise
+        return Recording(result, stream.end_capture(), pool, tables)
+
+
+def is_off() -> bool:
+    """Whether the environment turns recording off."""
+    return "0" in (os.environ.get("SCRATCHFORMER_GRAPHS"), os.environ.get("SCRATCHFORMER_FAST"))
+
+
+def warn(error: Exception) -> None:
+    reason = str(error).strip().partition("\n")[0]
+    message = f"steps are not recorded as CUDA graphs: {type(error).__name__}: {reason}"
+    warnings.warn(message, stacklevel=3)
 
 
 class Graphs:
@@ -66,7 +102,7 @@ class Graphs:
         self.used: dict[tuple, int] = {}  # the number of the step in which each graph was last used
         self.refused: set[tuple] = set()  # what cannot be recorded
         self.steps = 0
-        self.off = "0" in (os.environ.get("SCRATCHFORMER_GRAPHS"), os.environ.get("SCRATCHFORMER_FAST"))
+        self.off = is_off()
 
     def wants(self, batch: Any, key: Key | None, setting: Any) -> tuple | None:
         """The name under which the step of such a batch is recorded, or is to be recorded now; None if it runs as
@@ -100,8 +136,8 @@ class Graphs:
             self.used[known] = self.steps
             for array, x in zip(recorded.batch, batch, strict=True):
                 array[...] = x
-            recorded.graph.launch()
-            return recorded.result.copy()
+            recorded.recording.graph.launch()
+            return recorded.recording.result.copy()
 
     def _record(self, known: tuple, batch: Any, key: Key | None) -> None:
         cupy: Any = self.device.xp
@@ -109,20 +145,9 @@ class Graphs:
         cupy.get_default_memory_pool().free_all_blocks()  # what the steps before left, which `pool` could not use
         while len(self.recorded) >= MAX_GRAPHS:
             self.recorded.popitem(last=False)
-        pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream()
         copied = type(batch)(*(x.copy() for x in batch))
         try:
-            with cupy.cuda.using_allocator(pool.malloc), stream, recording() as tables:
-                self.step(copied, key)  # so that the pool has memory, which must not be asked for while recording
-                stream.synchronize()
-                stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
-                try:
-                    result = self.step(copied, key)
-                except BaseException:
-                    with suppress(Exception):  # what ended the step may have ended the recording too
-                        stream.end_capture()
-                    raise
-                graph = stream.end_capture()
+            recorded = record(self.device, lambda: self.step(copied, key))
         except KeyIsUsed:
             self.refused.add(known[:3])
             return
@@ -131,17 +156,16 @@ class Graphs:
             return
         except Exception as error:
             self.off = True  # what failed once would fail again
-            reason = str(error).strip().partition("\n")[0]
-            warnings.warn(f"steps are not recorded as CUDA graphs: {type(error).__name__}: {reason}", stacklevel=2)
+            warn(error)
             return
-        if free_memory(self.device) < pool.total_bytes():  # a step that is not recorded would not fit beside it
+        if free_memory(self.device) < recorded.pool.total_bytes():  # a step that is not recorded would not fit beside it
             self.refused.add(known)
             return
-        self.recorded[known] = Recorded(copied, result, graph, pool, tables)
+        self.recorded[known] = Recorded(copied, recorded)
 
     def memory(self) -> int:
         """The bytes that the recorded steps hold on the GPU."""
-        return sum(each.pool.total_bytes() for each in self.recorded.values())
+        return sum(each.recording.pool.total_bytes() for each in self.recorded.values())
 
     def clear(self) -> None:
         """Forget all steps, and free their memory."""

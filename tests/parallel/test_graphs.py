@@ -206,7 +206,7 @@ def test_a_recorded_step_keeps_its_tables(make):
     found = make(lambda own, key: (table(1), table(2), own.x.sum())[-1])
     steps(found, 3)
     (recorded,) = found.recorded.values()
-    assert sorted(len(t) for t in recorded.tables.values()) == [1, 2]
+    assert sorted(len(t) for t in recorded.recording.tables.values()) == [1, 2]
     assert made == [1, 2]  # while it was recorded, they were those of the step before
     table(2), table(1), table(2)
     assert made == [1, 2, 1, 2]
