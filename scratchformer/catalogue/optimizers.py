@@ -181,7 +181,7 @@ ENTRIES = [
     .derivation("", partial(adam, optimizer=optim.Adam, decay="λ"))
     .mistake(
         "v updated with 1 - beta1",
-        replace={"v += (1 - beta2) * g * g": "v += (1 - beta1) * g * g"},
+        replace={"v += (1 - beta2) * c * c": "v += (1 - beta1) * c * c"},
         tests="tests/optim",
     )
     .mistake(
@@ -216,10 +216,10 @@ ENTRIES = [
     ),
     Entry("AdamW").derivation("", partial(adam, optimizer=optim.AdamW, decay="weight_decay")),
     Entry("adam_step").derivation(
-        "", lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3, 0.1)
+        "", lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3, 0.1, 0.5)
     ),
     Entry("sgd_step").derivation("", lambda d: in_place(sgd_step, d("F"), d("F"), d("F"), 0.01, 0.9, 0.1)),
-    Entry("nesterov").derivation("", lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9)),
+    Entry("nesterov").derivation("", lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9, 0.5)),
     Entry("move").derivation("", lambda d: in_place(move, d("F"), d("F"), 0.3, 0.1)),
     Entry("SGD").derivation("", sgd),
     Entry("Muon").derivation("", muon),

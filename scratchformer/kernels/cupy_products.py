@@ -38,7 +38,7 @@ class ReadyProduct(NamedTuple):
     descriptor: int
     layouts: tuple[int, ...]
     algorithms: np.ndarray  # proposals, or the one that was chosen
-    scales: np.ndarray  # 1, 0
+    scales: np.ndarray  # by which the product is multiplied, and what is already in the result
 
 
 @functools.cache
@@ -79,12 +79,15 @@ class CublasLt:
         number = np.array(value, dtype)
         getattr(self.library, f"{kind}_set_attribute")(which, attribute, number.ctypes.data, number.nbytes)
 
-    def run(self, x: Array, y: Array, out: Array, add: bool, bias: Array | None, activation: str) -> bool:
+    def run(
+        self, x: Array, y: Array, out: Array, add: float, bias: Array | None, activation: str, times: float
+    ) -> bool:
         """As `attempt`, in one piece."""
         arrays = x, y, out
         layouts = ((a.dtype, a.shape, a.strides, math.gcd(16, a.data.ptr)) for a in arrays)
         tf32 = x.dtype == np.float32 and _tf32()
-        known = *layouts, tf32, add, bias is None, activation
+        scales = float(times), float(add)
+        known = *layouts, tf32, scales, bias is None, activation
         with self.lock:  # a descriptor has one bias
             if known not in self.plans:
                 if len(self.plans) >= MAX_PLANS:
@@ -92,7 +95,7 @@ class CublasLt:
                         self._destroy(each)
                     self.plans.clear()
                     self.uses.clear()
-                self.plans[known] = self._plan(arrays, tf32, bias, activation)
+                self.plans[known] = self._plan(arrays, tf32, bias, activation, scales)
             plan = self.plans[known]
             if plan is None:
                 return False
@@ -100,9 +103,9 @@ class CublasLt:
                 self._set("matmul_desc", plan.descriptor, 8, bias.data.ptr, np.uint64)
             self.uses[known] += 1
             if len(plan.algorithms) > 1 and (is_recording() or self.uses[known] > OFTEN):
-                plan = self.plans[known] = self._fastest(plan, x, y, out, add)
+                plan = self.plans[known] = self._fastest(plan, x, y, out)
             try:
-                self._call(plan, 0, x, y, out, add)
+                self._call(plan, 0, x, y, out)
             except self.library.cuBLASLtError:
                 self._destroy(plan)
                 self.plans[known] = None
@@ -115,32 +118,32 @@ class CublasLt:
             for layout in plan.layouts:
                 self.library.matrix_layout_destroy(layout)
 
-    def _call(self, plan: ReadyProduct, choice: int, x: Array, y: Array, out: Array, add: bool) -> None:
-        one, zero = plan.scales.ctypes.data, plan.scales.ctypes.data + plan.scales.itemsize
+    def _call(self, plan: ReadyProduct, choice: int, x: Array, y: Array, out: Array) -> None:
+        times, add = plan.scales.ctypes.data, plan.scales.ctypes.data + plan.scales.itemsize
         # cuBLASLt counts by columns, for which a row-major matrix is its transpose: outᵀ = yᵀ xᵀ.
         (of_x, of_y, of_out), result = plan.layouts, out.data.ptr
         algorithm = plan.algorithms.ctypes.data + choice * plan.algorithms.itemsize
         self.library.matmul(
-            self.handle, plan.descriptor, one, y.data.ptr, of_y, x.data.ptr, of_x, one if add else zero,
+            self.handle, plan.descriptor, times, y.data.ptr, of_y, x.data.ptr, of_x, add,
             result, of_out, result, of_out, algorithm, self.workspace.ptr, WORKSPACE,
             cupy.cuda.get_current_stream().ptr,
         )  # fmt: skip
 
-    def _fastest(self, plan: ReadyProduct, x: Array, y: Array, out: Array, add: bool) -> ReadyProduct:
+    def _fastest(self, plan: ReadyProduct, x: Array, y: Array, out: Array) -> ReadyProduct:
         """The plan with the fastest of the kernels that were proposed."""
         stream = cupy.cuda.get_current_stream()
         if stream.is_capturing():
             return plan
         if 2 * x.size * y.shape[-1] < WORTH:
             return plan._replace(algorithms=plan.algorithms[:1])
-        before, seconds = out.copy() if add else None, []
+        before, seconds = out.copy() if plan.scales[1] else None, []
         for choice in range(len(plan.algorithms)):
             start, end = cupy.cuda.Event(), cupy.cuda.Event()
             try:
-                self._call(plan, choice, x, y, out, add)
+                self._call(plan, choice, x, y, out)
                 start.record(stream)
                 for _ in range(TRIALS):
-                    self._call(plan, choice, x, y, out, add)
+                    self._call(plan, choice, x, y, out)
                 end.record(stream)
                 end.synchronize()
                 seconds.append(cupy.cuda.get_elapsed_time(start, end))
@@ -152,7 +155,9 @@ class CublasLt:
         best = best if seconds[best] < FASTER * seconds[0] else 0
         return plan._replace(algorithms=plan.algorithms[best : best + 1])
 
-    def _plan(self, arrays: tuple[Array, Array, Array], tf32: bool, bias: Any, activation: str) -> ReadyProduct | None:
+    def _plan(
+        self, arrays: tuple[Array, Array, Array], tf32: bool, bias: Any, activation: str, scales: tuple[float, float]
+    ) -> ReadyProduct | None:
         lt, (x, y, out) = self.library, arrays
         double = out.dtype == np.float64
         descriptor = lt.matmul_desc_create(FLOAT64 if double else TF32 if tf32 else FLOAT32, 1 if double else 0)
@@ -162,8 +167,8 @@ class CublasLt:
             self._set("matmul_desc", descriptor, 7, RELU_BIAS if activation else BIAS)  # EPILOGUE
             self._set("matmul_desc", descriptor, 8, bias.data.ptr, np.uint64)  # BIAS_POINTER
         proposals, count = np.zeros(PROPOSALS, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
-        scales = np.array([1, 0], np.float64 if double else np.float32)
-        plan = ReadyProduct(descriptor, tuple(map(self._layout, arrays)), proposals["algo"], scales)
+        numbers = np.array(scales, np.float64 if double else np.float32)
+        plan = ReadyProduct(descriptor, tuple(map(self._layout, arrays)), proposals["algo"], numbers)
         of_x, of_y, of_out = plan.layouts
         for attribute, a in (5, y), (6, x), (7, out), (8, out):  # MIN_ALIGNMENT_..._BYTES
             self._set("matmul_preference", self.preference, attribute, math.gcd(16, a.data.ptr))
@@ -226,9 +231,9 @@ def _products(device: int) -> CublasLt:
     return CublasLt()
 
 
-def product(x: Array, y: Array, out: Array, add: bool = False) -> Array:
-    """out = x y, or out += x y if `add`. Raises RuntimeError if cuBLASLt has no kernel for it."""
-    if not attempt(x, y, out, add):
+def product(x: Array, y: Array, out: Array, add: float = 0.0, times: float = 1.0) -> Array:
+    """out = times x y + add out. Raises RuntimeError if cuBLASLt has no kernel for it."""
+    if not attempt(x, y, out, add, times=times):
         raise RuntimeError(
             f"cuBLASLt has no product of {x.dtype} {x.shape} and {y.shape}: SCRATCHFORMER_FAST=0 in the environment "
             "leaves all products to CuPy, which has none of batches in bfloat16"
@@ -236,8 +241,16 @@ def product(x: Array, y: Array, out: Array, add: bool = False) -> Array:
     return out
 
 
-def attempt(x: Array, y: Array, out: Array, add: bool = False, bias: Array | None = None, activation: str = "") -> bool:
-    """out = x y + bias, or ReLU of it, or out += x y if `add`. False if cuBLASLt has no kernel for it; `out` may then
+def attempt(
+    x: Array,
+    y: Array,
+    out: Array,
+    add: float = 0.0,
+    bias: Array | None = None,
+    activation: str = "",
+    times: float = 1.0,
+) -> bool:
+    """out = times x y + bias + add out, or ReLU of it. False if cuBLASLt has no kernel for it; `out` may then
     be partly written.
 
     x: (..., N, K), y: (..., K, M), out: (..., N, M), each with at most one leading axis, and with neighbours in memory
@@ -247,14 +260,16 @@ def attempt(x: Array, y: Array, out: Array, add: bool = False, bias: Array | Non
     step, (N, K), M = 16 // x.itemsize, x.shape[-2:], y.shape[-1]
     if M > LONG and M % step:
         return all(
-            attempt(x, y[..., part], out[..., part], add, bias if bias is None else bias[part], activation)
+            attempt(x, y[..., part], out[..., part], add, bias if bias is None else bias[part], activation, times)
             for part in _cut(M, step)
         )
     if N > LONG and N % step and x.strides[-1] != x.itemsize:
-        return all(attempt(x[..., part, :], y, out[..., part, :], add, bias, activation) for part in _cut(N, step))
+        parts = ((x[..., part, :], y, out[..., part, :]) for part in _cut(N, step))
+        return all(attempt(*arrays, add, bias, activation, times) for arrays in parts)
     if K > LONG and K % step and bias is None:
-        return all(attempt(x[..., part], y[..., part, :], out, add or part.start > 0) for part in _cut(K, step))
-    return _products(cupy.cuda.runtime.getDevice()).run(x, y, out, add, bias, activation)
+        parts = ((x[..., part], y[..., part, :], out, 1.0 if part.start else add) for part in _cut(K, step))
+        return all(attempt(*arrays, times=times) for arrays in parts)
+    return _products(cupy.cuda.runtime.getDevice()).run(x, y, out, add, bias, activation, times)
 
 
 def _cut(size: int, step: int) -> tuple[slice, slice]:

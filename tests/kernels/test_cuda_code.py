@@ -8,6 +8,9 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.compiler import CompileError
+from scratchformer.compiler.cuda_code import cuda_source
+from scratchformer.compiler.derivation import Derivation
+from scratchformer.compiler.in_place import IN_PLACE
 from scratchformer.compiler.show import loops_of
 from scratchformer.ops.rounding import round_into
 from scratchformer.optim.adam import adam_step
@@ -48,6 +51,9 @@ def sources_of_plans():
                 continue
     for op in (adam_step, scale, round_into):
         found |= {plan.name: source for plan, source in loops_of(op, None, "cuda")}
+    for op in IN_PLACE:
+        plan = Derivation(op.reference, None).compile().forward
+        found[f"{plan.name}, pieces"] = cuda_source(plan, pieces=True)
     return found
 
 

@@ -28,7 +28,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "op",
-    ["embedding", "attention", "dense", "linear", "adam_step"],
+    ["embedding", "attention", "dense", "linear", "adam_step", "pieces"],
 )
 def test_the_kernels_give_what_the_references_give(op, run):
     found = run(op)
@@ -36,8 +36,7 @@ def test_the_kernels_give_what_the_references_give(op, run):
 
 
 @pytest.mark.parametrize("op", ["newton_schulz", "relative_attention"])
-def test_twins_without_kernels_give_what_the_references_give(op, run):
-    """They compute in bfloat16."""
+def test_twins_in_bfloat16_give_what_the_references_give(op, run):
     pytest.importorskip("ml_dtypes")
     found = run(op)
     assert found.returncode == 0, found.stdout + found.stderr
@@ -48,6 +47,7 @@ MISTAKES = {
     "the softmax without its sum": ("attention", "attention", "* (d[i] - sum)", "* d[i]"),
     "a key too many": ("attention", "attention", "(s) < stop", "(s) <= stop"),
     "the gradient of what ReLU cuts off": ("dense", "elementwise", "d.at[j] = T(0.0f)", ";"),
+    "the norm of the first matrix": ("newton_schulz", "optimizer", "sums[blockIdx.y * count + i]", "sums[i]"),
     "threads that do not wait for each other": (
         "linear",
         "column_sums",

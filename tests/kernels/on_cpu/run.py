@@ -7,6 +7,7 @@ test_cuda_on_cpu.py starts this program, since it must not change the process of
 """
 
 import sys
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,11 +28,11 @@ def as_array(x):
     return x.view(Array) if isinstance(x, np.ndarray) else x
 
 
-def multiply(x, y, out, add=False, bias=None, activation=""):
+def multiply(x, y, out, add=0.0, bias=None, activation="", times=1.0):
     """What cuBLASLt would do."""
-    found = x.astype(out.dtype) @ y.astype(out.dtype)
+    found = times * (x.astype(out.dtype) @ y.astype(out.dtype))
     found = found if bias is None else found + bias
-    out[...] = (out if add else 0) + (np.maximum(found, 0) if activation else found)
+    out[...] = (add * out if add else 0) + (np.maximum(found, 0) if activation else found)
     return out
 
 
@@ -50,17 +51,20 @@ sys.modules["cupy"] = cupy
 from scratchformer import Key, models, ops  # noqa: E402
 from scratchformer.dispatch import TwinCache, fast, has_twin, reference_only  # noqa: E402
 from scratchformer.kernels import cupy_code, cupy_products  # noqa: E402
+from scratchformer.nn import Param  # noqa: E402
 from scratchformer.nn.embedding import extend_by_token  # noqa: E402
 from scratchformer.ops import rounding  # noqa: E402
-from scratchformer.optim import adam, muon, optimizer  # noqa: E402
+from scratchformer.optim import Adam, AdamW, Group, Muon, adam, muon, optimizer  # noqa: E402
 from scratchformer.testing.contracts import as_tuple  # noqa: E402
 
 cupy_products.available, cupy_products.product = (lambda: True), multiply
 cupy_products.attempt = lambda *args, **options: multiply(*args, **options) is not None
 
 from scratchformer.compiler import add_all  # noqa: E402
+from scratchformer.compiler.cuda_pieces import add_pieces  # noqa: E402
 from scratchformer.compiler.cuda_target import CudaTarget  # noqa: E402
 
+add_pieces()
 add_all(CudaTarget())
 
 from scratchformer.kernels import (  # noqa: E402, F401
@@ -75,8 +79,10 @@ from scratchformer.kernels import (  # noqa: E402, F401
 
 RNG = np.random.default_rng(0)
 TYPES = [np.dtype(np.float32)]
+HALVES = {}
 if find_spec("ml_dtypes"):
     TYPES.append(np.dtype(import_module("ml_dtypes").bfloat16))
+    HALVES["float32"] = TYPES[-1]
 
 
 def draw(*shape, start=0):
@@ -175,19 +181,63 @@ def compare_flat(dtype, start):
         np.testing.assert_allclose(f, r, rtol=1e-5, atol=1e-6)
 
 
-def compare_muon():
+def compare_muon(shape, precision):
     """The factors are the same bfloat16 numbers in both, so only the order of sums may differ."""
     products = []
-    cupy_muon.product = lambda *args: products.append(args) or multiply(*args)
-    for shape in (6, 6), (4, 9), (9, 4):
-        g = draw(*shape).astype(np.float32)
-        with fast():
-            found = muon.newton_schulz(as_array(g), precision="bfloat16")
-        if not products:
-            raise TypeError("the twin did not run")
-        right = muon.newton_schulz.reference(g, precision="bfloat16")
-        assert found.shape == shape
-        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
+    cupy_muon.product = lambda *args, **scales: products.append(args) or multiply(*args, **scales)
+    g = draw(*shape).astype(np.float32) * draw(*shape[:-2], 1, 1).astype(np.float32)
+    with fast():
+        found = muon.newton_schulz(as_array(g), precision=precision)
+    assert len(products) == 3 * muon.STEPS, "the twin did not run"
+    right = muon.newton_schulz.reference(g, precision=precision)
+    assert found.shape == shape
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
+
+
+SHAPES = [(9, 7), (7, 9), (5,), (6, 6), (9, 7), (300,), (6, 6), (40, 3), (1,)]
+
+
+def compare_pieces(kind, dtype, decay, count):
+    """Two steps of an optimizer. All parameters that are treated alike are changed in one call of each kernel; of
+    matrices only those of one shape, but some of them may be transposed. Adam's own weight decay takes one by one.
+    """
+    calls, values = [], [draw(*shape).astype(dtype) for shape in SHAPES]
+    gradients = [[draw(*shape).astype(dtype) for shape in SHAPES] for _ in range(2)]
+    groups = [Group("p4", lr=0.5), Group("p7", frozen=True), Group("p3", weight_decay=0.0)]
+    states = []
+    for on_gpu in False, True:
+        params = [Param(x.copy(), f"p{i}") for i, x in enumerate(values)]
+        made = kind(params, 0.1, weight_decay=decay, groups=groups, **({"hidden": "*"} if kind is Muon else {}))
+        flat, half = made.flats[0], np.zeros(made.flats[0].data.size, HALVES.get(dtype.name, dtype))
+        share = 0.5
+        if on_gpu:
+            half, share = as_array(half), as_array(np.array(share))
+            for owner, name in (flat, "_data"), (flat, "_grad"), (made, "m"), (made, "v"):
+                setattr(owner, name, as_array(getattr(owner, name)))
+        with fast() if on_gpu else reference_only(), arrays_of(cupy if on_gpu else np, calls):
+            for step in gradients:
+                for p, g in zip(params, step, strict=True):
+                    p.grad[...] = g
+                made.step(share=share, half=half)
+        states.append([np.array(x) for x in (flat.data, made.m, made.v, half)])
+    assert len(calls) == count * len(gradients), f"kernels: {len(calls)}"
+    for found, right in zip(*states, strict=True):
+        limit = 1e-12 if dtype == np.float64 else 2e-5 if found.dtype == dtype else 1e-2
+        np.testing.assert_allclose(found.astype(np.float64), right.astype(np.float64), rtol=limit, atol=limit)
+
+
+@contextmanager
+def arrays_of(library, calls):
+    """Inside the block the optimizers take their arrays for those of a library. The calls of kernels are collected."""
+    before, run = optimizer.array_module, Kernel.__call__
+    modules = optimizer, muon
+    for module in modules:
+        module.array_module = lambda *arrays: library
+    Kernel.__call__ = lambda self, *args: calls.append(self.name) or run(self, *args)
+    yield
+    Kernel.__call__ = run
+    for module in modules:
+        module.array_module = before
 
 
 def compare_in_half():
@@ -238,7 +288,9 @@ def compare_tokens(make, context, B, past, dtype):
     for array in (array for arrays in stored for array in arrays):
         array[:, :, :past] = rounded(draw(*array[:, :, :past].shape), dtype)
         array[:, :, past:] = np.nan  # whatever was there
-    copies = [(as_array(keys.swapaxes(2, 3).astype(dtype)).swapaxes(2, 3), on_gpu(values, dtype)) for keys, values in stored]
+    copies = [
+        (as_array(keys.swapaxes(2, 3).astype(dtype)).swapaxes(2, 3), on_gpu(values, dtype)) for keys, values in stored
+    ]
     arguments = there.body.embedding, there.body.stack, there.output, copies
     with fast():
         if not has_twin(extend_by_token, as_array(numbers), *arguments):
@@ -248,7 +300,10 @@ def compare_tokens(make, context, B, past, dtype):
         right = extend_by_token(numbers, here.body.embedding, here.body.stack, here.output, stored)
     assert found.dtype == cupy_code.real(dtype) and found.shape == right.shape
     tolerance = 1e-4 if dtype == np.float32 else 3e-2
-    for f, r in [(found, right), *((f, r) for fs, rs in zip(copies, stored, strict=True) for f, r in zip(fs, rs, strict=True))]:
+    for f, r in [
+        (found, right),
+        *((f, r) for fs, rs in zip(copies, stored, strict=True) for f, r in zip(fs, rs, strict=True)),
+    ]:
         f, r = (x[:, :, : past + 1] if x.ndim == 4 else x for x in (f, r))
         error = np.abs(f.astype(np.float64) - r).max() / np.abs(r).max()
         assert error < tolerance, f"relative error {error:.1e}"
@@ -283,7 +338,13 @@ if __name__ == "__main__":
         for make, *sizes in TOKENS
         for dtype in TYPES[: 1 if mistake else None]
     ]
-    checks += [("newton_schulz", "", compare_muon), ("relative_attention", "", compare_in_half)]
+    for kind, decay, count in (Adam, 0.0, 4), (Adam, 0.3, 8), (AdamW, 0.3, 6), (Muon, 0.3, 23):
+        for dtype in (TYPES[0], np.dtype(np.float64))[: 1 if kind is Muon else 2]:
+            checks.append(("pieces", (kind.__name__, decay, dtype), partial(compare_pieces, kind, dtype, decay, count)))
+    for shape in (6, 6), (9, 4), (3, 4, 9), (2, 40, 33), (2, 1, 9, 4):
+        for precision in ("float32", "bfloat16")[: 1 if max(shape) > 9 else 2]:  # large ones differ after rounding
+            checks.append(("newton_schulz", (shape, precision), partial(compare_muon, shape, precision)))
+    checks.append(("relative_attention", "", compare_in_half))
     checks = [check for check in checks if only in (None, check[0])]
     if not checks:
         sys.exit(f"{only}: there is no such case")
