@@ -1,11 +1,12 @@
 """One new token of each sequence through a model on a GPU, in few kernels: five for a block, and two for the model.
 
 The kernels are in `multiply.cu` and `attend.cu`. What changes from token to token, which are the ids and the number of
-stored positions, is read from the GPU's memory. So the step can be recorded as a CUDA graph (`generation.KeyValueCache`).
+stored positions, is read from the GPU's memory. So the step can be recorded as a CUDA graph: see `TokenStep`.
 
-- A product with one row takes as long as reading the matrix. A kernel normalises its input by itself, and adds the bias,
+- A product with one row takes as long as reading the matrix. The kernel also normalises its input, and adds the bias,
   the activation, and what goes past the branch. Queries, keys and values are one product, and so are gate and up of a
-  SwiGLU, whose product is formed when `down` reads it.
+  SwiGLU; `down` multiplies the two as it reads them. (In a block with the norms after the sums, these are two kernels
+  more.)
 - One kernel rotates the query and the key, stores key and value, and attends. All sums are in float32 (float64 for
   float64), and only what is stored between kernels is rounded. Logits of half-precision models are float32.
 """
@@ -31,77 +32,82 @@ MAX_BATCH = 32  # sequences; for more of them the products of a library are fast
 BLOCKS = 264  # two for each processor of an H200
 SHARED = 40_960  # bytes of the input of an output layer, in shared memory
 MAX_HEAD_WIDTH = 1024
+NORMS = nn.LayerNorm, nn.RMSNorm
+Shaped = tuple[Array, tuple[int, ...]]  # an array and the shape that it should have
 
 
 def fits(numbers: Array, embedding: Any, stack: Any, output: Any, stored: list) -> bool:
     """Whether all layers are known, have their usual shapes, and lie on the current GPU in one type."""
     tokens, positions = embedding.embeddings[0], embedding.positions
-    table = tokens.table.data if type(tokens) is nn.TokenEmbedding else None
-    if (
-        len(embedding.embeddings) > 1
-        or type(positions) not in (nn.PositionEmbedding, type(None))
-        or embedding.norm is not None
-        or embedding.scale != 1
-        or getattr(getattr(table, "dtype", None), "name", "") not in TYPES
-        or not 2 <= numbers.size <= 1 + MAX_BATCH
-        or numbers.dtype != np.int64
-        or type(numbers) is not cupy.ndarray
-        or not type(output) in (nn.TiedOutput, nn.Linear)
-        or type(stack.norm) not in (nn.LayerNorm, nn.RMSNorm, type(None))
-        or len(stored) != len(stack.blocks)
+    if not (
+        type(numbers) is cupy.ndarray
+        and numbers.dtype == np.int64
+        and 2 <= numbers.size <= 1 + MAX_BATCH
+        and len(embedding.embeddings) == 1
+        and type(tokens) is nn.TokenEmbedding
+        and type(positions) in (nn.PositionEmbedding, type(None))
+        and embedding.norm is None
+        and embedding.scale == 1
+        and type(stack.norm) in (*NORMS, type(None))
+        and type(output) in (nn.TiedOutput, nn.Linear)
+        and len(stored) == len(stack.blocks)
+        and all(map(known, stack.blocks))
     ):
         return False
-    C, B = table.shape[1], numbers.size - 1
-    maps, arrays = [], [table] if positions is None else [table, positions.table.data]
-    norms = [] if stack.norm is None else [stack.norm]
-    if type(output) is nn.Linear:
-        maps.append((output, C, table.shape[0], None))
-    elif C * real(table.dtype).itemsize > SHARED or output.b is not None:
-        return False
-    else:
-        arrays.append(output.table.data)
-    for block, (keys, values, *others) in zip(stack.blocks, stored, strict=True):
-        if others or not known(block, C):
+    B, (V, C), length = numbers.size - 1, tokens.table.data.shape, stored[0][1].shape[2]
+    shapes: list[Shaped] = [(tokens.table.data, (V, C))]
+    if positions is not None:
+        shapes.append((positions.table.data, (max(length, len(positions.table.data)), C)))
+    if type(output) is nn.TiedOutput:
+        if C * real(output.table.data.dtype).itemsize > SHARED:
             return False
+        shapes += [(output.table.data, (V, C))] + [(b.data, (V,)) for b in [output.b] if b is not None]
+    else:
+        shapes += of_map(output, C, V)
+    for block, (keys, values) in zip(stack.blocks, stored, strict=True):
         attention, forward = block.attention, block.feedforward
         G, D = attention.kv_heads, attention.head_width
-        HD, GD = attention.heads * D, G * D
-        maps += [(attention.query, C, HD, None), (attention.key, C, GD, None), (attention.value, C, GD, None)]
-        maps.append((attention.unify, HD, C, None))
-        F = forward.up.w.data.shape[-1]
-        gates = [forward.gate] if type(forward) is nn.SwiGLU else []
-        maps += [(forward.up, C, F, None if gates else forward.up.activation), (forward.down, F, C, None)]
-        maps += [(gate, C, F, None) for gate in gates]
-        norms += block.norm1, block.norm2
-        arrays += keys.swapaxes(2, 3), values
-        if keys.shape != values.shape or values.shape[:2] != (B, G) or values.shape[3] != D:
-            return False
-    for layer, d_in, d_out, activation in maps:
-        if type(layer) is not nn.Linear or layer.w.data.shape != (d_in, d_out) or layer.activation != activation:
-            return False
-        arrays += [layer.w.data] if layer.b is None else [layer.w.data, layer.b.data]
-    for norm in norms:
-        arrays += [norm.gamma.data] if type(norm) is nn.RMSNorm else [norm.gamma.data, norm.beta.data]
-    return alike(*arrays) and all(x.flags.c_contiguous for x in arrays)
+        HD, GD, F = attention.heads * D, G * D, forward.up.w.data.shape[-1]
+        shapes += [(keys.swapaxes(2, 3), (B, G, D, length)), (values, (B, G, length, D))]
+        shapes += of_map(attention.query, C, HD) + of_map(attention.key, C, GD) + of_map(attention.value, C, GD)
+        shapes += of_map(attention.unify, HD, C) + of_map(forward.up, C, F) + of_map(forward.down, F, C)
+        shapes += of_map(forward.gate, C, F) if type(forward) is nn.SwiGLU else []
+    for norm in (stack.norm, *(norm for block in stack.blocks for norm in (block.norm1, block.norm2))):
+        shapes += [] if norm is None else [(norm.gamma.data, (C,))]
+        shapes += [(norm.beta.data, (C,))] if type(norm) is nn.LayerNorm else []
+    arrays = [array for array, _ in shapes]
+    return (
+        alike(*arrays)
+        and all(array.shape == shape and array.flags.c_contiguous for array, shape in shapes)
+        and numbers.device == arrays[0].device
+    )
 
 
-def known(block: Any, C: int) -> bool:
-    """Whether a block has nothing but layers that the kernels compute, for vectors of width C."""
-    branches = (getattr(block, "first", None), getattr(block, "second", None))
-    if any(type(each) is not nn.Residual or each.order != block.norm for each in branches) or isinstance(
-        block, nn.DecoderBlock
-    ):
+def of_map(layer: Any, d_in: int, d_out: int) -> list[Shaped]:
+    """The arrays of a `Linear`, each with its shape."""
+    return [(layer.w.data, (d_in, d_out))] + [(b.data, (d_out,)) for b in [layer.b] if b is not None]
+
+
+def known(block: Any) -> bool:
+    """Whether a block has nothing but layers that the kernels compute."""
+    if not isinstance(block, nn.Block) or type(block).extend is not nn.Block.extend:
+        return False
+    if any(type(each) is not nn.Residual or each.order != block.norm for each in (block.first, block.second)):
         return False
     attention, forward = block.attention, block.feedforward
+    if type(attention) not in (nn.SelfAttention, nn.RotarySelfAttention) or attention.head_width > MAX_HEAD_WIDTH:
+        return False
+    maps = [attention.query, attention.key, attention.value, attention.unify]
+    if type(forward) is nn.SwiGLU:
+        maps += forward.gate, forward.up, forward.down
+    elif type(forward) is nn.FeedForward and isinstance(getattr(forward.up, "activation", 0), str | None):
+        maps += (forward.down,)
+    else:
+        return False
     return (
-        type(block).extend is nn.Block.extend
-        and type(attention) in (nn.SelfAttention, nn.RotarySelfAttention)
-        and attention.d_model == C
-        and attention.head_width <= MAX_HEAD_WIDTH
-        and type(forward) in (nn.FeedForward, nn.SwiGLU)
+        all(type(each) is nn.Linear and each.activation is None for each in maps)
         and type(forward.up) is nn.Linear
-        and isinstance(forward.up.activation, str | None)
-        and {type(block.norm1), type(block.norm2)} <= {nn.LayerNorm, nn.RMSNorm}
+        and {type(block.norm1), type(block.norm2)} <= {*NORMS}
     )
 
 
@@ -149,7 +155,8 @@ def multiply(
     gated: bool = False,
     dtype: Any = None,
 ) -> Array:
-    """What up to three `Linear`s give for the rows of x (B, K), side by side; `residual` is added to it.
+    """What up to three `Linear`s give for the rows of x (B, K), side by side, with the activation of the first; plus
+    `residual`.
 
     norm: of x, or None. gated: x is (B, 2 K), and silu(x_k) x_{K + k} is multiplied. dtype: of the result.
     """
@@ -160,7 +167,7 @@ def multiply(
     LANES = next((n for n in (8, 4) if sum(sizes) >= BLOCKS * n * V), 2)
     arguments, biases = [], 0
     for i in range(3):
-        layer = maps[i] if i < len(maps) else None
+        layer: Any = maps[i] if i < len(maps) else None
         w = x if layer is None else layer.w.data
         has_bias = layer is not None and layer.b is not None
         biases |= has_bias << i

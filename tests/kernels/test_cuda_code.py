@@ -127,5 +127,5 @@ def test_no_file_asks_for_which_processor_it_is_compiled():
 def test_every_kernel_is_called():
     calls = "".join(path.read_text() for path in Path(cupy_code.__file__).parent.glob("cupy_*.py"))
     for path in cupy_code.FOLDER.glob("*.cu"):
-        names = re.findall(r'extern "C" __global__ void (\w+)\(', path.read_text())
+        names = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\(\w+\)\s+)?(\w+)\(', path.read_text())
         assert names and all(f'"{name}"' in calls for name in names)

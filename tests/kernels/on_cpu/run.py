@@ -7,7 +7,7 @@ test_cuda_on_cpu.py starts this program, since it must not change the process of
 """
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,6 +22,10 @@ class Array(np.ndarray):
 
     data = property(lambda self: SimpleNamespace(ptr=self.ctypes.data))
     device = SimpleNamespace(id=0)
+
+    def set(self, x):
+        assert (x.shape, x.dtype) == (self.shape, self.dtype)
+        self[...] = x
 
 
 def as_array(x):
@@ -43,13 +47,49 @@ def numpys(name):
 
 
 cupy = ModuleType("cupy")
-cupy.ndarray, cupy.RawKernel = Array, Kernel
-cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
+
+
+class Recorder(Kernel):
+    """A kernel that is started, or only noted if a stream is recording. What is done without a kernel is not noted, so
+    that a step with such parts gives wrong results.
+    """
+
+    noted = None  # the calls of the stream that is recording
+
+    def __call__(self, *call):
+        if Recorder.noted is None:
+            super().__call__(*call)
+        else:
+            Recorder.noted.append((self, call))
+
+
+class Stream(nullcontext):
+    def synchronize(self):
+        assert Recorder.noted is None
+
+    def begin_capture(self, mode):
+        Recorder.noted = []
+
+    def end_capture(self):
+        calls, Recorder.noted = Recorder.noted, None
+        return SimpleNamespace(calls=calls, launch=lambda: [kernel(*call) for kernel, call in calls])
+
+
+cupy.ndarray, cupy.RawKernel = Array, Recorder
+cupy.cuda = SimpleNamespace(
+    runtime=SimpleNamespace(getDevice=lambda: 0, streamCaptureModeRelaxed=2),
+    Device=lambda index: nullcontext(),
+    MemoryPool=lambda: SimpleNamespace(malloc=None),
+    Stream=Stream,
+    using_allocator=nullcontext,
+)
 cupy.__getattr__ = numpys
 sys.modules["cupy"] = cupy
 
 from scratchformer import Key, models, ops  # noqa: E402
+from scratchformer.backend import Device  # noqa: E402
 from scratchformer.dispatch import TwinCache, fast, has_twin, reference_only  # noqa: E402
+from scratchformer.generation.cache import TokenStep  # noqa: E402
 from scratchformer.kernels import cupy_code, cupy_products  # noqa: E402
 from scratchformer.nn import Param  # noqa: E402
 from scratchformer.nn.embedding import extend_by_token  # noqa: E402
@@ -274,23 +314,49 @@ TOKENS = [  # a model, the length of its context, the sequences, and how many po
     (partial(LLAMA, window=1030), 2200, 1, 2190),
     (partial(models.Llama, 40, 1100, 1, 1, d_ff=1300, head_width=8), 4, 1, 3),
 ]
+RECORDED = [(GPT2, 5 * 2 + 2), (LLAMA, 5 * 2 + 2), (PLAIN, 7 * 1 + 2)]  # with the kernels of a token
 
 
-def compare_tokens(make, context, B, past, dtype):
-    """The logits after a token, and what is stored, given random weights and random stored keys and values."""
+def model_on_gpu(make, context, dtype):
+    """A model with random weights on the stand-in for a GPU, and one with the same weights in float64."""
     there, here = make(context=context, key=Key(0)), make(context=context, key=Key(0)).to(dtype=np.float64)
     for p, q in zip(there.parameters(), here.parameters(), strict=True):
         weights = RNG.standard_normal(p.data.shape) / np.sqrt(p.data.shape[0] if p.data.ndim > 1 else 4)
         q.data = rounded(weights, dtype)
         p.bind(on_gpu(weights, dtype), None, None)
+    return there, here
+
+
+def stored_on_gpu(stored, dtype):
+    return [(as_array(k.swapaxes(2, 3).astype(dtype)).swapaxes(2, 3), on_gpu(v, dtype)) for k, v in stored]
+
+
+def compare_recorded(make, launches):
+    """Several tokens by a recorded step."""
+    there, here = model_on_gpu(make, 8, TYPES[0])
+    stored = here.allocate(2)
+    layers = SimpleNamespace(body=there.body, output=there.output, device=Device("gpu:0", cupy, 0))
+    step = TokenStep(layers, stored_on_gpu(there.allocate(2), TYPES[0]), 2)
+    for past in range(8):
+        ids = RNG.integers(0, 20, 2)
+        with fast():
+            found = step(past, ids)
+        assert len(step.recording.graph.calls) == launches, f"{len(step.recording.graph.calls)} kernels"
+        with reference_only():
+            right = here.extend(ids[:, None], stored, past)[:, 0]
+        error = np.abs(found - right).max() / np.abs(right).max()
+        assert error < 1e-4, f"relative error {error:.1e}"
+
+
+def compare_tokens(make, context, B, past, dtype):
+    """The logits after a token, and what is stored, given random weights and random stored keys and values."""
+    there, here = model_on_gpu(make, context, dtype)
     numbers = np.array([past, *RNG.integers(0, len(here.body.tokens.table.data), B)])
     stored = here.allocate(B)
     for array in (array for arrays in stored for array in arrays):
         array[:, :, :past] = rounded(draw(*array[:, :, :past].shape), dtype)
         array[:, :, past:] = np.nan  # whatever was there
-    copies = [
-        (as_array(keys.swapaxes(2, 3).astype(dtype)).swapaxes(2, 3), on_gpu(values, dtype)) for keys, values in stored
-    ]
+    copies = stored_on_gpu(stored, dtype)
     arguments = there.body.embedding, there.body.stack, there.output, copies
     with fast():
         if not has_twin(extend_by_token, as_array(numbers), *arguments):
@@ -338,6 +404,7 @@ if __name__ == "__main__":
         for make, *sizes in TOKENS
         for dtype in TYPES[: 1 if mistake else None]
     ]
+    checks += [("extend_by_token", ["recorded", make], partial(compare_recorded, make, n)) for make, n in RECORDED]
     for kind, decay, count in (Adam, 0.0, 4), (Adam, 0.3, 8), (AdamW, 0.3, 6), (Muon, 0.3, 23):
         for dtype in (TYPES[0], np.dtype(np.float64))[: 1 if kind is Muon else 2]:
             checks.append(("pieces", (kind.__name__, decay, dtype), partial(compare_pieces, kind, dtype, decay, count)))
