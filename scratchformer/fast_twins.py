@@ -26,9 +26,9 @@ CUDA = (  # the modules for a GPU
     "cupy_attention",
     "cupy_embedding",
     "cupy_extend",
-    "cupy_half",
     "cupy_linear",
     "cupy_muon",
+    "cupy_relative",
 )
 
 

@@ -34,9 +34,9 @@ def cuda_source(plan: Plan, types: Sequence[str] | None = None, pieces: bool = F
     """The source of a kernel of the arrays that the plan reads, those that it writes, its numbers, and the sizes
     of axes. After an array of rows comes how far its rows are apart.
 
-    types: of the numbers of all arrays; without it, REAL for those that have no column. pieces: for a plan whose numbers
-    are one row, a kernel of pieces of the arrays. First it takes a table, with a row for each piece: its size, and where
-    it starts in each array. Each row of blocks has a piece. It is called NAME_pieces, the others NAME_loops.
+    types: of the numbers of all arrays; without it, REAL for those that have no column. pieces: for a plan whose
+    numbers are one row, a kernel of pieces of the arrays. First it takes a table, with a row for each piece: its size,
+    and where it starts in each array. Each row of blocks has a piece. It is called NAME_pieces, the others NAME_loops.
     """
     arrays = (*plan.reads, *plan.writes)
     real = {array.name for array in arrays if COLUMN not in array.axes or array.name in plan.sums}

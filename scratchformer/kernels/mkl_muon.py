@@ -12,16 +12,9 @@ from .numpy_attention import accepted
 
 def fits(g: np.ndarray, steps: int = muon.STEPS, precision: str = "float32") -> bool:
     library = products()
-    if (
-        precision != "bfloat16"
-        or g.dtype != np.float32
-        or g.ndim != 2
-        or not g.size
-        or library is None
-        or not library.bfloat16
-    ):
+    if precision != "bfloat16" or g.dtype != np.float32 or not g.size or library is None or not library.bfloat16:
         return False
-    return accepted(muon.expect_matrices, g, steps, precision)
+    return g.ndim == 2 and accepted(muon.expect_matrices, g, steps, precision)
 
 
 def newton_schulz(g: np.ndarray, steps: int = muon.STEPS, precision: str = "bfloat16") -> np.ndarray:

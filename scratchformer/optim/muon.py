@@ -31,8 +31,8 @@ def newton_schulz(g: Array, steps: int = STEPS, precision: str = "float32") -> A
     of COEFFICIENTS. The result is X after `steps` iterations.
 
         norm := √(Σ_ij g_ij²)        X_{0,i,j} = g_ij/max(norm, smallest)
-        A_kii' := Σ_j X_kij X_ki'j
-        X_kij = a X_{k−1,i,j} + Σ_i' (b A_{k−1,i,i'} + c Σ_i'' A_{k−1,i,i''} A_{k−1,i'',i'}) X_{k−1,i',j} for k ≥ 1
+        A_kii' := Σ_j X_kij X_ki'j        B_kii' := b A_kii' + c Σ_i'' A_kii'' A_ki''i'
+        X_kij = a X_{k−1,i,j} + Σ_i' B_{k−1,i,i'} X_{k−1,i',j} for k ≥ 1
 
     What it does is seen in the singular value decomposition of the first X, where S are the singular values and the
     columns of U and V are orthonormal:
@@ -253,7 +253,7 @@ class Muon(AdamW):
                 move(w.part(part), as_pieces(u[part], shapes), lr * root(shapes[0]), lr * weight_decay)
 
 
-def root(shape: tuple[int, int]) -> float:
+def root(shape: tuple[int, ...]) -> float:
     """By what the step of a matrix (I, J) is multiplied: √(max(1, J/I))."""
     return math.sqrt(max(1, shape[1] / shape[0]))
 

@@ -359,12 +359,9 @@ class Optimizer:
             count = max(1, LARGE_CHUNK // math.prod(shape)) if shape else len(runs)
             for some in (runs[start : start + count] for start in range(0, len(runs), count)):
                 shapes = tuple(run.shape or (run.where.stop - run.where.start,) for run in some)
-                here, state = (
-                    tuple(place.start - shift for place in places)
-                    for shift, places in ((0, (r.where for r in some)), (first, (r.state for r in some)))
-                )
+                here, place = tuple(run.where.start for run in some), tuple(run.state.start - first for run in some)
                 parts = [Pieces(flat.data, here, shapes), Pieces(flat.grad, here, shapes)]
-                parts += [Pieces(getattr(self, name), state, shapes) for name in self.buffers]
+                parts += [Pieces(getattr(self, name), place, shapes) for name in self.buffers]
                 work.append((parts + ([] if half is None else [Pieces(half, here, shapes)]), treatment))
         return sorted(work, key=lambda item: (item[1].whole, item[0][0].size), reverse=True)
 

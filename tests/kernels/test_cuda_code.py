@@ -23,7 +23,10 @@ HALF = ("bfloat16", "float16")
 # The types of each file's arrays, and its constants, as the twins set them; W numbers are 16 bytes.
 FILES = {
     "attend": ((*REAL, *HALF), lambda W: [{"V": 1, "KEYS": 1, "D": 1}, {"V": W, "KEYS": 2, "D": 64}]),
-    "attention": ((*REAL, *HALF), lambda W: [{"V": 1, "PER": 0}, {"V": 1, "PER": 1}, {"V": W, "PER": 32 // W}]),
+    "attention": (
+        (*REAL, *HALF),
+        lambda W: [{"V": 1, "PER": 0}, {"V": 1, "PER": 1}, {"V": W, "PER": 32 // W, "MASKED": 1}],
+    ),
     "column_sums": ((*REAL, *HALF), lambda W: [{"V": 1}, {"V": W}]),
     "elementwise": ((*REAL, *HALF), lambda W: [{"V": W}]),
     "embedding": ((*REAL, *HALF), lambda W: [{}]),

@@ -1,9 +1,10 @@
 """Which steps of training are recorded, of every model, and that a recorded step is the same step.
 
-`FakeGPU` does again what a step did while it was recorded, on the strict stand-in for a GPU's arrays; a real GPU does it
-in ../kernels/test_cupy.py.
+`FakeGPU` does again what a step did while it was recorded, on the strict stand-in for a GPU's arrays.
+../kernels/test_cupy.py has the real one.
 """
 
+from collections import namedtuple
 from functools import partial
 from types import SimpleNamespace
 
@@ -29,13 +30,8 @@ from .test_traffic import CASES, SIZES, B, T, V, integers
 def batch_of(arrays):
     """A batch of the arrays, which can be divided."""
 
-    class Rows(tuple):
-        _fields = [f"x{i}" for i in range(len(arrays))]
-        tokens = property(lambda self: len(self[0]) * T)
-        weight = tokens
-
-        def __new__(cls, *arrays, **named):
-            return super().__new__(cls, arrays or tuple(named.values()))
+    class Rows(namedtuple("Rows", [f"x{i}" for i in range(len(arrays))])):
+        tokens = weight = property(lambda self: len(self[0]) * T)
 
         def split(self, size):
             return [Rows(*(x[i : i + size] for x in self)) for i in range(0, len(self[0]), size)]

@@ -6,6 +6,7 @@ test_cuda_on_cpu.py starts this program, since it must not change the process of
     python tests/kernels/on_cpu/run.py attention FILE OLD NEW       # one of them, with a mistake planted in FILE.cu
 """
 
+import copy
 import sys
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -23,20 +24,19 @@ class Array(np.ndarray):
     data = property(lambda self: SimpleNamespace(ptr=self.ctypes.data))
     device = SimpleNamespace(id=0)
 
-    def set(self, x):
-        assert (x.shape, x.dtype) == (self.shape, self.dtype)
-        self[...] = x
+    def __matmul__(self, other):
+        raise TypeError("a product of CuPy cannot be part of a CUDA graph")
 
 
 def as_array(x):
     return x.view(Array) if isinstance(x, np.ndarray) else x
 
 
-def multiply(x, y, out, add=0.0, bias=None, activation="", times=1.0):
+def multiply(x, y, out, plus=None, bias=None, activation="", scales=(1.0, 1.0)):
     """What cuBLASLt would do."""
-    found = times * (x.astype(out.dtype) @ y.astype(out.dtype))
-    found = found if bias is None else found + bias
-    out[...] = (add * out if add else 0) + (np.maximum(found, 0) if activation else found)
+    found = scales[0] * np.matmul(x.astype(out.dtype).view(np.ndarray), y.astype(out.dtype).view(np.ndarray))
+    found = (0 if plus is None else scales[1] * plus) + (found if bias is None else found + bias)
+    out[...] = np.maximum(found, 0) if activation else found
     return out
 
 
@@ -47,56 +47,27 @@ def numpys(name):
 
 
 cupy = ModuleType("cupy")
-
-
-class Recorder(Kernel):
-    """A kernel that is started, or only noted if a stream is recording. What is done without a kernel is not noted, so
-    that a step with such parts gives wrong results.
-    """
-
-    noted = None  # the calls of the stream that is recording
-
-    def __call__(self, *call):
-        if Recorder.noted is None:
-            super().__call__(*call)
-        else:
-            Recorder.noted.append((self, call))
-
-
-class Stream(nullcontext):
-    def synchronize(self):
-        assert Recorder.noted is None
-
-    def begin_capture(self, mode):
-        Recorder.noted = []
-
-    def end_capture(self):
-        calls, Recorder.noted = Recorder.noted, None
-        return SimpleNamespace(calls=calls, launch=lambda: [kernel(*call) for kernel, call in calls])
-
-
-cupy.ndarray, cupy.RawKernel = Array, Recorder
-cupy.cuda = SimpleNamespace(
-    runtime=SimpleNamespace(getDevice=lambda: 0, streamCaptureModeRelaxed=2),
-    Device=lambda index: nullcontext(),
-    MemoryPool=lambda: SimpleNamespace(malloc=None),
-    Stream=Stream,
-    using_allocator=nullcontext,
-)
+cupy.ndarray, cupy.RawKernel = Array, Kernel
+cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0), Device=nullcontext)
 cupy.__getattr__ = numpys
-sys.modules["cupy"] = cupy
+sys.modules["cupy"], sys.modules["cupy.lib.stride_tricks"] = cupy, np.lib.stride_tricks
 
-from scratchformer import Key, models, ops  # noqa: E402
-from scratchformer.backend import Device  # noqa: E402
-from scratchformer.dispatch import TwinCache, fast, has_twin, reference_only  # noqa: E402
-from scratchformer.generation.cache import TokenStep  # noqa: E402
+from scratchformer import (  # noqa: E402
+    Key,
+    backend,
+    models,
+    ops,
+)
+from scratchformer.dispatch import TwinCache, fast, reference_only  # noqa: E402
 from scratchformer.kernels import cupy_code, cupy_products  # noqa: E402
 from scratchformer.nn import Param  # noqa: E402
-from scratchformer.nn.embedding import extend_by_token  # noqa: E402
 from scratchformer.ops import rounding  # noqa: E402
 from scratchformer.optim import Adam, AdamW, Group, Muon, adam, muon, optimizer  # noqa: E402
+from scratchformer.parallel import graphs  # noqa: E402
 from scratchformer.testing.contracts import as_tuple  # noqa: E402
 
+library = backend._library
+backend._library = lambda x: cupy if type(x) is Array else library(x)
 cupy_products.available, cupy_products.product = (lambda: True), multiply
 cupy_products.attempt = lambda *args, **options: multiply(*args, **options) is not None
 
@@ -111,10 +82,9 @@ from scratchformer.kernels import (  # noqa: E402, F401
     cupy_adam,
     cupy_attention,
     cupy_embedding,
-    cupy_extend,
-    cupy_half,
     cupy_linear,
     cupy_muon,
+    cupy_relative,
 )
 
 RNG = np.random.default_rng(0)
@@ -134,6 +104,10 @@ def heads(T, S, H=2, G=2, D=8):
     return draw(2, H, T, D), draw(2, G, S, D), draw(2, G, S, D)
 
 
+def with_distances(T, S):
+    return *heads(T, S), draw(2, S + T - 1, 8), draw(2, 8), draw(2, 8)
+
+
 LENGTHS = np.array([5, 0])
 ATTENTION = [
     (heads(7, 7), None),
@@ -144,6 +118,17 @@ ATTENTION = [
     (heads(8, 8, 4, 2), ops.Causal() & ops.Padding(LENGTHS)),
     (heads(20, 20), ops.Local(3)),
     (heads(3, 2100, 1, 1, 2), None),
+    (heads(20, 20), ops.Causal() & ops.Heads(ops.Local(3), ops.Strided(4))),
+    (heads(9, 14, 4, 2), ops.Causal() & (ops.SameBlock(4) | ops.BlockEnds(4, 2))),
+    (heads(260, 300), ops.Causal() & ops.Strided(7)),
+    (heads(8, 8), ops.Heads(ops.Padding(LENGTHS), ops.Strided(3))),
+    (heads(3, 2100, 2, 2, 2), ops.Strided(5)),
+]
+RELATIVE = [
+    (with_distances(7, 7), ops.Causal()),
+    (with_distances(5, 11), ops.Causal()),
+    (with_distances(1, 6), None),
+    (with_distances(6, 6), ops.Heads(ops.Local(2), ops.Strided(3))),
 ]
 CASES = [
     (ops.embedding, (RNG.integers(0, 9, (4, 5)), draw(9, 7)), {}),
@@ -152,6 +137,7 @@ CASES = [
     (ops.linear, (draw(70, 6), draw(6, 33), draw(33)), {}),
     (ops.linear, (draw(2, 3, 6), draw(9, 6).T), {}),
     *((ops.attention, (*arrays, pattern), {}) for arrays, pattern in ATTENTION),
+    *((ops.relative_attention, (*arrays, pattern), {}) for arrays, pattern in RELATIVE),
 ]
 
 
@@ -160,6 +146,8 @@ def on_gpu(x, dtype):
         return ops.Padding(as_array(x.lengths))
     if isinstance(x, ops.patterns.Both):
         return on_gpu(x.first, dtype) & on_gpu(x.second, dtype)
+    if isinstance(x, ops.Heads):
+        return ops.Heads(*(on_gpu(each, dtype) for each in x.patterns))
     if not isinstance(x, np.ndarray):
         return x
     if x.dtype != np.float64 or dtype == np.float64:
@@ -182,10 +170,17 @@ def compare(op, args, options, dtype):
         if not isinstance(cache, TwinCache) and "Cuda" not in type(cache).__name__ and op is not ops.add:
             raise TypeError(f"the twin did not run: {type(cache)}")
         dy = rounded(draw(*np.shape(y)), dtype) if np.shape(y) else 0.7
-        found = y, *as_tuple(backward(on_gpu(dy, dtype), cache))
+        found, cache_of_twin = (y, *as_tuple(backward(on_gpu(dy, dtype), cache))), cache
     with reference_only():
         y, cache = op(*(rounded(a, dtype) for a in args), **options)
         right = y, *as_tuple(backward(dy, cache))
+    if getattr(cache_of_twin, "twin", None) and cache_of_twin.twin.adds:  # the gradients once more, added to arrays
+        plus, *into = (as_array(RNG.standard_normal(f.T.shape).astype(f.dtype).T) for f in found[1:])
+        into = [x if f.flags.f_contiguous else as_array(x.copy()) for x, f in zip(into, found[2:], strict=True)]
+        right = *right, *(r + x.astype(np.float64) for r, x in zip(right[1:], (plus, *into), strict=True))
+        sums = as_tuple(backward(on_gpu(dy, dtype), cache_of_twin, into=into, plus=plus))
+        assert all(s is x for s, x in zip(sums[1:], into, strict=True))
+        found = *found, *sums
     for f, r in zip(found, right, strict=True):
         assert f.dtype in (dtype, cupy_code.real(dtype)) and f.shape == np.shape(r)
         error = np.abs(f.astype(np.float64) - r).max() / max(1e-3, np.abs(r).max())
@@ -280,99 +275,36 @@ def arrays_of(library, calls):
         module.array_module = before
 
 
-def compare_in_half():
-    """Attention by relative positions has no kernels in half precision."""
-    import ml_dtypes
-
-    args = *heads(5, 7), draw(2, 11, 8), draw(2, 8), draw(2, 8)
-    dy = draw(2, 2, 5, 8)
-    halves = [as_array(a.astype(ml_dtypes.bfloat16)) for a in (*args, dy)]
-    with fast():
-        y, cache = ops.relative_attention(*halves[:-1])
-        assert cache.twin.forward.__module__ == cupy_half.__name__
-        found = y, *ops.relative_attention_backward(halves[-1], cache)
-    with reference_only():
-        y, cache = ops.relative_attention(*args)
-        right = y, *ops.relative_attention_backward(dy, cache)
-    for f, r in zip(found, right, strict=True):
-        assert f.dtype == ml_dtypes.bfloat16
-        np.testing.assert_allclose(f.astype(np.float64), r, rtol=0.05, atol=0.05 * np.abs(r).max())
-
-
-GPT2 = partial(models.GPT2, 37, 24, 3, 2, tied=True)
-PLAIN = partial(models.LanguageModel, 21, 16, 2, 1)
-LLAMA = partial(models.Llama, 32, 16, 4, 2, kv_heads=2, d_ff=24)
-TOKENS = [  # a model, the length of its context, the sequences, and how many positions are stored
-    (GPT2, 8, 1, 0),
-    (GPT2, 8, 9, 5),
-    (partial(GPT2, tied=False, activation="gelu"), 9, 2, 8),
-    (GPT2, 1100, 1, 1060),
-    (PLAIN, 7, 3, 4),
-    (partial(PLAIN, norm="pre", bias=True, activation="silu", wide=True), 8, 1, 7),
-    (LLAMA, 16, 3, 11),
-    (partial(LLAMA, window=4, bias=True, feedforward_bias=True, tied=True), 10, 2, 6),
-    (partial(LLAMA, window=1030), 2200, 1, 2190),
-    (partial(models.Llama, 40, 1100, 1, 1, d_ff=1300, head_width=8), 4, 1, 3),
+MODELS = [
+    (models.LanguageModel, dict(dropout=0.2)),
+    (models.TransformerXL, dict(memory=7, dropout=0.2)),
+    (models.SparseTransformer, dict(stride=3)),
+    (models.SparseTransformer, dict(stride=3, kind="fixed", width=2, merged=True, dropout=0.2)),
 ]
-RECORDED = [(GPT2, 5 * 2 + 2), (LLAMA, 5 * 2 + 2), (PLAIN, 7 * 1 + 2)]  # with the kernels of a token
 
 
-def model_on_gpu(make, context, dtype):
-    """A model with random weights on the stand-in for a GPU, and one with the same weights in float64."""
-    there, here = make(context=context, key=Key(0)), make(context=context, key=Key(0)).to(dtype=np.float64)
-    for p, q in zip(there.parameters(), here.parameters(), strict=True):
-        weights = RNG.standard_normal(p.data.shape) / np.sqrt(p.data.shape[0] if p.data.ndim > 1 else 4)
-        q.data = rounded(weights, dtype)
-        p.bind(on_gpu(weights, dtype), None, None)
-    return there, here
-
-
-def stored_on_gpu(stored, dtype):
-    return [(as_array(k.swapaxes(2, 3).astype(dtype)).swapaxes(2, 3), on_gpu(v, dtype)) for k, v in stored]
-
-
-def compare_recorded(make, launches):
-    """Several tokens by a recorded step."""
-    there, here = model_on_gpu(make, 8, TYPES[0])
-    stored = here.allocate(2)
-    layers = SimpleNamespace(body=there.body, output=there.output, device=Device("gpu:0", cupy, 0))
-    step = TokenStep(layers, stored_on_gpu(there.allocate(2), TYPES[0]), 2)
-    for past in range(8):
-        ids = RNG.integers(0, 20, 2)
-        with fast():
-            found = step(past, ids)
-        assert len(step.recording.graph.calls) == launches, f"{len(step.recording.graph.calls)} kernels"
-        with reference_only():
-            right = here.extend(ids[:, None], stored, past)[:, 0]
-        error = np.abs(found - right).max() / np.abs(right).max()
-        assert error < 1e-4, f"relative error {error:.1e}"
-
-
-def compare_tokens(make, context, B, past, dtype):
-    """The logits after a token, and what is stored, given random weights and random stored keys and values."""
-    there, here = model_on_gpu(make, context, dtype)
-    numbers = np.array([past, *RNG.integers(0, len(here.body.tokens.table.data), B)])
-    stored = here.allocate(B)
-    for array in (array for arrays in stored for array in arrays):
-        array[:, :, :past] = rounded(draw(*array[:, :, :past].shape), dtype)
-        array[:, :, past:] = np.nan  # whatever was there
-    copies = stored_on_gpu(stored, dtype)
-    arguments = there.body.embedding, there.body.stack, there.output, copies
+def compare_model(kind, options):
+    """The gradient of a model as it is recorded: where random numbers start is in an array, and so is the factor."""
+    key = Key(1)
+    ids = [RNG.integers(0, 9, (2, 12)) for _ in range(2)]
+    memory = [draw(2, 2, 7, 8).astype(np.float32)] * (kind is models.TransformerXL)
+    starts, there = graphs.Starts(cupy), kind(9, d_model=8, heads=2, depth=2, context=12, **options)
+    here = copy.deepcopy(there)
+    for p in there.parameters():
+        p.bind(as_array(p.data), as_array(p.grad), None)
     with fast():
-        if not has_twin(extend_by_token, as_array(numbers), *arguments):
-            raise TypeError("the twin does not take it")
-        found = extend_by_token(as_array(numbers), *arguments)
+        for _ in range(2):  # once to know which keys there are
+            starts.put(key)
+            there.zero_grad()
+            loss, cache = there.loss(*map(as_array, (*ids, *memory)), key=graphs.RecordedKey(starts))
+            there.loss_backward(as_array(np.array(0.25, np.float32)), cache)
     with reference_only():
-        right = extend_by_token(numbers, here.body.embedding, here.body.stack, here.output, stored)
-    assert found.dtype == cupy_code.real(dtype) and found.shape == right.shape
-    tolerance = 1e-4 if dtype == np.float32 else 3e-2
-    for f, r in [
-        (found, right),
-        *((f, r) for fs, rs in zip(copies, stored, strict=True) for f, r in zip(fs, rs, strict=True)),
-    ]:
-        f, r = (x[:, :, : past + 1] if x.ndim == 4 else x for x in (f, r))
-        error = np.abs(f.astype(np.float64) - r).max() / np.abs(r).max()
-        assert error < tolerance, f"relative error {error:.1e}"
+        right, cache = here.loss(*ids, *memory, key=key)
+        here.loss_backward(0.25, cache)
+    assert (len(starts.places) > 0) == ("dropout" in options)
+    np.testing.assert_allclose(loss, right, rtol=1e-5)
+    for found, p in zip(there.parameters(), here.parameters(), strict=True):
+        np.testing.assert_allclose(found.grad, p.grad, rtol=1e-3, atol=1e-5)
 
 
 def plant(file, old, new):
@@ -399,19 +331,13 @@ if __name__ == "__main__":
         for dtype in TYPES[: 1 if mistake else None]
     ]
     checks += [("adam_step", start, partial(compare_flat, TYPES[0], start)) for start in (0, 1)]
-    checks += [
-        ("extend_by_token", [dtype.name, make, *sizes], partial(compare_tokens, make, *sizes, dtype))
-        for make, *sizes in TOKENS
-        for dtype in TYPES[: 1 if mistake else None]
-    ]
-    checks += [("extend_by_token", ["recorded", make], partial(compare_recorded, make, n)) for make, n in RECORDED]
+    checks += [("model", kind.__name__, partial(compare_model, kind, options)) for kind, options in MODELS]
     for kind, decay, count in (Adam, 0.0, 4), (Adam, 0.3, 8), (AdamW, 0.3, 6), (Muon, 0.3, 23):
         for dtype in (TYPES[0], np.dtype(np.float64))[: 1 if kind is Muon else 2]:
             checks.append(("pieces", (kind.__name__, decay, dtype), partial(compare_pieces, kind, dtype, decay, count)))
     for shape in (6, 6), (9, 4), (3, 4, 9), (2, 40, 33), (2, 1, 9, 4):
         for precision in ("float32", "bfloat16")[: 1 if max(shape) > 9 else 2]:  # large ones differ after rounding
             checks.append(("newton_schulz", (shape, precision), partial(compare_muon, shape, precision)))
-    checks.append(("relative_attention", "", compare_in_half))
     checks = [check for check in checks if only in (None, check[0])]
     if not checks:
         sys.exit(f"{only}: there is no such case")
