@@ -29,7 +29,7 @@ LIVE = {  # the layers that compute in the page: the derivations, and what is sa
         ("",),
     ),
     "Residual": ("In \"post\" order", "In \"pre\" order"),
-    "TransformerBlock": ("Post-norm", "Pre-norm"),
+    **dict.fromkeys(("TransformerBlock", "DecoderBlock"), ("Post-norm", "Pre-norm")),
 }  # fmt: skip
 
 

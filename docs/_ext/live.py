@@ -32,6 +32,7 @@ SIZES_OF = {
     "relative_shift": {"H": 1},
     "relative_attention": {"B": 2, "H": 1, "S": 3},
     "RelativeSelfAttention": {"T": 2, "S": 3},
+    **dict.fromkeys(("DecoderBlock", "DecoderBlock, pre"), {"M": 3}),  # a letter has one size on a page
 }
 # Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
 VALUES: dict[str, dict[str, Any]] = {
@@ -49,15 +50,18 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "RelativeSelfAttention": {"m": np.tri(3)[1:]},
     "CrossAttention": {"m": [3]},
+    **dict.fromkeys(("DecoderBlock", "DecoderBlock, pre"), {"m": [2]}),
 }
 # The derivations on the pages of layers that are made of others: with parts whose derivations can be put together.
 COMPOSED: dict[str, Callable[[Sizes], DerivationCase]] = {
     "TransformerBlock": partial(blocks.transformer_block, order="post", activation="relu"),
     "TransformerBlock, pre": partial(blocks.transformer_block, order="pre", activation="relu"),
+    "DecoderBlock": partial(blocks.decoder_block, order="post", activation="relu"),
+    "DecoderBlock, pre": partial(blocks.decoder_block, order="pre", activation="relu"),
     "Residual": partial(blocks.residual_of_linear, order="post"),
     "Residual, pre": partial(blocks.residual_of_linear, order="pre"),
 }
-FIXED = ("P", "theta")  # arrays of a layer that are no weights: sinusoids and frequencies
+FIXED = ("P", "theta", "attention.m")  # arrays of a layer that are no weights: sinusoids, frequencies, a causal mask
 ZERO_WITHOUT = {"cross_entropy": {"targets": "counted"}}  # what is 0 where another input is 0
 
 

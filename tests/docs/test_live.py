@@ -270,6 +270,13 @@ def test_every_mistake_of_a_layer_can_be_planted(layer: str) -> None:
     assert planted == {mistake.title for mistake in mistakes} != set()
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_weight_of_a_layer_has_its_gradient(name: str) -> None:
+    data = live.live_data(name)
+    case, _ = live.page_case(name, (), live.PageSizes(name))
+    assert {canonical(weight) for weight in case.op.__self__.named_parameters()} <= {*data["gradients"].values()}
+
+
 def test_gradients_are_compared_with_differences(page: Page) -> None:
     compared, hidden = page.run(
         "document.querySelector('.live-bar input').click(); page.check();"
