@@ -25,12 +25,15 @@ LIVE = {  # the layers that compute in the page: the derivations, and what is sa
         (
             "BasicSelfAttention", "SingleHeadAttention", "MultiHeadLoop", "SelfAttention", "CrossAttention",
             "RelativeSelfAttention", "RotarySelfAttention", "FeedForward", "SwiGLU", "LlamaBlock",
+            "EmbeddingSum", "PositionEmbedding", "GridPositions", "SinusoidalPositions",
         ),
         ("",),
     ),
     "Residual": ("In \"post\" order", "In \"pre\" order"),
     **dict.fromkeys(("TransformerBlock", "DecoderBlock"), ("Post-norm", "Pre-norm")),
 }  # fmt: skip
+# Layers that are one operation, whose live part they show.
+OPERATION_OF = {"Linear": "linear", "LayerNorm": "layernorm", "RMSNorm": "rmsnorm", "TokenEmbedding": "embedding"}
 
 
 def page(module: Any, name: str) -> str:
@@ -53,8 +56,8 @@ def page(module: Any, name: str) -> str:
 
 def live(name: str) -> list[str]:
     """The live sections of a layer's derivation, one for each order of its parts."""
-    titles = LIVE.get(name, ())
-    sections = [(title, f"{name}, pre" if i else name) for i, title in enumerate(titles)]
+    titles = LIVE.get(name, ("",) * (name in OPERATION_OF))
+    sections = [(title, f"{name}, pre" if i else OPERATION_OF.get(name, name)) for i, title in enumerate(titles)]
     shown = [part for title, case in sections for part in (title and f"### {title}", fenced(f"{{live}} {case}", ""))]
     return ["## Try it", *shown] if shown else []
 

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from static_files import load_files
 
-from scratchformer.catalogue import DerivationCase, Sizes, blocks, mistakes_of
+from scratchformer.catalogue import DerivationCase, Sizes, blocks, layers, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import DerivationReport
 from scratchformer.notation.page import equation_as_json
@@ -32,7 +32,7 @@ SIZES_OF = {
     "relative_shift": {"H": 1},
     "relative_attention": {"B": 2, "H": 1, "S": 3},
     "RelativeSelfAttention": {"T": 2, "S": 3},
-    **dict.fromkeys(("DecoderBlock", "DecoderBlock, pre"), {"M": 3}),  # a letter has one size on a page
+    **{key: {"M": 3} for key in ("DecoderBlock", "DecoderBlock, pre")},  # a letter has one size on a page
 }
 # Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
 VALUES: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "RelativeSelfAttention": {"m": np.tri(3)[1:]},
     "CrossAttention": {"m": [3]},
-    **dict.fromkeys(("DecoderBlock", "DecoderBlock, pre"), {"m": [2]}),
+    **{key: {"m": [2]} for key in ("DecoderBlock", "DecoderBlock, pre")},
 }
 # The derivations on the pages of layers that are made of others: with parts whose derivations can be put together.
 COMPOSED: dict[str, Callable[[Sizes], DerivationCase]] = {
@@ -58,6 +58,7 @@ COMPOSED: dict[str, Callable[[Sizes], DerivationCase]] = {
     "TransformerBlock, pre": partial(blocks.transformer_block, order="pre", activation="relu"),
     "DecoderBlock": partial(blocks.decoder_block, order="post", activation="relu"),
     "DecoderBlock, pre": partial(blocks.decoder_block, order="pre", activation="relu"),
+    "EmbeddingSum": partial(layers.embedding_sum, training=False),
     "Residual": partial(blocks.residual_of_linear, order="post"),
     "Residual, pre": partial(blocks.residual_of_linear, order="pre"),
 }
@@ -117,7 +118,9 @@ def constants(case: DerivationCase) -> tuple[str, ...]:
     """The arrays of a layer's derivation that no argument of its forward and no weight can change."""
     if case.docstring is None:
         return ()
-    return FIXED if "pattern" in inspect.signature(case.op).parameters else (*FIXED, "m")
+    arguments = inspect.signature(case.op).parameters
+    fixed = (*FIXED, *(name for name in case.names if name in arguments))
+    return fixed if "pattern" in arguments else (*fixed, "m")
 
 
 def fitted(value: Any, shape: tuple[int, ...]) -> np.ndarray:
