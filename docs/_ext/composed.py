@@ -23,10 +23,13 @@ OPERATION = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm", nn.Linear: "linea
 
 
 class Composed(NamedTuple):
-    """A case whose derivation calls no function. parts: for each equation, the part that it is from, or ""."""
+    """A case whose derivation calls no function. calls: for each equation, the call in whose place it stands, if any.
+
+    A call reads x, not a second name of it such as n = x; that equation stands in the place of the call too.
+    """
 
     case: DerivationCase
-    parts: list[str]
+    calls: list[Equation | None]
 
 
 def composed(case: DerivationCase) -> Composed:
@@ -37,7 +40,12 @@ def composed(case: DerivationCase) -> Composed:
     equations = list(Composition(case).equations())
     lines = [f"    {spelled(equation)}" for _, equation in equations]
     docstring = "\n".join(["The parts put together.", "", "In this order:", "", *lines])
-    return Composed(case._replace(docstring=docstring, options=options), [part for part, _ in equations])
+    return Composed(case._replace(docstring=docstring, options=options), [call for call, _ in equations])
+
+
+def top_level(case: DerivationCase) -> list[Equation]:
+    """The equations of a layer's own derivation, in which parts are calls."""
+    return Composition(case).items
 
 
 class Composition:
@@ -55,15 +63,22 @@ class Composition:
         self.known = frozenset(ran.values)
         self.parts: dict[str, Part] = {}
 
-    def equations(self) -> Iterator[tuple[str, Equation]]:
+    def equations(self) -> Iterator[tuple[Equation | None, Equation]]:
+        second: dict[Node, Node] = {}  # names of what has a name already
+        waiting: list[Equation] = []
         for equation in self.items:
             left, right, *_ = equation.parts
-            if right[0] == "call" and right[1] in self.functions:
-                yield from self.called(right, left[1])
+            if is_second_name(equation):
+                second[left] = right
+                waiting.append(equation)
+            elif right[0] == "call" and right[1] in self.functions:
+                call = equation._replace(parts=(left, rebuilt(right, lambda node: second.get(node, node))))
+                yield from ((call, each) for each in (*waiting, *self.called(right, left[1])))
+                waiting = []
             else:
-                yield "", equation
+                yield None, equation
 
-    def called(self, call: Node, result: str) -> Iterator[tuple[str, Equation]]:
+    def called(self, call: Node, result: str) -> Iterator[Equation]:
         """The equations that compute what a call returns, as far as none before them does."""
         _, function, arguments = call
         given = [argument[1] for argument in arguments]
@@ -71,7 +86,7 @@ class Composition:
         if name not in self.parts:
             layer = self.functions[f"{name}_backward"].args[1].__self__  # type: ignore[attr-defined]
             if isinstance(layer, nn.Dropout):  # which passes on what it gets, since no part of a page is random
-                yield name, Equation((("name", result, ()), ("name", given[0], ())), ("=",), (), ())
+                yield Equation((("name", result, ()), ("name", given[0], ())), ("=",), (), ())
                 return
             self.parts[name] = Part(self, name, layer)
         part = self.parts[name]
@@ -82,8 +97,7 @@ class Composition:
             gradient = f"d{backward[1:] or part.inputs[0]}"
             part.rename({f"d{part.output}": given[0], gradient: result})
             wanted = [gradient, *(f"d{parameter}" for parameter in part.parameters)]
-        for equation in part.needed(wanted):
-            yield name, equation
+        yield from part.needed(wanted)
 
     def fresh(self, name: str) -> str:
         """A name that nothing has: the name itself, or with a number after it."""
@@ -132,6 +146,11 @@ class Part:
             self.names[of] = self.names.get(of) or self.whole.fresh(of)
             self.names[name] = self.names[of] if name == of else f"d{self.names[of]}"
         return "name", self.names.get(name, name), indices
+
+
+def is_second_name(equation: Equation) -> bool:
+    """Whether it only gives another name to a whole array, such as n = x."""
+    return all(part[0] == "name" and not part[2] for part in equation.parts)
 
 
 def closed(equation: Equation) -> Equation | None:

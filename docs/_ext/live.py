@@ -94,18 +94,21 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
     """
     mistakes = list(mistakes)
-    levels_data = [live_data(name, mistakes, titles) for titles in levels(name)]
-    return section(name, levels_data, [extension.title for extension in extensions(name)])
+    each = levels(name)
+    levels_data = [
+        live_data(name, mistakes, titles) if titles not in each[:i] else None for i, titles in enumerate(each)
+    ]
+    return section(name, levels_data, extensions(name))
 
 
 def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = ()) -> dict[str, Any]:
     """What the page computes with at a level, see `page_data`. titles: of the extensions that the level leaves out."""
     draw, left_out = PageSizes(name), without(name, [*titles])
-    case, parts = page_case(name, titles, draw)
+    case, calls = page_case(name, titles, draw)
     report = checked_without(case, left_out)
     begin_with = {n: fitted(x, report.values[n].shape) for n, x in VALUES.get(name, {}).items() if n in report.values}
     shown = [change for mistake in mistakes if (change := planted(mistake, report, left_out))]
-    data = page_data(name, case, report, shown, begin_with, draw.ranges, constants(case), parts)
+    data = page_data(name, case, report, shown, begin_with, draw.ranges, constants(case), calls)
     return data | {"zero": {n: by for n, by in ZERO_WITHOUT.get(name, {}).items() if by in data["inputs"]}}
 
 

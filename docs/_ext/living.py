@@ -58,7 +58,7 @@ FIRST = dict(width=16, heads=2, positions="learned", norm="layer", order="post",
 GENERATOR = "LanguageModel"
 LETTERS = {"H": 5, "D": 14}  # the sizes of heads while a plan is made
 SEED = 3
-SETTINGS = dict(momentum=0.9, beta1=0.9, beta2=0.999, eps=1e-8, max_norm=1.0)
+SETTINGS = dict(momentum=0.9, beta1=0.9, beta2=0.999, eps=1e-8, share=1.0, max_norm=1.0)
 OPTIMIZERS = {  # how each one steps: its function, its settings, and a learning rate to begin with
     "Adam": ("adam_step", {"decay": 0.0}, 0.01),
     "AdamW": ("adam_step", {"decay": 0.01}, 0.01),

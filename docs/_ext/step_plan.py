@@ -215,8 +215,11 @@ class StepPlan:
                     moved = np.arange(value.size).reshape(value.shape).transpose(order)
                     return self.at(number, moved)
         wanted = {*x.ravel().tolist()} - {0.0} if x.any() else set()
+        one = next(iter(wanted), None)  # most arrays lack it already
         for number in reversed(alike if len(wanted) > 1 else []):
             value = self.values[number].ravel()
+            if one not in value:
+                continue
             if wanted <= (numbers := {*value.tolist()}) and len(numbers | {0.0}) >= value.size > 1:
                 where = {0.0: ZERO} | {each: i for i, each in enumerate(value.tolist())}
                 return self.at(number, np.reshape([where[each] for each in x.ravel().tolist()], x.shape))

@@ -239,12 +239,7 @@ ENTRIES = [
                 "        k, key = self.key.forward(x)\n"
                 "        v, value = self.value.forward(x)"
             ),
-            "dx = self.query.backward(self.join_heads(dq), cache.query)\n        dmemory = self.key": (
-                "dmemory = self.query.backward(self.join_heads(dq), cache.query)\n        dx = self.key"
-            ),
-            "dmemory, _ = ops.add(dmemory, self.value.backward(self.join_heads(dv), cache.value))\n        return": (
-                "dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))\n        return"
-            ),
+            "        return dx, dmemory": "        return dmemory, dx",
         },
     ),
     Entry("RelativeSelfAttention")

@@ -201,13 +201,15 @@ ENTRIES = [
     ),
     Entry("AdamW").derivation("", partial(adam, optimizer=optim.AdamW, decay="weight_decay")),
     Entry("adam_step", "optim/adam.py")
-    .derivation("", lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3, 0.1))
+    .derivation(
+        "", lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3, 0.1, 0.5)
+    )
     .mistake(
         "v is updated with 1 − β1",
         "v is too large by the factor (1 − β1)/(1 − β2), so every step is too short.",
-        equation="v_i = β2 v0_i + (1 − β2) g_i g_i",
-        wrong="v_i = β2 v0_i + (1 − β1) g_i g_i",
-        replace={"v += (1 - beta2) * g * g": "v += (1 - beta1) * g * g"},
+        equation="v_i = β2 v0_i + (1 − β2) c_i c_i",
+        wrong="v_i = β2 v0_i + (1 − β1) c_i c_i",
+        replace={"v += (1 - beta2) * c * c": "v += (1 - beta1) * c * c"},
         tests="tests/optim",
     )
     .mistake(
@@ -227,7 +229,7 @@ ENTRIES = [
         tests="tests/optim",
     ),
     Entry("sgd_step").derivation("", lambda d: in_place(sgd_step, d("F"), d("F"), d("F"), 0.01, 0.9, 0.1)),
-    Entry("nesterov").derivation("", lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9)),
+    Entry("nesterov").derivation("", lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9, 0.5)),
     Entry("move").derivation("", lambda d: in_place(move, d("F"), d("F"), 0.3, 0.1)),
     Entry("SGD").derivation("", sgd),
     Entry("Muon").derivation("", muon),

@@ -87,7 +87,7 @@ def page(user: UserOperation, report: DerivationReport, outcomes: Sequence[Mutat
 
 def document(title: str, body: str) -> str:
     """A document that needs nothing else. Its policy lets no script run but those of this package."""
-    scripts = [(STATIC / file).read_text(encoding="utf-8") for file in FILES]
+    scripts = [(STATIC / file).read_text(encoding="utf-8") for file in ("site.js", *FILES)]
     styles = [(STATIC / file).read_text(encoding="utf-8") for file in ("page.css", "site.css", "live/live.css")]
     font = b64encode((STATIC / "fonts/STIXTwoMath.woff2").read_bytes()).decode()
     style = "\n".join(styles).replace("url(fonts/STIXTwoMath.woff2)", f"url(data:font/woff2;base64,{font})")

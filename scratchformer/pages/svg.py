@@ -56,9 +56,14 @@ class Canvas:
         """A line through the points; head: with an arrow head at the last; faint: like the border of a box."""
         path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         if head:
-            (_, y0), (x, y) = points[-2:]
-            sign = 1 if y > y0 else -1
-            path += f" M{x - 3.5:.1f} {y - 6 * sign:.1f} L{x:.1f} {y:.1f} L{x + 3.5:.1f} {y - 6 * sign:.1f}"
+            (x0, y0), (x, y) = points[-2:]
+            long = max(abs(x - x0), abs(y - y0))
+            along, across = ((x - x0) / long, (y - y0) / long)
+            for side in (-1, 1):
+                path += (
+                    f" M{x - 6 * along + 3.5 * side * across:.1f} {y - 6 * across + 3.5 * side * along:.1f} "
+                    f"L{x:.1f} {y:.1f}"
+                )
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         dashes += ' stroke-opacity="0.45"' if faint else ""
         self._add(

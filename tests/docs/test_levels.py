@@ -36,9 +36,11 @@ ARRAYS = "p m Z k t z a y x q dk da live count rows places n".split()
 @pytest.mark.parametrize(
     ("equation", "of", "left_out", "plain"),
     [
-        ("p_hts = m_hts exp(z_hts)/Z_ht where Σ_s' m_hts' > 0, 0 elsewhere", "attention", 3, "p_ts = exp(z_ts)/Z_t"),
-        ("a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋", "attention", 1, "a_ts = Σ_d q_td k_sd"),
-        ("dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd", "attention", 1, "dk_sd = Σ_t da_ts q_td"),
+        ("p_hts = m_hts exp(z_hts)/Z_ht where Σ_s' m_hts' > 0, 0 elsewhere", "attention", 7, "p_ts = exp(z_ts)/Z_t"),
+        ("a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋", "attention", 3, "a_ts = Σ_d q_td k_sd"),
+        ("dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd", "attention", 3, "dk_sd = Σ_t da_ts q_td"),
+        ("dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd", "attention", 2, "dk_hsd = Σ_t da_hts q_htd"),
+        ("y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋", "attention", 2, "y_htd = Σ_s p_hts v_hsd"),
         ("t_nv = (1 − ε) [v = x_n] + ε/V", "cross_entropy", 1, "t_nv = [v = x_n]"),
         ("y = 1/count Σ_n k_n t_n", "cross_entropy", 2, "y = 1/N Σ_n t_n"),
         ("y_bc = 1/max(n_b, 1) Σ_{t < n_b} x_btc", "mean_pool", 1, "y_bc = 1/T Σ_t x_btc"),
@@ -55,7 +57,7 @@ def test_an_equation_without_what_is_left_out(equation, of, left_out, plain):
 
 
 def test_sentences_about_what_is_left_out_are_not_there():
-    left_out = without("attention", ["A mask", "Several heads"])
+    left_out = without("attention", ["A mask", "Several heads", "Heads that share keys and values"])
     text = "First p_hts. All heads share v. The mask m_hts is 1. See `log_softmax`, as Z_ht says:"
     assert sentences(text, left_out) == "First p_ts. See `log_softmax`, as Z_t says:"
     assert sentences("Two sums. All heads share them:", left_out) == "Two sums:"
@@ -80,8 +82,11 @@ def test_each_extension_adds_something(name):
         {item.text for item in checked_without(case_at(name, t, Sizes()), without(name, t)).derivation.items}
         for t in levels(name)
     ]
-    for number in range(len(extensions(name))):
-        assert others[2**number - 1] - plain
+    every = extensions(name)
+    for number, extension in enumerate(every):
+        around = sum(2**i for i, each in enumerate(every) if each.title == extension.within)
+        without_it = others[around - 1] if around else plain
+        assert others[around + 2**number - 1] - without_it
 
 
 @pytest.mark.parametrize("name", PAGES)

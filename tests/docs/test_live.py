@@ -55,6 +55,7 @@ class Page:
         self.case, _ = live.page_case(self.name, titles[level], live.PageSizes(self.name))
         self.layer = getattr(self.case.op, "__self__", None)
         self.run("page.to(arguments[0])", self.level)
+        self.run("for (const fold of document.querySelectorAll('.live-fold')) fold.open = true")
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(f"const page = document.querySelector('.live').page; {script}", *arguments)
@@ -220,7 +221,10 @@ def test_the_first_line_about_a_number_has_its_indices(page: Page) -> None:
 def test_the_entries_of_a_number_light_up(page: Page) -> None:
     gradient = page.run("return page.cards.find(({ of }) => of).i")
     page.point(page.find(f'.live-line[data-line="{gradient}"] td button')[0])
-    lit = len(page.find("td.source"))
+    lit = page.run(
+        "const faces = [...document.querySelectorAll('td.source [data-position]')];"
+        "return new Set(faces.map(({ grid, dataset }) => `${grid.name} ${dataset.position}`)).size"
+    )
     entries = page.run("return page.model.terms(arguments[0], 0).entries.length", gradient)
     assert 0 < lit <= entries
     assert page.find(".live-mini .lit")
@@ -228,7 +232,7 @@ def test_the_entries_of_a_number_light_up(page: Page) -> None:
 
 
 def test_lines_are_stepped_through(page: Page) -> None:
-    lines = page.run("return page.cards.length")
+    lines = page.run("return page.steps.length")
     states = page.run(
         "const [back, on, all] = document.querySelectorAll('.live-steps button');"
         "return [on, on, back, all].map((button) => {"
@@ -238,7 +242,7 @@ def test_lines_are_stepped_through(page: Page) -> None:
     )
     assert [text.partition(",")[0] for text, _ in states] == [*(f"Line {k} of {lines}" for k in (1, 2, 1)), ""]
     assert [later for _, later in states] == [lines - 1, lines - 2, lines - 1, 0]
-    assert page.run("page.go(page.cards.length - 1); return document.querySelectorAll('.later').length") == 0
+    assert page.run("page.go(page.steps.length - 1); return document.querySelectorAll('.later').length") == 0
 
 
 def test_a_planted_mistake_is_marked(page: Page) -> None:
@@ -467,11 +471,17 @@ def test_switches_add_what_the_plain_derivation_leaves_out(browser: Any, tmp_pat
     (x, *_), value = page.run("return page.data.inputs"), 0.25
     page.run("page.model.set(arguments[0], 0, arguments[1]); page.compute()", x, value)
     page.run("let x = 1; Math.random = () => (x = (x * 16807) % 2147483647) / 2147483647;")
-    level = 0
-    for number in [*range(len(extensions(name))), *range(len(extensions(name)))] * 2:  # on, off, on, off
+    level, every = 0, extensions(name)
+    within = {i: k for i, each in enumerate(every) for k, other in enumerate(every) if each.within == other.title}
+    for number in [*range(len(every)), *range(len(every))] * 2:  # on, off, on, off
         shape = page.run("return page.model.array(arguments[0]).shape", x)
-        page.find(".live-extensions input")[number].send_keys(Keys.SPACE)
+        switch = page.find(".live-extensions input")[number]
+        assert switch.is_displayed() == (number not in within or bool(level >> within[number] & 1))
+        if not switch.is_displayed():
+            continue
+        switch.send_keys(Keys.SPACE)
         level ^= 1 << number
+        level &= ~sum(1 << i for i, around in within.items() if not level >> around & 1)
         assert page.run("return [page.level, document.activeElement.checked]") == [level, bool(level >> number & 1)]
         if shape == page.run("return page.model.array(arguments[0]).shape", x):
             assert page.run("return page.model.array(arguments[0]).data[0]", x) == value
@@ -492,7 +502,7 @@ def test_the_text_of_a_derivation_follows_the_switches_and_links(browser: Any, t
     page = Page(browser, "attention", tmp_path_factory.mktemp("text"), 0)
     page.run(
         "document.querySelector('main').insertAdjacentHTML('beforeend', arguments[0])",
-        '<p class="level level-0 shown"></p><p class="level level-1"></p><p class="level level-7" id="all"></p>',
+        '<p class="level level-0 shown"></p><p class="level level-1"></p><p class="level level-15" id="all"></p>',
     )
     visible = "return [...document.querySelectorAll('.level')].map((p) => p.checkVisibility())"
     added = "return [...document.querySelectorAll('.level')].map((p) => p.classList.contains('added'))"
@@ -502,7 +512,7 @@ def test_the_text_of_a_derivation_follows_the_switches_and_links(browser: Any, t
     assert page.run(added)[1]
     browser.execute_script("location.hash = 'all'")
     WebDriverWait(browser, 5).until(lambda _: page.run(visible) == [False, False, True])
-    assert page.run("return page.level") == 7
+    assert page.run("return page.level") == 15
 
 
 def test_what_is_no_number_is_refused_and_said_so(browser: Any, tmp_path_factory: Any) -> None:

@@ -386,8 +386,8 @@ def test_every_model_is_numpys_and_learns(page: Page, name: str) -> None:
 
 
 def test_a_text_of_the_reader(page: Page) -> None:
-    page.find(".living summary")[0].click()
-    area, use = page.find(".living textarea")[0], page.find(".living details button")[0]
+    page.find(".living-learning summary")[0].click()
+    area, use = page.find(".living textarea")[0], page.find(".living-learning details button")[0]
     area.clear()
     area.send_keys("short")
     use.click()
@@ -398,7 +398,7 @@ def test_a_text_of_the_reader(page: Page) -> None:
     page.run("page.stop()")
     assert page.run("return page.text.symbols.includes('E')")
     assert page.run("return page.losses[0] - page.step.loss()") > 0.5
-    page.find(".living summary")[0].click()
+    page.find(".living-learning summary")[0].click()
 
 
 def test_a_weight_is_changed(page: Page) -> None:
@@ -409,6 +409,21 @@ def test_a_weight_is_changed(page: Page) -> None:
     buffer = page.run("return page.pinned[0].buffer")
     assert page.run("return page.step.arrays[arguments[0]][0]", buffer) == 5
     assert page.run("return page.step.loss()") != loss
+
+
+def test_a_weight_is_dragged(page: Page) -> None:
+    """Without a click, and the gradients follow."""
+    page.run("page.stop()")
+    canvas = page.run("return page.picture.grids.find((grid) => page.isWeight(grid)).panels[0].canvas")
+    numbers = "return [[...page.step.w], [...page.step.g]]"
+    weights, gradients = (np.array(each) for each in page.run(numbers))
+    actions = ActionChains(page.browser, duration=0).move_to_element(canvas).click_and_hold()
+    actions.move_by_offset(10, 0).move_by_offset(15, 0).release().perform()
+    after, moved = (np.array(each) for each in page.run(numbers))
+    assert np.count_nonzero(after != weights) == 1
+    assert np.abs(after - weights).max() == pytest.approx(0.5)
+    assert (moved != gradients).sum() > 10
+    assert not page.run("return page.pinned")
 
 
 def test_the_keyboard_reaches_numbers(page: Page) -> None:

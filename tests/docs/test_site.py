@@ -17,6 +17,7 @@ from scratchformer.catalogue.derivations import CASES, check
 
 SITE = Path(os.environ.get("SCRATCHFORMER_SITE", "")) if os.environ.get("SCRATCHFORMER_SITE") else None
 pytestmark = pytest.mark.skipif(SITE is None, reason="SCRATCHFORMER_SITE names no site: python -m sphinx docs OUT")
+THEMES = ("light", "dark")
 OPERATIONS = [name for name in CASES if name in ops.__all__ and not name.endswith("_backward")]
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
@@ -84,6 +85,110 @@ def test_nothing_is_loaded_from_another_host():
 HEADINGS = (
     "return [...document.querySelectorAll('article :is(h1, h2, h3, h4)')].map(h => [+h.tagName[1], h.textContent])"
 )
+
+
+FAULTS = r"""
+const name = (element) => (
+  (element.getAttribute("aria-labelledby") || "").split(" ").map((id) => document.getElementById(id)?.textContent || "").join("")
+  || element.getAttribute("aria-label") || element.textContent || element.getAttribute("title") || element.alt || "").trim();
+const labelled = (element) => [...(element.labels || [])].map((label) => label.textContent).join("").trim();
+const shown = [...document.body.querySelectorAll("*")].filter((element) => element.checkVisibility());
+const faults = [];
+const seen = {};
+for (const element of shown) {
+  const is = (selector) => element.matches(selector);
+  const say = (what) => faults.push(`${what}: ${element.outerHTML.slice(0, 120)}`);
+  if (is("button, a[href], summary, [role=button], svg[role=img], canvas[role=img], img") && !name(element)) say("no name");
+  if (is("input:not([type=hidden]), select, textarea") && !name(element) && !labelled(element)) say("no name");
+  if (is("th") && !element.textContent.trim()) say("an empty header");
+  if (is("dl:not([role]) > dd:first-child") || is(":not(dl, div) > :is(dd, dt)")) say("no list of definitions");
+  if (is("ul > :not(li, script), ol > :not(li, script)")) say("no item of a list");
+  if (is("nav, aside, main, header, footer") && !element.closest("article")) {
+    const mark = `${element.localName} ${element.getAttribute("aria-label") || ""}`;
+    if (seen[mark]) say("two landmarks of one name");
+    seen[mark] = true;
+  }
+  const scrolls = /auto|scroll/.test(getComputedStyle(element).overflowX) && element.scrollWidth > element.clientWidth + 1;
+  const inside = () => element.querySelector("a[href], button, input, select, textarea, summary, [tabindex]");
+  if (scrolls && !is("textarea, input, select, body, html") && element.tabIndex < 0 && !inside()) say("no key scrolls it");
+  if (is("[tabindex]") && element.tabIndex > 0) say("it is out of order for the Tab key");
+}
+const ids = [...document.querySelectorAll("[id]")].map(({ id }) => id);
+faults.push(...new Set(ids.filter((id, i) => ids.indexOf(id) < i).map((id) => `an id twice: ${id}`)));
+if (!document.documentElement.lang || !document.title || !document.querySelector("h1")) faults.push("no language, title or heading");
+return faults;
+"""
+
+# The contrast of each text with what is behind it; 3 is enough for large letters.
+FAINT = r"""
+const numbers = (colour) => {
+  const c = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  c.fillStyle = colour;
+  c.fillRect(0, 0, 1, 1);
+  return [...c.getImageData(0, 0, 1, 1).data];
+};
+const known = {};
+const read = (colour) => (known[colour] ??= numbers(colour));
+const light = (rgb) => [0.2126, 0.7152, 0.0722].reduce((sum, weight, i) => {
+  const x = rgb[i] / 255;
+  return sum + weight * (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+}, 0);
+const over = (top, below) => [0, 1, 2].map((i) => (top[i] * top[3] + below[i] * (255 - top[3])) / 255);
+const behind = (element) => {
+  const colour = element ? read(getComputedStyle(element).backgroundColor) : [255, 255, 255, 255];
+  return colour[3] === 255 ? colour : over(colour, behind(element.parentElement));
+};
+const faint = {};
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  const element = texts.currentNode.parentElement;
+  if (!texts.currentNode.data.trim() || !element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+  if (element.closest("script, style, noscript, svg, :disabled, [inert], [aria-hidden=true], .visually-hidden")) continue;
+  const { color, fontSize, fontWeight } = getComputedStyle(element);
+  const below = behind(element);
+  const [a, b] = [light(over(read(color), below)), light(below)].sort((x, y) => y - x);
+  const size = parseFloat(fontSize);
+  const ratio = (a + 0.05) / (b + 0.05);
+  if (ratio < (size >= 24 || (size >= 18.66 && fontWeight >= 700) ? 3 : 4.5) - 0.005) {
+    faint[`${element.localName}.${element.className}`] = `${ratio.toFixed(2)} ${texts.currentNode.data.trim().slice(0, 30)}`;
+  }
+}
+return Object.entries(faint).map(([where, what]) => `contrast ${what} in ${where}`);
+"""
+KINDS = (  # a page of each kind
+    "index", "path", "path/05-cross-entropy", "path/12-train", "notation", "operations", "operations/attention", "layers/TransformerBlock",
+    "layers/GPT2", "learn", "exercises/linear_equations", "museum", "results", "api/ops", "contributing", "search",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_page_of_each_kind_is_accessible(browser, address, theme, width):
+    wrong = []
+    screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    preferred = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", preferred)
+    try:
+        for name in KINDS:
+            browser.get(f"{address}/{name}.html")
+            wait_for_parts(browser)
+            wrong += [f"{name}: {fault}" for fault in browser.execute_script(FAULTS) + browser.execute_script(FAINT)]
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert not wrong, "\n".join(wrong[:40])
+
+
+def wait_for_parts(browser):
+    """Until the live parts of a page are there, and what follows them has been drawn."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    ready = "return [...document.querySelectorAll('.live, .living')].every((part) => part.page)"
+    WebDriverWait(browser, 60).until(lambda _: browser.execute_script(ready))
+    browser.execute_async_script(
+        "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0], 50)))"
+    )
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

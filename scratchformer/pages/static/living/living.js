@@ -104,7 +104,8 @@
       this.status = make("p", { class: "living-status", role: "status" });
       this.bar = make("div", { class: "living-bar" }, this.playing, once, this.training, again,
         make("label", { class: "living-mistake" }, "sabotage ", this.mistake));
-      this.parts = make("div", { class: "living-bar living-parts" }, model, ...chosen, optimizer, rate, clipping);
+      this.parts = make("details", { class: "living-parts", open: Boolean(this.choice.unfolded), ontoggle: () => { this.choice.unfolded = this.parts.open; } },
+        make("summary", {}, "Another model or optimizer"), make("div", { class: "living-bar" }, model, ...chosen, optimizer, rate, clipping));
       this.tokens = make("p", { class: "living-tokens" });
       this.curve = make("canvas", { width: 640, height: 250, role: "img", "aria-label": "the loss after each step" });
       this.probe = make("span", { hidden: true }); // computes the colours of the theme
@@ -159,12 +160,27 @@
         const line = Math.min(grid.lines - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * grid.lines)));
         return [grid, (panel * grid.lines + line) * grid.columns + column];
       };
+      let drag = null;
+      element.addEventListener("pointerdown", (event) => {
+        const here = under(event);
+        if (here && this.isWeight(here[0])) drag = { here, x: event.clientX, start: here[0].value(this.step, here[1]), moved: false };
+      });
       element.addEventListener("pointermove", (event) => {
+        if (drag && Math.abs(event.clientX - drag.x) > 3) {
+          if (!drag.moved) element.setPointerCapture(event.pointerId);
+          drag.moved = true;
+          if (this.mode === "play") this.stop();
+          this.change(drag.start + (event.clientX - drag.x) * 0.02, drag.here);
+        }
+        if (drag) return;
         const here = under(event);
         if (here && !this.pinned && this.mode !== "train") this.point(...here);
       });
+      addEventListener("pointerup", () => setTimeout(() => { drag = null; })); // after the click
+      element.addEventListener("pointercancel", () => { drag = null; });
       element.addEventListener("pointerleave", () => { if (!this.pinned) this.rest(); });
       element.addEventListener("click", (event) => {
+        if (drag && drag.moved) return;
         const here = under(event);
         const array = event.target.closest(".living-array");
         if (here) this.pin(...here);
@@ -529,7 +545,7 @@
       this.picture.unmark();
       this.grid = null;
       this.table.replaceChildren();
-      this.explained.replaceChildren(make("p", { class: "living-hint" }, "Point at any number in the picture: its terms appear here, and the numbers that it was made of light up. Click to keep it."));
+      this.explained.replaceChildren(make("p", { class: "living-hint" }, "Point at any number in the picture: its terms appear here, and the numbers that it was made of light up. Click to keep it. Drag a weight sideways to change it."));
     }
 
     pin(grid, i) {
@@ -570,10 +586,14 @@
       this.fill();
     }
 
-    /** A weight gets another value, and everything is computed again. */
-    change(value) {
+    /** Whether a grid shows weights, not their gradients. */
+    isWeight(grid) {
+      return !grid.gradient && this.plan.buffers[grid.buffer].role === "parameter";
+    }
+
+    /** A weight gets another value, by default the one that is kept, and everything is computed again. */
+    change(value, [grid, i] = this.pinned) {
       if (!Number.isFinite(value)) return;
-      const [grid, i] = this.pinned;
       for (const step of this.steps()) {
         step.arrays[grid.buffer][grid.at(i)] = value;
         step.forward();
