@@ -150,7 +150,7 @@ class Part:
 
 def is_second_name(equation: Equation) -> bool:
     """Whether it only gives another name to a whole array, such as n = x."""
-    return all(part[0] == "name" and not part[2] for part in equation.parts)
+    return equation.relations == ("=",) and all(part[0] == "name" and not part[2] for part in equation.parts)
 
 
 def closed(equation: Equation) -> Equation | None:

@@ -155,7 +155,7 @@ class MultiHeadLoop(Layer):
 
     and each head is multiplied by its own rows of the weights, in all sequences b:
 
-        dunify.w_{0 + d,o} = Σ_b Σ_t u_btd dy_bto        dunify.w_{D + d,o} = Σ_b Σ_t v_btd dy_bto
+        dunify.w_jo = Σ_b Σ_t u_{b,t,0 + j} dy_bto where j < D, Σ_b Σ_t v_{b,t,j − D} dy_bto elsewhere
         dunify.b_o = Σ_b Σ_t dy_bto
 
     Both heads read the same x, as x1 and as x2, so dx is the sum over the heads:
