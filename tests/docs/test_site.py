@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
@@ -88,9 +88,10 @@ HEADINGS = (
 
 
 FAULTS = r"""
-const name = (element) => (
-  (element.getAttribute("aria-labelledby") || "").split(" ").map((id) => document.getElementById(id)?.textContent || "").join("")
-  || element.getAttribute("aria-label") || element.textContent || element.getAttribute("title") || element.alt || "").trim();
+const name = (element) => [
+  ...(element.getAttribute("aria-labelledby") || "").split(" ").map((id) => document.getElementById(id)?.textContent),
+  element.getAttribute("aria-label"), element.textContent, element.title, element.alt, element.querySelector("img")?.alt,
+].some((text) => text?.trim());
 const labelled = (element) => [...(element.labels || [])].map((label) => label.textContent).join("").trim();
 const shown = [...document.body.querySelectorAll("*")].filter((element) => element.checkVisibility());
 const faults = [];
@@ -159,6 +160,25 @@ KINDS = (  # a page of each kind
     "index", "path", "path/05-cross-entropy", "path/12-train", "notation", "operations", "operations/attention", "layers/TransformerBlock",
     "layers/GPT2", "learn", "exercises/linear_equations", "museum", "results", "api/ops", "contributing", "search",
 )  # fmt: skip
+
+
+FAULTY = """
+<main><h1 style="color: #999">faint</h1><p style="background: #222; color: #777">faint in the dark</p>
+<button></button><input><table><tr><th></th></tr></table><ul><p>no item</p></ul><i id="a"></i><i id="a"></i>
+<dl><dd>no term</dd></dl><p tabindex="3">first</p></main><main></main>
+<pre style="width: 9px; overflow: auto">too long</pre>
+"""
+
+
+def test_the_faults_are_found(browser):
+    browser.get("data:text/html;charset=utf-8," + quote(f'<html lang="en"><title>all</title>{FAULTY}'))
+    faults = [fault.partition(": ")[0] for fault in browser.execute_script(FAULTS)]
+    assert sorted(faults) == sorted(
+        ["no name"] * 2
+        + ["an empty header", "no item of a list", "an id twice", "no list of definitions"]
+        + ["it is out of order for the Tab key", "two landmarks of one name", "no key scrolls it"]
+    )
+    assert len(browser.execute_script(FAINT)) == 2
 
 
 @pytest.mark.parametrize("theme", THEMES)
