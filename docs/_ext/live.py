@@ -89,7 +89,8 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     """
     mistakes = list(mistakes)
     each = levels(name)
-    levels_data = [live_data(name, mistakes, titles) if titles not in each[:i] else None for i, titles in enumerate(each)]
+    first = [each.index(titles) == i for i, titles in enumerate(each)]
+    levels_data = [live_data(name, mistakes, t) if is_first else None for t, is_first in zip(each, first, strict=True)]
     return section(name, levels_data, extensions(name))
 
 

@@ -33,7 +33,8 @@ def section(
     """A live section, as HTML that needs the files of static/live and nothing else.
 
     levels_data: what the page computes with at each level, see `page_data`; None where an extension is there without
-    the one that it is within. extensions: what the lower levels leave out. planted: whether it begins with the first mistake.
+    the one that it is within. extensions: what the lower levels leave out. planted: whether it begins with the first
+    mistake.
     """
     typeset: dict[str, int] = {}  # each equation once, though several levels have it
     shown_in = ("items", "mistakes", "calls")
@@ -65,9 +66,9 @@ def page_data(
 
     begin_with: the numbers of some arrays that the page begins with. ranges: arguments, each with the lowest and the
     highest number that a reader may put into it. constant: arrays that nobody can change. calls: for each equation of a
-    layer that is made of others, the call in whose place it stands; they and the weights are folded. In the data, axes are the letters of the arrays' axes, ranges also say
-    whether all numbers are whole, and zero is what is 0 where another input is 0. The numbers are those that the page
-    begins with.
+    layer that is made of others, the call in whose place it stands; they and the weights are folded. In the data, axes
+    are the letters of the arrays' axes, ranges also say whether all numbers are whole, and zero is what is 0 where
+    another input is 0. The numbers are those that the page begins with.
     """
     data, arguments = begin(case, report, constant), bound(case)
     if calls:
