@@ -192,7 +192,10 @@ CHILDREN = Children()
 
 @pytest.fixture(scope="session", autouse=True)
 def no_process_stays() -> Iterator[None]:
-    """Fail if a process that was started for the tests is still running at their end, and kill it."""
+    """Fail if a process that was started for the tests is still running at their end, and kill it.
+
+    Fixtures of the whole session that start a process use this one, so that it ends after them.
+    """
     if sys.platform != "linux":
         yield
         return
@@ -218,7 +221,7 @@ def no_process_outlives_the_test(request: pytest.FixtureRequest) -> Iterator[Non
 
 
 @pytest.fixture(scope="session")
-def guard() -> Iterator[None]:
+def guard(no_process_stays: None) -> Iterator[None]:
     """If pytest itself is killed, the processes that it started after this fixture are killed too."""
     if sys.platform != "linux":
         yield
@@ -254,7 +257,7 @@ def check_loss_backward(device: Device) -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser(no_process_stays: None) -> Iterator[Any]:
     """Debian's chromium, without a window."""
     webdriver = pytest.importorskip("selenium.webdriver")
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")

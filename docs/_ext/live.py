@@ -13,6 +13,7 @@ from docutils import nodes
 from levels import Without, case_at, checked_without, extensions, levels, mistake_at, without
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from static_files import load_files
 
 from scratchformer.catalogue import DerivationCase, Sizes, blocks, mistakes_of
 from scratchformer.catalogue.derivations import CASES
@@ -152,16 +153,7 @@ class Live(SphinxDirective):
         return [nodes.raw("", live_html(name, mistakes_of(name.partition(",")[0])), format="html")]
 
 
-def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Load the scripts on the pages that have a live part."""
-    if '<section class="live"' not in context.get("body", ""):
-        return
-    app.add_css_file("live/live.css")
-    for file in FILES:
-        app.add_js_file(file, loading_method="defer")
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("live", Live)
-    app.connect("html-page-context", add_files)
+    load_files(app, '<section class="live"', "live/live.css", *FILES)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -19,6 +19,7 @@ from docutils import nodes
 from live import checked
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from static_files import load_files
 
 from scratchformer import ops
 from scratchformer.catalogue import DerivationCase
@@ -232,17 +233,16 @@ def progress(page: str, titles: dict[str, str]) -> str:
 
 
 def add_line(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Put the line of all steps above a page of the path, and load its scripts."""
+    """Put the line of all steps above a page of the path."""
     if not page.startswith("path/"):
         return
     titles = {name: title.astext() for name, title in app.env.titles.items()}
     context["body"] = progress(page, titles) + context["body"]
-    app.add_css_file("path/path.css")
-    app.add_js_file("path/path.js", loading_method="defer")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("step", StepNumbers)
     app.add_directive("question", Question)
     app.connect("html-page-context", add_line)
+    load_files(app, '<nav class="path-line"', "path/path.css", "path/path.js")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

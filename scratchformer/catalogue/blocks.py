@@ -193,12 +193,20 @@ ENTRIES = [
         "The sum passes dy on unchanged, whatever the branch does; this path is cut.",
         equation="dx_tc = dy_tc + ds_tc",
         wrong="dx_tc = ds_tc",
+        replace={
+            "         dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])": (
+                "         dx = self.norm.backward(dn, cache.norm)[:, -T:]"
+            )
+        },
+        tests="tests/nn/test_all_layers.py -k Residual",
     )
     .mistake(
         "The gradient passes only past the branch",
         "dx looks right where the branch is small, as it is at the start of training.",
         equation="dx_tc = ds_tc + dn_tc",
         wrong="dx_tc = ds_tc",
+        replace={"         dx, _ = ops.add(ds, dn[:, -T:])": "         dx = ds"},
+        tests="tests/nn/test_all_layers.py -k Residual",
     )
     .mistake(
         "γ gets no gradient from the memory",

@@ -30,17 +30,20 @@ WORDS = """T V R REAL PER THREADS ROWS Index Vector auto bool c char const doubl
     long new part row short signed this to unsigned void""".split()
 
 
-def cuda_source(plan: Plan, types: Sequence[str] | None = None) -> str:
+def cuda_source(plan: Plan, types: Sequence[str] | None = None, pieces: bool = False) -> str:
     """The source of a kernel of the arrays that the plan reads, those that it writes, its numbers, and the sizes
     of axes. After an array of rows comes how far its rows are apart.
 
-    types: of the numbers of all arrays; without it, REAL for those that have no column.
+    types: of the numbers of all arrays; without it, REAL for those that have no column. pieces: for a plan whose
+    numbers are one row, a kernel of pieces of the arrays. First it takes a table, with a row for each piece: its size,
+    and where it starts in each array. Each row of blocks has a piece. It is called NAME_pieces, the others NAME_loops.
     """
     arrays = (*plan.reads, *plan.writes)
     real = {array.name for array in arrays if COLUMN not in array.axes or array.name in plan.sums}
     kinds = {"real": "T", "integer": "Index", "bool": "bool", "bits": "unsigned long long"}
     types = types or ["REAL" if array.kind == "real" and array.name in real else kinds[array.kind] for array in arrays]
-    return "\n".join(CudaPrinter(plan, types).lines()) + "\n"
+    printer = CudaPrinter(plan, types)
+    return "\n".join(printer.lines_of_pieces() if pieces else printer.lines()) + "\n"
 
 
 def has_step(array: Array, plan: Plan) -> bool:
@@ -93,8 +96,9 @@ class CudaPrinter(Printer):
         if len(places) > 1 or any(at[-1] != HERE or not self.rows for at in places) or HERE in walk(self.at):
             raise CompileError(f"{plan.name}: its sums over rows cannot be taken row by row")
 
-    def lines(self) -> list[str]:
-        plan, given, self.depth = self.plan, [], 0
+    def given(self) -> list[str]:
+        """The parameters of the kernel."""
+        plan, given = self.plan, []
         for array in self.arrays.values():
             name, kind = self.pointer(array), self.types[array.name]
             alone = "" if self.flat else "__restrict__ "  # what is changed in place is written where it is read
@@ -102,7 +106,25 @@ class CudaPrinter(Printer):
             given.append(f"{kind} {name}" if array.kind == "bits" else pointer)
             given += [f"Index {name}_step"] * has_step(array, plan)
         given += [f"REAL {self.variable(name)}" for name in plan.numbers]
-        given += [f"Index {self.size(axis)}" for axis in axes_of(plan)]
+        return given + [f"Index {self.size(axis)}" for axis in axes_of(plan)]
+
+    def lines_of_pieces(self) -> list[str]:
+        given, self.depth = self.given(), 0
+        with self.block(f"__device__ void piece_of_{self.plan.name}({listed(given)})"):
+            self.row()
+        self.put("")
+        arrays = [array for array in self.arrays.values() if array.axes]
+        places = {self.pointer(array): f" + here[{i}]" for i, array in enumerate(arrays, 1)}
+        names = [each.split()[-1] for each in given[:-1]]
+        parameters = ["const Index* table", *given[:-1]]
+        with self.block(f'extern "C" __global__ void {self.plan.name}_pieces({listed(parameters)})'):
+            self.put(f"const Index* here = table + (Index)blockIdx.y * {len(arrays) + 1};")
+            moved = [name + places.get(name, "") for name in names]
+            self.put(f"piece_of_{self.plan.name}({listed([*moved, 'here[0]'], ' ' * 12)});")
+        return self.body
+
+    def lines(self) -> list[str]:
+        plan, given, self.depth = self.plan, self.given(), 0
         if self.again:
             places = [f"Index {self.place(axis)}" for axis in self.rows]
             with self.block(f"template <class R> __device__ bool row_of_{plan.name}({listed([*given, *places])})"):

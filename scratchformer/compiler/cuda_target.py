@@ -24,7 +24,8 @@ from .trees import COLUMN, Array
 __all__ = ["CudaTarget"]
 
 BLOCKS = 528  # with sums over rows: 4 for each of the 132 processors of an H200
-KINDS = {"integer": "Index", "bool": "bool", "bits": "unsigned long long"}
+KINDS = {"integer": "Index", "bool": "bool"}
+BITS, BITS_AT = "unsigned long long", "const unsigned long long* __restrict__"  # of a number, and of an array ()
 WIDE = 256  # times 16 bytes: rows of results that are wider begin at multiples of 16 bytes
 
 
@@ -58,7 +59,7 @@ class CudaTarget:
                 arguments += [x, np.int64(x.strides[-2] // x.itemsize)] if has_step(array, plan) else [x]
             arguments += [*map(wide.type, numbers), *(np.int64(sizes[axis]) for axis in axes_of(plan))]
             names = {dtype: "T", real(dtype): "REAL"} if dtype != real(dtype) else {dtype: "T"}
-            types = tuple(KINDS.get(a.kind) or names.get(x.dtype) or TYPES[x.dtype.name] for x, a in arrays)
+            types = tuple(type_of(x, array, names) for x, array in arrays)
             run_kernel = kernel(text(types), f"{plan.name}_loops", dtype.name, tuple(constants.items()))
             run_kernel((blocks,), (constants["THREADS"], constants["ROWS"]), tuple(arguments))
             for x, sums in of_blocks:
@@ -66,6 +67,13 @@ class CudaTarget:
             return True
 
         return run
+
+
+def type_of(x: Any, array: Array, names: dict[np.dtype, str]) -> str:
+    """The type of an array's numbers in CUDA."""
+    if array.kind == "bits":
+        return BITS_AT if isinstance(x, cupy.ndarray) else BITS
+    return KINDS.get(array.kind) or names.get(x.dtype) or TYPES[x.dtype.name]
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -433,15 +433,21 @@ def evaluate(tree: Node, env: Mapping[str, Any], shape: Shape, xp: Any) -> Any:
         inside = [evaluate(part, env, shape, xp) for part in parts[1]]
         if parts[0] == "erf":  # which is in no array library
             return erf(*inside)
-        return getattr(xp, str(FUNCTIONS.get(parts[0], parts[0])))(*inside)
+        return getattr(library_of(inside, xp), str(FUNCTIONS.get(parts[0], parts[0])))(*inside)
     if kind == "if":
         holds: Any = True
         for relation, left, right in parts[0]:
             holds = holds & OPERATORS[relation](evaluate(left, env, shape, xp), evaluate(right, env, shape, xp))
-        return xp.where(holds, *(evaluate(part, env, shape, xp) for part in parts[1:]))
+        inside = [holds, *(evaluate(part, env, shape, xp) for part in parts[1:])]
+        return library_of(inside, xp).where(*inside)
     inside = [evaluate(part, env, shape, xp) for part in parts]
     try:
         x = OPERATORS[kind](*inside)
     except ArithmeticError:  # of Python's numbers, where NumPy has infinity or NaN
         return float(OPERATORS[kind](*map(np.float64, inside)))
     return math.nan if isinstance(x, complex) else x
+
+
+def library_of(values: Sequence[Any], xp: Any) -> Any:
+    """xp, or NumPy if there is no array among the values: CuPy would move their results to the GPU."""
+    return np if all(isinstance(x, int | float | np.generic) for x in values) else xp

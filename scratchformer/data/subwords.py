@@ -366,6 +366,8 @@ class PublishedTokenizer:
         self.tokenizer = _read(path, vocab_size)
         names = _special_tokens(Path(folder), self.tokenizer)
         self.tokenizer.add_special_tokens(names)  # again, so that no normalizer applies to them
+        # Read again: before version 0.23.1, the library still finds them in a text as they were first added.
+        self.tokenizer = _library().Tokenizer.from_str(self.tokenizer.to_str())
         self.special = [self.tokenizer.token_to_id(name) for name in names]
         decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
         kinds = {'"ByteLevel"': _from_symbols, '"ByteFallback"': _from_words}

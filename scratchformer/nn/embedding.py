@@ -22,7 +22,7 @@ from ..checks import (
 )
 from ..dispatch import operation
 from ..rng import Key, fold
-from .layer import Layer, Param, expect_backward, initial_generator, list_of_layers
+from .layer import Layer, Param, add_gradients, expect_backward, initial_generator, list_of_layers
 from .pointwise import Dropout
 
 
@@ -70,9 +70,9 @@ class TiedOutput(Layer):
 
     The first term, transposed back, is added here, and the second in the backward of the embedding. Both are added to
     the same `.grad`, in either order. A token's row gets a gradient from every position where a token is predicted,
-    even if this token does not occur in the input.
+    even if this token does not occur in the input. In code, where dw is added to the transposed view of that `.grad`:
 
-        self.table.grad += dw.T
+        dx = add_gradients(ops.linear_backward, dy, cache, grads)
 
     Source: Press, Wolf, "Using the output embedding to improve language models", 2017.
     """
@@ -87,10 +87,8 @@ class TiedOutput(Layer):
         return ops.linear(x, self.table.data.T, None if self.b is None else self.b.data)
 
     def backward(self, dy: Array, cache: tuple) -> Array:
-        dx, dw, *db = ops.linear_backward(dy, cache)
-        self.table.grad += dw.T
-        if self.b is not None:
-            self.b.grad += db[0]
+        grads = [self.table.grad.T] if self.b is None else [self.table.grad.T, self.b.grad]
+        dx = add_gradients(ops.linear_backward, dy, cache, grads)
         return dx
 
 

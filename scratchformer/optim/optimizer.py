@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from inspect import signature
 from itertools import accumulate, chain, groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..backend import Array, array_module, device_of, to_cpu
 from ..checks import expect_boolean, expect_floating, expect_instance, expect_number
-from ..dispatch import operation
+from ..dispatch import has_twin, operation
 from ..nn import FlatParameters, Param
 from ..nn.layer import Structure
 from ..ops.rounding import round_into
@@ -89,6 +90,38 @@ class Stretch(NamedTuple):
         return [start] if self.shape else [start + part.start for part in pieces(self.flat.data[self.where])]
 
 
+class Pieces(NamedTuple):
+    """Parts of an array (P,), which a GPU changes together, in one call of an operation that changes arrays in place:
+    see `compiler.cuda_pieces`. For such an operation it is like an array.
+    """
+
+    flat: Array
+    starts: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.flat.dtype
+
+    @property
+    def shape(self) -> tuple[tuple[int, ...], ...]:
+        return self.shapes
+
+    @property
+    def size(self) -> int:
+        return sum(map(math.prod, self.shapes))
+
+    @property
+    def flags(self) -> Any:
+        return self.flat.flags
+
+    def reshape(self, _size: int) -> Pieces:
+        return self
+
+    def part(self, which: slice) -> Pieces:
+        return Pieces(self.flat, self.starts[which], self.shapes[which])
+
+
 def scaled(g: Array, share: float | Array) -> Array:
     """g times a number, or times an array () on its device, in the type of g."""
     if isinstance(share, float | int):
@@ -141,7 +174,7 @@ class Optimizer:
         self.part: slice | None = None  # of the flat array, if only this is stepped
         self.flats: list[FlatParameters] = []  # where the parameters were when they were laid out
         self.views: list[Array] = []  # what `gradients` returns
-        self.work: tuple[Any, list] | None = None  # the pieces of a step, and the `half` for which they are
+        self.work: tuple[Any, bool, list] | None = None  # the pieces of a step, and what they are for
         self._lay_out()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -269,23 +302,50 @@ class Optimizer:
         self._expect_same_parameters()
         self._lay_out()
         self.steps += 1
-        if self.work is None or self.work[0] is not half:
-            self.work = half, self._pieces(half)
+        together = self._takes_pieces()
+        if self.work is None or self.work[0] is not half or self.work[1] != together:
+            self.work = half, together, self._pieces(half, together)
 
-        def update(item: tuple[list[Array], Treatment]) -> None:
+        def update(item: tuple[list[Any], Treatment]) -> None:
             (w, g, *buffers), how = item
             to = None if half is None else buffers.pop()
-            self.update(w, scaled(g, share), *buffers, lr=float(self.lr) * how.lr, weight_decay=how.weight_decay)
+            settings: dict[str, Any] = dict(lr=float(self.lr) * how.lr, weight_decay=how.weight_decay)
+            if self.scales:
+                self.update(w, g, *buffers, share=share, **settings)
+            else:
+                self.update(w, scaled(g, share), *buffers, **settings)
             if to is not None:
                 round_into(w, to)
 
-        list(map(update, self.work[1]))
+        list(map(update, self.work[2]))
 
-    def _pieces(self, half: Array | None) -> list[tuple[list[Array], Treatment]]:
-        """What `update` gets in a step, the largest first: views of the arrays, and how they are treated."""
-        work = []
+    @cached_property
+    def scales(self) -> bool:
+        """Whether `update` multiplies the gradient itself, by its argument `share`. Then it also takes `Pieces`."""
+        return "share" in signature(self.update).parameters
+
+    def joins(self, how: Treatment) -> bool:
+        """Whether `update` takes `Pieces` of parameters that are treated so."""
+        return self.scales
+
+    def _takes_pieces(self) -> bool:
+        """Whether operations take `Pieces` of the flat arrays, as they do on a GPU."""
+        flat = self.flats[0].data
+        whole = Pieces(flat, (0,), (flat.shape,))
+        return array_module(flat) is not np and has_twin(round_into, whole, whole)
+
+    def _pieces(self, half: Array | None, together: bool) -> list[tuple[list[Any], Treatment]]:
+        """What `update` gets in a step, the largest first: views of the arrays, and how they are treated. together: or
+        `Pieces` of all parameters that are treated alike; matrices are in one if they have the same shape, some of them
+        perhaps transposed.
+        """
+        work: list[tuple[list[Any], Treatment]] = []
         first = 0 if self.part is None else self.kept.start  # of the state that is kept
+        joined: dict[tuple, list[Stretch]] = {}
         for run in self._kept(self.alike):
+            if together and self.joins(run.treatment):
+                joined.setdefault((run.flat, run.treatment, *sorted(run.shape or ())), []).append(run)
+                continue
             arrays = [run.flat.data[run.where], run.flat.grad[run.where]]
             state = slice(run.state.start - first, run.state.stop - first)
             arrays += [getattr(self, name)[state] for name in self.buffers]
@@ -294,11 +354,21 @@ class Optimizer:
                 work.append(([a.reshape(run.shape) for a in arrays], run.treatment))
             else:
                 work += [([a[part] for a in arrays], run.treatment) for part in pieces(arrays[0])]
+        for (flat, treatment, *shape), runs in joined.items():
+            runs.sort(key=lambda run: run.shape or ())
+            count = max(1, LARGE_CHUNK // math.prod(shape)) if shape else len(runs)
+            for some in (runs[start : start + count] for start in range(0, len(runs), count)):
+                shapes = tuple(run.shape or (run.where.stop - run.where.start,) for run in some)
+                here, place = tuple(run.where.start for run in some), tuple(run.state.start - first for run in some)
+                parts = [Pieces(flat.data, here, shapes), Pieces(flat.grad, here, shapes)]
+                parts += [Pieces(getattr(self, name), place, shapes) for name in self.buffers]
+                work.append((parts + ([] if half is None else [Pieces(half, here, shapes)]), treatment))
         return sorted(work, key=lambda item: (item[1].whole, item[0][0].size), reverse=True)
 
     def update(self, w: Array, g: Array, *buffers: Any, **settings: Any) -> None:
         """Step one piece of the flat arrays, or in its shape one parameter that `is_whole`: change `w` and `buffers`
-        in place, but not `g`. settings: lr and more.
+        in place, but not `g`. settings: lr and weight_decay. If it has an argument `share`, g is to be multiplied by
+        that first, and all arrays may be `Pieces`.
         """
         raise TypeError(f"{type(self).__name__} has no update")
 

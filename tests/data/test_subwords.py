@@ -444,11 +444,13 @@ def test_a_decoded_text_has_no_special_tokens(tmp_path, described):
     assert [vocabulary.pieces[i] for i in (1, 2, 265)] == [b"<s>", b"</s>", b" the"]
 
 
-def test_special_tokens_that_are_normalized(tmp_path):
+@pytest.mark.parametrize("special", [True, False])
+def test_special_tokens_that_are_normalized(tmp_path, special):
     """The library itself would neither find them in a text nor leave them out, since the normalizer changes them."""
     lib = pytest.importorskip("tokenizers")
-    special = [lib.AddedToken(token, special=True, normalized=True) for token in ("<s>", "</s>")]
-    vocabulary = PublishedTokenizer(tmp_path, write_llama(tmp_path, special=special))
+    tokens = [lib.AddedToken(token, special=special, normalized=True) for token in ("<s>", "</s>")]
+    files = {"tokenizer_config.json": SPECIAL_NAMES}
+    vocabulary = PublishedTokenizer(tmp_path, write_llama(tmp_path, special=tokens, files=files))
     assert vocabulary.decode([1, 265, 265, 2]) == "the the"
     ids = vocabulary.encode("<s>the</s>").tolist()
     assert (ids[0], ids[-1]) == (1, 2) and vocabulary.decode(ids) == "the"

@@ -1,6 +1,7 @@
 """The levels of a derivation: what is left out is gone, what is left is true, and the first level is small."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ from scratchformer import ops
 from scratchformer.catalogue import Sizes, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import parse
-from scratchformer.notation.grammar import letters_in
+from scratchformer.notation.grammar import letters_in, walk
 from scratchformer.notation.spelling import spelled
 
 PAGES = [name for name in OPERATIONS if name in CASES]
@@ -122,3 +123,21 @@ def test_the_derivation_of_a_page_has_every_item_at_every_level(name):
 def test_what_stands_first_is_one_sentence(name):
     summary, *_ = pieces(getattr(ops, name).__doc__, name)
     assert summary.kind == "prose" and len(re.findall(r"[^\W\d_]{2,}", summary.text)) <= 40, summary.text
+
+
+def forms_in(name):
+    """The kinds of expressions in the plain derivation of a page."""
+    titles = levels(name)[0]
+    report = checked_without(case_at(name, titles, Sizes()), without(name, titles))
+    trees = [tree for item in report.derivation.equations if item.equation for tree in item.equation]
+    nodes = [node for tree in trees for node in walk(tree) if re.fullmatch("[a-z]{3,}", str(node[0]))]
+    return {node[:2] if node[0] in ("over", "call") else node[0] for node in nodes} - {"num", "idx", "name"}
+
+
+def test_a_reader_of_the_first_pages_knows_every_form_in_the_last_of_them():
+    """The notation's page says so of attention."""
+    path = Path(__file__).parents[2] / "docs" / "notation.md"
+    advice = path.read_text(encoding="utf-8").partition("If this is new to you")[2].partition("\n\n")[0]
+    *first, last = re.findall(r"<operations/(\w+)>", advice)
+    assert last == "attention"
+    assert forms_in(last) <= set().union(*map(forms_in, first))

@@ -199,6 +199,22 @@ def test_the_terms_of_a_number_add_up_to_it(page: Page) -> None:
     assert wrong == 0
 
 
+def test_the_first_line_about_a_number_has_its_indices(page: Page) -> None:
+    """Not some as numbers and others as letters: only the letters of sums are left."""
+    left = page.run(
+        "return page.cards.filter(({ grid }) => grid).flatMap(({ grid, i }) => {"
+        "  page.show(grid.cells.findLast(Boolean).face);"
+        "  const { letters, withs, parts } = page.model.lines[i];"
+        "  const bound = [];"
+        "  for (const part of parts) Live.walk(part, (node) => { if (node[0] === 'over') bound.push(...node[2]); });"
+        "  const subs = [...page.terms.querySelectorAll('.live-title sub')].map((sub) => sub.textContent);"
+        "  const used = subs.flatMap((text) => text.match(/(?<![a-z])[a-z]'*(?![a-z])|[a-z]'*/g) || []);"
+        "  return used.filter((x) => [...letters, ...withs.keys()].includes(x) && !bound.includes(x));"
+        "})"
+    )
+    assert not left
+
+
 def test_the_entries_of_a_number_light_up(page: Page) -> None:
     gradient = page.run("return page.cards.find(({ of }) => of).i")
     page.point(page.find(f'.live-line[data-line="{gradient}"] td button')[0])

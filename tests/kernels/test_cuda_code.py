@@ -8,6 +8,9 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.compiler import CompileError
+from scratchformer.compiler.cuda_code import cuda_source
+from scratchformer.compiler.derivation import Derivation
+from scratchformer.compiler.in_place import IN_PLACE
 from scratchformer.compiler.show import loops_of
 from scratchformer.ops.rounding import round_into
 from scratchformer.optim.adam import adam_step
@@ -19,7 +22,10 @@ REAL = ("float32", "float64")
 HALF = ("bfloat16", "float16")
 # The types of each file's arrays, and its constants, as the twins set them; W numbers are 16 bytes.
 FILES = {
-    "attention": ((*REAL, *HALF), lambda W: [{"V": 1, "PER": 0}, {"V": 1, "PER": 1}, {"V": W, "PER": 32 // W}]),
+    "attention": (
+        (*REAL, *HALF),
+        lambda W: [{"V": 1, "PER": 0}, {"V": 1, "PER": 1}, {"V": W, "PER": 32 // W, "MASKED": 1}],
+    ),
     "column_sums": ((*REAL, *HALF), lambda W: [{"V": 1}, {"V": W}]),
     "elementwise": ((*REAL, *HALF), lambda W: [{"V": W}]),
     "embedding": ((*REAL, *HALF), lambda W: [{}]),
@@ -39,6 +45,9 @@ def sources_of_plans():
                 continue
     for op in (adam_step, scale, round_into):
         found |= {plan.name: source for plan, source in loops_of(op, None, "cuda")}
+    for op in IN_PLACE:
+        plan = Derivation(op.reference, None).compile().forward
+        found[f"{plan.name}, pieces"] = cuda_source(plan, pieces=True)
     return found
 
 

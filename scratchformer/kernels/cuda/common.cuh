@@ -92,3 +92,6 @@ __device__ inline int random_16(Index place, unsigned long long start) {
     word ^= word >> 31;
     return word >> (16 * (place & 3)) & 0xffff;
 }
+
+// The same in a recorded step, which reads where the words start.
+__device__ inline int random_16(Index place, const unsigned long long* start) { return random_16(place, *start); }

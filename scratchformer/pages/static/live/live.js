@@ -100,6 +100,10 @@
 
     write(node) {
       const [kind, a, b] = node;
+      if (kind === "over" && a !== "softmax" && this.e && b.some((letter) => letter in this.e)) { // its letters are its own
+        const rest = Object.fromEntries(Object.entries(this.e).filter(([letter]) => !b.includes(letter)));
+        return new Writer(this.model, this.line, rest, this.numbers).write(node);
+      }
       const numeric = this.numbers && this.known(node);
       if (kind === "num") return escape(a === null ? "∞" : node[2] || String(a));
       if (kind === "idx") return this.index(node);
@@ -954,13 +958,13 @@
         return;
       }
       for (const [name, p] of found.entries) this.mark(name, p, "source");
-      const name = new Writer(this.model, line, found.e, false).write(line.parts[0]);
-      const letters = new Writer(this.model, line, null, false).write(found.part);
+      const writer = new Writer(this.model, line, found.e, false);
+      const name = writer.write(line.parts[0]);
       const right = grid.cells[position].wrong;
       const [text, other] = right === null ? [long(found.value)] : apart(found.value, right, long);
       const wrong = right === null ? "" : ` <span class="live-right">≠ ${other}, which is right</span>`;
       const total = `<span class="live-total" data-value="${found.value}">${text}</span>`;
-      const sides = found.part === line.parts[0] ? [name] : [name, letters];
+      const sides = found.part === line.parts[0] ? [name] : [name, writer.write(found.part)];
       const parts = [`<p class="live-title">${[...sides, total].join(" = ")}${wrong}</p>`, this.list(line, found.terms, true)];
       for (const { node, e, value, terms } of found.inner) {
         const among = node[1] === "sum" || node[1] === "mean" ? "" : " among";
