@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from composed import is_second_name, top_level
+from composed import top_level
 
 from scratchformer.catalogue import DerivationCase
 from scratchformer.notation import Equation
 from scratchformer.notation.grammar import walk
+from scratchformer.pages.live import is_second_name
 from scratchformer.pages.svg import Canvas, width
 
 EDGE, PAD, HALF = 38, 7, 16  # the length of an edge, the room around a name in a box, and half the height of a box
