@@ -149,11 +149,6 @@ class Part:
         return "name", self.names.get(name, name), indices
 
 
-def is_second_name(equation: Equation) -> bool:
-    """Whether it only gives another name to a whole array, such as n = x."""
-    return equation.relations == ("=",) and all(part[0] == "name" and not part[2] for part in equation.parts)
-
-
 def closed(equation: Equation) -> Equation | None:
     """The equation with its first form without a derivative; None if it does not define a name in this way."""
     left, *_ = equation.parts
