@@ -1,305 +1,399 @@
 """Everything that needs a GPU, in one command that writes its results as it goes.
 
-    pip install -e '.[test,cuda13,torch]'
-    python benchmarks/gpu.py --enwik8 enwik8-first-4000000.gz --imdb aclImdb_v1.tar.gz --out gpu
+    pip install -e '.[test,cuda13,torch,translate,units,plot]'
+    python benchmarks/gpu.py --enwik8 enwik8-first-4000000.gz --imdb aclImdb_v1.tar.gz --multi30k multi30k --out gpu
 
-In this order, the most important results first; `--only` chooses some of the parts:
+The parts, in this order; `--only` chooses some of them:
 
+- check: what is installed, and what is missing.
 - agree: 20 training steps of small models on the CPU and on the GPU; the largest relative difference of their losses.
-- suite: the tests that run on CuPy.
-- examples: the programs imdb.py and enwik8.py for 100 steps, with the tutorial's sizes.
-- speed: a training step of the tutorial's two models and of GPT-2 small (124 million parameters, context 1,024), beside
-  PyTorch eager and `torch.compile`, both with fused attention and fused Adam. They take turns in one process. Each runs
-  in float32, in TF32 and in bfloat16. Medians, tokens a second, memory, and the share of the rate that CuPy reaches in
-  a large product.
+- suite: the tests that run on CuPy, the most important first.
+- programs: the programs in examples/ for 20 steps, resumed, scored, and used. These three parts run at the same time,
+  and beside them PyTorch compiles what it needs for the part speed.
+- speed: training steps beside PyTorch eager and the modes of `torch.compile`, alone on the GPU; see gpu_speed.py.
+- generation: GPT-2 small writes one sequence.
+- profile: the kernels of two training steps.
+- training: a model of 122 million parameters on bytes of Wikipedia, with a curve; see gpu_training.py.
 
-Results are written to OUT/results.jsonl, one JSON object on each line. The output of the tests and programs is in the
-same folder. If a part fails, its error is written there too, and the next part begins. To try this program without a
-GPU, add --device cpu --small.
+Each part gets the time that the ones before have left of `--minutes`. Results are written to OUT/results.jsonl and
+OUT/suite.jsonl, a JSON object on each line, and what programs print to OUT/output.txt. If a part fails, its error is
+written there too, and the next part begins. At the end a table is printed; --table prints it again. To try this program
+without a GPU, add --device cpu --small.
 """
 
 from __future__ import annotations
 
 import argparse
+import configparser
 import json
-import statistics
+import os
+import re
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from setups import counted_work
+import gpu_speed
+import gpu_training
 
-from scratchformer import Key, models
-from scratchformer.backend import CPU, Device, DeviceError, get_device, use_tf32
-from scratchformer.data import Labelled, LabelledBatches, TextBatches
-from scratchformer.optim import Adam, clip_by_global_norm
-from scratchformer.training import Replicas
+from scratchformer.backend import CPU, Device, DeviceError, get_device
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS, ROUNDS, TURN = 20, 6, 5  # steps that are compared; turns of each competitor, and steps of a turn
-PRECISIONS = ("float32", "tf32", "bfloat16")
+STEPS = 20  # that are compared
+PARTS = ("check", "agree", "suite", "programs", "speed", "generation", "profile", "training")
+RESERVED = {"generation": 40, "profile": 40}  # seconds that the part speed leaves to these
+AT_ONCE = 3  # rows of the part speed whose competitors are held on the GPU at once
+EXTRAS = {  # of setup.cfg: what is lost without
+    "": "programs and tests fail",
+    "test": "some tests are skipped",
+    "cuda13": "twins do not run, and steps are not recorded",
+    "torch": "there is no peer and no profile",
+    "translate": "the programs that translate, and some of their tests",
+    "units": "the programs units and digits",
+    "plot": "no curve",
+}
+# The folders whose tests come first.
+FIRST = ("kernels", "ops", "nn", "models", "parallel", "training", "optim", "generation")
 
 
 class Results:
-    """Results as lines of JSON, on the screen and in a file."""
+    """Results as lines of JSON, on the screen and in a file. Threads may share it."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, minutes: float) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        self.out, self.started = out, time.perf_counter()
+        self.out, self.started, self.seconds = out.resolve(), time.perf_counter(), 60 * minutes
+        self.lock, self.temporary = threading.Lock(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+
+    def left(self) -> float:
+        """Seconds of the whole time."""
+        return self.seconds - (time.perf_counter() - self.started)
+
+    def log(self, name: str) -> Path:
+        """A file that does not come back; see `keep`."""
+        return Path(self.temporary.name) / name
 
     def add(self, part: str, **values: Any) -> None:
         line = json.dumps({"part": part, "minutes": round((time.perf_counter() - self.started) / 60, 2), **values})
-        print(line, flush=True)
-        with (self.out / "results.jsonl").open("a") as file:
+        with self.lock, (self.out / "results.jsonl").open("a") as file:
+            print(line[:1000], flush=True)
             file.write(line + "\n")
 
-    def run(self, part: str, command: list[str], seconds: float) -> None:
-        """A program whose output goes to OUT/PART.txt; its last lines are the result."""
-        path = self.out / f"{part.replace(' ', '-')}.txt"
-        with path.open("w") as file:
+    def keep(self, title: str, text: str) -> None:
+        """Add the last 100,000 characters of what was printed to OUT/output.txt."""
+        with self.lock, (self.out / "output.txt").open("a") as file:
+            file.write(f"\n======== {title}\n{text[-100_000:]}\n")
+
+    def run(
+        self, part: str, command: list[str], seconds: float, environment: dict[str, str] | None = None, **values: Any
+    ) -> int | None:
+        """Run a program, and return its status; None if it takes too long. Its last lines are the result."""
+        begun = time.perf_counter()
+        with tempfile.TemporaryFile("w+") as file:
+            streams: dict[str, Any] = dict(stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0)
+            process = subprocess.Popen(command, cwd=ROOT, env=os.environ | (environment or {}), **streams)
+            code: int | None
             try:
-                code = subprocess.run(
-                    command, cwd=ROOT, stdout=file, stderr=file, timeout=seconds, check=False
-                ).returncode
+                code = process.wait(seconds)
             except subprocess.TimeoutExpired:
-                code = f"stopped after {seconds:.0f} s"
-        self.add(part, code=code, end=path.read_text(errors="replace").replace("\r", "\n").splitlines()[-3:])
+                code = None
+                os.killpg(process.pid, signal.SIGINT)  # pytest then says what failed
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            file.seek(0)
+            text = file.read().replace("\r", "\n")
+        taken = time.perf_counter() - begun
+        self.keep(f"{part} {values}: {' '.join(command)}: {code}, {taken:.1f} s", text)
+        last = [line[:300] for line in text.splitlines() if line.strip()][-3:]
+        self.add(part, **values, code=f"stopped after {taken:.0f} s" if code is None else code, seconds=taken, end=last)
+        return code
 
 
-def setups(small: bool) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
-    """Names, models, and their batches."""
-    shrink = dict(d_model=32, heads=4, depth=2) if small else {}
-    words, rows = (500, 4) if small else (50_000, 32)
-    text = Key(1).generator().integers(0, 256, 1_000_000, dtype=np.uint8)
-    sizes = dict(d_model=256, heads=8, depth=12, context=256) | shrink
-    yield (
-        "generator",
-        lambda: models.LanguageModel(256, **sizes, key=Key(0)),
-        lambda model: TextBatches(text, rows, model.context, Key(2)),
-    )
-    texts = Key(1).generator().integers(2, words, (256, 512), dtype=np.int32)
-    reviews = Labelled([*texts], np.arange(256) % 2)
-    sizes_of_classifier = dict(d_model=128, heads=8, depth=6, max_length=512) | shrink
-    yield (
-        "classifier",
-        lambda: models.Classifier(words, 2, **sizes_of_classifier, key=Key(0)),
-        lambda model: LabelledBatches(reviews, rows, 512, Key(2), keep="both"),
-    )
-    sizes_of_gpt2 = shrink | {"vocab_size": words, "context": 64} if small else {"vocab_size": 50_257}
-    tokens = Key(1).generator().integers(0, sizes_of_gpt2["vocab_size"], 1_000_000, dtype=np.int32)
-    yield (
-        "GPT-2 small",
-        lambda: models.GPT2(dropout=0.0, **sizes_of_gpt2, key=Key(0)),
-        lambda model: TextBatches(tokens, min(rows, 8), model.context, Key(2)),
-    )
+def check(device: Device, results: Results) -> None:
+    """The versions of what setup.cfg names, and of what they need on a GPU; what is missing."""
+    from packaging.requirements import Requirement
 
-
-def our_steps(model: Any, batches: Any, precision: str) -> Callable[[int], Any]:
-    """A function that makes `count` training steps and returns the last loss, which may still be on the device."""
-    replicas, adam = Replicas(model, precision=precision), Adam(model.parameters(), 1e-4)
-
-    replicas.__enter__()  # left only at the end, since leaving forgets the recorded steps
-
-    def steps(count: int) -> Any:
-        for number in range(count):
-            loss = replicas.gradients(batches.batch(number), None)
-            clip_by_global_norm(replicas.flat.grad, 1.0)
-            adam.step(replicas.map)
-        return loss
-
-    vars(steps)["replicas"] = replicas
-    return steps
-
-
-def torch_steps(model: Any, batches: Any, precision: str, compiled: bool, device: str) -> Callable[[int], Any]:
-    """The same in PyTorch."""
-    import torch
-    from torch_model import TorchClassifier, TorchGPT2, TorchLanguageModel
-
-    tf32 = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    kinds = {models.GPT2: TorchGPT2, models.LanguageModel: TorchLanguageModel, models.Classifier: TorchClassifier}
-    peer = kinds[type(model)](model, fused=True).to(device)
-    peer.padded = False  # no row of a classifier's batch is
-    adam = torch.optim.Adam(peer.parameters(), 1e-4, fused=True)
-    torch.compiler.reset()  # it compiles only so many variants of a function
-    compute = torch.compile(peer.loss) if compiled else peer.loss
-
-    def steps(count: int) -> Any:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        for number in range(count):
-            batch = [torch.from_numpy(a).to(device, non_blocking=True).long() for a in batches.batch(number)]
-            adam.zero_grad()
-            with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
-                loss = compute(*batch)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
-            adam.step()
-        return loss.detach()
-
-    return steps
+    config, versions, missing = configparser.ConfigParser(), {"python": sys.version.split()[0]}, []
+    config.read(ROOT / "setup.cfg")
+    for extra, lost in EXTRAS.items():
+        listed = config["options.extras_require"][extra] if extra else config["options"]["install_requires"]
+        for requirement in map(Requirement, listed.strip().splitlines()):
+            if requirement.marker is not None and not requirement.marker.evaluate():
+                continue
+            try:
+                versions[requirement.name] = metadata.version(requirement.name)
+                if requirement.specifier.contains(versions[requirement.name], prereleases=True):
+                    continue
+            except metadata.PackageNotFoundError:
+                pass
+            missing.append(f"{requirement}: {lost}")
+    for other in "triton", "numba", "mkl", "cuda-core", "cuda-bindings", "transformers", "jax":
+        try:
+            versions[other] = metadata.version(other)
+        except metadata.PackageNotFoundError:
+            versions[other] = "missing"
+    results.add("check", device=_described(device), cores=os.cpu_count(), missing=missing, versions=versions)
 
 
 def agree(device: Device, results: Results) -> None:
     """The losses of training on the CPU and on the device."""
-    for name, make, batches_of in setups(small=True):
-        losses = {}
-        for where in CPU, device:
-            model = make().to(where)
-            batches, adam = batches_of(model), Adam(model.parameters(), 1e-3)
-            with Replicas(model, 1) as replicas:
-                losses[where.name] = []
-                for number in range(STEPS):
-                    losses[where.name].append(float(replicas.gradients(batches.batch(number), Key(number))))
-                    clip_by_global_norm(model.flat.grad, 1.0)
-                    adam.step()
-        here, there = losses["cpu"], losses[device.name]
+    for name, row in gpu_speed.rows(small=True).items():
+        if row.generating:
+            continue
+        here, there = ([*gpu_speed.losses(row, where, STEPS)] for where in (CPU, device))
         apart = max(abs(a - b) / abs(a) for a, b in zip(here, there, strict=True))
         results.add("agree", model=name, steps=STEPS, relative_difference=apart, first=here[0], last=here[-1])
 
 
-def synchronized(device: Device) -> None:
-    if device.index is not None:
-        device.xp.cuda.Device(device.index).synchronize()
+def suite(results: Results, device: Device, seconds: float) -> None:
+    """The tests on CuPy. Only files that mention a device are collected, since each worker imports all of them."""
+    files = [
+        path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"\bdevice\b|[Cc]u[Pp]y", path.read_text())
+    ]
+
+    def place(path: Path) -> tuple[int, Path]:
+        folder = path.relative_to(ROOT / "tests").parts[0]
+        return FIRST.index(folder) if folder in FIRST else len(FIRST), path
+
+    reports = results.out / "suite.jsonl"
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"GPU_REPORTS": str(reports), "PYTHONPATH": os.pathsep.join(path)}
+    chosen = "cupy" if device is not CPU else "strict and softmax"  # a few, to try this program
+    options = ["-p", "gpu_reports", "-p", "no:cacheprovider", "-n", "auto", "-k", chosen, "--tb", "short"]
+    limits = ["--maxfail", "100", "--maxschedchunk", "1", "--continue-on-collection-errors"]
+    names = [str(path.relative_to(ROOT)) for path in sorted(files, key=place)]
+    results.run("suite", [sys.executable, "-m", "pytest", *options, *limits, *names], seconds, environment)
+    lines = [json.loads(line) for line in reports.read_text().splitlines()] if reports.exists() else []
+    failed = [line for line in lines if line["outcome"] == "failed"]
+    slowest = sorted(lines, key=lambda line: -line["seconds"])[:15]
+    results.add(
+        "tests", outcomes=Counter(line["outcome"] for line in lines), seconds=sum(line["seconds"] for line in lines),
+        failed=[[line["test"], line["why"][-300:]] for line in failed],
+        slowest=[[line["test"], line["seconds"]] for line in slowest],
+    )  # fmt: skip
 
 
-def device_rate(device: Device, precision: str) -> float:
-    """FLOP/s in products of large square matrices: the best of many."""
-    n = 8192 if device.index is not None else 1024
-    a = device.xp.asarray(Key(0).generator().standard_normal((n, n), np.float32))
-    if precision == "bfloat16" and device is not CPU:
-        import ml_dtypes
-
-        a = a.astype(ml_dtypes.bfloat16)
-    use_tf32(device, precision == "tf32")
-    best = float("inf")
-    for _ in range(10):
-        synchronized(device)
-        start = time.perf_counter()
-        a @ a
-        synchronized(device)
-        best = min(best, time.perf_counter() - start)
-    return 2 * n**3 / best
-
-
-class Memory:
-    """The GB on the GPU: those that scratchformer holds at the end, recorded steps included, and the most that PyTorch
-    has held since this was made.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self.pool = None if device.index is None else device.xp.get_default_memory_pool()
-        if self.pool is not None:
-            import torch
-
-            self.pool.free_all_blocks()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-
-    def of(self, steps: Callable) -> float | None:
-        """Of both of PyTorch's competitors together, since they share one pool."""
-        if self.pool is None:
-            return None
-        if replicas := getattr(steps, "replicas", None):
-            return (self.pool.total_bytes() + replicas.graphs.memory()) / 1e9
-        import torch
-
-        return torch.cuda.max_memory_reserved() / 1e9
-
-
-def speed(device: Device, results: Results, small: bool, precisions: Sequence[str]) -> None:
-    for label in precisions:
-        for name, make, batches_of in setups(small):
-            compare(device, results, label, name, make, batches_of)
+def chains(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
+    """For each program what is run in turn: (its name, (what is done, the command) ...)."""
+    here, steps, later = sys.executable, *(("2", "3") if args.small else ("20", "25"))
+    command, where = [here, "-m", "scratchformer"], ["--device", args.device]
+    data = {"": None, "text": args.enwik8, "reviews": args.imdb, "pairs": args.multi30k}
+    stages = ["--stage", "pretrain"], ["--stage", "all"]
+    both, half = ("bfloat16", "float32"), ("bfloat16",)
+    table: list[tuple[str, str, tuple[str, ...], list[str], str]] = [
+        ("enwik8", "text", both, [], "generate"),
+        ("enwik8", "text", both, ["--model", "xl"], "generate"),
+        ("enwik8", "text", half, ["--preset", "tutorial"], "generate"),
+        ("records/reviews", "reviews", half, [], "stages"),
+        ("translate", "pairs", both, [], "translate"),
+        ("gpt2", "text", half, [], "generate"),
+        ("imdb", "reviews", both, [], ""),
+        ("bert", "reviews", half, [], "stages"),
+        ("sparse", "text", half, [], "generate"),
+        ("sparse", "text", half, ["--preset", "fixed"], "generate"),
+        ("records/imdb", "reviews", half, [], ""),
+        ("records/enwik8", "text", half, [], "generate"),
+        ("records/translate", "pairs", half, ["--models", "2", "--backwards", "1"], ""),
+        ("digits", "", half, [], ""),
+        ("units", "", half, [], ""),
+        ("sparse", "", half, ["--preset", "photos"], ""),
+    ]
+    for program, needs, precisions, options, use in table:
+        for precision in precisions:
+            name = " ".join([program, *options, precision])
+            out, file = str(folder / name.replace("/", "-").replace(" ", "-")), str(ROOT / "examples" / f"{program}.py")
+            path = ["--data", str(data[needs].resolve())] if data[needs] else []
+            path += ["--validation", "500"] if needs == "reviews" else []  # a small archive will do
+            first, second = stages if use == "stages" else ([], [])
+            begin = [*where, "--precision", precision, "--steps", steps, "--out", out, *path, *options, *first]
+            chain = [("train", [here, file, *begin])]
+            chain.append(("resume", [here, file, "--resume", out, "--steps", later, *where, *second]))
+            chain.append(("evaluate", [*command, "evaluate", out, *where]))
+            if use == "generate":
+                chain.append((use, [*command, use, out, "--tokens", "100", "--precision", precision, *where]))
+            if use == "translate":
+                chain.append((use, [*command, use, out, "A man in an orange hat looks at something.", *where]))
+            yield name, chain
 
 
-def compare(device: Device, results: Results, label: str, name: str, make: Callable, batches_of: Callable) -> None:
-    """Steps of one model in one precision, by all competitors in turns."""
-    where, memory = "cpu" if device is CPU else "cuda", Memory(device)
-    model = make()
-    batches = batches_of(model)
-    competitors = {
-        "scratchformer": lambda: our_steps(make().to(device), batches, label),
-        "PyTorch": lambda: torch_steps(model, batches, label, False, where),
-        "torch.compile": lambda: torch_steps(model, batches, label, True, where),
+def programs(args: argparse.Namespace, results: Results, end: float) -> None:
+    """All programs, a few at once."""
+
+    def run(name: str, chain: list[tuple[str, list[str]]]) -> None:
+        for what, command in chain:
+            seconds = min(60.0 * args.program_minutes, results.left() - end)
+            if seconds < 5:
+                results.add("program", name=name, what=what, code="no time was left")
+            elif results.run("program", command, seconds, name=name, what=what) != 0 and what == "train":
+                return
+
+    with ThreadPoolExecutor(args.at_once) as pool:
+        for chain in chains(args, results.log("runs")):
+            pool.submit(attempt, results, chain[0], partial(run, *chain))
+
+
+def precompile(args: argparse.Namespace, results: Results, end: float) -> None:
+    """Let PyTorch compile the peers of the part speed: each gets ready, and ends since it has no input."""
+
+    def run(name: str, precision: str, mode: str) -> None:
+        if (seconds := min(240.0, results.left() - end)) > 5:
+            command = gpu_speed.command(name, precision, mode, args.device, args.small)
+            results.run("compiled", command, seconds, model=name, precision=precision, mode=mode)
+
+    with ThreadPoolExecutor(args.at_once) as pool:
+        for precision in args.precision:
+            for name, row in gpu_speed.rows(args.small).items():
+                for mode in reversed(row.competitors(precision)):  # the slowest first
+                    if mode in args.modes and mode not in (gpu_speed.OURS, "eager"):
+                        pool.submit(run, name, precision, mode)
+
+
+def beside(args: argparse.Namespace, results: Results, device: Device, end: float) -> None:
+    """The parts that may share the GPU, and PyTorch's compiler, until `end` seconds are left."""
+    jobs: dict[str, Callable[[], None]] = {
+        "suite": lambda: suite(results, device, results.left() - end),
+        "programs": lambda: programs(args, results, end),
+        "speed": lambda: precompile(args, results, end),
     }
-    steps: dict[str, Callable[[int], Any]] = {}
-    for competitor, begin in competitors.items():
-        try:
-            steps[competitor] = begin()
-            loss = float(steps[competitor](5))  # compiles, records, and fills caches
-            results.add("first steps", model=name, precision=label, competitor=competitor, loss=loss)
-        except Exception as error:
-            steps.pop(competitor, None)
-            results.add("failed", model=name, precision=label, competitor=competitor, why=repr(error)[:500])
-    seconds: dict[str, list[float]] = {competitor: [] for competitor in steps}
-    for _ in range(ROUNDS):
-        for competitor, take in steps.items():
-            synchronized(device)
-            start = time.perf_counter()
-            float(take(TURN))  # waits for the device
-            seconds[competitor].append((time.perf_counter() - start) / TURN)
-    batch = batches.batch(0)
-    work, tokens = counted_work(model, batch), batch[0].size
-    held = {competitor: memory.of(take) for competitor, take in steps.items()}
-    for take in steps.values():
-        if replicas := getattr(take, "replicas", None):
-            replicas.__exit__(None, None, None)
-    steps.clear()  # and so the memory of all
-    rate = device_rate(device, label)
-    for competitor, measured in seconds.items():
-        median = statistics.median(measured)
-        values = dict(seconds=median, least=min(measured), most=max(measured), tokens_per_second=tokens / median)
-        if "torch.compile" in seconds:
-            values["ratio_to_compiled"] = median / statistics.median(seconds["torch.compile"])
-        results.add(
-            "speed", model=name, precision=label, competitor=competitor, share_of_rate=work / median / rate,
-            rate=rate, memory_gb=held[competitor], **values,
-        )  # fmt: skip
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for name, job in jobs.items():
+            if name in args.only:
+                pool.submit(attempt, results, name, job)
+        if "agree" in args.only:
+            attempt(results, "agree", lambda: agree(device, results))
+
+
+def speed(args: argparse.Namespace, results: Results, device: Device, end: float) -> None:
+    """All rows, in one precision after the other, until `end` seconds are left."""
+    names = [name for name, row in gpu_speed.rows(args.small).items() if not row.generating]
+    for precision in args.precision:
+        for first in range(0, len(names), AT_ONCE):
+            some = names[first : first + AT_ONCE]
+            if results.left() < end + args.patience / 2:
+                results.add("failed", what="speed", model=", ".join(some), precision=precision, why="no time was left")
+                continue
+            compare = partial(
+                gpu_speed.compare, results, some, precision, device, args.small, args.patience, args.modes
+            )
+            attempt(results, f"speed {some} {precision}", compare)
+
+
+def generation(args: argparse.Namespace, results: Results, device: Device) -> None:
+    for precision in "bfloat16", "float32":
+        names = [name for name, row in gpu_speed.rows(args.small).items() if row.generating]
+        gpu_speed.compare(results, names, precision, device, args.small, args.patience, args.modes)
+
+
+def attempt(results: Results, what: str, part: Callable[[], None]) -> None:
+    try:
+        part()
+    except Exception as error:
+        results.add("failed", what=what, why=repr(error)[:500], where=traceback.format_exc()[-1500:])
+
+
+def table(path: Path) -> str:
+    """The results in short."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return "\n".join(_table(lines))
+
+
+def _table(lines: list[dict[str, Any]]) -> Iterator[str]:
+    def of(*parts: str) -> list[dict[str, Any]]:
+        return [line for line in lines if line["part"] in parts]
+
+    for line in of("check"):
+        yield f"{line['device']}; missing: {'; '.join(line['missing']) or 'nothing'}"
+    for line in of("agree"):
+        yield f"agree: {line['model']}: {line['relative_difference']:.1e} in {line['steps']} steps"
+    for line in of("tests"):
+        yield f"tests: {line['outcomes']}, {line['seconds']:.0f} s in all; failed:"
+        yield from (f"  {name}" for name, _ in line["failed"][:25])
+    bad = [line for line in of("program") if line["code"] != 0]
+    yield f"programs: {len(of('program'))} runs, {len(bad)} with another status than 0"
+    yield from (f"  {line['name']}: {line['what']}: {line['code']}: {line.get('end', [''])[-1][:150]}" for line in bad)
+    rows: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for line in of("speed"):
+        rows.setdefault((line["model"], line["precision"]), {})[line["competitor"]] = line
+    for (model, precision), each in rows.items():
+        peers = {name: line["seconds"] for name, line in each.items() if name != gpu_speed.OURS}
+        times = ", ".join(f"{name} {1e3 * line['seconds']:.2f}" for name, line in each.items())
+        text = f"{model}, {precision}: {times} ms"
+        if ours := each.get(gpu_speed.OURS):
+            text += f"; {ours['tokens_per_second']:,.0f} tokens/s"
+            if peers:
+                text += f", ours/{min(peers, key=lambda name: peers[name])} {ours['seconds'] / min(peers.values()):.2f}"
+            if "share_of_peak" in ours:
+                text += f", {ours['share_of_rate']:.0%} of the rate, {ours['share_of_peak']:.0%} of the peak"
+        yield text
+    for line in of("profile"):
+        yield f"{line['model']}, bfloat16: {line['ms']:.2f} ms in kernels"
+        yield from (f"  {ms:.3f} ms, {count:g} × {name[:70]}" for name, ms, count in line["kernels"][:14])
+    for line in of("training", "trained"):
+        yield ", ".join(f"{name} {value}" for name, value in line.items() if name not in ("part", "minutes"))
+    for line in of("failed"):
+        yield f"failed: {' '.join(str(value) for name, value in line.items() if name not in ('part', 'where'))[:200]}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ("agree", "suite", "examples", "speed")
-    parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help="some of the parts")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="some of the parts")
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="the folder of the results (gpu)")
+    parser.add_argument("--table", action="store_true", help="only print the results in --out as a table")
     parser.add_argument("--device", default="gpu", help="gpu, gpu:N, or cpu to try this program")
-    parser.add_argument("--small", action="store_true", help="small models in the part speed")
-    parser.add_argument(
-        "--precision", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="in the part speed (all)"
-    )
-    parser.add_argument("--minutes", type=float, default=8.0, help="the most for the tests, and for each example (8)")
-    for name in "enwik8", "imdb":
-        parser.add_argument(f"--{name}", metavar="PATH", help="as --data for the program (default: downloaded)")
+    parser.add_argument("--small", action="store_true", help="small models, and few steps")
+    precisions, modes = gpu_speed.PRECISIONS, [*gpu_speed.MODES]
+    parser.add_argument("--precision", nargs="+", choices=precisions, default=precisions, help="in speed (all)")
+    parser.add_argument("--modes", nargs="+", choices=modes, default=modes, help="of PyTorch in speed (all)")
+    for name, value, what in (
+        ("minutes", 9.5, "for everything"),
+        ("beside-minutes", 3.5, "for the parts that run at the same time"),
+        ("program-minutes", 1.0, "for each step of a program"),
+        ("train-minutes", 1.5, "reserved for the part training, which gets what is left"),
+    ):
+        parser.add_argument(f"--{name}", type=float, default=value, metavar="M", help=f"{what} ({value})")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds for competitors to get ready (60)")
+    parser.add_argument("--at-once", type=int, default=5, help="programs that run at once, and compilers (5)")
+    for name in "enwik8", "imdb", "multi30k":
+        parser.add_argument(f"--{name}", type=Path, metavar="PATH", help="as --data for programs (default: downloaded)")
     args = parser.parse_args()
+    if args.table:
+        return print(table(args.out / "results.jsonl"))
     try:
         device = get_device(args.device)
     except DeviceError as error:
         raise SystemExit(str(error)) from error
-    results = Results(args.out)
-    results.add("device", name=device.name, found=_described(device))
-    for part in args.only:
-        try:
-            if part == "suite":
-                tests = ["-vv", "-n", "auto", "-k", "cupy", "--maxfail", "100", "tests"]  # with names, if it is stopped
-                results.run("suite", [sys.executable, "-m", "pytest", *tests], 60 * args.minutes)
-            elif part == "examples":
-                for name in "enwik8", "imdb":
-                    folder = args.out.resolve() / f"run-{name}-{time.strftime('%H%M%S')}"
-                    options = ["--device", args.device, "--preset", "tutorial", "--steps", "100", "--out", str(folder)]
-                    data = getattr(args, name)
-                    data = data and str(Path(data).resolve())  # the program runs in the repository
-                    program = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *options]
-                    results.run(f"example {name}", program + (["--data", data] if data else []), 60 * args.minutes)
-            else:
-                agree(device, results) if part == "agree" else speed(device, results, args.small, args.precision)
-        except Exception as error:
-            results.add("failed", what=part, why=repr(error), where=traceback.format_exc()[-1500:])
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")  # many processes compile at once
+    results = Results(args.out, args.minutes)
+    train = 60 * args.train_minutes if "training" in args.only else 0
+    later = train + sum(seconds for part, seconds in RESERVED.items() if part in args.only)
+    after = max(later, results.seconds - 60 * args.beside_minutes)
+    parts: dict[str, Callable[[], None]] = {
+        "check": lambda: check(device, results),
+        "suite": lambda: beside(args, results, device, after),
+        "speed": lambda: speed(args, results, device, later),
+        "generation": lambda: generation(args, results, device),
+        "profile": lambda: gpu_speed.profile(results, device, args.small),
+        "training": lambda: gpu_training.train(results, device, args.small, max(10, results.left() - 15), args.enwik8),
+    }
+    for name, part in parts.items():
+        if name in args.only or (name == "suite" and not {"agree", "programs"}.isdisjoint(args.only)):
+            attempt(results, name, part)
+    if (log := results.log("speed")).exists():
+        results.keep("speed: errors", log.read_text(errors="replace"))
+    print(f"\n{table(results.out / 'results.jsonl')}")
+    return None
 
 
 def _described(device: Device) -> str:

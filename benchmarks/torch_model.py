@@ -1,19 +1,31 @@
 """The same models in PyTorch, as the tutorial writes them and tuned, with weights copied from scratchformer's.
 
-They are post-norm or pre-norm, with learned positions and ReLU, the defaults of `scratchformer.models`.
+They are post-norm or pre-norm, with learned positions and ReLU, the defaults of `scratchformer.models`. Besides there
+are GPT-2, with a cache for generation, and two Llamas that read a text in both directions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from scratchformer.models.llama import EPS
+
+
+def joined(x: torch.Tensor, layers: Sequence[nn.Linear]) -> Sequence[torch.Tensor]:
+    """The outputs of linear layers of x, by one product."""
+    bias = None if layers[0].bias is None else torch.cat([f.bias for f in layers])
+    return F.linear(x, torch.cat([f.weight for f in layers]), bias).chunk(len(layers), dim=-1)
+
 
 class TorchSelfAttention(nn.Module):
-    """fused: PyTorch's fused attention kernel, instead of two products and a masked softmax."""
+    """fused: PyTorch's fused attention kernel, instead of two products and a masked softmax, and one product for three
+    linear layers.
+    """
 
     def __init__(self, d_model: int, heads: int, causal: bool, fused: bool, bias: bool = False) -> None:
         super().__init__()
@@ -24,9 +36,9 @@ class TorchSelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
         """allowed: (B, 1, 1, S), false at padding; None if there is none."""
         B, T, C = x.shape
-        q, k, v = (
-            f(x).view(B, T, self.heads, C // self.heads).transpose(1, 2) for f in (self.query, self.key, self.value)
-        )
+        layers = self.query, self.key, self.value
+        parts = joined(x, layers) if self.fused else [f(x) for f in layers]
+        q, k, v = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in parts)
         if self.fused:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=self.causal)
         else:
@@ -95,7 +107,7 @@ class TorchLanguageModel(TorchModel):
         return self.output(self.body(ids))
 
     def loss(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self(ids).transpose(1, 2), targets)
+        return F.cross_entropy(self(ids).flatten(0, 1), targets.flatten())
 
 
 class TorchGPT2(TorchModel):
@@ -105,6 +117,106 @@ class TorchGPT2(TorchModel):
         super().__init__(model, model.config["context"], model.config["vocab_size"], True, fused, gpt2=True)
 
     forward, loss = TorchLanguageModel.forward, TorchLanguageModel.loss
+
+
+class TorchDecoder(nn.Module):
+    """A TorchGPT2 that writes one sequence. Keys and values have a fixed shape, so that a step can be compiled."""
+
+    def __init__(self, peer: TorchGPT2, length: int) -> None:
+        """length: of the longest sequence."""
+        super().__init__()
+        self.peer, (C, heads) = peer, (peer.output.in_features, peer.blocks[0].attention.heads)
+        shape = len(peer.blocks), 1, heads, length, C // heads
+        for name in "keys", "values":
+            self.register_buffer(name, torch.zeros(shape, dtype=peer.output.weight.dtype))
+
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Of the token after ids (1, T), which are at positions (T,); (1, V)."""
+        x = self.peer.tokens(ids) + self.peer.positions(positions)
+        allowed = torch.arange(self.keys.shape[3], device=ids.device) <= positions[:, None]  # (T, length)
+        for keys, values, block in zip(self.keys, self.values, self.peer.blocks, strict=True):
+            a, n = block.attention, block.norm1(x)
+            q, k, v = (f(n).unflatten(2, (a.heads, -1)).transpose(1, 2) for f in (a.query, a.key, a.value))
+            keys.index_copy_(2, positions, k)
+            values.index_copy_(2, positions, v)
+            y = F.scaled_dot_product_attention(q, keys, values, attn_mask=allowed)
+            x = x + a.unify(y.transpose(1, 2).flatten(2))
+            x = x + block.down(block.activation(block.up(block.norm2(x))))
+        return self.peer.output(self.peer.final_norm(x[:, -1]))
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A drawn token (1, 1), and its position (1,)."""
+        chances = F.softmax(self.logits(ids, positions).float(), dim=-1)
+        drawn = (chances / torch.empty_like(chances).exponential_()).argmax(dim=-1, keepdim=True)
+        return drawn, positions[-1:] + 1
+
+
+class TorchLlamaBlock(nn.Module):
+    """A pre-norm block of rotary attention and SwiGLU, with RMS norms, and dropout at the end of both branches."""
+
+    def __init__(self, d_model: int, heads: int, d_ff: int, dropout: float) -> None:
+        super().__init__()
+        linear, names = partial(nn.Linear, bias=False), ("query", "key", "value", "unify")
+        self.heads, self.dropout = heads, nn.Dropout(dropout)
+        self.norm1, self.norm2 = nn.RMSNorm(d_model, EPS), nn.RMSNorm(d_model, EPS)
+        self.attention = nn.ModuleDict({name: linear(d_model, d_model) for name in names})
+        self.gate, self.up, self.down = linear(d_model, d_ff), linear(d_model, d_ff), linear(d_ff, d_model)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """cos, sin: (T, D/2), of the angles by which the halves of a head are turned."""
+
+        def turned(x: torch.Tensor) -> torch.Tensor:
+            first, second = x.chunk(2, dim=-1)
+            return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+        a = self.attention
+        parts = joined(self.norm1(x), [a["query"], a["key"], a["value"]])
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True)
+        x = x + self.dropout(a["unify"](y.transpose(1, 2).flatten(2)))
+        gate, up = joined(self.norm2(x), [self.gate, self.up])
+        return x + self.dropout(self.down(F.silu(gate) * up))
+
+
+class TorchLlama(nn.Module):
+    """A Llama as `models.Llama` makes it by default."""
+
+    def __init__(
+        self, vocab_size: int, d_model: int, heads: int, depth: int, context: int, d_ff: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.tokens, self.dropout = nn.Embedding(vocab_size, d_model), nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(TorchLlamaBlock(d_model, heads, d_ff, dropout) for _ in range(depth))
+        self.final_norm, self.output = nn.RMSNorm(d_model, EPS), nn.Linear(d_model, vocab_size, bias=False)
+        D = d_model // heads
+        angles = torch.arange(context)[:, None] * 10_000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x, T = self.dropout(self.tokens(ids)), ids.shape[1]
+        for block in self.blocks:
+            x = block(x, self.cos[:T], self.sin[:T])
+        return self.output(self.final_norm(x))
+
+    loss = TorchLanguageModel.loss
+
+
+class TorchBidirectional(nn.Module):
+    """The twin of a scratchformer BidirectionalLanguageModel of two Llamas, with its weights."""
+
+    def __init__(self, model, fused: bool = True) -> None:
+        super().__init__()
+        sizes = {name: model.config[name] for name in ("vocab_size", "d_model", "heads", "depth", "context")}
+        d_ff = model.named_parameters()["rightward.body.blocks.0.feedforward.up.w"].data.shape[1]
+        for name in "rightward", "leftward":
+            setattr(self, name, TorchLlama(**sizes, d_ff=d_ff, dropout=model.config.get("dropout", 0.0)))
+        state = {torch_name(name): torch.from_numpy(a) for name, a in model.state_dict().items()}
+        self.to(next(iter(state.values())).dtype)
+        self.load_state_dict({n: a.T if a.ndim == 2 and "tokens" not in n else a for n, a in state.items()})
+
+    def loss(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (self.rightward.loss(ids, targets) + self.leftward.loss(targets.flip(1), ids.flip(1))) / 2
 
 
 class TorchClassifier(TorchModel):

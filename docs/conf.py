@@ -1,5 +1,6 @@
 """The site: `python -m sphinx docs OUT`."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -45,6 +46,8 @@ html_title = "scratchformer"
 html_static_path = ["../scratchformer/pages/static"]
 html_favicon = "../scratchformer/pages/static/favicon.svg"
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+templates_path = ["_templates"]
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_search_summary = False  # a browser refuses to load them where the site is opened as a file
@@ -52,10 +55,12 @@ html_theme_options = {"top_of_page_buttons": []}
 
 
 def setup(app):
-    """Give the captions of the list of pages the level that a heading must have for screen readers."""
+    """Mend for screen readers what Sphinx and the theme write."""
 
-    def level(app, page, template, context, doctree):
+    def mend(app, page, template, context, doctree):
         tree = context.get("furo_navigation_tree", "")
         context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+        body = re.sub(r'<th class="head">(<p></p>)?</th>', "<td></td>", context.get("body", ""))
+        context["body"] = re.sub(r"<dl>(?=\s*<dd>)", '<dl role="presentation">', body)  # the arguments of a signature
 
-    app.connect("html-page-context", level, priority=900)
+    app.connect("html-page-context", mend, priority=900)

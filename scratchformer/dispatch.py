@@ -48,6 +48,7 @@ class Twin(NamedTuple):
     forward: Callable
     backward: Any  # a function; None if the operation has no backward: then `forward` returns just the result
     bytes: int | None = None  # of a number of the first argument, if the twin is for such arrays alone
+    adds: bool = False  # whether the backward takes `into` and `plus`, see `Operation.add_twin`
 
 
 class TwinCache(NamedTuple):
@@ -145,11 +146,14 @@ class Operation(Protocol[Arguments]):
         backward: Callable | None = None,
         fast: bool = False,
         bytes: int | None = None,
+        adds: bool = False,
     ) -> None:
         """Register a twin for calls whose first argument is a `kind`: see the heading of this module.
 
         fast: the twin runs only inside `fast()`, where it is tried before the others. bytes: of a number of the first
-        argument, an array; others are then not asked about.
+        argument, an array; others are then not asked about. adds: the backward, `backward(dy, cache, into=, plus=)`,
+        adds its gradients but the first, dx, to the arrays `into`, which it returns in their place, and the array
+        `plus` to dx: see `nn.layer.add_gradients`.
         """
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
@@ -175,8 +179,9 @@ def operation(reference: Any = None, given: Callable | None = None, gives: tuple
         backward: Callable | None = None,
         fast: bool = False,
         bytes: int | None = None,
+        adds: bool = False,
     ) -> None:
-        twin = Twin(reference.__name__, fits, forward, backward, bytes)
+        twin = Twin(reference.__name__, fits, forward, backward, bytes, adds)
         chosen[True].setdefault(kind, []).insert(0 if fast else len(chosen[True].get(kind, ())), twin)
         if not fast:
             chosen[False].setdefault(kind, []).append(twin)
@@ -225,6 +230,8 @@ def backward(reference: Callable) -> Operation[...]:
             dy = args[0] if len(args) == 2 else None
             if type(dy) is np.ndarray and dy.shape == cache.shape and dy.dtype == cache.dtype:
                 return cache.twin.backward(dy, cache.kept, **kwargs)
+            if len(args) == 2:
+                return gradients_of(first, *args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             return gradients_of(first, given.pop(first), given.pop(second), **given)
         same_type = type(cache) is expected

@@ -25,9 +25,10 @@ CUDA = (  # the modules for a GPU
     "cupy_adam",
     "cupy_attention",
     "cupy_embedding",
-    "cupy_half",
+    "cupy_extend",
     "cupy_linear",
     "cupy_muon",
+    "cupy_relative",
 )
 
 
@@ -50,8 +51,10 @@ def load_cuda() -> None:
     """Import the modules that register twins for CuPy, unless the environment turns them off."""
     if turned_off().startswith("SCRATCHFORMER_FAST"):
         return
+    from .compiler.cuda_pieces import add_pieces
     from .compiler.cuda_target import CudaTarget
 
+    add_pieces()
     add_all(CudaTarget())  # first, since twins that are registered later are tried before these
     for name in CUDA:
         import_module(f"{KERNELS}.{name}")

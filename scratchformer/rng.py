@@ -47,6 +47,10 @@ class Key:
         bits = np.random.Philox(self.seed_sequence())
         return np.random.Generator(bits) if _room.get() is None else BoundedGenerator(bits)
 
+    def start(self) -> Any:
+        """Where the random integers of this key start, 64 bits: see `Bits`."""
+        return start_of(self)
+
     def seed_sequence(self) -> np.random.SeedSequence:
         """NumPy's hash of the words and of their number, since NumPy pads short tuples with zeros."""
         return np.random.SeedSequence((len(self.words), *self.words))
@@ -158,9 +162,10 @@ class Bits(NamedTuple):
 
     Word i is the SplitMix64 mix of start + i·γ and gives four 16-bit integers. Only addition, multiplication, shift and
     exclusive-or are needed, so every array library gives the same bits, and a loop can draw them where it uses them.
+    start: a number, or in a step that is recorded on a GPU an array () there, so that it can be another one each time.
     """
 
-    start: np.uint64
+    start: Any
 
     def draw(self, size: int, xp: Any = np) -> Any:
         """The first `size` integers, in an array of the library `xp`."""
@@ -177,4 +182,4 @@ class Bits(NamedTuple):
 
 def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
     """`size` independent uniform 16-bit integers, in an array of the library `xp`, see `Bits`."""
-    return Bits(start_of(key)).draw(size, xp)
+    return Bits(key.start()).draw(size, xp)

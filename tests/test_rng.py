@@ -17,11 +17,8 @@ class Start:
     def __init__(self, value):
         self.value = value
 
-    def seed_sequence(self):
-        return self
-
-    def generate_state(self, count, dtype):
-        return np.array([self.value % 2**64] * count, dtype)
+    def start(self):
+        return np.uint64(self.value % 2**64)
 
 
 def test_splitmix64_test_vector(device):

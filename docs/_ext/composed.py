@@ -11,22 +11,28 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from levels import is_size
+from reports import executed
+
 from scratchformer import nn
 from scratchformer.catalogue import DerivationCase, Sizes
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import Equation
-from scratchformer.notation.check import read_and_run
 from scratchformer.notation.grammar import Node, canonical, rebuilt, walk
 from scratchformer.notation.spelling import spelled
+from scratchformer.pages.live import is_second_name
 
 OPERATION = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm", nn.Linear: "linear"}  # without a derivation of their own
 
 
 class Composed(NamedTuple):
-    """A case whose derivation calls no function. parts: for each equation, the part that it is from, or ""."""
+    """A case whose derivation calls no function. calls: for each equation, the call in whose place it stands, if any.
+
+    A call reads x, not a second name of it such as n = x; that equation stands in the place of the call too.
+    """
 
     case: DerivationCase
-    parts: list[str]
+    calls: list[Equation | None]
 
 
 def composed(case: DerivationCase) -> Composed:
@@ -37,15 +43,19 @@ def composed(case: DerivationCase) -> Composed:
     equations = list(Composition(case).equations())
     lines = [f"    {spelled(equation)}" for _, equation in equations]
     docstring = "\n".join(["The parts put together.", "", "In this order:", "", *lines])
-    return Composed(case._replace(docstring=docstring, options=options), [part for part, _ in equations])
+    return Composed(case._replace(docstring=docstring, options=options), [call for call, _ in equations])
+
+
+def top_level(case: DerivationCase) -> list[Equation]:
+    """The equations of a layer's own derivation, in which parts are calls."""
+    return Composition(case).items
 
 
 class Composition:
     """The derivation of a case, in which calls of parts become equations."""
 
     def __init__(self, case: DerivationCase) -> None:
-        options = {"names": case.names, "docstring": case.docstring, **case.options}
-        ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
+        ran, derivation = executed(case)
         self.items = [item.equation for item in derivation.equations if item.equation]
         self.functions: dict[str, Callable] = case.options["functions"]
         self.taken = {*ran.values, *(node[1] for each in self.items for node in walk(tuple(each)) if node[0] == "name")}
@@ -55,22 +65,32 @@ class Composition:
         self.known = frozenset(ran.values)
         self.parts: dict[str, Part] = {}
 
-    def equations(self) -> Iterator[tuple[str, Equation]]:
+    def equations(self) -> Iterator[tuple[Equation | None, Equation]]:
+        second: dict[Node, Node] = {}  # names of what has a name already
+        waiting: list[Equation] = []
         for equation in self.items:
             left, right, *_ = equation.parts
-            if right[0] == "call" and right[1] in self.functions:
-                yield from self.called(right, left[1])
+            if is_second_name(equation):
+                second[left] = right
+                waiting.append(equation)
+            elif right[0] == "call" and right[1] in self.functions:
+                call = equation._replace(parts=(left, rebuilt(right, lambda node: second.get(node, node))))
+                yield from ((call, each) for each in (*waiting, *self.called(right, left[1])))
+                waiting = []
             else:
-                yield "", equation
+                yield None, equation
 
-    def called(self, call: Node, result: str) -> Iterator[tuple[str, Equation]]:
+    def called(self, call: Node, result: str) -> Iterator[Equation]:
         """The equations that compute what a call returns, as far as none before them does."""
         _, function, arguments = call
         given = [argument[1] for argument in arguments]
         name, _, backward = function.partition("_backward")
         if name not in self.parts:
             layer = self.functions[f"{name}_backward"].args[1].__self__  # type: ignore[attr-defined]
-            self.parts[name] = Part(self, layer)
+            if isinstance(layer, nn.Dropout):  # which passes on what it gets, since no part of a page is random
+                yield Equation((("name", result, ()), ("name", given[0], ())), ("=",), (), ())
+                return
+            self.parts[name] = Part(self, name, layer)
         part = self.parts[name]
         if function == name:
             part.rename(dict(zip(part.inputs, given, strict=True)) | {part.output: result})
@@ -79,13 +99,12 @@ class Composition:
             gradient = f"d{backward[1:] or part.inputs[0]}"
             part.rename({f"d{part.output}": given[0], gradient: result})
             wanted = [gradient, *(f"d{parameter}" for parameter in part.parameters)]
-        for equation in part.needed(wanted):
-            yield name, equation
+        yield from part.needed(wanted)
 
     def fresh(self, name: str) -> str:
         """A name that nothing has: the name itself, or with a number after it."""
         numbered = (f"{name}{i or ''}" for i in range(len(self.taken) + 1))
-        free = next(each for each in numbered if not self.taken & {each, f"d{each}"})
+        free = next(each for each in numbered if not self.taken & {each, f"d{each}", each.removeprefix("d")})
         self.taken |= {free, f"d{free}"}
         return free
 
@@ -93,11 +112,10 @@ class Composition:
 class Part:
     """The derivation of a part, in the names of the whole: each name once, in its first form without a derivative."""
 
-    def __init__(self, whole: Composition, layer: nn.Layer) -> None:
+    def __init__(self, whole: Composition, name: str, layer: nn.Layer) -> None:
         case = CASES[OPERATION.get(type(layer), type(layer).__name__)](Sizes())
-        options = {"names": case.names, "docstring": case.docstring, **case.options}
-        ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
-        self.whole, self.made = whole, set[str]()
+        ran, derivation = executed(case)
+        self.whole, self.name, self.made = whole, name, set[str]()
         self.parameters = {name: whole.names[id(p.data)] for name, p in layer.named_parameters().items()}
         inputs = [p.name for p in inspect.signature(layer.forward).parameters.values() if p.default is p.empty]
         self.inputs, (self.output,) = [canonical(name) for name in inputs], ran.outputs
@@ -121,8 +139,11 @@ class Part:
         if node[0] != "name" or is_size(node):
             return node
         _, name, indices = node
-        of = name[1:] if name[:1] == "d" and any(each.parts[0][1] == name[1:] for each in self.equations) else name
-        if name not in self.names and (of in self.names or of not in self.whole.known):
+        if (mine := f"{self.name}.{name}") in self.whole.known:  # such as a mask: another part has its own
+            return "name", mine, indices
+        computed = {each.parts[0][1] for each in self.equations}
+        of = name[1:] if name[:1] == "d" and name[1:] in computed else name
+        if name not in self.names and (of in self.names or name in computed or of not in self.whole.known):
             self.names[of] = self.names.get(of) or self.whole.fresh(of)
             self.names[name] = self.names[of] if name == of else f"d{self.names[of]}"
         return "name", self.names.get(name, name), indices
@@ -135,8 +156,3 @@ def closed(equation: Equation) -> Equation | None:
     if left[0] != "name" or not forms or not set(equation.relations) <= {"=", ":="}:
         return None
     return Equation((left, forms[0]), ("=",), equation.bindings, equation.conditions)
-
-
-def is_size(node: Node) -> bool:
-    """Whether a name without indices is a capital letter, the size of an axis."""
-    return not node[2] and len(node[1]) == 1 and node[1].isupper()

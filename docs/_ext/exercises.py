@@ -18,6 +18,7 @@ import numpy as np
 from docstrings import directive, heading, prose
 from operations import joined, write_page
 from sphinx.application import Sphinx
+from static_files import load_files
 
 import scratchformer
 from scratchformer.course.course import NAMES, exercise
@@ -27,6 +28,7 @@ from scratchformer.course.grading import load, planted
 from scratchformer.notation import Equation, NotationError, parse
 from scratchformer.notation.layout import items
 from scratchformer.notation.run import Execution
+from scratchformer.pages.live import json_script
 from scratchformer.pages.mathml import clauses, expression, of_equation, relation, wrapped
 from scratchformer.pages.passages import paragraphs
 
@@ -168,31 +170,32 @@ def exercise_html(name: str) -> str:
     data = exercise_data(name)
     following = DERIVATIONS[DERIVATIONS.index(name) + 1 :]
     data["next"] = [following[0], exercise(following[0]).title] if following else None
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
     docstring, above = docstring_in(each.start)
     solved = dict(zip(equations(each.start), (line for _, line in equations(each.solution)), strict=True))
+    numbers: dict[int, int] = {}  # on the page, by those in the file
     parts, lines = [], docstring.expandtabs().splitlines()
     lines = [line.removeprefix("    ") for line in lines]
     lines[0] = lines[0].strip()
     for item in items(lines):
         if item.kind == "equation":
-            place = above + item.line, " ".join(item.text.split())
-            parts.append(equation_html(item.text, solved.get(place, ""), above + item.line))
+            line = above + item.line
+            number = numbers.setdefault(line, len(numbers) + 1)
+            parts.append(equation_html(item.text, solved.get((line, " ".join(item.text.split())), ""), line, number))
         elif item.text.strip():
             parts.append(f"<p>{escape(' '.join(item.text.split()))}</p>")
     return (
         f'<section class="exercise" data-exercise="{name}" aria-label="{escape(each.title)}">\n'
         "<noscript><p>With JavaScript, you can fill in the blanks here.</p></noscript>\n"
         + "\n".join(parts)
-        + f'\n<script type="application/json">{text}</script>\n</section>'
+        + f"\n{json_script(data)}\n</section>"
     )
 
 
-def equation_html(text: str, solution: str, line: int) -> str:
-    """An equation typeset; one with a blank up to the blank, and an input."""
-    head = given_part(text)
+def equation_html(text: str, solution: str, line: int, number: int) -> str:
+    """An equation typeset; one with a blank up to it, and an input. line, number: in the file and on the page."""
+    head, shown = given_part(text), f'<span class="number">{number}</span>'
     if not head:
-        return f'<div class="math">{of_equation(parse(text))}</div>'
+        return f'<div class="math" data-line="{line}" data-number="{number}">{shown}{of_equation(parse(text))}</div>'
     whole = parse(solution)
     given = "".join(expression(p) + relation(r) for p, r in zip(whole.parts[:-1], whole.relations, strict=True))
     end = clauses(Equation(whole.parts, whole.relations, (), whole.conditions)) if whole.conditions else ""
@@ -201,7 +204,8 @@ def equation_html(text: str, solution: str, line: int) -> str:
         'autocomplete="off" autocapitalize="none" spellcheck="false">'
     )
     return (
-        f'<div class="blank" data-line="{line}"><span class="given">{wrapped(given, display=True)}</span>'
+        f'<div class="blank" data-line="{line}" data-number="{number}">{shown}'
+        f'<span class="given">{wrapped(given, display=True)}</span>'
         f'<span class="answer">{field}<span class="mark" aria-hidden="true"></span></span>'
         + (f'<span class="end">{wrapped(end, display=True)}</span>' if end else "")
         + f'<span class="preview"></span><p class="says" id="says{line}" role="status"></p></div>'
@@ -224,17 +228,8 @@ def write_script(static: Path) -> None:
     (static / "exercises" / "python.js").write_text(python_script(), encoding="utf-8")
 
 
-def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Load the scripts on the pages that have an exercise."""
-    if '<section class="exercise"' not in context.get("body", ""):
-        return
-    app.add_css_file("exercises/exercises.css")
-    for file in FILES:
-        app.add_js_file(file, loading_method="defer")
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write)
-    app.connect("html-page-context", add_files)
+    load_files(app, '<section class="exercise"', "exercises/exercises.css", *FILES)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,8 +8,11 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from block_pictures import block_picture
 from docstrings import MODULES, directive, heading, pieces, prose, rendered, table
 from layer_pictures import layer_picture
+from levels import SENTENCE
+from live import COMPOSED, PageSizes
 from living import MODELS
 from operations import LEGEND, OPERATIONS, calls, joined, layers, write_page
 from sphinx.application import Sphinx
@@ -17,20 +20,22 @@ from sphinx.application import Sphinx
 import scratchformer
 from scratchformer import models, nn
 from scratchformer.nn import Layer
-from scratchformer.pages.passages import before_derivation
+from scratchformer.pages.passages import Passage, before_derivation
 
 METHODS = ("forward", "loss", "backward", "loss_backward")
-LIVE = {  # the layers that compute in the page: the derivations, and what is said above each if there are several
+LIVE = {  # the layers that compute in the page: the derivations, and the names of their orders if there are two
     **dict.fromkeys(
         (
             "BasicSelfAttention", "SingleHeadAttention", "MultiHeadLoop", "SelfAttention", "CrossAttention",
             "RelativeSelfAttention", "RotarySelfAttention", "FeedForward", "SwiGLU", "LlamaBlock",
+            "EmbeddingSum", "PositionEmbedding", "GridPositions", "SinusoidalPositions",
         ),
         ("",),
     ),
-    "Residual": ("In \"post\" order", "In \"pre\" order"),
-    "TransformerBlock": ("Post-norm", "Pre-norm"),
+    **dict.fromkeys(("Residual", "TransformerBlock", "DecoderBlock"), ("Post-norm", "Pre-norm")),
 }  # fmt: skip
+# Layers that are one operation, whose live part they show.
+OPERATION_OF = {"Linear": "linear", "LayerNorm": "layernorm", "RMSNorm": "rmsnorm", "TokenEmbedding": "embedding"}
 
 
 def page(module: Any, name: str) -> str:
@@ -39,9 +44,13 @@ def page(module: Any, name: str) -> str:
     parts = [f"# {name}"]
     parts += [fenced(f"{{living}} {name}", "")] if module is models and name in MODELS else []
     begin, *passages = pieces(inspect.getdoc(layer) or "", name)
+    derivation = passages[before_derivation(passages) :]
+    if f"{name}, pre" in COMPOSED:
+        fact, derivation[0] = first_sentences(derivation[0])
+        begin = begin._replace(text=f"{begin.text} {fact}")
     parts += [rst(rendered([begin], name)), *live(name)]
-    parts += ["## Forward and backward", fenced("{raw} html", layer_picture(name))]
-    if derivation := passages[before_derivation(passages) :]:
+    parts += ["## Forward and backward", raw(layer_picture(name))]
+    if derivation:
         parts += ["## Derivation", rst(LEGEND), rst(rendered(derivation, name))]
     parts += ["## What changed", changes(name)] if changes(name) else []
     parts += ["## Arguments", rst(directive("autoclass", f"{module.__name__}.{name}"))]
@@ -53,10 +62,21 @@ def page(module: Any, name: str) -> str:
 
 def live(name: str) -> list[str]:
     """The live sections of a layer's derivation, one for each order of its parts."""
-    titles = LIVE.get(name, ())
-    sections = [(title, f"{name}, pre" if i else name) for i, title in enumerate(titles)]
-    shown = [part for title, case in sections for part in (title and f"### {title}", fenced(f"{{live}} {case}", ""))]
-    return ["## Try it", *shown] if shown else []
+    sections = []
+    for title in LIVE.get(name, ("",) * (name in OPERATION_OF)):
+        case = f"{name}, pre" if sections else OPERATION_OF.get(name, name)
+        picture = raw(block_picture(COMPOSED[case](PageSizes(case)), case)) if f"{name}, pre" in COMPOSED else ""
+        shown = [picture, fenced(f"{{live}} {case}", "")]
+        if sections:  # the other order of the parts
+            shown = [raw(f'<details class="other-order"><summary>{title}</summary>'), *shown, raw("</details>")]
+        sections += shown if sections else [f"## Try it{title and f': {title.lower()}'}", *shown]
+    return sections
+
+
+def first_sentences(passage: Passage) -> tuple[str, Passage]:
+    """The first two sentences of a derivation's text, after "Backward.", and the text without them."""
+    first, second, *rest = SENTENCE.split(passage.text.removeprefix(label := "Backward. "))
+    return f"{first} {second}", passage._replace(text=label + " ".join(rest))
 
 
 def code(layer: type) -> list[str]:
@@ -68,6 +88,10 @@ def code(layer: type) -> list[str]:
             parts += [] if kind is layer else [f"Inherited from `{kind.__name__}`:"]
             parts.append(fenced("python", source(kind, method)))
     return parts
+
+
+def raw(html: str) -> str:
+    return fenced("{raw} html", html)
 
 
 def rst(text: str) -> str:

@@ -10,14 +10,14 @@ import operator
 import re
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from reports import items
+from reports import executed, items
 
 from scratchformer.catalogue import DerivationCase, Extension, Mistake, Sizes, entries_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import DerivationReport, DerivationRow, DerivationText, Equation, Item, NotationError, parse
-from scratchformer.notation.check import read_and_run, walk_through
+from scratchformer.notation.check import walk_through
 from scratchformer.notation.grammar import Condition, Node, canonical, letters_in, rebuilt, walk
 from scratchformer.notation.spelling import spelled
 from scratchformer.notation.walk import TOLERANCE
@@ -45,31 +45,48 @@ def extensions(name: str) -> tuple[Extension, ...]:
 
 
 def levels(name: str) -> list[frozenset[str]]:
-    """The titles of what is left out at each level: all at level 0, nothing at the last. Bit i is extension i."""
-    titles = [extension.title for extension in extensions(name)]
-    return [frozenset(t for i, t in enumerate(titles) if not level >> i & 1) for level in range(2 ** len(titles))]
+    """The titles of what is left out at each level: all at level 0, nothing at the last. Bit i is extension i.
+
+    An extension is left out with the one that it is within, so some levels are the same.
+    """
+    every, found = extensions(name), []
+    for level in range(2 ** len(every)):
+        shown = {extension.title for i, extension in enumerate(every) if level >> i & 1}
+        found.append(frozenset(e.title for e in every if e.title not in shown or (e.within and e.within not in shown)))
+    return found
 
 
 def without(name: str, titles: Collection[str]) -> Without:
     left_out = [extension for extension in extensions(name) if extension.title in titles]
     words = "|".join(extension.words for extension in left_out)
+    values = {canonical(n): value_of(v) for each in left_out for n, v in each.values.items()}
+    letters = {letter for each in left_out for letter in each.letters}
+    letters |= {name for name, value in values.items() if value[0] == "idx" and value[1] in letters}
     return Without(
-        {canonical(n): parse(f"{v} = 0").parts[0] for each in left_out for n, v in each.values.items()},
-        frozenset("".join(each.letters for each in left_out)),
+        values,
+        frozenset(letters),
         re.compile(rf"\b(?:{words})", re.IGNORECASE) if words else None,
     )
 
 
+def value_of(text: str) -> Node:
+    """A number, a size, or an index letter."""
+    return ("idx", text) if re.fullmatch("[a-z]", text) else parse(f"{text} = 0").parts[0]
+
+
 def case_at(name: str, titles: Collection[str], draw: Sizes) -> DerivationCase:
     """The arrays of a level: axes whose letters are not written have size 1."""
-    draw.__dict__ |= {letter.upper(): 1 for letter in without(name, titles).letters}
+    left_out = without(name, titles)
+    draw.__dict__ |= {letter.upper(): 1 for letter in left_out.letters}
+    for size, value in left_out.values.items():
+        if is_size(value):
+            draw.__dict__ |= dict.fromkeys((size, value[1]), getattr(draw, value[1]))
     return CASES[name](draw)
 
 
 def checked_without(case: DerivationCase, left_out: Without) -> DerivationReport:
     """The checked derivation of a level. Raises DerivationError where it is not true."""
-    options = {"names": case.names, "docstring": case.docstring, **case.options}
-    ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
+    ran, derivation = executed(case)
     return walk_through(reduced(derivation, left_out), ran, TOLERANCE)
 
 
@@ -102,7 +119,11 @@ def sentences(text: str, left_out: Without) -> str:
     if len(kept) < len(parts):
         shown = " ".join(kept)
         text = shown.removesuffix(".") + ":" if shown.endswith(".") and text.endswith(":") else shown
-    return INDICES.sub(lambda m: f"{m[1]}_{''.join(c for c in m[2] if c not in left_out.letters)}", text)
+    return INDICES.sub(lambda m: f"{m[1]}_{''.join(letter_without(c, left_out) for c in m[2])}", text)
+
+
+def letter_without(letter: str, left_out: Without) -> str:
+    return "" if letter in left_out.letters else left_out.values.get(letter, (0, letter))[1]
 
 
 def simplified_items(items: Iterable[Item], left_out: Without, unknown: set[str]) -> Iterator[Item]:
@@ -126,7 +147,9 @@ def simplified(equation: Equation, left_out: Without, unknown: Collection[str] =
     if equation.parts[0][0] == "name" and equation.parts[0][1] in values:
         return None
     tree = Equation(*(rebuilt(part, lambda node: changed(node, values, letters)) for part in equation))
-    bindings = tuple((letter, node) for letter, node in tree.bindings if letter not in letters)
+    same = {name: node for name, node in (*values.items(), *tree.bindings) if node[0] == "idx"}
+    tree = Equation(*(renamed(part, same) for part in tree))
+    bindings = tuple((letter, node) for letter, node in tree.bindings if letter not in letters and letter not in same)
     first, *others = tree.parts
     parts, relations = [first], []
     for relation, part in zip(tree.relations, others, strict=True):
@@ -137,6 +160,17 @@ def simplified(equation: Equation, left_out: Without, unknown: Collection[str] =
     used = {letter for part in (*parts, *conditions) for letter in letters_in(part)}
     bindings = tuple((letter, node) for letter, node in bindings if letter in used)
     return Equation(tuple(parts), tuple(relations), bindings, conditions) if relations else None
+
+
+def renamed(tree: Any, same: dict[str, Node]) -> Any:
+    """A tree with other index letters, which keep their primes."""
+
+    def change(node: Node) -> Node:
+        if node[0] != "idx" or (letter := node[1].rstrip("'")) not in same:
+            return node
+        return "idx", same[letter][1] + node[1][len(letter) :]
+
+    return rebuilt(tree, change)
 
 
 def changed(node: Node, values: dict[str, Node], letters: frozenset[str]) -> Node:
@@ -154,6 +188,8 @@ def changed(node: Node, values: dict[str, Node], letters: frozenset[str]) -> Nod
         return ZERO if clauses is None else ("bracket", clauses) if clauses else ONE
     if kind == "cases":
         return first_case(*parts)
+    if kind == "floor" and parts[0][0] == "idx":
+        return parts[0]
     if kind == "group" and parts[0][0] in ("num", "name", "group", "bracket"):
         return parts[0]
     if kind == "call" and parts[0] == "max" and ONE in parts[1]:
@@ -167,6 +203,12 @@ def without_letters(node: Node, letters: frozenset[str]) -> Node:
     _, function, over, body, clauses = node
     clauses = tuple(c for c in clauses if truth(c) is not True and GONE not in walk(c))
     over = tuple(letter for letter in over if letter.rstrip("'") not in letters)
+    for clause in clauses:  # that leaves one term
+        relation, a, b = clause
+        if relation == "=" and a[0] == b[0] == "idx" and a[1] in over:
+            over = tuple(letter for letter in over if letter != a[1])
+            clauses = tuple(c for c in clauses if c is not clause)
+            body = renamed(body, {a[1]: b})
     if not over and not clauses:
         return body
     if function == "sum" and body == ONE and len(over) == 1 and not clauses:
@@ -219,7 +261,7 @@ def arithmetic(node: Node) -> Node:
     if kind == "*":
         return ZERO if ZERO in (a, b) else b if a == ONE else a if b == ONE else node
     if kind == "/":
-        return ZERO if a == ZERO else a if b == ONE else node
+        return ZERO if a == ZERO else a if b == ONE else a[1] if a[0] == "*" and a[2] == b else node
     return a if b == ZERO else b if a == ZERO and kind == "+" else node
 
 

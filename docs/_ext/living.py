@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from html import escape
+from inspect import signature
 from itertools import product
 from pathlib import Path
 from textwrap import dedent
@@ -18,20 +19,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from docutils import nodes
-from live import PageSizes, checked
+from levels import Without
+from live import PageSizes, checked, planted
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
-from step_plan import Functions, StepPlan, operations_json, plan_of, stated, wrong_plans
+from static_files import load_files
+from step_plan import Functions, StepPlan, operations_json, plan_of, stated, with_mistake, wrong_plans
+from unrolled import unrolled
 
 from scratchformer import models, nn
+from scratchformer.catalogue import mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.compiler.derivation import Derivation
 from scratchformer.compiler.javascript_arrays import array_program
 from scratchformer.compiler.javascript_code import javascript_source
-from scratchformer.optim import clip_by_global_norm
+from scratchformer.notation import Equation
+from scratchformer.notation.page import equation_as_json
+from scratchformer.optim import Group, Muon, clip_by_global_norm
 from scratchformer.optim.adam import adam_step
+from scratchformer.optim.muon import COEFFICIENTS, SMALLEST, STEPS, move, nesterov, newton_schulz
 from scratchformer.optim.sgd import sgd_step
 from scratchformer.pages.live import begin
+from scratchformer.pages.mathml import pieces
 from scratchformer.rng import Key
 
 ROWS, LENGTH, SYMBOLS = 6, 12, 24  # sequences in a batch, of which the first one is drawn; tokens in each; known tokens
@@ -49,13 +58,15 @@ FIRST = dict(width=16, heads=2, positions="learned", norm="layer", order="post",
 GENERATOR = "LanguageModel"
 LETTERS = {"H": 5, "D": 14}  # the sizes of heads while a plan is made
 SEED = 3
-SETTINGS = dict(momentum=0.9, beta1=0.9, beta2=0.999, eps=1e-8, max_norm=1.0)
+SETTINGS = dict(momentum=0.9, beta1=0.9, beta2=0.999, eps=1e-8, share=1.0, max_norm=1.0)
 OPTIMIZERS = {  # how each one steps: its function, its settings, and a learning rate to begin with
     "Adam": ("adam_step", {"decay": 0.0}, 0.01),
     "AdamW": ("adam_step", {"decay": 0.01}, 0.01),
+    "Muon": ("adam_step", {"decay": 0.01, "momentum": 0.95, "adam_lr": 0.01}, 0.03),  # matrices by muon_data
     "momentum": ("sgd_step", {"decay": 0.0}, 0.1),
     "SGD": ("sgd_step", {"decay": 0.0, "momentum": 0.0}, 0.3),
 }
+MATRICES = Group(signature(Muon).parameters["hidden"].default)  # what Muon steps as matrices, if it has two axes
 TEXT = """\
 the cat sat on the mat. the dog sat on the log. the cat saw the dog, and the dog saw the cat. \
 a bird came to the tree, and the cat ran to the tree. the bird sang a song. the dog lay in the sun. \
@@ -184,22 +195,26 @@ def with_mistakes(
 ) -> dict[str, dict[str, Any]]:
     """The plan, with the weights at the beginning and the mistakes in its layers, and the plans of these mistakes."""
     data = {}
-    plan |= {"start": start(made), "mistakes": [], "carry": carried(plan, made, batch)}
+    plan |= {"start": start(made), "mistakes": [], **stepped(plan, made, batch)}
     for i, (mistake, wrong) in enumerate(wrong_plans(made, *batch)):
         told = {"operation": mistake.name.partition(":")[0], "title": mistake.title, "effect": mistake.effect}
         code = [dedent(" " * 100 + text).strip() for text in next(iter(mistake.replace.items()))]
         plan["mistakes"].append({**told, "functions": {}, "code": code, "plan": f"{key}-{i}"})
-        data[f"{key}-{i}"] = wrong[0] | {"carry": carried(*wrong, batch)}
+        data[f"{key}-{i}"] = wrong[0] | stepped(*wrong, batch)
     return {key: plan} | data
 
 
-def carried(plan: dict[str, Any], made: StepPlan, batch: tuple[np.ndarray, ...]) -> dict[str, Any]:
-    """What a step gives to the next one: where the memory of Transformer-XL comes from."""
-    if "memory" not in plan["inputs"]:
-        return {}
-    _, (forward, _) = made.model.loss(*batch)
-    memory = made.place(made.model.remember(forward))
-    return {"memory": made.as_json(memory)}
+def stepped(plan: dict[str, Any], made: StepPlan, batch: tuple[np.ndarray, ...]) -> dict[str, Any]:
+    """What a step gives to the next one, such as the memory of Transformer-XL; and the parameters that Muon steps as
+    matrices.
+    """
+    named = made.model.named_parameters().items()
+    matrices = [i for i, (name, p) in enumerate(named) if p.data.ndim == 2 and MATRICES.matches(name, p)]
+    kept = {"carry": {}, "matrices": [plan["parameters"][i] for i in matrices]}
+    if "memory" in plan["inputs"]:
+        _, (forward, _) = made.model.loss(*batch)
+        kept["carry"] = {"memory": made.as_json(made.place(made.model.remember(forward)))}
+    return kept
 
 
 def start(made: StepPlan) -> dict[str, list[Any]]:
@@ -233,17 +248,47 @@ def settings_data() -> dict[str, Any]:
         "first": FIRST,
         "settings": SETTINGS,
         "optimizers": OPTIMIZERS,
-        "steps": {step.reference.__name__: step_data(step) for step in (adam_step, sgd_step)},
+        "steps": {step.reference.__name__: step_data(step) for step in (adam_step, sgd_step, nesterov, move)}
+        | {"newton_schulz": matrix_data()},
         "clip": clipping.source,
     }
 
 
 def step_data(step: Any) -> dict[str, Any]:
-    """A step of an optimizer: its code, and its equations for one weight as a live page takes them (`live.begin`)."""
+    """A step of an optimizer: its code, and its equations for one weight as a live page takes them (`live.begin`);
+    and the known mistakes in it, each with the code that it makes.
+    """
     name = step.reference.__name__
     case = CASES[name](PageSizes(name))
+    report, mistakes = checked(case), []
+    for mistake in mistakes_of(name):
+        derivation = Derivation(step.reference, None)
+        derivation.definitions, _ = with_mistake(derivation.definitions, mistake)
+        source = javascript_source(derivation.compile().forward)
+        told = planted(mistake, report, Without({}, frozenset(), None))
+        mistakes.append(told | {"operation": name, "source": source, "functions": {}})
     source = javascript_source(Derivation(step.reference, None).compile().forward)
-    return begin(case, checked(case)) | {"mistakes": [], "source": source, "name": name}
+    return begin(case, report) | {"mistakes": mistakes, "source": source, "name": name}
+
+
+def matrix_data() -> dict[str, Any]:
+    """What Muon makes of a matrix: the code of all iterations, its numbers, and the equation of each array."""
+    numbers = {"smallest": SMALLEST, **dict(zip("abc", COEFFICIENTS, strict=True))}
+    definitions = unrolled(newton_schulz.reference, ["g", *numbers], "k", STEPS)
+    given = {"g": ("i", "j"), **dict.fromkeys(numbers, ())}
+    program = array_program(definitions, "newton_schulz", [f"X{STEPS}"], given, {})
+    each = {name: definitions.known[name] for name in program.computed}
+    equations = {n: Equation((d.left, d.node), ("=",)) for n, d in each.items()}
+    return {
+        "source": program.source,
+        "computed": program.computed,
+        "numbers": numbers,
+        "last": f"X{STEPS}",
+        "equations": {
+            n: {"tree": equation_as_json(equation), "html": "".join(pieces(equation))}
+            for n, equation in equations.items()
+        },
+    }
 
 
 def script(key: str, data: dict[str, Any]) -> str:
@@ -289,18 +334,8 @@ def finish(app: Sphinx, exception: Exception | None) -> None:
         write_models(Path(app.outdir))
 
 
-def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Load the scripts on the pages that have a living step."""
-    if '<section class="living' not in context.get("body", ""):
-        return
-    for file in STYLES:
-        app.add_css_file(file)
-    for file in FILES:
-        app.add_js_file(file, loading_method="defer")
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("living", LivingStep)
-    app.connect("html-page-context", add_files)
+    load_files(app, '<section class="living', *STYLES, *FILES)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -6,7 +6,6 @@ and a question. The answer is an expression in the names of the equations, so it
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from html import escape
@@ -19,13 +18,14 @@ from docutils import nodes
 from live import checked
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from static_files import load_files
 
 from scratchformer import ops
 from scratchformer.catalogue import DerivationCase
 from scratchformer.notation import parse
 from scratchformer.notation.page import equation_as_json
 from scratchformer.optim.adam import adam_step
-from scratchformer.pages.live import array_json, begin, section
+from scratchformer.pages.live import array_json, begin, json_script, section
 
 PAGES = sorted(path.stem for path in (Path(__file__).parents[1] / "path").glob("*.md"))
 LIVING = ("loss", "guess", "steps")  # what a question may ask about the living model: path.js knows their values
@@ -212,11 +212,10 @@ class Question(SphinxDirective):
             ],
             "choices": [choice.strip() for choice in self.options.get("choices", "").split("|") if choice.strip()],
         }
-        script = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
         box = nodes.container(classes=["question"])
         box += [
             *self.parse_text_to_nodes(WRONG.sub("", text)),
-            nodes.raw("", f'<script type="application/json">{script}</script>', format="html"),
+            nodes.raw("", json_script(data), format="html"),
         ]
         return [box]
 
@@ -232,17 +231,16 @@ def progress(page: str, titles: dict[str, str]) -> str:
 
 
 def add_line(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Put the line of all steps above a page of the path, and load its scripts."""
+    """Put the line of all steps above a page of the path."""
     if not page.startswith("path/"):
         return
     titles = {name: title.astext() for name, title in app.env.titles.items()}
     context["body"] = progress(page, titles) + context["body"]
-    app.add_css_file("path/path.css")
-    app.add_js_file("path/path.js", loading_method="defer")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("step", StepNumbers)
     app.add_directive("question", Question)
     app.connect("html-page-context", add_line)
+    load_files(app, '<nav class="path-line"', "path/path.css", "path/path.js")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

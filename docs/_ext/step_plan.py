@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache
 from inspect import Parameter
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,6 +131,15 @@ class Environment(NamedTuple):
     buffers: dict[str, int]
 
 
+class Added(NamedTuple):
+    """What a call of a backward gives to the gradient of a parameter: the array `name`, at a place of it."""
+
+    call: int
+    name: str
+    place: Place
+    value: np.ndarray | None  # None if the trace does not show it
+
+
 class Function(NamedTuple):
     """A program, and what it was made from."""
 
@@ -162,7 +171,8 @@ class StepPlan:
         self.calls: list[dict[str, Any]] = []
         self.environments: dict[int, Environment] = {}  # by the ids of a forward call and of its backward
         self.gradients: dict[int, Place] = {}
-        self.kinds: set[str] = set()  # the classes of the layers that were called
+        self.added: dict[int, list[Added]] = {}  # to the gradients of parameters, by their buffers
+        self.kinds: set[str] = set()  # the layers that were called, and the operations that are no calls of the plan
         for name, p in model.named_parameters().items():
             here = self.buffer(name, p.data, axes=[""] * p.data.ndim, layer=name.rpartition(".")[0], role="parameter")
             gradient = self.buffer(f"d{name}", p.grad, axes=[""] * p.data.ndim, layer="", role="gradient")
@@ -223,7 +233,7 @@ class StepPlan:
 
     def record(self, call: TracedCall, phase: str, above: tuple[TracedCall, ...] = ()) -> None:
         """Add a call of the trace: as one call of the plan, or else the calls that it makes."""
-        self.kinds |= {kind.__name__ for kind in type(call.layer).__mro__}
+        self.kinds |= {call.kind} if call.layer is not None else set()
         self.phase, self.around = phase, [each for each in (*above, call) if each.layer is not None]
         source = self.source_of(call)
         if call.phase == "backward" and id(call) in self.environments:
@@ -236,6 +246,7 @@ class StepPlan:
                     raise TypeError(f"{call.name}: expected a derivation that compiles: {error}") from error
         elif not call.calls and not is_identity(call):
             raise TypeError(f"{call.name}: expected a derivation of {call.kind}, whose own code computes arrays")
+        self.kinds.add(call.kind)
         for below in call.calls:
             self.record(below, phase, (*above, call))
 
@@ -316,7 +327,7 @@ class StepPlan:
         inputs = {gradient: self.input(gradient, dy, call)} if is_array(dy) else {}
         for place in inputs.values():
             self.gradients.setdefault(buffers[gradient[1:]], place)
-        returned = call.returned if isinstance(call.returned, tuple) else (call.returned,)
+        returned = returned_by(call)
         actual = dict(zip(results, returned, strict=False))
         made, adds = {}, {}
         for name, of in program.computed.items():
@@ -325,6 +336,8 @@ class StepPlan:
             made[name] = self.result(name, x, of, sizes, before.lead, layer="", call=len(self.calls), role="gradient")
             if parameter is not None:
                 adds[name] = self.as_json(Place(self.gradients[parameter.buffer].buffer, parameter.positions))
+                added = Added(len(self.calls), name, parameter, actual.get(name))
+                self.added.setdefault(parameter.buffer, []).append(added)
             if name not in results and name[1:] in buffers:
                 self.gradients.setdefault(buffers[name[1:]], Place(made[name], None))
         self.calls.append(
@@ -354,6 +367,21 @@ class StepPlan:
         number = self.buffer(name, np.empty(0) if x is None else x, axes=letters, **options)
         self.buffers[number]["shape"] = shape
         return number
+
+    def settle(self) -> None:
+        """Leave out what the model's own code does not add to a parameter's gradient, such as one use of a table."""
+        for buffer in [i for i, each in enumerate(self.buffers) if each["role"] == "parameter"]:
+            every, gradient = self.added.get(buffer, []), self.values[self.gradients[buffer].buffer].ravel()
+            if any(each.value is None for each in every):
+                continue
+            some = (each for count in range(len(every), -1, -1) for each in combinations(every, count))
+            near = 1e-9 * max(1, np.abs(gradient).max())
+            kept = next((each for each in some if np.abs(total(each, gradient.size) - gradient).max() < near), None)
+            if kept is None:
+                raise TypeError(f"{self.buffers[buffer]['name']}: expected its gradient from calls of the trace")
+            for added in every:
+                if added not in kept:
+                    del self.calls[added.call]["adds"][added.name]
 
     def pass_on(self) -> None:
         """Find the gradients of results that no backward was given as such: where a layer passes gradients on, or adds
@@ -628,6 +656,23 @@ def spread(
     return known
 
 
+def returned_by(call: TracedCall) -> tuple[Any, ...]:
+    """What a backward returned; without `out`, to which it may have added."""
+    returned = call.returned
+    if call.arguments.get("out") is not None:
+        dy, cache, *_ = call.arguments.values()
+        returned = getattr(ops, call.kind).reference(dy, cache)
+    return returned if isinstance(returned, tuple) else (returned,)
+
+
+def total(added: Sequence[Added], size: int) -> np.ndarray:
+    """The sum of what is added to a gradient of so many numbers."""
+    result = np.zeros(size)
+    for _, _, place, value in added:
+        np.add.at(result, slice(None) if place.positions is None else place.positions.ravel(), value.ravel())
+    return result
+
+
 def is_array(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.ndim > 0
 
@@ -663,24 +708,27 @@ def plan_of(
     if not losses or float(plan.values[losses[-1]]) != float(traced.output):
         raise TypeError(f"{type(model).__name__}: expected the loss to be the result of an operation")
     plan.record(traced.backward, "backward")
+    plan.settle()
     plan.pass_on()
     return plan.json(inputs, losses[-1]), plan
 
 
 def wrong_plans(right: StepPlan, *batch: np.ndarray) -> Iterator[tuple[Mistake, tuple[dict[str, Any], StepPlan]]]:
-    """The known mistakes in the code of the model's layers, each with the plan of the step that the wrong code takes.
-    Left out are those with which the step stays the same, fails, or has no plan.
+    """The known mistakes in the code of the model's layers, and of operations that are no calls of the plan, each with
+    the plan of the step that the wrong code takes. Left out are those with which the gradient stays the same, or that
+    fail or have no plan.
     """
-    for entry in entries_of("layers"):
+    gradients = [p.grad.copy() for p in right.model.parameters()]
+    for entry in entries_of("operations", "layers"):
         for mistake in entry.mistakes if entry.name in right.kinds else ():
-            if not mistake.replace:  # it is only in an equation
+            if mistake.file != entry.file:  # it is only in an equation, or in a twin
                 continue
             try:
                 with planted(mistake):
                     wrong, made = plan_of(right.model, *batch, letters=right.letters, functions=right.functions)
             except (TypeError, ValueError):
                 continue
-            if (made.calls, made.buffers) != (right.calls, right.buffers):
+            if not all(map(np.allclose, gradients, (p.grad for p in right.model.parameters()))):
                 yield mistake, (wrong, made)
 
 
@@ -776,23 +824,30 @@ def changed_by(mistake: Mistake, functions: list[Function]) -> dict[str, Any] | 
     changed, typeset = {}, {}
     for function in functions:
         source = function.source
-        if not function.suffix or not mistake.wrong:
+        if not mistake.wrong:
             continue
-        names = {*source.names, *source.definitions.known, *source.definitions.aliases}
         try:
-            right, wrong = (parse(text, names) for text in (mistake.equation, mistake.wrong))
-            name = source.definitions.resolve(wrong.parts[0][1])
-            definition = source.definitions.known[name]
-            letters = tuple(index[1] for index in wrong.parts[0][2] if index != ("idx", "n"))
-            planted = definition._replace(letters=letters, node=wrong.parts[-1], bindings=wrong.bindings)
-            definitions = source.definitions._replace(known={**source.definitions.known, name: planted})
+            definitions, (right, wrong) = with_mistake(source.definitions, mistake, source.names)
             program = array_program(
-                definitions, f"{source.name}_backward", function.results, function.given, function.options
+                definitions, f"{source.name}{function.suffix}", function.results, function.given, function.options
             )
         except (NotationError, CompileError, KeyError):
             return None
         if program.source == function.program.source:
             continue
         changed[function.name] = {"source": program.source, "computed": program.computed}
+        name = source.definitions.resolve(wrong.parts[0][1])
         typeset = {"name": name, "wrong": "".join(pieces(wrong)), "right": "".join(pieces(right))}
     return {**typeset, "functions": changed} if changed else None
+
+
+def with_mistake(
+    definitions: Definitions, mistake: Mistake, names: Sequence[str] = ()
+) -> tuple[Definitions, tuple[Equation, Equation]]:
+    """The definitions with a mistake in one of them, and its right and its wrong equation."""
+    names = {*names, *definitions.known, *definitions.aliases}
+    right, wrong = (parse(text, names) for text in (mistake.equation, mistake.wrong))
+    name = definitions.resolve(wrong.parts[0][1])
+    letters = tuple(index[1] for index in wrong.parts[0][2] if index != ("idx", "n"))
+    planted = definitions.known[name]._replace(letters=letters, node=wrong.parts[-1], bindings=wrong.bindings)
+    return definitions._replace(known={**definitions.known, name: planted}), (right, wrong)

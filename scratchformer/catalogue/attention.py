@@ -145,7 +145,8 @@ ENTRIES = [
             group=2,
         ),
     )
-    .extension("Several heads", "head|group", "hg")
+    .extension("Several heads", "head", "h")
+    .extension("Heads that share keys and values", "group", within="Several heads", g="h", G="H")
     .extension("A mask", "mask|pattern", m="1")
     .extension("Safe from overflow", "overflow|NaN")
     .derivation("", derived_attention)

@@ -111,6 +111,8 @@ ENTRIES = [
         "dk is that of the rotated keys. Position 0 is right.",
         equation="dk_gsd = Σ_d' R_sd'd dk̂_gsd'",
         wrong="dk_gsd = dk̂_gsd",
+        replace={"        dk = ops.rotary_backward(dk, cache.rotated_k)\n": ""},
+        tests="tests/nn/test_all_layers.py -k Rotary",
     )
     .mistake(
         "New keys are rotated as if they came first",
@@ -168,6 +170,7 @@ ENTRIES = [
         "The other positions read this one through its key and value, but dx has only the gradient of its own query.",
         equation="dx_tc = du_tc + dmemory_tc",
         wrong="dx_tc = du_tc",
+        replace={"dx, _ = ops.add(du, dmemory)\n        return": "dx = du\n        return"},
     )
     .mistake(
         "The gradient of the scores is not divided by √D",
@@ -211,6 +214,11 @@ ENTRIES = [
         "The memory feeds keys and values, so its gradient has two terms; one is left out.",
         equation="dmemory_bsc = Σ_h Σ_d dk_bhsd wk_chd + Σ_h Σ_d dv_bhsd wv_chd",
         wrong="dmemory_bsc = Σ_h Σ_d dk_bhsd wk_chd",
+        replace={
+            "dmemory, _ = ops.add(dmemory, self.value.backward(self.join_heads(dv), cache.value))\n        return": (
+                "self.value.backward(self.join_heads(dv), cache.value)\n        return"
+            )
+        },
     )
     .mistake(
         "Padding gets a gradient",
@@ -231,12 +239,7 @@ ENTRIES = [
                 "        k, key = self.key.forward(x)\n"
                 "        v, value = self.value.forward(x)"
             ),
-            "dx = self.query.backward(self.join_heads(dq), cache.query)\n        dmemory = self.key": (
-                "dmemory = self.query.backward(self.join_heads(dq), cache.query)\n        dx = self.key"
-            ),
-            "dmemory, _ = ops.add(dmemory, self.value.backward(self.join_heads(dv), cache.value))\n        return": (
-                "dx = dx + self.value.backward(self.join_heads(dv), cache.value)\n        return"
-            ),
+            "        return dx, dmemory": "        return dmemory, dx",
         },
     ),
     Entry("RelativeSelfAttention")
@@ -256,6 +259,8 @@ ENTRIES = [
         "The queries are the last T positions. Without a memory S = T, and nothing is wrong.",
         equation="dx_sc = Σ_h Σ_d dk_hsd wk_chd + Σ_h Σ_d dv_hsd wv_chd + Σ_t [s = t + S − T] Σ_h Σ_d dq_htd wq_chd",
         wrong="dx_sc = Σ_h Σ_d dk_hsd wk_chd + Σ_h Σ_d dv_hsd wv_chd + Σ_t [s = t] Σ_h Σ_d dq_htd wq_chd",
+        replace={"padded[:, like.shape[1] - last.shape[1] :] = last": "padded[:, : last.shape[1]] = last"},
+        tests="tests/nn/test_all_layers.py -k memory",
     )
     .mistake(
         "The queries get no gradient from the distances",

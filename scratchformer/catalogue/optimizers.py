@@ -180,21 +180,6 @@ ENTRIES = [
     Entry("Adam", "optim/adam.py")
     .derivation("", partial(adam, optimizer=optim.Adam, decay="λ"))
     .mistake(
-        "v updated with 1 - beta1",
-        replace={"v += (1 - beta2) * g * g": "v += (1 - beta1) * g * g"},
-        tests="tests/optim",
-    )
-    .mistake(
-        "no bias correction of v",
-        replace={"    denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂\n": ""},
-        tests="tests/optim",
-    )
-    .mistake(
-        "no bias correction of m",
-        replace={"(lr / (1 - beta1**steps)) * m": "lr * m"},
-        tests="tests/optim",
-    )
-    .mistake(
         "zero_grad also clears Adam's moments",
         file="optim/optimizer.py",
         replace={
@@ -215,11 +200,36 @@ ENTRIES = [
         tests="tests/optim",
     ),
     Entry("AdamW").derivation("", partial(adam, optimizer=optim.AdamW, decay="weight_decay")),
-    Entry("adam_step").derivation(
-        "", lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3, 0.1)
+    Entry("adam_step", "optim/adam.py")
+    .derivation(
+        "", lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3, 0.1, 0.5)
+    )
+    .mistake(
+        "v is updated with 1 − β1",
+        "v is too large by the factor (1 − β1)/(1 − β2), so every step is too short.",
+        equation="v_i = β2 v0_i + (1 − β2) c_i c_i",
+        wrong="v_i = β2 v0_i + (1 − β1) c_i c_i",
+        replace={"v += (1 - beta2) * c * c": "v += (1 - beta1) * c * c"},
+        tests="tests/optim",
+    )
+    .mistake(
+        "No bias correction of v",
+        "The first steps divide by a v that has only begun to grow from 0, so they are too long.",
+        equation="w_i = (1 − decay) w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)",
+        wrong="w_i = (1 − decay) w0_i − lr (m_i/(1 − β1^t))/(√v_i + eps)",
+        replace={"    denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂\n": ""},
+        tests="tests/optim",
+    )
+    .mistake(
+        "No bias correction of m",
+        "The first steps use an m that has only begun to grow from 0, so they are too short.",
+        equation="w_i = (1 − decay) w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)",
+        wrong="w_i = (1 − decay) w0_i − lr m_i/(√(v_i/(1 − β2^t)) + eps)",
+        replace={"(lr / (1 - beta1**steps)) * m": "lr * m"},
+        tests="tests/optim",
     ),
     Entry("sgd_step").derivation("", lambda d: in_place(sgd_step, d("F"), d("F"), d("F"), 0.01, 0.9, 0.1)),
-    Entry("nesterov").derivation("", lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9)),
+    Entry("nesterov").derivation("", lambda d: in_place(nesterov, np.zeros(d.F), d("F"), d("F"), 0.9, 0.5)),
     Entry("move").derivation("", lambda d: in_place(move, d("F"), d("F"), 0.3, 0.1)),
     Entry("SGD").derivation("", sgd),
     Entry("Muon").derivation("", muon),

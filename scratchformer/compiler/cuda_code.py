@@ -1,9 +1,11 @@
 """The loops of a plan as source for CUDA: a kernel whose threads share the columns of a row.
 
-T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. THREADS
-threads share a row, and a block has ROWS rows at a time; where all numbers are one row, all blocks share it. Of a sum
-over rows a thread keeps the PER vectors of its columns. Each row of threads writes its sums, which are then added up;
-where rows are added by place, a row of threads adds up all rows of a place.
+T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. It computes with
+all V, which needs no branches; those beyond the end of a row, of which there are none if V divides its length (WHOLE),
+are neither added up nor written. THREADS threads share a row, and a block has ROWS rows at a time; where all numbers
+are one row, all blocks share it. Of a sum over rows a thread keeps the PER vectors of its columns. Each block writes a
+row of its sums, one sum beside another, and these rows are then added up; where rows are added by place, a row of
+threads adds up all rows of a place.
 
 What Numba's loops keep in memory for a later pass is computed again. If a sum over a row overflows in float32, the row
 is computed again in float64.
@@ -22,25 +24,32 @@ from .plan import Pass, Plan, reach
 from .printer import ATOM, Printer, here
 from .trees import COLUMN, Array
 
-__all__ = ["cuda_source"]
+__all__ = ["BITS", "BITS_AT", "cuda_source"]
 
+BITS, BITS_AT = (
+    "unsigned long long",
+    "const unsigned long long* __restrict__",
+)  # where random bits start, or where it is
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
 TEAMS = "(Index)gridDim.x * ROWS"
-WORDS = """T V R REAL PER THREADS ROWS Index Vector auto bool c char const double finite first float found int i j k
-    long new part row short signed this to unsigned void""".split()
+WORDS = """T V R REAL PER THREADS ROWS WHOLE Index Vector all auto bool c char const double finite first float found
+    int i j k left long new part row short signed this to unsigned void""".split()
 
 
-def cuda_source(plan: Plan, types: Sequence[str] | None = None) -> str:
+def cuda_source(plan: Plan, types: Sequence[str] | None = None, pieces: bool = False) -> str:
     """The source of a kernel of the arrays that the plan reads, those that it writes, its numbers, and the sizes
     of axes. After an array of rows comes how far its rows are apart.
 
-    types: of the numbers of all arrays; without it, REAL for those that have no column.
+    types: of the numbers of all arrays; without it, REAL for those that have no column. pieces: for a plan whose
+    numbers are one row, a kernel of pieces of the arrays. First it takes a table, with a row for each piece: its size,
+    and where it starts in each array. Each row of blocks has a piece. It is called NAME_pieces, the others NAME_loops.
     """
     arrays = (*plan.reads, *plan.writes)
     real = {array.name for array in arrays if COLUMN not in array.axes or array.name in plan.sums}
-    kinds = {"real": "T", "integer": "Index", "bool": "bool", "bits": "unsigned long long"}
+    kinds = {"real": "T", "integer": "Index", "bool": "bool", "bits": BITS}
     types = types or ["REAL" if array.kind == "real" and array.name in real else kinds[array.kind] for array in arrays]
-    return "\n".join(CudaPrinter(plan, types).lines()) + "\n"
+    printer = CudaPrinter(plan, types)
+    return "\n".join(printer.lines_of_pieces() if pieces else printer.lines()) + "\n"
 
 
 def has_step(array: Array, plan: Plan) -> bool:
@@ -93,8 +102,9 @@ class CudaPrinter(Printer):
         if len(places) > 1 or any(at[-1] != HERE or not self.rows for at in places) or HERE in walk(self.at):
             raise CompileError(f"{plan.name}: its sums over rows cannot be taken row by row")
 
-    def lines(self) -> list[str]:
-        plan, given, self.depth = self.plan, [], 0
+    def given(self) -> list[str]:
+        """The parameters of the kernel."""
+        plan, given = self.plan, []
         for array in self.arrays.values():
             name, kind = self.pointer(array), self.types[array.name]
             alone = "" if self.flat else "__restrict__ "  # what is changed in place is written where it is read
@@ -102,7 +112,25 @@ class CudaPrinter(Printer):
             given.append(f"{kind} {name}" if array.kind == "bits" else pointer)
             given += [f"Index {name}_step"] * has_step(array, plan)
         given += [f"REAL {self.variable(name)}" for name in plan.numbers]
-        given += [f"Index {self.size(axis)}" for axis in axes_of(plan)]
+        return given + [f"Index {self.size(axis)}" for axis in axes_of(plan)]
+
+    def lines_of_pieces(self) -> list[str]:
+        given, self.depth = self.given(), 0
+        with self.block(f"__device__ void piece_of_{self.plan.name}({listed(given)})"):
+            self.row()
+        self.put("")
+        arrays = [array for array in self.arrays.values() if array.axes]
+        places = {self.pointer(array): f" + here[{i}]" for i, array in enumerate(arrays, 1)}
+        names = [each.split()[-1] for each in given[:-1]]
+        parameters = ["const Index* table", *given[:-1]]
+        with self.block(f'extern "C" __global__ void {self.plan.name}_pieces({listed(parameters)})'):
+            self.put(f"const Index* here = table + (Index)blockIdx.y * {len(arrays) + 1};")
+            moved = [name + places.get(name, "") for name in names]
+            self.put(f"piece_of_{self.plan.name}({listed([*moved, 'here[0]'], ' ' * 12)});")
+        return self.body
+
+    def lines(self) -> list[str]:
+        plan, given, self.depth = self.plan, self.given(), 0
         if self.again:
             places = [f"Index {self.place(axis)}" for axis in self.rows]
             with self.block(f"template <class R> __device__ bool row_of_{plan.name}({listed([*given, *places])})"):
@@ -117,7 +145,7 @@ class CudaPrinter(Printer):
                 self.by_places()
             else:
                 head = f"for (Index row = {TEAM}; row < {self.count(self.rows)}; row += {TEAMS})"
-                with self.sums_of(TEAM), self.block(head):
+                with self.sums_of(), self.block(head):
                     self.row(given)
         return self.body
 
@@ -156,14 +184,22 @@ class CudaPrinter(Printer):
         return " * ".join(map(self.size, axes)) or "1"
 
     @contextmanager
-    def sums_of(self, row: str) -> Iterator[None]:
-        """Around what adds to the sums of a row."""
+    def sums_of(self, row: str = "") -> Iterator[None]:
+        """Around what adds to the sums of a row; or to those of a block."""
+        vectors = "for (int i = 0, first = threadIdx.x * V; i < PER; ++i, first += THREADS * V)"
         for name in self.totals:
             self.put(f"Vector<REAL, V> {name}[PER] = {{}};")
+            if row:
+                self.put(f"{vectors} {name}[i] = load<V>(to_{name} + {row} * columns + first, columns - first);")
         yield
         for name in self.totals:
-            with self.block("for (int i = 0, first = threadIdx.x * V; i < PER; ++i, first += THREADS * V)"):
-                self.put(f"store<V>({name}[i], to_{name} + ({row}) * columns + first, columns - first);")
+            with self.block(vectors):
+                if row:
+                    self.put(f"store<V>({name}[i], to_{name} + {row} * columns + first, columns - first);")
+                    continue
+                self.put(f"Vector<REAL, V> all = rows_sum<ROWS, THREADS>({name}[i]);")
+                to = f"to_{name} + (Index)blockIdx.x * {len(self.totals)} * columns + first"
+                self.put(f"if (threadIdx.y == 0) store<V>(all, {to}, columns - first);")
 
     def loop(self, each: Pass) -> None:
         if not (each.sums or each.totals or each.stores):
@@ -182,7 +218,10 @@ class CudaPrinter(Printer):
                 self.vectors[node] = f"{name}_c"
             for name in each.stores:
                 self.put(f"Vector<{self.types[name]}, V> {self.variable(name)}_to;")
-            with self.block(f"for ({self.kind} c = first, j = 0; j < V && c < columns; ++c, ++j)"):
+            last = f"min({self.kind}(first + j), {self.kind}(columns) - 1)"
+            self.put("int left = WHOLE ? V : min(Index(V), columns - first);")
+            with self.block("for (int j = 0; j < V; ++j)"):
+                self.put(f"{self.kind} c = WHOLE ? first + j : {last};")
                 self.column(each, steps)
             self.vectors = {}
             for name in each.stores:
@@ -209,7 +248,9 @@ class CudaPrinter(Printer):
             self.put(f"{'Index' if integer else 'R'} {name} = {self.read(node[1], element)};")
         for name in steps:
             self.step(name)
-        self.add((*each.sums, *each.totals))
+        if added := (*each.sums, *each.totals):
+            with self.block("if (j < left)"):
+                self.add(added)
         for name in each.stores:
             self.put(f"{self.variable(name)}_to.at[j] = {self.narrow(name)};")
 

@@ -38,6 +38,7 @@ class InPlace(CompiledTwin):
     def __init__(self, op: Operation, target: Target) -> None:
         super().__init__(op, None, target)
         self.prepared = lru_cache(64)(self.prepare)  # for each learning rate
+        self.number = getattr(target, "number", target.kind)  # the type of a number that is in an array ()
 
     @cached_property
     def places(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -81,8 +82,7 @@ class InPlace(CompiledTwin):
     def forward(self, *args: Any, **kwargs: Any) -> None:
         args = self.in_order(args, kwargs)
         read, _, others = self.places
-        kind = self.target.kind
-        numbers = tuple([None if type(x) is kind else x for x in [args[i] for i in others]])
+        numbers = tuple([None if type(x) is self.number else x for x in [args[i] for i in others]])
         self.prepared(args[read[0]].dtype, numbers)(args)
 
     def prepare(self, dtype: np.dtype, others: tuple) -> Callable[[tuple], object]:

@@ -42,13 +42,16 @@ class Verdict(NamedTuple):
     message: str
 
 
-def judge(start: str, solution: str, text: str, check: Callable[[], str | None]) -> Verdict:
+def judge(start: str, solution: str, text: str, check: Callable[[], str]) -> Verdict:
     """The verdict on a text, if the check raises no error. start, solution: of the exercise, as texts."""
     expect_kept(start, solution, text)
     remark = check()
     if left := unfilled(text):
         return Verdict(False, f"The lines above are right; {first_blank(text, left)}")
-    return Verdict(True, "\n".join([remark or "", *marked(text)]))
+    given = {line for _, line in equations(start)}
+    typed = sum(line not in given for _, line in equations(text))
+    are_true = "Your equation is true" if typed == 1 else f"Your {typed} equations are true"
+    return Verdict(True, "\n".join([f"{are_true}, {remark}", *marked(text)]))
 
 
 def docstring_in(text: str) -> tuple[str, int]:
@@ -64,7 +67,7 @@ def unfilled(text: str) -> list[int]:
 
 
 def check_text(text: str, docstring: str, restricted: Restricted, runs: Iterable[Execution]) -> str:
-    """Check the derivation in a docstring, down to its first blank, on each run; a remark if there is no blank.
+    """Check the derivation in a docstring, down to its first blank, on each run; the worst error if there is no blank.
 
     text: the file. runs: with other sizes each time, or a number could pass for a size. Raises Wrong, DerivationError,
     or NotationError.
@@ -93,7 +96,7 @@ def check_run(docstring: str, ran: Execution) -> str:
         return ""
     walk.expect_complete()
     worst = max(row.error for row in walk.rows if row.error is not None)
-    return f"{len(walk.rows)} equations are true, the worst error is {worst:.0e}"
+    return f"the worst error is {worst:.0e}"
 
 
 def marked(text: str) -> list[str]:

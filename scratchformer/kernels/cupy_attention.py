@@ -1,14 +1,14 @@
 """Attention on a GPU: in half precision by cuDNN's fused kernels, otherwise by products and a softmax.
 
-These twins handle patterns in which each query sees one range of keys (`Pattern.intervals`); the reference handles the
-others, in half precision on float32 copies.
+For a pattern in which each query sees one range of keys (`Pattern.intervals`), the kernels read where the ranges begin
+and end; for any other they also read its truth table.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -29,25 +29,41 @@ REGISTERS = 64  # numbers of a row that a thread has, at most
 Part = tuple[int, slice, slice]  # the first query, the rows of the matrices of each group, and the keys
 
 
+class Table(NamedTuple):
+    """What the kernels read of a pattern: query t sees those of the keys begin ... end − 1 that are allowed."""
+
+    begin: Array  # (B, T) or (1, T)
+    end: Array
+    allowed: Array | None  # (B or 1, H or 1, T, S), boolean; None for all
+
+
 @kept(64)
-def _kept_table(key: tuple, T: int, S: int, device: int) -> tuple[Array, Array]:
-    return _table(from_key(key), T, S)
+def _kept_ranges(key: tuple, T: int, S: int, device: int) -> Table:
+    return _ranges(from_key(key), T, S)
 
 
-def _table(pattern: Pattern, T: int, S: int) -> tuple[Array, Array]:
+def _ranges(pattern: Pattern, T: int, S: int) -> Table:
     ends: Any = pattern.intervals(T, S, cupy)
     size = max(map(len, ends))
     begin, end = (contiguous(cupy.broadcast_to(a, (size, T)).astype(np.int32)) for a in ends)
-    return begin, end
+    return Table(begin, end, None)
 
 
-def table_of(pattern: Pattern, T: int, S: int) -> tuple[Array, Array]:
-    """The keys begin ... end − 1 of each query, (B, T) or (1, T). A pattern that is a value gets its table once."""
+def table_of(pattern: Pattern | None, H: int, T: int, S: int) -> Table:
+    """The table of a pattern for H heads. A pattern that is a value gets its table once."""
+    pattern, allowed = pattern or Full(), None
+    if not has_ranges(pattern, T, S):
+        allowed = pattern.table(H, T, S, cupy)
+        pattern = Full()
     key = pattern.key()
-    return _table(pattern, T, S) if key is None else _kept_table(key, T, S, cupy.cuda.runtime.getDevice())
+    ranges = _ranges(pattern, T, S) if key is None else _kept_ranges(key, T, S, cupy.cuda.runtime.getDevice())
+    if allowed is None:
+        return ranges
+    allowed = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+    return ranges._replace(allowed=contiguous(cupy.broadcast_to(allowed, (*allowed.shape[:2], T, S))))
 
 
-def has_ranges(pattern: Pattern | None, T: int, S: int) -> bool:
+def has_ranges(pattern: Pattern, T: int, S: int) -> bool:
     """Whether each query sees one range of keys, the same for all heads."""
     known = Full, Causal, Local, Padding
     return all(type(p) in known or p.intervals(T, S, cupy) is not None for p in joined(pattern))
@@ -57,19 +73,20 @@ def parts(pattern: Pattern | None, T: int, S: int, groups: bool) -> Iterator[Par
     """The queries in parts of about equal length, each with the keys that some of them may see, as far as this is known
     without looking at values on the GPU. There is one part if that leaves out nothing, or if heads share keys (groups).
     """
-    known = next((p for p in joined(pattern) if not p.differs and not isinstance(p, Full)), None)
-    count = 1 if groups or known is None else min(PARTS, max(1, T // FEWEST))
+    known = [p for p in joined(pattern) if not p.differs and not isinstance(p, Full)]
+    count = 1 if groups or not known else min(PARTS, max(1, T // FEWEST))
     for i in range(count):
         rows = slice(i * T // count, (i + 1) * T // count)
-        start, stop = (0, S) if known is None else known.span(0, rows, T, S)
-        yield rows.start, slice(None) if groups else rows, slice(start, max(start + 1, stop))
+        starts, stops = zip((0, S), *(p.span(0, rows, T, S) for p in known), strict=True)
+        start = min(max(starts), S - 1)
+        yield rows.start, slice(None) if groups else rows, slice(start, max(start + 1, min(stops)))
 
 
 def accepts(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> bool:
     if not (alike(q, k, v) and available() and q.size and k.size):
         return False
     check_attention(q, k, v, pattern)
-    return has_ranges(pattern, q.shape[2], k.shape[2])
+    return True
 
 
 def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> tuple[Array, tuple]:
@@ -80,7 +97,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     the same parts; dk and dv add up over them.
     """
     (H, T), (G, S) = q.shape[1:3], k.shape[1:3]
-    table = table_of(pattern or Full(), T, S)
+    table = table_of(pattern, H, T, S)
     q, k, v = by_heads(q, G == H), by_heads(k), by_heads(v)
     y, done = cupy.empty(q.shape, q.dtype), []
     of_q, of_k, of_v, of_y = (matrices(x, G) for x in (q, k, v, y))
@@ -106,11 +123,11 @@ def attention_backward(dy: Array, cache: tuple) -> tuple[Array, Array, Array]:
         if not written and keys != slice(0, S):
             dk[...] = dv[...] = 0
             written = True
-        product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], add=written)
+        product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], of_dv[:, keys] if written else None)
         dp = scores(of_dy[:, rows], of_v[:, keys])
         da = softmax("softmax_backward", (dp, p), table, part, q)
         product(da, of_k[:, keys], of_dq[:, rows])
-        product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=written)
+        product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], of_dk[:, keys] if written else None)
         written = True
     dq, dk, dv = (by_positions(x.astype(k.dtype, copy=False)) for x in (dq, dk, dv))
     return dq, dk, dv
@@ -157,7 +174,7 @@ def scores(x: Array, y: Array) -> Array:
     return product(x, y.swapaxes(1, 2), cupy.empty((*x.shape[:2], y.shape[1]), real(x.dtype)))
 
 
-def softmax(name: str, arrays: tuple[Array, ...], table: tuple[Array, Array], part: Part, q: Array) -> Array:
+def softmax(name: str, arrays: tuple[Array, ...], table: Table, part: Part, q: Array) -> Array:
     """Run the kernel `name` of attention.cu on arrays (B G, H/G t, s), for the t queries and s keys of a part. The
     result has the type of q, and overwrites the first array if that has this type. A warp has a row in its registers,
     if it fits.
@@ -167,9 +184,15 @@ def softmax(name: str, arrays: tuple[Array, ...], table: tuple[Array, Array], pa
     rows, scale = out.size // s, real(q.dtype).type(1 / math.sqrt(D))
     V = min(vector(x.dtype, s * x.itemsize, x.data.ptr) for x in (*arrays, out))
     PER = -(-s // (32 * V))
-    run = kernel("attention", name, q.dtype.name, V=V, PER=PER if PER * V <= REGISTERS else 0)
-    numbers = map(np.int32, (len(table[0]) == 1, H, rows // (B * H), T, first, keys.start, s))
-    run((-(-rows // 8),), (256,), (*arrays, out, *table, np.int64(rows), *numbers, scale))
+    PER = PER if PER * V <= REGISTERS else 0
+    run = kernel("attention", name, q.dtype.name, V=V, PER=PER, MASKED=int(table.allowed is not None))
+    numbers = map(np.int32, (len(table.begin) == 1, H, rows // (B * H), T, first, keys.start, s))
+    mask: tuple = ()
+    if table.allowed is not None:
+        of_B, of_H, _, S = table.allowed.shape
+        rows_apart = T * of_H if of_B > 1 else 0, T if of_H > 1 else 0
+        mask = table.allowed, *map(np.int64, (*rows_apart, S))
+    run((-(-rows // 8),), (256,), (*arrays, out, table.begin, table.end, np.int64(rows), *numbers, scale, *mask))
     return out
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import cupy
 import numpy as np
 
-from .. import ops
 from ..backend import Array, is_floating_type
 from ..dispatch import Operation
 
@@ -42,6 +41,3 @@ def add_twin_in_half(op: Operation, op_backward: Operation) -> None:
         return tuple(x.astype(dy.dtype) for x in op_backward.reference(widened(dy), cache))
 
     op.add_twin(cupy.ndarray, fits, forward, backward, fast=True)
-
-
-add_twin_in_half(ops.relative_attention, ops.relative_attention_backward)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import cupy
 import numpy as np
 
@@ -52,34 +55,67 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, tuple]:
     return y.reshape(*x.shape[:-1], w.shape[1]), (x, w, b is not None)
 
 
-def linear_backward(dy: Array, cache: tuple) -> tuple[Array, ...]:
-    """(dx, dw, db), or (dx, dw) without bias, as `ops.linear_backward`; in half precision dw and db are float32."""
+def linear_backward(
+    dy: Array, cache: tuple, into: Sequence[Array | None] = (None, None), plus: Array | None = None
+) -> tuple[Array, ...]:
+    """(dx, dw, db), or (dx, dw) without bias, as `ops.linear_backward`; in half precision dw and db are float32.
+
+    into, plus: see `dispatch.add_twin`. Products and sums are added to them before they are rounded.
+    """
     x, w, has_bias = cache
-    dy, w, dx = rows(dy), readable(w), cupy.empty(x.shape, x.dtype)
-    product(dy, w.T, dx.reshape(-1, x.shape[-1]))
-    dw = gradient(rows(x), dy, w)
-    return (dx, dw, column_sums(dy)) if has_bias else (dx, dw)
+    flat, dx = (-1, x.shape[-1]), cupy.empty(x.shape, x.dtype)
+    dy, w = rows(dy), readable(w)
+    product(dy, w.T, dx.reshape(flat), None if plus is None else readable(plus.reshape(flat)))
+    dw = gradient(rows(x), dy, w, into[0])
+    if not has_bias:
+        return dx, dw
+    db = into[1]
+    return dx, dw, column_sums(dy, db) if can_add(db, dy.dtype) else added(column_sums(dy), db)
 
 
-def gradient(x: Array, dy: Array, w: Array) -> Array:
-    """dw = xᵀ dy, in memory as w is: if that is transposed, dwᵀ = dyᵀ x is computed."""
-    dtype = real(w.dtype)
-    if w.flags.c_contiguous or not w.T.flags.c_contiguous:
-        return product(x.T, dy, cupy.empty(w.shape, dtype))
-    return product(dy.T, x, cupy.empty(w.shape[::-1], dtype)).T
+def can_add(into: Array | None, dtype: np.dtype) -> bool:
+    """Whether kernels for arrays of this type can add a gradient to `into`."""
+    if into is None:
+        return False
+    return into.dtype == real(dtype) and (into.flags.c_contiguous or into.T.flags.c_contiguous)
 
 
-def column_sums(x: Array) -> Array:
-    """Σ_n x_nc of x (N, C), in float32 for half precision."""
+def added(gradient: Array, into: Array | None) -> Array:
+    """The gradient, or `into` after it was added."""
+    if into is None:
+        return gradient
+    into += gradient
+    return into
+
+
+def gradient(x: Array, dy: Array, w: Array, into: Any) -> Array:
+    """dw = xᵀ dy, in memory as w or `into` is: if that is transposed, dwᵀ = dyᵀ x is computed."""
+    dw, transposed = into, not w.flags.c_contiguous and w.T.flags.c_contiguous
+    if not can_add(into, w.dtype):
+        dw = cupy.empty(w.shape[::-1], real(w.dtype)).T if transposed else cupy.empty(w.shape, real(w.dtype))
+    x, dy, out = (x.T, dy, dw) if dw.flags.c_contiguous else (dy.T, x, dw.T)
+    product(x, dy, out, out if dw is into else None)
+    return dw if dw is into else added(dw, into)
+
+
+def column_sums(x: Array, *into: Array) -> Array:
+    """Σ_n x_nc of x (N, C), in float32 for half precision.
+
+    into: an array (C,) to which they are added, or two (C/2,), for the two halves of the columns.
+    """
     x = x if x.strides[1] == x.itemsize else contiguous(x)
-    N, C = x.shape
+    (N, C), dtype = x.shape, real(x.dtype)
     V = vector(x.dtype, C * x.itemsize, x.strides[0], x.data.ptr)
     across = -(-C // (32 * V))
     down = max(1, min(SUMS, 528 // across, N // 32))
-    y = cupy.empty((down, C), real(x.dtype))
+    to = (cupy.empty((down, C), dtype),) if down > 1 or not into else into
+    apart = (to[-1].data.ptr - to[0].data.ptr) // dtype.itemsize
     run = kernel("column_sums", "column_sums", x.dtype.name, V=V)
-    run((across, down), (32, 8), (x, np.int64(x.strides[0] // x.itemsize), y, np.int32(N), np.int32(C)))
-    return column_sums(y) if down > 1 else y[0]
+    sizes = np.int64(apart), np.int32(C // len(to)), np.int32(N), np.int32(C), np.int32(to is into)
+    run((across, down), (32, 8), (x, np.int64(x.strides[0] // x.itemsize), to[0], *sizes))
+    if down > 1:
+        return column_sums(to[0], *into)
+    return to[0] if into else to[0][0]
 
 
 def dense_fits(x: Array, w: Array, b: Array, activation: Activation = "relu") -> bool:
@@ -103,8 +139,8 @@ def dense(x: Array, w: Array, b: Array, activation: str = "relu") -> tuple[Array
     return y.reshape(*x.shape[:-1], w.shape[1]), (x, w, kept, activation)
 
 
-def dense_backward(dy: Array, cache: tuple) -> tuple[Array, ...]:
-    """(dx, dw, db), as `ops.dense_backward`; in half precision dw and db are float32."""
+def dense_backward(dy: Array, cache: tuple, **options: Any) -> tuple[Array, ...]:
+    """(dx, dw, db), as `ops.dense_backward`. options: see `linear_backward`."""
     x, w, kept, activation = cache
     dy = contiguous(dy).reshape(-1, w.shape[1])
     if activation == "relu":
@@ -112,8 +148,8 @@ def dense_backward(dy: Array, cache: tuple) -> tuple[Array, ...]:
         launch_each("elementwise", "relu_backward", (dy, kept, dh))
     else:
         dh = ACTIVATIONS[activation][1](dy, kept)
-    return linear_backward(dh, (x, w, True))
+    return linear_backward(dh, (x, w, True), **options)
 
 
-ops.linear.add_twin(cupy.ndarray, fits, linear, linear_backward, fast=True)
-ops.dense.add_twin(cupy.ndarray, dense_fits, dense, dense_backward, fast=True)
+ops.linear.add_twin(cupy.ndarray, fits, linear, linear_backward, fast=True, adds=True)
+ops.dense.add_twin(cupy.ndarray, dense_fits, dense, dense_backward, fast=True, adds=True)

@@ -79,12 +79,22 @@ class CublasLt:
         number = np.array(value, dtype)
         getattr(self.library, f"{kind}_set_attribute")(which, attribute, number.ctypes.data, number.nbytes)
 
-    def run(self, x: Array, y: Array, out: Array, add: bool, bias: Array | None, activation: str) -> bool:
+    def run(
+        self,
+        x: Array,
+        y: Array,
+        out: Array,
+        plus: Array | None,
+        bias: Array | None,
+        activation: str,
+        scales: tuple[float, float],
+    ) -> bool:
         """As `attempt`, in one piece."""
-        arrays = x, y, out
+        arrays = x, y, out if plus is None else plus, out
         layouts = ((a.dtype, a.shape, a.strides, math.gcd(16, a.data.ptr)) for a in arrays)
         tf32 = x.dtype == np.float32 and _tf32()
-        known = *layouts, tf32, add, bias is None, activation
+        scales = scales if plus is not None else (scales[0], 0.0)
+        known = *layouts, tf32, scales, bias is None, activation
         with self.lock:  # a descriptor has one bias
             if known not in self.plans:
                 if len(self.plans) >= MAX_PLANS:
@@ -92,7 +102,7 @@ class CublasLt:
                         self._destroy(each)
                     self.plans.clear()
                     self.uses.clear()
-                self.plans[known] = self._plan(arrays, tf32, bias, activation)
+                self.plans[known] = self._plan(arrays, tf32, bias, activation, scales)
             plan = self.plans[known]
             if plan is None:
                 return False
@@ -100,9 +110,9 @@ class CublasLt:
                 self._set("matmul_desc", plan.descriptor, 8, bias.data.ptr, np.uint64)
             self.uses[known] += 1
             if len(plan.algorithms) > 1 and (is_recording() or self.uses[known] > OFTEN):
-                plan = self.plans[known] = self._fastest(plan, x, y, out, add)
+                plan = self.plans[known] = self._fastest(plan, arrays)
             try:
-                self._call(plan, 0, x, y, out, add)
+                self._call(plan, 0, arrays)
             except self.library.cuBLASLtError:
                 self._destroy(plan)
                 self.plans[known] = None
@@ -115,32 +125,32 @@ class CublasLt:
             for layout in plan.layouts:
                 self.library.matrix_layout_destroy(layout)
 
-    def _call(self, plan: ReadyProduct, choice: int, x: Array, y: Array, out: Array, add: bool) -> None:
-        one, zero = plan.scales.ctypes.data, plan.scales.ctypes.data + plan.scales.itemsize
+    def _call(self, plan: ReadyProduct, choice: int, arrays: tuple[Array, ...]) -> None:
+        times, add = plan.scales.ctypes.data, plan.scales.ctypes.data + plan.scales.itemsize
         # cuBLASLt counts by columns, for which a row-major matrix is its transpose: outᵀ = yᵀ xᵀ.
-        (of_x, of_y, of_out), result = plan.layouts, out.data.ptr
+        (of_x, of_y, of_plus, of_out), (x, y, plus, out) = plan.layouts, arrays
         algorithm = plan.algorithms.ctypes.data + choice * plan.algorithms.itemsize
         self.library.matmul(
-            self.handle, plan.descriptor, one, y.data.ptr, of_y, x.data.ptr, of_x, one if add else zero,
-            result, of_out, result, of_out, algorithm, self.workspace.ptr, WORKSPACE,
+            self.handle, plan.descriptor, times, y.data.ptr, of_y, x.data.ptr, of_x, add,
+            plus.data.ptr, of_plus, out.data.ptr, of_out, algorithm, self.workspace.ptr, WORKSPACE,
             cupy.cuda.get_current_stream().ptr,
         )  # fmt: skip
 
-    def _fastest(self, plan: ReadyProduct, x: Array, y: Array, out: Array, add: bool) -> ReadyProduct:
+    def _fastest(self, plan: ReadyProduct, arrays: tuple[Array, ...]) -> ReadyProduct:
         """The plan with the fastest of the kernels that were proposed."""
-        stream = cupy.cuda.get_current_stream()
+        (x, y, plus, out), stream = arrays, cupy.cuda.get_current_stream()
         if stream.is_capturing():
             return plan
         if 2 * x.size * y.shape[-1] < WORTH:
             return plan._replace(algorithms=plan.algorithms[:1])
-        before, seconds = out.copy() if add else None, []
+        before, seconds = out.copy() if plan.scales[1] and plus.data.ptr == out.data.ptr else None, []
         for choice in range(len(plan.algorithms)):
             start, end = cupy.cuda.Event(), cupy.cuda.Event()
             try:
-                self._call(plan, choice, x, y, out, add)
+                self._call(plan, choice, arrays)
                 start.record(stream)
                 for _ in range(TRIALS):
-                    self._call(plan, choice, x, y, out, add)
+                    self._call(plan, choice, arrays)
                 end.record(stream)
                 end.synchronize()
                 seconds.append(cupy.cuda.get_elapsed_time(start, end))
@@ -152,8 +162,10 @@ class CublasLt:
         best = best if seconds[best] < FASTER * seconds[0] else 0
         return plan._replace(algorithms=plan.algorithms[best : best + 1])
 
-    def _plan(self, arrays: tuple[Array, Array, Array], tf32: bool, bias: Any, activation: str) -> ReadyProduct | None:
-        lt, (x, y, out) = self.library, arrays
+    def _plan(
+        self, arrays: tuple[Array, ...], tf32: bool, bias: Any, activation: str, scales: tuple[float, float]
+    ) -> ReadyProduct | None:
+        lt, (x, y, plus, out) = self.library, arrays
         double = out.dtype == np.float64
         descriptor = lt.matmul_desc_create(FLOAT64 if double else TF32 if tf32 else FLOAT32, 1 if double else 0)
         self._set("matmul_desc", descriptor, 3, _is_transposed(y))  # TRANSA
@@ -162,14 +174,14 @@ class CublasLt:
             self._set("matmul_desc", descriptor, 7, RELU_BIAS if activation else BIAS)  # EPILOGUE
             self._set("matmul_desc", descriptor, 8, bias.data.ptr, np.uint64)  # BIAS_POINTER
         proposals, count = np.zeros(PROPOSALS, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
-        scales = np.array([1, 0], np.float64 if double else np.float32)
-        plan = ReadyProduct(descriptor, tuple(map(self._layout, arrays)), proposals["algo"], scales)
-        of_x, of_y, of_out = plan.layouts
-        for attribute, a in (5, y), (6, x), (7, out), (8, out):  # MIN_ALIGNMENT_..._BYTES
+        numbers = np.array(scales, np.float64 if double else np.float32)
+        plan = ReadyProduct(descriptor, tuple(map(self._layout, arrays)), proposals["algo"], numbers)
+        of_x, of_y, of_plus, of_out = plan.layouts
+        for attribute, a in (5, y), (6, x), (7, plus), (8, out):  # MIN_ALIGNMENT_..._BYTES
             self._set("matmul_preference", self.preference, attribute, math.gcd(16, a.data.ptr))
         try:
             lt.matmul_algo_get_heuristic(
-                self.handle, descriptor, of_y, of_x, of_out, of_out, self.preference, PROPOSALS,
+                self.handle, descriptor, of_y, of_x, of_plus, of_out, self.preference, PROPOSALS,
                 proposals.ctypes.data, count.ctypes.data,
             )  # fmt: skip
         except lt.cuBLASLtError:
@@ -226,9 +238,11 @@ def _products(device: int) -> CublasLt:
     return CublasLt()
 
 
-def product(x: Array, y: Array, out: Array, add: bool = False) -> Array:
-    """out = x y, or out += x y if `add`. Raises RuntimeError if cuBLASLt has no kernel for it."""
-    if not attempt(x, y, out, add):
+def product(
+    x: Array, y: Array, out: Array, plus: Array | None = None, scales: tuple[float, float] = (1.0, 1.0)
+) -> Array:
+    """s x y + t plus, where `scales` are s and t, as `attempt`. Raises RuntimeError if cuBLASLt has no kernel."""
+    if not attempt(x, y, out, plus, scales=scales):
         raise RuntimeError(
             f"cuBLASLt has no product of {x.dtype} {x.shape} and {y.shape}: SCRATCHFORMER_FAST=0 in the environment "
             "leaves all products to CuPy, which has none of batches in bfloat16"
@@ -236,25 +250,44 @@ def product(x: Array, y: Array, out: Array, add: bool = False) -> Array:
     return out
 
 
-def attempt(x: Array, y: Array, out: Array, add: bool = False, bias: Array | None = None, activation: str = "") -> bool:
-    """out = x y + bias, or ReLU of it, or out += x y if `add`. False if cuBLASLt has no kernel for it; `out` may then
-    be partly written.
+def attempt(
+    x: Array,
+    y: Array,
+    out: Array,
+    plus: Array | None = None,
+    bias: Array | None = None,
+    activation: str = "",
+    scales: tuple[float, float] = (1.0, 1.0),
+) -> bool:
+    """out = s x y + t plus + bias, or ReLU of it, where `scales` are s and t. False if cuBLASLt has no kernel for it;
+    `out` may then be partly written.
 
     x: (..., N, K), y: (..., K, M), out: (..., N, M), each with at most one leading axis, and with neighbours in memory
-    along one of the last two axes; out along its last. bias: (M,), from `aligned`. activation: "relu" or "". A long
-    axis whose size is no multiple of 16 bytes, such as a vocabulary, is cut into a multiple and the rest.
+    along one of the last two axes; out along its last. plus: an array like out, or out itself. bias: (M,), from
+    `aligned`. activation: "relu" or "". A long axis whose size is no multiple of 16 bytes, such as a vocabulary, is cut
+    into a multiple and the rest.
     """
     step, (N, K), M = 16 // x.itemsize, x.shape[-2:], y.shape[-1]
+
+    def of(a: Array | None, *part: slice) -> Array | None:
+        return None if a is None else a[..., *part]
+
     if M > LONG and M % step:
         return all(
-            attempt(x, y[..., part], out[..., part], add, bias if bias is None else bias[part], activation)
+            attempt(x, y[..., part], out[..., part], of(plus, part), of(bias, part), activation, scales)
             for part in _cut(M, step)
         )
     if N > LONG and N % step and x.strides[-1] != x.itemsize:
-        return all(attempt(x[..., part, :], y, out[..., part, :], add, bias, activation) for part in _cut(N, step))
+        return all(
+            attempt(x[..., part, :], y, out[..., part, :], of(plus, part, slice(None)), bias, activation, scales)
+            for part in _cut(N, step)
+        )
     if K > LONG and K % step and bias is None:
-        return all(attempt(x[..., part], y[..., part, :], out, add or part.start > 0) for part in _cut(K, step))
-    return _products(cupy.cuda.runtime.getDevice()).run(x, y, out, add, bias, activation)
+        first, rest = _cut(K, step)
+        return attempt(x[..., first], y[..., first, :], out, plus, scales=scales) and attempt(
+            x[..., rest], y[..., rest, :], out, out, scales=(scales[0], 1.0)
+        )
+    return _products(cupy.cuda.runtime.getDevice()).run(x, y, out, plus, bias, activation, scales)
 
 
 def _cut(size: int, step: int) -> tuple[slice, slice]:

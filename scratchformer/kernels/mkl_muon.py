@@ -14,7 +14,7 @@ def fits(g: np.ndarray, steps: int = muon.STEPS, precision: str = "float32") -> 
     library = products()
     if precision != "bfloat16" or g.dtype != np.float32 or not g.size or library is None or not library.bfloat16:
         return False
-    return accepted(muon.expect_matrix, g, steps, precision)
+    return g.ndim == 2 and accepted(muon.expect_matrices, g, steps, precision)
 
 
 def newton_schulz(g: np.ndarray, steps: int = muon.STEPS, precision: str = "bfloat16") -> np.ndarray:
@@ -25,7 +25,7 @@ def newton_schulz(g: np.ndarray, steps: int = muon.STEPS, precision: str = "bflo
     """
     a, b, c = muon.COEFFICIENTS
     multiply = CBLAS(products().bfloat16)  # type: ignore[union-attr]  # there are: see `fits`
-    x = np.ascontiguousarray(muon.scaled(g))
+    x = np.ascontiguousarray(muon.normalized(g))
     I, J = x.shape
     gram = np.empty((I, I), np.float32)
     for _ in range(steps):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import namedtuple
 from operator import index
+from typing import Any
 
 from .. import ops
 from ..backend import Array, array_module
 from ..checks import expect_boolean, expect_floating, expect_positive, expect_shape
 from ..rng import Key, fold
-from .layer import Layer, expect_backward
+from .layer import Layer, add_backward, expect_backward
 from .pointwise import Linear
 
 MultiHeadCache = namedtuple("MultiHeadCache", "query key value attention unify")
@@ -90,12 +91,14 @@ class CrossAttention(MultiHead):
 
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
-        dmemory, _ = ops.add(dmemory, self.value.backward(self.join_heads(dv), cache.value))
+        dmemory = add_backward(dmemory, self.value, self.join_heads(dv), cache.value)
+        dx = self.query.backward(self.join_heads(dq), cache.query)
 
     The gradient of a projection, by `linear`, sums over the positions that it was applied to:
 
         dquery.w_{c,h D + d} = Σ_b Σ_t x_btc dq_bhtd
         dkey.w_{c,h D + d} = Σ_b Σ_s memory_bsc dk_bhsd        dvalue.w_{c,h D + d} = Σ_b Σ_s memory_bsc dv_bhsd
+        dunify.w_{h D + d,c} = Σ_b Σ_t u_bhtd dy_btc        dunify.b_c = Σ_b Σ_t dy_btc
 
     In the padding of the memory, s ≥ m_b, p_bhts = 0 and so da_bhts = 0 for every t. Each term of dk_bhsd and dv_bhsd
     has one of them as a factor, so no gradient reaches the padding. Each position before it collects the gradients of
@@ -126,13 +129,16 @@ class CrossAttention(MultiHead):
         y, unify = self.unify.forward(self.join_heads(y))
         return y, MultiHeadCache(query, key, value, attention, unify)
 
-    def backward(self, dy: Array, cache: MultiHeadCache) -> tuple[Array, Array]:
+    def backward(self, dy: Array, cache: MultiHeadCache, together: bool = False) -> Any:
+        """(dx, dmemory), or their sum if x is the memory, `together`."""
         expect_backward(cache, MultiHeadCache, dy=dy)
         dy = self.unify.backward(dy, cache.unify)
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
-        dx = self.query.backward(self.join_heads(dq), cache.query)
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
-        dmemory, _ = ops.add(dmemory, self.value.backward(self.join_heads(dv), cache.value))
+        dmemory = add_backward(dmemory, self.value, self.join_heads(dv), cache.value)
+        if together:
+            return add_backward(dmemory, self.query, self.join_heads(dq), cache.query)
+        dx = self.query.backward(self.join_heads(dq), cache.query)
         return dx, dmemory
 
     def project(self, memory: Array) -> tuple[Array, Array]:
@@ -182,8 +188,7 @@ class SelfAttention(CrossAttention):
 
     In code:
 
-        du, dmemory = super().backward(dy, cache)
-        dx, _ = ops.add(du, dmemory)
+        dx = super().backward(dy, cache, together=True)
     """
 
     def __init__(
@@ -199,8 +204,7 @@ class SelfAttention(CrossAttention):
         return super().forward(x, x, pattern)
 
     def backward(self, dy: Array, cache: MultiHeadCache) -> Array:
-        du, dmemory = super().backward(dy, cache)
-        dx, _ = ops.add(du, dmemory)
+        dx = super().backward(dy, cache, together=True)
         return dx
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:

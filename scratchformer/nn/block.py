@@ -13,7 +13,7 @@ from ..dispatch import has_twin, is_fast, operation
 from ..rng import Key, fold
 from .attention import SelfAttention, causal, length_with
 from .frozen import Frozen
-from .layer import Layer, Part, expect_backward, list_of_layers
+from .layer import Layer, Part, add_backward, expect_backward, list_of_layers
 from .pointwise import Dropout, FeedForward, LayerNorm
 from .recompute import Recompute
 from .relative_attention import RelativeSelfAttention
@@ -60,10 +60,10 @@ class Residual(Layer):
 
         s = x        n = norm(s)        f = branch(n)        y_tc = x_tc + f_tc
         dn = branch_backward(dy, n)        ds = norm_backward(dn, s)        dx_tc = dy_tc + ds_tc
-        dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
+        dx = add_backward(dy, self.norm, dn, cache.norm)
 
-    The slice [:, -T:] leaves out what the branch passes back to a memory. Gradients of the branch's further inputs are
-    returned after dx.
+    The slice [:, -T:] leaves out what the branch passes back to a memory; in "pre" order the norm does, too. Gradients
+    of the branch's further inputs are returned after dx.
 
     Source: He et al., "Deep residual learning for image recognition", 2016, section 3.2; for the two orders Xiong et
     al., "On layer normalization in the transformer architecture", 2020, table 1.
@@ -119,6 +119,8 @@ class Residual(Layer):
         dn, *others = dn if isinstance(dn, tuple) else (dn,)
         if self.order == "post":
             dx, _ = ops.add(ds, dn[:, -T:])
+        elif dn.shape == dy.shape:
+            dx = add_backward(dy, self.norm, dn, cache.norm)
         else:
             dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
         return (dx, *others) if others else dx

@@ -22,7 +22,7 @@ from ..checks import (
 )
 from ..dispatch import operation
 from ..rng import Key, fold
-from .layer import Layer, Param, expect_backward, initial_generator, list_of_layers
+from .layer import Layer, Param, add_gradients, expect_backward, initial_generator, list_of_layers
 from .pointwise import Dropout
 
 
@@ -70,9 +70,9 @@ class TiedOutput(Layer):
 
     The first term, transposed back, is added here, and the second in the backward of the embedding. Both are added to
     the same `.grad`, in either order. A token's row gets a gradient from every position where a token is predicted,
-    even if this token does not occur in the input.
+    even if this token does not occur in the input. In code, where dw is added to the transposed view of that `.grad`:
 
-        self.table.grad += dw.T
+        dx = add_gradients(ops.linear_backward, dy, cache, grads)
 
     Source: Press, Wolf, "Using the output embedding to improve language models", 2017.
     """
@@ -87,10 +87,8 @@ class TiedOutput(Layer):
         return ops.linear(x, self.table.data.T, None if self.b is None else self.b.data)
 
     def backward(self, dy: Array, cache: tuple) -> Array:
-        dx, dw, *db = ops.linear_backward(dy, cache)
-        self.table.grad += dw.T
-        if self.b is not None:
-            self.b.grad += db[0]
+        grads = [self.table.grad.T] if self.b is None else [self.table.grad.T, self.b.grad]
+        dx = add_gradients(ops.linear_backward, dy, cache, grads)
         return dx
 
 
@@ -98,6 +96,18 @@ class TiedOutput(Layer):
 def extend_output(x: Array, output: Layer) -> Array:
     """The logits (B, T, V) that a model's output layer gives for x (B, T, C), without a cache."""
     return output(x)
+
+
+@operation
+def extend_by_token(numbers: Array, embedding: EmbeddingSum, stack: Any, output: Layer, stored: list) -> Array:
+    """The logits (B, V) after one new token of each of B sequences, from a model's embedding, stack and output.
+
+    numbers: (1 + B,), integers: how many positions of each sequence are stored, then the new ids. On a GPU no size or
+    address depends on them, so a twin of this step can be recorded once and run for every token. stored: see `Stack`.
+    """
+    past = int(numbers[0])
+    x, _ = embedding.forward(numbers[1:, None], start=past)
+    return extend_output(stack.extend(x, stored, past), output)[:, 0]
 
 
 class PositionEmbedding(Layer):
@@ -250,6 +260,7 @@ class EmbeddingSum(Layer):
     Each embedding gets de, as if it were the only one (see `linear` and `embedding`):
 
         du_bti = Σ_c de_btc w_ic        dw_ic = Σ_b Σ_t u_bti de_btc        dtable_vc = Σ_b Σ_t [ids_bt = v] de_btc
+        dembeddings.0.b_c = Σ_b Σ_t de_btc
 
     In code:
 

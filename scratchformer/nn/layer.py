@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 from operator import attrgetter, is_
 from typing import Any, Self
 
 import numpy as np
 
+from .. import ops
 from ..backend import CPU, Array, Device, array_module, device_of, get_device, is_floating_type, to_cpu, to_device
 from ..checks import (
     UNLIKE_ARRAYS,
@@ -22,7 +25,7 @@ from ..checks import (
     expect_positive,
     expect_real,
 )
-from ..dispatch import expect_cache
+from ..dispatch import TwinCache, expect_cache
 from ..rng import Key, expect_key
 from ..shell.text import printable
 
@@ -385,6 +388,39 @@ def expect_backward(cache: Any, kind: type, **gradient: Array) -> None:
         expect_real(name, dy)
     if type(cache) is not kind:
         expect_cache("cache", cache, kind)
+
+
+def add_gradients(
+    op_backward: Callable, dy: Array, cache: Any, grads: Sequence[Array], plus: Array | None = None
+) -> Array:
+    """dx, the first result of an operation's backward. The others, gradients of parameters, are added to `grads`.
+
+    plus: a gradient that the same x gets by another path, which is added to dx. Some twins add all this while they
+    compute (see `dispatch.add_twin`).
+    """
+    if type(cache) is TwinCache and cache.twin.adds and dy.dtype == cache.dtype and (plus is None or is_like(plus, dy)):
+        return op_backward(dy, cache, into=grads, plus=plus)[0]
+    dx, *gradients = op_backward(dy, cache)
+    for grad, gradient in zip(grads, gradients, strict=True):
+        grad += gradient
+    return dx if plus is None else ops.add(plus, dx)[0]
+
+
+def is_like(x: Array, y: Array) -> bool:
+    """Whether two arrays are of one library and type of numbers."""
+    return type(x) is type(y) and x.dtype == y.dtype
+
+
+def add_backward(dx: Array, layer: Layer, dy: Array, cache: Any) -> Array:
+    """dx + layer.backward(dy, cache), for an x that the layer reads and that has the gradient dx by another path. A
+    layer whose backward has the argument `plus` adds it itself.
+    """
+    if "plus" in _parameters(type(layer).backward):
+        return layer.backward(dy, cache, plus=dx)  # type: ignore[call-arg]  # a Layer's need not have it
+    return ops.add(dx, layer.backward(dy, cache))[0]
+
+
+_parameters = cache(lambda function: frozenset(inspect.signature(function).parameters))
 
 
 def initial_generator(key: Key, **sizes: int) -> np.random.Generator:

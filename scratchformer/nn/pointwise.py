@@ -11,7 +11,7 @@ from .. import ops
 from ..backend import Array
 from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive, expect_real
 from ..rng import Key, fold
-from .layer import Layer, Param, expect_backward, initial_generator
+from .layer import Layer, Param, add_backward, add_gradients, expect_backward, initial_generator
 
 
 class Linear(Layer):
@@ -43,13 +43,10 @@ class Linear(Layer):
             return ops.linear(x, self.w.data, b)
         return ops.dense(x, self.w.data, b, self.activation)
 
-    def backward(self, dy: Array, cache: tuple) -> Array:
+    def backward(self, dy: Array, cache: tuple, plus: Array | None = None) -> Array:
         backward = ops.linear_backward if self.activation is None else ops.dense_backward
-        dx, dw, *db = backward(dy, cache)
-        self.w.grad += dw
-        if self.b is not None:
-            self.b.grad += db[0]
-        return dx
+        grads = [self.w.grad] if self.b is None else [self.w.grad, self.b.grad]
+        return add_gradients(backward, dy, cache, grads, plus)
 
 
 class LayerNorm(Layer):
@@ -65,11 +62,8 @@ class LayerNorm(Layer):
     def forward(self, x: Array) -> tuple[Array, tuple]:
         return ops.layernorm(x, self.gamma.data, self.beta.data, self.eps)
 
-    def backward(self, dy: Array, cache: tuple) -> Array:
-        dx, dgamma, dbeta = ops.layernorm_backward(dy, cache)
-        self.gamma.grad += dgamma
-        self.beta.grad += dbeta
-        return dx
+    def backward(self, dy: Array, cache: tuple, plus: Array | None = None) -> Array:
+        return add_gradients(ops.layernorm_backward, dy, cache, (self.gamma.grad, self.beta.grad), plus)
 
 
 class RMSNorm(Layer):
@@ -84,10 +78,8 @@ class RMSNorm(Layer):
     def forward(self, x: Array) -> tuple[Array, tuple]:
         return ops.rmsnorm(x, self.gamma.data, self.eps)
 
-    def backward(self, dy: Array, cache: tuple) -> Array:
-        dx, dgamma = ops.rmsnorm_backward(dy, cache)
-        self.gamma.grad += dgamma
-        return dx
+    def backward(self, dy: Array, cache: tuple, plus: Array | None = None) -> Array:
+        return add_gradients(ops.rmsnorm_backward, dy, cache, (self.gamma.grad,), plus)
 
 
 class Dropout(Layer):
@@ -169,10 +161,14 @@ class SwiGLU(Layer):
 
         dx_nc = Σ_f dgate_nf gate.w_cf + Σ_f dup_nf up.w_cf
 
+    The weights get sums over all positions:
+
+        ddown.w_fc = Σ_n a_nf dy_nc        dgate.w_cf = Σ_n x_nc dgate_nf        dup.w_cf = Σ_n x_nc dup_nf
+
     In code:
 
         dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
-        dx, _ = ops.add(self.gate.backward(dgate, cache.gate), self.up.backward(dup, cache.up))
+        dx = add_backward(self.up.backward(dup, cache.up), self.gate, dgate, cache.gate)
 
     Source: Shazeer, "GLU variants improve transformer", 2020, equation 6.
     """
@@ -193,5 +189,5 @@ class SwiGLU(Layer):
     def backward(self, dy: Array, cache: SwiGLUCache) -> Array:
         expect_backward(cache, SwiGLUCache, dy=dy)
         dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
-        dx, _ = ops.add(self.gate.backward(dgate, cache.gate), self.up.backward(dup, cache.up))
+        dx = add_backward(self.up.backward(dup, cache.up), self.gate, dgate, cache.gate)
         return dx

@@ -12,7 +12,7 @@ from ..backend import Array, array_module
 from ..checks import expect_at_least, expect_boolean, expect_real, expect_shape
 from ..rng import Key, fold
 from .attention import CrossAttention, causal, length_with
-from .layer import Param, expect_backward
+from .layer import Param, add_backward, expect_backward
 from .pointwise import Linear
 
 RelativeSelfAttentionCache = namedtuple("RelativeSelfAttentionCache", "query key value position attention unify")
@@ -70,10 +70,16 @@ class RelativeSelfAttention(CrossAttention):
 
         dW_chd = Σ_j P_jc dr_hjd        dposition.w_{c,h D + d} = dW_chd
 
+    The weights of the other projections get sums over the positions that each was applied to:
+
+        dquery.w_{c,h D + d} = Σ_b Σ_t x_{b,t + S − T,c} dq_bhtd        dunify.w_{h D + d,c} = Σ_b Σ_t a_bhtd dy_btc
+        dkey.w_{c,h D + d} = Σ_b Σ_s x_bsc dk_bhsd        dvalue.w_{c,h D + d} = Σ_b Σ_s x_bsc dv_bhsd
+        dunify.b_c = Σ_b Σ_t dy_btc
+
     In code:
 
         dx = self.key.backward(self.join_heads(dk), cache.key)
-        dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))
+        dx = add_backward(dx, self.value, self.join_heads(dv), cache.value)
         last = self.query.backward(self.join_heads(dq), cache.query)
         dx, _ = ops.add(dx, after_zeros(last, dx))
         self.position.backward(self.join_heads(dr[None])[0], cache.position)
@@ -121,7 +127,7 @@ class RelativeSelfAttention(CrossAttention):
             self.split_heads(dy), cache.attention
         )
         dx = self.key.backward(self.join_heads(dk), cache.key)
-        dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))
+        dx = add_backward(dx, self.value, self.join_heads(dv), cache.value)
         last = self.query.backward(self.join_heads(dq), cache.query)
         dx, _ = ops.add(dx, after_zeros(last, dx))
         self.position.backward(self.join_heads(dr[None])[0], cache.position)

@@ -12,7 +12,7 @@ from ..checks import expect_boolean, expect_floating, expect_positive, expect_sh
 from ..ops.positions import BASE
 from ..rng import Key
 from .attention import MultiHead, length_with
-from .layer import expect_backward
+from .layer import add_backward, expect_backward
 
 RotarySelfAttentionCache = namedtuple("RotarySelfAttentionCache", "query key value rotated_q rotated_k attention unify")
 
@@ -62,14 +62,19 @@ class RotarySelfAttention(MultiHead):
 
         dx_tc = Σ_h Σ_d dq_htd wq_chd + Σ_g Σ_d dk_gtd wk_cgd + Σ_g Σ_d dv_gtd wv_cgd
 
+    The weights of each projection get a sum over all positions of all sequences b, by `linear`:
+
+        dquery.w_{c,h D + d} = Σ_b Σ_t x_btc dq_bhtd        dunify.w_{h D + d,c} = Σ_b Σ_t a_bhtd dy_btc
+        dkey.w_{c,g D + d} = Σ_b Σ_s x_bsc dk_bgsd        dvalue.w_{c,g D + d} = Σ_b Σ_s x_bsc dv_bgsd
+
     In code:
 
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
         dq = ops.rotary_backward(dq, cache.rotated_q)
         dk = ops.rotary_backward(dk, cache.rotated_k)
         dx = self.query.backward(self.join_heads(dq), cache.query)
-        dx, _ = ops.add(dx, self.key.backward(self.join_heads(dk), cache.key))
-        dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))
+        dx = add_backward(dx, self.key, self.join_heads(dk), cache.key)
+        dx = add_backward(dx, self.value, self.join_heads(dv), cache.value)
 
     Source: Touvron et al., "LLaMA: open and efficient foundation language models", 2023, section 2.2; Jiang et al.,
     "Mistral 7B", 2023, section 2, for the window.
@@ -123,8 +128,8 @@ class RotarySelfAttention(MultiHead):
         dq = ops.rotary_backward(dq, cache.rotated_q)
         dk = ops.rotary_backward(dk, cache.rotated_k)
         dx = self.query.backward(self.join_heads(dq), cache.query)
-        dx, _ = ops.add(dx, self.key.backward(self.join_heads(dk), cache.key))
-        dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))
+        dx = add_backward(dx, self.key, self.join_heads(dk), cache.key)
+        dx = add_backward(dx, self.value, self.join_heads(dv), cache.value)
         return dx
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:

@@ -55,8 +55,8 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     fit, TypeError if `pattern` is not a Pattern.
 
     Forward. Each query is compared with each key, a softmax turns the scores of a query into weights, and y is the mean
-    of the values with these weights. Each head h does this alone, with g the head of its keys and values. A mask says
-    which keys a query may see: m_hts is 1 if query t may see key s, else 0:
+    of the values with these weights. Each head h does this alone. A group of heads shares the keys and values of its
+    head g. A mask says which keys a query may see: m_hts is 1 if query t may see key s, else 0:
 
         a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋        z_hts = a_hts/√D
         p := probabilities

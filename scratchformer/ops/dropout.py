@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..backend import Array, array_module, widen
 from ..checks import expect_floating, expect_fraction, expect_like
 from ..dispatch import backward, operation
-from ..rng import Bits, Key, expect_key, start_of
+from ..rng import Bits, Key, expect_key
 
 LEVELS = 2**16  # uniform 16-bit integers decide, so p is rounded to a multiple of 1/65536
 
@@ -24,7 +24,7 @@ def drawn(x: Array, p: float, key: Key) -> dict[str, Bits]:
     expect_floating(x=x)
     expect_fraction("p", p)
     expect_key(key)
-    return {"u": Bits(start_of(key))}
+    return {"u": Bits(key.start())}
 
 
 @operation(given=drawn)

@@ -11,7 +11,7 @@ from ..checks import expect_fraction, expect_number
 from ..dispatch import operation
 from ..nn import Param
 from ..shell.text import shown
-from .optimizer import Group, Optimizer
+from .optimizer import Group, Optimizer, Treatment, scaled
 
 
 @operation
@@ -26,14 +26,16 @@ def adam_step(
     eps: float,
     steps: int,
     decay: float = 0.0,
+    share: float | Array = 1.0,
 ) -> None:
     """A step of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, but not g. decay: the share
-    by which the weights shrink first, as in `AdamW`.
+    by which the weights shrink first, as in `AdamW`. share: what is left of the gradient after clipping; a number, or
+    on a GPU an array () there.
 
     For each number i, with w0, m0 and v0 for the values before the step, and t for `steps`, counted from 1:
 
-        t := steps
-        m_i = β1 m0_i + (1 − β1) g_i        v_i = β2 v0_i + (1 − β2) g_i g_i
+        t := steps        c_i := share g_i
+        m_i = β1 m0_i + (1 − β1) c_i        v_i = β2 v0_i + (1 − β2) c_i c_i
         w_i = (1 − decay) w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)
 
     The two corrections are the same for all i. So they are computed once, in float64, outside the root:
@@ -41,17 +43,17 @@ def adam_step(
         rate := lr/(1 − β1^t)        root := 1/√(1 − β2^t)
         w_i = (1 − decay) w0_i − (rate m_i/(root √v_i + eps) + 0 v_i)
 
-    (1 − β2) g² is (1 − β2) g times g, since in float32 g² overflows from 1.8e19 on. Where v overflows all the same, for
+    (1 − β2) c² is (1 − β2) c times c, since in float32 c² overflows from 1.8e19 on. Where v overflows all the same, for
     the default β2 from 5.8e20 on, the quotient would be 0 from then on. So 0 v, which is then NaN, is added to the
     change: the weight becomes NaN, which the next loss shows, instead of standing still.
     """
-    xp = array_module(w)
+    xp, c = array_module(w), scaled(g, share)
     if decay:
         w *= 1 - decay
     m *= beta1
-    m += (1 - beta1) * g
+    m += (1 - beta1) * c
     v *= beta2
-    v += (1 - beta2) * g * g
+    v += (1 - beta2) * c * c
     denominator = xp.sqrt(v)
     denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂
     denominator += eps
@@ -109,11 +111,16 @@ class Adam(Optimizer):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"betas": [float(beta) for beta in self.betas], "eps": float(self.eps)}
 
-    def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
+    def joins(self, how: Treatment) -> bool:
+        return self.scales and (self.decoupled or not how.weight_decay)
+
+    def update(
+        self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float, share: float | Array = 1.0
+    ) -> None:
         if weight_decay and not self.decoupled:
-            g = g + weight_decay * w
+            g, share = scaled(g, share) + weight_decay * w, 1.0
         decay = lr * weight_decay if self.decoupled else 0.0
-        adam_step(w, g, m, v, lr, *self.betas, self.eps, self.steps, decay)
+        adam_step(w, g, m, v, lr, *self.betas, self.eps, self.steps, decay, share)
 
 
 class AdamW(Adam):

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, array_module, device_of
-from ..checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of, expect_shape
+from ..checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of
 from ..dispatch import operation
 from ..nn import Param
 from ..ops.rounding import bfloat16
 from .adam import AdamW
-from .optimizer import Group, sum_of_squares
+from .optimizer import Group, Pieces, scaled, sum_of_squares
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b and c: they enlarge small singular values fast
 STEPS = 5
@@ -24,14 +24,15 @@ PRECISIONS = ("float32", "bfloat16")
 
 @operation
 def newton_schulz(g: Array, steps: int = STEPS, precision: str = "float32") -> Array:
-    """A matrix like g (I, J) whose singular values are near 1: almost U Vᵀ, if g = U S Vᵀ.
+    """A matrix like g (I, J) whose singular values are near 1: almost U Vᵀ, if g = U S Vᵀ. Of a g (..., I, J) each
+    matrix is taken by itself.
 
     g is divided by its norm. Then each iteration k replaces X by an odd polynomial of it, with the numbers a, b and c
     of COEFFICIENTS. The result is X after `steps` iterations.
 
         norm := √(Σ_ij g_ij²)        X_{0,i,j} = g_ij/max(norm, smallest)
-        A_kii' := Σ_j X_kij X_ki'j
-        X_kij = a X_{k−1,i,j} + Σ_i' (b A_{k−1,i,i'} + c Σ_i'' A_{k−1,i,i''} A_{k−1,i'',i'}) X_{k−1,i',j} for k ≥ 1
+        A_kii' := Σ_j X_kij X_ki'j        B_kii' := b A_kii' + c Σ_i'' A_kii'' A_ki''i'
+        X_kij = a X_{k−1,i,j} + Σ_i' B_{k−1,i,i'} X_{k−1,i',j} for k ≥ 1
 
     What it does is seen in the singular value decomposition of the first X, where S are the singular values and the
     columns of U and V are orthonormal:
@@ -55,15 +56,17 @@ def newton_schulz(g: Array, steps: int = STEPS, precision: str = "float32") -> A
     If I > J, Xᵀ is iterated, since (X Xᵀ) X = X (Xᵀ X): the square matrix is the smaller one, A of (I, I) or (J, J).
 
     precision: "float32" computes in the type of g; "bfloat16" rounds the factors of every product of float32 matrices
-    to bfloat16, but not their sums. Raises TypeError or ValueError for a g that is not a floating-point matrix, for a
-    negative number of steps, and for another precision. There is no backward: nothing is differentiated.
+    to bfloat16, but not their sums. Raises TypeError or ValueError for a g that is no array of floating-point matrices,
+    for a negative number of steps, and for another precision. There is no backward: nothing is differentiated.
 
     Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the idea is from Bernstein,
     Newhouse, "Old optimizer, new norm: an anthology", 2024.
     """
-    expect_matrix(g, steps, precision)
+    expect_matrices(g, steps, precision)
+    if g.ndim > 2:
+        return array_module(g).stack([newton_schulz(matrix, steps, precision) for matrix in g])
     a, b, c = COEFFICIENTS
-    x = scaled(g)
+    x = normalized(g)
     factor = to_bfloat16 if precision == "bfloat16" and g.dtype == np.float32 else lambda x: x
     for _ in range(steps):
         left = factor(x)
@@ -74,15 +77,16 @@ def newton_schulz(g: Array, steps: int = STEPS, precision: str = "float32") -> A
     return x if x.shape == g.shape else x.T
 
 
-def expect_matrix(g: Array, steps: int, precision: str) -> None:
+def expect_matrices(g: Array, steps: int, precision: str) -> None:
     """Raise TypeError or ValueError for arguments that `newton_schulz` does not take."""
     expect_floating(g=g)
-    expect_shape("g", g, "I J")
+    if g.ndim < 2 or not all(g.shape[:-2]):
+        raise ValueError(f"g: expected (..., I, J), with at least one matrix, got {tuple(g.shape)}")
     expect_at_least(0, steps=steps)
     expect_one_of("precision", precision, PRECISIONS)
 
 
-def scaled(g: Array) -> Array:
+def normalized(g: Array) -> Array:
     """g (I, J) divided by its norm; transposed if it has more rows than columns.
 
     The norm is computed in float64, as for clipping: in float32 the squares of a large but finite gradient overflow.
@@ -100,14 +104,16 @@ def to_bfloat16(x: Array) -> Array:
 
 
 @operation
-def nesterov(u: Array, g: Array, m: Array, momentum: float) -> None:
-    """The momentum of `Muon`: writes u and changes m in place. Both have the shape of g.
+def nesterov(u: Array, g: Array, m: Array, momentum: float, share: float | Array = 1.0) -> None:
+    """The momentum of `Muon`: writes u and changes m in place. Both have the shape of g. share: what is left of the
+    gradient after clipping; a number, or on a GPU an array () there.
 
     For each number i, with m0 for m before the step:
 
-        m_i = momentum m0_i + (1 − momentum) g_i        u_i = (1 − momentum) g_i + momentum m_i
+        c_i := share g_i
+        m_i = momentum m0_i + (1 − momentum) c_i        u_i = (1 − momentum) c_i + momentum m_i
     """
-    new = (1 - momentum) * g
+    new = (1 - momentum) * scaled(g, share)
     m *= momentum
     m += new
     u[...] = new + momentum * m
@@ -215,12 +221,43 @@ class Muon(AdamW):
             state = {name: value for name, value in state.items() if name != "matrices"}
         super().load_state_dict(state)
 
-    def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
-        if w.ndim == 1:
-            return super().update(w, g, m, v, lr, weight_decay)
-        rows, columns = w.shape
+    def update(
+        self, w: Any, g: Any, m: Any, v: Any, lr: float, weight_decay: float, share: float | Array = 1.0
+    ) -> None:
+        if len(w.shapes[0] if isinstance(w, Pieces) else w.shape) == 1:
+            return super().update(w, g, m, v, lr, weight_decay, share)
+        if isinstance(w, Pieces):
+            return self.update_together(w, g, m, lr, weight_decay, share)
         u = array_module(g).empty_like(g)
-        nesterov(u, g, m, self.momentum)
-        change = newton_schulz(u, STEPS, self.precision)
-        move(w, change, float(lr * math.sqrt(max(1, columns / rows))), lr * weight_decay)
+        nesterov(u, g, m, self.momentum, share)
+        move(w, newton_schulz(u, STEPS, self.precision), lr * root(w.shape), lr * weight_decay)
         return None
+
+    def update_together(
+        self, w: Pieces, g: Pieces, m: Pieces, lr: float, weight_decay: float, share: float | Array
+    ) -> None:
+        """`update` for several matrices of one shape (I, J), and then, perhaps, some of the shape (J, I)."""
+        I, J = shape = w.shapes[0]
+        alike, count, size = w.shapes.count(shape), len(w.shapes), I * J
+        u = array_module(g.flat).empty((count, size), g.flat.dtype)
+        nesterov(as_pieces(u, w.shapes), g, m, self.momentum, share)
+        x, transposed = u.reshape(count, I, J), u[alike:].reshape(count - alike, J, I)
+        if alike < count:
+            x = x.copy()
+            x[alike:] = transposed.swapaxes(1, 2)
+        x = newton_schulz(x, STEPS, self.precision)
+        u[:alike].reshape(alike, I, J)[...] = x[:alike]
+        transposed[...] = x[alike:].swapaxes(1, 2)
+        for part in slice(0, alike), slice(alike, count):
+            if shapes := w.shapes[part]:
+                move(w.part(part), as_pieces(u[part], shapes), lr * root(shapes[0]), lr * weight_decay)
+
+
+def root(shape: tuple[int, ...]) -> float:
+    """By what the step of a matrix (I, J) is multiplied: √(max(1, J/I))."""
+    return math.sqrt(max(1, shape[1] / shape[0]))
+
+
+def as_pieces(x: Array, shapes: tuple[tuple[int, ...], ...]) -> Pieces:
+    """The rows of x (N, P), each of which holds an array."""
+    return Pieces(x.reshape(-1), tuple(range(0, x.size, x.shape[1])), shapes)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from inspect import signature
 from itertools import accumulate, chain, groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..backend import Array, array_module, device_of, to_cpu
 from ..checks import expect_boolean, expect_floating, expect_instance, expect_number
-from ..dispatch import operation
+from ..dispatch import has_twin, operation
 from ..nn import FlatParameters, Param
 from ..nn.layer import Structure
 from ..ops.rounding import round_into
@@ -89,6 +90,38 @@ class Stretch(NamedTuple):
         return [start] if self.shape else [start + part.start for part in pieces(self.flat.data[self.where])]
 
 
+class Pieces(NamedTuple):
+    """Parts of an array (P,), which a GPU changes together, in one call of an operation that changes arrays in place:
+    see `compiler.cuda_pieces`. For such an operation it is like an array.
+    """
+
+    flat: Array
+    starts: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.flat.dtype
+
+    @property
+    def shape(self) -> tuple[tuple[int, ...], ...]:
+        return self.shapes
+
+    @property
+    def size(self) -> int:
+        return sum(map(math.prod, self.shapes))
+
+    @property
+    def flags(self) -> Any:
+        return self.flat.flags
+
+    def reshape(self, _size: int) -> Pieces:
+        return self
+
+    def part(self, which: slice) -> Pieces:
+        return Pieces(self.flat, self.starts[which], self.shapes[which])
+
+
 def scaled(g: Array, share: float | Array) -> Array:
     """g times a number, or times an array () on its device, in the type of g."""
     if isinstance(share, float | int):
@@ -141,7 +174,7 @@ class Optimizer:
         self.part: slice | None = None  # of the flat array, if only this is stepped
         self.flats: list[FlatParameters] = []  # where the parameters were when they were laid out
         self.views: list[Array] = []  # what `gradients` returns
-        self.work: tuple[Any, list] | None = None  # the pieces of a step, and the `half` for which they are
+        self.work: tuple[Any, bool, list] | None = None  # the pieces of a step, and what they are for
         self._lay_out()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -208,7 +241,12 @@ class Optimizer:
         """The gradients of the stepped parameters, for clipping: as few views of the flat arrays as possible."""
         self._lay_out()
         if not self.views:
-            self.views = [run.flat.grad[run.where] for run in self._kept(self.together)]
+            runs = [(run.flat, run.where) for run in self._kept(self.together)]
+            if (
+                runs and array_module(runs[0][0].grad) is not np
+            ):  # where each takes several calls, and is not cut for threads
+                runs = neighbours_joined(runs)
+            self.views = [flat.grad[where] for flat, where in runs]
         return [*self.views]
 
     def slices(self, count: int) -> list[slice]:
@@ -269,23 +307,50 @@ class Optimizer:
         self._expect_same_parameters()
         self._lay_out()
         self.steps += 1
-        if self.work is None or self.work[0] is not half:
-            self.work = half, self._pieces(half)
+        together = self._takes_pieces()
+        if self.work is None or self.work[0] is not half or self.work[1] != together:
+            self.work = half, together, self._pieces(half, together)
 
-        def update(item: tuple[list[Array], Treatment]) -> None:
+        def update(item: tuple[list[Any], Treatment]) -> None:
             (w, g, *buffers), how = item
             to = None if half is None else buffers.pop()
-            self.update(w, scaled(g, share), *buffers, lr=float(self.lr) * how.lr, weight_decay=how.weight_decay)
+            settings: dict[str, Any] = dict(lr=float(self.lr) * how.lr, weight_decay=how.weight_decay)
+            if self.scales:
+                self.update(w, g, *buffers, share=share, **settings)
+            else:
+                self.update(w, scaled(g, share), *buffers, **settings)
             if to is not None:
                 round_into(w, to)
 
-        list(map(update, self.work[1]))
+        list(map(update, self.work[2]))
 
-    def _pieces(self, half: Array | None) -> list[tuple[list[Array], Treatment]]:
-        """What `update` gets in a step, the largest first: views of the arrays, and how they are treated."""
-        work = []
+    @cached_property
+    def scales(self) -> bool:
+        """Whether `update` multiplies the gradient itself, by its argument `share`. Then it also takes `Pieces`."""
+        return "share" in signature(self.update).parameters
+
+    def joins(self, how: Treatment) -> bool:
+        """Whether `update` takes `Pieces` of parameters that are treated so."""
+        return self.scales
+
+    def _takes_pieces(self) -> bool:
+        """Whether operations take `Pieces` of the flat arrays, as they do on a GPU."""
+        flat = self.flats[0].data
+        whole = Pieces(flat, (0,), (flat.shape,))
+        return array_module(flat) is not np and has_twin(round_into, whole, whole)
+
+    def _pieces(self, half: Array | None, together: bool) -> list[tuple[list[Any], Treatment]]:
+        """What `update` gets in a step, the largest first: views of the arrays, and how they are treated. together: or
+        `Pieces` of all parameters that are treated alike; matrices are in one if they have the same shape, some of them
+        perhaps transposed.
+        """
+        work: list[tuple[list[Any], Treatment]] = []
         first = 0 if self.part is None else self.kept.start  # of the state that is kept
+        joined: dict[tuple, list[Stretch]] = {}
         for run in self._kept(self.alike):
+            if together and self.joins(run.treatment):
+                joined.setdefault((run.flat, run.treatment, *sorted(run.shape or ())), []).append(run)
+                continue
             arrays = [run.flat.data[run.where], run.flat.grad[run.where]]
             state = slice(run.state.start - first, run.state.stop - first)
             arrays += [getattr(self, name)[state] for name in self.buffers]
@@ -294,11 +359,21 @@ class Optimizer:
                 work.append(([a.reshape(run.shape) for a in arrays], run.treatment))
             else:
                 work += [([a[part] for a in arrays], run.treatment) for part in pieces(arrays[0])]
+        for (flat, treatment, *shape), runs in joined.items():
+            runs.sort(key=lambda run: run.shape or ())
+            count = max(1, LARGE_CHUNK // math.prod(shape)) if shape else len(runs)
+            for some in (runs[start : start + count] for start in range(0, len(runs), count)):
+                shapes = tuple(run.shape or (run.where.stop - run.where.start,) for run in some)
+                here, place = tuple(run.where.start for run in some), tuple(run.state.start - first for run in some)
+                parts = [Pieces(flat.data, here, shapes), Pieces(flat.grad, here, shapes)]
+                parts += [Pieces(getattr(self, name), place, shapes) for name in self.buffers]
+                work.append((parts + ([] if half is None else [Pieces(half, here, shapes)]), treatment))
         return sorted(work, key=lambda item: (item[1].whole, item[0][0].size), reverse=True)
 
     def update(self, w: Array, g: Array, *buffers: Any, **settings: Any) -> None:
         """Step one piece of the flat arrays, or in its shape one parameter that `is_whole`: change `w` and `buffers`
-        in place, but not `g`. settings: lr and more.
+        in place, but not `g`. settings: lr and weight_decay. If it has an argument `share`, g is to be multiplied by
+        that first, and all arrays may be `Pieces`.
         """
         raise TypeError(f"{type(self).__name__} has no update")
 
@@ -402,6 +477,16 @@ class Optimizer:
             getattr(self, name)[...] = xp.asarray(to_cpu(state[name]))
 
 
+def neighbours_joined(runs: list[tuple[FlatParameters, slice]]) -> list[tuple[FlatParameters, slice]]:
+    """Slices of flat arrays, of which those that follow each other are one."""
+    joined: list[tuple[FlatParameters, slice]] = []
+    for flat, where in runs:
+        if joined and joined[-1][0] is flat and joined[-1][1].stop == where.start:
+            where = slice(joined.pop()[1].start, where.stop)
+        joined.append((flat, where))
+    return joined
+
+
 def _kind(value: Any) -> str:
     """The dtype and shape of an array: "float32 (3, 4)"."""
     return f"{value.dtype} {tuple(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
@@ -437,7 +522,8 @@ def global_norm(grad: Array | Sequence[Array], map: Callable = map, gather: Call
     On a GPU the norm is an array () there, since for a number the host would have to wait.
     """
     squares = list(map(sum_of_squares, _cut(grad)))
-    total = sum(squares if gather is None else chain(*gather(squares)))
+    squares = squares if gather is None else [*chain(*gather(squares))]
+    total = sum(squares[1:], *squares[:1])
     xp = array_module(total)
     return math.sqrt(float(total)) if xp is np else xp.sqrt(total)
 
@@ -467,6 +553,7 @@ def clip_by_global_norm(
     return norm
 
 
+@operation
 def share_for(norm: float | Array, max_norm: float) -> float | Array:
     """The number by which a gradient of this norm is multiplied, so that its norm is at most `max_norm`; 1 if the norm
     is not finite. On a GPU it is an array (), as the norm is.
@@ -479,7 +566,7 @@ def share_for(norm: float | Array, max_norm: float) -> float | Array:
 
 
 def _cut(grad: Array | Sequence[Array]) -> list[Array]:
-    """Views of one or several arrays, in pieces of cache size."""
+    """Views of one or several arrays, on a CPU in pieces of cache size."""
     arrays: list[Array] = [*grad] if isinstance(grad, list | tuple) else [grad]
     cut = []
     for g in arrays:
@@ -487,5 +574,6 @@ def _cut(grad: Array | Sequence[Array]) -> list[Array]:
         if not g.flags.c_contiguous:
             raise ValueError("grad: expected contiguous arrays, since they are scaled in place")
         flat = g.reshape(-1)
-        cut += [flat[part] for part in pieces(flat)]
+        whole = array_module(flat) is not np and has_twin(sum_of_squares, flat)  # which needs no intermediate results
+        cut += [flat] if whole else [flat[part] for part in pieces(flat)]
     return cut

@@ -21,14 +21,13 @@ from ..notation.check import read_and_run
 from ..notation.consequences import Consequences, changed_part
 from ..notation.grammar import canonical
 from ..notation.mistakes import in_words, mistakes
-from ..notation.page import equation_as_json
 from ..notation.spelling import spelled
 from ..notation.walk import Walk
 from ..testing.mutate.run import MutationResult
 from ..version import __version__
-from .live import FILES, STATIC, bound, page_data, section
+from .live import FILES, STATIC, bound, mistake_data, page_data, section
 from .loops import loops
-from .mathml import mathml, of_equation, pieces
+from .mathml import mathml, of_equation
 from .passages import (
     CheckedItem,
     Passage,
@@ -87,7 +86,7 @@ def page(user: UserOperation, report: DerivationReport, outcomes: Sequence[Mutat
 
 def document(title: str, body: str) -> str:
     """A document that needs nothing else. Its policy lets no script run but those of this package."""
-    scripts = [(STATIC / file).read_text(encoding="utf-8") for file in FILES]
+    scripts = [(STATIC / file).read_text(encoding="utf-8") for file in ("site.js", *FILES)]
     styles = [(STATIC / file).read_text(encoding="utf-8") for file in ("page.css", "site.css", "live/live.css")]
     font = b64encode((STATIC / "fonts/STIXTwoMath.woff2").read_bytes()).decode()
     style = "\n".join(styles).replace("url(fonts/STIXTwoMath.woff2)", f"url(data:font/woff2;base64,{font})")
@@ -182,15 +181,8 @@ def planted(user: UserOperation) -> list[dict[str, Any]]:
             wrong_now = [n for n in changed if n in results and differs(changed[n], derivation.values[n])]
             if wrong_now:
                 kinds.add(what)
-                found.append(
-                    {
-                        "title": f"{spelled(equation.parts[0])}: {in_words(what, equation, wrong)}",
-                        "effect": f"This changes {', '.join(wrong_now)}.",
-                        "html": "\n".join(pieces(wrong)),
-                        "line": place,
-                        "equation": equation_as_json(wrong),
-                    }
-                )
+                title = f"{spelled(equation.parts[0])}: {in_words(what, equation, wrong)}"
+                found.append(mistake_data(title, f"This changes {', '.join(wrong_now)}.", place, wrong))
     return found
 
 

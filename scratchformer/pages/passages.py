@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..notation import DerivationReport, DerivationRow, Item, NotationError
 from ..notation.grammar import CALLS, OVER, canonical, walk
 from ..notation.layout import normal
+from .live import is_short_name
 from .mathml import mathml
 
 FUNCTIONS = frozenset((*CALLS, *OVER, "Sigma", "with", "mod"))
@@ -75,7 +76,8 @@ def passages_of(item: Item, row: DerivationRow | None, number: int | None) -> li
     if item.kind == "prose":
         return [unchecked(text) for text in paragraphs(item.text.splitlines())]
     if item.kind == "equation":
-        return [Passage("equation", " ".join(item.text.split()), row=row, item=number)]
+        comment = "the name in the code" if item.equation and is_short_name(item.equation) else ""
+        return [Passage("equation", " ".join(item.text.split()), comment, row, number)]
     text = dedent(item.text)
     text = re.sub("^[|] ?", "", text, flags=re.MULTILINE) if item.kind == "picture" else text
     return [Passage(item.kind, text, row=row)]

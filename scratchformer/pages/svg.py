@@ -56,9 +56,12 @@ class Canvas:
         """A line through the points; head: with an arrow head at the last; faint: like the border of a box."""
         path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         if head:
-            (_, y0), (x, y) = points[-2:]
-            sign = 1 if y > y0 else -1
-            path += f" M{x - 3.5:.1f} {y - 6 * sign:.1f} L{x:.1f} {y:.1f} L{x + 3.5:.1f} {y - 6 * sign:.1f}"
+            (x0, y0), (x, y) = points[-2:]
+            length = abs(x - x0) + abs(y - y0)  # one of them is 0
+            back, up = 6 * (x - x0) / length, 6 * (y - y0) / length
+            side, rise = 3.5 * abs(y - y0) / length, 3.5 * abs(x - x0) / length
+            path += f" M{x - back - side:.1f} {y - up - rise:.1f} L{x:.1f} {y:.1f}"
+            path += f" L{x - back + side:.1f} {y - up + rise:.1f}"
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         dashes += ' stroke-opacity="0.45"' if faint else ""
         self._add(

@@ -188,7 +188,6 @@ class Replicas:
         self.libraries = ExitStack()  # the choice of those for products, see `numerics`
         self.rounded = False  # whether `half` already holds the weights of the model
         self.only_in_half = False  # whether only `half` has the present weights of all slices
-        self.scale = 1.0  # of the loss in the present step
         self.loss_scale = LossScale() if precision == "float16" else None
         self.factor: float | Array = 1.0  # by which the present gradient is multiplied in `step`
         self.computed: tuple[Any, Key | None, Any] | None = None  # batch, key and loss of a new gradient
@@ -198,7 +197,7 @@ class Replicas:
         self.note: Callable[[str], None] = partial(note, self.ranks)  # and here
         self.tokens = 0  # in all batches of `gradients`
         self.structure = Structure(model)  # as it was when its parameters were last found to be the same
-        self.graphs = None if self.device.index is None else Graphs(self.device, self.step_on_device)
+        self.graphs = None if self.device.index is None else Graphs(self.device, self.step_on_device, first.flat.grad)
         self.refresh()
 
     def __deepcopy__(self, _memo: dict) -> Replicas:
@@ -439,19 +438,13 @@ class Replicas:
             for index in map(int, shares[number]):
                 micro, drawn = micro_batches[index], None if key is None else key.fold(index)
                 weight = micro.weight / total
-                mean, cache = self.loss(model, micro, drawn) if loss is None else loss(model, self.move(micro), drawn)
-                model.loss_backward(weight * scale, cache)
-                results.append((mean * weight, remember and widen(model.remember(cache[0]))))
+                mean, memory = self.add_gradient(model, micro, drawn, weight * scale, remember is not None, loss)
+                results.append((mean * weight, memory))
             sums.add(number, grad, copy=number + self.count < part.stop)  # if the replica has another share
             return results
 
         if self.half is not None:
             self.refresh()
-        if self.graphs is not None and remember is None and loss is None and len(micro_batches) == 1 and batch.weight:
-            recorded = self.run_recorded(batch, key, scale)
-            if recorded is not None:
-                self.computed = batch, key, recorded
-                return recorded
         results = self._map(run_share, part), sorted(sums.waiting)
         of_ranks, branches = zip(*([results] if alone else self.ranks.gather(results)), strict=True)
         losses, memories = zip(*chain(*chain(*of_ranks)), strict=True)  # of each micro-batch of each share of each rank
@@ -470,25 +463,27 @@ class Replicas:
         self.computed = batch, key, mean
         return mean
 
-    def run_recorded(self, batch: Any, key: Key | None, scale: float) -> Array | None:
-        """What `gradients` does for a batch that is a single micro-batch, as a CUDA graph (see `graphs`), or None."""
-        if self.graphs is None or running_check(self.models[0]) is None or not is_fast():
-            return None
-        known = self.graphs.wants(batch, key, scale)
-        if known is None:
-            return None
-        self.scale = scale
-        with self.moved(self.models[0], batch) as moved:
-            return self.graphs.run(known, moved, key)
+    def add_gradient(
+        self, model: Any, batch: Any, key: Key | None, factor: float, remembers: bool, loss: Callable | None
+    ) -> tuple[Array, Array | None]:
+        """Add factor · ∂loss/∂w of a micro-batch to the gradient of one of `models`: as a CUDA graph if it is recorded
+        (see `graphs`). Returns the loss, and what the model remembers if it is asked for.
+        """
+        if loss is not None:
+            return add_gradient(model, partial(loss, model, self.move(batch), key), factor, remembers)
+        if self.graphs is not None and running_check(model) is not None and is_fast():
+            known = self.graphs.wants(batch, key, remembers)
+            if known is not None:
+                with self.moved(model, batch) as moved:
+                    results = self.graphs.run(known, moved, key, factor)
+                if results is not None:
+                    return results[0], results[1]
+        return add_gradient(model, partial(self.loss, model, batch, key), factor, remembers)
 
-    def step_on_device(self, moved: Any, key: Key | None) -> Array:
-        """The loss of a batch that is on the device, with its gradient in the model's flat gradient."""
+    def step_on_device(self, moved: Any, key: Key | None, factor: Array, remembers: bool) -> tuple[Array, Array | None]:
+        """`add_gradient` for a micro-batch that is on the device, so that it can be recorded."""
         model = self.models[0]
-        self.flat.grad[...] = 0
-        loss, cache = model.loss(*moved, key=key)
-        model.loss_backward(self.scale, cache)
-        self.put_gradient(self.flat.grad, self.scale)
-        return loss
+        return add_gradient(model, partial(model.loss, *moved, key=key), factor, remembers)
 
     def shard(self, optimizer: Optimizer) -> None:
         """From now on each rank has only its slice of the gradient, steps that, and keeps the optimizer's state for it.
@@ -600,6 +595,15 @@ class Replicas:
         shares = math.ceil(self.shares(micro_batches) / self.ranks.size)
         each = math.ceil(shares / self.count)  # of a replica
         return self.count + (each - 1).bit_length() + (self.ranks.size > 1 and each == 1)
+
+
+def add_gradient(
+    model: Any, loss: Callable[[], tuple[Array, Any]], factor: float | Array, remembers: bool
+) -> tuple[Array, Array | None]:
+    """Compute a loss, and add factor · ∂loss/∂w to the model's gradient: see `Replicas.add_gradient`."""
+    mean, cache = loss()
+    model.loss_backward(factor, cache)
+    return mean, widen(model.remember(cache[0])) if remembers else None
 
 
 def diverged(ranks: Ranks, what: str) -> BaseException:

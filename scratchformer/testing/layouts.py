@@ -21,6 +21,7 @@ from .runs import CheckedRun, Outcome, like
 
 _SAME = 1e-8  # the relative difference allowed between results that are added up in another order
 _NOISE = 50  # and the multiple of the measured round-off
+_UNDERFLOW = np.finfo(np.float64).smallest_normal  # smaller numbers have fewer digits, and may be treated as 0
 
 
 def fortran(x: Array) -> Array:
@@ -77,7 +78,7 @@ def difference(
     same up to `factor` times the noise of each.
     """
     for name, x in actual.items():
-        allowed = _SAME * float(np.abs(expected[name]).max(initial=0)) + _NOISE * factor * noise[name]
+        allowed = _SAME * float(np.abs(expected[name]).max(initial=0)) + factor * (_NOISE * noise[name] + _UNDERFLOW)
         if wrong := differs(name, x, expected[name], allowed):
             return wrong
     return ""

@@ -80,7 +80,7 @@ def test_a_step_of_adam_in_place(monkeypatch):
     w, g, m, v = np.random.default_rng(0).standard_normal((4, 12))
     given = w, g, m, v * v
     found, expected = ([x.copy() for x in given] for _ in range(2))
-    twin, numbers = InPlace(adam_step, NumpyTarget()), (0.1, 0.9, 0.99, 1e-8, 3, 0.01)
+    twin, numbers = InPlace(adam_step, NumpyTarget()), (0.1, 0.9, 0.99, 1e-8, 3, 0.01, 0.5)
     assert twin.fits(*found, *numbers)
     twin.forward(*found, *numbers)
     adam_step.reference(*expected, *numbers)

@@ -145,6 +145,13 @@ def test_any_text_is_read_as_by_python(page: Any) -> None:
     same()
 
 
+def wait(page: Any) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    done = "return document.querySelector('.exercise').ariaBusy === 'false'"
+    WebDriverWait(page, 120, 0.05).until(lambda browser: browser.execute_script(done))
+
+
 def test_an_exercise_is_solved_with_the_keyboard(browser: Any, tmp_path: Path) -> None:
     """A wrong line is named, a right one is marked, the last Enter ends it, and a reload keeps what was typed."""
     from selenium.webdriver.common.keys import Keys
@@ -154,18 +161,30 @@ def test_an_exercise_is_solved_with_the_keyboard(browser: Any, tmp_path: Path) -
     page.execute_script("document.body.focus()")
     active().send_keys(Keys.TAB)
     active().send_keys("Z", Keys.ENTER)
+    wait(page)
     first, second, third = page.find_elements("css selector", ".blank")
     assert first.get_attribute("data-state") == "wrong"
-    assert "This is what one gets when the whole sum is kept" in first.find_element("css selector", ".says").text
+    says = first.find_element("css selector", ".says").text
+    assert "This is what one gets when the whole sum is kept" in says
+    assert says.startswith(f"line {first.find_element('css selector', '.number').text}:")
     assert active().get_attribute("aria-invalid") == "true"
     active().send_keys(Keys.CONTROL, "a")
     active().send_keys("exp(z_k)", Keys.ENTER)
+    wait(page)
     assert first.get_attribute("data-state") == "right"
     active().send_keys("y_i (d_ik - y_k)", Keys.ENTER)
+    wait(page)
     active().send_keys("y_k (dy_k - sum_i dy_i y_i)", Keys.ENTER)
+    wait(page)
     assert [each.get_attribute("data-state") for each in (first, second, third)] == ["right"] * 3
-    assert "equations are true" in page.find_element("css selector", ".verdict").text
+    assert "Your 3 equations are true" in page.find_element("css selector", ".verdict").text
     assert third.find_elements("css selector", ".preview math")
+    said = page.execute_async_script(
+        "const [told] = arguments; const { page } = document.querySelector('.exercise'); page.check(page.blanks[0]);"
+        "requestAnimationFrame(() => told([page.blanks[0].says.textContent, page.verdict.textContent]))"
+    )
+    assert said == ["checking…", "checking…"]
+    wait(page)
     page.refresh()
     assert page.find_elements("css selector", "input")[2].get_attribute("value") == "y_k (dy_k - sum_i dy_i y_i)"
     page.execute_script("localStorage.clear()")

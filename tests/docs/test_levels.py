@@ -1,6 +1,7 @@
 """The levels of a derivation: what is left out is gone, what is left is true, and the first level is small."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ from scratchformer import ops
 from scratchformer.catalogue import Sizes, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import parse
-from scratchformer.notation.grammar import letters_in
+from scratchformer.notation.grammar import letters_in, walk
 from scratchformer.notation.spelling import spelled
 
 PAGES = [name for name in OPERATIONS if name in CASES]
@@ -35,9 +36,11 @@ ARRAYS = "p m Z k t z a y x q dk da live count rows places n".split()
 @pytest.mark.parametrize(
     ("equation", "of", "left_out", "plain"),
     [
-        ("p_hts = m_hts exp(z_hts)/Z_ht where Σ_s' m_hts' > 0, 0 elsewhere", "attention", 3, "p_ts = exp(z_ts)/Z_t"),
-        ("a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋", "attention", 1, "a_ts = Σ_d q_td k_sd"),
-        ("dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd", "attention", 1, "dk_sd = Σ_t da_ts q_td"),
+        ("p_hts = m_hts exp(z_hts)/Z_ht where Σ_s' m_hts' > 0, 0 elsewhere", "attention", 7, "p_ts = exp(z_ts)/Z_t"),
+        ("a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋", "attention", 3, "a_ts = Σ_d q_td k_sd"),
+        ("dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd", "attention", 3, "dk_sd = Σ_t da_ts q_td"),
+        ("dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd", "attention", 2, "dk_hsd = Σ_t da_hts q_htd"),
+        ("y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋", "attention", 2, "y_htd = Σ_s p_hts v_hsd"),
         ("t_nv = (1 − ε) [v = x_n] + ε/V", "cross_entropy", 1, "t_nv = [v = x_n]"),
         ("y = 1/count Σ_n k_n t_n", "cross_entropy", 2, "y = 1/N Σ_n t_n"),
         ("y_bc = 1/max(n_b, 1) Σ_{t < n_b} x_btc", "mean_pool", 1, "y_bc = 1/T Σ_t x_btc"),
@@ -54,7 +57,7 @@ def test_an_equation_without_what_is_left_out(equation, of, left_out, plain):
 
 
 def test_sentences_about_what_is_left_out_are_not_there():
-    left_out = without("attention", ["A mask", "Several heads"])
+    left_out = without("attention", ["A mask", "Several heads", "Heads that share keys and values"])
     text = "First p_hts. All heads share v. The mask m_hts is 1. See `log_softmax`, as Z_ht says:"
     assert sentences(text, left_out) == "First p_ts. See `log_softmax`, as Z_t says:"
     assert sentences("Two sums. All heads share them:", left_out) == "Two sums:"
@@ -79,8 +82,11 @@ def test_each_extension_adds_something(name):
         {item.text for item in checked_without(case_at(name, t, Sizes()), without(name, t)).derivation.items}
         for t in levels(name)
     ]
-    for number in range(len(extensions(name))):
-        assert others[2**number - 1] - plain
+    every = extensions(name)
+    for number, extension in enumerate(every):
+        around = sum(2**i for i, each in enumerate(every) if each.title == extension.within)
+        without_it = others[around - 1] if around else plain
+        assert others[around + 2**number - 1] - without_it
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -117,3 +123,21 @@ def test_the_derivation_of_a_page_has_every_item_at_every_level(name):
 def test_what_stands_first_is_one_sentence(name):
     summary, *_ = pieces(getattr(ops, name).__doc__, name)
     assert summary.kind == "prose" and len(re.findall(r"[^\W\d_]{2,}", summary.text)) <= 40, summary.text
+
+
+def forms_in(name):
+    """The kinds of expressions in the plain derivation of a page."""
+    titles = levels(name)[0]
+    report = checked_without(case_at(name, titles, Sizes()), without(name, titles))
+    trees = [tree for item in report.derivation.equations if item.equation for tree in item.equation]
+    nodes = [node for tree in trees for node in walk(tree) if re.fullmatch("[a-z]{3,}", str(node[0]))]
+    return {node[:2] if node[0] in ("over", "call") else node[0] for node in nodes} - {"num", "idx", "name"}
+
+
+def test_a_reader_of_the_first_pages_knows_every_form_in_the_last_of_them():
+    """The notation's page says so of attention."""
+    path = Path(__file__).parents[2] / "docs" / "notation.md"
+    advice = path.read_text(encoding="utf-8").partition("If this is new to you")[2].partition("\n\n")[0]
+    *first, last = re.findall(r"<operations/(\w+)>", advice)
+    assert last == "attention"
+    assert forms_in(last) <= set().union(*map(forms_in, first))

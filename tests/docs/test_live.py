@@ -55,6 +55,7 @@ class Page:
         self.case, _ = live.page_case(self.name, titles[level], live.PageSizes(self.name))
         self.layer = getattr(self.case.op, "__self__", None)
         self.run("page.to(arguments[0])", self.level)
+        self.run("for (const fold of document.querySelectorAll('.live-fold')) fold.open = true")
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(f"const page = document.querySelector('.live').page; {script}", *arguments)
@@ -92,7 +93,10 @@ class Page:
         given = {name: converted(inputs[name], old) if name in inputs else old for name, old in arguments.items()}
         parameters = inspect.signature(self.case.op).parameters.items()
         named = [name for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        y, cache = self.case.op(**{name: given[canonical(name)] for name in named})
+        several = [name for name, p in parameters if p.kind == p.VAR_POSITIONAL]
+        all_of = {f"{name}{i}": x for name in several for i, x in enumerate(arguments[name], 1)}
+        given |= {name: converted(inputs[name], old) for name, old in all_of.items()}
+        y, cache = self.case.op(*map(given.get, all_of), **{name: given[canonical(name)] for name in named})
         output, dy = self.run("return page.data.outputs[0]")
         gradients = self.case.op_backward(inputs[dy], cache)
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -198,10 +202,29 @@ def test_the_terms_of_a_number_add_up_to_it(page: Page) -> None:
     assert wrong == 0
 
 
+def test_the_first_line_about_a_number_has_its_indices(page: Page) -> None:
+    """Not some as numbers and others as letters: only the letters of sums are left."""
+    left = page.run(
+        "return page.cards.filter(({ grid }) => grid).flatMap(({ grid, i }) => {"
+        "  page.show(grid.cells.findLast(Boolean).face);"
+        "  const { letters, withs, parts } = page.model.lines[i];"
+        "  const bound = [];"
+        "  for (const part of parts) Live.walk(part, (node) => { if (node[0] === 'over') bound.push(...node[2]); });"
+        "  const subs = [...page.terms.querySelectorAll('.live-title sub')].map((sub) => sub.textContent);"
+        "  const used = subs.flatMap((text) => text.match(/(?<![a-z])[a-z]'*(?![a-z])|[a-z]'*/g) || []);"
+        "  return used.filter((x) => [...letters, ...withs.keys()].includes(x) && !bound.includes(x));"
+        "})"
+    )
+    assert not left
+
+
 def test_the_entries_of_a_number_light_up(page: Page) -> None:
     gradient = page.run("return page.cards.find(({ of }) => of).i")
     page.point(page.find(f'.live-line[data-line="{gradient}"] td button')[0])
-    lit = len(page.find("td.source"))
+    lit = page.run(
+        "const faces = [...document.querySelectorAll('td.source [data-position]')];"
+        "return new Set(faces.map(({ grid, dataset }) => `${grid.name} ${dataset.position}`)).size"
+    )
     entries = page.run("return page.model.terms(arguments[0], 0).entries.length", gradient)
     assert 0 < lit <= entries
     assert page.find(".live-mini .lit")
@@ -209,7 +232,7 @@ def test_the_entries_of_a_number_light_up(page: Page) -> None:
 
 
 def test_lines_are_stepped_through(page: Page) -> None:
-    lines = page.run("return page.cards.length")
+    lines = page.run("return page.steps.length")
     states = page.run(
         "const [back, on, all] = document.querySelectorAll('.live-steps button');"
         "return [on, on, back, all].map((button) => {"
@@ -219,7 +242,7 @@ def test_lines_are_stepped_through(page: Page) -> None:
     )
     assert [text.partition(",")[0] for text, _ in states] == [*(f"Line {k} of {lines}" for k in (1, 2, 1)), ""]
     assert [later for _, later in states] == [lines - 1, lines - 2, lines - 1, 0]
-    assert page.run("page.go(page.cards.length - 1); return document.querySelectorAll('.later').length") == 0
+    assert page.run("page.go(page.steps.length - 1); return document.querySelectorAll('.later').length") == 0
 
 
 def test_a_planted_mistake_is_marked(page: Page) -> None:
@@ -252,6 +275,13 @@ def test_every_mistake_of_a_layer_can_be_planted(layer: str) -> None:
     names = [name for name in LAYERS if name.partition(",")[0] == layer]
     planted = {change["title"] for name in names for change in live.live_data(name, mistakes)["mistakes"]}
     assert planted == {mistake.title for mistake in mistakes} != set()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_weight_of_a_layer_has_its_gradient(name: str) -> None:
+    data = live.live_data(name)
+    case, _ = live.page_case(name, (), live.PageSizes(name))
+    assert {canonical(weight) for weight in case.op.__self__.named_parameters()} <= {*data["gradients"].values()}
 
 
 def test_gradients_are_compared_with_differences(page: Page) -> None:
@@ -449,11 +479,17 @@ def test_switches_add_what_the_plain_derivation_leaves_out(browser: Any, tmp_pat
     (x, *_), value = page.run("return page.data.inputs"), 0.25
     page.run("page.model.set(arguments[0], 0, arguments[1]); page.compute()", x, value)
     page.run("let x = 1; Math.random = () => (x = (x * 16807) % 2147483647) / 2147483647;")
-    level = 0
-    for number in [*range(len(extensions(name))), *range(len(extensions(name)))] * 2:  # on, off, on, off
+    level, every = 0, extensions(name)
+    within = {i: k for i, each in enumerate(every) for k, other in enumerate(every) if each.within == other.title}
+    for number in [*range(len(every)), *range(len(every))] * 2:  # on, off, on, off
         shape = page.run("return page.model.array(arguments[0]).shape", x)
-        page.find(".live-extensions input")[number].send_keys(Keys.SPACE)
+        switch = page.find(".live-extensions input")[number]
+        assert switch.is_displayed() == (number not in within or bool(level >> within[number] & 1))
+        if not switch.is_displayed():
+            continue
+        switch.send_keys(Keys.SPACE)
         level ^= 1 << number
+        level &= ~sum(1 << i for i, around in within.items() if not level >> around & 1)
         assert page.run("return [page.level, document.activeElement.checked]") == [level, bool(level >> number & 1)]
         if shape == page.run("return page.model.array(arguments[0]).shape", x):
             assert page.run("return page.model.array(arguments[0]).data[0]", x) == value
@@ -478,7 +514,7 @@ def test_the_text_of_a_derivation_follows_the_switches_and_links(browser: Any, t
     page = Page(browser, "attention", tmp_path_factory.mktemp("text"), 0)
     page.run(
         "document.querySelector('main').insertAdjacentHTML('beforeend', arguments[0])",
-        '<p class="level level-0 shown"></p><p class="level level-1"></p><p class="level level-7" id="all"></p>',
+        '<p class="level level-0 shown"></p><p class="level level-1"></p><p class="level level-15" id="all"></p>',
     )
     visible = "return [...document.querySelectorAll('.level')].map((p) => p.checkVisibility())"
     added = "return [...document.querySelectorAll('.level')].map((p) => p.classList.contains('added'))"
@@ -488,7 +524,7 @@ def test_the_text_of_a_derivation_follows_the_switches_and_links(browser: Any, t
     assert page.run(added)[1]
     browser.execute_script("location.hash = 'all'")
     WebDriverWait(browser, 5).until(lambda _: page.run(visible) == [False, False, True])
-    assert page.run("return page.level") == 7
+    assert page.run("return page.level") == 15
 
 
 def test_what_is_no_number_is_refused_and_said_so(browser: Any, tmp_path_factory: Any) -> None:
@@ -540,12 +576,48 @@ def test_gradients_are_large_enough_to_be_seen(page: Page) -> None:
     assert largest >= 0.25
 
 
+@pytest.mark.parametrize("name", ["TransformerBlock", "TransformerBlock, pre", "Residual", "Residual, pre"])
+def test_a_layer_made_of_others_begins_with_its_own_equations(browser: Any, tmp_path_factory: Any, name: str) -> None:
+    page = Page(browser, name, tmp_path_factory.mktemp("layer"))
+    inside = page.run("return page.cards.length")
+    page.run("for (const fold of document.querySelectorAll('.live-fold')) fold.open = false")
+    shown = page.run("return page.steps.map(({ call, element }) => [call, element.checkVisibility()])")
+    assert all(visible for _, visible in shown) and 6 <= len(shown) <= 12 < inside
+    assert [call for call, _ in shown].count(False) == len(shown) // 3  # the sums, in both directions
+    sums = dict(
+        page.run("return page.cards.filter((card) => page.isSum(card)).map(({ i }) => [page.model.lines[i].name, i])")
+    )
+    title = page.find(".live-title")[0].text
+    assert title.split("=")[0].strip()[:2] in sums  # the gradient of what goes two ways
+    assert title.count("+") == 1
+    inputs = page.run("return [...document.querySelectorAll('.live-inputs')].map((list) => list.checkVisibility())")
+    assert inputs == [True, False]
+    page.run("page.choice.selectedIndex = 1; page.plant(0)")
+    assert not page.find(".mistaken") or page.find(".mistaken")[0].is_displayed()
+
+
 def test_the_bar_leaves_a_phone_its_screen(browser: Any, tmp_path_factory: Any) -> None:
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
         for name in "attention", "cross_entropy", "layernorm":
             page = Page(browser, name, tmp_path_factory.mktemp("phone"), 0)
+            bar = "return document.querySelector('.live-dock').offsetHeight"
+            assert page.run(bar) <= 60  # until a number is touched
+            number = page.run(
+                "const face = page.cards.find(({ grid }) => grid).grid.firstFace;"
+                "face.scrollIntoView({ block: 'end' });"
+                "scrollBy(0, 70); return face"
+            )
+            number.click()
+            assert page.run(bar) > 60
+            bottom, top = page.run(
+                "const [number, bar] = ['.here button', '.live-dock'].map((each) => document.querySelector(each));"
+                "return [number.getBoundingClientRect().bottom, bar.getBoundingClientRect().top]"
+            )
+            assert bottom <= top
+            page.find(".live-close")[0].click()
+            assert page.run(bar) <= 60
             tallest = page.run(
                 "return Math.max(...page.cards.filter(({ grid }) => grid).map(({ grid }) => "
                 "  (page.show(grid.firstFace), document.querySelector('.live-dock').offsetHeight)))"

@@ -19,6 +19,8 @@ from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import WebDriverWait
 from sphinx.application import Sphinx
 
+from scratchformer.notation import parse
+from scratchformer.notation.grammar import walk
 from scratchformer.pages.live import STATIC
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -257,3 +259,26 @@ def test_a_page_works_without_storage(pages: Path12) -> None:
     pages.open("path/01-number")
     assert pages.answer("0.6").startswith("Right:")
     assert pages.find(".path-line .done")
+
+
+def test_an_answer_that_is_shown_has_only_forms_of_the_steps_so_far() -> None:
+    """A reader who asks for the answer sees its terms, and can read them."""
+    known = {"+", "-", "*", "/", "abs"}  # from school
+    for page in steps.PAGES:
+        text = (DOCS / "path" / f"{page}.md").read_text(encoding="utf-8")
+        for block in re.findall(r"```{step} \w+\n(.*?)```", text, re.DOTALL):
+            for equation in re.split(r"\n{2,}| {3,}", block.strip()):
+                known |= forms(equation)
+        answer = re.search(r"```{question} (.*)\n(:choices:)?", text)
+        assert answer
+        if answer[2] is None and page != steps.PAGES[-1]:
+            assert forms(f"answer = {answer[1]}") <= known, (page, forms(f"answer = {answer[1]}") - known)
+
+
+def forms(equation: str) -> set[str]:
+    """The kinds of expressions in an equation; of a sum or a function, its name."""
+    nodes = [node for part in parse(equation).parts for node in walk(part)]
+    named = {
+        str(node[1]) if node[0] in ("over", "call") else str(node[0]) for node in nodes if isinstance(node[0], str)
+    }
+    return {name for name in named if re.fullmatch(r"[a-z]{3,}|\W", name)} - {"num", "idx", "name", "group"}

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
@@ -17,6 +17,7 @@ from scratchformer.catalogue.derivations import CASES, check
 
 SITE = Path(os.environ.get("SCRATCHFORMER_SITE", "")) if os.environ.get("SCRATCHFORMER_SITE") else None
 pytestmark = pytest.mark.skipif(SITE is None, reason="SCRATCHFORMER_SITE names no site: python -m sphinx docs OUT")
+THEMES = ("light", "dark")
 OPERATIONS = [name for name in CASES if name in ops.__all__ and not name.endswith("_backward")]
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
@@ -84,6 +85,63 @@ def test_nothing_is_loaded_from_another_host():
 HEADINGS = (
     "return [...document.querySelectorAll('article :is(h1, h2, h3, h4)')].map(h => [+h.tagName[1], h.textContent])"
 )
+
+
+FAULTS = (Path(__file__).parent / "faults.js").read_text(encoding="utf-8")
+KINDS = (  # a page of each kind
+    "index", "path", "path/05-cross-entropy", "path/12-train", "notation", "operations", "operations/attention",
+    "layers/TransformerBlock", "layers/GPT2", "learn", "exercises/linear_equations", "museum", "results", "api/ops",
+    "contributing", "search",
+)  # fmt: skip
+
+
+FAULTY = """
+<main><h1 style="color: #999">faint</h1><p style="background: #222; color: #777">faint in the dark</p>
+<button></button><input><table><tr><th></th></tr></table><ul><p>no item</p></ul><i id="a"></i><i id="a"></i>
+<dl><dd>no term</dd></dl><p tabindex="3">first</p></main><main></main>
+<pre style="width: 9px; overflow: auto">too long</pre>
+"""
+
+
+def test_the_faults_are_found(browser):
+    browser.get("data:text/html;charset=utf-8," + quote(f'<html lang="en"><title>all</title>{FAULTY}'))
+    faults = [fault.partition(": ")[0] for fault in browser.execute_script(FAULTS)]
+    assert sorted(faults) == sorted(
+        ["no name"] * 2
+        + ["an empty header", "no item of a list", "an id twice", "no list of definitions"]
+        + ["it is out of order for the Tab key", "two landmarks of one name", "no key scrolls it"]
+        + ["contrast"] * 2
+    )
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_page_of_each_kind_is_accessible(browser, address, theme, width):
+    wrong = []
+    screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    preferred = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", preferred)
+    try:
+        for name in KINDS:
+            browser.get(f"{address}/{name}.html")
+            wait_for_parts(browser)
+            wrong += [f"{name}: {fault}" for fault in browser.execute_script(FAULTS)]
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert not wrong, "\n".join(wrong[:40])
+
+
+def wait_for_parts(browser):
+    """Until the live parts of a page are there, and what follows them has been drawn."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    ready = "return [...document.querySelectorAll('.live, .living')].every((part) => part.page)"
+    WebDriverWait(browser, 60).until(lambda _: browser.execute_script(ready))
+    browser.execute_async_script(
+        "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0], 50)))"
+    )
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

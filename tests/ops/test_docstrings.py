@@ -12,12 +12,14 @@ from scratchformer import models, nn, ops
 from scratchformer.catalogue import Sizes, derivations_of
 from scratchformer.catalogue.derivations import check
 from scratchformer.notation import DerivationError, NotationError, check_derivation
+from scratchformer.notation.grammar import walk
 
 CASES = derivations_of("operations")
 
 # Beyond these scales an exponential of the text overflows, or the gradient is a difference of equal numbers.
 # With larger logits, the loss of the only row that counts may be as small as the rounding errors of its terms.
 LARGEST_SCALES = {"tanh": 10, "softmax": 10, "cross_entropy": 2, "dense": 3, "attention": 3, "relative_attention": 3}
+ALL_OUTPUTS = re.compile(r"\b(?:all|every|each) (?:of the |the |its )?outputs?\b(?! of)")
 BACKWARDS = [name for name in ops.__all__ if name.endswith("_backward")]
 
 
@@ -117,3 +119,15 @@ def test_everything_public_has_a_docstring(module):
             protocol = attribute in ("forward", "backward")  # described once, in Layer
             if inspect.isfunction(function) and not attribute.startswith("_") and not inherited and not protocol:
                 assert function.__doc__, f"{name}.{attribute}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_where_the_text_says_all_outputs_the_sum_has_them_all(name):
+    """A number of x affects only its row of y: a sum over a part of the outputs needs other words."""
+    derivation = check(name).derivation
+    said = any(ALL_OUTPUTS.search(normal(item.text)) for item in derivation.items if item.kind in ("prose", "comment"))
+    for part in (part for item in derivation.equations if item.equation for part in item.equation.parts[1:]):
+        summed = {letter for node in walk(part) if node[:2] == ("over", "sum") for letter in node[2]}
+        for _, output, *_ in (node for node in walk(part) if node[0] == "partial"):
+            of_output = {index[1] for index in output[2]}
+            assert not (said and summed) or of_output <= summed, name

@@ -39,7 +39,7 @@ MISTAKES = {
     "InverseSquareRoot": ("/(t + 1)))", "/(t + 2)))"),
     "adam_step": ("root := 1/", "root := "),
     "sgd_step": ("(g_i + decay w0_i)", "(g_i + decay w_i)"),
-    "nesterov": ("(1 − momentum) g_i + momentum m_i", "(1 − momentum) g_i + momentum m0_i"),
+    "nesterov": ("(1 − momentum) c_i + momentum m_i", "(1 − momentum) c_i + momentum m0_i"),
     "move": ("size change_i", "size size change_i"),
     "round_into": ("out_i = x_i", "out_i = −x_i"),
     "scale": ("share x0_i", "share"),

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from scratchformer.backend import to_cpu, to_device
+from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.dispatch import fast
 from scratchformer.models import LanguageModel
 from scratchformer.nn import Param
@@ -76,6 +76,21 @@ def test_a_gradient_of_zero_gives_zero():
     assert not newton_schulz(np.zeros((3, 4), np.float32)).any()
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_matrix_of_an_array_is_taken_by_itself(device, shape, precision):
+    """Whatever the norms of the others are. On a CPU the bits are the same."""
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+        device = CPU  # the strict device has no bfloat16
+    matrices = [10.0**i * matrix(shape, i, np.float32) for i in range(6)]
+    g = to_device(np.reshape(matrices, (2, 3, *shape)), device)
+    found = to_cpu(newton_schulz(g, precision=precision))
+    assert found.shape == g.shape
+    expected = [newton_schulz(each, precision=precision) for each in matrices]
+    np.testing.assert_allclose(found.reshape(6, *shape), expected, rtol=0, atol=0 if device == CPU else 1e-3)
+
+
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_in_bfloat16_are_near_those_in_float32(shape, within):
@@ -104,7 +119,8 @@ def test_float64_is_not_rounded_to_bfloat16():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(g=np.ones(3)), r"g: expected \(I, J\), got \(3,\)"),
+        (dict(g=np.ones(3)), r"g: expected \(\.\.\., I, J\), with at least one matrix, got \(3,\)"),
+        (dict(g=np.ones((0, 2, 3))), r"g: expected \(\.\.\., I, J\), with at least one matrix, got \(0, 2, 3\)"),
         (dict(g=np.ones((2, 3), int)), "g: expected a floating-point array, got"),
         (dict(steps=-1), "steps: expected a number >= 0, got -1"),
         (dict(precision="float16"), "precision: expected one of float32, bfloat16, got 'float16'"),

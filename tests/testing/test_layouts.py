@@ -277,3 +277,10 @@ def test_a_right_backward_is_linear_at_any_scale(device):
 
     for seed, scale in enumerate([1e-3, 1, 1e2, 1e2, 1e2, 1e2]):
         check_gradients(softmax, softmax_backward, scale * X, device=device, seed=seed, max_elements=1, directions=0)
+
+
+@pytest.mark.parametrize("scale", [1e-308, 1e-311, 1e-314, 1e-317])
+def test_gradients_that_underflow_agree_with_each_other(scale):
+    """Numbers this small have few digits, so that −1024 dy may give a few digits more than dy."""
+    a, b = 1e-155, scale / 1e-155
+    check_gradients(lambda x: (a * x * b, None), lambda dy, _: dy * (b / 7) * a * 7, X)

@@ -1,18 +1,31 @@
 // The softmax of attention over rows of scores (heads, T, S), a warp for each row; p may be the same array as z. Row t of
 // sequence b may see the keys begin ... end - 1; the tables (sequences, all_T) of begin and end have one row for all
 // sequences if `shared`. The scores are those of the queries t0 ... t0 + T - 1 and the keys s0 ... s0 + S - 1.
+// If MASKED, it may see only those of them that are `allowed` in a table (B, H, all_T, all_S), in which sequences are of_B
+// rows apart and heads of_H rows, 0 if all have the same.
 // A thread has PER vectors of V neighbours of its row in registers; PER is 0 for rows that do not fit in them.
 
-#define TABLE                                                                                                         \
-    const int *begin, const int *end, Index rows, int shared, int H, int T_, int all_T, int t0, int s0, int S, REAL scale
+#if MASKED
+#define MASK , const bool *allowed, Index of_B, Index of_H, Index all_S
+#define ALLOWED const bool* seen = allowed + (head / H * of_B + head % H * of_H + t0 + row % T_) * all_S + s0;
+#define SEES(s) ((s) >= first && (s) < stop && seen[s])
+#else
+#define MASK
+#define ALLOWED
+#define SEES(s) ((s) >= first && (s) < stop)
+#endif
+#define TABLE                                                                                                          \
+    const int *begin, const int *end, Index rows, int shared, int H, int T_, int all_T, int t0, int s0, int S,         \
+        REAL scale MASK
 #define ROW                                                                                                            \
     Index row = (Index)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;                                              \
     if (row >= rows) return;                                                                                           \
     Index head = row / T_, at = (shared ? 0 : head / H) * all_T + t0 + row % T_;                                       \
-    int lane = threadIdx.x % 32, first = max(begin[at] - s0, 0), stop = min(end[at] - s0, S);
-#define SEES(s) ((s) >= first && (s) < stop)
+    int lane = threadIdx.x % 32, first = max(begin[at] - s0, 0), stop = min(end[at] - s0, S);                          \
+    ALLOWED
 #define EACH for (int i = 0; i < PER * V; ++i)
 #define SEEN EACH if (SEES(place(i / V) + i % V))
+#define SEEN_KEYS for (int s = first + lane; s < stop; s += 32) if (SEES(s))
 
 __device__ inline int place(int i) { return (i * 32 + threadIdx.x % 32) * V; }
 
@@ -47,9 +60,9 @@ extern "C" __global__ void softmax(const REAL* z, T* p, TABLE) {
     SEEN own[i] /= total;
     store(own, S, p);
 #else
-    for (int s = first + lane; s < stop; s += 32) most = max(most, z[s] * scale);
+    SEEN_KEYS most = max(most, z[s] * scale);
     most = warp_max(most);
-    for (int s = first + lane; s < stop; s += 32) total += exp(z[s] * scale - most);
+    SEEN_KEYS total += exp(z[s] * scale - most);
     total = warp_sum(total);
     for (int s = lane; s < S; s += 32) p[s] = SEES(s) ? narrow(exp(z[s] * scale - most) / total) : T(0.0f);
 #endif
@@ -69,7 +82,7 @@ extern "C" __global__ void softmax_backward(const REAL* dp, const T* p, T* da, T
     EACH d[i] = SEES(place(i / V) + i % V) ? own[i] * (d[i] - sum) * scale : 0;
     store(d, S, da);
 #else
-    for (int s = first + lane; s < stop; s += 32) sum += wide(p[s]) * dp[s];
+    SEEN_KEYS sum += wide(p[s]) * dp[s];
     sum = warp_sum(sum);
     for (int s = lane; s < S; s += 32) da[s] = SEES(s) ? narrow(wide(p[s]) * (dp[s] - sum) * scale) : T(0.0f);
 #endif

@@ -6,7 +6,9 @@ test_cuda_on_cpu.py starts this program, since it must not change the process of
     python tests/kernels/on_cpu/run.py attention FILE OLD NEW       # one of them, with a mistake planted in FILE.cu
 """
 
+import copy
 import sys
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,59 +24,77 @@ class Array(np.ndarray):
     data = property(lambda self: SimpleNamespace(ptr=self.ctypes.data))
     device = SimpleNamespace(id=0)
 
+    def __matmul__(self, other):
+        raise TypeError("a product of CuPy cannot be part of a CUDA graph")
+
 
 def as_array(x):
     return x.view(Array) if isinstance(x, np.ndarray) else x
 
 
-def multiply(x, y, out, add=False, bias=None, activation=""):
+def multiply(x, y, out, plus=None, scales=(1.0, 1.0), bias=None, activation=""):
     """What cuBLASLt would do."""
-    found = x.astype(out.dtype) @ y.astype(out.dtype)
-    found = found if bias is None else found + bias
-    out[...] = (out if add else 0) + (np.maximum(found, 0) if activation else found)
+    found = scales[0] * np.matmul(x.astype(out.dtype).view(np.ndarray), y.astype(out.dtype).view(np.ndarray))
+    found = (0 if plus is None else scales[1] * plus) + (found if bias is None else found + bias)
+    out[...] = np.maximum(found, 0) if activation else found
     return out
 
 
 def numpys(name):
-    """A function of NumPy that returns these arrays."""
+    """What NumPy has under this name; a function then returns these arrays."""
     found = getattr(np, name)
-    return found if isinstance(found, type) else lambda *args, **kwargs: as_array(found(*args, **kwargs))
+    if isinstance(found, type) or not callable(found):
+        return found
+    return lambda *args, **kwargs: as_array(found(*args, **kwargs))
 
 
 cupy = ModuleType("cupy")
 cupy.ndarray, cupy.RawKernel = Array, Kernel
-cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
+cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0), Device=nullcontext)
 cupy.__getattr__ = numpys
-sys.modules["cupy"] = cupy
+sys.modules["cupy"], sys.modules["cupy.lib.stride_tricks"] = cupy, np.lib.stride_tricks
 
-from scratchformer import ops  # noqa: E402
+from scratchformer import (  # noqa: E402
+    Key,
+    backend,
+    models,
+    ops,
+)
 from scratchformer.dispatch import TwinCache, fast, reference_only  # noqa: E402
 from scratchformer.kernels import cupy_code, cupy_products  # noqa: E402
+from scratchformer.nn import Param  # noqa: E402
 from scratchformer.ops import rounding  # noqa: E402
-from scratchformer.optim import adam, muon, optimizer  # noqa: E402
+from scratchformer.optim import Adam, AdamW, Group, Muon, adam, muon, optimizer  # noqa: E402
+from scratchformer.parallel import graphs  # noqa: E402
 from scratchformer.testing.contracts import as_tuple  # noqa: E402
 
+library = backend._library
+backend._library = lambda x: cupy if type(x) is Array else library(x)
 cupy_products.available, cupy_products.product = (lambda: True), multiply
 cupy_products.attempt = lambda *args, **options: multiply(*args, **options) is not None
 
 from scratchformer.compiler import add_all  # noqa: E402
+from scratchformer.compiler.cuda_pieces import add_pieces  # noqa: E402
 from scratchformer.compiler.cuda_target import CudaTarget  # noqa: E402
 
+add_pieces()
 add_all(CudaTarget())
 
 from scratchformer.kernels import (  # noqa: E402, F401
     cupy_adam,
     cupy_attention,
     cupy_embedding,
-    cupy_half,
     cupy_linear,
     cupy_muon,
+    cupy_relative,
 )
 
 RNG = np.random.default_rng(0)
 TYPES = [np.dtype(np.float32)]
+HALVES = {}
 if find_spec("ml_dtypes"):
     TYPES.append(np.dtype(import_module("ml_dtypes").bfloat16))
+    HALVES["float32"] = TYPES[-1]
 
 
 def draw(*shape, start=0):
@@ -84,6 +104,10 @@ def draw(*shape, start=0):
 
 def heads(T, S, H=2, G=2, D=8):
     return draw(2, H, T, D), draw(2, G, S, D), draw(2, G, S, D)
+
+
+def with_distances(T, S):
+    return *heads(T, S), draw(2, S + T - 1, 8), draw(2, 8), draw(2, 8)
 
 
 LENGTHS = np.array([5, 0])
@@ -96,6 +120,17 @@ ATTENTION = [
     (heads(8, 8, 4, 2), ops.Causal() & ops.Padding(LENGTHS)),
     (heads(20, 20), ops.Local(3)),
     (heads(3, 2100, 1, 1, 2), None),
+    (heads(20, 20), ops.Causal() & ops.Heads(ops.Local(3), ops.Strided(4))),
+    (heads(9, 14, 4, 2), ops.Causal() & (ops.SameBlock(4) | ops.BlockEnds(4, 2))),
+    (heads(260, 300), ops.Causal() & ops.Strided(7)),
+    (heads(8, 8), ops.Heads(ops.Padding(LENGTHS), ops.Strided(3))),
+    (heads(3, 2100, 2, 2, 2), ops.Strided(5)),
+]
+RELATIVE = [
+    (with_distances(7, 7), ops.Causal()),
+    (with_distances(5, 11), ops.Causal()),
+    (with_distances(1, 6), None),
+    (with_distances(6, 6), ops.Heads(ops.Local(2), ops.Strided(3))),
 ]
 CASES = [
     (ops.embedding, (RNG.integers(0, 9, (4, 5)), draw(9, 7)), {}),
@@ -104,6 +139,7 @@ CASES = [
     (ops.linear, (draw(70, 6), draw(6, 33), draw(33)), {}),
     (ops.linear, (draw(2, 3, 6), draw(9, 6).T), {}),
     *((ops.attention, (*arrays, pattern), {}) for arrays, pattern in ATTENTION),
+    *((ops.relative_attention, (*arrays, pattern), {}) for arrays, pattern in RELATIVE),
 ]
 
 
@@ -112,6 +148,8 @@ def on_gpu(x, dtype):
         return ops.Padding(as_array(x.lengths))
     if isinstance(x, ops.patterns.Both):
         return on_gpu(x.first, dtype) & on_gpu(x.second, dtype)
+    if isinstance(x, ops.Heads):
+        return ops.Heads(*(on_gpu(each, dtype) for each in x.patterns))
     if not isinstance(x, np.ndarray):
         return x
     if x.dtype != np.float64 or dtype == np.float64:
@@ -134,14 +172,28 @@ def compare(op, args, options, dtype):
         if not isinstance(cache, TwinCache) and "Cuda" not in type(cache).__name__ and op is not ops.add:
             raise TypeError(f"the twin did not run: {type(cache)}")
         dy = rounded(draw(*np.shape(y)), dtype) if np.shape(y) else 0.7
-        found = y, *as_tuple(backward(on_gpu(dy, dtype), cache))
+        found, cache_of_twin = (y, *as_tuple(backward(on_gpu(dy, dtype), cache))), cache
     with reference_only():
         y, cache = op(*(rounded(a, dtype) for a in args), **options)
         right = y, *as_tuple(backward(dy, cache))
+    if getattr(cache_of_twin, "twin", None) and cache_of_twin.twin.adds:  # the gradients once more, added to arrays
+        plus, *into = (as_array(RNG.standard_normal(f.T.shape).astype(f.dtype).T) for f in found[1:])
+        into = [x if f.flags.f_contiguous else as_array(x.copy()) for x, f in zip(into, found[2:], strict=True)]
+        right = *right, *(r + x.astype(np.float64) for r, x in zip(right[1:], (plus, *into), strict=True))
+        sums = as_tuple(backward(on_gpu(dy, dtype), cache_of_twin, into=into, plus=plus))
+        assert all(s is x for s, x in zip(sums[1:], into, strict=True))
+        found = *found, *sums
     for f, r in zip(found, right, strict=True):
         assert f.dtype in (dtype, cupy_code.real(dtype)) and f.shape == np.shape(r)
         error = np.abs(f.astype(np.float64) - r).max() / max(1e-3, np.abs(r).max())
         assert error < (2e-5 if dtype == np.float32 else 3e-2), f"relative error {error:.1e}"
+
+
+def compare_shares():
+    for norm in 0.0, 0.5, 1.0, 4.0, np.inf, np.nan:
+        with fast():
+            found = optimizer.share_for(as_array(np.array(norm)), 1.0)
+        assert type(found) is Array and found.dtype == np.float64 and found == optimizer.share_for(norm, 1.0)
 
 
 def compare_flat(dtype, start):
@@ -173,38 +225,95 @@ def compare_flat(dtype, start):
         np.testing.assert_allclose(f, r, rtol=1e-5, atol=1e-6)
 
 
-def compare_muon():
+def compare_muon(shape, precision):
     """The factors are the same bfloat16 numbers in both, so only the order of sums may differ."""
     products = []
-    cupy_muon.product = lambda *args: products.append(args) or multiply(*args)
-    for shape in (6, 6), (4, 9), (9, 4):
-        g = draw(*shape).astype(np.float32)
-        with fast():
-            found = muon.newton_schulz(as_array(g), precision="bfloat16")
-        if not products:
-            raise TypeError("the twin did not run")
-        right = muon.newton_schulz.reference(g, precision="bfloat16")
-        assert found.shape == shape
-        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
-
-
-def compare_in_half():
-    """Attention by relative positions has no kernels in half precision."""
-    import ml_dtypes
-
-    args = *heads(5, 7), draw(2, 11, 8), draw(2, 8), draw(2, 8)
-    dy = draw(2, 2, 5, 8)
-    halves = [as_array(a.astype(ml_dtypes.bfloat16)) for a in (*args, dy)]
+    cupy_muon.product = lambda *args, **scales: products.append(args) or multiply(*args, **scales)
+    g = draw(*shape).astype(np.float32) * draw(*shape[:-2], 1, 1).astype(np.float32)
     with fast():
-        y, cache = ops.relative_attention(*halves[:-1])
-        assert cache.twin.forward.__module__ == cupy_half.__name__
-        found = y, *ops.relative_attention_backward(halves[-1], cache)
+        found = muon.newton_schulz(as_array(g), precision=precision)
+    assert len(products) == 3 * muon.STEPS, "the twin did not run"
+    right = muon.newton_schulz.reference(g, precision=precision)
+    assert found.shape == shape
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
+
+
+SHAPES = [(9, 7), (7, 9), (5,), (6, 6), (9, 7), (300,), (6, 6), (40, 3), (1,)]
+
+
+def compare_pieces(kind, dtype, decay, count):
+    """Two steps of an optimizer. All parameters that are treated alike are changed in one call of each kernel; of
+    matrices only those of one shape, but some of them may be transposed. Adam's own weight decay takes one by one.
+    """
+    calls, values = [], [draw(*shape).astype(dtype) for shape in SHAPES]
+    gradients = [[draw(*shape).astype(dtype) for shape in SHAPES] for _ in range(2)]
+    groups = [Group("p4", lr=0.5), Group("p7", frozen=True), Group("p3", weight_decay=0.0)]
+    states = []
+    for on_gpu in False, True:
+        params = [Param(x.copy(), f"p{i}") for i, x in enumerate(values)]
+        made = kind(params, 0.1, weight_decay=decay, groups=groups, **({"hidden": "*"} if kind is Muon else {}))
+        flat, half = made.flats[0], np.zeros(made.flats[0].data.size, HALVES.get(dtype.name, dtype))
+        share = 0.5
+        if on_gpu:
+            half, share = as_array(half), as_array(np.array(share))
+            for owner, name in (flat, "_data"), (flat, "_grad"), (made, "m"), (made, "v"):
+                setattr(owner, name, as_array(getattr(owner, name)))
+        with fast() if on_gpu else reference_only(), arrays_of(cupy if on_gpu else np, calls):
+            for step in gradients:
+                for p, g in zip(params, step, strict=True):
+                    p.grad[...] = g
+                made.step(share=share, half=half)
+        states.append([np.array(x) for x in (flat.data, made.m, made.v, half)])
+    assert len(calls) == count * len(gradients), f"kernels: {len(calls)}"
+    for found, right in zip(*states, strict=True):
+        limit = 1e-12 if dtype == np.float64 else 2e-5 if found.dtype == dtype else 1e-2
+        np.testing.assert_allclose(found.astype(np.float64), right.astype(np.float64), rtol=limit, atol=limit)
+
+
+@contextmanager
+def arrays_of(library, calls):
+    """Inside the block the optimizers take their arrays for those of a library. The calls of kernels are collected."""
+    before, run = optimizer.array_module, Kernel.__call__
+    modules = optimizer, muon
+    for module in modules:
+        module.array_module = lambda *arrays: library
+    Kernel.__call__ = lambda self, *args: calls.append(self.name) or run(self, *args)
+    yield
+    Kernel.__call__ = run
+    for module in modules:
+        module.array_module = before
+
+
+MODELS = [
+    (models.LanguageModel, dict(dropout=0.2)),
+    (models.TransformerXL, dict(memory=7, dropout=0.2)),
+    (models.SparseTransformer, dict(stride=3)),
+    (models.SparseTransformer, dict(stride=3, kind="fixed", width=2, merged=True, dropout=0.2)),
+]
+
+
+def compare_model(kind, options):
+    """The gradient of a model as it is recorded: where random numbers start is in an array, and so is the factor."""
+    key = Key(1)
+    ids = [RNG.integers(0, 9, (2, 12)) for _ in range(2)]
+    memory = [draw(2, 2, 7, 8).astype(np.float32)] * (kind is models.TransformerXL)
+    starts, there = graphs.Starts(cupy), kind(9, d_model=8, heads=2, depth=2, context=12, **options)
+    here = copy.deepcopy(there)
+    for p in there.parameters():
+        p.bind(as_array(p.data), as_array(p.grad), None)
+    with fast():
+        for _ in range(2):  # once to know which keys there are
+            starts.put(key)
+            there.zero_grad()
+            loss, cache = there.loss(*map(as_array, (*ids, *memory)), key=graphs.RecordedKey(starts))
+            there.loss_backward(as_array(np.array(0.25, np.float32)), cache)
     with reference_only():
-        y, cache = ops.relative_attention(*args)
-        right = y, *ops.relative_attention_backward(dy, cache)
-    for f, r in zip(found, right, strict=True):
-        assert f.dtype == ml_dtypes.bfloat16
-        np.testing.assert_allclose(f.astype(np.float64), r, rtol=0.05, atol=0.05 * np.abs(r).max())
+        right, cache = here.loss(*ids, *memory, key=key)
+        here.loss_backward(0.25, cache)
+    assert (len(starts.places) > 0) == ("dropout" in options)
+    np.testing.assert_allclose(loss, right, rtol=1e-5)
+    for found, p in zip(there.parameters(), here.parameters(), strict=True):
+        np.testing.assert_allclose(found.grad, p.grad, rtol=1e-3, atol=1e-5)
 
 
 def plant(file, old, new):
@@ -231,7 +340,14 @@ if __name__ == "__main__":
         for dtype in TYPES[: 1 if mistake else None]
     ]
     checks += [("adam_step", start, partial(compare_flat, TYPES[0], start)) for start in (0, 1)]
-    checks += [("newton_schulz", "", compare_muon), ("relative_attention", "", compare_in_half)]
+    checks.append(("pieces", "share_for", compare_shares))
+    checks += [("model", kind.__name__, partial(compare_model, kind, options)) for kind, options in MODELS]
+    for kind, decay, count in (Adam, 0.0, 4), (Adam, 0.3, 8), (AdamW, 0.3, 6), (Muon, 0.3, 23):
+        for dtype in (TYPES[0], np.dtype(np.float64))[: 1 if kind is Muon else 2]:
+            checks.append(("pieces", (kind.__name__, decay, dtype), partial(compare_pieces, kind, dtype, decay, count)))
+    for shape in (6, 6), (9, 4), (3, 4, 9), (2, 40, 33), (2, 1, 9, 4):
+        for precision in ("float32", "bfloat16")[: 1 if max(shape) > 9 else 2]:  # large ones differ after rounding
+            checks.append(("newton_schulz", (shape, precision), partial(compare_muon, shape, precision)))
     checks = [check for check in checks if only in (None, check[0])]
     if not checks:
         sys.exit(f"{only}: there is no such case")

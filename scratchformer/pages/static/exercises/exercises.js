@@ -12,6 +12,9 @@
     return node;
   };
 
+  /** Does something when what was changed before can be seen. */
+  const afterPaint = (act) => requestAnimationFrame(() => setTimeout(act));
+
   class Page {
     constructor(section) {
       this.section = section;
@@ -22,6 +25,7 @@
         mark: element.querySelector(".mark"),
       }));
       this.lines = this.data.start.split("\n");
+      this.numbers = new Map([...section.querySelectorAll("[data-number]")].map(({ dataset }) => [dataset.line, dataset.number]));
       this.keep = KEPT + this.data.name;
       this.kept = this.read();
       this.build();
@@ -31,11 +35,11 @@
         blank.input.addEventListener("focus", () => { this.last = blank; });
         blank.input.addEventListener("keydown", (event) => { if (event.key === "Enter") this.check(blank); });
         blank.input.addEventListener("change", () => { if (this.checked !== this.text()) this.check(); });
-        if (blank.input.value) this.show(blank);
+        if (blank.input.value) afterPaint(() => this.show(blank));
       }
       [this.last] = this.blanks;
       if (this.blanks.some(({ input }) => input.value)) this.check();
-      else setTimeout(() => this.python, 0); // so that the first answer is checked at once
+      else afterPaint(() => this.python); // so that the first answer need not wait for it
     }
 
     /** The checks of this exercise; Python is started when they are first needed. */
@@ -107,15 +111,34 @@
     mark({ element, mark, says, input }, state, message = "") {
       element.dataset.state = state;
       mark.textContent = { right: "✓", wrong: "✗" }[state] || "";
-      says.textContent = message || { right: "true" }[state] || "";
+      says.textContent = message || { right: "true", checking: "checking…" }[state] || "";
       input.setAttribute("aria-invalid", state === "wrong");
     }
 
-    /** The verdict of the course. Each line is marked: right above the first that is wrong or blank. */
+    /** A message with the numbers that lines have on the page, in place of those in the file. */
+    numbered(message) {
+      const [{ name }] = this.data.runs;
+      return message.replaceAll(`${name}: line `, "line ").replace(/\bline (\d+)\b/g, (text, line) => (this.numbers.has(line) ? `line ${this.numbers.get(line)}` : text));
+    }
+
+    /** The verdict, which takes seconds. from: the line that asks for it. */
     check(from = null) {
       this.save();
       this.checked = this.text();
-      const { passed, message, line, reached } = JSON.parse(this.python.grade(this.checked));
+      if (this.section.ariaBusy !== "true") afterPaint(() => this.judge());
+      this.section.ariaBusy = "true";
+      this.from = from;
+      this.mark(from || this.last, "checking");
+      this.verdict.replaceChildren(make("p", { textContent: "checking…" }));
+    }
+
+    /** The verdict of the course. Each line is marked: right above the first that is wrong or blank. */
+    judge() {
+      const { from } = this;
+      const found = JSON.parse(this.python.grade(this.checked));
+      const { passed, line, reached } = found;
+      const message = this.numbered(found.message);
+      this.section.ariaBusy = "false";
       const blank = message.includes("is still blank");
       for (const each of this.blanks) {
         const above = passed || (reached && line > 0 && each.line < line);
@@ -131,7 +154,6 @@
         const next = this.blanks.find((each) => each.line > from.line && each.element.dataset.state !== "right");
         if (next) next.input.focus();
       }
-      return passed;
     }
 
     done() {
@@ -158,8 +180,8 @@
         const [head, end] = this.lines[line - 1].split(/\?(?= for |$)/);
         input.value = solution[line - 1].slice(head.length, solution[line - 1].length - end.length);
       }
-      this.blanks.forEach((blank) => this.show(blank));
       this.check();
+      this.blanks.forEach((blank) => afterPaint(() => this.show(blank)));
     }
 
     reset() {

@@ -100,6 +100,10 @@
 
     write(node) {
       const [kind, a, b] = node;
+      if (kind === "over" && a !== "softmax" && this.e && b.some((letter) => letter in this.e)) { // its letters are its own
+        const rest = Object.fromEntries(Object.entries(this.e).filter(([letter]) => !b.includes(letter)));
+        return new Writer(this.model, this.line, rest, this.numbers).write(node);
+      }
       const numeric = this.numbers && this.known(node);
       if (kind === "num") return escape(a === null ? "∞" : node[2] || String(a));
       if (kind === "idx") return this.index(node);
@@ -186,14 +190,14 @@
       if (place) table.append(make("caption", {}, place));
       if (shape.length) {
         const corner = rows > 1 ? `${down}${down && across ? "\\" : ""}${across}` : this.letters[shape.length - 1] || "";
-        const head = make("tr", {}, make("th", {}, corner));
+        const head = make("tr", {}, make(corner ? "th" : "td", {}, corner));
         for (let j = 0; j < columns; j++) head.append(make("th", { scope: "col" }, String(j)));
         table.append(make("thead", {}, head));
       }
       const body = make("tbody");
       for (let i = 0; i < rows; i++) {
         const row = make("tr");
-        if (shape.length) row.append(make("th", { scope: "row" }, rows > 1 ? String(i) : ""));
+        if (shape.length) row.append(rows > 1 ? make("th", { scope: "row" }, String(i)) : make("td"));
         for (let j = 0; j < columns; j++) row.append(this.cell((panel * rows + i) * columns + j));
         body.append(row);
       }
@@ -305,7 +309,7 @@
       this.listen();
       this.refresh();
       this.check();
-      this.show(this.cards.find((card) => card.grid).grid.firstFace);
+      this.show((this.cards.find((card) => this.isSum(card)) || this.cards.find((card) => card.grid)).grid.firstFace);
       root.classList.add("ready");
     }
 
@@ -321,7 +325,7 @@
       clearTimeout(this.waiting);
       cancelAnimationFrame(this.scheduled);
       this.made.remove();
-      this.root.classList.remove("planted", "comparing", "pinned");
+      this.root.classList.remove("planted", "comparing", "pinned", "asked");
       this.root.page = new Page(this.root, level, this);
       showLevel(level);
     }
@@ -345,8 +349,8 @@
       this.lists = { forward: make("div", { class: "live-cards" }), backward: make("div", { class: "live-cards" }) };
       const backward = this.firstBackward();
       this.model.lines.forEach((line, i) => {
-        const card = this.lineCard(line, i, i < backward ? "forward" : "backward");
-        if (card) this.lists[card.part].append(...this.nameOfPart(i, card.part), card.element);
+        const card = this.lineCard(line, this.data.items[i], i < backward ? "forward" : "backward");
+        if (card) this.place(i, card.part).append(card.element);
       });
       for (const [part, list] of Object.entries(this.lists)) {
         if (list.childElementCount) this.made.append(make("h3", {}, part === "forward" ? "Forward" : "Backward"), list);
@@ -360,7 +364,7 @@
         make("b", {}, "Point at any number"), ": its terms appear below, and the numbers it came from light up. Click to keep it selected."));
       const { extensions } = this.whole;
       if (!extensions.length) return element;
-      const switches = extensions.map((title, i) => make("label", {},
+      const switches = extensions.map(({ title }, i) => make("label", { hidden: this.isOutside(i, this.level) },
         make("input", { type: "checkbox", checked: Boolean((this.level >> i) & 1), onchange: () => this.toggle(i) }), ` ${title}`));
       const note = this.level ? "What is added or changed is marked." : "";
       element.append(make("fieldset", { class: "live-extensions" }, make("legend", {}, "Add:"), ...switches,
@@ -368,8 +372,16 @@
       return element;
     }
 
+    /** Whether a level has not the extension that another one is within. */
+    isOutside(extension, level) {
+      const { extensions } = this.whole;
+      const of = extensions.findIndex(({ title }) => title === extensions[extension].within);
+      return of >= 0 && !((level >> of) & 1);
+    }
+
     toggle(extension) {
-      this.to(this.level ^ (1 << extension));
+      const level = this.level ^ (1 << extension);
+      this.to(this.whole.extensions.reduce((kept, _, i) => (this.isOutside(i, kept) ? kept & ~(1 << i) : kept), level));
       this.root.querySelectorAll(".live-extensions input")[extension].focus();
     }
 
@@ -398,7 +410,8 @@
     }
 
     inputCards() {
-      const list = make("div", { class: "live-cards live-inputs" });
+      const [list, folded] = ["div", "div"].map((tag) => make(tag, { class: "live-cards live-inputs" }));
+      const inFold = this.data.folded || [];
       for (const name of this.data.inputs) {
         const array = this.model.array(name);
         const range = this.data.ranges[name] || null;
@@ -410,9 +423,10 @@
         if (of) title.append(` = ∂L/∂${letterOf(of[0])}, the upstream gradient: choose any`);
         const added = this.isAdded("inputs", name) ? " added" : "";
         const caption = make("figcaption", { class: of ? "live-upstream" : "" }, title);
-        list.append(make("figure", { class: `live-card${added}` }, caption, grid.element));
+        (inFold.includes(name) ? folded : list).append(make("figure", { class: `live-card${added}` }, caption, grid.element));
       }
-      return make("div", {}, make("h3", {}, "Inputs"), list);
+      const fold = inFold.length ? [this.fold(`The weights${inFold.includes("m") ? ", and the mask m" : ""}`, folded)] : [];
+      return make("div", {}, make("h3", {}, "Inputs"), list, ...fold);
     }
 
     /** The number of the first line of the backward: one with a gradient or a derivative. */
@@ -422,25 +436,50 @@
       return found < 0 ? this.model.lines.length : found;
     }
 
-    /** In a layer that is made of others, the name of the one that a line is from, where it begins. */
-    nameOfPart(i, direction) {
-      const { part } = this.data.items[i];
+    /** Where the card of a line stands. In a layer that is made of others, the lines of one are folded under its call. */
+    place(i, direction) {
       const list = this.lists[direction];
-      if (part === undefined || list.dataset.last === part) return [];
-      list.dataset.last = part;
-      return [make("h4", {}, part || this.data.name.split(",")[0])];
+      const { call } = this.data.items[i];
+      if (call === undefined) return list;
+      if (this.call !== call) {
+        this.call = call;
+        const { result } = this.data.calls[call];
+        const lines = this.data.items.flatMap((item, k) => (item.call === call ? [k] : []));
+        const card = this.lineCard(this.model.lines[lines.find((k) => this.model.lines[k].name === result)], this.data.calls[call], direction);
+        this.inside = make("div", { class: "live-cards" });
+        card.element.append(this.fold(`${lines.length} equations`, this.inside));
+        list.append(card.element);
+      }
+      return this.inside;
     }
 
-    lineCard(line, i, part) {
+    fold(title, ...content) {
+      return make("details", { class: "live-fold", ontoggle: () => this.step !== null && this.go(null) }, make("summary", {}, title), ...content);
+    }
+
+    /** Whether a card, in a layer that is made of others, adds up the gradients of two ways. */
+    isSum({ i, part, grid }) {
+      return this.data.calls && part === "backward" && grid && this.data.items[i].call === undefined;
+    }
+
+    /** The cards that are not folded. */
+    get steps() {
+      return this.cards.filter(({ element }) => !element.parentElement.closest(".live-fold:not([open])"));
+    }
+
+    /** The card of a line, or of a call that the line gives the result of. */
+    lineCard(line, item, part) {
       if (line.isShortName()) return null;
+      const i = line.number;
       const body = make("div", { class: "live-body" });
       const badge = make("span", { class: "live-badge" });
       const equation = make("span", { class: "live-equation" });
-      equation.append(this.typeset(this.data.items[i]));
+      equation.append(this.typeset(item));
       const planted = make("span", { class: "live-equation live-planted" });
       const element = make("figure", { class: "live-card live-line", "data-line": i }, make("figcaption", {}, equation, planted, badge), body);
-      element.classList.toggle("added", this.isAdded("items", this.data.items[i]));
-      const card = { i, part, grid: null, numerical: null, wrong: 0, badge, planted, body, element };
+      const call = item !== this.data.items[i];
+      element.classList.toggle("added", !call && this.isAdded("items", item));
+      const card = { i, part, call, grid: null, numerical: null, wrong: 0, badge, planted, body, element };
       this.fill(card);
       this.cards.push(card);
       return card;
@@ -488,7 +527,7 @@
       const { shape } = this.model.array(name);
       for (const line of this.model.lines) {
         const node = line.find(name);
-        if (node && node[2].every((index) => index[0] === "idx")) return this.pad(node[2].map((index) => index[1]), shape);
+        if (node && node[2].length && node[2].every((index) => index[0] === "idx")) return this.pad(node[2].map((index) => index[1]), shape);
       }
       return shape.map(() => "");
     }
@@ -515,8 +554,10 @@
       this.all = make("button", { type: "button", "aria-pressed": "true", onclick: () => this.go(null) }, "All lines");
       const steps = make("div", { class: "live-steps", role: "group", "aria-label": "Step through the derivation" },
         make("span", { class: "live-wide" }, "Line by line:"),
-        button("Previous line", "◀", () => this.move(-1)), button("Next line", "▶", () => this.move(1)), this.all, this.counter);
-      return make("div", { class: "live-dock" }, steps, this.terms);
+        button("Previous line", "◀", () => this.move(-1)), button("Next line", "▶", () => this.move(1)), this.all, this.counter,
+        make("button", { type: "button", class: "live-close", "aria-label": "Hide the terms", onclick: () => this.let() }, "×"));
+      this.bar = make("div", { class: "live-dock" }, steps, this.terms);
+      return this.bar;
     }
 
     // what the reader does
@@ -532,7 +573,7 @@
       });
       root.addEventListener("focusin", (event) => {
         const face = faceOf(event);
-        if (face) this.glance(face);
+        if (face) this.glance(face, true);
         if (face && face.grid.editable) face.select();
       });
       root.addEventListener("click", (event) => {
@@ -603,8 +644,7 @@
 
     key(event, face) {
       if (event.key === "Escape") {
-        this.pin(null);
-        this.rest();
+        this.let();
       } else if (face && face.grid.editable) {
         this.keyOfInput(event, face);
       } else if (face) {
@@ -704,17 +744,18 @@
       delete this.summary.dataset.names;
       this.root.classList.toggle("planted", Boolean(mistake));
       for (const card of this.cards) {
-        const here = mistake !== null && mistake.line === card.i;
+        const here = mistake !== null && mistake.line === card.i && !card.call;
         card.element.classList.toggle("mistaken", here);
         card.planted.replaceChildren();
         if (!here) continue;
         card.planted.append(this.typeset(mistake));
+        this.unfold(card);
       }
       this.refresh();
     }
 
     move(by) {
-      const last = this.cards.length - 1;
+      const last = this.steps.length - 1;
       const from = this.step === null ? (by > 0 ? -1 : last + 1) : this.step;
       this.go(Math.min(last, Math.max(0, from + by)));
     }
@@ -722,11 +763,13 @@
     go(step) {
       this.step = step;
       this.all.setAttribute("aria-pressed", String(step === null));
-      const now = step === null ? null : this.cards[step];
-      this.counter.textContent = now ? `Line ${step + 1} of ${this.cards.length}, ${now.part}` : "";
+      const { steps } = this;
+      const now = step === null ? null : steps[step];
+      this.counter.textContent = now ? `Line ${step + 1} of ${steps.length}, ${now.part}` : "";
       const reads = new Set(now ? this.model.lines[now.i].mentions() : []);
-      this.cards.forEach((card, k) => {
-        card.element.classList.toggle("now", k === step);
+      this.cards.forEach((card) => {
+        const k = steps.indexOf(card);
+        card.element.classList.toggle("now", card === now);
         card.element.classList.toggle("later", step !== null && k > step);
         card.element.inert = step !== null && k > step;
       });
@@ -820,7 +863,13 @@
       this.summary.replaceChildren(wrong.length ? "Wrong now: " : "With these numbers, nothing is wrong.", ...wrong.map(go));
     }
 
+    unfold({ element }) {
+      const fold = element.parentElement.closest(".live-fold");
+      if (fold) fold.open = true;
+    }
+
     reveal(card, block = "nearest") {
+      this.unfold(card);
       const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
       card.element.scrollIntoView({ block, behavior: still ? "auto" : "smooth" });
     }
@@ -829,13 +878,27 @@
 
     pin(face) {
       this.pinned = face === this.pinned ? null : face;
-      if (face) this.show(face);
+      if (face) this.ask(face, true);
       this.root.classList.toggle("pinned", Boolean(this.pinned));
     }
 
+    /** Shows a number that the reader has asked for. If it was touched, it comes out from under the bar, which opens. */
+    ask(face, touched) {
+      this.root.classList.add("asked");
+      this.show(face);
+      if (touched && face.getBoundingClientRect().bottom > this.bar.getBoundingClientRect().top) face.scrollIntoView({ block: "nearest" });
+    }
+
+    /** No number is shown any more. */
+    let() {
+      this.pin(null);
+      this.rest();
+      this.root.classList.remove("asked");
+    }
+
     /** Shows a number, unless another is held. */
-    glance(face) {
-      if (!this.pinned) this.show(face);
+    glance(face, touched = false) {
+      if (!this.pinned) this.ask(face, touched);
     }
 
     unmark() {
@@ -895,13 +958,13 @@
         return;
       }
       for (const [name, p] of found.entries) this.mark(name, p, "source");
-      const name = new Writer(this.model, line, found.e, false).write(line.parts[0]);
-      const letters = new Writer(this.model, line, null, false).write(found.part);
+      const writer = new Writer(this.model, line, found.e, false);
+      const name = writer.write(line.parts[0]);
       const right = grid.cells[position].wrong;
       const [text, other] = right === null ? [long(found.value)] : apart(found.value, right, long);
       const wrong = right === null ? "" : ` <span class="live-right">≠ ${other}, which is right</span>`;
       const total = `<span class="live-total" data-value="${found.value}">${text}</span>`;
-      const sides = found.part === line.parts[0] ? [name] : [name, letters];
+      const sides = found.part === line.parts[0] ? [name] : [name, writer.write(found.part)];
       const parts = [`<p class="live-title">${[...sides, total].join(" = ")}${wrong}</p>`, this.list(line, found.terms, true)];
       for (const { node, e, value, terms } of found.inner) {
         const among = node[1] === "sum" || node[1] === "mean" ? "" : " among";

@@ -5,7 +5,7 @@
 "use strict";
 
 (function () {
-  const { Step, Picture, Text, tasks, product, sized, sizeOf } = globalThis.Living;
+  const { Step, stepOfMuon, Picture, Text, tasks, product, sized, sizeOf } = globalThis.Living;
   const { make, Writer, listed, long, short, letterOf } = globalThis.Live;
   const PACE = 95; // milliseconds for each call while it plays
   const BUDGET = 9; // milliseconds of training in each frame
@@ -48,6 +48,7 @@
       this.task = tasks[this.plan.task];
       const [of, settings, lr] = this.data.optimizers[optimizer];
       this.update = this.data.steps[of];
+      this.mistakes = [...this.plan.mistakes, ...this.update.mistakes];
       this.settings = { lr: this.choice.rate || lr, ...this.data.settings, ...settings };
       this.weights = beginning(this.plan, this.sizes);
       this.step = new Step(this.plan, this.weights);
@@ -99,11 +100,12 @@
       const clipping = make("label", { title: `a gradient whose norm is above ${this.data.settings.max_norm} is scaled down to it` }, clip, "clip the gradient");
       this.mistake = make("select", { "aria-label": "plant a known mistake in the backward", onchange: () => this.plant(this.mistake.selectedIndex - 1) },
         make("option", {}, "no mistake"),
-        ...this.plan.mistakes.map(({ operation, title }) => make("option", {}, `${operation}: ${title[0].toLowerCase()}${title.slice(1)}`)));
+        ...this.mistakes.map(({ operation, title }) => make("option", {}, `${operation}: ${title[0].toLowerCase()}${title.slice(1)}`)));
       this.status = make("p", { class: "living-status", role: "status" });
       this.bar = make("div", { class: "living-bar" }, this.playing, once, this.training, again,
         make("label", { class: "living-mistake" }, "sabotage ", this.mistake));
-      this.parts = make("div", { class: "living-bar living-parts" }, model, ...chosen, optimizer, rate, clipping);
+      this.parts = make("details", { class: "living-parts", open: Boolean(this.choice.unfolded), ontoggle: () => { this.choice.unfolded = this.parts.open; } },
+        make("summary", {}, "Another model or optimizer"), make("div", { class: "living-bar" }, model, ...chosen, optimizer, rate, clipping));
       this.tokens = make("p", { class: "living-tokens" });
       this.curve = make("canvas", { width: 640, height: 250, role: "img", "aria-label": "the loss after each step" });
       this.probe = make("span", { hidden: true }); // computes the colours of the theme
@@ -158,12 +160,27 @@
         const line = Math.min(grid.lines - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * grid.lines)));
         return [grid, (panel * grid.lines + line) * grid.columns + column];
       };
+      let drag = null;
+      element.addEventListener("pointerdown", (event) => {
+        const here = under(event);
+        if (here && this.isWeight(here[0])) drag = { here, x: event.clientX, start: here[0].value(this.step, here[1]), moved: false };
+      });
       element.addEventListener("pointermove", (event) => {
+        if (drag && Math.abs(event.clientX - drag.x) > 3) {
+          if (!drag.moved) element.setPointerCapture(event.pointerId);
+          drag.moved = true;
+          if (this.mode === "play") this.stop();
+          this.change(drag.start + (event.clientX - drag.x) * 0.02, drag.here);
+        }
+        if (drag) return;
         const here = under(event);
         if (here && !this.pinned && this.mode !== "train") this.point(...here);
       });
+      addEventListener("pointerup", () => setTimeout(() => { drag = null; })); // after the click
+      element.addEventListener("pointercancel", () => { drag = null; });
       element.addEventListener("pointerleave", () => { if (!this.pinned) this.rest(); });
       element.addEventListener("click", (event) => {
+        if (drag && drag.moved) return;
         const here = under(event);
         const array = event.target.closest(".living-array");
         if (here) this.pin(...here);
@@ -237,13 +254,13 @@
     once() {
       this.losses.push(this.step.loss());
       if (this.wrong) this.wrongLosses.push(this.wrong.loss());
-      const how = { source: this.update.source, clip: this.choice.clip && this.data.clip, settings: this.settings };
+      const how = { source: this.update.source, muon: this.data.steps, clip: this.choice.clip && this.data.clip, settings: this.settings };
       const { w, m, v } = this.shown();
       const given = { w0: w, m0: m, v0: v, velocity0: m };
       this.before ??= Object.fromEntries([...Object.keys(given), "g"].map((name) => [name, new Float64Array(w.length)]));
       for (const [name, array] of Object.entries(given)) this.before[name].set(array);
       for (const step of this.steps()) {
-        step.update(how);
+        step.update(step === this.wrong && this.planted.source ? { ...how, source: this.planted.source } : how);
         step.carry();
       }
       this.before.g.set(this.shown().given);
@@ -358,7 +375,7 @@
 
     plant(number) {
       this.stop();
-      const mistake = this.plan.mistakes[number] || null;
+      const mistake = this.mistakes[number] || null;
       this.wrong = null;
       if (mistake && mistake.plan && !models()[mistake.plan]) {
         load(this.root, [mistake.plan], () => load(this.root, neededBy(mistake.plan), () => this.plant(number)));
@@ -372,8 +389,8 @@
       this.root.classList.toggle("planted", Boolean(mistake));
       for (const node of this.picture.nodes.values()) node.classList.remove("mistaken");
       if (mistake) {
-        this.plan.calls.forEach((call) => {
-          if (call.function in mistake.functions) this.picture.nodes.get(call.forward).classList.add("mistaken");
+        this.plan.calls.forEach((call, number) => {
+          if (call.function in mistake.functions) this.picture.nodes.get(call.forward ?? number).classList.add("mistaken");
         });
       }
       this.planted = mistake;
@@ -387,7 +404,7 @@
       this.verdict.replaceChildren();
       for (const grid of this.picture.grids) grid.button.classList.remove("wrong");
       if (!this.planted) return;
-      const { effect, right, wrong, code } = this.planted;
+      const { effect, right, wrong, code, source, line, html } = this.planted;
       let [square, all] = [0, 0];
       this.step.g.forEach((x, i) => { square += (x - this.wrong.g[i]) ** 2; all += x * x; });
       const share = Math.sqrt(square / all);
@@ -398,11 +415,12 @@
       }
       const verdict = make("p", {}, share > 1e-9
         ? `The gradient is off by ${short(100 * share)}% of its length. `
-        : "With the initial weights, it does not change the gradient yet. ", effect);
+        : source ? "The gradient is right, but not the step that is made of it. "
+          : "With the initial weights, it does not change the gradient yet. ", effect);
       this.race = make("p", { class: "living-race" });
       const pair = make("p", { class: "living-equations" });
       if (code) pair.append(...code.map((text, i) => make("code", { class: i ? "wrong" : "right" }, text)));
-      else pair.innerHTML = `<span class="right">${right}</span><span class="wrong">${wrong}</span>`;
+      else pair.innerHTML = `<span class="right">${right || this.update.items[line].html}</span><span class="wrong">${wrong || html}</span>`;
       this.verdict.append(pair, verdict, this.race);
     }
 
@@ -527,7 +545,7 @@
       this.picture.unmark();
       this.grid = null;
       this.table.replaceChildren();
-      this.explained.replaceChildren(make("p", { class: "living-hint" }, "Point at any number in the picture: its terms appear here, and the numbers that it was made of light up. Click to keep it."));
+      this.explained.replaceChildren(make("p", { class: "living-hint" }, "Point at any number in the picture: its terms appear here, and the numbers that it was made of light up. Click to keep it. Drag a weight sideways to change it."));
     }
 
     pin(grid, i) {
@@ -568,10 +586,14 @@
       this.fill();
     }
 
-    /** A weight gets another value, and everything is computed again. */
-    change(value) {
+    /** Whether a grid shows weights, not their gradients. */
+    isWeight(grid) {
+      return !grid.gradient && this.plan.buffers[grid.buffer].role === "parameter";
+    }
+
+    /** A weight gets another value, by default the one that is kept, and everything is computed again. */
+    change(value, [grid, i] = this.pinned) {
       if (!Number.isFinite(value)) return;
-      const [grid, i] = this.pinned;
       for (const step of this.steps()) {
         step.arrays[grid.buffer][grid.at(i)] = value;
         step.forward();
@@ -650,14 +672,24 @@
 
     /** How the last step of the optimizer computed a weight, in the terms of its equations. */
     updated(at) {
-      const { update } = this;
-      const decays = this.settings.decay && this.shapeAt(at).length > 1;
-      const given = { ...this.settings, steps: this.shown().steps, decay: decays ? this.settings.lr * this.settings.decay : 0 };
-      const arrays = Object.fromEntries(Object.entries(update.arrays).map(([name, { shape }]) => (
-        [name, { shape: shape.map(() => 1), data: [shape.length ? this.before[name][at] : given[name]] }]
-      )));
-      const shapes = Object.fromEntries(Object.entries(update.shapes).map(([name, shape]) => [name, shape.map(() => 1)]));
-      const model = Live.model({ ...update, arrays, shapes });
+      const number = this.plan.parameters.findLast((each) => this.offset(each) <= at);
+      const { shape } = this.plan.buffers[number];
+      const { adam_lr, lr, decay } = this.settings;
+      const title = `<p class="living-inner">The last step of ${this.choice.optimizer}:</p>`;
+      const before = Object.fromEntries(Object.entries(this.before).map(([name, array]) => [name, array[at]]));
+      if (adam_lr && this.plan.matrices.includes(number)) return title + this.updatedInMatrix(number, at - this.offset(number), before);
+      const rate = adam_lr || lr;
+      const given = { ...this.settings, ...before, steps: this.shown().steps, lr: rate, decay: shape.length > 1 ? rate * decay : 0 };
+      return title + this.stepOfOne(this.update, given);
+    }
+
+    /** The lines of a step for one number. given: what they start from, by name. */
+    stepOfOne(step, given) {
+      const arrays = Object.fromEntries(Object.entries(step.arrays).map(([name, { shape }]) => [name, { shape: shape.map(() => 1), data: [given[name]] }]));
+      const shapes = Object.fromEntries(Object.entries(step.shapes).map(([name, shape]) => [name, shape.map(() => 1)]));
+      const model = Live.model({ ...step, arrays, shapes });
+      const mistake = step.mistakes.includes(this.planted) ? this.planted : null;
+      model.plant(mistake);
       const seen = new Set();
       const lists = model.lines.flatMap((line, i) => {
         const name = line.target();
@@ -665,14 +697,26 @@
         seen.add(name);
         const { value, terms } = model.terms(i, 0);
         const title = `${letterOf(name)} = <b data-update="${name}" data-value="${value}">${long(value)}</b>`;
-        return [`<p class="living-equation">${update.items[i].html}</p><p>${title}</p>${listed(model, line, terms)}`];
+        return [`<p class="living-equation">${(mistake && mistake.line === i ? mistake : step.items[i]).html}</p><p>${title}</p>${listed(model, line, terms)}`];
       });
-      return `<p class="living-inner">The last step of ${this.choice.optimizer}:</p>${lists.reverse().join("")}`;
+      return lists.reverse().join("");
     }
 
-    /** The shape of the parameter that holds a weight. */
-    shapeAt(at) {
-      return this.plan.buffers[this.plan.parameters.findLast((number) => this.offset(number) <= at)].shape;
+    /** The step of Muon for a number of a matrix, from the last part to the first. */
+    updatedInMatrix(number, i, before) {
+      const { nesterov, move, newton_schulz: { last, computed, numbers, equations } } = this.data.steps;
+      const { shape } = this.plan.buffers[number];
+      const part = (name) => this.before[name].slice(this.offset(number), this.offset(number) + product(shape));
+      const made = stepOfMuon(this.data.steps, shape, { w: part("w0"), g: part("g"), m: part("m0") }, this.settings);
+      const sizes = { i: shape[0], j: shape[1] };
+      const arrays = Object.fromEntries(Object.entries(computed).map(([name, axes]) => [name, { shape: axes.map((axis) => sizes[axis]), data: made[`$${name}`] }]));
+      for (const [name, x] of Object.entries(numbers)) arrays[name] = { shape: [], data: [x] };
+      const model = modelOf("newton_schulz", equations[last].tree, arrays);
+      const { value, terms } = model.terms(0, i);
+      return this.stepOfOne(move, { ...this.settings, ...before, ...made.moved, change: made.moved.change[i] })
+        + `<p>All singular values of u are brought near 1, together, in iterations. Of the last one, change = <b data-update="change" data-value="${value}">${long(value)}</b> is:</p>`
+        + `<p class="living-equation">${equations[last].html}</p>${listed(model, model.lines[0], terms)}`
+        + this.stepOfOne(nesterov, { ...this.settings, ...before });
     }
 
     offset(buffer) {
@@ -717,8 +761,7 @@
       }
       for (const [short, long_] of Object.entries(aliases)) if (arrays[long_]) arrays[short] = arrays[long_];
       const { M } = environment; // stands in an equation where no array has its index
-      const item = { text: plan.calls[number].operation, equation: tree };
-      return Live.model({ items: [item], arrays, shapes: {}, inputs: [], outputs: [], gradients: {}, mistakes: [], axes: {}, sizes: M ? { m: M } : {} });
+      return modelOf(plan.calls[number].operation, tree, arrays, M ? { m: M } : {});
     }
 
     /** The shape of an array that a call was given or has computed. */
@@ -740,6 +783,11 @@
       } else if (call.forward !== undefined) this.light(call.forward, name, position);
     }
   }
+
+  /** One equation with its arrays, as live/evaluate.js takes it. */
+  const modelOf = (text, equation, arrays, sizes = {}) => (
+    Live.model({ items: [{ text, equation }], arrays, shapes: {}, inputs: [], outputs: [], gradients: {}, mistakes: [], axes: {}, sizes })
+  );
 
   /** The way from this page to the site's root. */
   const content = () => document.documentElement.dataset.content_root || "";
