@@ -32,7 +32,7 @@ def as_array(x):
     return x.view(Array) if isinstance(x, np.ndarray) else x
 
 
-def multiply(x, y, out, plus=None, bias=None, activation="", scales=(1.0, 1.0)):
+def multiply(x, y, out, plus=None, scales=(1.0, 1.0), bias=None, activation=""):
     """What cuBLASLt would do."""
     found = scales[0] * np.matmul(x.astype(out.dtype).view(np.ndarray), y.astype(out.dtype).view(np.ndarray))
     found = (0 if plus is None else scales[1] * plus) + (found if bias is None else found + bias)
@@ -41,9 +41,11 @@ def multiply(x, y, out, plus=None, bias=None, activation="", scales=(1.0, 1.0)):
 
 
 def numpys(name):
-    """A function of NumPy that returns these arrays."""
+    """What NumPy has under this name; a function then returns these arrays."""
     found = getattr(np, name)
-    return found if isinstance(found, type) else lambda *args, **kwargs: as_array(found(*args, **kwargs))
+    if isinstance(found, type) or not callable(found):
+        return found
+    return lambda *args, **kwargs: as_array(found(*args, **kwargs))
 
 
 cupy = ModuleType("cupy")
