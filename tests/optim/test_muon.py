@@ -234,11 +234,12 @@ def test_slices_take_about_equally_long_and_cut_no_matrix(count):
 
 def test_gradients_on_a_device_are_few_arrays():
     """Each is clipped by calls of its own. On a CPU no matrix is cut between processes, so each is an array."""
-    model = language_model()
     counts = []
     for frozen in (), (Group("*.0.feedforward.up.w", frozen=True),):
         for device in CPU, STRICT:
-            muon = Muon(model.to(device).parameters(), groups=frozen)
+            model = language_model().to(device)
+            assert model.flat.data.size
+            muon = Muon(model.parameters(), groups=frozen)
             gradients = muon.gradients()
             assert sum(g.size for g in gradients) == sum(p.data.size for p in muon.stepped)
             counts.append(len(gradients))
