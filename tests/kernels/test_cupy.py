@@ -9,7 +9,7 @@ import pytest
 from scratchformer import Key, models, ops
 from scratchformer.backend import CPU, DeviceError, get_device, to_cpu, to_device
 from scratchformer.catalogue import OPERATIONS, Draw
-from scratchformer.data import TextBatches
+from scratchformer.data import SegmentBatches, TextBatches
 from scratchformer.dispatch import TwinCache, fast, reference_only
 from scratchformer.optim import Adam, AdamW, Muon, adam, clip_by_global_norm, newton_schulz, optimizer
 from scratchformer.optim.optimizer import global_norm, share_for
@@ -364,21 +364,31 @@ def test_the_gradient_of_a_table_is_the_same_in_every_run():
         np.testing.assert_array_equal(other, first)
 
 
-def model_and_batches(dropout=0.0):
-    model = models.LanguageModel(256, d_model=64, heads=4, depth=2, context=128, dropout=dropout, key=Key(0))
+MODELS = {
+    "LanguageModel": models.LanguageModel,
+    "TransformerXL": functools.partial(models.TransformerXL, memory=128),
+    "SparseTransformer": functools.partial(models.SparseTransformer, stride=11),
+}
+
+
+def model_and_batches(name="LanguageModel", dropout=0.0):
+    model = MODELS[name](256, d_model=64, heads=4, depth=2, context=128, dropout=dropout, key=Key(0))
     text = Key(1).generator().integers(0, 256, 100_000, dtype=np.uint8)
+    if name == "TransformerXL":
+        return model, SegmentBatches(text, 8, 128, Key(2), depth=2, d_model=64)
     return model, TextBatches(text, 8, 128, Key(2))
 
 
-def losses(device, precision, dropout, steps=12, **options):
+def losses(device, precision, name, dropout, steps=12, **options):
     """The losses of some steps, and how many graphs there are."""
-    model, batches = model_and_batches(dropout)
+    model, batches = model_and_batches(name, dropout)
     model = model.to(device)
     adam = Adam(model.parameters(), 1e-3)
     found = []
     with Replicas(model, 1, precision=precision, **options) as replicas:
         for number in range(steps):
-            found.append(replicas.gradients(batches.batch(number), Key(5, number)))
+            remember = functools.partial(batches.remember, number) if name == "TransformerXL" else None
+            found.append(replicas.gradients(batches.batch(number), Key(5, number), remember))
             clip_by_global_norm(model.flat.grad, 1.0)
             adam.step(replicas.map)
         recorded = replicas.graphs.recorded if replicas.graphs else {}
@@ -388,14 +398,15 @@ def losses(device, precision, dropout, steps=12, **options):
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("tf32", 2e-3), ("bfloat16", 5e-3)])
 @pytest.mark.parametrize("micro_batch", [8, 3])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_recorded_step_is_that_of_the_cpu(precision, tolerance, micro_batch, dropout, monkeypatch):
+@pytest.mark.parametrize("name", MODELS)
+def test_a_recorded_step_is_that_of_the_cpu(name, dropout, micro_batch, precision, tolerance, monkeypatch):
     """Losses of training with CUDA graphs, without them, and on the CPU."""
-    here, _ = losses(CPU, "float32", dropout, micro_batch=micro_batch)
-    there, recorded = losses(GPU, precision, dropout, micro_batch=micro_batch)
+    here, _ = losses(CPU, "float32", name, dropout, micro_batch=micro_batch)
+    there, recorded = losses(GPU, precision, name, dropout, micro_batch=micro_batch)
     assert recorded == (1 if micro_batch == 8 else 2)  # of 8 rows, 2 are left after micro-batches of 3
     np.testing.assert_allclose(there, here, rtol=tolerance)
     monkeypatch.setenv("SCRATCHFORMER_GRAPHS", "0")
-    plain, _ = losses(GPU, precision, dropout, micro_batch=micro_batch)
+    plain, _ = losses(GPU, precision, name, dropout, micro_batch=micro_batch)
     # in half precision the recorded step has cuDNN's attention, the plain one not for so few scores
     np.testing.assert_allclose(plain, there, rtol=tolerance if precision == "bfloat16" else 0)
 
