@@ -24,8 +24,12 @@ from .plan import Pass, Plan, reach
 from .printer import ATOM, Printer, here
 from .trees import COLUMN, Array
 
-__all__ = ["cuda_source"]
+__all__ = ["BITS", "BITS_AT", "cuda_source"]
 
+BITS, BITS_AT = (
+    "unsigned long long",
+    "const unsigned long long* __restrict__",
+)  # where random bits start, or where it is
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
 TEAMS = "(Index)gridDim.x * ROWS"
 WORDS = """T V R REAL PER THREADS ROWS WHOLE Index Vector all auto bool c char const double finite first float found
@@ -42,7 +46,7 @@ def cuda_source(plan: Plan, types: Sequence[str] | None = None, pieces: bool = F
     """
     arrays = (*plan.reads, *plan.writes)
     real = {array.name for array in arrays if COLUMN not in array.axes or array.name in plan.sums}
-    kinds = {"real": "T", "integer": "Index", "bool": "bool", "bits": "unsigned long long"}
+    kinds = {"real": "T", "integer": "Index", "bool": "bool", "bits": BITS}
     types = types or ["REAL" if array.kind == "real" and array.name in real else kinds[array.kind] for array in arrays]
     printer = CudaPrinter(plan, types)
     return "\n".join(printer.lines_of_pieces() if pieces else printer.lines()) + "\n"

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..kernels.cupy_code import BYTES, TYPES, program, real
 from ..kernels.cupy_linear import column_sums
-from .cuda_code import axes_of, cuda_source, has_step, is_flat, rows_of_sums
+from .cuda_code import BITS, BITS_AT, axes_of, cuda_source, has_step, is_flat, rows_of_sums
 from .plan import Plan
 from .trees import COLUMN, Array
 
@@ -25,7 +25,6 @@ __all__ = ["CudaTarget"]
 
 BLOCKS = 528  # with sums over rows: 4 for each of the 132 processors of an H200
 KINDS = {"integer": "Index", "bool": "bool"}
-BITS, BITS_AT = "unsigned long long", "const unsigned long long* __restrict__"  # of a number, and of an array ()
 WIDE = 256  # times 16 bytes: rows of results that are wider begin at multiples of 16 bytes
 
 
