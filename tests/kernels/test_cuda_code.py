@@ -62,7 +62,7 @@ def sources_of_plans():
     recorded = [
         source.replace(BITS, BITS_AT).replace("dropout", "recorded") for source in found.values() if BITS in source
     ]
-    assert len(recorded) == 4
+    assert len(recorded) == 6
     return found | {f"recorded {i}": source for i, source in enumerate(recorded)}
 
 
