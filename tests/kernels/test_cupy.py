@@ -11,6 +11,7 @@ from scratchformer.backend import CPU, DeviceError, get_device, to_cpu, to_devic
 from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.data import SegmentBatches, TextBatches
 from scratchformer.dispatch import TwinCache, fast, reference_only
+from scratchformer.nn.layer import add_gradients
 from scratchformer.optim import Adam, AdamW, Muon, adam, clip_by_global_norm, newton_schulz, optimizer
 from scratchformer.optim.optimizer import global_norm, share_for
 from scratchformer.testing import check_precision
@@ -157,6 +158,37 @@ def test_arrays_that_start_anywhere():
                 for f, e in zip(found, right, strict=True):
                     f = to_cpu(f).astype(np.float64)
                     assert np.abs(f - e).max() <= TOLERANCE[dtype.name] * np.abs(e).max(), (op, dtype, start)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gradients_are_added_to_what_is_there(dtype):
+    """Those of parameters to parts of a flat array, as it has them, and dx to the gradient by another path."""
+    dtype = dtype_of(dtype)
+    x, w, tied, b, gamma, beta = draw(40, 768), draw(768, 72), draw(1001, 768).T, draw(72), draw(768), draw(768)
+    for op, backward, *args in (
+        (ops.linear, ops.linear_backward, x, w, b),
+        (ops.linear, ops.linear_backward, x, tied),
+        (ops.dense, ops.dense_backward, x, w, b, "gelu_tanh"),
+        (ops.layernorm, ops.layernorm_backward, x, gamma, beta),
+        (ops.layernorm, ops.layernorm_backward, x[:, :37], gamma[:37], beta[:37]),
+        (ops.rmsnorm, ops.rmsnorm_backward, x, gamma),
+    ):
+        with reference_only():
+            y, cache = op(*(rounded(a, dtype) for a in args))
+            dy, plus = rounded(draw(*y.shape), dtype), rounded(draw(*args[0].shape), dtype)
+            dx, *gradients = backward(dy, cache)
+        flat = GPU.xp.ones(1 + sum(g.size for g in gradients), np.float64 if dtype == np.float64 else np.float32)
+        start, grads = 1, []
+        for g in gradients:
+            grads.append(flat[start : start + g.size].reshape(g.shape if g.flags.c_contiguous else g.T.shape))
+            start += g.size
+        grads = [part if part.shape == g.shape else part.T for part, g in zip(grads, gradients, strict=True)]
+        with fast():
+            _, cache = op(*(on_gpu(a, dtype) for a in args))
+            assert cache.twin.adds, op
+            found = add_gradients(backward, on_gpu(dy, dtype), cache, grads, on_gpu(plus, dtype))
+        for f, e in zip((found, *grads), (dx + plus, *(1 + g for g in gradients)), strict=True):
+            assert f.shape == e.shape and np.abs(on_cpu(f) - e).max() <= TOLERANCE[dtype.name] * np.abs(e).max(), op
 
 
 def on_cpu(x):
