@@ -76,8 +76,8 @@ def test_a_new_token_has_the_logits_of_the_reference_in_few_kernels(run):
 
 
 OF_A_TOKEN = {
-    "a softmax that forgets the tiles before": ("attend", "total *= share;", ";"),
-    "a token that does not see itself": ("attend", "s + j == past ? newest :", ""),
+    "every other tile of the keys": ("attend", "start += TILE", "start += 2 * TILE"),
+    "the score of a token with itself": ("attend", "? newest :", "? 0 :"),
     "a window that is too long": ("attend", "past + 1 - window", "past - window"),
     "the angle of the position before": ("attend", "cosines[past * half + i]", "cosines[(past - 1) * half + i]"),
     "keys and values of the wrong head": ("attend", "g = h / (H / G)", "g = h % G"),

@@ -116,9 +116,23 @@ def compare_recorded(make, launches):
         assert error < 1e-4, f"relative error {error:.1e}"
 
 
+def compare_new_weights():
+    """A model whose weights are in new arrays is recorded again."""
+    there, _ = model_on_gpu(GPT2, 8, TYPES[0])
+    ids, step = np.array([3, 5]), step_of(there)
+    with fast():
+        before = step(0, ids)
+        for p in there.parameters():
+            p.bind(as_array(p.data / 2), None, None)
+        after = step(0, ids)
+        np.testing.assert_array_equal(after, step_of(there)(0, ids))
+        assert not (before == after).all()
+
+
 def step_of(model):
     """The step of a token of two sequences, for a model on the stand-in for a GPU."""
-    layers = SimpleNamespace(body=model.body, output=model.output, device=Device("gpu:0", cupy, 0))
+    parts = dict(body=model.body, output=model.output, parameters=model.parameters)
+    layers = SimpleNamespace(**parts, device=Device("gpu:0", cupy, 0))
     return TokenStep(layers, stored_on_gpu(model.allocate(2), TYPES[0]), 2)
 
 
@@ -188,6 +202,7 @@ def main(*mistake):
         for make, *sizes in TOKENS
         for dtype in TYPES[: 1 if mistake else None]
     ]
+    checks.append((("new weights",), compare_new_weights))
     checks.append((("not recorded",), compare_what_is_not_recorded))
     checks += [(("recorded", make), partial(compare_recorded, make, launches)) for make, launches in RECORDED]
     failed = False
