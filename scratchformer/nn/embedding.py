@@ -260,6 +260,7 @@ class EmbeddingSum(Layer):
     Each embedding gets de, as if it were the only one (see `linear` and `embedding`):
 
         du_bti = Σ_c de_btc w_ic        dw_ic = Σ_b Σ_t u_bti de_btc        dtable_vc = Σ_b Σ_t [ids_bt = v] de_btc
+        dembeddings.0.b_c = Σ_b Σ_t de_btc
 
     In code:
 

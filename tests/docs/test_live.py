@@ -93,7 +93,10 @@ class Page:
         given = {name: converted(inputs[name], old) if name in inputs else old for name, old in arguments.items()}
         parameters = inspect.signature(self.case.op).parameters.items()
         named = [name for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        y, cache = self.case.op(**{name: given[canonical(name)] for name in named})
+        several = [name for name, p in parameters if p.kind == p.VAR_POSITIONAL]
+        all_of = {f"{name}{i}": x for name in several for i, x in enumerate(arguments[name], 1)}
+        given |= {name: converted(inputs[name], old) for name, old in all_of.items()}
+        y, cache = self.case.op(*map(given.get, all_of), **{name: given[canonical(name)] for name in named})
         output, dy = self.run("return page.data.outputs[0]")
         gradients = self.case.op_backward(inputs[dy], cache)
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -272,6 +275,13 @@ def test_every_mistake_of_a_layer_can_be_planted(layer: str) -> None:
     names = [name for name in LAYERS if name.partition(",")[0] == layer]
     planted = {change["title"] for name in names for change in live.live_data(name, mistakes)["mistakes"]}
     assert planted == {mistake.title for mistake in mistakes} != set()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_weight_of_a_layer_has_its_gradient(name: str) -> None:
+    data = live.live_data(name)
+    case, _ = live.page_case(name, (), live.PageSizes(name))
+    assert {canonical(weight) for weight in case.op.__self__.named_parameters()} <= {*data["gradients"].values()}
 
 
 def test_gradients_are_compared_with_differences(page: Page) -> None:
@@ -554,12 +564,48 @@ def test_gradients_are_large_enough_to_be_seen(page: Page) -> None:
     assert largest >= 0.25
 
 
+@pytest.mark.parametrize("name", ["TransformerBlock", "TransformerBlock, pre", "Residual", "Residual, pre"])
+def test_a_layer_made_of_others_begins_with_its_own_equations(browser: Any, tmp_path_factory: Any, name: str) -> None:
+    page = Page(browser, name, tmp_path_factory.mktemp("layer"))
+    inside = page.run("return page.cards.length")
+    page.run("for (const fold of document.querySelectorAll('.live-fold')) fold.open = false")
+    shown = page.run("return page.steps.map(({ call, element }) => [call, element.checkVisibility()])")
+    assert all(visible for _, visible in shown) and 6 <= len(shown) <= 12 < inside
+    assert [call for call, _ in shown].count(False) == len(shown) // 3  # the sums, in both directions
+    sums = dict(
+        page.run("return page.cards.filter((card) => page.isSum(card)).map(({ i }) => [page.model.lines[i].name, i])")
+    )
+    title = page.find(".live-title")[0].text
+    assert title.split("=")[0].strip()[:2] in sums  # the gradient of what goes two ways
+    assert title.count("+") == 1
+    inputs = page.run("return [...document.querySelectorAll('.live-inputs')].map((list) => list.checkVisibility())")
+    assert inputs == [True, False]
+    page.run("page.choice.selectedIndex = 1; page.plant(0)")
+    assert not page.find(".mistaken") or page.find(".mistaken")[0].is_displayed()
+
+
 def test_the_bar_leaves_a_phone_its_screen(browser: Any, tmp_path_factory: Any) -> None:
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
         for name in "attention", "cross_entropy", "layernorm":
             page = Page(browser, name, tmp_path_factory.mktemp("phone"), 0)
+            bar = "return document.querySelector('.live-dock').offsetHeight"
+            assert page.run(bar) <= 60  # until a number is touched
+            number = page.run(
+                "const face = page.cards.find(({ grid }) => grid).grid.firstFace;"
+                "face.scrollIntoView({ block: 'end' });"
+                "scrollBy(0, 70); return face"
+            )
+            number.click()
+            assert page.run(bar) > 60
+            bottom, top = page.run(
+                "const [number, bar] = ['.here button', '.live-dock'].map((each) => document.querySelector(each));"
+                "return [number.getBoundingClientRect().bottom, bar.getBoundingClientRect().top]"
+            )
+            assert bottom <= top
+            page.find(".live-close")[0].click()
+            assert page.run(bar) <= 60
             tallest = page.run(
                 "return Math.max(...page.cards.filter(({ grid }) => grid).map(({ grid }) => "
                 "  (page.show(grid.firstFace), document.querySelector('.live-dock').offsetHeight)))"
