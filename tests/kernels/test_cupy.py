@@ -1,7 +1,9 @@
 """The twins for a GPU compared with the references: large cases on the CPU in float64, small ones on the GPU."""
 
+import copy
 import functools
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from scratchformer.backend import CPU, DeviceError, get_device, to_cpu, to_devic
 from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.data import SegmentBatches, TextBatches
 from scratchformer.dispatch import TwinCache, fast, reference_only
+from scratchformer.generation import KeyValueCache, generate
 from scratchformer.nn.layer import add_gradients
 from scratchformer.optim import Adam, AdamW, Muon, adam, clip_by_global_norm, newton_schulz, optimizer
 from scratchformer.optim.optimizer import global_norm, share_for
@@ -451,3 +454,36 @@ def test_steps_are_recorded(recwarn):
         assert len(replicas.graphs.recorded) == 1
         assert replicas.graphs.memory() > 0
     assert not recwarn.list
+
+
+SMALL = dict(d_model=64, heads=4, depth=2, context=16)
+GENERATORS = {
+    "GPT2": partial(models.GPT2, 301, **SMALL),
+    "Llama": partial(models.Llama, 301, kv_heads=2, window=9, **SMALL),
+    "LanguageModel": partial(models.LanguageModel, 301, **SMALL),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", GENERATORS)
+def test_recorded_tokens_have_the_logits_of_the_cpu(name, dtype, batch, recwarn):
+    """Until the context has become full twice."""
+    here = GENERATORS[name](key=Key(0)).to(dtype=dtype_of(dtype))
+    there, here = copy.deepcopy(here).to(GPU), here.to(dtype=np.float64)
+    ids, cache, expected = RNG.integers(0, 301, (batch, 40)), KeyValueCache(there, batch), KeyValueCache(here, batch)
+    for token in np.split(ids, ids.shape[1], axis=1):
+        right = expected.logits(token)
+        with fast():
+            error = np.abs(to_cpu(cache.logits(token)).astype(np.float64) - right).max() / np.abs(right).max()
+        assert error < TOLERANCE[dtype]
+    assert cache.token_step.recording is not None
+    assert not recwarn.list
+
+
+def test_recorded_tokens_are_those_of_a_step_that_is_not(monkeypatch):
+    model, texts = GENERATORS["GPT2"](key=Key(0)).to(GPU), []
+    for recorded in "1", "0":
+        monkeypatch.setenv("SCRATCHFORMER_GRAPHS", recorded)
+        texts.append(np.array([*generate(model, np.zeros((2, 3), np.int64), 40, top_p=0.9)]))
+    np.testing.assert_array_equal(*texts)
