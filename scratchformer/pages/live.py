@@ -139,11 +139,13 @@ def beginning(array: np.ndarray, decimals: int = 1) -> np.ndarray:
 
 
 def bound(case: DerivationCase) -> dict[str, Any]:
-    """The arguments of the operation by name."""
+    """The arguments of the operation by name; those of *inputs are inputs1, inputs2 and so on."""
     signature = inspect.signature(case.op)
     call = signature.bind(*case.args, **{n: value for n, value in case.options.items() if n in signature.parameters})
     call.apply_defaults()
-    return {canonical(name): value for name, value in call.arguments.items()}
+    several = [name for name, p in signature.parameters.items() if p.kind == p.VAR_POSITIONAL]
+    each = {f"{name}{i}": value for name in several for i, value in enumerate(call.arguments.pop(name), 1)}
+    return {canonical(name): value for name, value in (each | call.arguments).items()}
 
 
 def names_in(report: DerivationReport) -> tuple[set[str], set[str]]:
