@@ -64,8 +64,9 @@ def embedding_sum(d: Sizes, training: bool = True) -> DerivationCase:
     layer = nn.EmbeddingSum(embeddings, nn.PositionEmbedding(d.T, d.C), norm, dropout, scale=3)
     drop = (partial(dropout.forward, key=d.key), dropout.backward) if training else dropout
     parts: dict[str, Any] = {"positions": layer.positions, "norm": norm, "dropout": drop}
-    names, key = {"scale": layer.scale, "eps": norm.eps, "start": 0}, {"key": d.key} if training else {}
-    return derived(d, layer, d("B T I"), d.integers("B T", d.V), names=names, parts=parts, **key)
+    names = {"scale": layer.scale, "eps": norm.eps, "start": 0}
+    key = d.key if training else None
+    return derived(d, layer, d("B T I"), d.integers("B T", d.V), names=names, parts=parts, key=key)
 
 
 ENTRIES = [

@@ -16,6 +16,7 @@ from ..catalogue import DerivationCase, Extension
 from ..notation import DerivationReport, Equation
 from ..notation.grammar import canonical, walk
 from ..notation.page import equation_as_json
+from ..notation.run import each_argument
 from .mathml import pieces
 
 VISIBLE = 0.5  # of the largest number in all gradients, so that differences show in two decimals
@@ -139,13 +140,11 @@ def beginning(array: np.ndarray, decimals: int = 1) -> np.ndarray:
 
 
 def bound(case: DerivationCase) -> dict[str, Any]:
-    """The arguments of the operation by name; those of *inputs are inputs1, inputs2 and so on."""
+    """The arguments of the operation by name."""
     signature = inspect.signature(case.op)
     call = signature.bind(*case.args, **{n: value for n, value in case.options.items() if n in signature.parameters})
     call.apply_defaults()
-    several = [name for name, p in signature.parameters.items() if p.kind == p.VAR_POSITIONAL]
-    each = {f"{name}{i}": value for name in several for i, value in enumerate(call.arguments.pop(name), 1)}
-    return {canonical(name): value for name, value in (each | call.arguments).items()}
+    return {canonical(name): value for name, value in each_argument(call.arguments).items()}
 
 
 def names_in(report: DerivationReport) -> tuple[set[str], set[str]]:
