@@ -11,13 +11,16 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from levels import is_size
+from reports import executed
+
 from scratchformer import nn
 from scratchformer.catalogue import DerivationCase, Sizes
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import Equation
-from scratchformer.notation.check import read_and_run
 from scratchformer.notation.grammar import Node, canonical, rebuilt, walk
 from scratchformer.notation.spelling import spelled
+from scratchformer.pages.live import is_second_name
 
 OPERATION = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm", nn.Linear: "linear"}  # without a derivation of their own
 
@@ -52,8 +55,7 @@ class Composition:
     """The derivation of a case, in which calls of parts become equations."""
 
     def __init__(self, case: DerivationCase) -> None:
-        options = {"names": case.names, "docstring": case.docstring, **case.options}
-        ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
+        ran, derivation = executed(case)
         self.items = [item.equation for item in derivation.equations if item.equation]
         self.functions: dict[str, Callable] = case.options["functions"]
         self.taken = {*ran.values, *(node[1] for each in self.items for node in walk(tuple(each)) if node[0] == "name")}
@@ -112,8 +114,7 @@ class Part:
 
     def __init__(self, whole: Composition, name: str, layer: nn.Layer) -> None:
         case = CASES[OPERATION.get(type(layer), type(layer).__name__)](Sizes())
-        options = {"names": case.names, "docstring": case.docstring, **case.options}
-        ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
+        ran, derivation = executed(case)
         self.whole, self.name, self.made = whole, name, set[str]()
         self.parameters = {name: whole.names[id(p.data)] for name, p in layer.named_parameters().items()}
         inputs = [p.name for p in inspect.signature(layer.forward).parameters.values() if p.default is p.empty]
@@ -148,11 +149,6 @@ class Part:
         return "name", self.names.get(name, name), indices
 
 
-def is_second_name(equation: Equation) -> bool:
-    """Whether it only gives another name to a whole array, such as n = x."""
-    return equation.relations == ("=",) and all(part[0] == "name" and not part[2] for part in equation.parts)
-
-
 def closed(equation: Equation) -> Equation | None:
     """The equation with its first form without a derivative; None if it does not define a name in this way."""
     left, *_ = equation.parts
@@ -160,8 +156,3 @@ def closed(equation: Equation) -> Equation | None:
     if left[0] != "name" or not forms or not set(equation.relations) <= {"=", ":="}:
         return None
     return Equation((left, forms[0]), ("=",), equation.bindings, equation.conditions)
-
-
-def is_size(node: Node) -> bool:
-    """Whether a name without indices is a capital letter, the size of an axis."""
-    return not node[2] and len(node[1]) == 1 and node[1].isupper()

@@ -28,6 +28,7 @@ from scratchformer.course.grading import load, planted
 from scratchformer.notation import Equation, NotationError, parse
 from scratchformer.notation.layout import items
 from scratchformer.notation.run import Execution
+from scratchformer.pages.live import json_script
 from scratchformer.pages.mathml import clauses, expression, of_equation, relation, wrapped
 from scratchformer.pages.passages import paragraphs
 
@@ -169,7 +170,6 @@ def exercise_html(name: str) -> str:
     data = exercise_data(name)
     following = DERIVATIONS[DERIVATIONS.index(name) + 1 :]
     data["next"] = [following[0], exercise(following[0]).title] if following else None
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
     docstring, above = docstring_in(each.start)
     solved = dict(zip(equations(each.start), (line for _, line in equations(each.solution)), strict=True))
     numbers: dict[int, int] = {}  # on the page, by those in the file
@@ -187,7 +187,7 @@ def exercise_html(name: str) -> str:
         f'<section class="exercise" data-exercise="{name}" aria-label="{escape(each.title)}">\n'
         "<noscript><p>With JavaScript, you can fill in the blanks here.</p></noscript>\n"
         + "\n".join(parts)
-        + f'\n<script type="application/json">{text}</script>\n</section>'
+        + f"\n{json_script(data)}\n</section>"
     )
 
 

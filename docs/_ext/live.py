@@ -18,9 +18,7 @@ from static_files import load_files
 from scratchformer.catalogue import DerivationCase, Sizes, blocks, layers, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import DerivationReport
-from scratchformer.notation.page import equation_as_json
-from scratchformer.pages.live import FILES, equations, page_data, section
-from scratchformer.pages.mathml import pieces
+from scratchformer.pages.live import FILES, equations, mistake_data, page_data, section
 from scratchformer.testing.diagnosis import says
 
 SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
@@ -95,9 +93,8 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     """
     mistakes = list(mistakes)
     each = levels(name)
-    levels_data = [
-        live_data(name, mistakes, titles) if titles not in each[:i] else None for i, titles in enumerate(each)
-    ]
+    first = [each.index(titles) == i for i, titles in enumerate(each)]
+    levels_data = [live_data(name, mistakes, t) if is_first else None for t, is_first in zip(each, first, strict=True)]
     return section(name, levels_data, extensions(name))
 
 
@@ -144,8 +141,7 @@ def planted(mistake: Any, report: DerivationReport, left_out: Without) -> dict[s
     places = [number for number, (_, equation) in enumerate(equations(report)) if says(equation, right)]
     if not places:
         return None
-    text = {"title": mistake.title, "effect": mistake.effect, "html": "\n".join(pieces(wrong))}
-    return text | {"line": places[0], "equation": equation_as_json(wrong)}
+    return mistake_data(mistake.title, mistake.effect, places[0], wrong)
 
 
 class Live(SphinxDirective):

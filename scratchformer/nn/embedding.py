@@ -98,6 +98,18 @@ def extend_output(x: Array, output: Layer) -> Array:
     return output(x)
 
 
+@operation
+def extend_by_token(numbers: Array, embedding: EmbeddingSum, stack: Any, output: Layer, stored: list) -> Array:
+    """The logits (B, V) after one new token of each of B sequences, from a model's embedding, stack and output.
+
+    numbers: (1 + B,), integers: how many positions of each sequence are stored, then the new ids. On a GPU no size or
+    address depends on them, so a twin of this step can be recorded once and run for every token. stored: see `Stack`.
+    """
+    past = int(numbers[0])
+    x, _ = embedding.forward(numbers[1:, None], start=past)
+    return extend_output(stack.extend(x, stored, past), output)[:, 0]
+
+
 class PositionEmbedding(Layer):
     """y = x + table[:T]: a learned vector for each of max_length positions.
 

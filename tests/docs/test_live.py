@@ -562,12 +562,48 @@ def test_gradients_are_large_enough_to_be_seen(page: Page) -> None:
     assert largest >= 0.25
 
 
+@pytest.mark.parametrize("name", ["TransformerBlock", "TransformerBlock, pre", "Residual", "Residual, pre"])
+def test_a_layer_made_of_others_begins_with_its_own_equations(browser: Any, tmp_path_factory: Any, name: str) -> None:
+    page = Page(browser, name, tmp_path_factory.mktemp("layer"))
+    inside = page.run("return page.cards.length")
+    page.run("for (const fold of document.querySelectorAll('.live-fold')) fold.open = false")
+    shown = page.run("return page.steps.map(({ call, element }) => [call, element.checkVisibility()])")
+    assert all(visible for _, visible in shown) and 6 <= len(shown) <= 12 < inside
+    assert [call for call, _ in shown].count(False) == len(shown) // 3  # the sums, in both directions
+    sums = dict(
+        page.run("return page.cards.filter((card) => page.isSum(card)).map(({ i }) => [page.model.lines[i].name, i])")
+    )
+    title = page.find(".live-title")[0].text
+    assert title.split("=")[0].strip()[:2] in sums  # the gradient of what goes two ways
+    assert title.count("+") == 1
+    inputs = page.run("return [...document.querySelectorAll('.live-inputs')].map((list) => list.checkVisibility())")
+    assert inputs == [True, False]
+    page.run("page.choice.selectedIndex = 1; page.plant(0)")
+    assert not page.find(".mistaken") or page.find(".mistaken")[0].is_displayed()
+
+
 def test_the_bar_leaves_a_phone_its_screen(browser: Any, tmp_path_factory: Any) -> None:
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
         for name in "attention", "cross_entropy", "layernorm":
             page = Page(browser, name, tmp_path_factory.mktemp("phone"), 0)
+            bar = "return document.querySelector('.live-dock').offsetHeight"
+            assert page.run(bar) <= 60  # until a number is touched
+            number = page.run(
+                "const face = page.cards.find(({ grid }) => grid).grid.firstFace;"
+                "face.scrollIntoView({ block: 'end' });"
+                "scrollBy(0, 70); return face"
+            )
+            number.click()
+            assert page.run(bar) > 60
+            bottom, top = page.run(
+                "const [number, bar] = ['.here button', '.live-dock'].map((each) => document.querySelector(each));"
+                "return [number.getBoundingClientRect().bottom, bar.getBoundingClientRect().top]"
+            )
+            assert bottom <= top
+            page.find(".live-close")[0].click()
+            assert page.run(bar) <= 60
             tallest = page.run(
                 "return Math.max(...page.cards.filter(({ grid }) => grid).map(({ grid }) => "
                 "  (page.show(grid.firstFace), document.querySelector('.live-dock').offsetHeight)))"
