@@ -161,8 +161,8 @@ ENTRIES = [
         equation="dx_nc = Σ_f dgate_nf gate.w_cf + Σ_f dup_nf up.w_cf",
         wrong="dx_nc = Σ_f dup_nf up.w_cf",
         replace={
-            "dx, _ = ops.add(self.gate.backward(dgate, cache.gate), self.up.backward(dup, cache.up))": (
-                "self.gate.backward(dgate, cache.gate)\n        dx = self.up.backward(dup, cache.up)"
+            "dx = add_backward(self.up.backward(dup, cache.up), self.gate, dgate, cache.gate)\n        return": (
+                "self.gate.backward(dgate, cache.gate)\n        dx = self.up.backward(dup, cache.up)\n        return"
             )
         },
         tests="tests/nn/test_all_layers.py -k SwiGLU",
