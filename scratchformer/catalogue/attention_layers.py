@@ -112,11 +112,16 @@ ENTRIES = [
         equation="dk_gsd = Σ_d' R_sd'd dk̂_gsd'",
         wrong="dk_gsd = dk̂_gsd",
         replace={
-            "ops.rotary_backward(dk, cache.rotated_k)\n        dx = self.query.backward(self.join_heads(dq), cache.query)"
-            "\n        dx = add_backward(dx, self.key, self.join_heads(dk), cache.key)\n        dx = add_backward(dx, "
-            "self.value, self.join_heads(dv), cache.value)\n        return": "dk\n        dx = self.query.backward("
-            "self.join_heads(dq), cache.query)\n        dx = add_backward(dx, self.key, self.join_heads(dk), cache.key)"
-            "\n        dx = add_backward(dx, self.value, self.join_heads(dv), cache.value)\n        return"
+            (
+                "        dy = self.unify.backward(dy, cache.unify)\n"
+                "        dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)\n"
+                "        dq = ops.rotary_backward(dq, cache.rotated_q)\n"
+                "        dk = ops.rotary_backward(dk, cache.rotated_k)\n"
+            ): (
+                "        dy = self.unify.backward(dy, cache.unify)\n"
+                "        dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)\n"
+                "        dq = ops.rotary_backward(dq, cache.rotated_q)\n"
+            )
         },
         tests="tests/nn/test_all_layers.py -k Rotary",
     )
