@@ -215,6 +215,7 @@ def chains(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[t
             name = " ".join([program, *options, precision])
             out, file = str(folder / name.replace("/", "-").replace(" ", "-")), str(ROOT / "examples" / f"{program}.py")
             path = ["--data", str(data[needs].resolve())] if data[needs] else []
+            path += ["--validation", "500"] if needs == "reviews" else []  # a small archive will do
             first, second = stages if use == "stages" else ([], [])
             begin = [*where, "--precision", precision, "--steps", steps, "--out", out, *path, *options, *first]
             chain = [("train", [here, file, *begin])]

@@ -123,9 +123,8 @@ class Steps(NamedTuple):
 def our_steps(row: Row, device: Device, precision: str) -> Steps:
     if row.generating:
         model = row.make().to(device, ml_dtypes.bfloat16 if precision == "bfloat16" else np.float32)
-        prompt, pool = np.ones((1, PROMPT), np.int32), device is not CPU and device.xp.get_default_memory_pool()
-        use_tf32(device, precision == "tf32")
-        return Steps(lambda count: [*generate(model, prompt, count)][-1][0], lambda: pool and pool.total_bytes() / 1e9)
+        prompt = np.ones((1, PROMPT), np.int32)
+        return Steps(lambda count: [*generate(model, prompt, count)][-1][0], lambda: held(device))
     model = row.make().to(device)
     batches, optimizer, numbers = row.batches(model), row.optimizer(model, precision), itertools.count()
     replicas = Replicas(model, precision=precision)
@@ -141,13 +140,12 @@ def our_steps(row: Row, device: Device, precision: str) -> Steps:
             replicas.step(optimizer)
         return loss
 
-    def memory() -> float | None:
-        if device is CPU:
-            return None
-        recorded = replicas.graphs.memory() if replicas.graphs else 0
-        return (device.xp.get_default_memory_pool().total_bytes() + recorded) / 1e9
+    return Steps(take, lambda: held(device, replicas.graphs.memory() if replicas.graphs else 0))
 
-    return Steps(take, memory)
+
+def held(device: Device, recorded: int = 0) -> float | None:
+    """GB of the GPU that are taken, with those of recorded steps."""
+    return None if device is CPU else (device.xp.get_default_memory_pool().total_bytes() + recorded) / 1e9
 
 
 def torch_steps(row: Row, mode: str | None, device: Device, precision: str) -> Steps:

@@ -87,7 +87,10 @@ class Composition:
         name, _, backward = function.partition("_backward")
         if name not in self.parts:
             layer = self.functions[f"{name}_backward"].args[1].__self__  # type: ignore[attr-defined]
-            self.parts[name] = Part(self, layer)
+            if isinstance(layer, nn.Dropout):  # which passes on what it gets, since no part of a page is random
+                yield Equation((("name", result, ()), ("name", given[0], ())), ("=",), (), ())
+                return
+            self.parts[name] = Part(self, name, layer)
         part = self.parts[name]
         if function == name:
             part.rename(dict(zip(part.inputs, given, strict=True)) | {part.output: result})
@@ -101,7 +104,7 @@ class Composition:
     def fresh(self, name: str) -> str:
         """A name that nothing has: the name itself, or with a number after it."""
         numbered = (f"{name}{i or ''}" for i in range(len(self.taken) + 1))
-        free = next(each for each in numbered if not self.taken & {each, f"d{each}"})
+        free = next(each for each in numbered if not self.taken & {each, f"d{each}", each.removeprefix("d")})
         self.taken |= {free, f"d{free}"}
         return free
 
@@ -109,10 +112,10 @@ class Composition:
 class Part:
     """The derivation of a part, in the names of the whole: each name once, in its first form without a derivative."""
 
-    def __init__(self, whole: Composition, layer: nn.Layer) -> None:
+    def __init__(self, whole: Composition, name: str, layer: nn.Layer) -> None:
         case = CASES[OPERATION.get(type(layer), type(layer).__name__)](Sizes())
         ran, derivation = executed(case)
-        self.whole, self.made = whole, set[str]()
+        self.whole, self.name, self.made = whole, name, set[str]()
         self.parameters = {name: whole.names[id(p.data)] for name, p in layer.named_parameters().items()}
         inputs = [p.name for p in inspect.signature(layer.forward).parameters.values() if p.default is p.empty]
         self.inputs, (self.output,) = [canonical(name) for name in inputs], ran.outputs
@@ -136,8 +139,11 @@ class Part:
         if node[0] != "name" or is_size(node):
             return node
         _, name, indices = node
-        of = name[1:] if name[:1] == "d" and any(each.parts[0][1] == name[1:] for each in self.equations) else name
-        if name not in self.names and (of in self.names or of not in self.whole.known):
+        if (mine := f"{self.name}.{name}") in self.whole.known:  # such as a mask: another part has its own
+            return "name", mine, indices
+        computed = {each.parts[0][1] for each in self.equations}
+        of = name[1:] if name[:1] == "d" and name[1:] in computed else name
+        if name not in self.names and (of in self.names or name in computed or of not in self.whole.known):
             self.names[of] = self.names.get(of) or self.whole.fresh(of)
             self.names[name] = self.names[of] if name == of else f"d{self.names[of]}"
         return "name", self.names.get(name, name), indices

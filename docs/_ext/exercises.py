@@ -192,7 +192,7 @@ def exercise_html(name: str) -> str:
 
 
 def equation_html(text: str, solution: str, line: int, number: int) -> str:
-    """An equation typeset; one with a blank up to the blank, and an input. line, number: in the file and on the page."""
+    """An equation typeset; one with a blank up to it, and an input. line, number: in the file and on the page."""
     head, shown = given_part(text), f'<span class="number">{number}</span>'
     if not head:
         return f'<div class="math" data-line="{line}" data-number="{number}">{shown}{of_equation(parse(text))}</div>'
@@ -204,7 +204,8 @@ def equation_html(text: str, solution: str, line: int, number: int) -> str:
         'autocomplete="off" autocapitalize="none" spellcheck="false">'
     )
     return (
-        f'<div class="blank" data-line="{line}" data-number="{number}">{shown}<span class="given">{wrapped(given, display=True)}</span>'
+        f'<div class="blank" data-line="{line}" data-number="{number}">{shown}'
+        f'<span class="given">{wrapped(given, display=True)}</span>'
         f'<span class="answer">{field}<span class="mark" aria-hidden="true"></span></span>'
         + (f'<span class="end">{wrapped(end, display=True)}</span>' if end else "")
         + f'<span class="preview"></span><p class="says" id="says{line}" role="status"></p></div>'

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from static_files import load_files
 
-from scratchformer.catalogue import DerivationCase, Sizes, blocks, mistakes_of
+from scratchformer.catalogue import DerivationCase, Sizes, blocks, layers, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import DerivationReport
 from scratchformer.pages.live import FILES, equations, mistake_data, page_data, section
@@ -30,6 +30,7 @@ SIZES_OF = {
     "relative_shift": {"H": 1},
     "relative_attention": {"B": 2, "H": 1, "S": 3},
     "RelativeSelfAttention": {"T": 2, "S": 3},
+    **{key: {"M": 3} for key in ("DecoderBlock", "DecoderBlock, pre")},  # a letter has one size on a page
 }
 # Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
 VALUES: dict[str, dict[str, Any]] = {
@@ -47,15 +48,19 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "RelativeSelfAttention": {"m": np.tri(3)[1:]},
     "CrossAttention": {"m": [3]},
+    **{key: {"m": [2]} for key in ("DecoderBlock", "DecoderBlock, pre")},
 }
 # The derivations on the pages of layers that are made of others: with parts whose derivations can be put together.
 COMPOSED: dict[str, Callable[[Sizes], DerivationCase]] = {
     "TransformerBlock": partial(blocks.transformer_block, order="post", activation="relu"),
     "TransformerBlock, pre": partial(blocks.transformer_block, order="pre", activation="relu"),
+    "DecoderBlock": partial(blocks.decoder_block, order="post", activation="relu"),
+    "DecoderBlock, pre": partial(blocks.decoder_block, order="pre", activation="relu"),
+    "EmbeddingSum": partial(layers.embedding_sum, training=False),
     "Residual": partial(blocks.residual_of_linear, order="post"),
     "Residual, pre": partial(blocks.residual_of_linear, order="pre"),
 }
-FIXED = ("P", "theta")  # arrays of a layer that are no weights: sinusoids and frequencies
+FIXED = ("P", "theta", "attention.m")  # arrays of a layer that are no weights: sinusoids, frequencies, a causal mask
 ZERO_WITHOUT = {"cross_entropy": {"targets": "counted"}}  # what is 0 where another input is 0
 
 
@@ -113,7 +118,9 @@ def constants(case: DerivationCase) -> tuple[str, ...]:
     """The arrays of a layer's derivation that no argument of its forward and no weight can change."""
     if case.docstring is None:
         return ()
-    return FIXED if "pattern" in inspect.signature(case.op).parameters else (*FIXED, "m")
+    arguments = inspect.signature(case.op).parameters
+    fixed = (*FIXED, *(name for name in case.names if name in arguments))
+    return fixed if "pattern" in arguments else (*fixed, "m")
 
 
 def fitted(value: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -93,7 +93,10 @@ class Page:
         given = {name: converted(inputs[name], old) if name in inputs else old for name, old in arguments.items()}
         parameters = inspect.signature(self.case.op).parameters.items()
         named = [name for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        y, cache = self.case.op(**{name: given[canonical(name)] for name in named})
+        several = [name for name, p in parameters if p.kind == p.VAR_POSITIONAL]
+        all_of = {f"{name}{i}": x for name in several for i, x in enumerate(arguments[name], 1)}
+        given |= {name: converted(inputs[name], old) for name, old in all_of.items()}
+        y, cache = self.case.op(*map(given.get, all_of), **{name: given[canonical(name)] for name in named})
         output, dy = self.run("return page.data.outputs[0]")
         gradients = self.case.op_backward(inputs[dy], cache)
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -272,6 +275,13 @@ def test_every_mistake_of_a_layer_can_be_planted(layer: str) -> None:
     names = [name for name in LAYERS if name.partition(",")[0] == layer]
     planted = {change["title"] for name in names for change in live.live_data(name, mistakes)["mistakes"]}
     assert planted == {mistake.title for mistake in mistakes} != set()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_weight_of_a_layer_has_its_gradient(name: str) -> None:
+    data = live.live_data(name)
+    case, _ = live.page_case(name, (), live.PageSizes(name))
+    assert {canonical(weight) for weight in case.op.__self__.named_parameters()} <= {*data["gradients"].values()}
 
 
 def test_gradients_are_compared_with_differences(page: Page) -> None:

@@ -37,7 +37,7 @@ NOT_PLANTED = {  # why the page does not offer the other mistakes of the catalog
         "BasicSelfAttention", "SingleHeadAttention", "MultiHeadLoop", "Recompute",
     ),
     "it is one of the operation, or of Residual": (
-        "FeedForward", "TransformerBlock", "LlamaBlock",
+        "FeedForward", "TransformerBlock", "LlamaBlock", "DecoderBlock", "SinusoidalPositions",
         "The gradient of the queries is rotated forward once more",
         "The gradient of the scores is not divided by √D",
         "The gradient skips the sum in the softmax",
@@ -66,6 +66,7 @@ NOT_PLANTED = {  # why the page does not offer the other mistakes of the catalog
         "New keys are rotated as if they came first",
         "A pattern lets the tokens of a prompt see later ones",
         "zero_grad also clears Adam's moments",
+        "The gradient goes to the first positions, wherever x starts",
         "resume without Adam's step count",
     ),
 }  # fmt: skip

@@ -139,7 +139,9 @@ def wait_for_parts(browser):
 
     ready = "return [...document.querySelectorAll('.live, .living')].every((part) => part.page)"
     WebDriverWait(browser, 60).until(lambda _: browser.execute_script(ready))
-    browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 50))")
+    browser.execute_async_script(
+        "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0], 50)))"
+    )
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -84,6 +84,22 @@ template <int SIZE, class Number> __device__ inline Number block_max(Number x) {
     return x;
 }
 
+// The sum of a vector of each of the TEAMS threads that have the same place in a row of SIZE. All threads of the block
+// must call it.
+template <int TEAMS, int SIZE, class Number, int COUNT>
+__device__ inline Vector<Number, COUNT> rows_sum(Vector<Number, COUNT> x) {
+    if (TEAMS == 1) return x;
+    __shared__ Number numbers[TEAMS][COUNT][SIZE];
+    __syncthreads();  // the numbers of an earlier call have been read
+    for (int j = 0; j < COUNT; ++j) numbers[threadIdx.y][j][threadIdx.x] = x.at[j];
+    __syncthreads();
+    for (int j = 0; j < COUNT; ++j) {
+        x.at[j] = 0;
+        for (int row = 0; row < TEAMS; ++row) x.at[j] += numbers[row][j][threadIdx.x];
+    }
+    return x;
+}
+
 // The integer of `rng.random_uint16` at a place: word k, of SplitMix64, has those at 4 k ... 4 k + 3.
 __device__ inline int random_16(Index place, unsigned long long start) {
     unsigned long long word = ((unsigned long long)place >> 2) * 0x9E3779B97F4A7C15ull + start;
