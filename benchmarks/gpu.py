@@ -52,6 +52,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STEPS = 20  # that are compared
 PARTS = ("check", "agree", "suite", "programs", "speed", "generation", "profile", "training")
 RESERVED = {"generation": 40, "profile": 40}  # seconds that the part speed leaves to these
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 AT_ONCE = 3  # rows of the part speed whose competitors are held on the GPU at once
 EXTRAS = {  # of setup.cfg: what is lost without
     "": "programs and tests fail",
@@ -250,7 +251,8 @@ def precompile(args: argparse.Namespace, results: Results, end: float) -> None:
     def run(name: str, precision: str, mode: str) -> None:
         if (seconds := min(240.0, results.left() - end)) > 5:
             command = gpu_speed.command(name, precision, mode, args.device, args.small)
-            results.run("compiled", command, seconds, model=name, precision=precision, mode=mode)
+            threads = {COMPILERS: "8"} if mode == "max-autotune" else None
+            results.run("compiled", command, seconds, threads, model=name, precision=precision, mode=mode)
 
     with ThreadPoolExecutor(args.at_once) as pool:
         for precision in args.precision:
@@ -374,7 +376,7 @@ def main() -> None:
         device = get_device(args.device)
     except DeviceError as error:
         raise SystemExit(str(error)) from error
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")  # many processes compile at once
+    os.environ[COMPILERS] = "2"  # since many processes compile at once
     results = Results(args.out, args.minutes)
     train = 60 * args.train_minutes if "training" in args.only else 0
     later = train + sum(seconds for part, seconds in RESERVED.items() if part in args.only)

@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
     def competitors(self, precision: str) -> list[str]:
         """Best first. The last mode compiles for minutes."""
-        if self.peer is None:
+        if self.peer is None or (self.generating and precision == "tf32"):
             return [OURS]
         if self.generating:
             return [OURS, "reduce-overhead"]

@@ -20,7 +20,7 @@ from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import Equation
 from scratchformer.notation.grammar import Node, canonical, rebuilt, walk
 from scratchformer.notation.spelling import spelled
-from scratchformer.pages.live import is_second_name
+from scratchformer.pages.live import is_second_name, is_short_name
 
 OPERATION = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm", nn.Linear: "linear"}  # without a derivation of their own
 
@@ -70,7 +70,7 @@ class Composition:
         waiting: list[Equation] = []
         for equation in self.items:
             left, right, *_ = equation.parts
-            if is_second_name(equation):
+            if is_second_name(equation) and not is_short_name(equation):
                 second[left] = right
                 waiting.append(equation)
             elif right[0] == "call" and right[1] in self.functions:

@@ -106,6 +106,8 @@ def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = (
     begin_with = {n: fitted(x, report.values[n].shape) for n, x in VALUES.get(name, {}).items() if n in report.values}
     shown = [change for mistake in mistakes if (change := planted(mistake, report, left_out))]
     data = page_data(name, case, report, shown, begin_with, draw.ranges, constants(case), calls)
+    same = {name: value[1] for name, value in left_out.values.items() if value[0] == "idx"}
+    data["axes"] = {name: [same.get(letter, letter) for letter in each] for name, each in data["axes"].items()}
     return data | {"zero": {n: by for n, by in ZERO_WITHOUT.get(name, {}).items() if by in data["inputs"]}}
 
 

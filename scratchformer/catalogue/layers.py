@@ -64,8 +64,9 @@ def embedding_sum(d: Sizes, training: bool = True) -> DerivationCase:
     layer = nn.EmbeddingSum(embeddings, nn.PositionEmbedding(d.T, d.C), norm, dropout, scale=3)
     drop = (partial(dropout.forward, key=d.key), dropout.backward) if training else dropout
     parts: dict[str, Any] = {"positions": layer.positions, "norm": norm, "dropout": drop}
-    names, key = {"scale": layer.scale, "eps": norm.eps, "start": 0}, {"key": d.key} if training else {}
-    return derived(d, layer, d("B T I"), d.integers("B T", d.V), names=names, parts=parts, **key)
+    names = {"scale": layer.scale, "eps": norm.eps, "start": 0}
+    key = d.key if training else None
+    return derived(d, layer, d("B T I"), d.integers("B T", d.V), names=names, parts=parts, key=key)
 
 
 ENTRIES = [
@@ -160,8 +161,8 @@ ENTRIES = [
         equation="dx_nc = Σ_f dgate_nf gate.w_cf + Σ_f dup_nf up.w_cf",
         wrong="dx_nc = Σ_f dup_nf up.w_cf",
         replace={
-            "dx, _ = ops.add(self.gate.backward(dgate, cache.gate), self.up.backward(dup, cache.up))": (
-                "self.gate.backward(dgate, cache.gate)\n        dx = self.up.backward(dup, cache.up)"
+            "dx = add_backward(self.up.backward(dup, cache.up), self.gate, dgate, cache.gate)\n        return": (
+                "self.gate.backward(dgate, cache.gate)\n        dx = self.up.backward(dup, cache.up)\n        return"
             )
         },
         tests="tests/nn/test_all_layers.py -k SwiGLU",

@@ -1,11 +1,11 @@
 """The loops of a plan as source for CUDA: a kernel whose threads share the columns of a row.
 
 T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. It computes with
-all V, which needs no branches; those beyond the end of a row, of which there are none if V divides its length (WHOLE),
-are neither added up nor written. THREADS threads share a row, and a block has ROWS rows at a time; where all numbers
-are one row, all blocks share it. Of a sum over rows a thread keeps the PER vectors of its columns. Each block writes a
-row of its sums, one sum beside another, and these rows are then added up; where rows are added by place, a row of
-threads adds up all rows of a place.
+all V, which needs no branches; those beyond the end of a row are neither added up nor written. WHOLE: whether there are
+none of these, and all vectors are aligned. THREADS threads share a row, and a block has ROWS rows at a time; where all
+numbers are one row, all blocks share it. Of a sum over rows a thread keeps the PER vectors of its columns. Each block
+writes a row of its sums, one sum beside another, and these rows are then added up; where rows are added by place, a row
+of threads adds up all rows of a place.
 
 What Numba's loops keep in memory for a later pass is computed again. If a sum over a row overflows in float32, the row
 is computed again in float64.
@@ -138,7 +138,8 @@ class CudaPrinter(Printer):
                 self.passes()
                 self.put("return finite;")
             self.put("")
-        with self.block(f'extern "C" __global__ void {plan.name}_loops({listed(given)})'):
+        bounds = "__launch_bounds__(THREADS * ROWS, 1024 / (THREADS * ROWS)) " * (not self.totals)
+        with self.block(f'extern "C" __global__ void {bounds}{plan.name}_loops({listed(given)})'):
             if self.flat:
                 self.row()
             elif self.at:
@@ -214,7 +215,7 @@ class CudaPrinter(Printer):
                 others = [known[1] for known in self.vectors].count(node[1])
                 name = self.variable(node[1]) + (f"_{others + 1}" if others else "")
                 vector = f"Vector<{self.types[node[1]]}, V> {name}_v"
-                self.put(f"{vector} = load<V>({self.row_start(node)} + first, columns - first);")
+                self.put(f"{vector} = load<V, WHOLE>({self.row_start(node)} + first, columns - first);")
                 self.vectors[node] = f"{name}_c"
             for name in each.stores:
                 self.put(f"Vector<{self.types[name]}, V> {self.variable(name)}_to;")
@@ -226,7 +227,7 @@ class CudaPrinter(Printer):
             self.vectors = {}
             for name in each.stores:
                 node = ("load", name, self.places(name))
-                self.put(f"store<V>({self.variable(name)}_to, {self.row_start(node)} + first, columns - first);")
+                self.put(f"store<V, WHOLE>({self.variable(name)}_to, {self.row_start(node)} + first, columns - first);")
         for name in each.sums:
             self.put(f"{name} = block_{sums[name].function}<THREADS>({name});")
             if self.again and sums[name].function == "sum":

@@ -113,7 +113,10 @@ def layout(
     ]
     while V > 1 and (columns < 32 * V or any(at < min(BYTES, V * size) for size, at in multiples)):
         V //= 2
-    vectors, whole = -(-columns // V), int(columns % V == 0)
+    vectors = -(-columns // V)
+    others = {*plan.sums, *(array.name for _, array in arrays if array.kind == "bits")}
+    there = [x for x, array in arrays if array.axes[-1:] == (COLUMN,) and array.name not in others]
+    whole = int(columns % V == 0 and not any(x.data.ptr % min(BYTES, V * x.itemsize) for x in there))
     if flat:
         return -(-vectors // 256), dict(V=V, THREADS=256, ROWS=1, WHOLE=whole)
     THREADS = 32 if vectors <= 128 else 128 if vectors <= 512 else 512

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from itertools import chain
 from typing import Any
 
@@ -55,31 +56,40 @@ class TokenStep:
     """The step of one new token on a GPU, if there are kernels for all layers of the model.
 
     It is recorded as a CUDA graph when it is first called, and then started by a single call: the keys and values are
-    always in the same arrays, and the number of stored positions is in an array too, with the ids.
+    always in the same arrays, and the number of stored positions is in an array too, with the ids. If the model gets
+    new arrays for its weights, it is recorded again.
     """
 
     def __init__(self, model: LanguageModel, stored: list[Stored], batch_size: int) -> None:
-        self.device = model.device
+        self.device, self.params, self.weights = model.device, model.parameters(), list[Array]()
         self.numbers = to_device(np.zeros(1 + batch_size, np.int64), self.device)
         self.arguments = self.numbers, model.body.embedding, model.body.stack, model.output, stored
         self.recording: Recording | None = None
-        self.recorded = is_off()  # or tried
+        self.off = is_off()
 
     def __call__(self, past: int, ids: np.ndarray) -> Array | None:
         """The logits (B, V) after ids (B,), which follow `past` stored positions; None if the kernels do not fit."""
         self.numbers.set(np.array([past, *ids]))
-        if not self.recorded and has_twin(extend_by_token, *self.arguments):
-            self.recorded = True
-            try:
-                self.recording = record(self.device, lambda: extend_by_token(*self.arguments))
-            except MemoryError:
-                pass
-            except Exception as error:
-                warn(error)
-        if self.recording is not None:
-            self.recording.graph.launch()
-            return self.recording.result.copy()
-        return extend_by_token(*self.arguments) if has_twin(extend_by_token, *self.arguments) else None
+        weights = [p.data for p in self.params]
+        if self.recording is None or any(map(operator.is_not, weights, self.weights)):
+            if not has_twin(extend_by_token, *self.arguments):
+                return None
+            self.weights, self.recording = weights, self.recorded()
+        if self.recording is None:
+            return extend_by_token(*self.arguments)
+        self.recording.graph.launch()
+        return self.recording.result.copy()
+
+    def recorded(self) -> Recording | None:
+        """The step as a graph; None if it cannot be recorded, which is tried once."""
+        try:
+            return None if self.off else record(self.device, lambda: extend_by_token(*self.arguments))
+        except MemoryError:
+            self.off = True
+        except Exception as error:
+            self.off = True
+            warn(error)
+        return None
 
 
 class KeyValueCache:

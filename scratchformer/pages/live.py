@@ -16,6 +16,7 @@ from ..catalogue import DerivationCase, Extension
 from ..notation import DerivationReport, Equation
 from ..notation.grammar import canonical, walk
 from ..notation.page import equation_as_json
+from ..notation.run import each_argument
 from .mathml import pieces
 
 VISIBLE = 0.5  # of the largest number in all gradients, so that differences show in two decimals
@@ -155,7 +156,7 @@ def bound(case: DerivationCase) -> dict[str, Any]:
     signature = inspect.signature(case.op)
     call = signature.bind(*case.args, **{n: value for n, value in case.options.items() if n in signature.parameters})
     call.apply_defaults()
-    return {canonical(name): value for name, value in call.arguments.items()}
+    return {canonical(name): value for name, value in each_argument(call.arguments).items()}
 
 
 def names_in(report: DerivationReport) -> tuple[set[str], set[str]]:

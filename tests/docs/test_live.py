@@ -93,10 +93,8 @@ class Page:
         given = {name: converted(inputs[name], old) if name in inputs else old for name, old in arguments.items()}
         parameters = inspect.signature(self.case.op).parameters.items()
         named = [name for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        several = [name for name, p in parameters if p.kind == p.VAR_POSITIONAL]
-        all_of = {f"{name}{i}": x for name in several for i, x in enumerate(arguments[name], 1)}
-        given |= {name: converted(inputs[name], old) for name, old in all_of.items()}
-        y, cache = self.case.op(*map(given.get, all_of), **{name: given[canonical(name)] for name in named})
+        several = [x for name, x in given.items() if name not in [*map(canonical, named)]]  # of *inputs
+        y, cache = self.case.op(*several, **{name: given[canonical(name)] for name in named})
         output, dy = self.run("return page.data.outputs[0]")
         gradients = self.case.op_backward(inputs[dy], cache)
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)

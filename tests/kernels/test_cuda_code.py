@@ -59,11 +59,9 @@ def sources_of_plans():
     for op in IN_PLACE:
         plan = Derivation(op.reference, None).compile().forward
         found[f"{plan.name}, pieces"] = cuda_source(plan, pieces=True)
-    recorded = [
-        source.replace(BITS, BITS_AT).replace("dropout", "recorded") for source in found.values() if BITS in source
-    ]
-    assert len(recorded) == 4
-    return found | {f"recorded {i}": source for i, source in enumerate(recorded)}
+    recorded = {f"recorded_{name}": (name, source) for name, source in found.items() if BITS in source}
+    assert recorded
+    return found | {new: source.replace(BITS, BITS_AT).replace(name, new) for new, (name, source) in recorded.items()}
 
 
 GENERATED = sources_of_plans()

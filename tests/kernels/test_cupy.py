@@ -1,7 +1,9 @@
 """The twins for a GPU compared with the references: large cases on the CPU in float64, small ones on the GPU."""
 
+import copy
 import functools
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ import pytest
 from scratchformer import Key, models, ops
 from scratchformer.backend import CPU, DeviceError, get_device, to_cpu, to_device
 from scratchformer.catalogue import OPERATIONS, Draw
-from scratchformer.data import TextBatches
+from scratchformer.data import SegmentBatches, TextBatches
 from scratchformer.dispatch import TwinCache, fast, reference_only
+from scratchformer.generation import KeyValueCache, generate
+from scratchformer.nn.layer import add_gradients
 from scratchformer.optim import Adam, AdamW, Muon, adam, clip_by_global_norm, newton_schulz, optimizer
 from scratchformer.optim.optimizer import global_norm, share_for
 from scratchformer.testing import check_precision
@@ -157,6 +161,37 @@ def test_arrays_that_start_anywhere():
                 for f, e in zip(found, right, strict=True):
                     f = to_cpu(f).astype(np.float64)
                     assert np.abs(f - e).max() <= TOLERANCE[dtype.name] * np.abs(e).max(), (op, dtype, start)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gradients_are_added_to_what_is_there(dtype):
+    """Those of parameters to parts of a flat array, as it has them, and dx to the gradient by another path."""
+    dtype = dtype_of(dtype)
+    x, w, tied, b, gamma, beta = draw(40, 768), draw(768, 72), draw(1001, 768).T, draw(72), draw(768), draw(768)
+    for op, backward, *args in (
+        (ops.linear, ops.linear_backward, x, w, b),
+        (ops.linear, ops.linear_backward, x, tied),
+        (ops.dense, ops.dense_backward, x, w, b, "gelu_tanh"),
+        (ops.layernorm, ops.layernorm_backward, x, gamma, beta),
+        (ops.layernorm, ops.layernorm_backward, x[:, :37], gamma[:37], beta[:37]),
+        (ops.rmsnorm, ops.rmsnorm_backward, x, gamma),
+    ):
+        with reference_only():
+            y, cache = op(*(rounded(a, dtype) for a in args))
+            dy, plus = rounded(draw(*y.shape), dtype), rounded(draw(*args[0].shape), dtype)
+            dx, *gradients = backward(dy, cache)
+        flat = GPU.xp.ones(1 + sum(g.size for g in gradients), np.float64 if dtype == np.float64 else np.float32)
+        start, grads = 1, []
+        for g in gradients:
+            grads.append(flat[start : start + g.size].reshape(g.shape if g.flags.c_contiguous else g.T.shape))
+            start += g.size
+        grads = [part if part.shape == g.shape else part.T for part, g in zip(grads, gradients, strict=True)]
+        with fast():
+            _, cache = op(*(on_gpu(a, dtype) for a in args))
+            assert cache.twin.adds, op
+            found = add_gradients(backward, on_gpu(dy, dtype), cache, grads, on_gpu(plus, dtype))
+        for f, e in zip((found, *grads), (dx + plus, *(1 + g for g in gradients)), strict=True):
+            assert f.shape == e.shape and np.abs(on_cpu(f) - e).max() <= TOLERANCE[dtype.name] * np.abs(e).max(), op
 
 
 def on_cpu(x):
@@ -364,21 +399,31 @@ def test_the_gradient_of_a_table_is_the_same_in_every_run():
         np.testing.assert_array_equal(other, first)
 
 
-def model_and_batches(dropout=0.0):
-    model = models.LanguageModel(256, d_model=64, heads=4, depth=2, context=128, dropout=dropout, key=Key(0))
+MODELS = {
+    "LanguageModel": models.LanguageModel,
+    "TransformerXL": functools.partial(models.TransformerXL, memory=128),
+    "SparseTransformer": functools.partial(models.SparseTransformer, stride=11),
+}
+
+
+def model_and_batches(name="LanguageModel", dropout=0.0):
+    model = MODELS[name](256, d_model=64, heads=4, depth=2, context=128, dropout=dropout, key=Key(0))
     text = Key(1).generator().integers(0, 256, 100_000, dtype=np.uint8)
+    if name == "TransformerXL":
+        return model, SegmentBatches(text, 8, 128, Key(2), depth=2, d_model=64)
     return model, TextBatches(text, 8, 128, Key(2))
 
 
-def losses(device, precision, dropout, steps=12, **options):
+def losses(device, precision, name, dropout, steps=12, **options):
     """The losses of some steps, and how many graphs there are."""
-    model, batches = model_and_batches(dropout)
+    model, batches = model_and_batches(name, dropout)
     model = model.to(device)
     adam = Adam(model.parameters(), 1e-3)
     found = []
     with Replicas(model, 1, precision=precision, **options) as replicas:
         for number in range(steps):
-            found.append(replicas.gradients(batches.batch(number), Key(5, number)))
+            remember = functools.partial(batches.remember, number) if name == "TransformerXL" else None
+            found.append(replicas.gradients(batches.batch(number), Key(5, number), remember))
             clip_by_global_norm(model.flat.grad, 1.0)
             adam.step(replicas.map)
         recorded = replicas.graphs.recorded if replicas.graphs else {}
@@ -388,14 +433,15 @@ def losses(device, precision, dropout, steps=12, **options):
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("tf32", 2e-3), ("bfloat16", 5e-3)])
 @pytest.mark.parametrize("micro_batch", [8, 3])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_recorded_step_is_that_of_the_cpu(precision, tolerance, micro_batch, dropout, monkeypatch):
+@pytest.mark.parametrize("name", MODELS)
+def test_a_recorded_step_is_that_of_the_cpu(name, dropout, micro_batch, precision, tolerance, monkeypatch):
     """Losses of training with CUDA graphs, without them, and on the CPU."""
-    here, _ = losses(CPU, "float32", dropout, micro_batch=micro_batch)
-    there, recorded = losses(GPU, precision, dropout, micro_batch=micro_batch)
+    here, _ = losses(CPU, "float32", name, dropout, micro_batch=micro_batch)
+    there, recorded = losses(GPU, precision, name, dropout, micro_batch=micro_batch)
     assert recorded == (1 if micro_batch == 8 else 2)  # of 8 rows, 2 are left after micro-batches of 3
     np.testing.assert_allclose(there, here, rtol=tolerance)
     monkeypatch.setenv("SCRATCHFORMER_GRAPHS", "0")
-    plain, _ = losses(GPU, precision, dropout, micro_batch=micro_batch)
+    plain, _ = losses(GPU, precision, name, dropout, micro_batch=micro_batch)
     # in half precision the recorded step has cuDNN's attention, the plain one not for so few scores
     np.testing.assert_allclose(plain, there, rtol=tolerance if precision == "bfloat16" else 0)
 
@@ -408,3 +454,36 @@ def test_steps_are_recorded(recwarn):
         assert len(replicas.graphs.recorded) == 1
         assert replicas.graphs.memory() > 0
     assert not recwarn.list
+
+
+SMALL = dict(d_model=64, heads=4, depth=2, context=16)
+GENERATORS = {
+    "GPT2": partial(models.GPT2, 301, **SMALL),
+    "Llama": partial(models.Llama, 301, kv_heads=2, window=9, **SMALL),
+    "LanguageModel": partial(models.LanguageModel, 301, **SMALL),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", GENERATORS)
+def test_recorded_tokens_have_the_logits_of_the_cpu(name, dtype, batch, recwarn):
+    """Until the context has become full twice."""
+    here = GENERATORS[name](key=Key(0)).to(dtype=dtype_of(dtype))
+    there, here = copy.deepcopy(here).to(GPU), here.to(dtype=np.float64)
+    ids, cache, expected = RNG.integers(0, 301, (batch, 40)), KeyValueCache(there, batch), KeyValueCache(here, batch)
+    for token in np.split(ids, ids.shape[1], axis=1):
+        right = expected.logits(token)
+        with fast():
+            error = np.abs(to_cpu(cache.logits(token)).astype(np.float64) - right).max() / np.abs(right).max()
+        assert error < TOLERANCE[dtype]
+    assert cache.token_step.recording is not None
+    assert not recwarn.list
+
+
+def test_recorded_tokens_are_those_of_a_step_that_is_not(monkeypatch):
+    model, texts = GENERATORS["GPT2"](key=Key(0)).to(GPU), []
+    for recorded in "1", "0":
+        monkeypatch.setenv("SCRATCHFORMER_GRAPHS", recorded)
+        texts.append(np.array([*generate(model, np.zeros((2, 3), np.int64), 40, top_p=0.9)]))
+    np.testing.assert_array_equal(*texts)

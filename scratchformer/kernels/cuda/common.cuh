@@ -9,20 +9,23 @@ struct alignas(sizeof(Number) * COUNT < 16 ? sizeof(Number) * COUNT : 16) Vector
     Number at[COUNT];
 };
 
-// The first COUNT of the `left` numbers from x on; those that are missing are 0.
-template <int COUNT, class Number> __device__ inline Vector<Number, COUNT> load(const Number* x, Index left) {
+// The first COUNT of the `left` numbers from x on; those that are missing are 0. ALL: whether either none are missing or
+// all, and x is aligned.
+template <int COUNT, bool ALL = false, class Number>
+__device__ inline Vector<Number, COUNT> load(const Number* x, Index left) {
     Vector<Number, COUNT> numbers;
-    if (left >= COUNT && (unsigned long long)x % alignof(Vector<Number, COUNT>) == 0)
+    if (left >= COUNT && (ALL || (unsigned long long)x % alignof(Vector<Number, COUNT>) == 0))
         return *(const Vector<Number, COUNT>*)x;
+    if (ALL) return {};
     for (int j = 0; j < COUNT; ++j) numbers.at[j] = j < left ? x[j] : Number(0.0f);
     return numbers;
 }
 
-template <int COUNT, class Number>
+template <int COUNT, bool ALL = false, class Number>
 __device__ inline void store(const Vector<Number, COUNT>& numbers, Number* x, Index left) {
-    if (left >= COUNT && (unsigned long long)x % alignof(Vector<Number, COUNT>) == 0)
+    if (left >= COUNT && (ALL || (unsigned long long)x % alignof(Vector<Number, COUNT>) == 0))
         *(Vector<Number, COUNT>*)x = numbers;
-    else
+    else if (!ALL)
         for (int j = 0; j < COUNT && j < left; ++j) x[j] = numbers.at[j];
 }
 

@@ -4,17 +4,20 @@ python tests/kernels/on_cpu/tokens.py
 python tests/kernels/on_cpu/tokens.py FILE OLD NEW      # with a mistake planted in FILE.cu
 """
 
+import os
 import sys
+import warnings
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import run
 from emulator import Kernel
 from run import RNG, TYPES, Array, as_array, cupy, draw, on_gpu, rounded
 
-from scratchformer import Key, models
+from scratchformer import Key, models, ops
 from scratchformer.backend import Device
 from scratchformer.dispatch import fast, has_twin, reference_only
 from scratchformer.generation.cache import TokenStep
@@ -71,7 +74,14 @@ TOKENS = [  # a model, the length of its context, the sequences, and how many po
     (LLAMA, 16, 3, 11),
     (partial(LLAMA, window=4, bias=True, feedforward_bias=True, tied=True), 10, 2, 6),
     (partial(LLAMA, window=1030), 2200, 1, 2190),
-    (partial(models.Llama, 40, 1100, 1, 1, d_ff=1300, head_width=8), 4, 1, 3),
+    (partial(models.Llama, 40, 1100, 1, 1, d_ff=30, head_width=8), 4, 1, 3),
+    (partial(models.Llama, 8452, 16, 1, 1, d_ff=2100), 4, 1, 3),
+]
+SMALL = 21, 16, 2, 1
+REFUSED = [
+    partial(models.TransformerXL, *SMALL, memory=8),
+    partial(models.LanguageModel, *SMALL, positions="sinusoidal"),
+    partial(models.LanguageModel, *SMALL, activation=(ops.relu, ops.relu_backward)),
 ]
 RECORDED = [(GPT2, 5 * 2 + 2), (LLAMA, 5 * 2 + 2), (PLAIN, 7 * 1 + 2)]  # with the kernels of a token
 
@@ -94,8 +104,7 @@ def compare_recorded(make, launches):
     """Several tokens by a recorded step."""
     there, here = model_on_gpu(make, 8, TYPES[0])
     stored = here.allocate(2)
-    layers = SimpleNamespace(body=there.body, output=there.output, device=Device("gpu:0", cupy, 0))
-    step = TokenStep(layers, stored_on_gpu(there.allocate(2), TYPES[0]), 2)
+    step = step_of(there)
     for past in range(8):
         ids = RNG.integers(0, 20, 2)
         with fast():
@@ -105,6 +114,57 @@ def compare_recorded(make, launches):
             right = here.extend(ids[:, None], stored, past)[:, 0]
         error = np.abs(found - right).max() / np.abs(right).max()
         assert error < 1e-4, f"relative error {error:.1e}"
+
+
+def compare_new_weights():
+    """A model whose weights are in new arrays is recorded again."""
+    there, _ = model_on_gpu(GPT2, 8, TYPES[0])
+    ids, step = np.array([3, 5]), step_of(there)
+    with fast():
+        before = step(0, ids)
+        for p in there.parameters():
+            p.bind(as_array(p.data / 2), None, None)
+        after = step(0, ids)
+        np.testing.assert_array_equal(after, step_of(there)(0, ids))
+        assert not (before == after).all()
+
+
+def step_of(model):
+    """The step of a token of two sequences, for a model on the stand-in for a GPU."""
+    parts = dict(body=model.body, output=model.output, parameters=model.parameters)
+    layers = SimpleNamespace(**parts, device=Device("gpu:0", cupy, 0))
+    return TokenStep(layers, stored_on_gpu(model.allocate(2), TYPES[0]), 2)
+
+
+def broken_end(stream):
+    Recorder.noted = None
+    raise RuntimeError("cannot be ended")
+
+
+def compare_what_is_not_recorded():
+    """A failure is said once, and a step that is not recorded gives the same numbers; so it is if the environment turns
+    recording off. A model with other layers has no such step.
+    """
+    there, _ = model_on_gpu(GPT2, 8, TYPES[0])
+    ids = np.array([3, 5])
+    with fast():
+        right = step_of(there)(0, ids)
+        with patch.dict(os.environ, SCRATCHFORMER_GRAPHS="0"):
+            off = step_of(there)
+        broken = step_of(there)
+        with patch.object(Stream, "end_capture", broken_end):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = [broken(0, ids), broken(0, ids)]
+        assert [str(w.message) for w in caught] == [
+            "steps are not recorded as CUDA graphs: RuntimeError: cannot be ended"
+        ]
+        for logits in *found, off(0, ids), broken(0, ids):
+            assert (logits == right).all()
+        assert broken.recording is None and off.recording is None
+        for model in REFUSED:
+            there, _ = model_on_gpu(model, 8, TYPES[0])
+            assert step_of(there)(0, ids) is None, model
 
 
 def compare_tokens(make, context, B, past, dtype):
@@ -142,6 +202,8 @@ def main(*mistake):
         for make, *sizes in TOKENS
         for dtype in TYPES[: 1 if mistake else None]
     ]
+    checks.append((("new weights",), compare_new_weights))
+    checks.append((("not recorded",), compare_what_is_not_recorded))
     checks += [(("recorded", make), partial(compare_recorded, make, launches)) for make, launches in RECORDED]
     failed = False
     for what, check in checks:
