@@ -25,6 +25,7 @@ CUDA = (  # the modules for a GPU
     "cupy_adam",
     "cupy_attention",
     "cupy_embedding",
+    "cupy_extend",
     "cupy_linear",
     "cupy_muon",
     "cupy_relative",

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from composed import is_second_name, top_level
+from composed import top_level
 
 from scratchformer.catalogue import DerivationCase
 from scratchformer.notation import Equation
 from scratchformer.notation.grammar import walk
+from scratchformer.pages.live import is_second_name
 from scratchformer.pages.svg import Canvas, width
 
 EDGE, PAD, HALF = 38, 7, 16  # the length of an edge, the room around a name in a box, and half the height of a box
@@ -79,8 +80,11 @@ def row_picture(row: list[Box], start: str, name: str) -> str:
         x += size
     edge(canvas, x, foot, f"d{foot}")
     steps = ", ".join(box.part for box in row)
-    two = " and ".join(f"d{box.gives if box.part == '+' else box.reads}" for box in row if box is row[0] or box.part == "+")
-    described = f"Forward from {start}: {steps}. {start} also goes straight to the +. Backward, {two} add up to d{start}."
+    terms = [row[0].reads, *(box.gives for box in row if box.part == "+")]
+    described = (
+        f"Forward from {start}: {steps}. {start} also goes straight to the +. "
+        f"Backward, {' and '.join(f'd{term}' for term in terms)} add up to d{start}."
+    )
     return canvas.svg(f"From {start} to {foot}, and back", described, name)
 
 

@@ -11,13 +11,16 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from levels import is_size
+from reports import executed
+
 from scratchformer import nn
 from scratchformer.catalogue import DerivationCase, Sizes
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import Equation
-from scratchformer.notation.check import read_and_run
 from scratchformer.notation.grammar import Node, canonical, rebuilt, walk
 from scratchformer.notation.spelling import spelled
+from scratchformer.pages.live import is_second_name, is_short_name
 
 OPERATION = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm", nn.Linear: "linear"}  # without a derivation of their own
 
@@ -52,8 +55,7 @@ class Composition:
     """The derivation of a case, in which calls of parts become equations."""
 
     def __init__(self, case: DerivationCase) -> None:
-        options = {"names": case.names, "docstring": case.docstring, **case.options}
-        ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
+        ran, derivation = executed(case)
         self.items = [item.equation for item in derivation.equations if item.equation]
         self.functions: dict[str, Callable] = case.options["functions"]
         self.taken = {*ran.values, *(node[1] for each in self.items for node in walk(tuple(each)) if node[0] == "name")}
@@ -68,7 +70,7 @@ class Composition:
         waiting: list[Equation] = []
         for equation in self.items:
             left, right, *_ = equation.parts
-            if is_second_name(equation):
+            if is_second_name(equation) and not is_short_name(equation):
                 second[left] = right
                 waiting.append(equation)
             elif right[0] == "call" and right[1] in self.functions:
@@ -85,7 +87,10 @@ class Composition:
         name, _, backward = function.partition("_backward")
         if name not in self.parts:
             layer = self.functions[f"{name}_backward"].args[1].__self__  # type: ignore[attr-defined]
-            self.parts[name] = Part(self, layer)
+            if isinstance(layer, nn.Dropout):  # which passes on what it gets, since no part of a page is random
+                yield Equation((("name", result, ()), ("name", given[0], ())), ("=",), (), ())
+                return
+            self.parts[name] = Part(self, name, layer)
         part = self.parts[name]
         if function == name:
             part.rename(dict(zip(part.inputs, given, strict=True)) | {part.output: result})
@@ -99,7 +104,7 @@ class Composition:
     def fresh(self, name: str) -> str:
         """A name that nothing has: the name itself, or with a number after it."""
         numbered = (f"{name}{i or ''}" for i in range(len(self.taken) + 1))
-        free = next(each for each in numbered if not self.taken & {each, f"d{each}"})
+        free = next(each for each in numbered if not self.taken & {each, f"d{each}", each.removeprefix("d")})
         self.taken |= {free, f"d{free}"}
         return free
 
@@ -107,11 +112,10 @@ class Composition:
 class Part:
     """The derivation of a part, in the names of the whole: each name once, in its first form without a derivative."""
 
-    def __init__(self, whole: Composition, layer: nn.Layer) -> None:
+    def __init__(self, whole: Composition, name: str, layer: nn.Layer) -> None:
         case = CASES[OPERATION.get(type(layer), type(layer).__name__)](Sizes())
-        options = {"names": case.names, "docstring": case.docstring, **case.options}
-        ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
-        self.whole, self.made = whole, set[str]()
+        ran, derivation = executed(case)
+        self.whole, self.name, self.made = whole, name, set[str]()
         self.parameters = {name: whole.names[id(p.data)] for name, p in layer.named_parameters().items()}
         inputs = [p.name for p in inspect.signature(layer.forward).parameters.values() if p.default is p.empty]
         self.inputs, (self.output,) = [canonical(name) for name in inputs], ran.outputs
@@ -135,16 +139,14 @@ class Part:
         if node[0] != "name" or is_size(node):
             return node
         _, name, indices = node
-        of = name[1:] if name[:1] == "d" and any(each.parts[0][1] == name[1:] for each in self.equations) else name
-        if name not in self.names and (of in self.names or of not in self.whole.known):
+        if (mine := f"{self.name}.{name}") in self.whole.known:  # such as a mask: another part has its own
+            return "name", mine, indices
+        computed = {each.parts[0][1] for each in self.equations}
+        of = name[1:] if name[:1] == "d" and name[1:] in computed else name
+        if name not in self.names and (of in self.names or name in computed or of not in self.whole.known):
             self.names[of] = self.names.get(of) or self.whole.fresh(of)
             self.names[name] = self.names[of] if name == of else f"d{self.names[of]}"
         return "name", self.names.get(name, name), indices
-
-
-def is_second_name(equation: Equation) -> bool:
-    """Whether it only gives another name to a whole array, such as n = x."""
-    return all(part[0] == "name" and not part[2] for part in equation.parts)
 
 
 def closed(equation: Equation) -> Equation | None:
@@ -154,8 +156,3 @@ def closed(equation: Equation) -> Equation | None:
     if left[0] != "name" or not forms or not set(equation.relations) <= {"=", ":="}:
         return None
     return Equation((left, forms[0]), ("=",), equation.bindings, equation.conditions)
-
-
-def is_size(node: Node) -> bool:
-    """Whether a name without indices is a capital letter, the size of an axis."""
-    return not node[2] and len(node[1]) == 1 and node[1].isupper()

@@ -28,6 +28,7 @@ from scratchformer.course.grading import load, planted
 from scratchformer.notation import Equation, NotationError, parse
 from scratchformer.notation.layout import items
 from scratchformer.notation.run import Execution
+from scratchformer.pages.live import json_script
 from scratchformer.pages.mathml import clauses, expression, of_equation, relation, wrapped
 from scratchformer.pages.passages import paragraphs
 
@@ -169,7 +170,6 @@ def exercise_html(name: str) -> str:
     data = exercise_data(name)
     following = DERIVATIONS[DERIVATIONS.index(name) + 1 :]
     data["next"] = [following[0], exercise(following[0]).title] if following else None
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
     docstring, above = docstring_in(each.start)
     solved = dict(zip(equations(each.start), (line for _, line in equations(each.solution)), strict=True))
     numbers: dict[int, int] = {}  # on the page, by those in the file
@@ -187,12 +187,12 @@ def exercise_html(name: str) -> str:
         f'<section class="exercise" data-exercise="{name}" aria-label="{escape(each.title)}">\n'
         "<noscript><p>With JavaScript, you can fill in the blanks here.</p></noscript>\n"
         + "\n".join(parts)
-        + f'\n<script type="application/json">{text}</script>\n</section>'
+        + f"\n{json_script(data)}\n</section>"
     )
 
 
 def equation_html(text: str, solution: str, line: int, number: int) -> str:
-    """An equation typeset; one with a blank up to the blank, and an input. line, number: in the file and on the page."""
+    """An equation typeset; one with a blank up to it, and an input. line, number: in the file and on the page."""
     head, shown = given_part(text), f'<span class="number">{number}</span>'
     if not head:
         return f'<div class="math" data-line="{line}" data-number="{number}">{shown}{of_equation(parse(text))}</div>'
@@ -204,7 +204,8 @@ def equation_html(text: str, solution: str, line: int, number: int) -> str:
         'autocomplete="off" autocapitalize="none" spellcheck="false">'
     )
     return (
-        f'<div class="blank" data-line="{line}" data-number="{number}">{shown}<span class="given">{wrapped(given, display=True)}</span>'
+        f'<div class="blank" data-line="{line}" data-number="{number}">{shown}'
+        f'<span class="given">{wrapped(given, display=True)}</span>'
         f'<span class="answer">{field}<span class="mark" aria-hidden="true"></span></span>'
         + (f'<span class="end">{wrapped(end, display=True)}</span>' if end else "")
         + f'<span class="preview"></span><p class="says" id="says{line}" role="status"></p></div>'

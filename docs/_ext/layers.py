@@ -28,12 +28,14 @@ LIVE = {  # the layers that compute in the page: the derivations, and the names 
         (
             "BasicSelfAttention", "SingleHeadAttention", "MultiHeadLoop", "SelfAttention", "CrossAttention",
             "RelativeSelfAttention", "RotarySelfAttention", "FeedForward", "SwiGLU", "LlamaBlock",
+            "EmbeddingSum", "PositionEmbedding", "GridPositions", "SinusoidalPositions",
         ),
         ("",),
     ),
-    "Residual": ("Post-norm", "Pre-norm"),
-    "TransformerBlock": ("Post-norm", "Pre-norm"),
+    **dict.fromkeys(("Residual", "TransformerBlock", "DecoderBlock"), ("Post-norm", "Pre-norm")),
 }  # fmt: skip
+# Layers that are one operation, whose live part they show.
+OPERATION_OF = {"Linear": "linear", "LayerNorm": "layernorm", "RMSNorm": "rmsnorm", "TokenEmbedding": "embedding"}
 
 
 def page(module: Any, name: str) -> str:
@@ -43,7 +45,7 @@ def page(module: Any, name: str) -> str:
     parts += [fenced(f"{{living}} {name}", "")] if module is models and name in MODELS else []
     begin, *passages = pieces(inspect.getdoc(layer) or "", name)
     derivation = passages[before_derivation(passages) :]
-    if name in COMPOSED:
+    if f"{name}, pre" in COMPOSED:
         fact, derivation[0] = first_sentences(derivation[0])
         begin = begin._replace(text=f"{begin.text} {fact}")
     parts += [rst(rendered([begin], name)), *live(name)]
@@ -61,9 +63,9 @@ def page(module: Any, name: str) -> str:
 def live(name: str) -> list[str]:
     """The live sections of a layer's derivation, one for each order of its parts."""
     sections = []
-    for title in LIVE.get(name, ()):
-        case = f"{name}, pre" if sections else name
-        picture = raw(block_picture(COMPOSED[case](PageSizes(case)), case)) if case in COMPOSED else ""
+    for title in LIVE.get(name, ("",) * (name in OPERATION_OF)):
+        case = f"{name}, pre" if sections else OPERATION_OF.get(name, name)
+        picture = raw(block_picture(COMPOSED[case](PageSizes(case)), case)) if f"{name}, pre" in COMPOSED else ""
         shown = [picture, fenced(f"{{live}} {case}", "")]
         if sections:  # the other order of the parts
             shown = [raw(f'<details class="other-order"><summary>{title}</summary>'), *shown, raw("</details>")]

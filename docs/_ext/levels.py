@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from reports import items
+from reports import executed, items
 
 from scratchformer.catalogue import DerivationCase, Extension, Mistake, Sizes, entries_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import DerivationReport, DerivationRow, DerivationText, Equation, Item, NotationError, parse
-from scratchformer.notation.check import read_and_run, walk_through
+from scratchformer.notation.check import walk_through
 from scratchformer.notation.grammar import Condition, Node, canonical, letters_in, rebuilt, walk
 from scratchformer.notation.spelling import spelled
 from scratchformer.notation.walk import TOLERANCE
@@ -86,8 +86,7 @@ def case_at(name: str, titles: Collection[str], draw: Sizes) -> DerivationCase:
 
 def checked_without(case: DerivationCase, left_out: Without) -> DerivationReport:
     """The checked derivation of a level. Raises DerivationError where it is not true."""
-    options = {"names": case.names, "docstring": case.docstring, **case.options}
-    ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
+    ran, derivation = executed(case)
     return walk_through(reduced(derivation, left_out), ran, TOLERANCE)
 
 

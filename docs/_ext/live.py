@@ -15,12 +15,10 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from static_files import load_files
 
-from scratchformer.catalogue import DerivationCase, Sizes, blocks, mistakes_of
+from scratchformer.catalogue import DerivationCase, Sizes, blocks, layers, mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.notation import DerivationReport
-from scratchformer.notation.page import equation_as_json
-from scratchformer.pages.live import FILES, equations, page_data, section
-from scratchformer.pages.mathml import pieces
+from scratchformer.pages.live import FILES, equations, mistake_data, page_data, section
 from scratchformer.testing.diagnosis import says
 
 SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
@@ -32,6 +30,7 @@ SIZES_OF = {
     "relative_shift": {"H": 1},
     "relative_attention": {"B": 2, "H": 1, "S": 3},
     "RelativeSelfAttention": {"T": 2, "S": 3},
+    **{key: {"M": 3} for key in ("DecoderBlock", "DecoderBlock, pre")},  # a letter has one size on a page
 }
 # Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
 VALUES: dict[str, dict[str, Any]] = {
@@ -49,15 +48,19 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "RelativeSelfAttention": {"m": np.tri(3)[1:]},
     "CrossAttention": {"m": [3]},
+    **{key: {"m": [2]} for key in ("DecoderBlock", "DecoderBlock, pre")},
 }
 # The derivations on the pages of layers that are made of others: with parts whose derivations can be put together.
 COMPOSED: dict[str, Callable[[Sizes], DerivationCase]] = {
     "TransformerBlock": partial(blocks.transformer_block, order="post", activation="relu"),
     "TransformerBlock, pre": partial(blocks.transformer_block, order="pre", activation="relu"),
+    "DecoderBlock": partial(blocks.decoder_block, order="post", activation="relu"),
+    "DecoderBlock, pre": partial(blocks.decoder_block, order="pre", activation="relu"),
+    "EmbeddingSum": partial(layers.embedding_sum, training=False),
     "Residual": partial(blocks.residual_of_linear, order="post"),
     "Residual, pre": partial(blocks.residual_of_linear, order="pre"),
 }
-FIXED = ("P", "theta")  # arrays of a layer that are no weights: sinusoids and frequencies
+FIXED = ("P", "theta", "attention.m")  # arrays of a layer that are no weights: sinusoids, frequencies, a causal mask
 ZERO_WITHOUT = {"cross_entropy": {"targets": "counted"}}  # what is 0 where another input is 0
 
 
@@ -90,7 +93,8 @@ def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     """
     mistakes = list(mistakes)
     each = levels(name)
-    levels_data = [live_data(name, mistakes, titles) if titles not in each[:i] else None for i, titles in enumerate(each)]
+    first = [each.index(titles) == i for i, titles in enumerate(each)]
+    levels_data = [live_data(name, mistakes, t) if is_first else None for t, is_first in zip(each, first, strict=True)]
     return section(name, levels_data, extensions(name))
 
 
@@ -102,6 +106,8 @@ def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = (
     begin_with = {n: fitted(x, report.values[n].shape) for n, x in VALUES.get(name, {}).items() if n in report.values}
     shown = [change for mistake in mistakes if (change := planted(mistake, report, left_out))]
     data = page_data(name, case, report, shown, begin_with, draw.ranges, constants(case), calls)
+    same = {name: value[1] for name, value in left_out.values.items() if value[0] == "idx"}
+    data["axes"] = {name: [same.get(letter, letter) for letter in each] for name, each in data["axes"].items()}
     return data | {"zero": {n: by for n, by in ZERO_WITHOUT.get(name, {}).items() if by in data["inputs"]}}
 
 
@@ -114,7 +120,9 @@ def constants(case: DerivationCase) -> tuple[str, ...]:
     """The arrays of a layer's derivation that no argument of its forward and no weight can change."""
     if case.docstring is None:
         return ()
-    return FIXED if "pattern" in inspect.signature(case.op).parameters else (*FIXED, "m")
+    arguments = inspect.signature(case.op).parameters
+    fixed = (*FIXED, *(name for name in case.names if name in arguments))
+    return fixed if "pattern" in arguments else (*fixed, "m")
 
 
 def fitted(value: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -135,8 +143,7 @@ def planted(mistake: Any, report: DerivationReport, left_out: Without) -> dict[s
     places = [number for number, (_, equation) in enumerate(equations(report)) if says(equation, right)]
     if not places:
         return None
-    text = {"title": mistake.title, "effect": mistake.effect, "html": "\n".join(pieces(wrong))}
-    return text | {"line": places[0], "equation": equation_as_json(wrong)}
+    return mistake_data(mistake.title, mistake.effect, places[0], wrong)
 
 
 class Live(SphinxDirective):

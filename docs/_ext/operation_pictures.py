@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from letters import Letters, LetterSizes
+from measure import arrays
 from tracing import TracedCall, owner, trace_operation
 
 from scratchformer import ops
@@ -107,8 +107,8 @@ class _OperationPicture:
         known = {id(owner(x)): name for name, x in self.inputs.items()}
         if isinstance(self.output, np.ndarray):
             known[id(owner(self.output))] = self.result
-        for name, x in _fields("", self.call.cache):
-            yield known.get(id(owner(x)), name), x
+        for name, x in arrays(self.call.cache):
+            yield known.get(id(owner(x)), name.rpartition(".")[2] or "y"), x
 
     def _row(self, arrays: dict[str, np.ndarray], y: float, dashed: bool = False) -> float:
         """Arrays side by side, up to three in a row."""
@@ -167,12 +167,3 @@ class _OperationPicture:
             y += 15
             self.canvas.text(WIDTH / 2, y, line, "middle")
         return y + 6
-
-
-def _fields(name: str, cache: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of a cache with the names of their fields."""
-    if isinstance(cache, np.ndarray):
-        yield name or "y", cache
-    elif hasattr(cache, "_asdict"):
-        for field, part in cache._asdict().items():
-            yield from _fields(field, part)

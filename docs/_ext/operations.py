@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -131,6 +132,7 @@ def layers(module: Any) -> list[str]:
     return [name for name in module.__all__ if inspect.isclass(getattr(module, name)) and name not in COMMON]
 
 
+@cache
 def calls(module: Any, layer: str) -> list[str]:
     """The operations in the code of a layer or model, and of the classes that it extends."""
     bases = [part for part in getattr(module, layer).__mro__ if part.__name__ not in (*COMMON, "object")]

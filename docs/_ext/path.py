@@ -6,7 +6,6 @@ and a question. The answer is an expression in the names of the equations, so it
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from html import escape
@@ -26,7 +25,7 @@ from scratchformer.catalogue import DerivationCase
 from scratchformer.notation import parse
 from scratchformer.notation.page import equation_as_json
 from scratchformer.optim.adam import adam_step
-from scratchformer.pages.live import array_json, begin, section
+from scratchformer.pages.live import array_json, begin, json_script, section
 
 PAGES = sorted(path.stem for path in (Path(__file__).parents[1] / "path").glob("*.md"))
 LIVING = ("loss", "guess", "steps")  # what a question may ask about the living model: path.js knows their values
@@ -213,11 +212,10 @@ class Question(SphinxDirective):
             ],
             "choices": [choice.strip() for choice in self.options.get("choices", "").split("|") if choice.strip()],
         }
-        script = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
         box = nodes.container(classes=["question"])
         box += [
             *self.parse_text_to_nodes(WRONG.sub("", text)),
-            nodes.raw("", f'<script type="application/json">{script}</script>', format="html"),
+            nodes.raw("", json_script(data), format="html"),
         ]
         return [box]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from scratchformer.catalogue import Mistake, Sizes
+from scratchformer.catalogue import DerivationCase, Mistake, Sizes
 from scratchformer.catalogue.derivations import CASES, check, variants
-from scratchformer.notation import DerivationReport, parse
+from scratchformer.notation import DerivationReport, DerivationText, parse
 from scratchformer.notation.check import Walk, read_and_run
+from scratchformer.notation.run import Execution
 from scratchformer.pages.passages import CheckedItem, items_of, names_of
 from scratchformer.testing.diagnosis import says
 
@@ -39,6 +40,12 @@ def compound() -> frozenset[str]:
     return frozenset(name for case in CASES for name in names(case) if "_" in name or "." in name)
 
 
+def executed(case: DerivationCase) -> tuple[Execution, DerivationText]:
+    """The run of a case, and its derivation."""
+    options = {"names": case.names, "docstring": case.docstring, **case.options}
+    return read_and_run(case.op, case.op_backward, *case.args, **options)
+
+
 def consequences(name: str, mistake: Mistake) -> dict[str, float]:
     """How far results and gradients are off with a mistake in the derivation, relative to their largest numbers.
 
@@ -46,9 +53,7 @@ def consequences(name: str, mistake: Mistake) -> dict[str, float]:
     """
     errors: dict[str, float] = {}
     for variant in variants(name):
-        case = CASES[variant](Sizes())
-        options = {"names": case.names, "docstring": case.docstring, **case.options}
-        ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
+        ran, derivation = executed(CASES[variant](Sizes()))
         right, wrong = (parse(text, check(variant).values) for text in (mistake.equation, mistake.wrong))
         place = next(number for number, item in enumerate(derivation.equations) if says(item.equation, right))
         planted = derivation.replace(place, wrong)

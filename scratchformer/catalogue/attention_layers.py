@@ -111,7 +111,18 @@ ENTRIES = [
         "dk is that of the rotated keys. Position 0 is right.",
         equation="dk_gsd = Σ_d' R_sd'd dk̂_gsd'",
         wrong="dk_gsd = dk̂_gsd",
-        replace={"        dk = ops.rotary_backward(dk, cache.rotated_k)\n": ""},
+        replace={
+            (
+                "        dy = self.unify.backward(dy, cache.unify)\n"
+                "        dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)\n"
+                "        dq = ops.rotary_backward(dq, cache.rotated_q)\n"
+                "        dk = ops.rotary_backward(dk, cache.rotated_k)\n"
+            ): (
+                "        dy = self.unify.backward(dy, cache.unify)\n"
+                "        dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)\n"
+                "        dq = ops.rotary_backward(dq, cache.rotated_q)\n"
+            )
+        },
         tests="tests/nn/test_all_layers.py -k Rotary",
     )
     .mistake(
@@ -170,7 +181,11 @@ ENTRIES = [
         "The other positions read this one through its key and value, but dx has only the gradient of its own query.",
         equation="dx_tc = du_tc + dmemory_tc",
         wrong="dx_tc = du_tc",
-        replace={"dx, _ = ops.add(du, dmemory)\n        return": "dx = du\n        return"},
+        replace={
+            "return add_backward(dmemory, self.query, self.join_heads(dq), cache.query)": (
+                "return self.query.backward(self.join_heads(dq), cache.query)"
+            )
+        },
     )
     .mistake(
         "The gradient of the scores is not divided by √D",
@@ -215,8 +230,8 @@ ENTRIES = [
         equation="dmemory_bsc = Σ_h Σ_d dk_bhsd wk_chd + Σ_h Σ_d dv_bhsd wv_chd",
         wrong="dmemory_bsc = Σ_h Σ_d dk_bhsd wk_chd",
         replace={
-            "dmemory, _ = ops.add(dmemory, self.value.backward(self.join_heads(dv), cache.value))\n        return": (
-                "self.value.backward(self.join_heads(dv), cache.value)\n        return"
+            "dmemory = add_backward(dmemory, self.value, self.join_heads(dv), cache.value)\n        if together": (
+                "self.value.backward(self.join_heads(dv), cache.value)\n        if together"
             )
         },
     )

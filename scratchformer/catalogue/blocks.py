@@ -76,13 +76,15 @@ def looking_at_memory(d: Draw, **options: Any) -> LayerCase:
     return on(layer, d("B T C"), d("B M C"), pattern=ops.Padding(d.lengths("M")), key=d.key)
 
 
-def decoder_block(d: Sizes, order: str) -> DerivationCase:
-    d.sizes |= {"H": 2, "C": 6}
-    block = nn.DecoderBlock(d.C, d.H, order, d_ff=d.F, activation=GELU)
-    x, memory, pattern = d("B T C"), d("B M C"), ops.Padding(d.lengths("M"))
+def decoder_block(d: Sizes, order: str, activation: ops.Activation = GELU) -> DerivationCase:
+    d.sizes |= {"H": 2, "D": 3, "C": 6}
+    block = nn.DecoderBlock(d.C, d.H, order, d_ff=d.F, activation=activation)
+    x, memory, lengths, norm = d("B T C"), d("B M C"), d.lengths("M"), block.norm1
     parts: dict[str, Part] = {name: getattr(block, name) for name in (*BLOCK_PARTS, "norm3")}
-    parts["cross"] = partial(block.cross.forward, pattern=pattern), block.cross.backward
-    return derived(d, block, x, memory, pattern, parts=parts, leave=f"{OTHER[order].title()}-norm")
+    parts["cross"] = partial(block.cross.forward, pattern=ops.Padding(lengths)), block.cross.backward
+    names = {"H": d.H, "D": d.D, "eps": norm.eps, "m": lengths, "attention.m": np.tri(d.T)}
+    leave = f"{OTHER[order].title()}-norm"
+    return derived(d, block, x, memory, ops.Padding(lengths), names=names, parts=parts, leave=leave)
 
 
 def around_feedforward(d: Draw, order: str) -> LayerCase:
@@ -174,7 +176,19 @@ ENTRIES = [
     .case("post, dropout", partial(looking_at_memory, dropout=0.3))
     .case("pre, bias", partial(looking_at_memory, norm="pre", bias=True, activation="gelu"))
     .derivation("", partial(decoder_block, order="post"))
-    .derivation("pre", partial(decoder_block, order="pre")),
+    .derivation("pre", partial(decoder_block, order="pre"))
+    .mistake(
+        "The gradient passes only through the cross-attention",
+        "g also goes to the second sum directly. Without this path, everything before it gets the wrong gradient.",
+        equation="dg_tc = dr_tc + dw_tc",
+        wrong="dg_tc = dw_tc",
+    )
+    .mistake(
+        "Pre-norm: the gradient passes only through the cross-attention",
+        "The sums pass dy on unchanged, through any number of blocks; this path is cut.",
+        equation="dg_tc = dh_tc + dr_tc",
+        wrong="dg_tc = dr_tc",
+    ),
     Entry("Residual")
     .case("post", partial(around_feedforward, order="post"))
     .case("pre", partial(around_feedforward, order="pre"))

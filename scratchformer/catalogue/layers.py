@@ -58,17 +58,15 @@ def units_and_tokens(d: Draw, **options: Any) -> LayerCase:
     return on(embedding, d("B T I"), d.integers("B T", d.V), key=d.key)
 
 
-def embedding_sum(d: Sizes) -> DerivationCase:
-    embeddings = [nn.Linear(d.I, d.C), nn.TokenEmbedding(d.V, d.C)]
-    layer = nn.EmbeddingSum(embeddings, nn.PositionEmbedding(d.T, d.C), nn.LayerNorm(d.C), nn.Dropout(0.3), scale=3)
-    dropout = nn.Dropout(0.3)
-    parts: dict[str, Any] = {
-        "positions": layer.positions,
-        "norm": layer.norm,
-        "dropout": (partial(dropout.forward, key=d.key), dropout.backward),
-    }
-    units, ids = d("B T I"), d.integers("B T", d.V)
-    return derived(d, layer, units, ids, names={"scale": layer.scale}, key=d.key, parts=parts)
+def embedding_sum(d: Sizes, training: bool = True) -> DerivationCase:
+    """training: whether dropout drops anything."""
+    embeddings, norm, dropout = [nn.Linear(d.I, d.C), nn.TokenEmbedding(d.V, d.C)], nn.LayerNorm(d.C), nn.Dropout(0.3)
+    layer = nn.EmbeddingSum(embeddings, nn.PositionEmbedding(d.T, d.C), norm, dropout, scale=3)
+    drop = (partial(dropout.forward, key=d.key), dropout.backward) if training else dropout
+    parts: dict[str, Any] = {"positions": layer.positions, "norm": norm, "dropout": drop}
+    names = {"scale": layer.scale, "eps": norm.eps, "start": 0}
+    key = d.key if training else None
+    return derived(d, layer, d("B T I"), d.integers("B T", d.V), names=names, parts=parts, key=key)
 
 
 ENTRIES = [
@@ -105,20 +103,34 @@ ENTRIES = [
     ),
     Entry("PositionEmbedding")
     .case("", lambda d: on(nn.PositionEmbedding(d.T + 1, d.C), d("B T C")))
-    .derivation("", lambda d: derived(d, nn.PositionEmbedding(d.T + 2, d.C), d("B T C"), 1)),
+    .derivation("", lambda d: derived(d, nn.PositionEmbedding(d.T + 2, d.C), d("B T C"), 1))
+    .mistake(
+        "The gradient goes to the first positions, wherever x starts",
+        "Backward takes row t of the table, where forward has taken row start + t.",
+        equation="dtable_pc = Σ_b Σ_{t, start + t = p} dy_btc",
+        wrong="dtable_pc = Σ_b Σ_{t, t = p} dy_btc",
+    ),
     Entry("GridPositions")
     .case("", lambda d: on(nn.GridPositions(d.T + 1, d.C, 2), d("B T C")))
     .derivation("", grid_positions)
     .mistake(
         "The columns get the gradient of the rows",
         "Each table must be indexed with its own positions, in backward as in forward.",
+        equation="dcolumns_kc = Σ_t [t mod width = k] g_tc",
+        wrong="dcolumns_kc = Σ_t [⌊t/width⌋ = k] g_tc",
         replace={
             "cache.columns, out=self.columns.grad)\n        ret": "cache.rows, out=self.columns.grad)\n        ret"
         },
     ),
     Entry("SinusoidalPositions")
     .case("", lambda d: on(nn.SinusoidalPositions(), d("B T C")))
-    .derivation("", lambda d: derived(d, nn.SinusoidalPositions(), d("B T C"), 1)),
+    .derivation("", lambda d: derived(d, nn.SinusoidalPositions(), d("B T C"), 1))
+    .mistake(
+        "100,000 instead of 10,000",
+        "The sinusoids are others. x gets the right gradient, but weights trained with one base do not fit the other.",
+        equation="θ_c = 10000^(−2⌊c/2⌋/C)",
+        wrong="θ_c = 100000^(−2⌊c/2⌋/C)",
+    ),
     Entry("Dropout").case("", lambda d: on(nn.Dropout(0.4), d("B T C"), key=d.key)),
     Entry("FeedForward")
     .case("", lambda d: on(nn.FeedForward(d.C, d.F), d("B T C")))
@@ -149,8 +161,8 @@ ENTRIES = [
         equation="dx_nc = Σ_f dgate_nf gate.w_cf + Σ_f dup_nf up.w_cf",
         wrong="dx_nc = Σ_f dup_nf up.w_cf",
         replace={
-            "dx, _ = ops.add(self.gate.backward(dgate, cache.gate), self.up.backward(dup, cache.up))": (
-                "self.gate.backward(dgate, cache.gate)\n        dx = self.up.backward(dup, cache.up)"
+            "dx = add_backward(self.up.backward(dup, cache.up), self.gate, dgate, cache.gate)\n        return": (
+                "self.gate.backward(dgate, cache.gate)\n        dx = self.up.backward(dup, cache.up)\n        return"
             )
         },
         tests="tests/nn/test_all_layers.py -k SwiGLU",
@@ -165,6 +177,8 @@ ENTRIES = [
     .mistake(
         "The embedding is scaled, its gradient is not",
         "The gradients of the embeddings lack the factor of the forward, such as √C.",
+        equation="de = scale dx",
+        wrong="de = dx",
         replace={"         de = (self.scale * dx).astype(dx.dtype, copy=False)": "         de = dx"},
         tests="tests/models/test_encoder_decoder.py -k gradient",
     ),

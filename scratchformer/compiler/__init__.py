@@ -8,7 +8,8 @@ A derivation goes through these modules, from the text to loops that run:
   plan, and `derivation` makes the plans of a forward and its backward.
 - `numba_code`, `cuda_code`, `numpy_code` and `javascript_code` print a plan as source. `printer` is what they share.
 - `numba_target`, `cuda_target` and `numpy_target` run the source on arrays. `twins` calls the loops in place of an
-  operation, and `in_place` does so for operations that change arrays in place, such as the step of an optimizer.
+  operation, and `in_place` does so for operations that change arrays in place, such as the step of an optimizer, and
+  `cuda_pieces` on a GPU for many parts of arrays together.
 - `javascript_arrays` is for a page: each name of a derivation is an array with loops of its own, products too.
 
 `pairs` compiles a user's functions, and `show` prints the loops for a reader.

@@ -1,9 +1,11 @@
 """The loops of a plan as source for CUDA: a kernel whose threads share the columns of a row.
 
-T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. THREADS
-threads share a row, and a block has ROWS rows at a time; where all numbers are one row, all blocks share it. Of a sum
-over rows a thread keeps the PER vectors of its columns. Each row of threads writes its sums, which are then added up;
-where rows are added by place, a row of threads adds up all rows of a place.
+T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. It computes with
+all V, which needs no branches; those beyond the end of a row are neither added up nor written. WHOLE: whether there are
+none of these, and all vectors are aligned. THREADS threads share a row, and a block has ROWS rows at a time; where all
+numbers are one row, all blocks share it. Of a sum over rows a thread keeps the PER vectors of its columns. Each block
+writes a row of its sums, one sum beside another, and these rows are then added up; where rows are added by place, a row
+of threads adds up all rows of a place.
 
 What Numba's loops keep in memory for a later pass is computed again. If a sum over a row overflows in float32, the row
 is computed again in float64.
@@ -22,12 +24,16 @@ from .plan import Pass, Plan, reach
 from .printer import ATOM, Printer, here
 from .trees import COLUMN, Array
 
-__all__ = ["cuda_source"]
+__all__ = ["BITS", "BITS_AT", "cuda_source"]
 
+BITS, BITS_AT = (
+    "unsigned long long",
+    "const unsigned long long* __restrict__",
+)  # where random bits start, or where it is
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
 TEAMS = "(Index)gridDim.x * ROWS"
-WORDS = """T V R REAL PER THREADS ROWS Index Vector auto bool c char const double finite first float found int i j k
-    long new part row short signed this to unsigned void""".split()
+WORDS = """T V R REAL PER THREADS ROWS WHOLE Index Vector all auto bool c char const double finite first float found
+    int i j k left long new part row short signed this to unsigned void""".split()
 
 
 def cuda_source(plan: Plan, types: Sequence[str] | None = None, pieces: bool = False) -> str:
@@ -40,7 +46,7 @@ def cuda_source(plan: Plan, types: Sequence[str] | None = None, pieces: bool = F
     """
     arrays = (*plan.reads, *plan.writes)
     real = {array.name for array in arrays if COLUMN not in array.axes or array.name in plan.sums}
-    kinds = {"real": "T", "integer": "Index", "bool": "bool", "bits": "unsigned long long"}
+    kinds = {"real": "T", "integer": "Index", "bool": "bool", "bits": BITS}
     types = types or ["REAL" if array.kind == "real" and array.name in real else kinds[array.kind] for array in arrays]
     printer = CudaPrinter(plan, types)
     return "\n".join(printer.lines_of_pieces() if pieces else printer.lines()) + "\n"
@@ -132,14 +138,15 @@ class CudaPrinter(Printer):
                 self.passes()
                 self.put("return finite;")
             self.put("")
-        with self.block(f'extern "C" __global__ void {plan.name}_loops({listed(given)})'):
+        bounds = "__launch_bounds__(THREADS * ROWS, 1024 / (THREADS * ROWS)) " * (not self.totals)
+        with self.block(f'extern "C" __global__ void {bounds}{plan.name}_loops({listed(given)})'):
             if self.flat:
                 self.row()
             elif self.at:
                 self.by_places()
             else:
                 head = f"for (Index row = {TEAM}; row < {self.count(self.rows)}; row += {TEAMS})"
-                with self.sums_of(TEAM), self.block(head):
+                with self.sums_of(), self.block(head):
                     self.row(given)
         return self.body
 
@@ -178,14 +185,22 @@ class CudaPrinter(Printer):
         return " * ".join(map(self.size, axes)) or "1"
 
     @contextmanager
-    def sums_of(self, row: str) -> Iterator[None]:
-        """Around what adds to the sums of a row."""
+    def sums_of(self, row: str = "") -> Iterator[None]:
+        """Around what adds to the sums of a row; or to those of a block."""
+        vectors = "for (int i = 0, first = threadIdx.x * V; i < PER; ++i, first += THREADS * V)"
         for name in self.totals:
             self.put(f"Vector<REAL, V> {name}[PER] = {{}};")
+            if row:
+                self.put(f"{vectors} {name}[i] = load<V>(to_{name} + {row} * columns + first, columns - first);")
         yield
         for name in self.totals:
-            with self.block("for (int i = 0, first = threadIdx.x * V; i < PER; ++i, first += THREADS * V)"):
-                self.put(f"store<V>({name}[i], to_{name} + ({row}) * columns + first, columns - first);")
+            with self.block(vectors):
+                if row:
+                    self.put(f"store<V>({name}[i], to_{name} + {row} * columns + first, columns - first);")
+                    continue
+                self.put(f"Vector<REAL, V> all = rows_sum<ROWS, THREADS>({name}[i]);")
+                to = f"to_{name} + (Index)blockIdx.x * {len(self.totals)} * columns + first"
+                self.put(f"if (threadIdx.y == 0) store<V>(all, {to}, columns - first);")
 
     def loop(self, each: Pass) -> None:
         if not (each.sums or each.totals or each.stores):
@@ -200,16 +215,19 @@ class CudaPrinter(Printer):
                 others = [known[1] for known in self.vectors].count(node[1])
                 name = self.variable(node[1]) + (f"_{others + 1}" if others else "")
                 vector = f"Vector<{self.types[node[1]]}, V> {name}_v"
-                self.put(f"{vector} = load<V>({self.row_start(node)} + first, columns - first);")
+                self.put(f"{vector} = load<V, WHOLE>({self.row_start(node)} + first, columns - first);")
                 self.vectors[node] = f"{name}_c"
             for name in each.stores:
                 self.put(f"Vector<{self.types[name]}, V> {self.variable(name)}_to;")
-            with self.block(f"for ({self.kind} c = first, j = 0; j < V && c < columns; ++c, ++j)"):
+            last = f"min({self.kind}(first + j), {self.kind}(columns) - 1)"
+            self.put("int left = WHOLE ? V : min(Index(V), columns - first);")
+            with self.block("for (int j = 0; j < V; ++j)"):
+                self.put(f"{self.kind} c = WHOLE ? first + j : {last};")
                 self.column(each, steps)
             self.vectors = {}
             for name in each.stores:
                 node = ("load", name, self.places(name))
-                self.put(f"store<V>({self.variable(name)}_to, {self.row_start(node)} + first, columns - first);")
+                self.put(f"store<V, WHOLE>({self.variable(name)}_to, {self.row_start(node)} + first, columns - first);")
         for name in each.sums:
             self.put(f"{name} = block_{sums[name].function}<THREADS>({name});")
             if self.again and sums[name].function == "sum":
@@ -231,7 +249,9 @@ class CudaPrinter(Printer):
             self.put(f"{'Index' if integer else 'R'} {name} = {self.read(node[1], element)};")
         for name in steps:
             self.step(name)
-        self.add((*each.sums, *each.totals))
+        if added := (*each.sums, *each.totals):
+            with self.block("if (j < left)"):
+                self.add(added)
         for name in each.stores:
             self.put(f"{self.variable(name)}_to.at[j] = {self.narrow(name)};")
 

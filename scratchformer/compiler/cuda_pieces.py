@@ -44,7 +44,7 @@ class InPlacePieces(InPlace):
 class PiecesTarget:
     """`Pieces` of CuPy arrays, for `InPlace`."""
 
-    xp, kind, number = cupy, Pieces, cupy.ndarray
+    xp, kind, number, adds = cupy, Pieces, cupy.ndarray, False
 
     @staticmethod
     def source(plan: Plan) -> str:
@@ -76,7 +76,7 @@ class PiecesTarget:
             V = vector_of(tuple((x.flat.itemsize, x.flat.data.ptr % BYTES, x.starts) for x in parts))
             names = {dtype: "T", real(dtype): "REAL"} if dtype != real(dtype) else {dtype: "T"}
             types = tuple(names.get(x.dtype) or TYPES[x.dtype.name] for x in arrays)
-            constants = dict(V=V, THREADS=THREADS, ROWS=1)
+            constants = dict(V=V, THREADS=THREADS, ROWS=1, WHOLE=int(not any(size % V for size in sizes)))
             run_kernel = kernel(text(types), f"{plan.name}_pieces", dtype.name, tuple(constants.items()))
             blocks = min(BLOCKS, -(-max(sizes) // (V * THREADS)))
             given = [x.flat if isinstance(x, Pieces) else x for x in arrays]

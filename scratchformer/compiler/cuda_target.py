@@ -17,7 +17,7 @@ import numpy as np
 
 from ..kernels.cupy_code import BYTES, TYPES, program, real
 from ..kernels.cupy_linear import column_sums
-from .cuda_code import axes_of, cuda_source, has_step, is_flat, rows_of_sums
+from .cuda_code import BITS, BITS_AT, axes_of, cuda_source, has_step, is_flat, rows_of_sums
 from .plan import Plan
 from .trees import COLUMN, Array
 
@@ -25,12 +25,12 @@ __all__ = ["CudaTarget"]
 
 BLOCKS = 528  # with sums over rows: 4 for each of the 132 processors of an H200
 KINDS = {"integer": "Index", "bool": "bool"}
-BITS, BITS_AT = "unsigned long long", "const unsigned long long* __restrict__"  # of a number, and of an array ()
 WIDE = 256  # times 16 bytes: rows of results that are wider begin at multiples of 16 bytes
 
 
 class CudaTarget:
     xp, kind, source = cupy, cupy.ndarray, staticmethod(cuda_source)
+    adds = True
 
     def contiguous(self, x: Any) -> Any:
         return x if x.ndim > 1 and x.strides[-1] == x.itemsize else cupy.ascontiguousarray(x)
@@ -52,18 +52,20 @@ class CudaTarget:
             arrays += zip(writes, plan.writes, strict=True)
             sizes = {axis: n for x, a in arrays if a.kind != "bits" for axis, n in zip(a.axes, x.shape, strict=True)}
             blocks, constants = layout(plan, arrays, sizes, dtype)
-            rows, arguments, of_blocks = blocks * constants["ROWS"], [], []
+            totals = [] if rows_of_sums(plan) else [x for x, array in arrays if array.name in plan.sums]
+            of_blocks = cupy.empty((blocks, len(totals), sizes.get(COLUMN, 1)), wide)
+            parts, arguments = iter(range(len(totals))), []
             for x, array in arrays:
-                if array.name in plan.sums and not rows_of_sums(plan):
-                    of_blocks.append((x, x := cupy.empty((rows, len(x)), wide)))
+                if array.name in plan.sums and totals:
+                    x = of_blocks[0, next(parts)]
                 arguments += [x, np.int64(x.strides[-2] // x.itemsize)] if has_step(array, plan) else [x]
             arguments += [*map(wide.type, numbers), *(np.int64(sizes[axis]) for axis in axes_of(plan))]
             names = {dtype: "T", real(dtype): "REAL"} if dtype != real(dtype) else {dtype: "T"}
             types = tuple(type_of(x, array, names) for x, array in arrays)
             run_kernel = kernel(text(types), f"{plan.name}_loops", dtype.name, tuple(constants.items()))
             run_kernel((blocks,), (constants["THREADS"], constants["ROWS"]), tuple(arguments))
-            for x, sums in of_blocks:
-                x[...] = column_sums(sums)
+            for i in range(0, len(totals), 2):  # two at once
+                column_sums(of_blocks[:, i : i + 2].reshape(blocks, -1), *totals[i : i + 2])
             return True
 
         return run
@@ -112,10 +114,13 @@ def layout(
     while V > 1 and (columns < 32 * V or any(at < min(BYTES, V * size) for size, at in multiples)):
         V //= 2
     vectors = -(-columns // V)
+    others = {*plan.sums, *(array.name for _, array in arrays if array.kind == "bits")}
+    there = [x for x, array in arrays if array.axes[-1:] == (COLUMN,) and array.name not in others]
+    whole = int(columns % V == 0 and not any(x.data.ptr % min(BYTES, V * x.itemsize) for x in there))
     if flat:
-        return -(-vectors // 256), dict(V=V, THREADS=256, ROWS=1)
+        return -(-vectors // 256), dict(V=V, THREADS=256, ROWS=1, WHOLE=whole)
     THREADS = 32 if vectors <= 128 else 128 if vectors <= 512 else 512
-    constants = dict(V=V, THREADS=THREADS, ROWS=4 if THREADS == 32 else 1)
+    constants = dict(V=V, THREADS=THREADS, ROWS=4 if THREADS == 32 else 1, WHOLE=whole)
     rows = rows_of_sums(plan) or [axis for axis in plan.axes if axis != COLUMN]
     blocks = -(-math.prod(sizes[axis] for axis in rows) // constants["ROWS"])
     if not plan.sums.keys() & {array.name for array in plan.writes}:

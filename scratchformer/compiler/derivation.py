@@ -13,18 +13,23 @@ from ..notation.grammar import Node, canonical, walk
 from ..notation.run import source_tree
 from .axes import arranged, replaced
 from .equations import Definitions, definitions_of
-from .plan import Plan, kind, make_plan, names
+from .plan import Plan, kind, make_plan, names, with_term
 from .trees import COLUMN, ROW, Array, Lowering, row_letters
 
-__all__ = ["Derivation", "Plans"]
+__all__ = ["PLUS", "Derivation", "Plans"]
+
+PLUS = "plus"  # the gradient that an argument has by another path, see `dispatch.add_twin`
 
 
 class Plans(NamedTuple):
-    """The plans of a forward and a backward. kept: the names of what the forward keeps for the backward."""
+    """The plans of a forward and a backward. kept: the names of what the forward keeps for the backward. plus: the plan
+    of a backward with an array PLUS that is added to its first result; None if that is computed after the loops.
+    """
 
     forward: Plan
     backward: Plan | None
     kept: tuple[str, ...]
+    plus: Plan | None = None
 
 
 class Derivation:
@@ -93,7 +98,9 @@ class Derivation:
         computed = [field for field in needed if field in known and field not in (*self.arguments, *self.gives)]
         results = list(dict.fromkeys([self.output, *computed]))
         forward = make_plan(self.definitions, there, numbers, chosen, results, name, computed)
-        return Plans(arranged(forward), arranged(backward), tuple(dict.fromkeys(needed)))
+        arranged_backward = arranged(backward)
+        plus = with_term(arranged_backward, gradients[0], PLUS)
+        return Plans(arranged(forward), arranged_backward, tuple(dict.fromkeys(needed)), plus)
 
 
 def fields_of(op_backward: Callable, parameter: str) -> tuple[str, ...]:

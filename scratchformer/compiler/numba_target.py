@@ -19,6 +19,7 @@ __all__ = ["NumbaTarget"]
 
 class NumbaTarget:
     xp, kind, source = np, np.ndarray, staticmethod(numba_source)
+    adds = False
     contiguous, empty = staticmethod(np.ascontiguousarray), staticmethod(np.empty)
 
     def takes(self, dtype: np.dtype) -> bool:

@@ -19,6 +19,7 @@ from .plan import Plan
 class NumpyTarget:
     xp: Any = np
     kind: type = np.ndarray
+    adds: bool = False
     source: Any = staticmethod(numpy_source)
     contiguous: Any = staticmethod(np.ascontiguousarray)
     empty: Any = staticmethod(np.empty)

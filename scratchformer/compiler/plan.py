@@ -149,6 +149,20 @@ def make_plan(
     )
 
 
+def with_term(plan: Plan, result: str, term: str) -> Plan | None:
+    """The plan with an array `term`, like that of a result, which is added to the result. None if the loops do not
+    write the result, or use it further.
+    """
+    array = next((array for array in plan.writes if array.name == result and result not in plan.sums), None)
+    trees = [*(value.tree for value in plan.values.values()), *(each.tree for each in plan.sums.values())]
+    if array is None or {result, term} & names(trees):
+        return None
+    value = plan.values[result]
+    tree = ("+", value.tree, ("load", term, tuple(("at", axis) for axis in array.axes)))
+    values = {**plan.values, result: value._replace(tree=tree, text=f"{value.text} + {term}")}
+    return plan._replace(name=f"{plan.name}_{term}", reads=(*plan.reads, array._replace(name=term)), values=values)
+
+
 def names(trees: Iterable[Node]) -> set[str]:
     """What trees refer to: values, sums, arrays and numbers."""
     return {leaf[1] for tree in trees for leaf in walk(tree) if leaf[0] in ("value", "sum", "load", "number")}

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..backend import erf
+from ..checks import expect_like
 from ..dispatch import Operation
 from ..notation.grammar import Node
 from .axes import HALF, reordered
-from .derivation import Derivation, Plans
+from .derivation import PLUS, Derivation, Plans
 from .errors import CompileError
 from .plan import Plan, names
 from .trees import COLUMN, OPERATORS, ROW, Array
@@ -47,6 +48,10 @@ class Target(Protocol):
 
     def contiguous(self, x: Any) -> Any:
         """The array, or a copy of it without gaps in its rows; rows may be apart if the loops know it."""
+
+    @property
+    def adds(self) -> bool:
+        """Whether the loops add gradients to arrays that exist, see `dispatch.add_twin`."""
 
     def takes(self, dtype: np.dtype) -> bool:
         """Whether the loops can compute with arrays of this type."""
@@ -89,7 +94,8 @@ def add_twins(op: Operation, op_backward: Operation | None, target: Target, fast
     when it is first called, the twin fits no arguments.
     """
     twin = CompiledTwin(op, op_backward, target)
-    op.add_twin(target.kind, twin.fits, twin.forward, twin.backward if op_backward else None, fast=fast)
+    backward = twin.backward if op_backward else None
+    op.add_twin(target.kind, twin.fits, twin.forward, backward, fast=fast, adds=target.adds)
     return twin
 
 
@@ -245,14 +251,23 @@ class CompiledTwin:
             kept[self.derivation.output] = y.copy()
         return y, Kept(call, kept)
 
-    def backward(self, dy: Any, kept: Any, out: Any = None) -> Any:
-        """The gradients. out: an array to which the only gradient, a sum over rows, is added."""
+    def backward(self, dy: Any, kept: Any, out: Any = None, into: Sequence[Any] = (), plus: Any = None) -> Any:
+        """The gradients. out: an array to which the only gradient, a sum over rows, is added. into, plus: see
+        `dispatch.add_twin`.
+        """
         if type(kept) is not Kept:  # but the reference's cache, since a sum of the forward was not finite
             assert self.op_backward is not None
             return self.op_backward.reference(*((dy, kept) if out is None else (dy, kept, out)))
         call, values = kept
-        results, _ = call.backward({**values, self.derivation.gradient: dy}, out)
-        for i in call.summed:
+        values = {**values, self.derivation.gradient: dy}
+        given = dict(enumerate(into, start=1)) if out is None else {0: out}
+        if plus is None or call.plus is None:
+            results, _ = call.backward(values, given)
+            results[0] = results[0] if plus is None else results[0] + plus
+        else:
+            expect_like(PLUS, plus, call.plus.shape_of_first)
+            results, _ = call.plus({**values, PLUS: plus}, given)
+        for i in call.summed - given.keys():
             results[i] = results[i].astype(call.shape.dtype)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -279,21 +294,25 @@ class PlannedCall:
         return PlanRun(self.twin, self.pair.forward, self.shape)
 
     @cached_property
-    def summed(self) -> list[int]:
+    def summed(self) -> set[int]:
         """Which gradients are sums over rows that have rows themselves, so that they are no parameter's: they are given
         in the type of y, like all gradients that are no sums.
         """
         plan = self.pair.backward
         if plan is None or self.shape.dtype == self.shape.wide:
-            return []
+            return set()
         trees = [plan.values[name].tree for name in plan.results]
         places = [plan.sums[tree[1]].at or () if tree[0] == "sum" else () for tree in trees]
-        return [i for i, at in enumerate(places) if any(p[0] == "at" and p[1] != COLUMN for p in at)]
+        return {i for i, at in enumerate(places) if any(p[0] == "at" and p[1] != COLUMN for p in at)}
 
     @cached_property
     def backward(self) -> PlanRun:
         assert self.pair.backward is not None
         return PlanRun(self.twin, self.pair.backward, self.shape)
+
+    @cached_property
+    def plus(self) -> PlanRun | None:
+        return None if self.pair.plus is None else PlanRun(self.twin, self.pair.plus, self.shape)
 
 
 class PlanRun:
@@ -332,6 +351,11 @@ class PlanRun:
             dtype = dtype if array.kind == "bool" else stored
             self.writes.append((array.name, make, size, dtype, looped(array, shape, flat), order_of(array, old)))
 
+    @property
+    def shape_of_first(self) -> tuple[int, ...]:
+        """The shape of the first result, if the loops write it."""
+        return next(whole for name, _, whole, *_ in self.writes if name == self.plan.results[0])
+
     def in_order_of_memory(self, values: Mapping[str, Any]) -> PlanRun:
         """This run, or one whose loops over rows go as the first array with all rows lies in memory."""
         array = next((array for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
@@ -344,10 +368,10 @@ class PlanRun:
             self.orders[order].rows = []  # it is in order
         return self.orders[order]
 
-    def __call__(self, values: dict[str, Any], out: Any = None) -> tuple[list, bool]:
-        """out: an array to which the first result is added, instead of a new one."""
+    def __call__(self, values: dict[str, Any], into: Mapping[int, Any] = {}) -> tuple[list, bool]:
+        """into: arrays to which results are added, instead of new ones, by the place of the result."""
         if len(self.rows) > 1 and (run := self.in_order_of_memory(values)) is not self:
-            return run(values, out)
+            return run(values, into)
         plan, xp = self.plan, self.xp
         values |= self.known
         for name, tree in self.head:
@@ -363,18 +387,21 @@ class PlanRun:
             for name, array, order, size, wide in self.reads
         ]
         writes = []
+        sums = {plan.values[plan.results[i]].tree: x for i, x in into.items()}
         for name, make, whole, dtype, size, order in self.writes:
-            there = out is not None and out.dtype == dtype and out.flags.c_contiguous and name in plan.sums
-            x = out if there else make(whole, dtype)
+            x = sums.get(("sum", name))
+            if x is None or x.dtype != dtype or not x.flags.c_contiguous:
+                x = make(whole, dtype)
             values[name] = x if order is None else x.transpose(order)
             writes.append(x if size is None or x.shape == size else x.reshape(size))
         finite = self.loops(reads, [values[name] for name in plan.numbers], writes)
         for name, tree in self.tail:
             values[name] = values[tree[1]] if tree[0] == "sum" else evaluate(tree, values, self.shape, xp)
         results = [values[name] for name in plan.results]
-        if out is not None and results[0] is not out:
-            out += results[0]
-            results = [out]
+        for i, x in into.items():
+            if results[i] is not x:
+                x += results[i]
+                results[i] = x
         return results, finite
 
 

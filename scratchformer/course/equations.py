@@ -42,10 +42,10 @@ class Verdict(NamedTuple):
     message: str
 
 
-def judge(start: str, solution: str, text: str, check: Callable[[], str]) -> Verdict:
+def judge(start: str, solution: str, text: str, check: Callable[[], str | None]) -> Verdict:
     """The verdict on a text, if the check raises no error. start, solution: of the exercise, as texts."""
     expect_kept(start, solution, text)
-    remark = check()
+    remark = check() or ""
     if left := unfilled(text):
         return Verdict(False, f"The lines above are right; {first_blank(text, left)}")
     given = {line for _, line in equations(start)}

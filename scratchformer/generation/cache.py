@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from itertools import chain
 from typing import Any
 
@@ -16,10 +17,14 @@ from ..checks import (
     expect_instance,
     expect_positive,
 )
-from ..models import EncoderDecoder, TransformerXL
+from ..dispatch import has_twin, is_fast
+from ..models import EncoderDecoder, LanguageModel, TransformerXL
+from ..models.body import Body
 from ..models.encoder_decoder import expect_tokens
 from ..nn import Layer
 from ..nn.block import Stored
+from ..nn.embedding import extend_by_token
+from ..parallel.graphs import Recording, is_off, record, warn
 
 
 def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:
@@ -35,6 +40,58 @@ def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> No
     expect_ids("ids", ids, vocab_size)
 
 
+def has_token_step(model: Any) -> bool:
+    """Whether `extend` of a model on a GPU is, for one token, what `extend_by_token` computes from its layers."""
+    return (
+        isinstance(model, LanguageModel)
+        and model.device.index is not None
+        and type(model).extend is LanguageModel.extend
+        and type(model.body).extend is Body.extend
+        and model.pattern is None
+        and not model.body.further
+    )
+
+
+class TokenStep:
+    """The step of one new token on a GPU, if there are kernels for all layers of the model.
+
+    It is recorded as a CUDA graph when it is first called, and then started by a single call: the keys and values are
+    always in the same arrays, and the number of stored positions is in an array too, with the ids. If the model gets
+    new arrays for its weights, it is recorded again.
+    """
+
+    def __init__(self, model: LanguageModel, stored: list[Stored], batch_size: int) -> None:
+        self.device, self.params, self.weights = model.device, model.parameters(), list[Array]()
+        self.numbers = to_device(np.zeros(1 + batch_size, np.int64), self.device)
+        self.arguments = self.numbers, model.body.embedding, model.body.stack, model.output, stored
+        self.recording: Recording | None = None
+        self.off = is_off()
+
+    def __call__(self, past: int, ids: np.ndarray) -> Array | None:
+        """The logits (B, V) after ids (B,), which follow `past` stored positions; None if the kernels do not fit."""
+        self.numbers.set(np.array([past, *ids]))
+        weights = [p.data for p in self.params]
+        if self.recording is None or any(map(operator.is_not, weights, self.weights)):
+            if not has_twin(extend_by_token, *self.arguments):
+                return None
+            self.weights, self.recording = weights, self.recorded()
+        if self.recording is None:
+            return extend_by_token(*self.arguments)
+        self.recording.graph.launch()
+        return self.recording.result.copy()
+
+    def recorded(self) -> Recording | None:
+        """The step as a graph; None if it cannot be recorded, which is tried once."""
+        try:
+            return None if self.off else record(self.device, lambda: extend_by_token(*self.arguments))
+        except MemoryError:
+            self.off = True
+        except Exception as error:
+            self.off = True
+            warn(error)
+        return None
+
+
 class KeyValueCache:
     """What a language model stores for past tokens, such as keys and values, in arrays that are allocated once.
 
@@ -45,7 +102,7 @@ class KeyValueCache:
 
     When the context is full, it slides: the later half of the tokens is kept and computed again at positions from 0,
     since positions are absolute. So on average a token is computed twice, the second time together with others, and
-    every prediction sees at least half a context.
+    every prediction sees at least half a context. On a GPU the step of one token is recorded: see `TokenStep`.
     """
 
     def __init__(self, model: Any, batch_size: int) -> None:
@@ -53,10 +110,11 @@ class KeyValueCache:
         expect_instance("model", model, Layer)
         expect_positive(batch_size=batch_size)
         self.model, self.batch_size, self.length = model, batch_size, 0
-        self.ids: Array | None = None
+        self.ids: np.ndarray | None = None
         self.room = model.context + getattr(model, "memory", 0)
         self.weights = model.parameters()[0].data
         self.stored = model.allocate(batch_size)
+        self.token_step = TokenStep(model, self.stored, batch_size) if has_token_step(model) else None
 
     def check(self, ids: Array) -> None:
         """Raise an error unless ids can be appended."""
@@ -65,23 +123,32 @@ class KeyValueCache:
     def logits(self, ids: Array) -> Array:
         """Append the tokens ids (B, T) and return the logits (B, V) of the token after the last of them.
 
-        Pass ids on the host: ids on a GPU must be copied back to be checked, and the host waits. Raises ValueError
-        unless there are B rows and T ≥ 1, TypeError if ids are not integers, IndexError if one is out of range.
+        Pass ids on the host: ids on a GPU must be copied back, and the host waits. Raises ValueError unless there are B
+        rows and T ≥ 1, TypeError if ids are not integers, IndexError if one is out of range.
         """
         self.check(ids)
-        ids = ids.astype(np.int64, copy=False)  # with uint64 they would join to float64
+        ids = to_cpu(ids).astype(np.int64, copy=False)  # with uint64 they would join to float64
         with checked_on_host():
-            return self._append(to_device(ids, self.model.device))
+            return self._append(ids)
 
-    def _append(self, ids: Array) -> Array:
-        """`logits` of ids that are checked and on the model's device."""
-        seen = ids if self.ids is None else array_module(ids).concatenate([self.ids, ids], axis=1)
+    def _append(self, ids: np.ndarray) -> Array:
+        """`logits` of ids that are checked."""
+        seen = ids if self.ids is None else np.concatenate([self.ids, ids], axis=1)
         if seen.shape[1] > self.model.context:
             kept = max(1, self.model.context // 2)
             seen, self.length = seen[:, -max(kept, min(ids.shape[1], self.model.context)) :], 0
-        logits = self.model.extend(seen[:, self.length :], self.stored, self.length)
+        logits = self.extend(seen[:, self.length :])
         self.ids, self.length = seen, seen.shape[1]
-        return logits[:, -1]
+        return logits
+
+    def extend(self, ids: np.ndarray) -> Array:
+        """The logits (B, V) after new tokens ids (B, T), which follow the stored ones."""
+        if self.token_step is not None and ids.shape[1:] == (1,) and is_fast():
+            logits = self.token_step(self.length, ids[:, 0])
+            if logits is not None:
+                return logits
+            self.token_step = None
+        return self.model.extend(to_device(ids, self.model.device), self.stored, self.length)[:, -1]
 
 
 class DecoderCache:
@@ -171,16 +238,16 @@ class SegmentCache(KeyValueCache):
         super().__init__(model, batch_size)
         self.begun = 0  # where the segment begins in the arrays: the length of the memory
 
-    def _append(self, ids: Array) -> Array:
+    def _append(self, ids: np.ndarray) -> Array:
         while True:
             if self.length == self.begun + self.model.context:
                 self.begin_segment()
             room = self.begun + self.model.context - self.length
             new, ids = ids[:, :room], ids[:, room:]
-            logits = self.model.extend(new, self.stored, self.length)
+            logits = self.extend(new)
             self.length += new.shape[1]
             if not ids.shape[1]:
-                return logits[:, -1]
+                return logits
 
     def begin_segment(self) -> None:
         """Turn the last `model.memory` stored positions into the memory."""

@@ -59,10 +59,14 @@ def _likeliest(
 ) -> np.ndarray:
     """The tokens that top_k and top_p keep, boolean (B, V).
 
-    Only the logits are sorted, since sorting the tokens too takes several times as long. The n most likely tokens are
-    those above the n-th largest logit, and as many of those equal to it as are needed.
+    Only the logits are sorted, since sorting the tokens too takes several times as long; with top_k only the largest.
+    The n most likely tokens are those above the n-th largest logit, and as many of those equal to it as are needed.
     """
-    ranked = np.sort(z, axis=-1)[:, ::-1][:, :top_k]  # largest first
+    if top_k is not None and top_k < (V := z.shape[-1]):
+        ranked = np.partition(z, V - top_k, axis=-1)[:, V - top_k :]
+    else:
+        ranked = z
+    ranked = np.sort(ranked, axis=-1)[:, ::-1]  # largest first
     n = np.full((len(z), 1), ranked.shape[1])
     if top_p is not None:
         with np.errstate(over="ignore"):  # −inf for a tiny temperature

@@ -1,4 +1,4 @@
-"""The norm of a flat gradient on a GPU."""
+"""The norm of a flat gradient on a GPU, and clipping."""
 
 from __future__ import annotations
 
@@ -24,4 +24,15 @@ def sum_of_squares(x: Array) -> Array:
     return sums.sum()
 
 
+def is_norm(norm: Array, max_norm: float) -> bool:
+    return alike(norm) and norm.dtype == np.float64 and not norm.shape
+
+
+def share_for(norm: Array, max_norm: float) -> Array:
+    share = cupy.empty((), np.float64)
+    kernel("optimizer", "share", "float64", V=1)((1,), (1,), (norm, share, np.float64(max_norm)))
+    return share
+
+
+optimizer.share_for.add_twin(cupy.ndarray, is_norm, share_for, fast=True)
 optimizer.sum_of_squares.add_twin(cupy.ndarray, real_numbers, sum_of_squares, fast=True)

@@ -91,7 +91,7 @@ def added(gradient: Array, into: Array | None) -> Array:
 def gradient(x: Array, dy: Array, w: Array, into: Any) -> Array:
     """dw = xᵀ dy, in memory as w or `into` is: if that is transposed, dwᵀ = dyᵀ x is computed."""
     dw, transposed = into, not w.flags.c_contiguous and w.T.flags.c_contiguous
-    if not can_add(into, w.dtype):
+    if not can_add(into, w.dtype) or into.data.ptr % 16:  # products of unaligned matrices are slow
         dw = cupy.empty(w.shape[::-1], real(w.dtype)).T if transposed else cupy.empty(w.shape, real(w.dtype))
     x, dy, out = (x.T, dy, dw) if dw.flags.c_contiguous else (dy.T, x, dw.T)
     product(x, dy, out, out if dw is into else None)

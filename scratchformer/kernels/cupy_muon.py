@@ -25,8 +25,8 @@ def newton_schulz(g: Array, steps: int = muon.STEPS, precision: str = "float32")
     """As `optim.newton_schulz`, which rounds float32 factors to bfloat16 and multiplies them in float32; here bfloat16
     arrays are multiplied, and summed in float32.
 
-    A product gives z = times x y + add z, so the sums of the polynomial need no kernels of their own. The rows and
-    columns of zeros that are added stay zeros, and change nothing else.
+    A product gives s x y + t z, so the sums of the polynomial need no kernels of their own. The rows and columns of
+    zeros that are added stay zeros, and change nothing else.
     """
     a, b, c = muon.COEFFICIENTS
     dtype = half() if precision == "bfloat16" else np.float32
@@ -41,8 +41,8 @@ def newton_schulz(g: Array, steps: int = muon.STEPS, precision: str = "float32")
         left = x.astype(dtype)
         product(left, left.swapaxes(1, 2), gram)
         square = gram.astype(dtype)
-        product(square, square, gram, gram, (c, b))
-        product(gram.astype(dtype), left, x, x, (1.0, a))
+        product(square, square, gram, gram, scales=(c, b))
+        product(gram.astype(dtype), left, x, x, scales=(1.0, a))
     y = x[:, :I, :J].reshape(wide.shape)
     return y if wide is g else y.swapaxes(-1, -2)
 

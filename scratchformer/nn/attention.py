@@ -98,6 +98,7 @@ class CrossAttention(MultiHead):
 
         dquery.w_{c,h D + d} = Σ_b Σ_t x_btc dq_bhtd
         dkey.w_{c,h D + d} = Σ_b Σ_s memory_bsc dk_bhsd        dvalue.w_{c,h D + d} = Σ_b Σ_s memory_bsc dv_bhsd
+        dunify.w_{h D + d,c} = Σ_b Σ_t u_bhtd dy_btc        dunify.b_c = Σ_b Σ_t dy_btc
 
     In the padding of the memory, s ≥ m_b, p_bhts = 0 and so da_bhts = 0 for every t. Each term of dk_bhsd and dv_bhsd
     has one of them as a factor, so no gradient reaches the padding. Each position before it collects the gradients of

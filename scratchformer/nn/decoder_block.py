@@ -32,8 +32,8 @@ class DecoderBlock(Layer):
     x, y: (B, T, C). memory: (B, M, C), the encoder's output for the other sequence. pattern: which queries may see
     which positions of the memory (usually its `Padding`). The other arguments are those of `TransformerBlock`.
 
-    Backward. Each of the three sums passes its gradient on twice: around its branch and through it. For the names see
-    `TransformerBlock`. Cross-attention passes a second gradient back, to the memory, which is used only there.
+    Backward. Each of the three sums passes its gradient on twice: around its branch and through it. Cross-attention
+    passes a second gradient back, to the memory, which is used only there. For the names see `TransformerBlock`.
 
     Post-norm:
 

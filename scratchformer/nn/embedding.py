@@ -98,6 +98,18 @@ def extend_output(x: Array, output: Layer) -> Array:
     return output(x)
 
 
+@operation
+def extend_by_token(numbers: Array, embedding: EmbeddingSum, stack: Any, output: Layer, stored: list) -> Array:
+    """The logits (B, V) after one new token of each of B sequences, from a model's embedding, stack and output.
+
+    numbers: (1 + B,), integers: how many positions of each sequence are stored, then the new ids. On a GPU no size or
+    address depends on them, so a twin of this step can be recorded once and run for every token. stored: see `Stack`.
+    """
+    past = int(numbers[0])
+    x, _ = embedding.forward(numbers[1:, None], start=past)
+    return extend_output(stack.extend(x, stored, past), output)[:, 0]
+
+
 class PositionEmbedding(Layer):
     """y = x + table[:T]: a learned vector for each of max_length positions.
 
@@ -248,6 +260,7 @@ class EmbeddingSum(Layer):
     Each embedding gets de, as if it were the only one (see `linear` and `embedding`):
 
         du_bti = Σ_c de_btc w_ic        dw_ic = Σ_b Σ_t u_bti de_btc        dtable_vc = Σ_b Σ_t [ids_bt = v] de_btc
+        dembeddings.0.b_c = Σ_b Σ_t de_btc
 
     In code:
 

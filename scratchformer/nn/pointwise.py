@@ -161,6 +161,10 @@ class SwiGLU(Layer):
 
         dx_nc = Σ_f dgate_nf gate.w_cf + Σ_f dup_nf up.w_cf
 
+    The weights get sums over all positions:
+
+        ddown.w_fc = Σ_n a_nf dy_nc        dgate.w_cf = Σ_n x_nc dgate_nf        dup.w_cf = Σ_n x_nc dup_nf
+
     In code:
 
         dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)

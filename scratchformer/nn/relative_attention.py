@@ -70,6 +70,12 @@ class RelativeSelfAttention(CrossAttention):
 
         dW_chd = Σ_j P_jc dr_hjd        dposition.w_{c,h D + d} = dW_chd
 
+    The weights of the other projections get sums over the positions that each was applied to:
+
+        dquery.w_{c,h D + d} = Σ_b Σ_t x_{b,t + S − T,c} dq_bhtd        dunify.w_{h D + d,c} = Σ_b Σ_t a_bhtd dy_btc
+        dkey.w_{c,h D + d} = Σ_b Σ_s x_bsc dk_bhsd        dvalue.w_{c,h D + d} = Σ_b Σ_s x_bsc dv_bhsd
+        dunify.b_c = Σ_b Σ_t dy_btc
+
     In code:
 
         dx = self.key.backward(self.join_heads(dk), cache.key)

@@ -62,6 +62,11 @@ class RotarySelfAttention(MultiHead):
 
         dx_tc = Σ_h Σ_d dq_htd wq_chd + Σ_g Σ_d dk_gtd wk_cgd + Σ_g Σ_d dv_gtd wv_cgd
 
+    The weights of each projection get a sum over all positions of all sequences b, by `linear`:
+
+        dquery.w_{c,h D + d} = Σ_b Σ_t x_btc dq_bhtd        dunify.w_{h D + d,c} = Σ_b Σ_t a_bhtd dy_btc
+        dkey.w_{c,g D + d} = Σ_b Σ_s x_bsc dk_bgsd        dvalue.w_{c,g D + d} = Σ_b Σ_s x_bsc dv_bgsd
+
     In code:
 
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)

@@ -93,6 +93,11 @@ class SingleHeadAttention(Layer):
 
         dx_tc = Σ_d dq_td query.w_cd + Σ_d dk_td key.w_cd + Σ_d dv_td value.w_cd
 
+    The weights of each projection get a sum over all positions of all sequences b, by `linear`:
+
+        dquery.w_cd = Σ_b Σ_t x_btc dq_btd
+        dkey.w_cd = Σ_b Σ_s x_bsc dk_bsd        dvalue.w_cd = Σ_b Σ_s x_bsc dv_bsd
+
     In code:
 
         dq, dk, dv = (d[:, 0] for d in ops.attention_backward(dy[:, None], cache.attention))
@@ -147,6 +152,11 @@ class MultiHeadLoop(Layer):
     Backward. Concatenation only moves numbers, so each head gets its own columns of the gradient:
 
         du_td = Σ_o dy_to unify.w_{0 + d,o}        dv_td = Σ_o dy_to unify.w_{D + d,o}
+
+    and each head is multiplied by its own rows of the weights, in all sequences b:
+
+        dunify.w_jo = Σ_b Σ_t u_{b,t,0 + j} dy_bto where j < D, Σ_b Σ_t v_{b,t,j − D} dy_bto elsewhere
+        dunify.b_o = Σ_b Σ_t dy_bto
 
     Both heads read the same x, as x1 and as x2, so dx is the sum over the heads:
 

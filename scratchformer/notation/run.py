@@ -195,6 +195,17 @@ def fields(cache: Any, parameter: str) -> Iterator[tuple[str, Any]]:
         yield parameter, cache
 
 
+def each_argument(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name: those of *name of a layer are name1, name2, ...; or name, if it is only one."""
+    flat: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if isinstance(value, tuple):
+            flat |= {f"{name}{i}" if len(value) > 1 else name: one for i, one in enumerate(value, 1)}
+        else:
+            flat[name] = value
+    return flat
+
+
 def in_float64(value: Any) -> Any:
     """A copy in float64 of an array of floating-point numbers; anything else as it is."""
     return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
@@ -260,12 +271,7 @@ def run(
     options = {name: in_float64(value) for name, value in options.items()}
     bound = inspect.signature(op).bind(*args, **options)
     bound.apply_defaults()
-    flat: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        if isinstance(value, tuple):  # *name of a layer: name, or name1, name2, ...
-            flat |= {f"{name}{i}" if len(value) > 1 else name: one for i, one in enumerate(value, 1)}
-        else:
-            flat[name] = value
+    flat = each_argument(bound.arguments)
     given = numbers(flat)
     expect_elements(given)
     called: str = getattr(source_of(op), "__qualname__", "") or getattr(op, "__name__", type(op).__name__)

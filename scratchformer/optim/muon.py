@@ -238,17 +238,17 @@ class Muon(AdamW):
     ) -> None:
         """`update` for several matrices of one shape (I, J), and then, perhaps, some of the shape (J, I)."""
         I, J = shape = w.shapes[0]
-        wide, count, size = w.shapes.count(shape), len(w.shapes), I * J
+        alike, count, size = w.shapes.count(shape), len(w.shapes), I * J
         u = array_module(g.flat).empty((count, size), g.flat.dtype)
         nesterov(as_pieces(u, w.shapes), g, m, self.momentum, share)
-        x = u.reshape(count, I, J)
-        if wide < count:
+        x, transposed = u.reshape(count, I, J), u[alike:].reshape(count - alike, J, I)
+        if alike < count:
             x = x.copy()
-            x[wide:] = u[wide:].reshape(-1, J, I).swapaxes(1, 2)
+            x[alike:] = transposed.swapaxes(1, 2)
         x = newton_schulz(x, STEPS, self.precision)
-        u[:wide] = x[:wide].reshape(-1, size)
-        u.reshape(count, J, I)[wide:] = x[wide:].swapaxes(1, 2)
-        for part in slice(0, wide), slice(wide, count):
+        u[:alike].reshape(alike, I, J)[...] = x[:alike]
+        transposed[...] = x[alike:].swapaxes(1, 2)
+        for part in slice(0, alike), slice(alike, count):
             if shapes := w.shapes[part]:
                 move(w.part(part), as_pieces(u[part], shapes), lr * root(shapes[0]), lr * weight_decay)
 

@@ -241,7 +241,12 @@ class Optimizer:
         """The gradients of the stepped parameters, for clipping: as few views of the flat arrays as possible."""
         self._lay_out()
         if not self.views:
-            self.views = [run.flat.grad[run.where] for run in self._kept(self.together)]
+            runs = [(run.flat, run.where) for run in self._kept(self.together)]
+            if (
+                runs and array_module(runs[0][0].grad) is not np
+            ):  # where each takes several calls, and is not cut for threads
+                runs = neighbours_joined(runs)
+            self.views = [flat.grad[where] for flat, where in runs]
         return [*self.views]
 
     def slices(self, count: int) -> list[slice]:
@@ -472,6 +477,16 @@ class Optimizer:
             getattr(self, name)[...] = xp.asarray(to_cpu(state[name]))
 
 
+def neighbours_joined(runs: list[tuple[FlatParameters, slice]]) -> list[tuple[FlatParameters, slice]]:
+    """Slices of flat arrays, of which those that follow each other are one."""
+    joined: list[tuple[FlatParameters, slice]] = []
+    for flat, where in runs:
+        if joined and joined[-1][0] is flat and joined[-1][1].stop == where.start:
+            where = slice(joined.pop()[1].start, where.stop)
+        joined.append((flat, where))
+    return joined
+
+
 def _kind(value: Any) -> str:
     """The dtype and shape of an array: "float32 (3, 4)"."""
     return f"{value.dtype} {tuple(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
@@ -507,7 +522,8 @@ def global_norm(grad: Array | Sequence[Array], map: Callable = map, gather: Call
     On a GPU the norm is an array () there, since for a number the host would have to wait.
     """
     squares = list(map(sum_of_squares, _cut(grad)))
-    total = sum(squares if gather is None else chain(*gather(squares)))
+    squares = squares if gather is None else [*chain(*gather(squares))]
+    total = sum(squares[1:], *squares[:1])
     xp = array_module(total)
     return math.sqrt(float(total)) if xp is np else xp.sqrt(total)
 
@@ -537,6 +553,7 @@ def clip_by_global_norm(
     return norm
 
 
+@operation
 def share_for(norm: float | Array, max_norm: float) -> float | Array:
     """The number by which a gradient of this norm is multiplied, so that its norm is at most `max_norm`; 1 if the norm
     is not finite. On a GPU it is an array (), as the norm is.
@@ -549,7 +566,7 @@ def share_for(norm: float | Array, max_norm: float) -> float | Array:
 
 
 def _cut(grad: Array | Sequence[Array]) -> list[Array]:
-    """Views of one or several arrays, in pieces of cache size."""
+    """Views of one or several arrays, on a CPU in pieces of cache size."""
     arrays: list[Array] = [*grad] if isinstance(grad, list | tuple) else [grad]
     cut = []
     for g in arrays:
@@ -557,5 +574,6 @@ def _cut(grad: Array | Sequence[Array]) -> list[Array]:
         if not g.flags.c_contiguous:
             raise ValueError("grad: expected contiguous arrays, since they are scaled in place")
         flat = g.reshape(-1)
-        cut += [flat[part] for part in pieces(flat)]
+        whole = array_module(flat) is not np and has_twin(sum_of_squares, flat)  # which needs no intermediate results
+        cut += [flat] if whole else [flat[part] for part in pieces(flat)]
     return cut

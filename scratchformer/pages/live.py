@@ -16,6 +16,7 @@ from ..catalogue import DerivationCase, Extension
 from ..notation import DerivationReport, Equation
 from ..notation.grammar import canonical, walk
 from ..notation.page import equation_as_json
+from ..notation.run import each_argument
 from .mathml import pieces
 
 VISIBLE = 0.5  # of the largest number in all gradients, so that differences show in two decimals
@@ -33,7 +34,8 @@ def section(
     """A live section, as HTML that needs the files of static/live and nothing else.
 
     levels_data: what the page computes with at each level, see `page_data`; None where an extension is there without
-    the one that it is within. extensions: what the lower levels leave out. planted: whether it begins with the first mistake.
+    the one that it is within. extensions: what the lower levels leave out. planted: whether it begins with the first
+    mistake.
     """
     typeset: dict[str, int] = {}  # each equation once, though several levels have it
     shown_in = ("items", "mistakes", "calls")
@@ -42,13 +44,24 @@ def section(
     shown = "".join(f'<span data-typeset="{number}">{html}</span>' for html, number in typeset.items())
     switches = [{"title": extension.title, "within": extension.within} for extension in extensions]
     whole = {"extensions": switches, "levels": [*levels_data]}
-    text = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).replace("<", r"\u003c")
     return (
         f'<section class="live" data-operation="{escape(name)}"{" data-planted" * planted}>\n'
         "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"
         f"<div hidden>{shown}</div>\n"
-        f'<script type="application/json">{text}</script>\n</section>'
+        f"{json_script(whole)}\n</section>"
     )
+
+
+def json_script(data: Any) -> str:
+    """Data in a page, for a script to read."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", r"\u003c")
+    return f'<script type="application/json">{text}</script>'
+
+
+def mistake_data(title: str, effect: str, line: int, wrong: Equation) -> dict[str, Any]:
+    """A mistake that can be planted in a live section. line: the number of the equation that it takes the place of."""
+    equation = {"html": "\n".join(pieces(wrong)), "equation": equation_as_json(wrong)}
+    return {"title": title, "effect": effect, "line": line, **equation}
 
 
 def page_data(
@@ -65,9 +78,9 @@ def page_data(
 
     begin_with: the numbers of some arrays that the page begins with. ranges: arguments, each with the lowest and the
     highest number that a reader may put into it. constant: arrays that nobody can change. calls: for each equation of a
-    layer that is made of others, the call in whose place it stands; they and the weights are folded. In the data, axes are the letters of the arrays' axes, ranges also say
-    whether all numbers are whole, and zero is what is 0 where another input is 0. The numbers are those that the page
-    begins with.
+    layer that is made of others, the call in whose place it stands; they and the weights are folded. In the data, axes
+    are the letters of the arrays' axes, ranges also say whether all numbers are whole, and zero is what is 0 where
+    another input is 0. The numbers are those that the page begins with.
     """
     data, arguments = begin(case, report, constant), bound(case)
     if calls:
@@ -143,7 +156,7 @@ def bound(case: DerivationCase) -> dict[str, Any]:
     signature = inspect.signature(case.op)
     call = signature.bind(*case.args, **{n: value for n, value in case.options.items() if n in signature.parameters})
     call.apply_defaults()
-    return {canonical(name): value for name, value in call.arguments.items()}
+    return {canonical(name): value for name, value in each_argument(call.arguments).items()}
 
 
 def names_in(report: DerivationReport) -> tuple[set[str], set[str]]:
@@ -167,7 +180,12 @@ def equations(report: DerivationReport) -> list[tuple[str, Equation]]:
 
 def is_short_name(equation: Equation) -> bool:
     """Whether it only gives a short name, such as u := content_bias."""
-    return equation.relations == (":=",) and all(part[0] == "name" and not part[2] for part in equation.parts)
+    return equation.relations == (":=",) and is_second_name(equation)
+
+
+def is_second_name(equation: Equation) -> bool:
+    """Whether it only gives another name to a whole array, such as n = x."""
+    return all(part[0] == "name" and not part[2] for part in equation.parts)
 
 
 def array_json(array: np.ndarray) -> dict[str, Any]:

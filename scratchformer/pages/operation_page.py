@@ -21,14 +21,13 @@ from ..notation.check import read_and_run
 from ..notation.consequences import Consequences, changed_part
 from ..notation.grammar import canonical
 from ..notation.mistakes import in_words, mistakes
-from ..notation.page import equation_as_json
 from ..notation.spelling import spelled
 from ..notation.walk import Walk
 from ..testing.mutate.run import MutationResult
 from ..version import __version__
-from .live import FILES, STATIC, bound, page_data, section
+from .live import FILES, STATIC, bound, mistake_data, page_data, section
 from .loops import loops
-from .mathml import mathml, of_equation, pieces
+from .mathml import mathml, of_equation
 from .passages import (
     CheckedItem,
     Passage,
@@ -182,15 +181,8 @@ def planted(user: UserOperation) -> list[dict[str, Any]]:
             wrong_now = [n for n in changed if n in results and differs(changed[n], derivation.values[n])]
             if wrong_now:
                 kinds.add(what)
-                found.append(
-                    {
-                        "title": f"{spelled(equation.parts[0])}: {in_words(what, equation, wrong)}",
-                        "effect": f"This changes {', '.join(wrong_now)}.",
-                        "html": "\n".join(pieces(wrong)),
-                        "line": place,
-                        "equation": equation_as_json(wrong),
-                    }
-                )
+                title = f"{spelled(equation.parts[0])}: {in_words(what, equation, wrong)}"
+                found.append(mistake_data(title, f"This changes {', '.join(wrong_now)}.", place, wrong))
     return found
 
 

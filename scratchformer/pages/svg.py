@@ -57,13 +57,11 @@ class Canvas:
         path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         if head:
             (x0, y0), (x, y) = points[-2:]
-            long = max(abs(x - x0), abs(y - y0))
-            along, across = ((x - x0) / long, (y - y0) / long)
-            for side in (-1, 1):
-                path += (
-                    f" M{x - 6 * along + 3.5 * side * across:.1f} {y - 6 * across + 3.5 * side * along:.1f} "
-                    f"L{x:.1f} {y:.1f}"
-                )
+            length = abs(x - x0) + abs(y - y0)  # one of them is 0
+            back, up = 6 * (x - x0) / length, 6 * (y - y0) / length
+            side, rise = 3.5 * abs(y - y0) / length, 3.5 * abs(x - x0) / length
+            path += f" M{x - back - side:.1f} {y - up - rise:.1f} L{x:.1f} {y:.1f}"
+            path += f" L{x - back + side:.1f} {y - up + rise:.1f}"
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         dashes += ' stroke-opacity="0.45"' if faint else ""
         self._add(

@@ -83,14 +83,50 @@ class RecordedKey(Key):
         raise NotRecorded
 
 
+class Recording(NamedTuple):
+    """A function as a CUDA graph: what it returned, the graph that writes this again, and what the graph needs."""
+
+    result: Any
+    graph: Any
+    pool: Any  # its memory
+    tables: dict  # and what else it reads, see `backend.kept`
+
+
 class Recorded(NamedTuple):
     batch: Any  # the arrays that the kernels read
     factor: Array  # the number () by which the gradient is multiplied
     starts: Starts
-    results: Results  # the arrays that they write
-    graph: Any
-    pool: Any  # their memory
-    tables: dict  # and what else they read, see `backend.kept`
+    recording: Recording
+
+
+def record(device: Device, function: Callable[[], Any]) -> Recording:
+    """Call `function` twice on the current GPU, the second time only to record it. Raises what it raises, and
+    CUDARuntimeError if it cannot be recorded.
+    """
+    cupy: Any = device.xp
+    pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream()
+    with cupy.cuda.using_allocator(pool.malloc), stream, recording() as tables:
+        function()  # so that the pool has memory, which must not be asked for while recording
+        stream.synchronize()
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+        try:
+            result = function()
+        except BaseException:
+            with suppress(Exception):  # what ended the function may have ended the recording too
+                stream.end_capture()
+            raise
+        return Recording(result, stream.end_capture(), pool, tables)
+
+
+def is_off() -> bool:
+    """Whether the environment turns recording off."""
+    return "0" in (os.environ.get("SCRATCHFORMER_GRAPHS"), os.environ.get("SCRATCHFORMER_FAST"))
+
+
+def warn(error: Exception) -> None:
+    reason = str(error).strip().partition("\n")[0]
+    message = f"steps are not recorded as CUDA graphs: {type(error).__name__}: {reason}"
+    warnings.warn(message, stacklevel=3)
 
 
 class Graphs:
@@ -107,7 +143,7 @@ class Graphs:
         self.used: dict[tuple, int] = {}  # the number of the step in which each graph was last used
         self.refused: set[tuple] = set()  # what cannot be recorded
         self.steps = 0
-        self.off = "0" in (os.environ.get("SCRATCHFORMER_GRAPHS"), os.environ.get("SCRATCHFORMER_FAST"))
+        self.off = is_off()
 
     def wants(self, batch: Any, key: Key | None, setting: Any) -> tuple | None:
         """The name under which the step of such a batch is recorded, or is to be recorded now; None if it runs as
@@ -146,8 +182,8 @@ class Graphs:
             recorded.factor[...] = factor
             if key is not None:
                 recorded.starts.put(key)
-            recorded.graph.launch()
-            return tuple(x if x is None else x.copy() for x in recorded.results)
+            recorded.recording.graph.launch()
+            return tuple(x if x is None else x.copy() for x in recorded.recording.result)
 
     def _record(self, known: tuple, batch: Any, draws: bool) -> None:
         cupy: Any = self.device.xp
@@ -167,7 +203,7 @@ class Graphs:
         del before  # which takes memory too
         if recorded is None:
             return
-        if free_memory(self.device) < recorded.pool.total_bytes():
+        if free_memory(self.device) < recorded.recording.pool.total_bytes():
             self.refused.add(known)  # a step that is not recorded would not fit beside it
         else:
             self.recorded[known] = recorded
@@ -175,37 +211,23 @@ class Graphs:
     def _recorded(self, known: tuple, batch: Any, draws: bool) -> Recorded | None:
         """The recorded step, which then has also run once; None if it cannot be recorded."""
         cupy: Any = self.device.xp
-        pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream()
         try:
             copied = type(batch)(*(x.copy() for x in batch))
             factor, starts = cupy.ones((), self.total.dtype), Starts(cupy)
             arguments = copied, RecordedKey(starts) if draws else None, factor, known[2]
-            with cupy.cuda.using_allocator(pool.malloc), stream, recording() as tables:
-                self.step(*arguments)  # so that the pool has memory, which must not be asked for while recording
-                stream.synchronize()
-                stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
-                try:
-                    results = self.step(*arguments)
-                except BaseException:
-                    with suppress(Exception):  # what ended the step may have ended the recording too
-                        stream.end_capture()
-                    raise
-                graph = stream.end_capture()
+            return Recorded(copied, factor, starts, record(self.device, lambda: self.step(*arguments)))
         except NotRecorded:
             self.refused.add(known[:3])
         except MemoryError:  # there is not enough for a step in a pool of its own
             self.refused.add(known)
         except Exception as error:
             self.off = True  # what failed once would fail again
-            reason = str(error).strip().partition("\n")[0]
-            warnings.warn(f"steps are not recorded as CUDA graphs: {type(error).__name__}: {reason}", stacklevel=2)
-        else:
-            return Recorded(copied, factor, starts, results, graph, pool, tables)
+            warn(error)
         return None
 
     def memory(self) -> int:
         """The bytes that the recorded steps hold on the GPU."""
-        return sum(each.pool.total_bytes() for each in self.recorded.values())
+        return sum(each.recording.pool.total_bytes() for each in self.recorded.values())
 
     def clear(self) -> None:
         """Forget all steps, and free their memory."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, to_cpu, to_device
+from ..backend import Array, to_cpu
 from ..checks import checked_on_host, expect_array, expect_ids, expect_integers, expect_range, expect_shape
 from ..data import Corpus, tokens_of
 from ..generation import KeyValueCache
@@ -110,7 +110,7 @@ class RecallCache(KeyValueCache):
         self.check(ids)
         rows = self.texts.append(to_cpu(ids)).astype(np.int64)
         with checked_on_host():
-            return self._append(to_device(rows, self.model.device))
+            return self._append(rows)
 
 
 def open_recall_cache(before: np.ndarray, model: Any, cut: np.ndarray) -> RecallCache:

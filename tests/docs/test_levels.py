@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("sphinx")
 
+import live
 from docstrings import derivation, pieces
 from levels import (
     case_at,
@@ -141,3 +142,8 @@ def test_a_reader_of_the_first_pages_knows_every_form_in_the_last_of_them():
     *first, last = re.findall(r"<operations/(\w+)>", advice)
     assert last == "attention"
     assert forms_in(last) <= set().union(*map(forms_in, first))
+
+
+def test_an_axis_has_the_letter_that_its_index_has():
+    axes = [live.live_data("attention", titles=titles)["axes"]["k"] for titles in levels("attention")]
+    assert [axes[level][1] for level in (1, 3)] == ["h", "g"]

@@ -46,7 +46,7 @@ class Page:
         path.write_text(f"{head}<main>{live.live_html(name, self.mistakes)}</main>", encoding="utf-8")
         browser.get(path.as_uri())
         ready = "return Boolean(document.querySelector('.live').page)"  # the scripts run after the page is there
-        WebDriverWait(browser, 20).until(lambda browser: browser.execute_script(ready))
+        WebDriverWait(browser, 20, poll_frequency=0.01).until(lambda browser: browser.execute_script(ready))
         self.to(level)
 
     def to(self, level: int) -> None:
@@ -79,9 +79,9 @@ class Page:
         )
         return {name: np.array(values, float).reshape(shape) for name, (shape, values) in found.items()}
 
-    def expected(self) -> dict[str, np.ndarray]:
-        """The output and the gradients that the operation itself gives for the inputs on the page."""
-        inputs, arguments = self.shown(), bound(self.case)
+    def expected(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The output and the gradients that the operation itself gives for the inputs, which are on the page."""
+        inputs, arguments = dict(inputs), bound(self.case)
         weights = self.layer.named_parameters() if self.layer else {}
         for name, weight in weights.items():
             weight.data[...], weight.grad[...] = inputs[canonical(name)], 0
@@ -93,7 +93,8 @@ class Page:
         given = {name: converted(inputs[name], old) if name in inputs else old for name, old in arguments.items()}
         parameters = inspect.signature(self.case.op).parameters.items()
         named = [name for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        y, cache = self.case.op(**{name: given[canonical(name)] for name in named})
+        several = [x for name, x in given.items() if name not in [*map(canonical, named)]]  # of *inputs
+        y, cache = self.case.op(*several, **{name: given[canonical(name)] for name in named})
         output, dy = self.run("return page.data.outputs[0]")
         gradients = self.case.op_backward(inputs[dy], cache)
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -104,7 +105,7 @@ class Page:
 
     def agrees(self) -> None:
         shown = self.shown()
-        for name, array in self.expected().items():
+        for name, array in self.expected(shown).items():
             np.testing.assert_allclose(
                 shown[name], array, rtol=0, atol=1e-12 * max(1, np.abs(array).max()), err_msg=name
             )
@@ -274,6 +275,13 @@ def test_every_mistake_of_a_layer_can_be_planted(layer: str) -> None:
     assert planted == {mistake.title for mistake in mistakes} != set()
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_weight_of_a_layer_has_its_gradient(name: str) -> None:
+    data = live.live_data(name)
+    case, _ = live.page_case(name, (), live.PageSizes(name))
+    assert {canonical(weight) for weight in case.op.__self__.named_parameters()} <= {*data["gradients"].values()}
+
+
 def test_gradients_are_compared_with_differences(page: Page) -> None:
     compared, hidden = page.run(
         "document.querySelector('.live-bar input').click(); page.check();"
@@ -303,14 +311,22 @@ def test_other_numbers_are_never_called_wrong(page: Page) -> None:
         " ? array(name) : array(name).map((x, i) => i % 2 ? x : 0));",
         "page.setInputs((name) => page.data.ranges[name] ? array(name) : array(name).map(() => 1));",
     ):
-        for _ in range(DRAWS if "draw" in script else 1):
-            state = page.run(
-                f"const array = (name) => page.model.array(name).data; {script} page.refresh(); page.check();"
-                "return [[...document.querySelectorAll('.live-badge')].map((badge) => badge.textContent),"
-                " document.querySelectorAll('.live-badge.bad').length, document.querySelectorAll('td.wrong').length,"
-                " page.data.inputs.map((name) => [name, [...page.model.array(name).data]])]"
+        draws = DRAWS if "draw" in script else 1
+        each = 1 if page.layer else draws  # in one call; the numbers of a layer are compared with NumPy's after each
+        for _ in range(draws // each):
+            states = page.run(
+                "const array = (name) => page.model.array(name).data;"
+                "return Array.from({ length: arguments[0] }, () => {"
+                f"  {script} page.refresh(); page.check();"
+                "  return [[...document.querySelectorAll('.live-badge')].map((badge) => badge.textContent),"
+                "    document.querySelectorAll('.live-badge.bad').length, document.querySelectorAll('td.wrong').length,"
+                "    page.data.inputs.map((name) => [name, [...page.model.array(name).data]])];"
+                "})",
+                each,
             )
-            assert state[1:3] == [0, 0] and not any("NaN" in text for text in state[0]), state
+            assert len(states) == each
+            for state in states:
+                assert state[1:3] == [0, 0] and not any("NaN" in text for text in state[0]), state
             if page.layer and "draw" in script:
                 page.agrees()
 
@@ -481,9 +497,13 @@ def test_switches_add_what_the_plain_derivation_leaves_out(browser: Any, tmp_pat
         items = page.run("return page.data.items.map(({ html }) => html)")
         assert all(added == (items[i] not in plain) for i, added in marked)
         assert bool(level) == (any(added for _, added in marked) or bool(page.find(".live-inputs .added")))
-        for _ in range(10):
-            page.run("page.draw(); page.refresh(); page.check()")
-            assert not page.find(".live-badge.bad")
+        bad = page.run(
+            "return Array.from({ length: 10 }, () => {"
+            "  page.draw(); page.refresh(); page.check();"
+            "  return document.querySelectorAll('.live-badge.bad').length;"
+            "})"
+        )
+        assert bad == [0] * 10
         page.run("page.model.set(arguments[0], 0, arguments[1]); page.compute()", x, value)
     assert not browser.get_log("browser")
 
@@ -554,12 +574,48 @@ def test_gradients_are_large_enough_to_be_seen(page: Page) -> None:
     assert largest >= 0.25
 
 
+@pytest.mark.parametrize("name", ["TransformerBlock", "TransformerBlock, pre", "Residual", "Residual, pre"])
+def test_a_layer_made_of_others_begins_with_its_own_equations(browser: Any, tmp_path_factory: Any, name: str) -> None:
+    page = Page(browser, name, tmp_path_factory.mktemp("layer"))
+    inside = page.run("return page.cards.length")
+    page.run("for (const fold of document.querySelectorAll('.live-fold')) fold.open = false")
+    shown = page.run("return page.steps.map(({ call, element }) => [call, element.checkVisibility()])")
+    assert all(visible for _, visible in shown) and 6 <= len(shown) <= 12 < inside
+    assert [call for call, _ in shown].count(False) == len(shown) // 3  # the sums, in both directions
+    sums = dict(
+        page.run("return page.cards.filter((card) => page.isSum(card)).map(({ i }) => [page.model.lines[i].name, i])")
+    )
+    title = page.find(".live-title")[0].text
+    assert title.split("=")[0].strip()[:2] in sums  # the gradient of what goes two ways
+    assert title.count("+") == 1
+    inputs = page.run("return [...document.querySelectorAll('.live-inputs')].map((list) => list.checkVisibility())")
+    assert inputs == [True, False]
+    page.run("page.choice.selectedIndex = 1; page.plant(0)")
+    assert not page.find(".mistaken") or page.find(".mistaken")[0].is_displayed()
+
+
 def test_the_bar_leaves_a_phone_its_screen(browser: Any, tmp_path_factory: Any) -> None:
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
         for name in "attention", "cross_entropy", "layernorm":
             page = Page(browser, name, tmp_path_factory.mktemp("phone"), 0)
+            bar = "return document.querySelector('.live-dock').offsetHeight"
+            assert page.run(bar) <= 60  # until a number is touched
+            number = page.run(
+                "const face = page.cards.find(({ grid }) => grid).grid.firstFace;"
+                "face.scrollIntoView({ block: 'end' });"
+                "scrollBy(0, 70); return face"
+            )
+            number.click()
+            assert page.run(bar) > 60
+            bottom, top = page.run(
+                "const [number, bar] = ['.here button', '.live-dock'].map((each) => document.querySelector(each));"
+                "return [number.getBoundingClientRect().bottom, bar.getBoundingClientRect().top]"
+            )
+            assert bottom <= top
+            page.find(".live-close")[0].click()
+            assert page.run(bar) <= 60
             tallest = page.run(
                 "return Math.max(...page.cards.filter(({ grid }) => grid).map(({ grid }) => "
                 "  (page.show(grid.firstFace), document.querySelector('.live-dock').offsetHeight)))"

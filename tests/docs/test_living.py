@@ -37,7 +37,7 @@ NOT_PLANTED = {  # why the page does not offer the other mistakes of the catalog
         "BasicSelfAttention", "SingleHeadAttention", "MultiHeadLoop", "Recompute",
     ),
     "it is one of the operation, or of Residual": (
-        "FeedForward", "TransformerBlock", "LlamaBlock",
+        "FeedForward", "TransformerBlock", "LlamaBlock", "DecoderBlock", "SinusoidalPositions",
         "The gradient of the queries is rotated forward once more",
         "The gradient of the scores is not divided by √D",
         "The gradient skips the sum in the softmax",
@@ -66,6 +66,7 @@ NOT_PLANTED = {  # why the page does not offer the other mistakes of the catalog
         "New keys are rotated as if they came first",
         "A pattern lets the tokens of a prompt see later ones",
         "zero_grad also clears Adam's moments",
+        "The gradient goes to the first positions, wherever x starts",
         "resume without Adam's step count",
     ),
 }  # fmt: skip
@@ -108,21 +109,24 @@ def data_in(script: Path) -> dict[str, Any]:
 class Page:
     """The living step alone in a file."""
 
-    def __init__(self, browser: Any, folder: Path) -> None:
+    def __init__(self, browser: Any, site: Path | None, folder: Path) -> None:
         self.browser = browser
         files = "".join(f'<script src="{STATIC / file}" defer></script>' for file in living.FILES)
         styles = "".join(f'<link rel="stylesheet" href="{STATIC / file}">' for file in living.STYLES)
         head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>living</title>'
         head += f'<meta name="viewport" content="width=device-width">{styles}{files}'
         path = folder / "living.html"
-        living.write_models(folder)
+        if site is None:
+            living.write_models(folder)
+        else:
+            (folder / "_static").symlink_to(site / "_static")
         self.models = {file.stem: data_in(file) for file in (folder / "_static/living/models").iterdir()}
         path.write_text(f"{head}<main>{living.living_html()}</main>", encoding="utf-8")
         self.address = path.as_uri()
 
     def open(self) -> None:
         self.browser.get(self.address)
-        WebDriverWait(self.browser, 60).until(lambda _: self.run("return Boolean(page)"))
+        WebDriverWait(self.browser, 60, 0.05).until(lambda _: self.run("return Boolean(page)"))
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(f"const page = document.querySelector('.living').page; {script}", *arguments)
@@ -139,8 +143,8 @@ class Page:
         before = self.run("return page.replace(arguments[0])", {**self.run("return page.data.first"), **choice})
         assert before is None
         there = "return Object.entries(arguments[0]).every(([name, value]) => page.choice[name] === value) && page.step"
-        WebDriverWait(self.browser, 60).until(lambda _: self.run(f"{there} && page.root.isConnected", choice))
-        WebDriverWait(self.browser, 60).until(
+        WebDriverWait(self.browser, 60, 0.05).until(lambda _: self.run(f"{there} && page.root.isConnected", choice))
+        WebDriverWait(self.browser, 60, 0.05).until(
             lambda _: self.run("return page.name") == self.run("return page.choice.model")
         )
 
@@ -164,8 +168,8 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def loaded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    page = Page(browser, tmp_path_factory.mktemp("living"))
+def loaded(browser: Any, site: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    page = Page(browser, site, tmp_path_factory.mktemp("living"))
     page.open()
     return page
 

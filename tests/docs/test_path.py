@@ -90,29 +90,34 @@ def softmax(z: np.ndarray) -> np.ndarray:
     return e / e.sum(axis=-1, keepdims=True)
 
 
+def built(folder: Path) -> Path:
+    """The folder with the pages of the path, built alone, and the start page."""
+    source = folder / "source"
+    shutil.copytree(DOCS / "path", source / "path")
+    for name in ("index.md", "path.md"):
+        shutil.copy(DOCS / name, source)
+    shutil.copy(DOCS.parent / "README.md", folder)
+    (source / "conf.py").write_text(CONF, encoding="utf-8")
+    first = next(living.combinations())
+    with pytest.MonkeyPatch.context() as patch, (folder / "log").open("w") as log:
+        patch.setattr(living, "FAMILY", {})  # the model that the pages begin with is enough
+        patch.setattr(living, "combinations", lambda: [first])
+        Sphinx(source, source, folder / "out", folder / "doctrees", "html", status=None, warning=log).build()
+    return folder / "out"
+
+
 class Path12:
-    """The pages of the path, built alone, and the start page."""
+    """The pages of the path in a browser."""
 
     def __init__(self, browser: Any, folder: Path) -> None:
-        self.browser, self.folder = browser, folder / "out"
-        source = folder / "source"
-        shutil.copytree(DOCS / "path", source / "path")
-        for name in ("index.md", "path.md"):
-            shutil.copy(DOCS / name, source)
-        shutil.copy(DOCS.parent / "README.md", folder)
-        (source / "conf.py").write_text(CONF, encoding="utf-8")
-        first = next(living.combinations())
-        with pytest.MonkeyPatch.context() as patch, (folder / "log").open("w") as log:
-            patch.setattr(living, "FAMILY", {})  # the model that the pages begin with is enough
-            patch.setattr(living, "combinations", lambda: [first])
-            Sphinx(source, source, self.folder, folder / "doctrees", "html", status=None, warning=log).build()
+        self.browser, self.folder = browser, folder
 
     def open(self, name: str, width: int = 1440) -> None:
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 800}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.browser.get((self.folder / f"{name}.html").as_uri())
         ready = "return Boolean(document.querySelector('.live, .living')?.page)"
-        WebDriverWait(self.browser, 60).until(lambda browser: browser.execute_script(ready))
+        WebDriverWait(self.browser, 60, 0.05).until(lambda browser: browser.execute_script(ready))
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(script, *arguments)
@@ -136,8 +141,8 @@ class Path12:
 
 
 @pytest.fixture(scope="module")
-def loaded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path12:
-    return Path12(browser, tmp_path_factory.mktemp("path"))
+def loaded(browser: Any, site: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Path12:
+    return Path12(browser, site or built(tmp_path_factory.mktemp("path")))
 
 
 @pytest.fixture

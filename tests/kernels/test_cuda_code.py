@@ -8,7 +8,7 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.compiler import CompileError
-from scratchformer.compiler.cuda_code import cuda_source
+from scratchformer.compiler.cuda_code import BITS, BITS_AT, cuda_source
 from scratchformer.compiler.derivation import Derivation
 from scratchformer.compiler.in_place import IN_PLACE
 from scratchformer.compiler.show import loops_of
@@ -22,6 +22,7 @@ REAL = ("float32", "float64")
 HALF = ("bfloat16", "float16")
 # The types of each file's arrays, and its constants, as the twins set them; W numbers are 16 bytes.
 FILES = {
+    "attend": ((*REAL, *HALF), lambda W: [{"V": 1, "KEYS": 1, "D": 1}, {"V": W, "KEYS": 2, "D": 64}]),
     "attention": (
         (*REAL, *HALF),
         lambda W: [{"V": 1, "PER": 0}, {"V": 1, "PER": 1}, {"V": W, "PER": 32 // W, "MASKED": 1}],
@@ -29,6 +30,14 @@ FILES = {
     "column_sums": ((*REAL, *HALF), lambda W: [{"V": 1}, {"V": W}]),
     "elementwise": ((*REAL, *HALF), lambda W: [{"V": W}]),
     "embedding": ((*REAL, *HALF), lambda W: [{}]),
+    "multiply": (
+        (*REAL, *HALF),
+        lambda W: [
+            {"V": 1, "ROWS": 1, "LANES": 8, "OUT": "T"},
+            {"V": W, "ROWS": 1, "LANES": 2, "OUT": "T"},
+            {"V": W, "ROWS": 4, "LANES": 2, "OUT": "REAL"},
+        ],
+    ),
     "optimizer": (REAL, lambda W: [{"V": 1}, {"V": W}]),
 }
 
@@ -43,12 +52,16 @@ def sources_of_plans():
                 found |= {plan.name: source for plan, source in loops_of(op, op_backward, "cuda")}
             except CompileError:
                 continue
+            plus = Derivation(op.reference, op_backward.reference, op.gives).compile().plus
+            found |= {} if plus is None else {plus.name: cuda_source(plus)}
     for op in (adam_step, scale, round_into):
         found |= {plan.name: source for plan, source in loops_of(op, None, "cuda")}
     for op in IN_PLACE:
         plan = Derivation(op.reference, None).compile().forward
         found[f"{plan.name}, pieces"] = cuda_source(plan, pieces=True)
-    return found
+    recorded = {f"recorded_{name}": (name, source) for name, source in found.items() if BITS in source}
+    assert recorded
+    return found | {new: source.replace(BITS, BITS_AT).replace(name, new) for new, (name, source) in recorded.items()}
 
 
 GENERATED = sources_of_plans()
@@ -98,6 +111,7 @@ def generated(whole):
     for dtype in (*HALF, *REAL)[: None if whole else 1]:
         V = 16 // {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}[dtype]
         constants = dict(THREADS=32, ROWS=4, PER=32 // V) if dtype in HALF else dict(THREADS=512, ROWS=1, PER=2)
+        constants["WHOLE"] = int(dtype in HALF)
         yield cupy_code.program(text, dtype, V=V, **constants)
 
 
@@ -121,5 +135,13 @@ def test_no_file_asks_for_which_processor_it_is_compiled():
 def test_every_kernel_is_called():
     calls = "".join(path.read_text() for path in Path(cupy_code.__file__).parent.glob("cupy_*.py"))
     for path in cupy_code.FOLDER.glob("*.cu"):
-        names = re.findall(r'extern "C" __global__ void (\w+)\(', path.read_text())
+        names = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\(\w+\)\s+)?(\w+)\(', path.read_text())
         assert names and all(f'"{name}"' in calls for name in names)
+
+
+def test_only_these_operations_run_without_kernels():
+    """All others have a derivation that is compiled, or a twin that is written by hand."""
+    text = "".join(path.read_text() for path in Path(cupy_code.__file__).parent.glob("cupy_*.py"))
+    by_hand = set(re.findall(r"^ops\.(\w+)\.add_twin\(cupy\.ndarray", text, re.MULTILINE))
+    names = [name for name in ops.__all__ if hasattr(getattr(ops, f"{name}_backward", None), "reference")]
+    assert {name for name in names if name not in GENERATED} - by_hand == {"relative_shift"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("scratchformer.kernels")
-PROGRAM = Path(__file__).parent / "on_cpu" / "run.py"
+FOLDER = Path(__file__).parent / "on_cpu"
 pytestmark = [
     pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed"),
     pytest.mark.skipif(sys.platform != "linux", reason="threads take turns with the ucontext of Linux"),
@@ -20,9 +20,8 @@ pytestmark = [
 def run(tmp_path_factory):
     """run("attention", ...) runs the program; kernels and headers are compiled once for all its runs."""
     environment = os.environ | {"COMPILED": str(tmp_path_factory.mktemp("compiled"))}
-    command = [sys.executable, PROGRAM]
-    return lambda *arguments: subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, check=False, env=environment
+    return lambda *arguments, program="run.py": subprocess.run(
+        [sys.executable, FOLDER / program, *arguments], capture_output=True, text=True, check=False, env=environment
     )
 
 
@@ -68,4 +67,28 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_found(mistake, run):
     found = run(*mistake)
+    assert found.returncode == 3 and "FAILED" in found.stdout, found.stdout + found.stderr
+
+
+def test_a_new_token_has_the_logits_of_the_reference_in_few_kernels(run):
+    found = run(program="tokens.py")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+OF_A_TOKEN = {
+    "every other tile of the keys": ("attend", "start += TILE", "start += 2 * TILE"),
+    "the score of a token with itself": ("attend", "? newest :", "? 0 :"),
+    "a window that is too long": ("attend", "past + 1 - window", "past - window"),
+    "the angle of the position before": ("attend", "cosines[past * half + i]", "cosines[(past - 1) * half + i]"),
+    "keys and values of the wrong head": ("attend", "g = h / (H / G)", "g = h % G"),
+    "a bias of another matrix": ("multiply", "biases & 1 ? wide(b[column])", "biases & 1 ? wide(b[0])"),
+    "inputs that are overwritten before they are read": ("multiply", "else __syncthreads();", ""),
+    "an input that is not centred": ("multiply", "(number - mean[r])", "(number)"),
+    "a gate without its sigmoid": ("multiply", "silu(number) * wide", "number * wide"),
+}
+
+
+@pytest.mark.parametrize("mistake", OF_A_TOKEN.values(), ids=OF_A_TOKEN)
+def test_a_mistake_in_the_step_of_a_token_is_found(mistake, run):
+    found = run(*mistake, program="tokens.py")
     assert found.returncode == 3 and "FAILED" in found.stdout, found.stdout + found.stderr

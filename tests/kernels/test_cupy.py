@@ -1,7 +1,9 @@
 """The twins for a GPU compared with the references: large cases on the CPU in float64, small ones on the GPU."""
 
+import copy
 import functools
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +11,12 @@ import pytest
 from scratchformer import Key, models, ops
 from scratchformer.backend import CPU, DeviceError, get_device, to_cpu, to_device
 from scratchformer.catalogue import OPERATIONS, Draw
-from scratchformer.data import TextBatches
+from scratchformer.data import SegmentBatches, TextBatches
 from scratchformer.dispatch import TwinCache, fast, reference_only
-from scratchformer.optim import Adam, adam, clip_by_global_norm, optimizer
+from scratchformer.generation import KeyValueCache, generate
+from scratchformer.nn.layer import add_gradients
+from scratchformer.optim import Adam, AdamW, Muon, adam, clip_by_global_norm, newton_schulz, optimizer
+from scratchformer.optim.optimizer import global_norm, share_for
 from scratchformer.testing import check_precision
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.training import Replicas
@@ -98,6 +103,27 @@ LARGE = {  # name: op, backward, arguments, options; sizes for which the kernels
         (*heads(300, 16), ops.Causal() & ops.Local(40)),
         {},
     ),
+    "attention, sparse": (
+        ops.attention,
+        ops.attention_backward,
+        (*heads(300, 16), ops.Causal() & ops.Heads(ops.Local(40), ops.Strided(20))),
+        {},
+    ),
+    "attention, every fifth of many keys": (
+        ops.attention,
+        ops.attention_backward,
+        (*heads(3, 16, S=3000), ops.Strided(5)),
+        {},
+    ),
+    **{
+        f"relative attention, {M} in memory": (
+            ops.relative_attention,
+            ops.relative_attention_backward,
+            (*heads(130, 16, S=130 + M), draw(4, 259 + M, 16), draw(4, 16), draw(4, 16), ops.Causal()),
+            {},
+        )
+        for M in (0, 70, 500)
+    },
     "attention in groups": (ops.attention, ops.attention_backward, (*heads(256, 64, 4, 2), ops.Causal()), {}),
     "attention, longer memory": (ops.attention, ops.attention_backward, (*heads(64, 32, S=192), ops.Causal()), {}),
     "attention, longer queries": (ops.attention, ops.attention_backward, (*heads(256, 32, S=64), ops.Causal()), {}),
@@ -135,6 +161,37 @@ def test_arrays_that_start_anywhere():
                 for f, e in zip(found, right, strict=True):
                     f = to_cpu(f).astype(np.float64)
                     assert np.abs(f - e).max() <= TOLERANCE[dtype.name] * np.abs(e).max(), (op, dtype, start)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gradients_are_added_to_what_is_there(dtype):
+    """Those of parameters to parts of a flat array, as it has them, and dx to the gradient by another path."""
+    dtype = dtype_of(dtype)
+    x, w, tied, b, gamma, beta = draw(40, 768), draw(768, 72), draw(1001, 768).T, draw(72), draw(768), draw(768)
+    for op, backward, *args in (
+        (ops.linear, ops.linear_backward, x, w, b),
+        (ops.linear, ops.linear_backward, x, tied),
+        (ops.dense, ops.dense_backward, x, w, b, "gelu_tanh"),
+        (ops.layernorm, ops.layernorm_backward, x, gamma, beta),
+        (ops.layernorm, ops.layernorm_backward, x[:, :37], gamma[:37], beta[:37]),
+        (ops.rmsnorm, ops.rmsnorm_backward, x, gamma),
+    ):
+        with reference_only():
+            y, cache = op(*(rounded(a, dtype) for a in args))
+            dy, plus = rounded(draw(*y.shape), dtype), rounded(draw(*args[0].shape), dtype)
+            dx, *gradients = backward(dy, cache)
+        flat = GPU.xp.ones(1 + sum(g.size for g in gradients), np.float64 if dtype == np.float64 else np.float32)
+        start, grads = 1, []
+        for g in gradients:
+            grads.append(flat[start : start + g.size].reshape(g.shape if g.flags.c_contiguous else g.T.shape))
+            start += g.size
+        grads = [part if part.shape == g.shape else part.T for part, g in zip(grads, gradients, strict=True)]
+        with fast():
+            _, cache = op(*(on_gpu(a, dtype) for a in args))
+            assert cache.twin.adds, op
+            found = add_gradients(backward, on_gpu(dy, dtype), cache, grads, on_gpu(plus, dtype))
+        for f, e in zip((found, *grads), (dx + plus, *(1 + g for g in gradients)), strict=True):
+            assert f.shape == e.shape and np.abs(on_cpu(f) - e).max() <= TOLERANCE[dtype.name] * np.abs(e).max(), op
 
 
 def on_cpu(x):
@@ -292,6 +349,37 @@ def test_flat_arrays(dtype, size):
             np.testing.assert_array_equal(to_cpu(there[2]), before)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(5, 256, 256), (3, 256, 683), (2, 2, 396, 128), (9, 4)])
+def test_the_matrices_of_a_batch(shape, precision):
+    """In bfloat16 both round, each in its own places."""
+    g = draw(*shape).astype(np.float32)
+    with fast():
+        found = to_cpu(newton_schulz(to_device(g, GPU), precision=precision))
+    expected = newton_schulz.reference(g.astype(np.float64))
+    assert found.shape == shape
+    assert np.linalg.norm(found - expected) < (1e-4 if precision == "float32" else 5e-2) * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW, Muon])
+def test_all_parameters_are_stepped_together(kind):
+    """With clipping, and copies in half precision of the weights, as on the CPU."""
+    states = []
+    for device in CPU, GPU:
+        model = models.Llama(29, d_model=48, heads=4, depth=2, context=8, kv_heads=2, key=Key(0)).to(device)
+        made = kind(model.parameters(), 0.01)
+        half = model.flat.data.astype(dtype_of("float16"))
+        with fast():
+            for step in range(3):
+                gradient = 1e-3 * Key(step).generator().standard_normal(model.flat.grad.shape, np.float32)
+                model.flat.grad[...] = to_device(gradient, device)
+                made.step(share=share_for(global_norm(made.gradients()), 0.1), half=half)
+            assert device is CPU or made.work[1]
+        states.append([to_cpu(x).astype(np.float64) for x in (model.flat.data, made.m, made.v, half)])
+    for found, right in zip(*reversed(states), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rounding(dtype):
     dtype, x = dtype_of(dtype), draw(10_001).astype(np.float32)
@@ -311,20 +399,31 @@ def test_the_gradient_of_a_table_is_the_same_in_every_run():
         np.testing.assert_array_equal(other, first)
 
 
-def model_and_batches():
-    model = models.LanguageModel(256, d_model=64, heads=4, depth=2, context=128, key=Key(0))
+MODELS = {
+    "LanguageModel": models.LanguageModel,
+    "TransformerXL": functools.partial(models.TransformerXL, memory=128),
+    "SparseTransformer": functools.partial(models.SparseTransformer, stride=11),
+}
+
+
+def model_and_batches(name="LanguageModel", dropout=0.0):
+    model = MODELS[name](256, d_model=64, heads=4, depth=2, context=128, dropout=dropout, key=Key(0))
     text = Key(1).generator().integers(0, 256, 100_000, dtype=np.uint8)
+    if name == "TransformerXL":
+        return model, SegmentBatches(text, 8, 128, Key(2), depth=2, d_model=64)
     return model, TextBatches(text, 8, 128, Key(2))
 
 
-def losses(device, precision, steps=12, key=None, **options):
-    model, batches = model_and_batches()
+def losses(device, precision, name, dropout, steps=12, **options):
+    """The losses of some steps, and how many graphs there are."""
+    model, batches = model_and_batches(name, dropout)
     model = model.to(device)
     adam = Adam(model.parameters(), 1e-3)
     found = []
     with Replicas(model, 1, precision=precision, **options) as replicas:
         for number in range(steps):
-            found.append(replicas.gradients(batches.batch(number), key))
+            remember = functools.partial(batches.remember, number) if name == "TransformerXL" else None
+            found.append(replicas.gradients(batches.batch(number), Key(5, number), remember))
             clip_by_global_norm(model.flat.grad, 1.0)
             adam.step(replicas.map)
         recorded = replicas.graphs.recorded if replicas.graphs else {}
@@ -332,14 +431,17 @@ def losses(device, precision, steps=12, key=None, **options):
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("tf32", 2e-3), ("bfloat16", 5e-3)])
-@pytest.mark.parametrize("key", [None, Key(5)])
-def test_a_recorded_step_is_that_of_the_cpu(precision, tolerance, key, monkeypatch):
+@pytest.mark.parametrize("micro_batch", [8, 3])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_recorded_step_is_that_of_the_cpu(name, dropout, micro_batch, precision, tolerance, monkeypatch):
     """Losses of training with CUDA graphs, without them, and on the CPU."""
-    here, _ = losses(CPU, "float32", key=key, micro_batch=8)
-    there, _ = losses(GPU, precision, key=key)
+    here, _ = losses(CPU, "float32", name, dropout, micro_batch=micro_batch)
+    there, recorded = losses(GPU, precision, name, dropout, micro_batch=micro_batch)
+    assert recorded == (1 if micro_batch == 8 else 2)  # of 8 rows, 2 are left after micro-batches of 3
     np.testing.assert_allclose(there, here, rtol=tolerance)
     monkeypatch.setenv("SCRATCHFORMER_GRAPHS", "0")
-    plain, _ = losses(GPU, precision, key=key)
+    plain, _ = losses(GPU, precision, name, dropout, micro_batch=micro_batch)
     # in half precision the recorded step has cuDNN's attention, the plain one not for so few scores
     np.testing.assert_allclose(plain, there, rtol=tolerance if precision == "bfloat16" else 0)
 
@@ -354,11 +456,34 @@ def test_steps_are_recorded(recwarn):
     assert not recwarn.list
 
 
-def test_a_step_with_dropout_is_not_recorded(recwarn):
-    model, batches = model_and_batches()
-    model.body.dropout.p = 0.5
-    with Replicas(model.to(GPU), 1) as replicas:
-        for number in range(4):
-            replicas.gradients(batches.batch(number), Key(number))
-        assert not replicas.graphs.recorded
+SMALL = dict(d_model=64, heads=4, depth=2, context=16)
+GENERATORS = {
+    "GPT2": partial(models.GPT2, 301, **SMALL),
+    "Llama": partial(models.Llama, 301, kv_heads=2, window=9, **SMALL),
+    "LanguageModel": partial(models.LanguageModel, 301, **SMALL),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", GENERATORS)
+def test_recorded_tokens_have_the_logits_of_the_cpu(name, dtype, batch, recwarn):
+    """Until the context has become full twice."""
+    here = GENERATORS[name](key=Key(0)).to(dtype=dtype_of(dtype))
+    there, here = copy.deepcopy(here).to(GPU), here.to(dtype=np.float64)
+    ids, cache, expected = RNG.integers(0, 301, (batch, 40)), KeyValueCache(there, batch), KeyValueCache(here, batch)
+    for token in np.split(ids, ids.shape[1], axis=1):
+        right = expected.logits(token)
+        with fast():
+            error = np.abs(to_cpu(cache.logits(token)).astype(np.float64) - right).max() / np.abs(right).max()
+        assert error < TOLERANCE[dtype]
+    assert cache.token_step.recording is not None
     assert not recwarn.list
+
+
+def test_recorded_tokens_are_those_of_a_step_that_is_not(monkeypatch):
+    model, texts = GENERATORS["GPT2"](key=Key(0)).to(GPU), []
+    for recorded in "1", "0":
+        monkeypatch.setenv("SCRATCHFORMER_GRAPHS", recorded)
+        texts.append(np.array([*generate(model, np.zeros((2, 3), np.int64), 40, top_p=0.9)]))
+    np.testing.assert_array_equal(*texts)

@@ -17,6 +17,7 @@ from scratchformer.nn import Param
 from scratchformer.optim import AdamW, Group, Muon, newton_schulz
 from scratchformer.optim.optimizer import CHUNK
 from scratchformer.rng import Key
+from scratchformer.testing.strict import STRICT
 
 LOWEST, HIGHEST = 0.68, 1.14  # where the iteration leads every singular value from 0.01 to 1
 SHAPES = [(1, 1), (5, 5), (4, 9), (9, 4), (40, 30)]
@@ -229,6 +230,20 @@ def test_slices_take_about_equally_long_and_cut_no_matrix(count):
         for name, p in model.named_parameters().items():
             place = places[id(p)]
             assert not (place.start < part.stop < place.stop) or not name.endswith(".w")
+
+
+def test_gradients_on_a_device_are_few_arrays():
+    """Each is clipped by calls of its own. On a CPU no matrix is cut between processes, so each is an array."""
+    counts = []
+    for frozen in (), (Group("*.0.feedforward.up.w", frozen=True),):
+        for device in CPU, STRICT:
+            model = language_model().to(device)
+            assert model.flat.data.size
+            muon = Muon(model.parameters(), groups=frozen)
+            gradients = muon.gradients()
+            assert sum(g.size for g in gradients) == sum(p.data.size for p in muon.stepped)
+            counts.append(len(gradients))
+    assert counts[1] == 1 and counts[3] == 2 and min(counts[0], counts[2]) > 10
 
 
 def test_it_converges_where_gradients_differ_in_size():

@@ -212,7 +212,7 @@ def test_a_recorded_step_keeps_its_tables(make):
     found = make(lambda *arguments: (table(1), table(2), plain(*arguments))[-1])
     steps(found, 3)
     (kept_step,) = found.recorded.values()
-    assert sorted(len(t) for t in kept_step.tables.values()) == [1, 2]
+    assert sorted(len(t) for t in kept_step.recording.tables.values()) == [1, 2]
     # While it was recorded, they were those of the step before.
     assert [size for size, recorded in made if recorded] == [1, 2]
     made.clear()

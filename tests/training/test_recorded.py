@@ -123,3 +123,20 @@ def test_a_batch_whose_micro_batches_weigh_differently(name, monkeypatch):
 
     gpu = same(make, lambda: SimpleNamespace(batch=batch), 5, monkeypatch, micro_batch=1)
     assert gpu.events.count("launch") == 5 * B - EARLIER
+
+
+def test_a_setting_that_is_changed_reaches_the_next_step(monkeypatch):
+    """The step is then recorded anew."""
+    made, text = [], batch_of(CASES["LanguageModel"]()[1])
+
+    def make():
+        made.append(CASES["LanguageModel"]()[0])
+        return made[-1]
+
+    def batch(step):
+        if step == 4:
+            made[-1].body.dropout.p = 0.5
+        return text
+
+    gpu = same(make, lambda: SimpleNamespace(batch=batch), 8, monkeypatch)
+    assert gpu.events.count("begin") == 2 and gpu.events.count("launch") == 8 - 2 * EARLIER

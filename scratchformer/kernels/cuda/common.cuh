@@ -9,20 +9,23 @@ struct alignas(sizeof(Number) * COUNT < 16 ? sizeof(Number) * COUNT : 16) Vector
     Number at[COUNT];
 };
 
-// The first COUNT of the `left` numbers from x on; those that are missing are 0.
-template <int COUNT, class Number> __device__ inline Vector<Number, COUNT> load(const Number* x, Index left) {
+// The first COUNT of the `left` numbers from x on; those that are missing are 0. ALL: whether either none are missing or
+// all, and x is aligned.
+template <int COUNT, bool ALL = false, class Number>
+__device__ inline Vector<Number, COUNT> load(const Number* x, Index left) {
     Vector<Number, COUNT> numbers;
-    if (left >= COUNT && (unsigned long long)x % alignof(Vector<Number, COUNT>) == 0)
+    if (left >= COUNT && (ALL || (unsigned long long)x % alignof(Vector<Number, COUNT>) == 0))
         return *(const Vector<Number, COUNT>*)x;
+    if (ALL) return {};
     for (int j = 0; j < COUNT; ++j) numbers.at[j] = j < left ? x[j] : Number(0.0f);
     return numbers;
 }
 
-template <int COUNT, class Number>
+template <int COUNT, bool ALL = false, class Number>
 __device__ inline void store(const Vector<Number, COUNT>& numbers, Number* x, Index left) {
-    if (left >= COUNT && (unsigned long long)x % alignof(Vector<Number, COUNT>) == 0)
+    if (left >= COUNT && (ALL || (unsigned long long)x % alignof(Vector<Number, COUNT>) == 0))
         *(Vector<Number, COUNT>*)x = numbers;
-    else
+    else if (!ALL)
         for (int j = 0; j < COUNT && j < left; ++j) x[j] = numbers.at[j];
 }
 
@@ -81,6 +84,22 @@ template <int SIZE, class Number> __device__ inline Number block_max(Number x) {
     __syncthreads();
     x = greatest[0];
     for (int warp = 1; warp < SIZE / 32; ++warp) x = max(x, greatest[warp]);
+    return x;
+}
+
+// The sum of a vector of each of the TEAMS threads that have the same place in a row of SIZE. All threads of the block
+// must call it.
+template <int TEAMS, int SIZE, class Number, int COUNT>
+__device__ inline Vector<Number, COUNT> rows_sum(Vector<Number, COUNT> x) {
+    if (TEAMS == 1) return x;
+    __shared__ Number numbers[TEAMS][COUNT][SIZE];
+    __syncthreads();  // the numbers of an earlier call have been read
+    for (int j = 0; j < COUNT; ++j) numbers[threadIdx.y][j][threadIdx.x] = x.at[j];
+    __syncthreads();
+    for (int j = 0; j < COUNT; ++j) {
+        x.at[j] = 0;
+        for (int row = 0; row < TEAMS; ++row) x.at[j] += numbers[row][j][threadIdx.x];
+    }
     return x;
 }
 

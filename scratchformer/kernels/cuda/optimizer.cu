@@ -27,3 +27,8 @@ extern "C" __global__ void divide_by_norms(T* x, const double* sums, Index size,
         store<V>(numbers, x + i, size - i);
     }
 }
+
+// The number by which a gradient of this norm is multiplied: see `optim.optimizer.share_for`.
+extern "C" __global__ void share(const double* norm, double* share, double max_norm) {
+    *share = *norm > max_norm && *norm - *norm == 0 ? max_norm / *norm : 1;
+}

@@ -62,7 +62,10 @@ ROWS = {
     ops.layernorm: lambda x: (x, shifted(x.shape[-1]), draw(x.shape[-1])),
     ops.log_softmax: lambda x: (x,),
     ops.relu: lambda x: (x,),
-    ops.rmsnorm: lambda x: (x, draw(x.shape[-1])),
+    ops.rmsnorm: lambda x: (
+        np.add(x, np.sign(x), out=x),
+        draw(x.shape[-1]),
+    ),  # the smaller ρ, the larger rounding errors
     ops.softmax: lambda x: (x,),
     ops.cross_entropy: lambda x: (x, RNG.integers(-1, x.shape[-1], x.shape[:-1]), -1, 0.1),
 }
@@ -102,12 +105,18 @@ def computed(twin, args, options, dtype):
     y = np.asarray(y)
     generator = np.random.default_rng(0)
     dy = generator.standard_normal(y.shape).astype(dtype) if y.shape else np.array(0.7, y.dtype)
-    found = y, *as_tuple(twin.backward(as_array(dy), kept))
+    gradients = as_tuple(twin.backward(as_array(dy), kept))
+    plus, *into = (as_array(RNG.standard_normal(d.shape).astype(d.dtype)) for d in gradients)
+    given = [np.array(x, np.float64) for x in (plus, *into)]
+    sums = as_tuple(twin.backward(as_array(dy), kept, into=into, plus=plus))
+    assert all(s is x for s, x in zip(sums[1:], into, strict=True)), "a sum is in another array"
+    found = y, *gradients, *sums
     here = [np.asarray(x, np.float64) if is_array(x) and x.dtype == dtype else x for x in there]
     here = [x.view(np.ndarray) if isinstance(x, Array) else x for x in here]
     with reference_only():
         y, cache = twin.op(*here, **options)
-        return found, (y, *as_tuple(twin.op_backward(dy.astype(np.float64), cache)))
+        gradients = as_tuple(twin.op_backward(dy.astype(np.float64), cache))
+        return found, (y, *gradients, *(d + x for d, x in zip(gradients, given, strict=True)))
 
 
 def compare(found, right, dtype):

@@ -32,7 +32,7 @@ def as_array(x):
     return x.view(Array) if isinstance(x, np.ndarray) else x
 
 
-def multiply(x, y, out, plus=None, bias=None, activation="", scales=(1.0, 1.0)):
+def multiply(x, y, out, plus=None, scales=(1.0, 1.0), bias=None, activation=""):
     """What cuBLASLt would do."""
     found = scales[0] * np.matmul(x.astype(out.dtype).view(np.ndarray), y.astype(out.dtype).view(np.ndarray))
     found = (0 if plus is None else scales[1] * plus) + (found if bias is None else found + bias)
@@ -41,9 +41,11 @@ def multiply(x, y, out, plus=None, bias=None, activation="", scales=(1.0, 1.0)):
 
 
 def numpys(name):
-    """A function of NumPy that returns these arrays."""
+    """What NumPy has under this name; a function then returns these arrays."""
     found = getattr(np, name)
-    return found if isinstance(found, type) else lambda *args, **kwargs: as_array(found(*args, **kwargs))
+    if isinstance(found, type) or not callable(found):
+        return found
+    return lambda *args, **kwargs: as_array(found(*args, **kwargs))
 
 
 cupy = ModuleType("cupy")
@@ -185,6 +187,13 @@ def compare(op, args, options, dtype):
         assert f.dtype in (dtype, cupy_code.real(dtype)) and f.shape == np.shape(r)
         error = np.abs(f.astype(np.float64) - r).max() / max(1e-3, np.abs(r).max())
         assert error < (2e-5 if dtype == np.float32 else 3e-2), f"relative error {error:.1e}"
+
+
+def compare_shares():
+    for norm in 0.0, 0.5, 1.0, 4.0, np.inf, np.nan:
+        with fast():
+            found = optimizer.share_for(as_array(np.array(norm)), 1.0)
+        assert type(found) is Array and found.dtype == np.float64 and found == optimizer.share_for(norm, 1.0)
 
 
 def compare_flat(dtype, start):
@@ -331,6 +340,7 @@ if __name__ == "__main__":
         for dtype in TYPES[: 1 if mistake else None]
     ]
     checks += [("adam_step", start, partial(compare_flat, TYPES[0], start)) for start in (0, 1)]
+    checks.append(("pieces", "share_for", compare_shares))
     checks += [("model", kind.__name__, partial(compare_model, kind, options)) for kind, options in MODELS]
     for kind, decay, count in (Adam, 0.0, 4), (Adam, 0.3, 8), (AdamW, 0.3, 6), (Muon, 0.3, 23):
         for dtype in (TYPES[0], np.dtype(np.float64))[: 1 if kind is Muon else 2]:

@@ -166,6 +166,7 @@
         if (here && this.isWeight(here[0])) drag = { here, x: event.clientX, start: here[0].value(this.step, here[1]), moved: false };
       });
       element.addEventListener("pointermove", (event) => {
+        if (!event.buttons) drag = null; // it was let go elsewhere
         if (drag && Math.abs(event.clientX - drag.x) > 3) {
           if (!drag.moved) element.setPointerCapture(event.pointerId);
           drag.moved = true;
@@ -176,7 +177,10 @@
         const here = under(event);
         if (here && !this.pinned && this.mode !== "train") this.point(...here);
       });
-      addEventListener("pointerup", () => setTimeout(() => { drag = null; })); // after the click
+      element.addEventListener("pointerup", () => {
+        if (drag && drag.moved) this.write();
+        setTimeout(() => { drag = null; }); // after the click
+      });
       element.addEventListener("pointercancel", () => { drag = null; });
       element.addEventListener("pointerleave", () => { if (!this.pinned) this.rest(); });
       element.addEventListener("click", (event) => {
@@ -602,7 +606,7 @@
       this.unseen = null;
       this.paint();
       this.say();
-      this.write();
+      if (this.pinned) this.write(); // while a weight is dragged, this would take too long
       this.fill();
       this.explain(grid, i);
     }

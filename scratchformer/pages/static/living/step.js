@@ -58,8 +58,8 @@
   }
 
   /** The step of Muon for a matrix. Returns what was computed on the way: u, and all arrays of the iterations. */
-  function stepOfMuon({ nesterov, newton_schulz: schulz, move }, [I, J], { w, g, m }, { momentum, lr, decay }) {
-    const { u } = compiled(nesterov.source)({ g, m, momentum });
+  function stepOfMuon({ nesterov, newton_schulz: schulz, move }, [I, J], { w, g, m }, { momentum, share, lr, decay }) {
+    const { u } = compiled(nesterov.source)({ g, m, momentum, share });
     const sizes = { i: I, j: J };
     const made = { I, J, $g: u };
     for (const [name, number] of Object.entries(schulz.numbers)) made[`$${name}`] = number;
