@@ -236,9 +236,10 @@ def programs(args: argparse.Namespace, results: Results, end: float) -> None:
         for what, command in chain:
             seconds = min(60.0 * args.program_minutes, results.left() - end)
             if seconds < 5:
-                results.add("program", name=name, what=what, code="no time was left")
-            elif results.run("program", command, seconds, name=name, what=what) != 0 and what == "train":
-                return
+                return results.add("program", name=name, what=what, code="no time was left")
+            if results.run("program", command, seconds, name=name, what=what) != 0 and what == "train":
+                return None
+        return None
 
     with ThreadPoolExecutor(args.at_once) as pool:
         for chain in chains(args, results.log("runs")):
