@@ -307,7 +307,8 @@ class Optimizer:
         self._expect_same_parameters()
         self._lay_out()
         self.steps += 1
-        together = self._takes_pieces()
+        flat = self.flats[0].data  # on a GPU operations take `Pieces` of the flat arrays
+        together = array_module(flat) is not np and has_twin(round_into, *2 * (Pieces(flat, (0,), (flat.shape,)),))
         if self.work is None or self.work[0] is not half or self.work[1] != together:
             self.work = half, together, self._pieces(half, together)
 
@@ -332,12 +333,6 @@ class Optimizer:
     def joins(self, how: Treatment) -> bool:
         """Whether `update` takes `Pieces` of parameters that are treated so."""
         return self.scales
-
-    def _takes_pieces(self) -> bool:
-        """Whether operations take `Pieces` of the flat arrays, as they do on a GPU."""
-        flat = self.flats[0].data
-        whole = Pieces(flat, (0,), (flat.shape,))
-        return array_module(flat) is not np and has_twin(round_into, whole, whole)
 
     def _pieces(self, half: Array | None, together: bool) -> list[tuple[list[Any], Treatment]]:
         """What `update` gets in a step, the largest first: views of the arrays, and how they are treated. together: or

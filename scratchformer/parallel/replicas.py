@@ -438,7 +438,14 @@ class Replicas:
             for index in map(int, shares[number]):
                 micro, drawn = micro_batches[index], None if key is None else key.fold(index)
                 weight = micro.weight / total
-                mean, memory = self.add_gradient(model, micro, drawn, weight * scale, remember is not None, loss)
+                recorded = None
+                if loss is not None:
+                    compute = partial(loss, model, self.move(micro), drawn)
+                else:
+                    compute = partial(self.loss, model, micro, drawn)
+                    if self.graphs is not None:
+                        recorded = self.recorded(micro, drawn, weight * scale, remember is not None)
+                mean, memory = recorded or add_gradient(model, compute, weight * scale, remember is not None)
                 results.append((mean * weight, memory))
             sums.add(number, grad, copy=number + self.count < part.stop)  # if the replica has another share
             return results
@@ -463,22 +470,19 @@ class Replicas:
         self.computed = batch, key, mean
         return mean
 
-    def add_gradient(
-        self, model: Any, batch: Any, key: Key | None, factor: float, remembers: bool, loss: Callable | None
-    ) -> tuple[Array, Array | None]:
-        """Add factor · ∂loss/∂w of a micro-batch to the gradient of one of `models`: as a CUDA graph if it is recorded
-        (see `graphs`). Returns the loss, and what the model remembers if it is asked for.
-        """
-        if loss is not None:
-            return add_gradient(model, partial(loss, model, self.move(batch), key), factor, remembers)
-        if self.graphs is not None and running_check(model) is not None and is_fast():
-            known = self.graphs.wants(batch, key, remembers)
-            if known is not None:
-                with self.moved(model, batch) as moved:
-                    results = self.graphs.run(known, moved, key, factor)
-                if results is not None:
-                    return results[0], results[1]
-        return add_gradient(model, partial(self.loss, model, batch, key), factor, remembers)
+    def recorded(
+        self, batch: Any, key: Key | None, factor: float, remembers: bool
+    ) -> tuple[Array, Array | None] | None:
+        """What `add_gradient` does for a micro-batch, as a CUDA graph (see `graphs`); None if it is not recorded."""
+        model = self.models[0]
+        if self.graphs is None or running_check(model) is None or not is_fast():
+            return None
+        known = self.graphs.wants(batch, key, remembers)
+        if known is None:
+            return None
+        with self.moved(model, batch) as moved:
+            results = self.graphs.run(known, moved, key, factor)
+        return None if results is None else (results[0], results[1])
 
     def step_on_device(self, moved: Any, key: Key | None, factor: Array, remembers: bool) -> tuple[Array, Array | None]:
         """`add_gradient` for a micro-batch that is on the device, so that it can be recorded."""
@@ -600,7 +604,9 @@ class Replicas:
 def add_gradient(
     model: Any, loss: Callable[[], tuple[Array, Any]], factor: float | Array, remembers: bool
 ) -> tuple[Array, Array | None]:
-    """Compute a loss, and add factor · ∂loss/∂w to the model's gradient: see `Replicas.add_gradient`."""
+    """Compute a loss, and add factor · ∂loss/∂w to the model's gradient. Returns the loss, and what the model remembers
+    if it is asked for.
+    """
     mean, cache = loss()
     model.loss_backward(factor, cache)
     return mean, widen(model.remember(cache[0])) if remembers else None

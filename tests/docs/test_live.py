@@ -93,7 +93,7 @@ class Page:
         given = {name: converted(inputs[name], old) if name in inputs else old for name, old in arguments.items()}
         parameters = inspect.signature(self.case.op).parameters.items()
         named = [name for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        several = [x for name, x in given.items() if name not in [*map(canonical, named)]]  # of *inputs
+        several = [x for name, x in given.items() if name not in [canonical(p) for p, _ in parameters]]  # of *inputs
         y, cache = self.case.op(*several, **{name: given[canonical(name)] for name in named})
         output, dy = self.run("return page.data.outputs[0]")
         gradients = self.case.op_backward(inputs[dy], cache)

@@ -37,7 +37,7 @@ NOT_PLANTED = {  # why the page does not offer the other mistakes of the catalog
         "BasicSelfAttention", "SingleHeadAttention", "MultiHeadLoop", "Recompute",
     ),
     "it is one of the operation, or of Residual": (
-        "FeedForward", "TransformerBlock", "LlamaBlock", "DecoderBlock", "SinusoidalPositions",
+        "FeedForward", "TransformerBlock", "LlamaBlock", "DecoderBlock",
         "The gradient of the queries is rotated forward once more",
         "The gradient of the scores is not divided by √D",
         "The gradient skips the sum in the softmax",
@@ -61,12 +61,10 @@ NOT_PLANTED = {  # why the page does not offer the other mistakes of the catalog
         "The memory gets its gradient from only one block",
         "a tied table stepped twice",
     ),
-    "the first step ends with an error: the grid is not square": ("The columns get the gradient of the rows",),
     "it is not in a training step": (
         "New keys are rotated as if they came first",
         "A pattern lets the tokens of a prompt see later ones",
         "zero_grad also clears Adam's moments",
-        "The gradient goes to the first positions, wherever x starts",
         "resume without Adam's step count",
     ),
 }  # fmt: skip
