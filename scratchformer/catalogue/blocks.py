@@ -208,9 +208,9 @@ ENTRIES = [
         equation="dx_tc = dy_tc + ds_tc",
         wrong="dx_tc = ds_tc",
         replace={
-            "         dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])": (
-                "         dx = self.norm.backward(dn, cache.norm)[:, -T:]"
-            )
+            "dx = add_backward(dy, self.norm, dn, cache.norm)\n        else": (
+                "dx = self.norm.backward(dn, cache.norm)\n        else"
+            ),
         },
         tests="tests/nn/test_all_layers.py -k Residual",
     )

@@ -100,6 +100,11 @@ for (const number of picture.calls) {
 step.forward();
 return wrong;
 """
+# What the step is given.
+GIVEN = """
+const numbers = (i) => [[...page.step.arrays[i]], page.plan.buffers[i].shape];
+const given = () => Object.values(page.plan.inputs).map(numbers);
+"""
 
 
 def data_in(script: Path) -> dict[str, Any]:
@@ -160,11 +165,17 @@ class Page:
 
     def batch(self) -> list[np.ndarray]:
         """What the page's step is given."""
-        given = self.run(
-            "return Object.values(page.plan.inputs).map((i) => [[...page.step.arrays[i]], page.plan.buffers[i].shape])"
-        )
-        arrays = [np.reshape(numbers, shape) for numbers, shape in given]
-        return [x.astype(float) if x.ndim > 3 else x.astype(int) for x in arrays]  # ids, except for a memory
+        return arrays_of(self.run(f"{GIVEN} return given()"))
+
+    def steps(self, count: int) -> list[list[np.ndarray]]:
+        """Take steps; what each of them was given."""
+        each = "{ const batch = given(); page.once(); return batch; }"
+        return [*map(arrays_of, self.run(f"{GIVEN} return Array.from({{ length: {count} }}, () => {each})"))]
+
+
+def arrays_of(batch: list[Any]) -> list[np.ndarray]:
+    arrays = [np.reshape(numbers, shape) for numbers, shape in batch]
+    return [x.astype(float) if x.ndim > 3 else x.astype(int) for x in arrays]  # ids, except for a memory
 
 
 @pytest.fixture(scope="module")
@@ -217,15 +228,14 @@ def expect_numpys_losses(page: Page, optimizer: str, steps: int, clip: bool = Fa
     }[optimizer](model.parameters())
     expected = []
     with reference_only():
-        for _ in range(steps):
+        for batch in page.steps(steps):
             model.zero_grad()
-            loss, cache = model.loss(*page.batch())
+            loss, cache = model.loss(*batch)
             model.loss_backward(1.0, cache)
             if clip:
                 clip_by_global_norm([p.grad for p in model.parameters()], settings["max_norm"])
             made.step()
             expected.append(float(loss))
-            page.run("page.once()")
     losses = page.run("return page.losses")
     np.testing.assert_allclose(losses, expected, 0, 1e-6)
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
