@@ -20,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -260,13 +261,16 @@ class Process:
         return json.loads(line)
 
     def turn(self) -> dict[str, Any]:
-        self.process.stdin.write("turn\n")
-        self.process.stdin.flush()
+        """Raises RuntimeError, as `reply`."""
+        with suppress(BrokenPipeError):  # if it has ended, `reply` says so
+            self.process.stdin.write("turn\n")
+            self.process.stdin.flush()
         return self.reply(60)
 
     def stop(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        with suppress(BrokenPipeError):
+            self.process.communicate()
 
 
 def compare(
@@ -302,8 +306,13 @@ def compare(
         for name, competitors in running.items():
             turns: dict[str, list[dict[str, Any]]] = {competitor: [] for competitor in competitors}
             for _ in range(ROUNDS):
-                for competitor, process in competitors.items():
-                    turns[competitor].append(process.turn())
+                for competitor, process in [*competitors.items()]:
+                    try:
+                        turns[competitor].append(process.turn())
+                    except RuntimeError as error:
+                        competitors.pop(competitor).stop()
+                        turns.pop(competitor)
+                        results.add("failed", model=name, precision=precision, competitor=competitor, why=str(error))
             for process in competitors.values():
                 process.stop()
             compared(results, name, precision, known[name], turns, rate)

@@ -95,8 +95,17 @@ def test_competitors_take_turns(gpu, tmp_path):
     speed.compare(results, ["generation, GPT-2 small"], "float32", gpu.CPU, True, 300, [])
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [line["part"] for line in lines] == ["ready", "speed"] and lines[1]["tokens_per_second"] > 0
-    with pytest.raises(RuntimeError, match="it ended with status 3"):
-        speed.Process([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log").reply(300)
+
+
+def test_a_competitor_that_ends_is_noted_and_the_others_go_on(gpu, tmp_path, monkeypatch):
+    says = "import json; print(json.dumps(dict(last=1.0, seconds=0.5, ready=1, memory=None)), flush=True)"
+    programs = {"scratchformer": f"{says}\nwhile True: input(); {says[13:]}", "eager": f"{says}\nraise SystemExit(3)"}
+    speed, results = gpu.gpu_speed, gpu.Results(tmp_path, 5)
+    monkeypatch.setattr(speed, "command", lambda name, precision, who, *_: [sys.executable, "-c", programs[who]])
+    speed.compare(results, ["GPT-2 small"], "float32", gpu.CPU, True, 300, ["eager"])
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [line["part"] for line in lines] == ["ready", "ready", "failed", "speed"]
+    assert lines[2]["why"] == "it ended with status 3" and lines[3]["competitor"] == "scratchformer"
 
 
 def test_training_writes_its_curve(gpu, tmp_path):
