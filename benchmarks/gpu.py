@@ -76,11 +76,11 @@ class Results:
         self.lock, self.temporary = threading.Lock(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 
     def left(self) -> float:
-        """Seconds of the whole time."""
+        """The seconds that are left of the whole time."""
         return self.seconds - (time.perf_counter() - self.started)
 
     def log(self, name: str) -> Path:
-        """A file that does not come back; see `keep`."""
+        """A file in a temporary folder, which is deleted at the end; see `keep`."""
         return Path(self.temporary.name) / name
 
     def add(self, part: str, **values: Any) -> None:
@@ -97,7 +97,7 @@ class Results:
     def run(
         self, part: str, command: list[str], seconds: float, environment: dict[str, str] | None = None, **values: Any
     ) -> int | None:
-        """Run a program, and return its status; None if it takes too long. Its last lines are the result."""
+        """Run a program, and return its status; None if it takes too long. Its last lines go into the results."""
         begun = time.perf_counter()
         with tempfile.TemporaryFile("w+") as file:
             streams: dict[str, Any] = dict(stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0)
@@ -123,7 +123,7 @@ class Results:
 
 
 def check(device: Device, results: Results) -> None:
-    """The versions of what setup.cfg names, and of what they need on a GPU; what is missing."""
+    """Write the versions of the packages that setup.cfg names, and of some others; and which are missing."""
     from packaging.requirements import Requirement
 
     config, versions, missing = configparser.ConfigParser(), {"python": sys.version.split()[0]}, []
@@ -337,8 +337,10 @@ def _table(lines: list[dict[str, Any]]) -> Iterator[str]:
             text += f"; {ours['tokens_per_second']:,.0f} tokens/s"
             if peers:
                 text += f", ours/{min(peers, key=lambda name: peers[name])} {ours['seconds'] / min(peers.values()):.2f}"
+            if "share_of_rate" in ours:
+                text += f", {ours['share_of_rate']:.0%} of the rate"
             if "share_of_peak" in ours:
-                text += f", {ours['share_of_rate']:.0%} of the rate, {ours['share_of_peak']:.0%} of the peak"
+                text += f", {ours['share_of_peak']:.0%} of the peak"
         yield text
     for line in of("profile"):
         yield f"{line['model']}, bfloat16: {line['ms']:.2f} ms in kernels"

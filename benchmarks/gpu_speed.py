@@ -1,11 +1,12 @@
 """Speed on a GPU: training steps and generation beside PyTorch, and the kernels of a step. A part of gpu.py.
 
-Each competitor runs in a process of its own, which gets ready, and then takes a turn whenever it is told to, so that
-several get ready at once. A process whose input has ended before it is ready leaves PyTorch's compiled kernels on the
+Each competitor runs in a process of its own, so several can get ready at once. Then it takes a turn whenever it is told
+to. A process whose input has ended before it is ready leaves PyTorch's compiled kernels on the
 disk, where the next one finds them.
 
-PyTorch has the same weights and batches, fused attention, one product for queries, keys and values, and fused Adam; in
-bfloat16 it runs under autocast. The Transformer-XL and the sparse transformer have no twin in PyTorch here.
+PyTorch has the same weights and batches, and fused attention. In training it has one product for queries, keys and
+values, and fused Adam, and runs under autocast in bfloat16. In generation queries, keys and values are three products,
+and for bfloat16 the weights are rounded. The Transformer-XL and the sparse transformer have no twin in PyTorch here.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PEAK = 989e12  # FLOP/s of an H100 or H200 in bfloat16, by the data sheet
 
 
 class Row(NamedTuple):
-    """A model and how it is trained. `generating`: it writes tokens instead, and `batches` are of no use."""
+    """A model and how it is trained. `generating`: it writes tokens instead, and `batches` is not used."""
 
     make: Callable[[], Any]
     batches: Callable[[Any], Any]
@@ -62,7 +63,7 @@ class Row(NamedTuple):
         return Muon(model.parameters(), 0.02, 2e-3, weight_decay=0.1, precision=precision)
 
     def competitors(self, precision: str) -> list[str]:
-        """Best first. The last mode compiles for minutes."""
+        """Ours, then PyTorch's modes, the one that compiles longest last."""
         if self.peer is None or (self.generating and precision == "tf32"):
             return [OURS]
         if self.generating:
@@ -261,7 +262,7 @@ class Process:
         return json.loads(line)
 
     def turn(self) -> dict[str, Any]:
-        """Raises RuntimeError, as `reply`."""
+        """Let it take a turn, and return what it says. Raises RuntimeError, as `reply` does."""
         with suppress(BrokenPipeError):  # if it has ended, `reply` says so
             self.process.stdin.write("turn\n")
             self.process.stdin.flush()
@@ -336,7 +337,9 @@ def compared(results: Any, name: str, precision: str, row: Row, turns: dict[str,
         median = medians[competitor]
         values = dict(seconds=median, min=min(each), max=max(each), tokens_per_second=tokens / median)
         if work is not None:
-            values |= dict(share_of_rate=work / median / rate, share_of_peak=work / median / PEAK)
+            values["share_of_rate"] = work / median / rate
+            if precision == "bfloat16":
+                values["share_of_peak"] = work / median / PEAK
         held = turns[competitor][-1]["memory"]
         results.add("speed", model=name, precision=precision, competitor=competitor, memory_gb=held, **values)
 

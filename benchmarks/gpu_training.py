@@ -29,10 +29,8 @@ def train(results: Any, device: Device, small: bool, seconds: float, enwik8: Pat
     sizes = dict(d_model=32, heads=4, depth=2, context=64) if small else dict(d_model=768, heads=12, depth=17)
     model = GPT2(256, **{"context": 1024} | sizes, dropout=0.2, key=Key(0)).to(device)
     batches = TextBatches(corpus.train, rows, model.context, Key(1))
-    optimizer, schedule = (
-        AdamW(model.parameters(), PEAK, (0.9, 0.95), weight_decay=0.1),
-        Cosine(PEAK, 0, PARTS, PEAK / 20),
-    )
+    optimizer = AdamW(model.parameters(), PEAK, (0.9, 0.95), weight_decay=0.1)
+    schedule = Cosine(PEAK, 0, PARTS, PEAK / 20)
     records: list[dict[str, Any]] = []
     begun, number, over, due = time.perf_counter(), 0, 0.0, 0.0
     limit = 2_000 if small else VALIDATION_BYTES

@@ -1,9 +1,9 @@
 """The loops of a plan as source for CUDA: a kernel whose threads share the columns of a row.
 
 T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. It computes with
-all V, which needs no branches; those beyond the end of a row are neither added up nor written. WHOLE: whether there are
-none of these, and all vectors are aligned. THREADS threads share a row, and a block has ROWS rows at a time; where all
-numbers are one row, all blocks share it. Of a sum over rows a thread keeps the PER vectors of its columns. Each block
+all V, which needs no branches; those beyond the end of a row are neither added up nor written. WHOLE: whether no row
+has any of these, and all vectors are aligned. THREADS threads share a row, and a block has ROWS rows at a time; where
+all numbers are one row, all blocks share it. Of a sum over rows a thread keeps the PER vectors of its columns. Each block
 writes a row of its sums, one sum beside another, and these rows are then added up; where rows are added by place, a row
 of threads adds up all rows of a place.
 
@@ -26,10 +26,8 @@ from .trees import COLUMN, Array
 
 __all__ = ["BITS", "BITS_AT", "cuda_source"]
 
-BITS, BITS_AT = (
-    "unsigned long long",
-    "const unsigned long long* __restrict__",
-)  # where random bits start, or where it is
+BITS = "unsigned long long"  # the number at which random bits start
+BITS_AT = "const unsigned long long* __restrict__"  # the address of that number, in a recorded step
 TEAM = "(Index)blockIdx.x * ROWS + threadIdx.y"  # which row of threads, of those in all blocks
 TEAMS = "(Index)gridDim.x * ROWS"
 WORDS = """T V R REAL PER THREADS ROWS WHOLE Index Vector all auto bool c char const double finite first float found
@@ -42,7 +40,7 @@ def cuda_source(plan: Plan, types: Sequence[str] | None = None, pieces: bool = F
 
     types: of the numbers of all arrays; without it, REAL for those that have no column. pieces: for a plan whose
     numbers are one row, a kernel of pieces of the arrays. First it takes a table, with a row for each piece: its size,
-    and where it starts in each array. Each row of blocks has a piece. It is called NAME_pieces, the others NAME_loops.
+    and where it starts in each array. Each row of blocks has a piece. It is called NAME_pieces, any other NAME_loops.
     """
     arrays = (*plan.reads, *plan.writes)
     real = {array.name for array in arrays if COLUMN not in array.axes or array.name in plan.sums}

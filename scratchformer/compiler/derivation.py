@@ -18,7 +18,7 @@ from .trees import COLUMN, ROW, Array, Lowering, row_letters
 
 __all__ = ["PLUS", "Derivation", "Plans"]
 
-PLUS = "plus"  # the gradient that an argument has by another path, see `dispatch.add_twin`
+PLUS = "plus"  # the gradient that an argument has by another path, see `dispatch.Operation.add_twin`
 
 
 class Plans(NamedTuple):

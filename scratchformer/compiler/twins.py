@@ -51,7 +51,7 @@ class Target(Protocol):
 
     @property
     def adds(self) -> bool:
-        """Whether the loops add gradients to arrays that exist, see `dispatch.add_twin`."""
+        """Whether the loops add gradients to arrays that exist, see `dispatch.Operation.add_twin`."""
 
     def takes(self, dtype: np.dtype) -> bool:
         """Whether the loops can compute with arrays of this type."""
@@ -253,7 +253,7 @@ class CompiledTwin:
 
     def backward(self, dy: Any, kept: Any, out: Any = None, into: Sequence[Any] = (), plus: Any = None) -> Any:
         """The gradients. out: an array to which the only gradient, a sum over rows, is added. into, plus: see
-        `dispatch.add_twin`.
+        `dispatch.Operation.add_twin`.
         """
         if type(kept) is not Kept:  # but the reference's cache, since a sum of the forward was not finite
             assert self.op_backward is not None

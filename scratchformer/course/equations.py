@@ -67,10 +67,10 @@ def unfilled(text: str) -> list[int]:
 
 
 def check_text(text: str, docstring: str, restricted: Restricted, runs: Iterable[Execution]) -> str:
-    """Check the derivation in a docstring, down to its first blank, on each run; the worst error if there is no blank.
+    """Check the derivation in a docstring, down to its first blank, on each run.
 
-    text: the file. runs: with other sizes each time, or a number could pass for a size. Raises Wrong, DerivationError,
-    or NotationError.
+    text: the file. runs: with other sizes each time, or a number could pass for a size. Returns a remark on the worst
+    error, or "". Raises Wrong, DerivationError, or NotationError.
     """
     expect_without(text, restricted)
     remark = ""

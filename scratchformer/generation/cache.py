@@ -102,7 +102,8 @@ class KeyValueCache:
 
     When the context is full, it slides: the later half of the tokens is kept and computed again at positions from 0,
     since positions are absolute. So on average a token is computed twice, the second time together with others, and
-    every prediction sees at least half a context. On a GPU the step of one token is recorded: see `TokenStep`.
+    every prediction sees at least half a context. On a GPU the step of one token is recorded, if there are
+    kernels for all layers of the model: see `TokenStep`.
     """
 
     def __init__(self, model: Any, batch_size: int) -> None:

@@ -60,7 +60,7 @@ def linear_backward(
 ) -> tuple[Array, ...]:
     """(dx, dw, db), or (dx, dw) without bias, as `ops.linear_backward`; in half precision dw and db are float32.
 
-    into, plus: see `dispatch.add_twin`. Products and sums are added to them before they are rounded.
+    into, plus: see `dispatch.Operation.add_twin`. They are added to the products and sums before these are rounded.
     """
     x, w, has_bias = cache
     flat, dx = (-1, x.shape[-1]), cupy.empty(x.shape, x.dtype)

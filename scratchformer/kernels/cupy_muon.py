@@ -22,8 +22,8 @@ def fits(g: Array, steps: int = muon.STEPS, precision: str = "float32") -> bool:
 
 
 def newton_schulz(g: Array, steps: int = muon.STEPS, precision: str = "float32") -> Array:
-    """As `optim.newton_schulz`, which rounds float32 factors to bfloat16 and multiplies them in float32; here bfloat16
-    arrays are multiplied, and summed in float32.
+    """As `optim.newton_schulz`. With the precision "bfloat16" that rounds float32 factors to bfloat16 and multiplies
+    them in float32; here bfloat16 arrays are multiplied, and summed in float32.
 
     A product gives s x y + t z, so the sums of the polynomial need no kernels of their own. The rows and columns of
     zeros that are added stay zeros, and change nothing else.

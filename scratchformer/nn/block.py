@@ -62,8 +62,9 @@ class Residual(Layer):
         dn = branch_backward(dy, n)        ds = norm_backward(dn, s)        dx_tc = dy_tc + ds_tc
         dx = add_backward(dy, self.norm, dn, cache.norm)
 
-    The slice [:, -T:] leaves out what the branch passes back to a memory; in "pre" order the norm does, too. Gradients
-    of the branch's further inputs are returned after dx.
+    The slice [:, -T:] leaves out what the branch passes back to a memory. In "pre" order with a memory, the gradient
+    that the norm passes back is cut in the same way, and `ops.add` adds it to dy. Gradients of the branch's further
+    inputs are returned after dx.
 
     Source: He et al., "Deep residual learning for image recognition", 2016, section 3.2; for the two orders Xiong et
     al., "On layer normalization in the transformer architecture", 2020, table 1.

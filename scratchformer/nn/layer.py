@@ -396,7 +396,7 @@ def add_gradients(
     """dx, the first result of an operation's backward. The others, gradients of parameters, are added to `grads`.
 
     plus: a gradient that the same x gets by another path, which is added to dx. Some twins add all this while they
-    compute (see `dispatch.add_twin`).
+    compute (see `dispatch.Operation.add_twin`).
     """
     if type(cache) is TwinCache and cache.twin.adds and dy.dtype == cache.dtype and (plus is None or is_like(plus, dy)):
         return op_backward(dy, cache, into=grads, plus=plus)[0]

@@ -254,7 +254,7 @@ class Muon(AdamW):
 
 
 def root(shape: tuple[int, ...]) -> float:
-    """By what the step of a matrix (I, J) is multiplied: √(max(1, J/I))."""
+    """The factor of the step of a matrix (I, J): √(max(1, J/I))."""
     return math.sqrt(max(1, shape[1] / shape[0]))
 
 

@@ -242,9 +242,8 @@ class Optimizer:
         self._lay_out()
         if not self.views:
             runs = [(run.flat, run.where) for run in self._kept(self.together)]
-            if (
-                runs and array_module(runs[0][0].grad) is not np
-            ):  # where each takes several calls, and is not cut for threads
+            # On a GPU each view takes several calls, and is not cut for threads.
+            if runs and array_module(runs[0][0].grad) is not np:
                 runs = neighbours_joined(runs)
             self.views = [flat.grad[where] for flat, where in runs]
         return [*self.views]
@@ -335,9 +334,10 @@ class Optimizer:
         return self.scales
 
     def _pieces(self, half: Array | None, together: bool) -> list[tuple[list[Any], Treatment]]:
-        """What `update` gets in a step, the largest first: views of the arrays, and how they are treated. together: or
-        `Pieces` of all parameters that are treated alike; matrices are in one if they have the same shape, some of them
-        perhaps transposed.
+        """What `update` gets in a step, the largest first: views of the arrays, and how they are treated.
+
+        together: where `joins` allows it, `Pieces` of all parameters that are treated alike. Matrices are put together
+        if they, or their transposes, have the same shape.
         """
         work: list[tuple[list[Any], Treatment]] = []
         first = 0 if self.part is None else self.kept.start  # of the state that is kept

@@ -33,9 +33,9 @@ def section(
 ) -> str:
     """A live section, as HTML that needs the files of static/live and nothing else.
 
-    levels_data: what the page computes with at each level, see `page_data`; None where an extension is there without
-    the one that it is within. extensions: what the lower levels leave out. planted: whether it begins with the first
-    mistake.
+    levels_data: what the page computes with at each level, see `page_data`; None for a level with an
+    extension but without the one that it is within. extensions: what the lower levels leave out. planted: whether it
+    begins with the first mistake.
     """
     typeset: dict[str, int] = {}  # each equation once, though several levels have it
     shown_in = ("items", "mistakes", "calls")

@@ -1,10 +1,10 @@
-"""A training step on a GPU as a CUDA graph: recorded once, then started by a single call.
+"""Steps on a GPU as CUDA graphs: recorded once, then started by a single call.
 
 A step of a transformer is several hundred kernels. Python needs more time to start them than a GPU needs to run them,
 unless the model is large. CUDA can record what is started on a stream, and start all of it again. The recorded kernels
 read and write the same arrays each time, so what is new in a step is written into these arrays first: the arrays of a
-batch, the factor of its gradient, and where the random numbers of each dropout start. These are computed on the host
-from the step's key, as in a step that is not recorded, so they are the same.
+batch, the factor of its gradient, and where the random numbers of each dropout start. These starts are computed on the
+host from the step's key, so the random numbers are those of a step that is not recorded.
 
 What is recorded is the forward and backward pass of a micro-batch, which adds to the gradient. A batch of several
 micro-batches is several such steps. `Replicas.gradients` records them inside its `with` block, when micro-batches of
@@ -32,7 +32,7 @@ MAX_GRAPHS = 4  # graphs, each with memory of its own for all activations
 RECENT = 64  # a graph that was used within this many last steps is not dropped to make room
 EARLIER = 2  # steps with batches of the same shapes before one is recorded: they compile kernels and make tables
 REMEMBERED = 256  # shapes that are counted
-MAX_STARTS = 4096  # keys from which a recorded step draws
+MAX_STARTS = 4096  # keys from which a recorded step draws, at most
 
 Results = tuple[Array | None, ...]
 

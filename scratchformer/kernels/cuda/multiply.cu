@@ -1,5 +1,6 @@
-// Products of a few rows with a matrix, for one new token of each sequence: reading the matrix is what takes time. A block
-// has up to ROWS rows of the input x (B, K), blockIdx.y of them; a thread reads V numbers of the matrix at once.
+// Products of a few rows with a matrix, for one new token of each sequence: reading the matrix is what takes time.
+// A block multiplies up to ROWS rows of the input x (B, K), from row blockIdx.y ROWS on. A thread reads V numbers of
+// the matrix at once.
 //
 // What is multiplied is x itself, its norm, or with `gated` silu(x_k) x_{K + k} for x (B, 2 K). The norm is
 // gamma (x - mean) / sigma + beta, or gamma x / rho without `centred`; its sums are in float64, which cannot overflow.

@@ -135,9 +135,9 @@
     /** The verdict of the course. Each line is marked: right above the first that is wrong or blank. */
     judge() {
       const { from } = this;
-      const found = JSON.parse(this.python.grade(this.checked));
-      const { passed, line, reached } = found;
-      const message = this.numbered(found.message);
+      const result = JSON.parse(this.python.grade(this.checked));
+      const { passed, line, reached } = result;
+      const message = this.numbered(result.message);
       this.section.ariaBusy = "false";
       const blank = message.includes("is still blank");
       for (const each of this.blanks) {

@@ -372,7 +372,7 @@
       return element;
     }
 
-    /** Whether a level has not the extension that another one is within. */
+    /** Whether a level lacks the extension that this one is within. */
     isOutside(extension, level) {
       const { extensions } = this.whole;
       const of = extensions.findIndex(({ title }) => title === extensions[extension].within);
@@ -467,7 +467,7 @@
       return this.cards.filter(({ element }) => !element.parentElement.closest(".live-fold:not([open])"));
     }
 
-    /** The card of a line, or of a call that the line gives the result of. */
+    /** The card of a line, or of a call whose result the line gives. */
     lineCard(line, item, part) {
       if (line.isShortName()) return null;
       const i = line.number;

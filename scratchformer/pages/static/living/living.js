@@ -595,7 +595,7 @@
       return !grid.gradient && this.plan.buffers[grid.buffer].role === "parameter";
     }
 
-    /** A weight gets another value, by default the one that is kept, and everything is computed again. */
+    /** Gives another value to a weight, by default the pinned one, and computes everything again. */
     change(value, [grid, i] = this.pinned) {
       if (!Number.isFinite(value)) return;
       for (const step of this.steps()) {
