@@ -3,9 +3,9 @@
 T is the type of the arrays, REAL that of sums, V how many neighbouring numbers a thread reads at once. It computes with
 all V, which needs no branches; those beyond the end of a row are neither added up nor written. WHOLE: whether no row
 has any of these, and all vectors are aligned. THREADS threads share a row, and a block has ROWS rows at a time; where
-all numbers are one row, all blocks share it. Of a sum over rows a thread keeps the PER vectors of its columns. Each block
-writes a row of its sums, one sum beside another, and these rows are then added up; where rows are added by place, a row
-of threads adds up all rows of a place.
+all numbers are one row, all blocks share it. Of a sum over rows a thread keeps the PER vectors of its columns. Each
+block writes a row of its sums, one sum beside another, and these rows are then added up; where rows are added by place,
+a row of threads adds up all rows of a place.
 
 What Numba's loops keep in memory for a later pass is computed again. If a sum over a row overflows in float32, the row
 is computed again in float64.
