@@ -105,7 +105,7 @@ def compare_recorded(make, launches):
     there, here = model_on_gpu(make, 8, TYPES[0])
     stored = here.allocate(2)
     step = step_of(there)
-    for past in range(8):
+    for past in range(4):
         ids = RNG.integers(0, 20, 2)
         with fast():
             found = step(past, ids)
@@ -118,7 +118,7 @@ def compare_recorded(make, launches):
 
 def compare_new_weights():
     """A model whose weights are in new arrays is recorded again."""
-    there, _ = model_on_gpu(GPT2, 8, TYPES[0])
+    there, _ = model_on_gpu(PLAIN, 8, TYPES[0])
     ids, step = np.array([3, 5]), step_of(there)
     with fast():
         before = step(0, ids)
@@ -145,7 +145,7 @@ def compare_what_is_not_recorded():
     """A failure is said once, and a step that is not recorded gives the same numbers; so it is if the environment turns
     recording off. A model with other layers has no such step.
     """
-    there, _ = model_on_gpu(GPT2, 8, TYPES[0])
+    there, _ = model_on_gpu(PLAIN, 8, TYPES[0])
     ids = np.array([3, 5])
     with fast():
         right = step_of(there)(0, ids)
