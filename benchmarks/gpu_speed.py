@@ -146,7 +146,7 @@ def our_steps(row: Row, device: Device, precision: str) -> Steps:
 
 
 def held(device: Device, recorded: int = 0) -> float | None:
-    """GB of the GPU that are taken, with those of recorded steps."""
+    """The GPU memory in use, in GB, that of recorded steps included."""
     return None if device is CPU else (device.xp.get_default_memory_pool().total_bytes() + recorded) / 1e9
 
 
@@ -367,7 +367,7 @@ def synchronize(device: Device) -> None:
 
 
 def profile(results: Any, device: Device, small: bool, steps: int = 5) -> None:
-    """The kernels of a step in bfloat16, by PyTorch's profiler, which records those of CuPy too."""
+    """The time of each kernel in a step in bfloat16, by PyTorch's profiler, which also sees CuPy's kernels."""
     import torch
 
     activity = torch.profiler.ProfilerActivity
