@@ -1,0 +1,38 @@
+"""Models whose weights are rounded to 8 or 4 bits, so that generation reads less memory for a token."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from ..backend import CPU
+from ..checks import expect_instance
+from ..models import EncoderDecoder, LanguageModel
+from ..nn import Linear, RelativeSelfAttention, TiedOutput
+from ..nn.quantized import QuantizedLinear
+
+Model = TypeVar("Model", LanguageModel, EncoderDecoder)
+
+
+def quantize(model: Model, bits: int = 8) -> Model:
+    """Round the weights of a trained model's affine maps to integers of 8 or 4 bits, and return the model itself.
+
+    Embeddings, norms, biases, keys and values stay as they are. So does a `LoRA`: call `merge_lora` before. So does the
+    projection of distances of relative attention, which is read once for many tokens. The float weights are dropped. The model can generate, translate and be evaluated, but neither be trained nor saved. It
+    must be on the CPU. `ops.quantized.quantized_linear` says how the products are computed. Raises ValueError for
+    other bits, a model on a GPU or one that is quantised already, and what `ops.quantized.quantize` raises.
+    """
+    expect_instance("model", model, LanguageModel | EncoderDecoder)
+    if model.device is not CPU:
+        raise ValueError(f"model: expected one on the CPU, got one on {model.device}: products of integers run there")
+    layers = [layer for _, layer in model.named_layers()]
+    if any(isinstance(layer, QuantizedLinear) for layer in layers):
+        raise ValueError("model: expected one that is not quantised yet")
+    kept = {id(layer.position) for layer in layers if isinstance(layer, RelativeSelfAttention)}
+    chosen: dict[int, Any] = {id(x): x for x in layers if type(x) in (Linear, TiedOutput) and id(x) not in kept}
+    quantized = [QuantizedLinear(layer, bits) for layer in chosen.values()]  # all of them before anything is changed
+    for layer, new in zip(chosen.values(), quantized, strict=True):
+        layer.__class__ = QuantizedLinear  # an object may change its class
+        vars(layer).clear()
+        vars(layer).update(vars(new))
+    model.to()  # new arrays for the parameters that are left, so that those of the others can be freed
+    return model
