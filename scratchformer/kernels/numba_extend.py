@@ -40,7 +40,7 @@ from .mkl_products import products as blas
 from .numba_code import as_bits, compiled, plus
 from .numba_linear import affine
 from .numba_math import alike, erf, exp, narrow, read
-from .numba_multiply import copy, means, multiply, multiply_rows, multiply_transposed, times, width
+from .numba_multiply import copy, means, multiply, multiply_rows, multiply_transposed, times, times_parts, width
 from .numba_quantized import VNNI, arrays_of, multiply_quantized
 from .numba_rows import centre, inverse_root, up
 from .numba_vectors import LANES, exp2, filled, larger, largest, load, store, total, vectorised
@@ -296,7 +296,7 @@ def quantized_rows(x: np.ndarray, w: Quantized, b: np.ndarray | None) -> np.ndar
 
 def quantized_part(first: int, last: int, x: np.ndarray, w: tuple, y: np.ndarray) -> None:
     """Some panels of columns of y = x ŵ."""
-    multiply_quantized(x, w, 0, first * PANEL, y[:, first * PANEL : last * PANEL])
+    multiply_quantized(x, w, first * PANEL, y[:, first * PANEL : last * PANEL])
 
 
 quantized.quantized_linear.add_twin(np.ndarray, fits_quantized, quantized_linear, fast=True)
@@ -384,7 +384,7 @@ def project(means: Any, x: Any, layer: Any, first: Any, size: Any) -> Any:
     """x w + b for rows x (B, I): `size` columns from the first on, which are all if there are several rows."""
     (w, b), y = layer, np.empty((x.shape[0], size), np.float32)
     if means is None:
-        times(x[0], w, 0, first, y[0])
+        times(x[0], w, first, y[0])
     else:
         multiply_rows(means, x, w, y)
     for row in range(x.shape[0]):
@@ -396,8 +396,7 @@ def project(means: Any, x: Any, layer: Any, first: Any, size: Any) -> Any:
 def add_up(means: Any, x: Any, layer: Any, first: Any, size: Any, sums: Any) -> None:
     """sums_i = x w for the rows of w from i size on, which x (1, I) begins with i = first; all in one for several x."""
     if means is None:
-        for i in range(0, x.shape[1], size):
-            times(x[0, i : i + size], layer[0], first * size + i, 0, sums[first + i // size, 0])
+        times_parts(x[0], layer[0], first * size, size, sums[first:, 0])
     else:
         multiply_rows(means, x, layer[0], sums[0])
 

@@ -37,7 +37,7 @@ from .numba_amx import (
 )
 from .numba_code import compiled
 from .numba_math import BITS, narrow, read
-from .numba_quantized import multiply_quantized
+from .numba_quantized import multiply_parts, multiply_quantized
 from .numba_vectors import LANES, load, load_first, prefetch, store, total, vectorised
 
 AHEAD = 4096  # how far ahead of its use a matrix is prefetched, in numbers
@@ -92,17 +92,31 @@ def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
         o += 4
 
 
-def times(x: Any, w: Any, row: Any, column: Any, y: Any) -> None:
-    """y_o = Σ_i x_i w_{row + i,column + o} in compiled code, for a matrix of any kind: an array, or the arrays of a
-    quantised one, whose groups must not be divided.
-    """
+def times(x: Any, w: Any, first: Any, y: Any) -> None:
+    """As `multiply` in compiled code, for a matrix of any kind: an array, or the arrays of a quantised one."""
 
 
 @overload(times, strict=False)
-def _times(x: Any, w: Any, row: Any, column: Any, y: Any) -> Any:
+def _times(x: Any, w: Any, first: Any, y: Any) -> Any:
     if isinstance(w, types.BaseTuple):
-        return lambda x, w, row, column, y: multiply_quantized(x.reshape(1, -1), w, row, column, y.reshape(1, -1))
-    return lambda x, w, row, column, y: multiply(x, w[row:], column, y)
+        return lambda x, w, first, y: multiply_quantized(x.reshape(1, -1), w, first, y.reshape(1, -1))
+    return lambda x, w, first, y: multiply(x, w, first, y)
+
+
+def times_parts(x: Any, w: Any, row: Any, size: Any, y: Any) -> None:
+    """y_no = Σ_i x_i w_{row + i,o} over the n-th `size` numbers of x (I,), for y (parts, O), in compiled code."""
+
+
+@overload(times_parts, strict=False)
+def _times_parts(x: Any, w: Any, row: Any, size: Any, y: Any) -> Any:
+    if isinstance(w, types.BaseTuple):
+        return lambda x, w, row, size, y: multiply_parts(x, w, row, size, y)
+    return part_by_part
+
+
+def part_by_part(x, w, row, size, y):  # type: ignore[no-untyped-def]
+    for i in range(0, x.size, size):
+        multiply(x[i : i + size], w[row + i :], 0, y[i // size])
 
 
 def width(w: Any) -> int:
@@ -142,7 +156,7 @@ def multiply_rows(means: Any, x: Any, w: Any, y: Any) -> None:
 @overload(multiply_rows, strict=False)
 def _multiply_rows(means: Any, x: Any, w: Any, y: Any) -> Any:
     if isinstance(w, types.BaseTuple):
-        return lambda means, x, w, y: multiply_quantized(x, w, 0, 0, y)
+        return lambda means, x, w, y: multiply_quantized(x, w, 0, y)
     if isinstance(means, types.NoneType):
         return one_by_one
     if w.dtype != BITS:

@@ -170,24 +170,45 @@ def of_half_bytes(row: Any, numbers: Any, scales: Any, p: Any, first: Any, y: An
 
 
 @compiled
-def multiply_quantized(x: Any, w: Any, row: Any, column: Any, y: Any) -> None:
-    """y_no = Σ_i x_ni w_{row + i,column + o} for x (N, I) and y (N, O).
+def multiply_quantized(x: Any, w: Any, column: Any, y: Any) -> None:
+    """y_no = Σ_i x_ni w_{i,column + o} for x (N, I) and y (N, O).
 
-    w: see `arrays_of`. row and column are multiples of GROUP and PANEL; so are I and O, unless they end where the
-    matrix ends.
+    w: see `arrays_of`. column is a multiple of PANEL; so is O, unless y ends where the matrix ends.
     """
+    zero = zero_of(w)
+    multiply_integers([integers(x[n], zero) for n in range(x.shape[0])], w, 0, 0, column, y)
+
+
+@compiled
+def multiply_parts(x: Any, w: Any, row: Any, size: Any, y: Any) -> None:
+    """y_no = Σ_i x_i w_{row + i,o} over the n-th `size` numbers of x (I,), for y (parts, O).
+
+    row and size are multiples of GROUP.
+    """
+    zero = zero_of(w)
+    parts = [integers(x[i : i + size], zero) for i in range(0, x.size, size)]
+    multiply_integers(parts, w, row // GROUP, size // GROUP, 0, y)
+
+
+@compiled
+def zero_of(w: Any) -> Any:
+    """What has been added to every integer of w."""
+    return 128 if w[0].shape[2] == WORDS else 8
+
+
+@compiled
+def multiply_integers(rows: Any, w: Any, first: Any, step: Any, column: Any, y: Any) -> None:
+    """y_n = rows_n w, where the n-th row begins at group `first` + n `step` of w. Each panel is read for all rows."""
     numbers, scales, _ = w
-    whole, first, O = numbers.shape[2] == WORDS, row // GROUP, y.shape[1]
-    rows = [integers(x[n], 128 if whole else 8) for n in range(x.shape[0])]
-    last = np.empty(PANEL, np.float32)
+    O, last = y.shape[1], np.empty(PANEL, np.float32)
     for o in range(0, O, PANEL):
         p, complete = (column + o) // PANEL, o + PANEL <= O
-        for n in range(x.shape[0]):
+        for n in range(len(rows)):
             to = y[n, o : o + PANEL] if complete else last
-            if whole:
-                of_bytes(rows[n], numbers, scales, p, first, to)
+            if numbers.shape[2] == WORDS:
+                of_bytes(rows[n], numbers, scales, p, first + n * step, to)
             else:
-                of_half_bytes(rows[n], numbers, scales, p, first, to)
+                of_half_bytes(rows[n], numbers, scales, p, first + n * step, to)
             if not complete:
                 y[n, o:] = last[: O - o]
 
