@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from ..backend import CPU
-from ..checks import expect_instance
 from ..models import EncoderDecoder, LanguageModel
 from ..nn import Linear, RelativeSelfAttention, TiedOutput
 from ..nn.quantized import QuantizedLinear
+from ..shell.text import shown
 
 Model = TypeVar("Model", LanguageModel, EncoderDecoder)
 
@@ -17,11 +17,15 @@ def quantize(model: Model, bits: int = 8) -> Model:
     """Round the weights of a trained model's affine maps to integers of 8 or 4 bits, and return the model itself.
 
     Embeddings, norms, biases, keys and values stay as they are. So does a `LoRA`: call `merge_lora` before. So does the
-    projection of distances of relative attention, which is read once for many tokens. The float weights are dropped. The model can generate, translate and be evaluated, but neither be trained nor saved. It
-    must be on the CPU. `ops.quantized.quantized_linear` says how the products are computed. Raises ValueError for
-    other bits, a model on a GPU or one that is quantised already, and what `ops.quantized.quantize` raises.
+    projection of distances in relative attention, which is read once for many tokens. The float weights are dropped, so
+    the model can generate, translate and be evaluated, but neither be trained nor saved. `ops.quantized` says how
+    weights are rounded and multiplied. Without the extra `fast` every product widens its weights again, which takes
+    many times as long as keeping them in float32.
+
+    Raises ValueError for other bits, for weights that are not finite, and for a model that is on a GPU or quantised.
     """
-    expect_instance("model", model, LanguageModel | EncoderDecoder)
+    if not isinstance(model, LanguageModel | EncoderDecoder):
+        raise TypeError(f"model: expected a LanguageModel or an EncoderDecoder, got {shown(model)}")
     if model.device is not CPU:
         raise ValueError(f"model: expected one on the CPU, got one on {model.device}: products of integers run there")
     layers = [layer for _, layer in model.named_layers()]

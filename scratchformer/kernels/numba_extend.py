@@ -48,7 +48,7 @@ from .numpy_extend import CROSS, angles_at, parts_of
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 CORES = cores()
-PART = 1 << 20  # elements of a matrix, or bytes of a quantised one, that are worth a core of their own: one reads 4 MB in about 0.1 ms
+PART = 1 << 20  # elements of a matrix, or bytes of a quantised one, worth a core of their own: one reads 4 MB in 0.1 ms
 MANY = 64  # rows for which a library multiplies widened matrices faster than compiled code does without VNNI
 UNIT = 256  # numbers of a hidden layer that are computed together
 PREPARED: WeakKeyDictionary[nn.Layer, tuple] = WeakKeyDictionary()  # a block's parts, and its arrays for `step`
@@ -161,9 +161,11 @@ def arranged(state: list, count: int, attentions: tuple) -> tuple | None:
     ):
         return None
     none = as_bits(np.empty((0, 0), dtype))
-    bits = [(arrays_of(a) if isinstance(a, Quantized) else as_bits(a), none[0:0].reshape(-1) if b is None else as_bits(b), last) for a, b, last in triples]
+    no_bias = none.reshape(-1)
+    arrays = [arrays_of(w) if isinstance(w, Quantized) else as_bits(w) for w, _, _ in triples]
+    bits = [(w, no_bias if b is None else as_bits(b), f) for w, (_, b, f) in zip(arrays, triples, strict=True)]
     pairs = [(a, b) for a, b, _ in bits[count:]]
-    up, down, gate, *_ = *pairs[end - count :], (none, none.reshape(-1))
+    up, down, gate, *_ = *pairs[end - count :], (none, no_bias)
     attention, cross = tuple(pairs[:4]), tuple(pairs[4 : end - count]) or None
     large = (w_up.numbers if isinstance(w_up, Quantized) else w_up).size >= PART
     return large, order == "pre", tuple(bits[:count]), attention, cross, (ACTIVATIONS[activation], up, gate, down)

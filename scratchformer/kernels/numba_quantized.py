@@ -34,6 +34,7 @@ from .numba_vectors import (
     index_of,
     intrinsic,
     load,
+    prefetch,
     splat,
     store,
     vector_of,
@@ -41,9 +42,9 @@ from .numba_vectors import (
 )
 
 WORDS = GROUP // 4  # of four integers
-PARTS = PANEL // LANES  # registers for the sums of a panel
+AHEAD = 16  # how far ahead of its use a matrix is prefetched, in groups of 8 bits
 TINY, TOP = np.float32(SMALLEST), np.float32(127)
-VNNI = {16: has("avx512vnni"), 8: has("avx512vnni") and has("avx512vl") or has("avxvnni"), 4: False}[LANES]
+VNNI = {16: has("avx512vnni"), 8: (has("avx512vnni") and has("avx512vl")) or has("avxvnni"), 4: False}[LANES]
 
 
 @intrinsic
@@ -91,13 +92,13 @@ def plus_products(typing: Any, sums: Any, w: Any, x: Any) -> Any:
             dot = cgutils.get_or_insert_function(builder.module, kind, name)
             return builder.call(dot, (total, stored, splat(builder, vector, four)))
         pairs = ir.VectorType(ir.IntType(16), 2 * LANES)
-        eight = ir.Constant(pairs, [8] * 2 * LANES)
+        eight, byte = (ir.Constant(pairs, [n] * 2 * LANES) for n in (8, 255))
         whole = builder.bitcast(stored, pairs)
         signed = builder.bitcast(splat(builder, vector, four), pairs)
         factors = (
-            (builder.and_(whole, ir.Constant(pairs, [255] * 2 * LANES)), builder.ashr(builder.shl(signed, eight), eight)),
+            (builder.and_(whole, byte), builder.ashr(builder.shl(signed, eight), eight)),
             (builder.lshr(whole, eight), builder.ashr(signed, eight)),
-        )  # fmt: skip
+        )
         for a, b in factors:
             for first in 0, 1:
                 some = ir.Constant(ir.VectorType(INTEGER, LANES), list(range(first, 2 * LANES, 2)))
@@ -122,7 +123,8 @@ def floats(typing: Any, sums: Any) -> Any:
 def integers(x: Any, zero: Any) -> Any:
     """x (I,) as integers: their words (groups, WORDS); the scale of each group; and −zero Σ_i m_i, as a word."""
     groups = (x.size + GROUP - 1) // GROUP
-    numbers, scales, starts = np.zeros(groups * GROUP, np.int8), np.empty(groups, np.float32), np.empty(groups, np.uint32)
+    numbers = np.zeros(groups * GROUP, np.int8)
+    scales, starts = np.empty(groups, np.float32), np.empty(groups, np.uint32)
     for g in range(groups):
         part = x[g * GROUP : g * GROUP + GROUP]
         whole, largest = part.size == GROUP, np.float32(0)
@@ -141,13 +143,14 @@ def integers(x: Any, zero: Any) -> Any:
 
 @vectorised
 def of_bytes(row: Any, numbers: Any, scales: Any, p: Any, first: Any, y: Any) -> None:
-    """y (PANEL,) = Σ_i x_i w_i for the columns of panel p and the row `integers` of x, whose groups begin at `first`."""
+    """y (PANEL,) = Σ_i x_i w_i for panel p of w, from group `first` on, and a row x as `integers` gives it."""
     words_of_x, scales_of_x, starts = row
     for o in range(0, PANEL, LANES):
         total = filled(y, 0.0)
         for g in range(scales_of_x.size):
             sums = filled_with(starts[g])
             for k in range(WORDS):
+                prefetch(numbers, (p, first + g + AHEAD, k, o))
                 sums = plus_products(sums, words(numbers, (p, first + g, k, o)), words_of_x[g, k])
             total = total + floats(sums) * (load(scales, (p, first + g, o)) * scales_of_x[g])
         store(y, (o,), total)
@@ -162,6 +165,7 @@ def of_half_bytes(row: Any, numbers: Any, scales: Any, p: Any, first: Any, y: An
         for g in range(scales_of_x.size):
             sums = filled_with(starts[g])
             for k in range(WORDS // 2):
+                prefetch(numbers, (p, first + g + 2 * AHEAD, k, o))
                 both = words(numbers, (p, first + g, k, o))
                 sums = plus_products(sums, half_bytes(both, np.uint32(0)), words_of_x[g, 2 * k])
                 sums = plus_products(sums, half_bytes(both, np.uint32(4)), words_of_x[g, 2 * k + 1])
