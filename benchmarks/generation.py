@@ -121,7 +121,7 @@ def reading_rate() -> float:
 
 
 def weight_bytes(model: GPT2) -> int:
-    """The bytes of weights that are read for a token: all but the tables of embeddings, unless the output reads them."""
+    """The bytes of weights that are read for a token: all but tables of embeddings that the output does not read."""
     matrices = [layer.w for _, layer in model.named_layers() if isinstance(layer, QuantizedLinear)]
     tables = (model.body.tokens.table, model.body.positions.table)
     unread = tables if matrices else tables[1:]

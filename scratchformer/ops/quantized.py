@@ -48,14 +48,15 @@ def quantize(w: Array, bits: int) -> Quantized:
     """The matrix w (I, O), rounded to integers of 8 or 4 bits with a scale for each group of a column.
 
     For 8 bits, s is the largest magnitude of the group divided by 127, and every number is rounded to the nearest
-    multiple of s, so it moves by at most s/2. A group whose largest number is below 2⁻¹⁰⁰ becomes zero. For 4 bits, integers are −8 ... 7, and several scales are tried, at which
-    the largest number lies between −7 and −9; the last of these is cut off. The scale with the smallest sum of squared
-    errors is kept. With the integers n that it gives, the best scale for a column's numbers w_i is then
+    multiple of s, so it moves by at most s/2. For 4 bits, integers are −8 ... 7, and several scales are tried, at which
+    the largest number lies between −7 and −9; below −8 it is cut off. The scale with the smallest sum of squared errors
+    is kept. With the integers n that it gives, the best scale for a column's numbers w_i is then
 
         s = Σ_i w_i n_i / Σ_i n_i²
 
-    Scales are rounded to bfloat16, away from zero. A matrix takes 8.5 or 4.5 bits a number. Raises ValueError for other bits, or unless
-    w has two axes, I ≥ 1, O ≥ 1, and finite numbers; TypeError unless they are floating-point.
+    Scales are rounded to bfloat16, away from zero. A group whose largest number is below 2⁻¹⁰⁰ becomes zero. A matrix
+    takes 8.5 or 4.5 bits a number. Raises ValueError for other bits, or unless w has two axes, I ≥ 1, O ≥ 1, and finite
+    numbers; TypeError unless they are floating-point.
     """
     if bits not in ZERO:
         raise ValueError(f"bits: expected 8 or 4, got {shown(bits)}")
@@ -116,7 +117,8 @@ def with_level(unit: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray, 
     """The integers of 4 bits if 1 becomes −level, and the sums over a group of products with `unit` and of squares."""
     n = unit * np.float32(-level)
     np.clip(np.rint(n, out=n), -ZERO[4], ZERO[4] - 1, out=n)
-    return n, np.vecdot(n, unit, axis=1), np.maximum(np.vecdot(n, n, axis=1), 1)
+    product, square = (np.einsum("gic,gic->gc", n, y) for y in (unit, n))
+    return n, product, np.maximum(square, 1)
 
 
 def bits_above(x: np.ndarray) -> np.ndarray:
