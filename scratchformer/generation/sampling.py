@@ -42,7 +42,9 @@ def probabilities(
             raise ValueError(f"allowed: expected booleans ({z.shape[-1]},) of which at least one is true")
         z = np.where(allowed, z, -np.inf)
     if temperature == 0:
-        top_k, temperature = 1, 1.0
+        p = np.zeros_like(z)
+        p[np.arange(len(z)), z.argmax(axis=-1)] = 1
+        return p
     top = z.max(axis=-1, keepdims=True)
     p = z - top
     with np.errstate(over="ignore"):  # −∞ is right for a temperature near 0
