@@ -3,6 +3,7 @@
 
 #pragma once
 #include <math.h>  // its functions take float, too
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -54,7 +55,7 @@ static Place threadIdx, blockIdx, blockDim, gridDim;
 enum State { RUNNING, AT_BARRIER, AT_SHUFFLE, DONE };
 
 struct Thread {
-    ucontext_t context;
+    jmp_buf stopped;  // where it goes on
     std::unique_ptr<char[]> stack;
     Place place;
     State state;
@@ -63,12 +64,12 @@ struct Thread {
 };
 
 static std::vector<Thread> threads;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static int current;
 
 static void wait(State why) {
     threads[current].state = why;
-    swapcontext(&threads[current].context, &scheduler);
+    if (!_setjmp(threads[current].stopped)) _longjmp(scheduler, 1);
 }
 
 static void __syncthreads() { wait(AT_BARRIER); }
@@ -95,8 +96,25 @@ static double __longlong_as_double(long long bits) {
 static std::function<void()> body;
 
 static void start() {
-    body();
-    wait(DONE);
+    for (;;) {
+        wait(DONE);
+        body();
+    }
+}
+
+// Give a thread a stack. It goes on from one kernel to the next by jumps, which take no calls of the system.
+static void create(Thread& thread) {
+    const size_t size = 1 << 16;
+    ucontext_t context;
+    thread.stack.reset(new char[size]);
+    getcontext(&context);
+    context.uc_stack.ss_sp = thread.stack.get(), context.uc_stack.ss_size = size;
+    makecontext(&context, start, 0);
+    if (!_setjmp(scheduler)) setcontext(&context);
+}
+
+static void go_on(Thread& thread) {
+    if (!_setjmp(scheduler)) _longjmp(thread.stopped, 1);
 }
 
 // Let the threads first ... first + count - 1 go on if all that are not done wait for the same.
@@ -111,34 +129,34 @@ static bool release(int first, int count, State why) {
 
 // Run a kernel, a block at a time. False if its threads wait for each other for ever.
 static bool run(unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned block_y, std::function<void()> kernel) {
-    const size_t size = 1 << 16;
     int count = block_x * block_y;
     body = kernel;
     gridDim = {grid_x, grid_y}, blockDim = {block_x, block_y};
-    threads.resize(count);
+    threads.resize(max(threads.size(), (size_t)count));
+    for (current = 0; current < count; ++current)
+        if (!threads[current].stack) create(threads[current]);
     for (unsigned b = 0; b < grid_x * grid_y; ++b) {
         blockIdx = {b % grid_x, b / grid_x};
         for (int i = 0; i < count; ++i) {
             Thread& t = threads[i];
-            if (!t.stack) t.stack.reset(new char[size]);
             t.place = {i % block_x, i / block_x}, t.state = RUNNING, t.shuffles = 0;
-            getcontext(&t.context);
-            t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = size;
-            makecontext(&t.context, start, 0);
         }
         for (bool going = true; going;) {
             going = false;
             for (current = 0; current < count; ++current)
                 if (threads[current].state == RUNNING) {
                     threadIdx = threads[current].place;
-                    swapcontext(&scheduler, &threads[current].context);
+                    go_on(threads[current]);
                     going = true;
                 }
             for (int warp = 0; warp < count; warp += 32) going |= release(warp, min(32, count - warp), AT_SHUFFLE);
             going |= release(0, count, AT_BARRIER);
         }
-        for (Thread& t : threads)
-            if (t.state != DONE) return false;
+        for (int i = 0; i < count; ++i)
+            if (threads[i].state != DONE) {
+                threads.clear();
+                return false;
+            }
     }
     return true;
 }
