@@ -4,24 +4,21 @@
 #pragma once
 #include <math.h>  // its functions take float, too
 #include <setjmp.h>
+#include <stdio.h>
 #include <ucontext.h>
 
-#include <algorithm>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #define __global__
 #define __device__
 #define __shared__ static  // there is one block at a time
 #define __launch_bounds__(...)
-using std::max;
-using std::min;
 
+// No templates of the standard library's containers, which would be compiled again for every kernel.
+template <class Number> Number max(Number x, Number y) { return x < y ? y : x; }
+template <class Number> Number min(Number x, Number y) { return y < x ? y : x; }
 template <class Real> Real rsqrt(Real x) { return 1 / sqrt(x); }
 
 struct __half {
@@ -56,14 +53,14 @@ enum State { RUNNING, AT_BARRIER, AT_SHUFFLE, DONE };
 
 struct Thread {
     jmp_buf stopped;  // where it goes on
-    std::unique_ptr<char[]> stack;
+    char* stack;
     Place place;
     State state;
     int shuffles;  // so far; even and odd ones use different slots, so that nothing is overwritten before it is read
     double slots[2];
 };
 
-static std::vector<Thread> threads;
+static Thread threads[1024];
 static jmp_buf scheduler;
 static int current;
 
@@ -93,12 +90,13 @@ static double __longlong_as_double(long long bits) {
     return number;
 }
 
-static std::function<void()> body;
+static void (*body)(const void*);
+static const void* arguments;  // of the body
 
 static void start() {
     for (;;) {
         wait(DONE);
-        body();
+        body(arguments);
     }
 }
 
@@ -106,9 +104,9 @@ static void start() {
 static void create(Thread& thread) {
     const size_t size = 1 << 16;
     ucontext_t context;
-    thread.stack.reset(new char[size]);
+    thread.stack = new char[size];
     getcontext(&context);
-    context.uc_stack.ss_sp = thread.stack.get(), context.uc_stack.ss_size = size;
+    context.uc_stack.ss_sp = thread.stack, context.uc_stack.ss_size = size;
     makecontext(&context, start, 0);
     if (!_setjmp(scheduler)) setcontext(&context);
 }
@@ -128,11 +126,9 @@ static bool release(int first, int count, State why) {
 }
 
 // Run a kernel, a block at a time. False if its threads wait for each other for ever.
-static bool run(unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned block_y, std::function<void()> kernel) {
+static bool run(unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned block_y) {
     int count = block_x * block_y;
-    body = kernel;
     gridDim = {grid_x, grid_y}, blockDim = {block_x, block_y};
-    threads.resize(max(threads.size(), (size_t)count));
     for (current = 0; current < count; ++current)
         if (!threads[current].stack) create(threads[current]);
     for (unsigned b = 0; b < grid_x * grid_y; ++b) {
@@ -154,7 +150,7 @@ static bool run(unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned blo
         }
         for (int i = 0; i < count; ++i)
             if (threads[i].state != DONE) {
-                threads.clear();
+                for (Thread& t : threads) t.stack = nullptr;  // what is on the old stacks cannot go on
                 return false;
             }
     }
@@ -162,17 +158,28 @@ static bool run(unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned blo
 }
 
 // A type as `emulator.py` writes it: the kind and the bytes of a number, after a * for each pointer.
-template <class Type> std::string code() {
-    if constexpr (std::is_pointer_v<Type>) return "*" + code<std::remove_cv_t<std::remove_pointer_t<Type>>>();
-    return (!std::is_integral_v<Type> ? "f" : std::is_signed_v<Type> ? "i" : "u") + std::to_string(sizeof(Type));
+template <class Type> void code(char*& to) {
+    if constexpr (std::is_pointer_v<Type>) {
+        *to++ = '*';
+        code<std::remove_cv_t<std::remove_pointer_t<Type>>>(to);
+    } else
+        to += sprintf(to, "%c%zu ", !std::is_integral_v<Type> ? 'f' : std::is_signed_v<Type> ? 'i' : 'u', sizeof(Type));
 }
 
-template <class... Types> std::string codes(void (*)(Types...)) { return ((code<Types>() + " ") + ...); }
+template <class... Types> const char* codes(void (*)(Types...)) {
+    static char all[6 * sizeof...(Types) + 1];
+    char* to = all;
+    (code<Types>(to), ...);
+    return all;
+}
 
 // Run a kernel with arguments that are at these addresses.
 template <class... Types, size_t... I>
 bool launch(void (*kernel)(Types...), const int* sizes, void** at, std::index_sequence<I...>) {
-    return run(sizes[0], sizes[1], sizes[2], sizes[3], [=] { kernel(*(Types*)at[I]...); });
+    auto call = [=] { kernel(*(Types*)at[I]...); };
+    body = [](const void* call_of) { (*(const decltype(call)*)call_of)(); };
+    arguments = &call;
+    return run(sizes[0], sizes[1], sizes[2], sizes[3]);
 }
 
 template <class... Types> bool launch(void (*kernel)(Types...), const int* sizes, void** at) {
