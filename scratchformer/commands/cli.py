@@ -22,6 +22,7 @@ from ..shell.process import run_program
 from ..shell.text import one_line
 from ..version import __version__
 
+INTEGERS = {"int8": 8, "int4": 4}  # bits of the weights, by the name of a precision
 DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
 
 
@@ -158,6 +159,7 @@ def make_parser() -> CommandLine:
     command.add_argument("--part", choices=("validation", "test"), default="test", help=parts)
     add_dynamic(command)
     command.add_argument("--device", **DEVICE)
+    add_precision(command)
     command.set_defaults(run=evaluate)
 
     command = commands.add_parser("plot", help="plot a run: curves, attention maps, position encodings")
@@ -211,16 +213,23 @@ def dynamic_settings(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def add_precision(command: CommandLine) -> None:
-    halves = "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time (default: float32)"
-    command.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help=halves)
+    """The option of commands that only read a model's weights."""
+    help = (
+        "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time; int8 and int4 are of "
+        "weights alone, on a CPU, with a scale for every 32 of them (default: float32)"
+    )
+    command.add_argument("--precision", choices=("float32", "bfloat16", *INTEGERS), default="float32", help=help)
 
 
 def placed(model: Any, args: argparse.Namespace) -> Any:
     """The model on the device of --device, in the type of --precision."""
     from ..backend import get_device
+    from ..generation import quantize
     from ..parallel.precision import half_type
 
     model.to(get_device(args.device))
+    if args.precision in INTEGERS:
+        return quantize(model, INTEGERS[args.precision])
     return model if (half := half_type(args.precision, model)) is None else model.to(dtype=half)
 
 
@@ -409,13 +418,15 @@ def evaluate(args: argparse.Namespace) -> None:
     from ..training.start import find_program, open_run, score_lines
 
     run, dynamic = Path(args.run_folder), dynamic_settings(args)
+    if dynamic is not None and args.precision != "float32":
+        raise ValueError(f"--precision: a model that learns while reading must be in float32, got {args.precision}")
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:])
         ranks.from_first(lambda: read_settings(run))  # what cannot be read is reported once
         program = find_program(run, args.program)
         opened = open_run(run, program, args.device, args.data, ranks)
         also = None if dynamic is None else partial(score_dynamically, **dynamic)
-        for line in score_lines(opened, program, args.part, also):
+        for line in score_lines(opened, program, args.part, also, partial(placed, args=args)):
             print(line)
 
 

@@ -4,6 +4,7 @@ from .beam import Hypothesis, beam_search
 from .bleu import bleu
 from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
 from .generate import generate, printable, stream_text
+from .quantize import quantize
 from .sampling import probabilities, sample
 from .translation import translate
 
@@ -18,6 +19,7 @@ __all__ = [
     "generate",
     "printable",
     "probabilities",
+    "quantize",
     "sample",
     "stream_text",
     "translate",
