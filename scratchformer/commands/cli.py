@@ -19,10 +19,13 @@ from ..pages.command import add_command as add_page
 from ..parallel.replicas import MAX_REPLICAS
 from ..shell.options import SEED, CommandLine
 from ..shell.process import run_program
+from ..shell.reading import read_text
 from ..shell.text import one_line
 from ..version import __version__
 
 DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
+
+TOGETHER, SEPARATOR = 32, "---\n"  # texts that `generate` writes at once, and what it prints between them
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -126,7 +129,10 @@ def make_parser() -> CommandLine:
 
     command = commands.add_parser("generate", help="generate text with a trained language model")
     add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
-    command.add_argument("--prompt", default="\n", help="what to continue (default: a new line)")
+    continued = "what to continue (default: a new line); may be given several times"
+    command.add_argument("--prompt", action="append", help=continued)
+    lines = "also continue each line of this file, or of standard input (-)"
+    command.add_argument("--prompts", metavar="FILE", help=lines)
     tokens = "how many tokens (bytes or sub-words) to write (default: 500)"
     command.add_argument("--tokens", type=int, default=500, metavar="N", min=0, help=tokens)
     number = {"type": float, "metavar": "X", "min": 0}
@@ -135,6 +141,10 @@ def make_parser() -> CommandLine:
     command.add_argument("--top-k", type=int, metavar="K", min=1, help=likely)
     likely = "draw only from the smallest set of tokens whose probabilities sum to at least P (default: from all)"
     command.add_argument("--top-p", type=float, metavar="P", min=0, max=1, help=likely)
+    penalty = "above 1: tokens that have occurred in the text become less likely (default: 1)"
+    command.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", min=0, help=penalty)
+    ends = "end a text before it contains this; may be given several times"
+    command.add_argument("--stop", action="append", default=[], metavar="TEXT", help=ends)
     command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
     command.add_argument("--device", **DEVICE)
     add_precision(command)
@@ -337,24 +347,46 @@ def find_pair(name: str) -> tuple[Any, Any]:
 
 
 def generate(args: argparse.Namespace) -> None:
-    from ..generation import printable, stream_text
+    from ..generation import printable, stream_texts
     from ..rng import Key
     from ..training.readers import load_writer
 
-    if args.top_p == 0:
-        raise ValueError(f"--top-p: expected more than 0, got {args.top_p}")
-    model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens, program_of(args))
-    prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
-    options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
+    for name in "top_p", "repetition_penalty":
+        if getattr(args, name) == 0:
+            raise ValueError(f"--{name.replace('_', '-')}: expected more than 0, got 0.0")
+    prompts = prompts_of(args)
+    model, vocabulary = load_writer(
+        args.run_folder, [as_typed(each) for each in prompts], args.tokens, program_of(args)
+    )
+    given = [each.encode("utf-8", "surrogateescape") for each in prompts]  # the bytes as typed, UTF-8 or not
+    names = "temperature", "top_k", "top_p", "repetition_penalty"
+    options = {name: getattr(args, name) for name in names} | {"key": Key(args.seed)}
     if getattr(getattr(model, "body", None), "column_reader", None) is not None:
         from ..records.recall import in_text_of
 
         options["open_cache"] = in_text_of(Path(args.run_folder), args.program)
-    texts = stream_text(placed(model, args), prompt, args.tokens, vocabulary, **options)
-    first = next(texts, "")  # first, so that a bad option prints its error alone
-    for text in chain([prompt.decode("utf-8", "replace"), first], texts):
-        print(printable(text), end="", flush=True)
-    print()
+    model, stop = placed(model, args), [as_typed(each) for each in args.stop]
+    for start in range(0, len(given), TOGETHER):
+        batch = given[start : start + TOGETHER]
+        streamed = stream_texts(model, batch, args.tokens, vocabulary, stop, **options)
+        first = next(streamed, [""] * len(batch))  # first, so that a bad option prints its error alone
+        texts = [each.decode("utf-8", "replace") for each in batch]
+        print(f"{SEPARATOR * (start > 0)}{printable(texts[0])}", end="", flush=True)
+        for new in chain([first], streamed):
+            print(printable(new[0]), end="", flush=True)  # the others come after it
+            texts = [text + more for text, more in zip(texts, new, strict=True)]
+        print("".join(f"\n{SEPARATOR}{printable(text)}" for text in texts[1:]))
+
+
+def prompts_of(args: argparse.Namespace) -> list[str]:
+    """What --prompt and --prompts ask to continue."""
+    prompts = list(args.prompt or [])
+    if args.prompts is not None:
+        lines = sys.stdin.read() if args.prompts == "-" else read_text(args.prompts)
+        if not (lines := [line for line in lines.replace("\r\n", "\n").split("\n") if line]):
+            raise ValueError(f"--prompts: expected lines to continue, got none in {args.prompts}")
+        prompts += lines
+    return prompts or ["\n"]
 
 
 def program_of(args: argparse.Namespace) -> Any:

@@ -3,8 +3,8 @@
 from .beam import Hypothesis, beam_search
 from .bleu import bleu
 from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
-from .generate import generate, printable, stream_text
-from .sampling import probabilities, sample
+from .generate import generate, printable, stream_text, stream_texts
+from .sampling import penalised, probabilities, sample
 from .translation import translate
 
 __all__ = [
@@ -16,9 +16,11 @@ __all__ = [
     "bleu",
     "cache_for",
     "generate",
+    "penalised",
     "printable",
     "probabilities",
     "sample",
     "stream_text",
+    "stream_texts",
     "translate",
 ]
