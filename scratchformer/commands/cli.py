@@ -6,8 +6,11 @@ import argparse
 import re
 import runpy
 import shlex
+import signal
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from ..museum.command import add_command as add_museum
 from ..pages.command import add_command as add_page
 from ..parallel.replicas import MAX_REPLICAS
 from ..shell.options import SEED, CommandLine
-from ..shell.process import run_program
+from ..shell.process import run_program, signals_caught, stop
 from ..shell.reading import read_text
 from ..shell.text import one_line
 from ..version import __version__
@@ -135,20 +138,24 @@ def make_parser() -> CommandLine:
     command.add_argument("--prompts", metavar="FILE", help=lines)
     tokens = "how many tokens (bytes or sub-words) to write (default: 500)"
     command.add_argument("--tokens", type=int, default=500, metavar="N", min=0, help=tokens)
-    number = {"type": float, "metavar": "X", "min": 0}
-    command.add_argument("--temperature", default=0.8, **number, help="0 is greedy (default: 0.8)")
-    likely = "draw only from the K most likely tokens (default: from all)"
-    command.add_argument("--top-k", type=int, metavar="K", min=1, help=likely)
-    likely = "draw only from the smallest set of tokens whose probabilities sum to at least P (default: from all)"
-    command.add_argument("--top-p", type=float, metavar="P", min=0, max=1, help=likely)
+    add_sampling(command)
     penalty = "above 1: tokens that have occurred in the text become less likely (default: 1)"
     command.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", min=0, help=penalty)
     ends = "end a text before it contains this; may be given several times"
     command.add_argument("--stop", action="append", default=[], metavar="TEXT", help=ends)
-    command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
-    command.add_argument("--device", **DEVICE)
-    add_precision(command)
     command.set_defaults(run=generate)
+
+    command = commands.add_parser("chat", help="talk to a published instruct model")
+    command.add_argument(
+        "run_folder", metavar="FOLDER", help="of a published Llama, Mistral or Qwen2 with a chat template"
+    )
+    command.add_argument("--system", metavar="TEXT", help="who the model is, instead of what its template says")
+    tokens = "how many tokens an answer may have (default: 1000)"
+    command.add_argument("--tokens", type=int, default=1000, metavar="N", min=1, help=tokens)
+    context = "how many tokens of the conversation the model sees, for which memory is reserved (default: 4096)"
+    command.add_argument("--context", type=int, default=4096, metavar="N", min=1, help=context)
+    add_sampling(command)
+    command.set_defaults(run=chat)
 
     command = commands.add_parser("translate", help="translate with a trained encoder-decoder")
     add_run(command, "folder of a run of an encoder-decoder")
@@ -156,7 +163,7 @@ def make_parser() -> CommandLine:
     beam = "number of hypotheses; 1 is greedy (default: as in the run)"
     command.add_argument("--beam", type=int, metavar="K", min=1, max=WIDEST, help=beam)
     penalty = "how strongly longer translations are preferred; 0 is not at all (default: as in the run)"
-    command.add_argument("--length-penalty", **number, help=penalty)
+    command.add_argument("--length-penalty", type=float, metavar="X", min=0, help=penalty)
     command.add_argument("--device", **DEVICE)
     add_precision(command)
     command.set_defaults(run=translate)
@@ -198,6 +205,27 @@ def add_run(command: CommandLine, what: str) -> None:
     command.add_argument(
         "--program", metavar="FILE", help="execute this file: the program of the run, unless it is one of examples/"
     )
+
+
+def add_sampling(command: Any) -> None:
+    number: dict[str, Any] = {"type": float, "metavar": "X", "min": 0}
+    command.add_argument("--temperature", default=0.8, **number, help="0 is greedy (default: 0.8)")
+    likely = "draw only from the K most likely tokens (default: from all)"
+    command.add_argument("--top-k", type=int, metavar="K", min=1, help=likely)
+    likely = "draw only from the smallest set of tokens whose probabilities sum to at least P (default: from all)"
+    command.add_argument("--top-p", type=float, metavar="P", min=0, max=1, help=likely)
+    command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
+    command.add_argument("--device", **DEVICE)
+    add_precision(command)
+
+
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given of the options of `generation.generate`."""
+    names = [name for name in ("temperature", "top_k", "top_p", "repetition_penalty") if hasattr(args, name)]
+    for name in names[2:]:
+        if getattr(args, name) == 0:
+            raise ValueError(f"--{name.replace('_', '-')}: expected more than 0, got 0.0")
+    return {name: getattr(args, name) for name in names}
 
 
 def add_dynamic(command: CommandLine) -> None:
@@ -351,24 +379,19 @@ def generate(args: argparse.Namespace) -> None:
     from ..rng import Key
     from ..training.readers import load_writer
 
-    for name in "top_p", "repetition_penalty":
-        if getattr(args, name) == 0:
-            raise ValueError(f"--{name.replace('_', '-')}: expected more than 0, got 0.0")
-    prompts = prompts_of(args)
+    options, prompts = sampling_options(args) | {"key": Key(args.seed)}, prompts_of(args)
     model, vocabulary = load_writer(
         args.run_folder, [as_typed(each) for each in prompts], args.tokens, program_of(args)
     )
     given = [each.encode("utf-8", "surrogateescape") for each in prompts]  # the bytes as typed, UTF-8 or not
-    names = "temperature", "top_k", "top_p", "repetition_penalty"
-    options = {name: getattr(args, name) for name in names} | {"key": Key(args.seed)}
     if getattr(getattr(model, "body", None), "column_reader", None) is not None:
         from ..records.recall import in_text_of
 
         options["open_cache"] = in_text_of(Path(args.run_folder), args.program)
-    model, stop = placed(model, args), [as_typed(each) for each in args.stop]
+    model, ends = placed(model, args), [as_typed(each) for each in args.stop]
     for start in range(0, len(given), TOGETHER):
         batch = given[start : start + TOGETHER]
-        streamed = stream_texts(model, batch, args.tokens, vocabulary, stop, **options)
+        streamed = stream_texts(model, batch, args.tokens, vocabulary, ends, **options)
         first = next(streamed, [""] * len(batch))  # first, so that a bad option prints its error alone
         texts = [each.decode("utf-8", "replace") for each in batch]
         print(f"{SEPARATOR * (start > 0)}{printable(texts[0])}", end="", flush=True)
@@ -387,6 +410,65 @@ def prompts_of(args: argparse.Namespace) -> list[str]:
             raise ValueError(f"--prompts: expected lines to continue, got none in {args.prompts}")
         prompts += lines
     return prompts or ["\n"]
+
+
+def chat(args: argparse.Namespace) -> None:
+    """Answer the lines that are typed, or those of standard input, until Ctrl-D; Ctrl-C ends an answer."""
+    from ..data import PublishedTokenizer
+    from ..generation import Chat, ChatTemplate, printable
+    from ..rng import Key
+    from ..training.readers import load_writer
+
+    options, folder = sampling_options(args), Path(args.run_folder)
+    template = ChatTemplate(folder) if (folder / "config.json").is_file() else None
+    model, vocabulary = load_writer(folder, "", args.context)
+    if template is None or not isinstance(vocabulary, PublishedTokenizer):
+        raise ValueError(f"{folder}: no published model with a tokenizer.json, so use scratchformer generate")
+    system = None if args.system is None else as_typed(args.system)
+    conversation = Chat(placed(model, args), vocabulary, template, system)
+    typed, turn = sys.stdin.isatty(), 0
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401 (lines can then be edited)
+        print("Ctrl-C ends an answer, Ctrl-D the conversation.")
+    while (text := next_line("> " * typed)) is not None:
+        if not text.strip():
+            continue
+        before, key = len(conversation.messages), Key(args.seed).fold(turn)
+        answer, interrupts = conversation.answer(text, args.tokens, **options, key=key), list[int]()
+        try:
+            with signals_caught(partial(interrupt, interrupts)):
+                for i, new in enumerate(answer):
+                    print(printable(new if i else new.lstrip(" ")), end="", flush=True)
+                    if interrupts:
+                        answer.close()
+            print()
+        except ValueError as error:
+            if not typed:
+                raise
+            print(f"error: {one_line(str(error))}", file=sys.stderr)
+            continue
+        turn += 1
+        if forgotten := before + 2 - len(conversation.messages):
+            print(f"the oldest {forgotten} messages were forgotten, to make room in the context", file=sys.stderr)
+
+
+def next_line(question: str) -> str | None:
+    """The next line of standard input; None at its end."""
+    try:
+        return as_typed(input(question))
+    except EOFError:
+        if question:
+            print()
+        return None
+
+
+def interrupt(interrupts: list[int], number: int, frame: Any) -> None:
+    """Note the first Ctrl-C; pass on any other signal, and the second."""
+    if interrupts or number != signal.SIGINT:
+        stop(number, frame)
+    else:
+        interrupts.append(number)
 
 
 def program_of(args: argparse.Namespace) -> Any:
@@ -433,8 +515,6 @@ def of_line(message: str, lines: list[str]) -> str:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    from functools import partial
-
     from ..parallel.ranks import Ranks
     from ..records import score_dynamically
     from ..training.settings import read_settings

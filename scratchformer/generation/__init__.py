@@ -3,11 +3,14 @@
 from .beam import Hypothesis, beam_search
 from .bleu import bleu
 from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
+from .chat import Chat, ChatTemplate
 from .generate import generate, printable, stream_text, stream_texts
 from .sampling import penalised, probabilities, sample
 from .translation import translate
 
 __all__ = [
+    "Chat",
+    "ChatTemplate",
     "DecoderCache",
     "Hypothesis",
     "KeyValueCache",

@@ -230,7 +230,8 @@ def stream_text(
     vocabulary: the model's byte-pair encoding, with the ids that end a text (`ends`); None for a model of bytes.
     stop: texts that end it before them, even if they are only a part of the last token; text that could be the
     beginning of one is yielded when it is known not to be. Bytes that are not UTF-8 become U+FFFD; control characters
-    are not changed: see `printable`. The other options are those of `generate`. Raises ValueError if the vocabulary and the model differ in size, and for an empty text to stop at.
+    are not changed: see `printable`. The other options are those of `generate`. Raises ValueError if
+    the vocabulary and the model differ in size, and for an empty text to stop at.
     """
     for (text,) in stream_texts(model, [prompt], tokens, vocabulary, stop, **options):
         if text:
