@@ -23,7 +23,7 @@ from ..parallel.replicas import MAX_REPLICAS
 from ..shell.options import SEED, CommandLine
 from ..shell.process import run_program, signals_caught, stop
 from ..shell.reading import read_text
-from ..shell.text import one_line
+from ..shell.text import one_line, with_article
 from ..version import __version__
 
 DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
@@ -416,14 +416,18 @@ def chat(args: argparse.Namespace) -> None:
     """Answer the lines that are typed, or those of standard input, until Ctrl-D; Ctrl-C ends an answer."""
     from ..data import PublishedTokenizer
     from ..generation import Chat, ChatTemplate, printable
+    from ..models.pretrained import instead_of_folder
     from ..rng import Key
     from ..training.readers import load_writer
 
     options, folder = sampling_options(args), Path(args.run_folder)
-    template = ChatTemplate(folder) if (folder / "config.json").is_file() else None
+    wanted = f"{folder}: expected a published model with config.json, tokenizer.json and a chat template"
+    if not (folder / "config.json").is_file():
+        raise ValueError(instead_of_folder(folder) or wanted)
+    template = ChatTemplate(folder)
     model, vocabulary = load_writer(folder, "", args.context)
-    if template is None or not isinstance(vocabulary, PublishedTokenizer):
-        raise ValueError(f"{folder}: no published model with a tokenizer.json, so use scratchformer generate")
+    if not isinstance(vocabulary, PublishedTokenizer):
+        raise ValueError(f"{wanted}, got {with_article(type(model))} with another vocabulary")
     system = None if args.system is None else as_typed(args.system)
     conversation = Chat(placed(model, args), vocabulary, template, system)
     typed, turn = sys.stdin.isatty(), 0

@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -92,6 +91,8 @@ class ChatTemplate:
 
 def _sandbox() -> Any:
     """What templates run in: the settings and the names that transformers gives them."""
+    from importlib.metadata import version  # here, since it takes long to import
+
     try:
         from jinja2 import TemplateError, nodes
         from jinja2.exceptions import SecurityError
@@ -109,7 +110,7 @@ def _sandbox() -> Any:
     class Generation(Extension):
         """{% generation %} ... {% endgeneration %} marks answers, for training; here it has no effect."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 (Jinja declares it for an instance)
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

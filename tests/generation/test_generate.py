@@ -381,7 +381,7 @@ def test_each_sequence_ends_at_its_own_stop_token(device, make_model):
     for row, full, end in zip(found, whole, ends, strict=True):
         np.testing.assert_array_equal(row[: end + 1], full[: end + 1])
         assert (row[end + 1 :] == -1).all()
-    with pytest.raises(IndexError, match="^stop: expected values from 0 to 30, got 31"):
+    with pytest.raises(IndexError, match=r"^stop: expected values from 0 to 30, got 31"):
         next(generate(model, prompt(), 3, stop=[31]))
 
 
@@ -422,7 +422,7 @@ def test_an_invalid_stop_text_is_refused(make_model, stop, error):
 
 
 def test_a_penalty_counts_the_prompt_and_what_was_written(device, make_model):
-    """With one that nothing outweighs, no token comes twice, and none of the prompt: not what was cut from it either."""
+    """With one that nothing outweighs, no token comes twice, and none of the prompt, of what was cut from it too."""
     model = make_model(device)
     model.output.b.data[...] += 1000  # so that all logits are positive
     ids = np.arange(14)[None]  # more than the context
