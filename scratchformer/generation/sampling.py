@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -97,7 +98,9 @@ def penalised(logits: np.ndarray, occurred: np.ndarray, penalty: float) -> np.nd
     expect_number("penalty", penalty, zero=False)
     z = expect_array("logits", logits, np.float64)
     expect_shape("logits", z, "B V")
-    return np.where(occurred, np.where(z > 0, z / penalty, z * penalty), z)
+    with np.errstate(over="ignore"):  # the largest number takes the place of ∞
+        changed = np.where(z > 0, z / penalty, z * penalty).clip(-sys.float_info.max, sys.float_info.max)
+    return np.where(occurred, changed, z)
 
 
 def sample(p: np.ndarray, key: Key) -> np.ndarray:

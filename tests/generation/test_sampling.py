@@ -181,6 +181,9 @@ def test_the_penalty_of_tokens_that_have_occurred():
     occurred = np.array([[True, True, False, False, True]])
     np.testing.assert_array_equal(penalised(logits, occurred, 4), [[0.5, -8, 3, -3, 0]])
     assert logits[0, 0] == 2
+    assert (
+        np.isfinite(penalised(logits, occurred, 1e-320)).all() and np.isfinite(penalised(logits, occurred, 1e308)).all()
+    )
     for penalty in 0, -1, np.inf, np.nan:
         with pytest.raises(ValueError, match="penalty: expected"):
             penalised(logits, occurred, penalty)
