@@ -379,12 +379,13 @@ class PublishedTokenizer:
             raise DataError(f"{path}: {error}") from error
         self.ends = _ends(Path(folder), vocab_size)
 
-    def encode(self, text: str) -> np.ndarray:
-        """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one. The name of a special
-        token in the text, such as "<|im_start|>", is read as that token: chat models are prompted with them.
+    def encode(self, text: str, begin: bool = True) -> np.ndarray:
+        """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one and `begin` is true. The
+        name of a special token in the text, such as "<|im_start|>", is read as that token: chat models are prompted
+        with them.
         """
         with _naming("vocabulary: cannot encode the text"):
-            return np.array(self.tokenizer.encode(text).ids, np.int32)
+            return np.array(self.tokenizer.encode(text, add_special_tokens=begin).ids, np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` (T,), without special tokens and those that the tokenizer lacks, as transformers gives it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,7 +60,7 @@ def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> A
 
 
 def load_writer(
-    path: Path | str, prompt: str = "", tokens: int | None = None, program: ModuleType | None = None
+    path: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None, program: ModuleType | None = None
 ) -> tuple[LanguageModel, Subwords | PublishedTokenizer | None]:
     """A language model and its vocabulary (None: bytes), from a run's folder, a snapshot, or a folder with a published
     GPT-2, Llama, Mistral or Qwen2. prompt, tokens: see `load_llama`. program: see `load_model`. Raises ValueError for a
@@ -96,8 +96,11 @@ def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
     return model, vocabulary.widened(size)
 
 
-def load_llama(folder: Path | str, prompt: str = "", tokens: int | None = None) -> tuple[Llama, PublishedTokenizer]:
-    """A published Llama, Mistral or Qwen2 and its vocabulary, to write `tokens` tokens after `prompt`.
+def load_llama(
+    folder: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None
+) -> tuple[Llama, PublishedTokenizer]:
+    """A published Llama, Mistral or Qwen2 and its vocabulary, to write `tokens` tokens after `prompt`, or each of
+    several.
 
     The model's context is no longer than these need, because generation reserves memory for all of it. tokens=None
     keeps the full context. Raises the errors of loading.
@@ -106,5 +109,6 @@ def load_llama(folder: Path | str, prompt: str = "", tokens: int | None = None) 
     vocabulary = PublishedTokenizer(folder, sizes["vocab_size"])
     context = sizes["context"]
     if tokens is not None:
-        context = min(context, max(1, len(vocabulary.encode(prompt)) + tokens))
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        context = min(context, max(1, *(len(vocabulary.encode(each)) + tokens for each in prompts)))
     return Llama.from_pretrained(folder, context, dropout=0.0), vocabulary
