@@ -132,7 +132,7 @@ def make_parser() -> CommandLine:
     command.set_defaults(run=site)
 
     command = commands.add_parser("generate", help="generate text with a trained language model")
-    add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
+    add_run(command, "folder of a run, a snapshot, or a published decoder, such as GPT-2 or Llama")
     continued = "what to continue (default: a new line); may be given several times"
     command.add_argument("--prompt", action="append", help=continued)
     lines = "also continue each line of this file, or of standard input (-)"
@@ -147,9 +147,7 @@ def make_parser() -> CommandLine:
     command.set_defaults(run=generate)
 
     command = commands.add_parser("chat", help="talk to a published instruct model")
-    command.add_argument(
-        "run_folder", metavar="FOLDER", help="of a published Llama, Mistral or Qwen2 with a chat template"
-    )
+    command.add_argument("run_folder", metavar="FOLDER", help="of a published decoder with a chat template")
     command.add_argument("--system", metavar="TEXT", help="who the model is, instead of what its template says")
     tokens = "how many tokens an answer may have (default: 1000)"
     command.add_argument("--tokens", type=int, default=1000, metavar="N", min=1, help=tokens)
