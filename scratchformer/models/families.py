@@ -8,8 +8,11 @@ from .gpt2 import GPT2
 from .llama import Llama
 from .pretrained import Folder, read_config
 from .published import PublishedDecoder
+from .pythia import Pythia
 
-FAMILIES: dict[str, type[PublishedDecoder]] = {kind: family for family in (GPT2, Llama) for kind in family.kinds}
+FAMILIES: dict[str, type[PublishedDecoder]] = {
+    kind: family for family in (GPT2, Llama, Pythia) for kind in family.kinds
+}
 
 
 def family(folder: Folder) -> type[PublishedDecoder]:

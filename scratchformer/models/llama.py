@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ..checks import expect_boolean, expect_number, expect_positive
-from ..nn import Block, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
+from ..nn import Block, LayerNorm, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
 from ..ops.positions import BASE
 from ..rng import Key, Zeros, fold
 from .body import Body
@@ -98,6 +98,8 @@ class Llama(PublishedDecoder):
         ),
     }
     defaults: ClassVar[Mapping[str, Any]] = {}
+    block_class: ClassVar[type[Block]] = LlamaBlock
+    norm_class: ClassVar[type[RMSNorm] | type[LayerNorm]] = RMSNorm  # of the final norm
 
     def __init__(
         self,
@@ -119,9 +121,10 @@ class Llama(PublishedDecoder):
         expect_number("std", std)
         block = {**self.defaults, **block}
         options: dict[str, Any] = dict(
-            positions="none", causal=True, block=LlamaBlock, key=Zeros(), recompute=recompute, by_block=by_block
+            positions="none", causal=True, block=self.block_class, key=Zeros(), recompute=recompute, by_block=by_block
         )
-        options |= dict(dropout=dropout, embeddings=embeddings, final_norm=partial(RMSNorm, eps=block.get("eps", EPS)))
+        final_norm = partial(self.norm_class, eps=block.get("eps", EPS))
+        options |= dict(dropout=dropout, embeddings=embeddings, final_norm=final_norm)
         self.context = context
         self.body = Body(vocab_size, d_model, heads, depth, context, **options, **block)
         self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
@@ -129,4 +132,4 @@ class Llama(PublishedDecoder):
 
     @classmethod
     def passes_to(cls, options: Mapping[str, Any]) -> Callable:
-        return LlamaBlock
+        return cls.block_class

@@ -1,7 +1,7 @@
 """Layers, which hold parameters. See `layer.Layer` for what they have in common."""
 
 from .attention import CrossAttention, SelfAttention
-from .block import Block, Residual, Stack, TransformerBlock
+from .block import Block, ParallelBlock, Residual, Stack, TransformerBlock
 from .decoder_block import DecoderBlock
 from .embedding import EmbeddingSum, GridPositions, PositionEmbedding, SinusoidalPositions, TiedOutput, TokenEmbedding
 from .frozen import Frozen
