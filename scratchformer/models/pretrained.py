@@ -48,9 +48,8 @@ class TensorSource(NamedTuple):
 
     name: str  # of the tensor in the file
     transposed: bool = False
-    columns: slice | list[int] = slice(
-        None
-    )  # of the last axis of the tensor (transposed), if it holds several parameters
+    columns: slice | list[int] = slice(None)  # of the last axis (transposed), if the tensor holds several parameters
+    plus: float = 0.0  # added to the tensor
 
 
 def read_config(
@@ -202,6 +201,7 @@ def load_weights(
             source, data = stored[tensor.name].read(), params[name].data
             with np.errstate(over="ignore"):  # float64 to float32
                 data[...] = (source.T if tensor.transposed else source)[..., tensor.columns]
+                data += tensor.plus
             if not bool(array_module(data).isfinite(data).all()):
                 raise PretrainedError(f"{path}: {tensor.name}: expected finite numbers that fit in {data.dtype}")
 

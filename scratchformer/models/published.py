@@ -126,21 +126,24 @@ class PublishedDecoder(LanguageModel):
         """The sizes and options of the model in a folder. Raises PretrainedError, see `from_pretrained`."""
         config, kind = decoder_config(folder, cls)
         path, bias = Path(folder) / "config.json", config["attention_bias"]
-        base, scaling = rotary_settings(path, config, kind.base)
-        by_block = cls.by_block(path, config, kind)
-        same = {name: values[0] for name, values in by_block.items() if len({*values}) == 1}
+        by_block = cls.angles(path, config, kind) | cls.by_block(path, config, kind)
+        same = {name: values[0] for name, values in by_block.items() if all(each == values[0] for each in values)}
         varied = {name: values for name, values in by_block.items() if name not in same}
         return {ours: config[theirs] for theirs, ours in SETTINGS.items()} | {
             **{ours: config.get(theirs) for theirs, ours in OPTIONAL.items()},
             **(same | {"by_block": varied} if varied else same),
-            "base": base,
-            "scaling": scaling,
             "bias": bias,
             "output_bias": bias and config["model_type"] != "qwen2",
             "feedforward_bias": config["mlp_bias"],
             "eps": config.get("rms_norm_eps", kind.eps),
             "tied": config["tie_word_embeddings"],
         }
+
+    @classmethod
+    def angles(cls, path: Path, config: Mapping[str, Any], kind: Kind) -> dict[str, list]:
+        """The base and the scaling of the angles in every block: see `by_block`."""
+        base, scaling = rotary_settings(path, config, kind.base)
+        return {"base": [base] * config["num_hidden_layers"], "scaling": [scaling] * config["num_hidden_layers"]}
 
     @classmethod
     def by_block(cls, path: Path, config: Mapping[str, Any], kind: Kind) -> dict[str, list]:
