@@ -95,19 +95,17 @@ class NormedLinear(Layer):
 
     Forward, for each position n, with the groups h:
 
-        z_{n,h D + d} = Σ_c x_nc linear.w_{c,h D + d}
-        ρ_nh = √(1/D Σ_d z_{n,h D + d}² + eps)        y_{n,h D + d} = norm.γ_d z_{n,h D + d}/ρ_nh
+        w_chd = linear.w_{c,h D + d}        z_nhd = Σ_c x_nc w_chd        ρ_nh = √(1/D Σ_d z_nhd² + eps)
+        ẑ_nhd = z_nhd/ρ_nh        y_nj = norm.gamma_d ẑ_nhd with h = ⌊j/D⌋, d = j mod D
 
-    Backward. Each group is a row of `rmsnorm`, with the normalised numbers ẑ, and all groups share γ:
+    Backward. Each group is a row of `rmsnorm`, and all groups share γ:
 
-        ẑ_nhd = z_{n,h D + d}/ρ_nh        g_nhd := ∂L/∂ẑ_nhd = dy_{n,h D + d} norm.γ_d
-        dnorm.γ_d = Σ_n Σ_h dy_{n,h D + d} ẑ_nhd
-        dz_{n,h D + d} = (g_nhd − ẑ_nhd 1/D Σ_d' g_nhd' ẑ_nhd')/ρ_nh
+        dnorm.gamma_d = Σ_n Σ_h dy_{n,h D + d} ẑ_nhd        g_nhd := ∂L/∂ẑ_nhd = dy_{n,h D + d} norm.gamma_d
+        dz_nhd = (g_nhd − ẑ_nhd 1/D Σ_d' g_nhd' ẑ_nhd')/ρ_nh
 
     The affine map passes this on to x and to the weights, by `linear`:
 
-        dx_nc = Σ_h Σ_d dz_{n,h D + d} linear.w_{c,h D + d}
-        dlinear.w_{c,h D + d} = Σ_n x_nc dz_{n,h D + d}
+        dx_nc = Σ_h Σ_d dz_nhd w_chd        dlinear.w_{c,h D + d} = Σ_n x_nc dz_nhd
 
     In code:
 
