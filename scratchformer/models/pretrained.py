@@ -48,7 +48,8 @@ class TensorSource(NamedTuple):
 
     name: str  # of the tensor in the file
     transposed: bool = False
-    columns: slice = slice(None)  # of the last axis of the tensor (transposed), if it holds several parameters
+    columns: slice | list[int] = slice(None)  # of the last axis (transposed), if the tensor holds several parameters
+    plus: float = 0.0  # added to the tensor
 
 
 def read_config(
@@ -200,6 +201,7 @@ def load_weights(
             source, data = stored[tensor.name].read(), params[name].data
             with np.errstate(over="ignore"):  # float64 to float32
                 data[...] = (source.T if tensor.transposed else source)[..., tensor.columns]
+                data += tensor.plus
             if not bool(array_module(data).isfinite(data).all()):
                 raise PretrainedError(f"{path}: {tensor.name}: expected finite numbers that fit in {data.dtype}")
 
@@ -347,7 +349,7 @@ def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, TensorS
     """The shape of the stored tensor that the parameter `name` comes from."""
     tensor, shape = tensors[name], params[name].data.shape
     if tensor.columns != slice(None):  # the parameters in one tensor use all its columns
-        shape = (*shape[:-1], max(t.columns.stop for t in tensors.values() if t.name == tensor.name))
+        shape = (*shape[:-1], sum(params[n].data.shape[-1] for n, t in tensors.items() if t.name == tensor.name))
     return shape[::-1] if tensor.transposed else shape
 
 
