@@ -157,7 +157,7 @@ class Recorded:
             return self.recorder.take(self, last, axis=0)
         if len(keys) != self.ndim or any(k != slice(None) for k in whole) or len(whole) != self.ndim - 2:
             raise NotRecorded(f"the model indexes an array by {len(keys) - len(whole)} others, unknown to the export")
-        joined = self.reshape(*self.shape[:-2], self.shape[-2] * self.shape[-1])
+        joined = self.reshape(*self.shape[:-2], -1)
         return self.recorder.take(joined, before[-1] * self.shape[-1] + last, axis=self.ndim - 2)
 
 
