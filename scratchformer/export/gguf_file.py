@@ -147,7 +147,10 @@ def add_vocabulary(gguf: Any, writer: Any, folder: Path, config: Mapping[str, An
     ids = {**model["vocab"], **{name: each["id"] for name, each in added.items()}}
     tokens = [f"[PAD{i}]" for i in range(config["vocab_size"])]  # of which the model may have more
     types, scores = [gguf.TokenType.UNUSED] * len(tokens), [-1000.0] * len(tokens)
-    of_words, merges = model.get("byte_fallback", False), [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    of_words, merges = (
+        model.get("byte_fallback", False),
+        [m if isinstance(m, str) else " ".join(m) for m in model["merges"]],
+    )
     for name, i in ids.items():
         tokens[i], types[i] = name, gguf.TokenType.NORMAL
         if name == model.get("unk_token") and of_words:

@@ -51,7 +51,9 @@ def as_gpt2(model: LanguageModel) -> GPT2:
     gpt2 = GPT2(**options, tied=tied, dropout=0.0, key=Zeros())
     reason = difference(model, gpt2, added=("query.b", "key.b", "value.b"))
     if reason is not None:
-        raise NotPublished(f"{with_article(type(model))} has no counterpart in transformers unless it is a GPT-2: {reason}")
+        raise NotPublished(
+            f"{with_article(type(model))} has no counterpart in transformers unless it is a GPT-2: {reason}"
+        )
     params = gpt2.named_parameters()
     for name, p in model.named_parameters().items():
         params[name].data[...] = to_cpu(p.data)
@@ -96,7 +98,9 @@ def write_folder(model: LanguageModel, out: Path, vocabulary: Any = None, source
         ends = special_ids(vocabulary, source)
         reasons = [reason for kind in model.kinds if (reason := write_settings(model, kind, folder, ends))]
         if len(reasons) == len(model.kinds):
-            raise NotPublished(f"{with_article(type(model))} like this has no counterpart in transformers: {reasons[0]}")
+            raise NotPublished(
+                f"{with_article(type(model))} like this has no counterpart in transformers: {reasons[0]}"
+            )
         write_vocabulary(folder, vocabulary, source)
 
 
