@@ -126,7 +126,7 @@ def make_parser() -> CommandLine:
     command.set_defaults(run=site)
 
     command = commands.add_parser("generate", help="generate text with a trained language model")
-    add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
+    add_run(command, "folder of a run, a snapshot, or a published decoder, such as GPT-2 or Llama")
     command.add_argument("--prompt", default="\n", help="what to continue (default: a new line)")
     tokens = "how many tokens (bytes or sub-words) to write (default: 500)"
     command.add_argument("--tokens", type=int, default=500, metavar="N", min=0, help=tokens)

@@ -6,6 +6,7 @@ from .bert_heads import MaskedPrediction
 from .body import Body
 from .classifier import Classifier
 from .encoder_decoder import EncoderDecoder
+from .families import from_pretrained as from_pretrained  # not in __all__, the list of models
 from .gpt2 import GPT2
 from .language_model import LanguageModel
 from .llama import Llama, LlamaBlock

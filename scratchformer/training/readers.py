@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import Any
 
 from ..data import PublishedTokenizer, Subwords, Vocabulary
-from ..models import GPT2, LanguageModel, Llama
-from ..models.llama_weights import KINDS, llama_config
-from ..models.pretrained import PretrainedError, instead_of_folder, read_config
+from ..models import GPT2, LanguageModel
+from ..models.families import family
+from ..models.pretrained import PretrainedError, instead_of_folder
 from ..nn import Layer
 from ..shell.text import with_article
 from .folder import SUBWORDS, WORDS
@@ -63,12 +63,11 @@ def load_writer(
     path: Path | str, prompt: str = "", tokens: int | None = None, program: ModuleType | None = None
 ) -> tuple[LanguageModel, Subwords | PublishedTokenizer | None]:
     """A language model and its vocabulary (None: bytes), from a run's folder, a snapshot, or a folder with a published
-    GPT-2, Llama, Mistral or Qwen2. prompt, tokens: see `load_llama`. program: see `load_model`. Raises ValueError for a
+    decoder. prompt, tokens: see `load_published`. program: see `load_model`. Raises ValueError for a
     model that cannot generate text, and the errors of loading.
     """
     if (Path(path) / "config.json").is_file():
-        gpt2 = read_config(path, ("gpt2", *KINDS))["model_type"] == "gpt2"
-        return load_gpt2(path, dropout=0.0) if gpt2 else load_llama(path, prompt, tokens)
+        return load_gpt2(path, dropout=0.0) if family(path) is GPT2 else load_published(path, prompt, tokens)
     if (other := instead_of_folder(path)) and ("no such folder" not in other or "hf download" in other):
         raise PretrainedError(other)
     model, state = load_model(best_snapshot(path), program=program)
@@ -96,15 +95,18 @@ def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
     return model, vocabulary.widened(size)
 
 
-def load_llama(folder: Path | str, prompt: str = "", tokens: int | None = None) -> tuple[Llama, PublishedTokenizer]:
-    """A published Llama, Mistral or Qwen2 and its vocabulary, to write `tokens` tokens after `prompt`.
+def load_published(
+    folder: Path | str, prompt: str = "", tokens: int | None = None
+) -> tuple[LanguageModel, PublishedTokenizer]:
+    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`.
 
     The model's context is no longer than these need, because generation reserves memory for all of it. tokens=None
     keeps the full context. Raises the errors of loading.
     """
-    sizes = llama_config(folder)
+    kind: Any = family(folder)
+    sizes = kind.arguments(folder)
     vocabulary = PublishedTokenizer(folder, sizes["vocab_size"])
     context = sizes["context"]
     if tokens is not None:
         context = min(context, max(1, len(vocabulary.encode(prompt)) + tokens))
-    return Llama.from_pretrained(folder, context, dropout=0.0), vocabulary
+    return kind.from_pretrained(folder, context=context), vocabulary

@@ -1,0 +1,24 @@
+"""The families of published decoders, and the model in a folder of any of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .gpt2 import GPT2
+from .llama import Llama
+from .pretrained import Folder, read_config
+from .published import PublishedDecoder
+
+FAMILIES: dict[str, type[PublishedDecoder]] = {kind: family for family in (GPT2, Llama) for kind in family.kinds}
+
+
+def family(folder: Folder) -> type[PublishedDecoder]:
+    """The class of the model in a Hugging Face folder. Raises PretrainedError if it is of another kind."""
+    return FAMILIES[read_config(folder, tuple(FAMILIES))["model_type"]]
+
+
+def from_pretrained(folder: Folder, **options: Any) -> PublishedDecoder:
+    """The model in a Hugging Face folder, of the class that its model_type asks for. options: see `from_pretrained` of
+    the class, such as dropout and recompute. Raises PretrainedError.
+    """
+    return family(folder).from_pretrained(folder, **options)
