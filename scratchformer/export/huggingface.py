@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from ..backend import to_cpu
 from ..data import PublishedTokenizer, Subwords
 from ..data.subwords import byte_vocabulary
 from ..models import GPT2, LanguageModel
-from ..models.pretrained import WEIGHTS, PretrainedError, stored_tensors
 from ..models.families import FAMILIES
+from ..models.pretrained import WEIGHTS, PretrainedError, stored_tensors
 from ..models.published import PublishedDecoder
 from ..nn import Dropout, Layer, LoRA, Param
 from ..rng import Zeros
@@ -90,7 +90,8 @@ def write_folder(model: LanguageModel, out: Path, vocabulary: Any = None, source
     copied. A `LanguageModel` becomes a GPT-2 if it computes the same. Raises NotPublished, which says what differs, if
     there is no kind of model in transformers that computes what this one does.
     """
-    model = model if type(model) in FAMILIES.values() else as_gpt2(model)
+    if not isinstance(model, PublishedDecoder) or type(model) not in FAMILIES.values():
+        model = as_gpt2(model)
     if any(isinstance(layer, LoRA) for _, layer in model.named_layers()):
         raise NotPublished("the model has LoRA beside its weights: call nn.merge_lora(model) first")
     with replacing_folder(out) as folder:
@@ -114,7 +115,7 @@ def special_ids(vocabulary: Any, source: Path | None) -> dict[str, Any]:
     return dict.fromkeys(names) | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None}
 
 
-def write_settings(model: PublishedDecoder, kind: str, folder: Path, ends: Mapping[str, Any]) -> str | None:
+def write_settings(model: PublishedDecoder, kind: str, folder: Path, ends: dict[str, Any]) -> str | None:
     """Write config.json for a model of the type `kind`; returns why that is another model than `model`, if it is."""
     if (folder / "config.json").exists():  # another kind is right
         return None

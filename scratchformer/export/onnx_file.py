@@ -90,7 +90,8 @@ def joined(batches: Sequence[tuple[int, int]], runs: Sequence[list[Node]]) -> An
     """
     onnx = library()
     helper, numpy_helper = onnx.helper, onnx.numpy_helper
-    nodes, initializers, names = [], [], {}
+    nodes, initializers = [], []
+    names: dict[Any, str] = {}  # of constants and sizes, by what they are
 
     def constant(array: np.ndarray, name: str = "") -> str:
         key = name or (array.dtype.str, array.shape, array.tobytes())

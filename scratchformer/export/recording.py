@@ -11,8 +11,8 @@ sizes, show which numbers depend on the sizes, and how: see `joined`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ class Node(NamedTuple):
 
     op: str  # the operator of ONNX, or "" for a constant
     inputs: tuple[str | Sizes, ...] = ()
-    attributes: dict[str, Any] = {}
+    attributes: Mapping[str, Any] = MappingProxyType({})
     constant: np.ndarray | None = None
     name: str = ""  # of a constant that is a parameter
 
@@ -103,8 +103,8 @@ class Recorded:
         return self.astype(np.int32).max(axis, keepdims).astype(bool)
 
     def reduced(self, op: str, axis: Any, keepdims: bool) -> Recorded:
-        axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-        axes = sorted(i % self.ndim for i in axes)
+        given = range(self.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        axes = sorted(i % self.ndim for i in given)
         shape = [1 if i in axes else n for i, n in enumerate(self.shape) if keepdims or i not in axes]
         if op == "ReduceSum":  # since opset 13 its axes are an input
             return self.recorder.record(op, [self, Sizes(tuple(axes))], shape, self.dtype, keepdims=int(keepdims))
@@ -120,7 +120,9 @@ class Recorded:
             keys[i : i + 1] = [slice(None)] * (self.ndim - sum(k is not None for k in keys) + 1)
         if any(isinstance(k, Recorded) for k in keys):
             return self.gathered(keys)
-        x, axis, added, dropped = self, 0, [], []
+        x, axis = self, 0
+        added: list[int] = []
+        dropped: list[int] = []
         for i, k in enumerate(keys):
             if k is None:
                 added.append(i - len(dropped))
