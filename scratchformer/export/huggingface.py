@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from ..backend import to_cpu
 from ..data import PublishedTokenizer, Subwords
-from ..data.subwords import byte_vocabulary
+from ..data.subwords import GPT2_END, byte_vocabulary
 from ..models import GPT2, LanguageModel
 from ..models.families import FAMILIES
 from ..models.pretrained import WEIGHTS, PretrainedError, stored_tensors
@@ -139,5 +139,8 @@ def write_vocabulary(folder: Path, vocabulary: Subwords | PublishedTokenizer | N
         return
     tokenizer = byte_vocabulary() if vocabulary is None else vocabulary.tokenizer
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if tokenizer.token_to_id(GPT2_END) is not None:  # learned as GPT-2's was
+        ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), GPT2_END)
+        settings |= {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **ends}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -62,7 +62,7 @@ def recorded(model: LanguageModel, B: int, T: int) -> list[Node]:
     recorder = Recorder()
     with checked_on_host(), holding(model, recorder):
         logits, _ = model.forward(Recorded(recorder, "input_ids", (B, T), np.int64))
-    recorder.record("Identity", [logits], logits.shape, logits.dtype)
+    recorder.record("Identity", [logits.astype(np.float32)], logits.shape, np.float32)
     nodes, recorder.nodes = recorder.nodes, []  # tables that are kept for the next call also keep the recorder
     return nodes
 
