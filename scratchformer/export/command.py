@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -41,8 +42,9 @@ def export_model(path: Path | str, out: Path, program: ModuleType | None = None)
     """
     from . import gguf_file, huggingface, onnx_file
 
-    if out.exists() or out.is_symlink():
-        raise ValueError(f"{out}: expected a new file or folder, but it exists")
+    for each in out, *([out.with_name(out.name + onnx_file.DATA)] if out.suffix == ".onnx" else []):
+        if os.path.lexists(each):
+            raise ValueError(f"{each}: expected a new file or folder, but it exists")
     if not out.absolute().parent.is_dir():
         raise ValueError(f"{out}: expected a name in an existing folder")
     formats = {".onnx": onnx_file.library, ".gguf": gguf_file.library}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,13 @@ from ..backend import to_cpu
 from ..checks import checked_on_host
 from ..models import LanguageModel
 from ..nn import Layer
+from ..shell.files import replacing
 from ..version import __version__
 from .recording import Node, NotRecorded, Recorded, Recorder, Sizes
 
 OPSET, IR_VERSION = 17, 8  # of 2022, which the programs of today read; 17 is the first with LayerNormalization
 IN_ONE_FILE = 2_000_000_000  # bytes of weights; more are written to a file of their own beside the graph
+DATA = ".data"  # the end of its name
 
 
 def library() -> Any:
@@ -45,7 +48,11 @@ def write_onnx(model: LanguageModel, path: Path) -> None:
         producer_version=__version__,
     )
     apart = sum(len(each.raw_data) for each in graph.initializer) > IN_ONE_FILE
-    onnx.save_model(proto, path, save_as_external_data=apart, location=f"{path.name}.data" if apart else None)
+    data = path.name + DATA
+    with replacing(path) as unfinished:
+        onnx.save_model(proto, unfinished, save_as_external_data=apart, location=data if apart else None)
+        if apart:
+            os.replace(unfinished.with_name(data), path.with_name(data))
 
 
 def onnx_graph(model: LanguageModel) -> Any:

@@ -62,7 +62,7 @@ def adapted():
         (lambda: LanguageModel(**SIZES, **PRE), r"output.b: expected None, got \(256,\)"),
         (
             lambda: without_bias(LanguageModel(**SIZES, **PRE | {"norm": "post"})),
-            "final_norm: expected 'LayerNorm', got None",
+            "final_norm: expected 'LayerNorm'",
         ),
         (lambda: without_bias(LanguageModel(**SIZES, **PRE, wide=True)), "head_width: expected 6, got 24"),
         (lambda: without_bias(LanguageModel(**SIZES, **PRE, positions="sinusoidal")), "SinusoidalPositions"),
