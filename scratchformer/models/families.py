@@ -6,10 +6,16 @@ from typing import Any
 
 from .gpt2 import GPT2
 from .llama import Llama
+from .olmo2 import Olmo2
+from .phi3 import Phi3
 from .pretrained import Folder, read_config
 from .published import PublishedDecoder
+from .qwen3 import Qwen3
+from .smollm3 import SmolLM3
 
-FAMILIES: dict[str, type[PublishedDecoder]] = {kind: family for family in (GPT2, Llama) for kind in family.kinds}
+FAMILIES: dict[str, type[PublishedDecoder]] = {
+    kind: family for family in (GPT2, Llama, Olmo2, Phi3, Qwen3, SmolLM3) for kind in family.kinds
+}
 
 
 def family(folder: Folder) -> type[PublishedDecoder]:

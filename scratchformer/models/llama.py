@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from ..checks import expect_boolean, expect_number, expect_positive
+from ..checks import expect_boolean, expect_number, expect_one_of, expect_positive
 from ..nn import Block, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
 from ..ops.positions import BASE
 from ..rng import Key, Zeros, fold
@@ -19,9 +19,11 @@ EPS = 1e-6
 class LlamaBlock(Block):
     """A pre-norm block of rotary self-attention and SwiGLU, with RMS norms: see `Block`.
 
-    kv_heads, head_width, base, scaling, bias, output_bias, window: of the attention, see `RotarySelfAttention`.
+    kv_heads, head_width, base, scaling, bias, output_bias, window, rotary_width, query_key_norm: of the attention, see
+    `RotarySelfAttention`.
     d_ff, feedforward_bias: of the feed-forward layer, see `SwiGLU`. By default F is 8/3 C, rounded up: the three
-    matrices then have as many weights as the two of a `FeedForward` with 4 C. eps: added in the norms.
+    matrices then have as many weights as the two of a `FeedForward` with 4 C. norms: where they are, "before" the
+    branches or "after" them, see `Residual`. eps: added in all norms.
 
     Forward:
 
@@ -47,16 +49,24 @@ class LlamaBlock(Block):
         bias: bool = False,
         output_bias: bool = False,
         feedforward_bias: bool = False,
+        rotary_width: int | None = None,
+        query_key_norm: str | None = None,
+        norms: str = "before",
         eps: float = EPS,
         dropout: float = 0.0,
         key: Key = Key(0),
     ) -> None:
         expect_positive(d_model=d_model)
         d_ff = -(-8 * int(d_model) // 3) if d_ff is None else d_ff
+        expect_one_of("norms", norms, ("before", "after"))
         options: dict[str, Any] = dict(base=base, scaling=scaling, window=window, bias=bias, output_bias=output_bias)
+        options |= dict(rotary_width=rotary_width, query_key_norm=query_key_norm, eps=eps)
         attention = RotarySelfAttention(d_model, heads, kv_heads, head_width, **options, key=fold(key, "attention"))
         feedforward = SwiGLU(d_model, d_ff, feedforward_bias, fold(key, "feedforward"))
-        super().__init__(attention, feedforward, RMSNorm(d_model, eps), RMSNorm(d_model, eps), "pre", dropout)
+        first, second, after1, after2 = (
+            RMSNorm(d_model, eps) if norms == place else None for place in ("before", "before", "after", "after")
+        )
+        super().__init__(attention, feedforward, first, second, "pre", dropout, after1, after2)
 
 
 class Llama(PublishedDecoder):

@@ -82,7 +82,11 @@ class PublishedDecoder(LanguageModel):
     layers: ClassVar[Mapping[str, str]] = {
         "tokens": "embed_tokens",
         "attention.query": "self_attn.q_proj",
+        "attention.query.linear": "self_attn.q_proj",
+        "attention.query.norm": "self_attn.q_norm",
         "attention.key": "self_attn.k_proj",
+        "attention.key.linear": "self_attn.k_proj",
+        "attention.key.norm": "self_attn.k_norm",
         "attention.value": "self_attn.v_proj",
         "attention.unify": "self_attn.o_proj",
         "norm1": "input_layernorm",
@@ -125,10 +129,12 @@ class PublishedDecoder(LanguageModel):
         config, kind = decoder_config(folder, cls)
         path, bias = Path(folder) / "config.json", config["attention_bias"]
         base, scaling = rotary_settings(path, config, kind.base)
-        seen = windows(path, config, kind, cls.windowed(config))
+        by_block = cls.by_block(path, config, kind)
+        same = {name: values[0] for name, values in by_block.items() if len({*values}) == 1}
+        varied = {name: values for name, values in by_block.items() if name not in same}
         return {ours: config[theirs] for theirs, ours in SETTINGS.items()} | {
             **{ours: config.get(theirs) for theirs, ours in OPTIONAL.items()},
-            **({"window": seen[0]} if len({*seen}) == 1 else {"by_block": {"window": seen}}),
+            **(same | {"by_block": varied} if varied else same),
             "base": base,
             "scaling": scaling,
             "bias": bias,
@@ -139,10 +145,10 @@ class PublishedDecoder(LanguageModel):
         }
 
     @classmethod
-    def windowed(cls, config: Mapping[str, Any]) -> list[bool]:
-        """Which blocks have a window, if the model has one and its config.json has no layer_types."""
+    def by_block(cls, path: Path, config: Mapping[str, Any], kind: Kind) -> dict[str, list]:
+        """The options that may vary, each with its value for every block, by the config.json at `path`."""
         first = config.get("max_window_layers", FIRST_WINDOW) if config["model_type"].startswith("qwen") else 0
-        return [i >= first for i in range(config["num_hidden_layers"])]
+        return {"window": windows(path, config, kind, [i >= first for i in range(config["num_hidden_layers"])])}
 
     def settings(self, kind: str) -> dict[str, Any]:
         """What config.json says of this model, if it is of this one of `kinds`."""

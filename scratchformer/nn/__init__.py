@@ -7,7 +7,7 @@ from .embedding import EmbeddingSum, GridPositions, PositionEmbedding, Sinusoida
 from .frozen import Frozen
 from .layer import FlatParameters, Layer, Param
 from .lora import LoRA, add_lora, merge_lora
-from .pointwise import Dropout, FeedForward, LayerNorm, Linear, RMSNorm, SwiGLU
+from .pointwise import Dropout, FeedForward, LayerNorm, Linear, NormedLinear, RMSNorm, SwiGLU
 from .recompute import Recompute, recompute_blocks
 from .relative_attention import RelativeSelfAttention
 from .rotary_attention import RotarySelfAttention
@@ -29,6 +29,7 @@ __all__ = [
     "Linear",
     "LoRA",
     "MultiHeadLoop",
+    "NormedLinear",
     "Param",
     "PositionEmbedding",
     "RMSNorm",

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
-from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive, expect_real
+from ..checks import expect_boolean, expect_fraction, expect_instance, expect_number, expect_positive, expect_real
 from ..rng import Key, fold
 from .layer import Layer, Param, add_backward, add_gradients, expect_backward, initial_generator
 
@@ -80,6 +80,63 @@ class RMSNorm(Layer):
 
     def backward(self, dy: Array, cache: tuple, plus: Array | None = None) -> Array:
         return add_gradients(ops.rmsnorm_backward, dy, cache, (self.gamma.grad,), plus)
+
+
+NormedLinearCache = namedtuple("NormedLinearCache", "linear norm")
+
+
+class NormedLinear(Layer):
+    """y = norm(x w + b): an affine map, and an RMS norm of its result or of each head of it.
+
+    linear: a `Linear`. norm: an `RMSNorm` of width D, which divides d_out: the result is normalised in groups of D
+    neighbouring numbers, which share γ. With D = d_out there is one group. x: (..., d_in). y: (..., d_out). Queries and
+    keys whose size is fixed in this way keep the scores of attention from growing in training.
+
+    Forward, for each position n, with the groups h:
+
+        w_chd = linear.w_{c,h D + d}        z_nhd = Σ_c x_nc w_chd        ρ_nh = √(1/D Σ_d z_nhd² + eps)
+        ẑ_nhd = z_nhd/ρ_nh        y_nj = norm.gamma_d ẑ_nhd with h = ⌊j/D⌋, d = j mod D
+
+    Backward. Each group is a row of `rmsnorm`, and all groups share γ:
+
+        dnorm.gamma_d = Σ_n Σ_h dy_{n,h D + d} ẑ_nhd        g_nhd := ∂L/∂ẑ_nhd = dy_{n,h D + d} norm.gamma_d
+        dz_nhd = (g_nhd − ẑ_nhd 1/D Σ_d' g_nhd' ẑ_nhd')/ρ_nh
+
+    The affine map passes this on to x and to the weights, by `linear`:
+
+        dx_nc = Σ_h Σ_d dz_nhd w_chd        dlinear.w_{c,h D + d} = Σ_n x_nc dz_nhd
+
+    In code:
+
+        dz = self.norm.backward(self.grouped(dy), cache.norm).reshape(dy.shape)
+        dx = self.linear.backward(dz, cache.linear, plus)
+
+    Source: Henry et al., "Query-key normalization for transformers", 2020; Dehghani et al., "Scaling vision
+    transformers to 22 billion parameters", 2023, section 2.
+    """
+
+    def __init__(self, linear: Linear, norm: RMSNorm) -> None:
+        expect_instance("linear", linear, Linear)
+        expect_instance("norm", norm, RMSNorm)
+        width, D = linear.w.data.shape[1], norm.gamma.data.size
+        if width % D:
+            raise ValueError(f"norm: expected a width that divides {width}, the width of the linear layer, got {D}")
+        self.linear, self.norm = linear, norm
+
+    def forward(self, x: Array) -> tuple[Array, NormedLinearCache]:
+        z, linear = self.linear.forward(x)
+        y, norm = self.norm.forward(self.grouped(z))
+        return y.reshape(z.shape), NormedLinearCache(linear, norm)
+
+    def backward(self, dy: Array, cache: NormedLinearCache, plus: Array | None = None) -> Array:
+        expect_backward(cache, NormedLinearCache, dy=dy)
+        dz = self.norm.backward(self.grouped(dy), cache.norm).reshape(dy.shape)
+        dx = self.linear.backward(dz, cache.linear, plus)
+        return dx
+
+    def grouped(self, x: Array) -> Array:
+        """(..., d_out) -> (..., H, D)."""
+        return x.reshape(*x.shape[:-1], -1, self.norm.gamma.data.size)
 
 
 class Dropout(Layer):
