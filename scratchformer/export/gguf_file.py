@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "smollm3": "smollm3",
     "olmo2": "olmo2",
+    "phi3": "phi3",
 }
 NEIGHBOURS = ("llama", "smollm3")  # architectures whose rotation pairs neighbouring numbers of a head, not its halves
 NAMES = {  # of settings in config.json, and of the functions of the writer; the first that is there counts
@@ -103,6 +104,9 @@ def expect_computed(config: Mapping[str, Any]) -> str:
         raise NotInGGUF(f"model_type: expected one of {', '.join(ARCHITECTURES)} for a GGUF file, got {shown(kind)}")
     if kind == "gpt2" and config["activation_function"] == "gelu":
         raise NotInGGUF("activation: llama.cpp has only gelu_tanh in a GPT-2, got gelu")
+    rotated = config.get("no_rope_layers", [])
+    if rotated != [int((i + 1) % 4 > 0) for i in range(len(rotated))]:
+        raise NotInGGUF(f"no_rope_layers: llama.cpp rotates all but every fourth layer, got {shown(rotated)}")
     if len({*config.get("layer_types", ["full_attention"])}) > 1:
         raise NotInGGUF("window: llama.cpp has none in some of the layers of such a model")
     return ARCHITECTURES[kind]
