@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..course.command import add_command as add_learn
+from ..export.command import add_command as add_export
 from ..generation.beam import WIDEST
 from ..museum.command import add_command as add_museum
 from ..pages.command import add_command as add_page
@@ -176,6 +177,8 @@ def make_parser() -> CommandLine:
     command.add_argument("--device", **DEVICE)
     add_precision(command)
     command.set_defaults(run=evaluate)
+
+    add_export(commands)
 
     command = commands.add_parser("plot", help="plot a run: curves, attention maps, position encodings")
     add_run(command, "folder of a run")

@@ -686,3 +686,12 @@ def _byte_level(lib: Any, model: Any) -> Any:
     tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = lib.decoders.ByteLevel()
     return tokenizer
+
+
+def byte_vocabulary() -> Any:
+    """The `tokenizers.Tokenizer` of a model whose tokens are bytes: the id of a byte is its value."""
+    lib = _library()
+    symbols = {symbol: _from_symbols(symbol)[0] for symbol in lib.pre_tokenizers.ByteLevel.alphabet()}
+    tokenizer = _byte_level(lib, lib.models.BPE(symbols, []))
+    tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return tokenizer

@@ -176,8 +176,9 @@ def tables(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     if D % 2:
         raise ValueError(f"x: expected (B, H, T, D) with an even D, got {tuple(x.shape)}")
     dtype = np.float32 if x.dtype.itemsize <= 4 else np.float64
-    first, length = (start, T) if array_module(x) is np else kept_range(start, T)
-    cos, sin = rotary_tables(length, D, first, base, scaling, dtype, device_of(x))
+    device = device_of(x)
+    first, length = (start, T) if device.index is None else kept_range(start, T)
+    cos, sin = rotary_tables(length, D, first, base, scaling, dtype, device)
     return {"cos": cos[start - first :][:T], "sin": sin[start - first :][:T]}
 
 
