@@ -368,7 +368,9 @@ def is_floating_type(dtype: Any) -> bool:
 
 def cast(x: Array, dtype: Any) -> Array:
     """`x` in another type; `x` itself if it is of that type."""
-    return x if x.dtype == dtype else array_module(x).astype(x, dtype)
+    if x.dtype == dtype:
+        return x
+    return x.astype(dtype) if hasattr(x, "astype") else array_module(x).astype(x, dtype)
 
 
 def copy(x: Array) -> Array:
