@@ -92,13 +92,13 @@ def save_gpt2(folder: Path) -> None:
     from safetensors.numpy import save_file
 
     from scratchformer.models import GPT2
-    from scratchformer.models.gpt2 import stored_as
 
     sizes = {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     tensors: dict[str, list[np.ndarray]] = {}
-    for name, array in GPT2(*sizes.values()).state_dict().items():
-        tensors.setdefault(stored_as(name, 768).name, []).append(array)  # query, key and value in their order
+    model = GPT2(*sizes.values())
+    for source, array in zip(model.tensors().values(), model.state_dict().values(), strict=True):
+        tensors.setdefault(source.name, []).append(array)  # query, key and value in their order
     save_file({name: np.concatenate(a, axis=-1) for name, a in tensors.items()}, folder / "model.safetensors")
 
 

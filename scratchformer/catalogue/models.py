@@ -74,7 +74,8 @@ def llama_block(d: Sizes) -> DerivationCase:
         return (u @ gate / (1 + np.exp(-u @ gate)) * (u @ up)) @ down, None
 
     replaced = {"feedforward": (forward, feedforward.backward)}
-    return with_pattern(d, block, replaced=replaced, G=d.G, H=d.H, D=d.D, θ=ops.rotary_frequencies(d.D))
+    names = {"N": d.D, "θ": ops.rotary_frequencies(d.D)}
+    return with_pattern(d, block, replaced=replaced, G=d.G, H=d.H, D=d.D, **names)
 
 
 def transformer_xl(d: Draw, **options: Any) -> LayerCase:
@@ -193,6 +194,10 @@ ENTRIES = [
             recompute=True,
         ),
     ),
+    Entry("Qwen3").case("", partial(llama, model=models.Qwen3, dropout=0.2, window=2)),
+    Entry("SmolLM3").case("", partial(llama, model=models.SmolLM3, by_block={"rotary_width": [None, 0]})),
+    Entry("Phi3").case("", partial(llama, model=models.Phi3, by_block={"window": [2, None]}, recompute=True)),
+    Entry("Olmo2").case("", partial(llama, model=models.Olmo2, dropout=0.2)),
     Entry("TransformerXL")
     .case("post", partial(transformer_xl, dropout=0.2))
     .case("pre, recompute", partial(transformer_xl, norm="pre", recompute=True, dropout=0.2)),
