@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=peers, default=usual, help=f"(default: {' '.join(usual)})")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each; with --data, batches of an epoch")
     parser.add_argument("--bfloat16", action="store_true", help="also in bfloat16, PyTorch under autocast")
-    parser.add_argument("--patience", type=float, default=240, help="seconds for each answer, such as a first step (240)")
+    parser.add_argument("--patience", type=float, default=240, help="seconds for each answer (240)")
     parser.add_argument("--worker", metavar="NAME", help="(for its own use) be one of them")
     parser.add_argument("--compare", action="store_true", help="(for its own use) only compare in float64")
     args = parser.parse_args()
