@@ -177,7 +177,9 @@ def chat_with(folder, context=400, **options):
 def test_each_answer_continues_the_whole_conversation_and_only_what_is_new_is_read(folder, monkeypatch):
     chat, read = chat_with(folder, system="You are a café."), []
     extend = chat.model.extend
-    monkeypatch.setattr(chat.model, "extend", lambda ids, *rest: read.append(ids.shape[1]) or extend(ids, *rest))
+    monkeypatch.setattr(
+        chat.model, "extend", lambda ids, *rest, **last: read.append(ids.shape[1]) or extend(ids, *rest, **last)
+    )
     for turn, text in enumerate(("hello", "what is <|im_end|>?", "é€𝄞", "bye")):
         ids = chat.vocabulary.encode(
             chat.template.apply([*chat.messages, {"role": "user", "content": text}]), begin=False
