@@ -405,12 +405,13 @@ class PublishedTokenizer:
             raise DataError(f"{path}: {error}") from error
         self.ends = _ends(Path(folder), vocab_size)
 
-    def encode(self, text: str) -> np.ndarray:
-        """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one. The name of a special
-        token in the text, such as "<|im_start|>", is read as that token: chat models are prompted with them.
+    def encode(self, text: str, begin: bool = True) -> np.ndarray:
+        """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one and `begin` is true. The
+        name of a special token in the text, such as "<|im_start|>", is read as that token: chat models are prompted
+        with them.
         """
         with _naming("vocabulary: cannot encode the text"):
-            return np.array(self.tokenizer.encode(text).ids, np.int32)
+            return np.array(self.tokenizer.encode(text, add_special_tokens=begin).ids, np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` (T,), without special tokens and those that the tokenizer lacks, as transformers gives it
@@ -684,4 +685,13 @@ def _byte_level(lib: Any, model: Any) -> Any:
     tokenizer = lib.Tokenizer(model)
     tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = lib.decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_vocabulary() -> Any:
+    """The `tokenizers.Tokenizer` of a model whose tokens are bytes: the id of a byte is its value."""
+    lib = _library()
+    symbols = {symbol: _from_symbols(symbol)[0] for symbol in lib.pre_tokenizers.ByteLevel.alphabet()}
+    tokenizer = _byte_level(lib, lib.models.BPE(symbols, []))
+    tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return tokenizer

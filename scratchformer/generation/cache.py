@@ -132,6 +132,11 @@ class KeyValueCache:
         with checked_on_host():
             return self._append(ids)
 
+    def forget_after(self, length: int) -> None:
+        """Keep the first `length` tokens only, of a text that has not slid; the next are written over the others."""
+        self.length = length
+        self.ids = None if self.ids is None else self.ids[:, :length]
+
     def _append(self, ids: np.ndarray) -> Array:
         """`logits` of ids that are checked."""
         seen = ids if self.ids is None else np.concatenate([self.ids, ids], axis=1)

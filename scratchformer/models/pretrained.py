@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..backend import array_module
+from ..backend import array_module, to_cpu
 from ..nn import Layer, Param
 from ..shell.progress import counted
 from ..shell.reading import BEGINNING, MAX_VOCABULARY, decoded, expect_itself, open_file, parsed, read_json, what_else
@@ -242,6 +242,21 @@ def tensor_sources(
         columns = slice(start, ends[tensor]) if holds[tensor] > 1 else slice(None)
         sources[name] = TensorSource(tensor, transposed(name), columns)
     return sources
+
+
+def stored_tensors(model: Layer, tensors: Mapping[str, TensorSource], prefix: str = "") -> dict[str, np.ndarray]:
+    """The tensors from which `load_weights` would read the parameters of `model`, by name.
+
+    tensors, prefix: as there. A bias that the model lacks, beside others in one tensor, is 0.
+    """
+    params = model.named_parameters()
+    stored: dict[str, np.ndarray] = {}
+    for name, source in tensors.items():
+        place = source.name if source.name.startswith("lm_head.") else prefix + source.name
+        data = to_cpu(params[name].data)
+        tensor = stored.setdefault(place, np.zeros(_shape(params, name, tensors), data.dtype))
+        (tensor.T if source.transposed else tensor)[..., source.columns] = data
+    return stored
 
 
 def tensor_names(folder: Folder, prefix: str = "") -> dict[str, tuple[int, ...]]:

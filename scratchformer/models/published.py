@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive
+from ..nn import TiedOutput
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
 from ..rng import Zeros
@@ -150,6 +151,33 @@ class PublishedDecoder(LanguageModel):
         """The options that may vary, each with its value for every block, by the config.json at `path`."""
         first = config.get("max_window_layers", FIRST_WINDOW) if config["model_type"].startswith("qwen") else 0
         return {"window": windows(path, config, kind, [i >= first for i in range(config["num_hidden_layers"])])}
+
+    def settings(self, kind: str) -> dict[str, Any]:
+        """What config.json says of this model, if it is of this one of `kinds`."""
+        block = self.body.blocks[0]
+        attention, up = block.attention, block.feedforward.up
+        seen = [each.attention.window for each in self.body.blocks]
+        config = {
+            "architectures": [self.kinds[kind].architecture],
+            "model_type": kind,
+            **{theirs: self.config[ours] for theirs, ours in SETTINGS.items() if ours != "d_ff"},
+            "intermediate_size": up.w.data.shape[1],
+            "num_key_value_heads": attention.kv_heads,
+            "head_dim": attention.head_width,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.body.final_norm.eps,
+            "rope_theta": attention.base,
+            "rope_scaling": attention.scaling,
+            "attention_bias": attention.value.b is not None,
+            "mlp_bias": up.b is not None,
+            "tie_word_embeddings": isinstance(self.output, TiedOutput),
+            "sliding_window": next((window for window in seen if window), None),
+            "use_sliding_window": any(seen),
+            "max_window_layers": next((i for i, window in enumerate(seen) if window), len(seen)),
+        }
+        if any(seen) and "use_sliding_window" in self.kinds[kind].settings:
+            config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in seen]
+        return config
 
     @classmethod
     def copies(cls, tied: bool) -> dict[str, str]:

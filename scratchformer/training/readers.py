@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,7 +61,7 @@ def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> A
 
 
 def load_writer(
-    path: Path | str, prompt: str = "", tokens: int | None = None, program: ModuleType | None = None
+    path: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None, program: ModuleType | None = None
 ) -> tuple[LanguageModel, Subwords | PublishedTokenizer | None]:
     """A language model and its vocabulary (None: bytes), from a run's folder, a snapshot, or a folder with a published
     decoder. prompt, tokens: see `load_published`. program: see `load_model`. Raises ValueError for a
@@ -109,9 +109,10 @@ def _widened(vocabulary: Subwords, model: Any, folder: Path | str) -> Subwords:
 
 
 def load_published(
-    folder: Path | str, prompt: str = "", tokens: int | None = None
+    folder: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None
 ) -> tuple[LanguageModel, PublishedTokenizer]:
-    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`.
+    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`, or each
+    of several.
 
     The model's context is no longer than these need, because generation reserves memory for all of it. tokens=None
     keeps the full context. Raises the errors of loading.
@@ -121,5 +122,6 @@ def load_published(
     vocabulary = PublishedTokenizer(folder, sizes["vocab_size"])
     context = sizes["context"]
     if tokens is not None:
-        context = min(context, max(1, len(vocabulary.encode(prompt)) + tokens))
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        context = min(context, max(1, *(len(vocabulary.encode(each)) + tokens for each in prompts)))
     return kind.from_pretrained(folder, context=context), vocabulary
