@@ -140,6 +140,18 @@ ENTRIES = [
         "swiglu_backward",
         {'expect_like("dy", dy, cache.gate.shape) -> expect_like("dy", dy, cache.up.shape)': SAME_SHAPE},
     ),
+    OperationEntry("geglu")
+    .case("", normal("B T F", "B T F"))
+    .mistake(
+        "Φ is taken for the slope of gelu",
+        "gelu(g) = g Φ is a product of two functions of g. Only one of them is differentiated.",
+        equation="dg_i = dy_i ∂y_i/∂g_i = dy_i u_i (Φ_i + g_i φ_i)",
+        wrong="dg_i = dy_i u_i Φ_i",
+    )
+    .survivors(
+        "geglu_backward",
+        {'expect_like("dy", dy, cache.gate.shape) -> expect_like("dy", dy, cache.up.shape)': SAME_SHAPE},
+    ),
     OperationEntry("tanh", analytic=True)
     .case("", normal("B T F"))
     .mistake(

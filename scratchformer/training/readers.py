@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from ..data import PublishedTokenizer, Subwords, Vocabulary
-from ..models import GPT2, LanguageModel
+from ..models import GPT2, BertClassifier, LanguageModel
+from ..models.bert_weights import ROBERTA, published_as
 from ..models.families import family
 from ..models.pretrained import PretrainedError, instead_of_folder
 from ..nn import Layer
@@ -87,12 +88,24 @@ def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
     """A published GPT-2 and its vocabulary, which is widened if the model has more tokens. Raises the errors of
     loading, and PretrainedError if the model has fewer.
     """
-    model, vocabulary = GPT2.from_pretrained(folder, **options), Subwords.from_gpt2(folder)
+    model = GPT2.from_pretrained(folder, **options)
+    return model, _widened(Subwords.from_gpt2(folder), model, folder)
+
+
+def load_bert(folder: Path | str, num_classes: int, **options: Any) -> tuple[BertClassifier, Subwords]:
+    """A published BERT, RoBERTa or DistilBERT as a classifier, and its vocabulary, as by `load_gpt2`."""
+    model = BertClassifier.from_pretrained(folder, num_classes, **options)
+    if published_as(folder) != ROBERTA:
+        return model, Subwords.from_bert(folder)
+    return model, _widened(Subwords.from_roberta(folder), model, folder)
+
+
+def _widened(vocabulary: Subwords, model: Any, folder: Path | str) -> Subwords:
     if len(vocabulary) > (size := model.config["vocab_size"]):
         raise PretrainedError(
             f"{folder}: the vocabulary has {len(vocabulary):,} tokens, but the model of config.json has {size:,}"
         )
-    return model, vocabulary.widened(size)
+    return vocabulary.widened(size)
 
 
 def load_published(
