@@ -96,6 +96,23 @@ class Gemma3(Llama):
         types = attention_types(path, config)
         return {"window": [config["sliding_window"] if each == TYPES[0] else None for each in types]}
 
+    def settings(self, kind: str) -> dict[str, Any]:
+        attentions = [block.attention for block in self.body.blocks]
+        rope = {
+            TYPES[not each.window]: {"rope_type": "default", **(each.scaling or {}), "rope_theta": each.base}
+            for each in attentions
+        }
+        config = super().settings(kind)
+        for name in "rope_theta", "rope_scaling", "use_sliding_window":
+            del config[name]
+        return config | {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": config["head_dim"],
+            "sliding_window": config["sliding_window"] or self.context,  # a number, even if no block has a window
+            "layer_types": [TYPES[not each.window] for each in attentions],
+            "rope_parameters": rope,
+        }
+
     def tensors(self) -> dict[str, TensorSource]:
         """As for `Llama`; files have γ − 1."""
         tensors = super().tensors()

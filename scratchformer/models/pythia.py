@@ -118,6 +118,18 @@ class Pythia(Llama):
             "tied": config["tie_word_embeddings"],
         }
 
+    def settings(self, kind: str) -> dict[str, Any]:
+        attention, up = self.body.blocks[0].attention, self.body.blocks[0].feedforward.up
+        return super().settings(kind) | {
+            **dict.fromkeys(("head_dim", "num_key_value_heads")),
+            "mlp_bias": False,  # the library has no such setting: there always is one
+            "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == up.activation),
+            "layer_norm_eps": self.body.final_norm.eps,
+            "rotary_pct": attention.rotary_width / attention.head_width,
+            "rotary_emb_base": attention.base,
+            "use_parallel_residual": True,
+        }
+
     def tensors(self) -> dict[str, TensorSource]:
         """As for `Llama`. The query, key and value of each head are side by side, in one matrix for all heads."""
         attention: Any = self.body.blocks[0].attention
