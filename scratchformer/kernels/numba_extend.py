@@ -72,6 +72,7 @@ def fits(
     G, D, S = layer.kv_heads, layer.head_width, keys.shape[3]
     return (
         prepared(block, norms, attentions)
+        and getattr(layer, "rotary_width", 0) in (0, D)
         and alike(x, norms[0].gamma.data, keys, values, *memory)
         and x.shape == (B, 1, norms[0].gamma.data.size)
         and (keys.shape, values.shape) == ((B, G, D, S), (B, G, S, D))
@@ -91,7 +92,8 @@ def extend(
     (_, (large, *weights)), layer, angles, start = PREPARED[block], block.attention, NO_ANGLES, 0
     keys, values = as_bits(stored[0].swapaxes(2, 3)), as_bits(stored[1])
     if type(layer) is nn.RotarySelfAttention:
-        angles = angles_at(past, layer.head_width, layer, np.dtype(np.float32))
+        if layer.rotary_width:
+            angles = angles_at(past, layer.head_width, layer, np.dtype(np.float32))
         start = max(0, past + 1 - (layer.window or past + 1))
     if memory is not None:
         lengths = np.full(len(x), memory[0].shape[2]) if pattern is None else pattern.lengths
