@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..course.command import add_command as add_learn
+from ..export.command import add_command as add_export
 from ..generation.beam import WIDEST
 from ..museum.command import add_command as add_museum
 from ..pages.command import add_command as add_page
@@ -26,6 +27,7 @@ from ..shell.reading import read_text
 from ..shell.text import one_line, with_article
 from ..version import __version__
 
+INTEGERS = {"int8": 8, "int4": 4}  # bits of the weights, by the name of a precision
 DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
 
 TOGETHER, SEPARATOR = 32, "---\n"  # texts that `generate` writes at once, and what it prints between them
@@ -131,7 +133,7 @@ def make_parser() -> CommandLine:
     command.set_defaults(run=site)
 
     command = commands.add_parser("generate", help="generate text with a trained language model")
-    add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
+    add_run(command, "folder of a run, a snapshot, or a published decoder, such as GPT-2 or Llama")
     continued = "what to continue (default: a new line); may be given several times"
     command.add_argument("--prompt", action="append", help=continued)
     lines = "also continue each line of this file, or of standard input (-)"
@@ -146,9 +148,7 @@ def make_parser() -> CommandLine:
     command.set_defaults(run=generate)
 
     command = commands.add_parser("chat", help="talk to a published instruct model")
-    command.add_argument(
-        "run_folder", metavar="FOLDER", help="of a published Llama, Mistral or Qwen2 with a chat template"
-    )
+    command.add_argument("run_folder", metavar="FOLDER", help="of a published decoder with a chat template")
     command.add_argument("--system", metavar="TEXT", help="who the model is, instead of what its template says")
     tokens = "how many tokens an answer may have (default: 1000)"
     command.add_argument("--tokens", type=int, default=1000, metavar="N", min=1, help=tokens)
@@ -175,7 +175,10 @@ def make_parser() -> CommandLine:
     command.add_argument("--part", choices=("validation", "test"), default="test", help=parts)
     add_dynamic(command)
     command.add_argument("--device", **DEVICE)
+    add_precision(command)
     command.set_defaults(run=evaluate)
+
+    add_export(commands)
 
     command = commands.add_parser("plot", help="plot a run: curves, attention maps, position encodings")
     add_run(command, "folder of a run")
@@ -249,16 +252,23 @@ def dynamic_settings(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def add_precision(command: CommandLine) -> None:
-    halves = "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time (default: float32)"
-    command.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help=halves)
+    """The option of commands that only read a model's weights."""
+    help = (
+        "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time; int8 and int4 are of "
+        "weights alone, on a CPU, with a scale for every 32 of them (default: float32)"
+    )
+    command.add_argument("--precision", choices=("float32", "bfloat16", *INTEGERS), default="float32", help=help)
 
 
 def placed(model: Any, args: argparse.Namespace) -> Any:
     """The model on the device of --device, in the type of --precision."""
     from ..backend import get_device
+    from ..generation import quantize
     from ..parallel.precision import half_type
 
     model.to(get_device(args.device))
+    if args.precision in INTEGERS:
+        return quantize(model, INTEGERS[args.precision])
     return model if (half := half_type(args.precision, model)) is None else model.to(dtype=half)
 
 
@@ -525,13 +535,15 @@ def evaluate(args: argparse.Namespace) -> None:
     from ..training.start import find_program, open_run, score_lines
 
     run, dynamic = Path(args.run_folder), dynamic_settings(args)
+    if dynamic is not None and args.precision != "float32":
+        raise ValueError(f"--precision: a model that learns while reading must be in float32, got {args.precision}")
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:])
         ranks.from_first(lambda: read_settings(run))  # what cannot be read is reported once
         program = find_program(run, args.program)
         opened = open_run(run, program, args.device, args.data, ranks)
         also = None if dynamic is None else partial(score_dynamically, **dynamic)
-        for line in score_lines(opened, program, args.part, also):
+        for line in score_lines(opened, program, args.part, also, partial(placed, args=args)):
             print(line)
 
 

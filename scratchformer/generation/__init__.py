@@ -5,6 +5,7 @@ from .bleu import bleu
 from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
 from .chat import Chat, ChatTemplate
 from .generate import generate, printable, stream_text, stream_texts
+from .quantize import quantize
 from .sampling import penalised, probabilities, sample
 from .translation import translate
 
@@ -22,6 +23,7 @@ __all__ = [
     "penalised",
     "printable",
     "probabilities",
+    "quantize",
     "sample",
     "stream_text",
     "stream_texts",

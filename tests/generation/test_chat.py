@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from scratchformer.models.llama_weights import stored_as
 
 from scratchformer.commands import cli
 from scratchformer.data import DataError
 from scratchformer.generation import Chat, ChatTemplate, generate
 from scratchformer.models import Llama
-from scratchformer.models.llama_weights import stored_as
 from scratchformer.rng import Key
 from scratchformer.training.readers import load_llama
 

@@ -8,7 +8,6 @@ import pytest
 from scratchformer.generation import generate, penalised
 from scratchformer.generation.sampling import occurrences
 from scratchformer.models import GPT2
-from scratchformer.models.gpt2 import stored_as
 from scratchformer.models.pretrained import PretrainedError
 
 torch = pytest.importorskip("torch")
@@ -77,9 +76,9 @@ def test_loss_and_gradients_of_every_parameter(saved, dtype):
     expected.backward()
     assert float(loss) == pytest.approx(expected.item(), rel=tolerance)
     parameters = {name.removeprefix("transformer."): p.grad.numpy() for name, p in theirs.named_parameters()}
-    seen = set()
+    seen, sources = set(), ours.tensors()
     for name, p in ours.named_parameters().items():
-        tensor = stored_as(name, ours.config["d_model"])
+        tensor = sources[name]
         grad = parameters[tensor.name][..., tensor.columns]
         seen.add(tensor.name)
         # The bias of a key shifts all scores of a query equally: its gradient is zero up to rounding.
@@ -136,7 +135,7 @@ def test_names_with_and_without_the_prefix_and_old_buffers(saved, tmp_path):
 def test_the_published_sizes_have_the_names_that_the_library_gives(saved):
     theirs, _ = saved
     model = GPT2(V, 24, 2, theirs.config.n_layer, 12)
-    ours = {stored_as(name, 24).name for name in model.named_parameters()}
+    ours = {source.name for source in model.tensors().values()}
     assert ours == {name.removeprefix("transformer.") for name, _ in theirs.named_parameters()}
 
 
