@@ -26,8 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from setups import OURS, OURS_BFLOAT16
-from training_step import Worker
+from setups import OURS, OURS_BFLOAT16, Process
 
 HERE = Path(__file__).resolve().parents[1]
 STEPS, LOADS = ("enwik8", "imdb"), ("import", "load-imdb", "load-gpt2")
@@ -42,12 +41,13 @@ def compare(work: str, before: Path, rounds: int, data: Path | None, bfloat16: b
         else:
             script = tree / "benchmarks" / Path(__file__).name  # which knows the modules of its checkout
             command = [str(script), str(tree), work, "--worker", *([] if data is None else ["--data", str(data)])]
-        workers[name] = Worker([sys.executable, *command], os.environ | {"PYTHONPATH": str(tree), "TQDM_DISABLE": "1"})
+        environment = os.environ | {"PYTHONPATH": str(tree), "TQDM_DISABLE": "1"}
+        workers[name] = Process([sys.executable, *command], environment=environment)
     times: dict[str, list[float]] = {name: [] for name in workers}
     peaks, results = {}, {}
     for number in range(rounds + 1):
         for name in sorted(workers, reverse=bool(number % 2)):  # so that neither always goes first
-            results[name], seconds, peaks[name] = workers[name].step(number)
+            results[name], seconds, peaks[name] = workers[name].ask(number)
             if number:  # the first one warms up
                 times[name].append(seconds)
         if abs(results["after"] / results["before"] - 1) > 1e-3:
@@ -92,13 +92,13 @@ def save_gpt2(folder: Path) -> None:
     from safetensors.numpy import save_file
 
     from scratchformer.models import GPT2
-    from scratchformer.models.gpt2 import stored_as
 
     sizes = {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     tensors: dict[str, list[np.ndarray]] = {}
-    for name, array in GPT2(*sizes.values()).state_dict().items():
-        tensors.setdefault(stored_as(name, 768).name, []).append(array)  # query, key and value in their order
+    model = GPT2(*sizes.values())
+    for source, array in zip(model.tensors().values(), model.state_dict().values(), strict=True):
+        tensors.setdefault(source.name, []).append(array)  # query, key and value in their order
     save_file({name: np.concatenate(a, axis=-1) for name, a in tensors.items()}, folder / "model.safetensors")
 
 

@@ -85,9 +85,10 @@ def grouped_rotary(d: Draw, **options: Any) -> LayerCase:
 
 def rotary_attention(d: Sizes) -> DerivationCase:
     d.sizes |= {"G": 2, "H": 4, "D": 6, "C": 7, "B": 3, "T": 5}
-    layer = nn.RotarySelfAttention(d.C, d.H, d.G, d.D, causal=d.seed % 2 == 1)
+    d.sizes["N"] = 4
+    layer = nn.RotarySelfAttention(d.C, d.H, d.G, d.D, causal=d.seed % 2 == 1, rotary_width=d.N)
     seen = edges(d, d.T)
-    names = {"G": d.G, "H": d.H, "D": d.D, "θ": ops.rotary_frequencies(d.D)}
+    names = {"G": d.G, "H": d.H, "D": d.D, "θ": ops.rotary_frequencies(d.N), "N": d.N}
     return derived(d, layer, d("B T C"), ops.Edges(seen), names=names | {"m": np.tril(seen) if layer.causal else seen})
 
 
@@ -99,6 +100,11 @@ ENTRIES = [
         "grouped, causal, window, scaling, output bias",
         partial(grouped_rotary, causal=True, window=2, base=100.0, scaling=LLAMA3, output_bias=True),
     )
+    .case(
+        "norms of heads, half rotated",
+        partial(grouped_rotary, causal=True, query_key_norm="heads", rotary_width=2),
+    )
+    .case("norms of all, not rotated", partial(grouped_rotary, causal=True, query_key_norm="all", rotary_width=0))
     .derivation("", rotary_attention)
     .mistake(
         "The gradient of the queries is rotated forward once more",
@@ -115,12 +121,12 @@ ENTRIES = [
             (
                 "        dy = self.unify.backward(dy, cache.unify)\n"
                 "        dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)\n"
-                "        dq = ops.rotary_backward(dq, cache.rotated_q)\n"
-                "        dk = ops.rotary_backward(dk, cache.rotated_k)\n"
+                "        dq = self.rotate_back(dq, cache.rotated_q)\n"
+                "        dk = self.rotate_back(dk, cache.rotated_k)\n"
             ): (
                 "        dy = self.unify.backward(dy, cache.unify)\n"
                 "        dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)\n"
-                "        dq = ops.rotary_backward(dq, cache.rotated_q)\n"
+                "        dq = self.rotate_back(dq, cache.rotated_q)\n"
             )
         },
         tests="tests/nn/test_all_layers.py -k Rotary",

@@ -17,6 +17,8 @@ from .derived import GELU, Part, derived
 from .entry import DerivationCase, Entry, LayerCase, on
 
 OTHER = {"post": "pre", "pre": "post"}
+STARTS = {"post": 'In "post" order', "pre": 'In "pre" order', "after": "With a norm after"}
+OTHER_ORDERS = {order: tuple(start for name, start in STARTS.items() if name != order) for order in STARTS}
 
 
 def memory(d: Draw, letters: str) -> Array:
@@ -46,6 +48,19 @@ def block_of_other_parts(d: Draw) -> LayerCase:
         dropout=0.3,
     )
     return on(layer, d("B T C"), key=d.key, pattern=ops.Padding(d.lengths()))
+
+
+def parallel_block(d: Draw) -> LayerCase:
+    parts = nn.RotarySelfAttention(d.C, d.H, head_width=4, key=Key(d.seed)), nn.SwiGLU(d.C, d.F, key=Key(d.seed, 1))
+    layer = nn.ParallelBlock(*parts, nn.RMSNorm(d.C), nn.LayerNorm(d.C), "pre", 0.3)
+    return on(layer, d("B T C"), key=d.key, pattern=ops.Padding(d.lengths()))
+
+
+def parallel(d: Sizes) -> DerivationCase:
+    d.sizes |= {"H": 2, "D": 3, "C": 6}
+    parts = nn.SelfAttention(d.C, d.H), nn.FeedForward(d.C, d.F, GELU)
+    block = nn.ParallelBlock(*parts, nn.LayerNorm(d.C), nn.LayerNorm(d.C), "pre")
+    return with_pattern(d, block, H=d.H, D=d.D)
 
 
 BLOCK_PARTS = ("attention", "feedforward", "norm1", "norm2")
@@ -87,15 +102,20 @@ def decoder_block(d: Sizes, order: str, activation: ops.Activation = GELU) -> De
     return derived(d, block, x, memory, ops.Padding(lengths), names=names, parts=parts, leave=leave)
 
 
-def around_feedforward(d: Draw, order: str) -> LayerCase:
-    branch = nn.FeedForward(d.C, d.F, "gelu", Key(d.seed))
-    return on(nn.Residual(branch, nn.LayerNorm(d.C), order, nn.Dropout(0.3)), d("B T C"), key=d.key)
+def around_feedforward(d: Draw, order: str, after: bool = False) -> LayerCase:
+    branch, norm = nn.FeedForward(d.C, d.F, "gelu", Key(d.seed)), nn.LayerNorm(d.C)
+    norms = dict(norm=None, after=norm) if after else dict(norm=norm)
+    return on(nn.Residual(branch, order=order, dropout=nn.Dropout(0.3), **norms), d("B T C"), key=d.key)
 
 
 def residual(d: Sizes, order: str) -> DerivationCase:
     """With a branch whose output at a position depends on all positions, and with dropout."""
     d.sizes |= {"H": 2, "C": 6}
-    layer = nn.Residual(nn.SelfAttention(d.C, d.H), nn.LayerNorm(d.C), order, nn.Dropout(0.3))
+    branch, norm = nn.SelfAttention(d.C, d.H), nn.LayerNorm(d.C)
+    if order == "after":
+        layer = nn.Residual(branch, None, "pre", after=norm)
+    else:
+        layer = nn.Residual(branch, norm, order, nn.Dropout(0.3))
 
     def forward(n: np.ndarray) -> tuple[np.ndarray, tuple]:
         f, branch = layer.branch.forward(n)
@@ -106,17 +126,16 @@ def residual(d: Sizes, order: str) -> DerivationCase:
         branch, dropout = cache
         return layer.branch.backward(layer.dropout.backward(df, dropout), branch)
 
-    parts: dict[str, Part] = {"branch": (forward, backward), "norm": layer.norm}
-    return derived(d, layer, d("B T C"), key=d.key, parts=parts, leave=f'In "{OTHER[order]}" order')
+    parts: dict[str, Part] = {"branch": (forward, backward), "after" if order == "after" else "norm": norm}
+    return derived(d, layer, d("B T C"), key=d.key, parts=parts, leave=OTHER_ORDERS[order])
 
 
 def residual_of_linear(d: Sizes, order: str) -> DerivationCase:
     """With the smallest branch that can be written out, for the page."""
-    layer = nn.Residual(nn.Linear(d.C, d.C), nn.LayerNorm(d.C), order)
-    parts: dict[str, Part] = {"branch": layer.branch, "norm": layer.norm}
-    norm: Any = layer.norm
-    names = {"eps": norm.eps}
-    return derived(d, layer, d("B T C"), names=names, parts=parts, leave=f'In "{OTHER[order]}" order')
+    norm = nn.LayerNorm(d.C)
+    layer = nn.Residual(nn.Linear(d.C, d.C), norm, order)
+    parts: dict[str, Part] = {"branch": layer.branch, "norm": norm}
+    return derived(d, layer, d("B T C"), names={"eps": norm.eps}, parts=parts, leave=OTHER_ORDERS[order])
 
 
 def two_blocks(d: Draw, order: str) -> LayerCase:
@@ -189,11 +208,22 @@ ENTRIES = [
         equation="dg_tc = dh_tc + dr_tc",
         wrong="dg_tc = dr_tc",
     ),
+    Entry("ParallelBlock")
+    .case("", parallel_block)
+    .derivation("", parallel)
+    .mistake(
+        "Only the branches pass the gradient on",
+        "y is a sum of three terms, and the first is x itself.",
+        equation="dx_tc = dy_tc + ds_tc + dr_tc",
+        wrong="dx_tc = ds_tc + dr_tc",
+    ),
     Entry("Residual")
     .case("post", partial(around_feedforward, order="post"))
     .case("pre", partial(around_feedforward, order="pre"))
+    .case("after", partial(around_feedforward, order="pre", after=True))
     .derivation("", partial(residual, order="post"))
     .derivation("pre", partial(residual, order="pre"))
+    .derivation("after", partial(residual, order="after"))
     .mistake(
         "The gradient passes only through the branch",
         "In y = x + f(x), the first x passes dy on unchanged; this part is left out.",
@@ -208,8 +238,8 @@ ENTRIES = [
         equation="dx_tc = dy_tc + ds_tc",
         wrong="dx_tc = ds_tc",
         replace={
-            "dx = add_backward(dy, self.norm, dn, cache.norm)\n        else": (
-                "dx = self.norm.backward(dn, cache.norm)\n        else"
+            "dx = add_backward(dy, before, dn, cache.norm)\n        else": (
+                "dx = before.backward(dn, cache.norm)\n        else"
             ),
         },
         tests="tests/nn/test_all_layers.py -k Residual",
@@ -226,9 +256,9 @@ ENTRIES = [
         "γ gets no gradient from the memory",
         "The norm is also applied to the memory, so the memory's rows are part of the sums for γ and β.",
         replace={
-            "         dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])": (
+            "         dx, _ = ops.add(dy, before.backward(dn, cache.norm)[:, -T:])": (
                 "         dn[:, : dn.shape[1] - T] = 0\n"
-                "            dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])"
+                "            dx, _ = ops.add(dy, before.backward(dn, cache.norm)[:, -T:])"
             )
         },
         tests="tests/nn/test_all_layers.py -k memory",

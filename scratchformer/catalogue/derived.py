@@ -33,7 +33,7 @@ def derived(
     *inputs: Any,
     names: dict[str, Any] | None = None,
     parts: Mapping[str, Part] | None = None,
-    leave: str = "",
+    leave: str | tuple[str, ...] = "",
     **options: Any,
 ) -> DerivationCase:
     """The case of a layer, whose derivation is the docstring of its class. parts: see `functions_of`; leave: see
@@ -74,10 +74,10 @@ def gradient(forward: Callable, backward: Callable, place: int, dy: np.ndarray, 
     return returned[place] if isinstance(returned, tuple) else returned
 
 
-def without(docstring: str, start: str) -> str:
-    """The docstring without the paragraph that begins with `start` and the equations below it.
+def without(docstring: str, start: str | tuple[str, ...]) -> str:
+    """The docstring without the paragraphs that begin with `start` and the equations below them.
 
-    For a class with two orders of the same parts, of which a case runs one. The lines keep their numbers.
+    For a class with several orders of the same parts, of which a case runs one. The lines keep their numbers.
     """
     kept, leaving, above = [], False, ""
     for line in docstring.splitlines():

@@ -45,13 +45,13 @@ MISTAKES = [
     ),
     Mistake(
         "published weights: queries and keys exchanged",
-        file="models/gpt2.py",
-        replace={'COLUMNS = ("query", "key", "value")': 'COLUMNS = ("key", "query", "value")'},
+        file="models/pretrained.py",
+        replace={"for name, tensor in names.items():": "for name, tensor in reversed(names.items()):"},
         tests="tests/models/test_pretrained.py",
     ),
     Mistake(
         "published weights: a Llama's gate and values exchanged",
-        file="models/llama_weights.py",
+        file="models/llama.py",
         replace={
             '"feedforward.gate": "mlp.gate_proj"': '"feedforward.gate": "mlp.up_proj"',
             '"feedforward.up": "mlp.up_proj"': '"feedforward.up": "mlp.gate_proj"',

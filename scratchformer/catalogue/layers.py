@@ -69,6 +69,12 @@ def embedding_sum(d: Sizes, training: bool = True) -> DerivationCase:
     return derived(d, layer, d("B T I"), d.integers("B T", d.V), names=names, parts=parts, key=key)
 
 
+def normed_linear(d: Sizes) -> DerivationCase:
+    d.sizes |= {"H": 2, "D": 3}
+    layer = nn.NormedLinear(nn.Linear(d.C, d.H * d.D, bias=False), nn.RMSNorm(d.D, 0.1))
+    return derived(d, layer, d("N C"), names={"H": d.H, "D": d.D, "eps": layer.norm.eps})
+
+
 ENTRIES = [
     Entry("Linear", tests="tests/nn/test_all_layers.py tests/nn/test_pointwise.py -k 'Linear or FeedForward'")
     .case("", lambda d: on(nn.Linear(d.I, d.O, key=Key(d.seed)), d("B T I")))
@@ -151,6 +157,31 @@ ENTRIES = [
         wrong="de_nf = da_nf where da_nf > 0, 0 elsewhere",
     ),
     Entry("RMSNorm").case("", lambda d: on(nn.RMSNorm(d.C), d("B T C"))),
+    Entry("NormedLinear")
+    .case("", lambda d: on(nn.NormedLinear(nn.Linear(d.C, 6, key=Key(d.seed)), nn.RMSNorm(3)), d("B T C")))
+    .case("all", lambda d: on(nn.NormedLinear(nn.Linear(d.C, 4, False, Key(d.seed)), nn.RMSNorm(4, 0.1)), d("B T C")))
+    .derivation("", normed_linear)
+    .mistake(
+        "Each group has the size of all numbers",
+        "The mean of g ẑ is over the D numbers of one group, since they alone share its ρ.",
+        equation="dz_nhd = (g_nhd − ẑ_nhd 1/D Σ_d' g_nhd' ẑ_nhd')/ρ_nh",
+        wrong="dz_nhd = (g_nhd − ẑ_nhd 1/D Σ_h' Σ_d' g_nh'd' ẑ_nh'd')/ρ_nh",
+    )
+    .mistake(
+        "The norm gets no gradient back to its input",
+        "The size of a group depends on every number in it. Without this term only the direction would.",
+        equation="dz_nhd = (g_nhd − ẑ_nhd 1/D Σ_d' g_nhd' ẑ_nhd')/ρ_nh",
+        wrong="dz_nhd = g_nhd/ρ_nh",
+    ),
+    Entry("GeGLU")
+    .case("", lambda d: on(nn.GeGLU(d.C, d.F, bias=True, key=Key(d.seed)), d("B T C")))
+    .derivation("", lambda d: derived(d, nn.GeGLU(d.C, d.F), d("B T C")))
+    .mistake(
+        "The gate gets no factor from the other branch",
+        "Each factor of a product gets the other one. Here dgate has the wrong size, and often the wrong sign.",
+        equation="dgate_nf = da_nf ∂a_nf/∂gate_nf = da_nf up_nf (s_nf + gate_nf r_nf)",
+        wrong="dgate_nf = da_nf (s_nf + gate_nf r_nf)",
+    ),
     Entry("SwiGLU")
     .case("", lambda d: on(nn.SwiGLU(d.C, d.F, key=Key(d.seed)), d("B T C")))
     .case("bias", lambda d: on(nn.SwiGLU(d.C, d.F, bias=True, key=Key(d.seed)), d("B T C")))

@@ -92,10 +92,13 @@ def known(block: Any) -> bool:
     """Whether a block has nothing but layers that the kernels compute."""
     if not isinstance(block, nn.Block) or type(block).extend is not nn.Block.extend:
         return False
-    if any(type(each) is not nn.Residual or each.order != block.norm for each in (block.first, block.second)):
+    branches = block.first, block.second
+    if any(type(each) is not nn.Residual or each.order != block.norm or each.after for each in branches):
         return False
     attention, forward = block.attention, block.feedforward
     if type(attention) not in (nn.SelfAttention, nn.RotarySelfAttention) or attention.head_width > MAX_HEAD_WIDTH:
+        return False
+    if getattr(attention, "rotary_width", 0) not in (0, attention.head_width):
         return False
     maps = [attention.query, attention.key, attention.value, attention.unify]
     if type(forward) is nn.SwiGLU:
@@ -193,7 +196,7 @@ def attend(x: Array, layer: Any, numbers: Array, keys: Array, values: Array) -> 
 
         z_s = Σ_d q_d K_sd/√D        p_s = exp(z_s − m)/Σ_s' exp(z_s' − m)        y_d = Σ_s p_s V_sd
     """
-    (B, G, S, D), H, rotary = values.shape, layer.heads, type(layer) is nn.RotarySelfAttention
+    (B, G, S, D), H, rotary = values.shape, layer.heads, getattr(layer, "rotary_width", 0) > 0
     y, wide = cupy.empty((B, H * D), x.dtype), real(x.dtype)
     cos = sin = cupy.empty(1, wide)
     if rotary:

@@ -30,7 +30,7 @@ CROSS = nn.SelfAttention, nn.CrossAttention
 def parts_of(block: Any) -> tuple[tuple, tuple]:
     """The norms and the attentions of a block or a decoder block; none if its branches are not theirs."""
     branches = (block.first, block.second, *([block.third] if isinstance(block, nn.DecoderBlock) else []))
-    if any(type(each) is not nn.Residual or each.order != block.norm for each in branches):
+    if any(type(each) is not nn.Residual or each.order != block.norm or each.after for each in branches):
         return (), ()
     return tuple([each.norm for each in branches]), tuple([each.branch for each in branches[:-1]])
 
@@ -45,6 +45,7 @@ def fits(
         x.shape[1:2] == (1,)
         and (kinds == CROSS or kinds in SELF)
         and {*map(type, norms)} <= {nn.LayerNorm, nn.RMSNorm}
+        and getattr(block.attention, "rotary_width", 0) in (0, getattr(block.attention, "head_width", 0))
         and type(block.feedforward) in (nn.FeedForward, nn.SwiGLU)
         and all(type(a) is np.ndarray and a.dtype == x.dtype for a in (x, *stored, *memory, norms[0].gamma.data))
         and x.dtype in REAL
@@ -152,8 +153,10 @@ def attend(x: np.ndarray, layer: Any, stored: Stored, past: int, pattern: Patter
     q *= 1 / math.sqrt(D)
     q = q.reshape(B, G, -1, D)  # (B, G, K, D)
     if type(layer) is nn.RotarySelfAttention:
-        angles, start = angles_at(past, D, layer, q.dtype), max(0, S - (layer.window or S))
-        q, k = rotate(q, *angles), rotate(k, *angles)
+        start = max(0, S - (layer.window or S))
+        if layer.rotary_width:
+            angles = angles_at(past, D, layer, q.dtype)
+            q, k = rotate(q, *angles), rotate(k, *angles)
     keys[:, :, past] = k[:, :, 0]
     values[:, :, past] = affine(x, layer.value).reshape(B, G, D)
     if type(layer) is nn.RelativeSelfAttention:

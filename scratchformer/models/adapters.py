@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from ..backend import array_module
+from ..checks import expect_instance
 from ..shell.reading import read_json
 from ..shell.text import printable, shown
-from . import gpt2, llama_weights
-from .gpt2 import GPT2
-from .llama import Llama
-from .pretrained import Folder, PretrainedError, TensorSource, opened
+from .pretrained import Folder, PretrainedError, opened
+from .published import PublishedDecoder
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = r"base_model\.model\.(transformer\.|model\.)?"  # of all names in a file
+PREFIX = r"base_model\.model\.(transformer\.|model\.|gpt_neox\.)?"  # of all names in a file
 # The settings that change what is computed, and what they must be; the first is the default.
 COMPUTED: Mapping[str, tuple] = {
     "peft_type": ("LORA",),
@@ -38,24 +37,23 @@ COMPUTED: Mapping[str, tuple] = {
 }
 
 
-def load_adapter(model: GPT2 | Llama, folder: Folder) -> None:
+def load_adapter(model: PublishedDecoder, folder: Folder) -> None:
     """Add the changes of a PEFT adapter to the weights of `model`, which it was trained for: w + s (b a), transposed,
     where a and b are two narrow matrices for each adapted layer and s is lora_alpha/r (with use_rslora, lora_alpha/√r).
 
     folder: with adapter_config.json and adapter_model.safetensors. The model is changed only if all of it fits. Raises
     PretrainedError, naming the file and the setting or the tensor, if the adapter is of another kind or for another
-    model, TypeError unless the model is a GPT2 or a Llama.
+    model, TypeError unless the model is of a published kind.
 
     Source: Hu et al., "LoRA: low-rank adaptation of large language models", 2022, equation 3; see `nn.LoRA`.
     """
-    if not isinstance(model, (GPT2, Llama)):
-        raise TypeError(f"model: expected a GPT2 or a Llama, got {type(model).__name__}")
+    expect_instance("model", model, PublishedDecoder)
     scale = _scale(Path(folder) / CONFIG)
     params, changes = model.named_parameters(), {}
     with opened(Path(folder) / WEIGHTS) as (path, tensors):
         narrow = {re.sub(f"^{PREFIX}", "", name): tensor for name, tensor in tensors.items()}
         used = set()
-        for name, source in _sources(model).items():
+        for name, source in model.tensors().items():
             pair = [source.name.removesuffix("weight") + f"lora_{side}.weight" for side in "AB"]
             if not (source.name.endswith(".weight") and set(pair) & narrow.keys()):
                 continue
@@ -87,11 +85,3 @@ def _scale(path: Path) -> float:
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
         raise PretrainedError(f"{path}: r and lora_alpha: expected numbers, got {shown(rank)} and {shown(alpha)}")
     return alpha / (rank**0.5 if config.get("use_rslora") else rank)
-
-
-def _sources(model: GPT2 | Llama) -> dict[str, TensorSource]:
-    """Where each parameter of `model` is in the folder of a published model."""
-    if isinstance(model, GPT2):
-        width = model.config["d_model"]
-        return {name: gpt2.stored_as(name, width) for name in model.named_parameters()}
-    return {name: llama_weights.stored_as(name) for name in model.named_parameters()}

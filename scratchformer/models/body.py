@@ -71,6 +71,7 @@ class Body(Model):
     block: a class of layers, or a function that creates one, called as `block(d_model, heads, key=key, **options)` for
     every block; `Stack` says what a block needs. options: all arguments that the body does not take itself; for the
     default, `TransformerBlock`, these are norm, wide, d_ff, activation, bias, eps.
+    by_block: options that vary from block to block, each with a list of its values: `{"window": [8, 8, None]}`.
     final_norm: creates the norm after the last block, called as `final_norm(d_model)`. The default is a `LayerNorm` if
     the blocks are pre-norm (`block.norm` is "pre"), and otherwise none. A model can be saved if all these are classes.
     """
@@ -96,6 +97,7 @@ class Body(Model):
         embeddings: Sequence[Mapping[str, Any]] | None = None,
         block: Callable[..., nn.Layer] = nn.TransformerBlock,
         final_norm: Callable[[int], nn.Layer] | None = None,
+        by_block: Mapping[str, Sequence[Any]] | None = None,
         key: Key = Key(0),
         **options: Any,
     ) -> None:
@@ -125,7 +127,13 @@ class Body(Model):
         if positions == "relative":
             options["relative"] = True
         drops = {"dropout": dropout} if dropout or "dropout" in named(block) else {}
-        blocks = repeated(lambda i: block(d_model, heads, key=fold(key, "block", i), **options, **drops), depth)
+        varied = expect_varied(by_block or {}, block, depth)
+
+        def block_at(i: int) -> nn.Layer:
+            given = options | {name: values[i] for name, values in varied.items()}
+            return block(d_model, heads, key=fold(key, "block", i), **given, **drops)
+
+        blocks = repeated(block_at, depth)
         if final_norm is not None:
             norm: nn.Layer | None = final_norm(d_model)
         else:
@@ -247,6 +255,18 @@ def expect_embeddings(embeddings: Any) -> Sequence[Mapping[str, Any]]:
         if not (isinstance(kind, type) and issubclass(kind, nn.Layer)):
             raise TypeError(f'embeddings: expected dicts with a class of layers as "layer", got {shown(each)}')
     return embeddings
+
+
+def expect_varied(by_block: Any, block: Callable, depth: int) -> Mapping[str, Sequence[Any]]:
+    """Raise TypeError or ValueError unless `by_block` has a value for each block of some options; returns it."""
+    expect_instance("by_block", by_block, Mapping)
+    known = named(block)
+    for name, values in by_block.items():
+        if name not in known:
+            raise TypeError(f"by_block: no option {name!r}; expected one of {', '.join(known)}")
+        if not isinstance(values, list | tuple) or len(values) != depth:
+            raise ValueError(f"by_block: {name}: expected a list of {depth}, one for each block, got {shown(values)}")
+    return by_block
 
 
 def made(embedding: Mapping[str, Any], vocab_size: int | None, d_model: int, std: float, key: Key) -> Any:

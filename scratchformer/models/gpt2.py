@@ -5,23 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..checks import expect_boolean, expect_fraction
 from ..nn import Layer, Linear, TiedOutput
 from ..rng import Key, Zeros
 from .body import Body
-from .language_model import LanguageModel
-from .pretrained import (
-    Folder,
-    PretrainedError,
-    TensorSource,
-    expect_sizes,
-    load_weights,
-    making,
-    read_config,
-    stored_name,
-)
+from .pretrained import Folder, PretrainedError, expect_sizes, load_weights, making, read_config
+from .published import PublishedDecoder
 
 STD = 0.02  # of the initial weights
 PREFIX = "transformer."  # of most names in a file
@@ -43,7 +34,7 @@ COMPUTED = {  # settings, and the values that this implementation supports
 }
 
 
-class GPT2(LanguageModel):
+class GPT2(PublishedDecoder):
     """The `LanguageModel` that OpenAI published in 2019 in four sizes; the default is the smallest, 124M parameters.
 
     The differences from the tutorial's generator, with reasons:
@@ -65,6 +56,23 @@ class GPT2(LanguageModel):
 
     Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3.
     """
+
+    kinds: ClassVar[Mapping[str, Any]] = {"gpt2": COMPUTED}
+    blocks, prefix = "h", PREFIX
+    layers: ClassVar[Mapping[str, str]] = {
+        "attention.query": "attn.c_attn",
+        "attention.key": "attn.c_attn",
+        "attention.value": "attn.c_attn",
+        "attention.unify": "attn.c_proj",
+        "feedforward.up": "mlp.c_fc",
+        "feedforward.down": "mlp.c_proj",
+        "norm1": "ln_1",
+        "norm2": "ln_2",
+        "tokens": "wte",
+        "positions": "wpe",
+        "final_norm": "ln_f",
+        "output": "lm_head",  # unless tied
+    }
 
     def __init__(
         self,
@@ -89,6 +97,10 @@ class GPT2(LanguageModel):
         self.output: Layer = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
         smaller = STD / math.sqrt(2 * depth)
         self.draw_weights(key, lambda name: smaller if name.endswith(("unify.w", "down.w")) else STD)
+
+    @classmethod
+    def transposed(cls, name: str) -> bool:
+        return name == "output.w"
 
     @classmethod
     def from_pretrained(cls, folder: Folder, dropout: float | None = None, recompute: bool = False) -> GPT2:
@@ -121,9 +133,22 @@ class GPT2(LanguageModel):
                 activation="gelu" if config.get("activation_function") == "gelu" else "gelu_tanh",
                 key=Zeros(),
             )
-        tensors = {name: stored_as(name, config["n_embd"]) for name in model.named_parameters()}
-        load_weights(model, folder, tensors, r"h\.\d+\.attn\.(masked_)?bias", PREFIX, copies)
+        load_weights(model, folder, model.tensors(), r"h\.\d+\.attn\.(masked_)?bias", PREFIX, copies)
         return model
+
+    def settings(self, kind: str) -> dict[str, Any]:
+        """What config.json says of this model."""
+        block = self.body.blocks[0]
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": kind,
+            **{theirs: self.config[ours] for theirs, ours in SIZES.items()},
+            "n_inner": block.feedforward.up.w.data.shape[1],
+            "activation_function": {"gelu_tanh": "gelu_new"}.get(block.feedforward.up.activation, "gelu"),
+            "layer_norm_epsilon": block.norm1.eps,
+            "tie_word_embeddings": isinstance(self.output, TiedOutput),
+            **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), self.config["dropout"]),
+        }
 
 
 def _dropout(folder: Folder, config: Mapping[str, Any]) -> float:
@@ -135,29 +160,3 @@ def _dropout(folder: Folder, config: Mapping[str, Any]) -> float:
             f"got {embedding}: choose one by passing dropout"
         )
     return branches
-
-
-# The path in a file of each of our layers; those within a block, without the block. Matrices are (in, out), like ours.
-LAYERS = {
-    "attention.query": "attn.c_attn",
-    "attention.key": "attn.c_attn",
-    "attention.value": "attn.c_attn",
-    "attention.unify": "attn.c_proj",
-    "feedforward.up": "mlp.c_fc",
-    "feedforward.down": "mlp.c_proj",
-    "norm1": "ln_1",
-    "norm2": "ln_2",
-    "tokens": "wte",
-    "positions": "wpe",
-    "final_norm": "ln_f",
-    "output": "lm_head",  # unless tied; stored as (out, in)
-}
-COLUMNS = ("query", "key", "value")  # side by side in one matrix and in one bias
-
-
-def stored_as(name: str, d_model: int) -> TensorSource:
-    """Where the parameter `name` is in the file: "body.blocks.0.norm1.gamma" is "h.0.ln_1.weight"."""
-    kind = name.split(".")[-2]
-    start = COLUMNS.index(kind) * d_model if kind in COLUMNS else None
-    columns = slice(None) if start is None else slice(start, start + d_model)
-    return TensorSource(stored_name(name, LAYERS, "h"), transposed=kind == "output", columns=columns)

@@ -1,29 +1,31 @@
-"""Llama, and the published models of its kind: Mistral and Qwen2."""
+"""Llama, and the published models that differ from it in a setting: Mistral and Qwen2."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive
-from ..nn import Block, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
+from ..checks import expect_boolean, expect_number, expect_one_of, expect_positive
+from ..nn import Block, GeGLU, LayerNorm, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
 from ..ops.positions import BASE
 from ..rng import Key, Zeros, fold
 from .body import Body
-from .language_model import LanguageModel
-from .llama_weights import llama_config, load_llama
-from .pretrained import Folder, making
+from .published import NO_WINDOW, Kind, PublishedDecoder
 
 EPS = 1e-6
+GATED = {"silu": SwiGLU, "gelu_tanh": GeGLU}
 
 
 class LlamaBlock(Block):
     """A pre-norm block of rotary self-attention and SwiGLU, with RMS norms: see `Block`.
 
-    kv_heads, head_width, base, scaling, bias, output_bias, window: of the attention, see `RotarySelfAttention`.
+    kv_heads, head_width, base, scaling, bias, output_bias, window, rotary_width, query_key_norm: of the attention, see
+    `RotarySelfAttention`.
     d_ff, feedforward_bias: of the feed-forward layer, see `SwiGLU`. By default F is 8/3 C, rounded up: the three
-    matrices then have as many weights as the two of a `FeedForward` with 4 C. eps: added in the norms.
+    matrices then have as many weights as the two of a `FeedForward` with 4 C. norms: where they are, "before" the
+    branches, "after" them or "both", see `Residual`. activation: of the gate, "silu", or "gelu_tanh" for a `GeGLU`.
+    eps: added in all norms.
 
     Forward:
 
@@ -49,19 +51,30 @@ class LlamaBlock(Block):
         bias: bool = False,
         output_bias: bool = False,
         feedforward_bias: bool = False,
+        rotary_width: int | None = None,
+        query_key_norm: str | None = None,
+        norms: str = "before",
+        activation: str = "silu",
         eps: float = EPS,
         dropout: float = 0.0,
         key: Key = Key(0),
     ) -> None:
         expect_positive(d_model=d_model)
         d_ff = -(-8 * int(d_model) // 3) if d_ff is None else d_ff
+        expect_one_of("norms", norms, ("before", "after", "both"))
+        expect_one_of("activation", activation, GATED)
         options: dict[str, Any] = dict(base=base, scaling=scaling, window=window, bias=bias, output_bias=output_bias)
+        options |= dict(rotary_width=rotary_width, query_key_norm=query_key_norm, eps=eps)
         attention = RotarySelfAttention(d_model, heads, kv_heads, head_width, **options, key=fold(key, "attention"))
-        feedforward = SwiGLU(d_model, d_ff, feedforward_bias, fold(key, "feedforward"))
-        super().__init__(attention, feedforward, RMSNorm(d_model, eps), RMSNorm(d_model, eps), "pre", dropout)
+        feedforward = GATED[activation](d_model, d_ff, feedforward_bias, fold(key, "feedforward"))
+        first, second, after1, after2 = (
+            RMSNorm(d_model, eps) if norms in (place, "both") else None
+            for place in ("before", "before", "after", "after")
+        )
+        super().__init__(attention, feedforward, first, second, "pre", dropout, after1, after2)
 
 
-class Llama(LanguageModel):
+class Llama(PublishedDecoder):
     """The language model that Meta published in 2023. Mistral and Qwen2 are variants of it.
 
     What differs from `GPT2`, and why:
@@ -80,12 +93,28 @@ class Llama(LanguageModel):
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence. dropout: after
     the embedding and at the end of both branches of a block; the published models have none. recompute: gradient
     checkpointing of every block. std: all weights start normal with this standard deviation, biases at 0.
-    embeddings: see `Body`; the published models have none. `block` takes the remaining options, those of `LlamaBlock`.
+    embeddings: see `Body`; the published models have none. by_block: options that vary from block to block, see `Body`.
+    `block` takes the remaining options, those of `LlamaBlock`. A model derived from this one may have other defaults of
+    them, `defaults`.
 
     Source: Touvron et al., "LLaMA: open and efficient foundation language models", 2023, section 2.2; Touvron et al.,
     "Llama 2", 2023, section 2.2, for grouped heads; Jiang et al., "Mistral 7B", 2023, section 2; Yang et al., "Qwen2
     technical report", 2024, section 2.2.
     """
+
+    kinds: ClassVar[Mapping[str, Kind]] = {
+        "llama": Kind("LlamaForCausalLM", NO_WINDOW | {"attention_bias": (False, True), "mlp_bias": (False, True)}),
+        "mistral": Kind("MistralForCausalLM", needed=["num_key_value_heads"], window=4096),
+        "qwen2": Kind(
+            "Qwen2ForCausalLM",
+            {"attention_bias": (True,), "use_sliding_window": (False, True)},
+            needed=["num_key_value_heads"],
+            window=4096,
+        ),
+    }
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    block_class: ClassVar[type[Block]] = LlamaBlock
+    norm_class: ClassVar[type[RMSNorm] | type[LayerNorm]] = RMSNorm  # of the final norm
 
     def __init__(
         self,
@@ -99,15 +128,18 @@ class Llama(LanguageModel):
         recompute: bool = False,
         std: float = 0.02,
         embeddings: Sequence[Mapping[str, Any]] | None = None,
+        by_block: Mapping[str, Sequence[Any]] | None = None,
         key: Key = Key(0),
         **block: Any,
     ) -> None:
         expect_boolean(tied=tied)
         expect_number("std", std)
+        block = {**self.defaults, **block}
         options: dict[str, Any] = dict(
-            positions="none", causal=True, block=LlamaBlock, key=Zeros(), recompute=recompute
+            positions="none", causal=True, block=self.block_class, key=Zeros(), recompute=recompute, by_block=by_block
         )
-        options |= dict(dropout=dropout, embeddings=embeddings, final_norm=partial(RMSNorm, eps=block.get("eps", EPS)))
+        final_norm = partial(self.norm_class, eps=block.get("eps", EPS))
+        options |= dict(dropout=dropout, embeddings=embeddings, final_norm=final_norm)
         self.context = context
         self.body = Body(vocab_size, d_model, heads, depth, context, **options, **block)
         self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
@@ -115,27 +147,4 @@ class Llama(LanguageModel):
 
     @classmethod
     def passes_to(cls, options: Mapping[str, Any]) -> Callable:
-        return LlamaBlock
-
-    @classmethod
-    def from_pretrained(
-        cls, folder: Folder, context: int | None = None, dropout: float = 0.0, recompute: bool = False
-    ) -> Llama:
-        """The Llama, Mistral or Qwen2 in a Hugging Face folder: sizes from its config.json, weights from one file or
-        several, read into float32.
-
-        context: None for the folder's (max_position_embeddings); a shorter one saves memory in generation.
-        dropout, recompute: as for the class. Dropout of attention probabilities (attention_dropout) is left out.
-        Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the computation,
-        or tensors that are missing, unknown or of another shape; ValueError or TypeError for an argument.
-        """
-        expect_fraction("dropout", dropout, letter="p")
-        expect_boolean(recompute=recompute)
-        sizes = llama_config(folder)
-        if context is not None:
-            expect_positive(context=context)
-            sizes["context"] = context
-        with making(folder):
-            model = cls(**sizes, dropout=dropout, recompute=recompute, key=Zeros())
-        load_llama(model, folder)
-        return model
+        return cls.block_class

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +48,8 @@ class TensorSource(NamedTuple):
 
     name: str  # of the tensor in the file
     transposed: bool = False
-    columns: slice = slice(None)  # of the tensor's last axis, if it holds several parameters side by side
+    columns: slice | list[int] = slice(None)  # of the last axis (transposed), if the tensor holds several parameters
+    plus: float = 0.0  # added to the tensor
 
 
 def read_config(
@@ -187,7 +189,7 @@ def load_weights(
             if (kind := stored[name].kind) not in FLOATING:
                 problems.append(f"{name}: expected one of the types {', '.join(FLOATING)}, got {kind}")
         problems += [
-            _mismatch(t.name, _shape(params, name, tensors), stored[t.name].shape)
+            _mismatch(t.name, stored_shape(params, name, tensors), stored[t.name].shape)
             for name, t in tensors.items()
             if t.name in stored
         ]
@@ -196,10 +198,10 @@ def load_weights(
             if not np.array_equal(stored[name].read(), stored[tied[name]].read()):
                 raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, since the two are tied")
         for name, tensor in counted(tensors.items(), "loading", "tensors"):
-            source = stored[tensor.name].read()[..., tensor.columns]
-            data = params[name].data
+            source, data = stored[tensor.name].read(), params[name].data
             with np.errstate(over="ignore"):  # float64 to float32
-                data[...] = source.T if tensor.transposed else source
+                data[...] = (source.T if tensor.transposed else source)[..., tensor.columns]
+                data += tensor.plus
             if not bool(array_module(data).isfinite(data).all()):
                 raise PretrainedError(f"{path}: {tensor.name}: expected finite numbers that fit in {data.dtype}")
 
@@ -223,6 +225,23 @@ def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mappi
     block = re.fullmatch(r"blocks\.(\d+)\.(.+)", path)
     path = f"{blocks}.{block[1]}.{layers[block[2]]}" if block else layers[path]
     return f"{path}.{leaves[leaf]}"
+
+
+def tensor_sources(
+    model: Layer, layers: Mapping[str, str], blocks: str, transposed: Callable[[str], bool]
+) -> dict[str, TensorSource]:
+    """Where each parameter of `model` is in a file. Those that share a tensor are side by side in it, in their order.
+
+    layers, blocks: see `stored_name`. transposed: whether the file has the matrix of a parameter as (out, in).
+    """
+    params = model.named_parameters()
+    names = {name: stored_name(name, layers, blocks) for name in params}
+    holds, ends, sources = Counter(names.values()), Counter[str](), {}
+    for name, tensor in names.items():
+        start, ends[tensor] = ends[tensor], ends[tensor] + params[name].data.shape[-1]
+        columns = slice(start, ends[tensor]) if holds[tensor] > 1 else slice(None)
+        sources[name] = TensorSource(tensor, transposed(name), columns)
+    return sources
 
 
 def tensor_names(folder: Folder, prefix: str = "") -> dict[str, tuple[int, ...]]:
@@ -326,11 +345,11 @@ def _what_else(folder: Folder) -> str:
     return f"; expected a folder with config.json and {WEIGHTS}"
 
 
-def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, TensorSource]) -> tuple[int, ...]:
+def stored_shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, TensorSource]) -> tuple[int, ...]:
     """The shape of the stored tensor that the parameter `name` comes from."""
     tensor, shape = tensors[name], params[name].data.shape
     if tensor.columns != slice(None):  # the parameters in one tensor use all its columns
-        return (*shape[:-1], max(t.columns.stop for t in tensors.values() if t.name == tensor.name))
+        shape = (*shape[:-1], sum(params[n].data.shape[-1] for n, t in tensors.items() if t.name == tensor.name))
     return shape[::-1] if tensor.transposed else shape
 
 

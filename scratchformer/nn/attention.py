@@ -28,8 +28,8 @@ class MultiHead(Layer):
     ) -> None:
         heads, kv_heads, head_width = int(heads), int(kv_heads), int(head_width)  # NumPy's small integers overflow
         self.d_model, self.heads, self.kv_heads, self.head_width = int(d_model), heads, kv_heads, head_width
-        self.query = Linear(d_model, heads * head_width, bias, fold(key, "query"))
-        self.key = Linear(d_model, kv_heads * head_width, bias, fold(key, "key"))
+        self.query: Layer = Linear(d_model, heads * head_width, bias, fold(key, "query"))
+        self.key: Layer = Linear(d_model, kv_heads * head_width, bias, fold(key, "key"))
         self.value = Linear(d_model, kv_heads * head_width, bias, fold(key, "value"))
         self.unify = Linear(heads * head_width, d_model, output_bias, fold(key, "unify"))
 

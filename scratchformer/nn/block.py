@@ -24,6 +24,7 @@ ORDERS = ("post", "pre")
 class ResidualCache(NamedTuple):
     norm: Any
     branch: Any
+    after: Any
     dropout: Any
     added: bool  # whether dropout and the sum were one operation
 
@@ -33,9 +34,11 @@ class Residual(Layer):
 
     | order "post", as in the tutorial:    y = norm(x + dropout(branch(x)))
     | order "pre", as in GPT-2:            y = x + dropout(branch(norm(x)))
+    | order "pre", as in OLMo 2:           y = x + dropout(after(branch(x)))
 
     branch: a layer whose output is as wide as its input, such as attention or a feed-forward layer. norm: a layer such
-    as `LayerNorm`. dropout: a `Dropout`, or None.
+    as `LayerNorm`; None, in "pre" order, if there is none. dropout: a `Dropout`, or None. after: a norm of what the
+    branch returns, or None.
 
     x: (B, S, C). Further inputs and options of `forward` go to the branch, except `key`, which is for dropout.
     The branch may return fewer positions than it was given, (B, T, C) with T < S. They are then the last T, and the
@@ -60,34 +63,51 @@ class Residual(Layer):
 
         s = x        n = norm(s)        f = branch(n)        y_tc = x_tc + f_tc
         dn = branch_backward(dy, n)        ds = norm_backward(dn, s)        dx_tc = dy_tc + ds_tc
-        dx = add_backward(dy, self.norm, dn, cache.norm)
+        dx = add_backward(dy, before, dn, cache.norm)
+
+    With a norm after the branch and none before it, the branch gets the gradient that this norm, which reads f, passes
+    back:
+
+        n = x        f = branch(n)        g = after(f)        y_tc = x_tc + g_tc
+        df = after_backward(dy, f)        dn = branch_backward(df, n)        dx_tc = dy_tc + dn_tc
+        df = self.after.backward(df, cache.after)
 
     The slice [:, -T:] leaves out what the branch passes back to a memory. In "pre" order with a memory, the gradient
     that the norm passes back is cut in the same way, and `ops.add` adds it to dy. Gradients of the branch's further
     inputs are returned after dx.
 
     Source: He et al., "Deep residual learning for image recognition", 2016, section 3.2; for the two orders Xiong et
-    al., "On layer normalization in the transformer architecture", 2020, table 1.
+    al., "On layer normalization in the transformer architecture", 2020, table 1; for the norm after the branch OLMo
+    team, "2 OLMo 2 furious", 2024, section 3.2.
     """
 
-    def __init__(self, branch: Layer, norm: Layer, order: str = "post", dropout: Dropout | None = None) -> None:
+    def __init__(
+        self,
+        branch: Layer,
+        norm: Layer | None,
+        order: str = "post",
+        dropout: Dropout | None = None,
+        after: Layer | None = None,
+    ) -> None:
         expect_one_of("order", order, ORDERS)
         expect_instance("branch", branch, Layer)
-        expect_instance("norm", norm, Layer)
+        expect_instance("norm", norm, Layer, none=order == "pre")
         expect_instance("dropout", dropout, Layer, none=True)
-        self.branch, self.norm, self.order = branch, norm, order
+        expect_instance("after", after, Layer, none=True)
+        self.branch, self.norm, self.order, self.after = branch, norm, order, after
         self.dropout = Dropout(0.0) if dropout is None else dropout
 
     def forward(self, x: Array, *inputs: Any, key: Key | None = None, **options: Any) -> tuple[Array, ResidualCache]:
-        if self.order == "post":
-            f, branch = self.branch.forward(x, *inputs, **options)
-            s, *summed = self.sum(x[:, -f.shape[1] :], f, key)
-            y, norm = self.norm.forward(s)
-        else:
+        n, norm, after = x, None, None
+        if self.norm is not None and self.order == "pre":
             n, norm = self.norm.forward(x)
-            f, branch = self.branch.forward(n, *inputs, **options)
-            y, *summed = self.sum(x[:, -f.shape[1] :], f, key)
-        return y, ResidualCache(norm, branch, *summed)
+        f, branch = self.branch.forward(n, *inputs, **options)
+        if self.after is not None:
+            f, after = self.after.forward(f)
+        y, *summed = self.sum(x[:, -f.shape[1] :], f, key)
+        if self.norm is not None and self.order == "post":
+            y, norm = self.norm.forward(y)
+        return y, ResidualCache(norm, branch, after, *summed)
 
     def sum(self, x: Array, f: Array, key: Key | None) -> tuple[Array, Any, bool]:
         """x + dropout(f), the cache of dropout, and whether compiled loops have computed both at once."""
@@ -102,33 +122,38 @@ class Residual(Layer):
         """dx (B, T, C), of the last T positions; or a tuple of dx and the gradients of the further inputs."""
         expect_backward(cache, ResidualCache, dy=dy)
         expect_shape("dy", dy, "B T C")
-        for name, part in ("branch", self.branch), ("norm", self.norm):
+        for name, part in ("branch", self.branch), ("norm", self.norm), ("after", self.after):
             if isinstance(part, Frozen):
                 raise TypeError(
                     f"{name}: expected a layer through which the gradient passes, got a Frozen one: "
                     "to keep its parameters as they are, use Group(..., frozen=True)"
                 )
         T = dy.shape[1]
+        before = self.norm if self.order == "pre" else None  # the norm that the branch reads
         ds = dy
-        if self.order == "post":
+        if self.norm is not None and before is None:
             ds = self.norm.backward(dy, cache.norm)
         if cache.added:
             df, _ = ops.dropout_add_backward(ds, cache.dropout)
         else:
             df = self.dropout.backward(ds, cache.dropout)
+        if self.after is not None:
+            df = self.after.backward(df, cache.after)
         dn = self.branch.backward(df, cache.branch)
         dn, *others = dn if isinstance(dn, tuple) else (dn,)
-        if self.order == "post":
+        if before is None:
             dx, _ = ops.add(ds, dn[:, -T:])
         elif dn.shape == dy.shape:
-            dx = add_backward(dy, self.norm, dn, cache.norm)
+            dx = add_backward(dy, before, dn, cache.norm)
         else:
-            dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
+            dx, _ = ops.add(dy, before.backward(dn, cache.norm)[:, -T:])
         return (dx, *others) if others else dx
 
     def around(self, branch: Callable[[Array], Array], x: Array) -> Array:
         """y with another function in place of the branch, such as its `extend`, without dropout or a cache."""
-        return self.norm(x + branch(x)) if self.order == "post" else x + branch(self.norm(x))
+        f = branch(x if self.norm is None or self.order == "post" else self.norm(x))
+        y = x + (f if self.after is None else self.after(f))
+        return y if self.norm is None or self.order == "pre" else self.norm(y)
 
 
 class BlockCache(NamedTuple):
@@ -141,27 +166,36 @@ class Block(Layer):
 
     attention: a layer such as `SelfAttention`, with `forward(x, pattern)`; generation uses its `allocate` and `extend`
     if it has them (see `Stack`). feedforward: a layer that acts on each position separately. norm1, norm2: the norms of
-    the two branches. norm: their order, "post" or "pre", see `Residual`. dropout: the probability of dropout on the
-    output of a branch, before the sum.
+    the two branches. norm: their order, "post" or "pre", see `Residual`. after1, after2: norms of what the branches
+    return, or None. dropout: the probability of dropout on the output of a branch, before the sum.
 
     x, y: (B, T, C). For the mathematics see `Residual`.
     """
 
-    attention, norm1 = Part("first.branch"), Part("first.norm")
-    feedforward, norm2 = Part("second.branch"), Part("second.norm")
+    attention, norm1, after1 = Part("first.branch"), Part("first.norm"), Part("first.after")
+    feedforward, norm2, after2 = Part("second.branch"), Part("second.norm"), Part("second.after")
     dropout = Part("first.dropout", "second.dropout")
     norm = Part("first.order", "second.order")
 
     def __init__(
-        self, attention: Layer, feedforward: Layer, norm1: Layer, norm2: Layer, norm: str = "post", dropout: float = 0.0
+        self,
+        attention: Layer,
+        feedforward: Layer,
+        norm1: Layer | None,
+        norm2: Layer | None,
+        norm: str = "post",
+        dropout: float = 0.0,
+        after1: Layer | None = None,
+        after2: Layer | None = None,
     ) -> None:
-        for name, layer in dict(attention=attention, feedforward=feedforward, norm1=norm1, norm2=norm2).items():
-            expect_instance(name, layer, Layer)
         expect_one_of("norm", norm, ORDERS)
+        branches, norms = dict(attention=attention, feedforward=feedforward), dict(norm1=norm1, norm2=norm2)
+        for name, layer in (branches | norms).items():
+            expect_instance(name, layer, Layer, none=norm == "pre" and name in norms)
         expect_fraction("dropout", dropout, letter="p")
         shared = Dropout(dropout)
-        self.first = Residual(attention, norm1, norm, shared)
-        self.second = Residual(feedforward, norm2, norm, shared)
+        self.first = Residual(attention, norm1, norm, shared, after1)
+        self.second = Residual(feedforward, norm2, norm, shared, after2)
 
     def forward(
         self, x: Array, pattern: ops.Pattern | None = None, key: Key | None = None, **options: Any
@@ -184,6 +218,63 @@ class Block(Layer):
         if not extends(self.attention):
             return extend_inputs(self, x, stored, past, pattern=pattern)
         return extend_block(x, self, stored, past, pattern)
+
+
+class ParallelBlockCache(NamedTuple):
+    attention: ResidualCache
+    norm2: Any
+    feedforward: Any
+    dropout: Any
+    added: bool  # whether dropout and the sum were one operation
+
+
+class ParallelBlock(Block):
+    """A pre-norm block whose two branches both read x: y = x + attention(norm1(x)) + feedforward(norm2(x)).
+
+    The arguments are those of `Block`, with norm "pre". x, y: (B, T, C).
+
+    Forward:
+
+        s = x        n = norm1(s)        a = attention(n)
+        r = x        u = norm2(r)        f = feedforward(u)        y_tc = x_tc + a_tc + f_tc
+
+    Backward. Each of the three terms passes dy on. In a `Block`, the gradient of the second branch goes through the
+    first one; here neither branch has to wait for the other.
+
+        dn = attention_backward(dy, n)        ds = norm1_backward(dn, s)
+        du = feedforward_backward(dy, u)        dr = norm2_backward(du, r)
+        dx_tc = dy_tc + ds_tc + dr_tc
+
+    In code, where the first two terms are those of the first residual branch:
+
+        dx = self.first.backward(dy, cache.attention)
+        dx = add_backward(dx, self.norm2, du, cache.norm2)
+
+    Source: Wang, Komatsuzaki, "GPT-J-6B: a 6 billion parameter autoregressive language model", 2021.
+    """
+
+    def forward(self, x: Array, pattern: ops.Pattern | None = None, key: Key | None = None) -> tuple[Array, Any]:
+        h, attention = self.first.forward(x, pattern, key=fold(key, 1))
+        u, norm2 = self.norm2.forward(x)
+        f, feedforward = self.feedforward.forward(u)
+        y, *summed = self.second.sum(h, f, fold(key, 2))
+        return y, ParallelBlockCache(attention, norm2, feedforward, *summed)
+
+    def backward(self, dy: Array, cache: Any) -> Array:
+        expect_backward(cache, ParallelBlockCache, dy=dy)
+        if cache.added:
+            df, _ = ops.dropout_add_backward(dy, cache.dropout)
+        else:
+            df = self.second.dropout.backward(dy, cache.dropout)
+        du = self.feedforward.backward(df, cache.feedforward)
+        dx = self.first.backward(dy, cache.attention)
+        dx = add_backward(dx, self.norm2, du, cache.norm2)
+        return dx
+
+    def extend(self, x: Array, stored: Stored, past: int, pattern: ops.Pattern | None = None) -> Array:
+        """As for `Block`; the attention must have an `extend`."""
+        h = self.first.around(lambda n: self.attention.extend(n, stored, past, pattern), x)
+        return h + self.feedforward(self.norm2(x))
 
 
 class TransformerBlock(Block):

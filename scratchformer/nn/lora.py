@@ -115,13 +115,14 @@ def add_lora(
     """
     inside = _layers(model)
     linears: dict[str, Any] = {name: x for name, x in inside.items() if type(x) is Linear and x.activation is None}
-    chosen = [name for name in linears if any(fnmatchcase(name, pattern) for pattern in layers)]
+    called = {name: name.removesuffix(".linear") for name in linears}  # one in a NormedLinear goes by the name of that
+    chosen = [name for name in linears if any(fnmatchcase(called[name], pattern) for pattern in layers)]
     if any(isinstance(layer, LoRA) for layer in inside.values()):
         raise ValueError("model: it already has LoRA layers; merge_lora turns them into Linear layers")
     if not layers:
         raise ValueError("layers: expected at least one pattern, got none")
     for pattern in layers:
-        if not any(fnmatchcase(name, pattern) for name in chosen):
+        if not any(fnmatchcase(called[name], pattern) for name in chosen):
             names = ", ".join(linears)
             raise ValueError(f"layers: {pattern!r} matches no Linear without an activation; the model has {names}")
     holders = Counter(id(part) for layer in inside.values() for _, part in layer.named_children())

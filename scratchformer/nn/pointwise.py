@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import ops
 from ..backend import Array
-from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive, expect_real
+from ..checks import expect_boolean, expect_fraction, expect_instance, expect_number, expect_positive, expect_real
 from ..rng import Key, fold
 from .layer import Layer, Param, add_backward, add_gradients, expect_backward, initial_generator
 
@@ -82,6 +83,63 @@ class RMSNorm(Layer):
         return add_gradients(ops.rmsnorm_backward, dy, cache, (self.gamma.grad,), plus)
 
 
+NormedLinearCache = namedtuple("NormedLinearCache", "linear norm")
+
+
+class NormedLinear(Layer):
+    """y = norm(x w + b): an affine map, and an RMS norm of its result or of each head of it.
+
+    linear: a `Linear`. norm: an `RMSNorm` of width D, which divides d_out: the result is normalised in groups of D
+    neighbouring numbers, which share γ. With D = d_out there is one group. x: (..., d_in). y: (..., d_out). Queries and
+    keys whose size is fixed in this way keep the scores of attention from growing in training.
+
+    Forward, for each position n, with the groups h:
+
+        w_chd = linear.w_{c,h D + d}        z_nhd = Σ_c x_nc w_chd        ρ_nh = √(1/D Σ_d z_nhd² + eps)
+        ẑ_nhd = z_nhd/ρ_nh        y_nj = norm.gamma_d ẑ_nhd with h = ⌊j/D⌋, d = j mod D
+
+    Backward. Each group is a row of `rmsnorm`, and all groups share γ:
+
+        dnorm.gamma_d = Σ_n Σ_h dy_{n,h D + d} ẑ_nhd        g_nhd := ∂L/∂ẑ_nhd = dy_{n,h D + d} norm.gamma_d
+        dz_nhd = (g_nhd − ẑ_nhd 1/D Σ_d' g_nhd' ẑ_nhd')/ρ_nh
+
+    The affine map passes this on to x and to the weights, by `linear`:
+
+        dx_nc = Σ_h Σ_d dz_nhd w_chd        dlinear.w_{c,h D + d} = Σ_n x_nc dz_nhd
+
+    In code:
+
+        dz = self.norm.backward(self.grouped(dy), cache.norm).reshape(dy.shape)
+        dx = self.linear.backward(dz, cache.linear, plus)
+
+    Source: Henry et al., "Query-key normalization for transformers", 2020; Dehghani et al., "Scaling vision
+    transformers to 22 billion parameters", 2023, section 2.
+    """
+
+    def __init__(self, linear: Linear, norm: RMSNorm) -> None:
+        expect_instance("linear", linear, Linear)
+        expect_instance("norm", norm, RMSNorm)
+        width, D = linear.w.data.shape[1], norm.gamma.data.size
+        if width % D:
+            raise ValueError(f"norm: expected a width that divides {width}, the width of the linear layer, got {D}")
+        self.linear, self.norm = linear, norm
+
+    def forward(self, x: Array) -> tuple[Array, NormedLinearCache]:
+        z, linear = self.linear.forward(x)
+        y, norm = self.norm.forward(self.grouped(z))
+        return y.reshape(z.shape), NormedLinearCache(linear, norm)
+
+    def backward(self, dy: Array, cache: NormedLinearCache, plus: Array | None = None) -> Array:
+        expect_backward(cache, NormedLinearCache, dy=dy)
+        dz = self.norm.backward(self.grouped(dy), cache.norm).reshape(dy.shape)
+        dx = self.linear.backward(dz, cache.linear, plus)
+        return dx
+
+    def grouped(self, x: Array) -> Array:
+        """(..., d_out) -> (..., H, D)."""
+        return x.reshape(*x.shape[:-1], -1, self.norm.gamma.data.size)
+
+
 class Dropout(Layer):
     """With a key, zeroes each element with probability p and scales the rest; with no key, or p = 0, y = x."""
 
@@ -139,7 +197,7 @@ class FeedForward(Layer):
         return self.up.backward(self.down.backward(dy, cache.down), cache.up)
 
 
-SwiGLUCache = namedtuple("SwiGLUCache", "gate up swiglu down")
+SwiGLUCache = namedtuple("SwiGLUCache", "gate up gated down")
 
 
 class SwiGLU(Layer):
@@ -167,11 +225,13 @@ class SwiGLU(Layer):
 
     In code:
 
-        dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
+        dgate, dup = self.gated[1](self.down.backward(dy, cache.down), cache.gated)
         dx = add_backward(self.up.backward(dup, cache.up), self.gate, dgate, cache.gate)
 
     Source: Shazeer, "GLU variants improve transformer", 2020, equation 6.
     """
+
+    gated: ClassVar[tuple[Any, Any]] = ops.swiglu, ops.swiglu_backward
 
     def __init__(self, d_model: int, d_ff: int, bias: bool = False, key: Key = Key(0)) -> None:
         expect_positive(d_model=d_model, d_ff=d_ff)
@@ -182,12 +242,35 @@ class SwiGLU(Layer):
     def forward(self, x: Array) -> tuple[Array, SwiGLUCache]:
         g, gate = self.gate.forward(x)  # (..., F)
         u, up = self.up.forward(x)
-        a, swiglu = ops.swiglu(g, u)
+        a, gated = self.gated[0](g, u)
         y, down = self.down.forward(a)
-        return y, SwiGLUCache(gate, up, swiglu, down)
+        return y, SwiGLUCache(gate, up, gated, down)
 
     def backward(self, dy: Array, cache: SwiGLUCache) -> Array:
         expect_backward(cache, SwiGLUCache, dy=dy)
-        dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
+        dgate, dup = self.gated[1](self.down.backward(dy, cache.down), cache.gated)
         dx = add_backward(self.up.backward(dup, cache.up), self.gate, dgate, cache.gate)
         return dx
+
+
+class GeGLU(SwiGLU):
+    """y = (gelu(x w_gate) times x w_up, elementwise) w_down: `SwiGLU` with another activation, GELU by tanh.
+
+    Forward, for each position n:
+
+        gate_nf = Σ_c x_nc gate.w_cf        up_nf = Σ_c x_nc up.w_cf
+        v_nf = √(2/π) (gate_nf + 0.044715 gate_nf³)        s_nf = ½ (1 + tanh(v_nf))
+        a_nf = up_nf gate_nf s_nf        y_nc = Σ_f a_nf down.w_fc
+
+    Backward. Only the slope of the activation differs, which is that of `geglu`:
+
+        da_nf = Σ_c dy_nc down.w_fc        dup_nf = da_nf ∂a_nf/∂up_nf = da_nf gate_nf s_nf
+        r_nf := ∂s_nf/∂gate_nf = ½ (1 − tanh(v_nf)²) √(2/π) (1 + 3·0.044715 gate_nf²)
+        dgate_nf = da_nf ∂a_nf/∂gate_nf = da_nf up_nf (s_nf + gate_nf r_nf)
+        dx_nc = Σ_f dgate_nf gate.w_cf + Σ_f dup_nf up.w_cf
+        ddown.w_fc = Σ_n a_nf dy_nc        dgate.w_cf = Σ_n x_nc dgate_nf        dup.w_cf = Σ_n x_nc dup_nf
+
+    Source: Shazeer, "GLU variants improve transformer", 2020, equation 6.
+    """
+
+    gated = ops.geglu, ops.geglu_backward

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import ops
-from ..backend import Array
-from ..checks import expect_boolean, expect_floating, expect_positive, expect_shape
+from ..backend import Array, array_module
+from ..checks import expect_at_least, expect_boolean, expect_floating, expect_one_of, expect_positive, expect_shape
 from ..ops.positions import BASE
 from ..rng import Key
 from .attention import MultiHead, length_with
 from .layer import add_backward, expect_backward
+from .pointwise import NormedLinear, RMSNorm
 
 RotarySelfAttentionCache = namedtuple("RotarySelfAttentionCache", "query key value rotated_q rotated_k attention unify")
 
@@ -21,12 +22,16 @@ class RotarySelfAttention(MultiHead):
     """Multi-head self-attention whose queries and keys are rotated according to their positions: see `ops.rotary`.
 
     d_model: C. heads: H, the number of query heads. kv_heads: G, the number of key and value heads, each shared by H/G
-    neighbouring query heads; H by default. head_width: D, even; C/H by default. base, scaling: of the angles, see
+    neighbouring query heads; H by default. head_width: D; C/H by default. base, scaling: of the angles, see
     `ops.rotary_frequencies`. causal: position t sees only positions up to t. `window=W` limits each position to
     neighbours less than W away (with `causal`, to the last W, itself included); without it there is no limit. Both
     apply in addition to any given pattern. bias: whether the query, key and value projections have one. output_bias:
     whether the output projection, `unify`, has one. x, y: (B, T, C), for any T. Raises ValueError if the numbers of
     heads and the widths do not fit together.
+
+    rotary_width: N, even: the first N numbers of each head are rotated; D by default, 0 for no rotation.
+    query_key_norm: "heads" for an RMS norm of each head of the queries and keys before the rotation, with `eps` and one
+    γ for all heads; "all" for one of all heads together. `query` and `key` are then a `NormedLinear`.
 
     Forward, for each sequence: as in `SelfAttention`, with one more step. With G heads of keys and values, and the
     columns of each head,
@@ -35,10 +40,12 @@ class RotarySelfAttention(MultiHead):
         q_htd = Σ_c x_tc wq_chd        k_gsd = Σ_c x_sc wk_cgd        v_gsd = Σ_c x_sc wv_cgd
 
     The step is a rotation R_t of the queries and keys at position t, the same in all heads. It mixes number d with
-    number j, its partner in the other half, by the angle t θ_i:
+    number j, its partner in the other half of N := rotary_width numbers, by the angle t θ_i. Numbers after these stay:
 
-        σ_d = −1 where d < D/2, 1 elsewhere
-        R_tdd' = [d' = d] cos(t θ_i) + [d' = j] σ_d sin(t θ_i) with i = d mod (D/2), j = (d + D/2) mod D
+        σ_d = −1 where d < N/2, 1 elsewhere
+        i_d = d mod (N/2)        j_d = (d + N/2) mod N
+        r_tdd' = [d' = d] cos(t θ_i) + [d' = j] σ_d sin(t θ_i) with i = i_d, j = j_d
+        R_tdd' = r_tdd' where d < N, [d' = d] elsewhere
         q̂_htd = Σ_d' R_tdd' q_htd'        k̂_gsd = Σ_d' R_sdd' k_gsd'
 
     Query head h reads key head g. m_ts is 1 if position t may see position s, else 0:
@@ -70,8 +77,8 @@ class RotarySelfAttention(MultiHead):
     In code:
 
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
-        dq = ops.rotary_backward(dq, cache.rotated_q)
-        dk = ops.rotary_backward(dk, cache.rotated_k)
+        dq = self.rotate_back(dq, cache.rotated_q)
+        dk = self.rotate_back(dk, cache.rotated_k)
         dx = self.query.backward(self.join_heads(dq), cache.query)
         dx = add_backward(dx, self.key, self.join_heads(dk), cache.key)
         dx = add_backward(dx, self.value, self.join_heads(dv), cache.value)
@@ -92,6 +99,9 @@ class RotarySelfAttention(MultiHead):
         bias: bool = False,
         output_bias: bool = False,
         window: int | None = None,
+        rotary_width: int | None = None,
+        query_key_norm: str | None = None,
+        eps: float = 1e-6,
         key: Key = Key(0),
     ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
@@ -102,12 +112,25 @@ class RotarySelfAttention(MultiHead):
         if head_width is None and d_model % heads:
             raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
         D = d_model // heads if head_width is None else head_width
-        ops.rotary_frequencies(D, base, scaling)  # raises ValueError for what it does not support
+        rotary_width = D if rotary_width is None else rotary_width
+        expect_at_least(0, rotary_width=rotary_width)
+        if rotary_width > D:
+            raise ValueError(f"rotary_width: expected at most {D}, the width of a head, got {rotary_width}")
+        if rotary_width:
+            ops.rotary_frequencies(rotary_width, base, scaling)  # raises ValueError for what it does not support
+        if query_key_norm is not None:
+            expect_one_of("query_key_norm", query_key_norm, ("heads", "all"))
         if window is not None:
             expect_positive(window=window)
         super().__init__(d_model, heads, kv_heads, D, bias, output_bias, key)
-        self.base, self.causal, self.window = base, causal, window
+        self.base, self.causal, self.window, self.rotary_width = base, causal, window, int(rotary_width)
         self.scaling = None if scaling is None else dict(scaling)
+        if query_key_norm is not None:
+            linears: tuple[Any, ...] = self.query, self.key
+            widths = [D if query_key_norm == "heads" else linear.w.data.shape[1] for linear in linears]
+            self.query, self.key = (
+                NormedLinear(linear, RMSNorm(width, eps)) for linear, width in zip(linears, widths, strict=True)
+            )
 
     def forward(self, x: Array, pattern: ops.Pattern | None = None) -> tuple[Array, RotarySelfAttentionCache]:
         expect_floating(x=x)
@@ -125,8 +148,8 @@ class RotarySelfAttention(MultiHead):
         expect_backward(cache, RotarySelfAttentionCache, dy=dy)
         dy = self.unify.backward(dy, cache.unify)
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
-        dq = ops.rotary_backward(dq, cache.rotated_q)
-        dk = ops.rotary_backward(dk, cache.rotated_k)
+        dq = self.rotate_back(dq, cache.rotated_q)
+        dk = self.rotate_back(dk, cache.rotated_k)
         dx = self.query.backward(self.join_heads(dq), cache.query)
         dx = add_backward(dx, self.key, self.join_heads(dk), cache.key)
         dx = add_backward(dx, self.value, self.join_heads(dv), cache.value)
@@ -156,4 +179,20 @@ class RotarySelfAttention(MultiHead):
 
     def rotate(self, x: Array, start: int = 0) -> tuple[Array, Any]:
         """The heads (B, heads, T, D) of x (B, T, heads · D), rotated by their positions from `start` on; the cache."""
-        return ops.rotary(self.split_heads(x), start, self.base, self.scaling)
+        x, N = self.split_heads(x), self.rotary_width
+        if not N:
+            return x, None
+        y, cache = ops.rotary(x[..., :N], start, self.base, self.scaling)
+        return self.before_rest(y, x), cache
+
+    def rotate_back(self, dy: Array, cache: Any) -> Array:
+        """The gradient of what `rotate` rotated, in heads."""
+        N = self.rotary_width
+        return self.before_rest(ops.rotary_backward(dy[..., :N], cache), dy) if N else dy
+
+    def before_rest(self, rotated: Array, x: Array) -> Array:
+        """The rotated numbers of each head, and the others of x (B, heads, T, D)."""
+        N = self.rotary_width
+        if N == x.shape[3]:
+            return rotated
+        return array_module(x).concatenate([rotated, x[..., N:]], axis=3)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..data import PublishedTokenizer, Subwords, Vocabulary
-from ..models import GPT2, LanguageModel, Llama
-from ..models.llama_weights import KINDS, llama_config
-from ..models.pretrained import PretrainedError, instead_of_folder, read_config
+from ..models import GPT2, BertClassifier, LanguageModel
+from ..models.bert_weights import ROBERTA, published_as
+from ..models.families import family
+from ..models.pretrained import PretrainedError, instead_of_folder
 from ..nn import Layer
 from ..shell.text import with_article
 from .folder import SUBWORDS, WORDS
@@ -60,15 +61,14 @@ def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> A
 
 
 def load_writer(
-    path: Path | str, prompt: str = "", tokens: int | None = None, program: ModuleType | None = None
+    path: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None, program: ModuleType | None = None
 ) -> tuple[LanguageModel, Subwords | PublishedTokenizer | None]:
     """A language model and its vocabulary (None: bytes), from a run's folder, a snapshot, or a folder with a published
-    GPT-2, Llama, Mistral or Qwen2. prompt, tokens: see `load_llama`. program: see `load_model`. Raises ValueError for a
+    decoder. prompt, tokens: see `load_published`. program: see `load_model`. Raises ValueError for a
     model that cannot generate text, and the errors of loading.
     """
     if (Path(path) / "config.json").is_file():
-        gpt2 = read_config(path, ("gpt2", *KINDS))["model_type"] == "gpt2"
-        return load_gpt2(path, dropout=0.0) if gpt2 else load_llama(path, prompt, tokens)
+        return load_gpt2(path, dropout=0.0) if family(path) is GPT2 else load_published(path, prompt, tokens)
     if (other := instead_of_folder(path)) and ("no such folder" not in other or "hf download" in other):
         raise PretrainedError(other)
     model, state = load_model(best_snapshot(path), program=program)
@@ -88,23 +88,53 @@ def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
     """A published GPT-2 and its vocabulary, which is widened if the model has more tokens. Raises the errors of
     loading, and PretrainedError if the model has fewer.
     """
-    model, vocabulary = GPT2.from_pretrained(folder, **options), Subwords.from_gpt2(folder)
+    model = GPT2.from_pretrained(folder, **options)
+    return model, _widened(Subwords.from_gpt2(folder), model, folder)
+
+
+def load_bert(folder: Path | str, num_classes: int, **options: Any) -> tuple[BertClassifier, Subwords]:
+    """A published BERT, RoBERTa or DistilBERT as a classifier, and its vocabulary, as by `load_gpt2`."""
+    model = BertClassifier.from_pretrained(folder, num_classes, **options)
+    if published_as(folder) != ROBERTA:
+        return model, Subwords.from_bert(folder)
+    return model, _widened(Subwords.from_roberta(folder), model, folder)
+
+
+def _widened(vocabulary: Subwords, model: Any, folder: Path | str) -> Subwords:
     if len(vocabulary) > (size := model.config["vocab_size"]):
         raise PretrainedError(
             f"{folder}: the vocabulary has {len(vocabulary):,} tokens, but the model of config.json has {size:,}"
         )
-    return model, vocabulary.widened(size)
+    return vocabulary.widened(size)
 
 
-def load_llama(folder: Path | str, prompt: str = "", tokens: int | None = None) -> tuple[Llama, PublishedTokenizer]:
-    """A published Llama, Mistral or Qwen2 and its vocabulary, to write `tokens` tokens after `prompt`.
+def load_to_tune(folder: Path | str, context: int, dropout: float) -> tuple[LanguageModel, Subwords]:
+    """A published decoder of any family, to train it further on texts of up to `context` tokens, and its vocabulary.
+    (The context of a GPT-2 is that of its table.) Raises the errors of loading, and DataError for a vocabulary whose
+    tokens are not made of bytes.
+    """
+    kind: Any = family(folder)
+    if kind is GPT2:
+        return load_gpt2(folder, dropout=dropout)
+    sizes = kind.arguments(folder)
+    vocabulary = Subwords.from_published(folder, sizes["vocab_size"])
+    return kind.from_pretrained(folder, context=min(context, sizes["context"]), dropout=dropout), vocabulary
+
+
+def load_published(
+    folder: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None
+) -> tuple[LanguageModel, PublishedTokenizer]:
+    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`, or each
+    of several.
 
     The model's context is no longer than these need, because generation reserves memory for all of it. tokens=None
     keeps the full context. Raises the errors of loading.
     """
-    sizes = llama_config(folder)
+    kind: Any = family(folder)
+    sizes = kind.arguments(folder)
     vocabulary = PublishedTokenizer(folder, sizes["vocab_size"])
     context = sizes["context"]
     if tokens is not None:
-        context = min(context, max(1, len(vocabulary.encode(prompt)) + tokens))
-    return Llama.from_pretrained(folder, context, dropout=0.0), vocabulary
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        context = min(context, max(1, *(len(vocabulary.encode(each)) + tokens for each in prompts)))
+    return kind.from_pretrained(folder, context=context), vocabulary

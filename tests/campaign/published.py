@@ -14,7 +14,7 @@ from damage import STRANGE, damage_bytes, damage_json, json_text, replace_by_no_
 from safetensors.numpy import save
 
 from scratchformer.data import Subwords
-from scratchformer.models import GPT2, BertClassifier, BertPretraining, Llama, bert_weights, gpt2, llama_weights
+from scratchformer.models import GPT2, BertClassifier, BertPretraining, Llama, bert_weights
 from scratchformer.training import readers
 
 TEXTS = ["the film was low, lower, the lowest of the films\n", "élan: a naïve café film, again and again\n"] * 3
@@ -219,7 +219,7 @@ def _gpt2() -> dict[str, bytes]:
     sizes = dict(vocab_size=len(words), n_embd=8, n_head=2, n_layer=2, n_positions=6)
     return {
         "config.json": _json({"model_type": "gpt2", **sizes, "n_inner": None, "layer_norm_epsilon": 1e-5}),
-        "model.safetensors": save(_tensors(model, lambda name: gpt2.stored_as(name, 8), lambda name: "transformer.")),
+        "model.safetensors": save(_tensors(model, model.tensors().__getitem__, lambda name: "transformer.")),
         "vocab.json": json.dumps(words.tokenizer.get_vocab()).encode(),
         "merges.txt": "".join(f"{line}\n" for line in ["#version: 0.2", *merges]).encode(),
     }
@@ -231,7 +231,7 @@ def _llama() -> dict[str, bytes]:
     sizes = dict(hidden_size=8, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, intermediate_size=10)
     config = {"model_type": "llama", "vocab_size": len(words) + 2, "max_position_embeddings": 100, **sizes}
     rotary = {"rope_type": "linear", "factor": 2.0}
-    tensors = _tensors(model, llama_weights.stored_as, lambda name: "" if name.startswith("lm_head") else "model.")
+    tensors = _tensors(model, model.tensors().__getitem__, lambda name: "" if name.startswith("lm_head") else "model.")
     return {
         "config.json": _json(config | {"eos_token_id": 0, "rope_theta": 1e4, "rope_scaling": rotary}),
         "generation_config.json": _json({"eos_token_id": [0, 1]}),
@@ -251,7 +251,7 @@ def _bert() -> dict[str, bytes]:
     model = BertPretraining(len(words), 8, 2, 2, 6, d_ff=10)
     listed = sorted(words.tokenizer.get_vocab().items(), key=lambda item: item[1])
     tensors = _tensors(
-        model, lambda name: bert_weights.stored_as(name, False), lambda name: "" if name.startswith("cls") else "bert."
+        model, lambda name: bert_weights.stored_as(name), lambda name: "" if name.startswith("cls") else "bert."
     )
     return {
         "config.json": _json(_bert_config(len(words)) | {"architectures": ["BertForPreTraining"]}),
@@ -267,7 +267,7 @@ def _bert_classifier() -> dict[str, bytes]:
     model = BertClassifier(size, 3, 8, 2, 2, 6, d_ff=10)
     tensors = _tensors(
         model,
-        lambda name: bert_weights.stored_as(name, False),
+        lambda name: bert_weights.stored_as(name),
         lambda name: "" if name.startswith("classifier") else "bert.",
     )
     return files | {

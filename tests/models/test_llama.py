@@ -13,7 +13,6 @@ from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import TextBatches
 from scratchformer.generation import KeyValueCache, generate
 from scratchformer.models import GPT2, Llama, LlamaBlock, llama
-from scratchformer.models.llama_weights import stored_as
 from scratchformer.models.pretrained import PretrainedError
 from scratchformer.nn import LoRA, TransformerBlock, add_lora, merge_lora
 from scratchformer.optim import Adam
@@ -39,7 +38,7 @@ def make(device=CPU, **options):
     return model
 
 
-def test_the_file_is_at_most_80_lines_of_code():
+def test_the_model_and_its_block_are_at_most_80_lines_of_code():
     """Lines with something other than comments and docstrings."""
     ignored = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     lines, begins = set(), True  # a statement that is only a string is a docstring
@@ -214,8 +213,9 @@ def write(folder, tied=False, biases=None, **changes):
     config = {name: value for name, value in (CONFIG | changes).items() if value is not GONE}
     (folder / "config.json").write_text(json.dumps(config))
     tensors = {}
+    sources = model.tensors()
     for name, p in model.named_parameters().items():
-        tensor = stored_as(name)
+        tensor = sources[name]
         prefix = "" if tensor.name.startswith("lm_head") else "model."
         tensors[prefix + tensor.name] = np.ascontiguousarray(p.data.T if tensor.transposed else p.data)
     save_file(tensors, folder / "model.safetensors")
@@ -242,6 +242,7 @@ def test_every_tensor_arrives_where_it_belongs(tmp_path):
     assert np.array_equal(model.output.w.data, tensors["lm_head.weight"].T)
 
 
+WINDOWS = {"window": [None, 3]}
 ACCEPTED = [  # settings, and the arguments that they become
     ({}, dict(kv_heads=2, head_width=None, base=10_000.0, scaling=None, window=None, bias=False, eps=1e-6, tied=False)),
     (dict(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0}),
@@ -259,6 +260,9 @@ ACCEPTED = [  # settings, and the arguments that they become
     (QWEN2 | dict(sliding_window=3), dict(window=None, bias=True, output_bias=False)),
     (QWEN2 | dict(sliding_window=3, use_sliding_window=True), dict(window=None)),  # from layer 28 on
     (QWEN2 | dict(sliding_window=3, use_sliding_window=True, max_window_layers=0), dict(window=3)),
+    (QWEN2 | dict(sliding_window=3, use_sliding_window=True, max_window_layers=1), dict(by_block=WINDOWS)),
+    (QWEN2 | dict(sliding_window=3, use_sliding_window=True, layer_types=["full_attention", "sliding_attention"]),
+     dict(by_block=WINDOWS)),
 ]  # fmt: skip
 
 
@@ -300,17 +304,14 @@ REFUSED = {
         MISTRAL | dict(layer_types=["sliding_attention"] * 2, sliding_window=None),
         QWEN2 | dict(layer_types=["sliding_attention"] * 2, sliding_window=3),
     ],
-    "max_window_layers: expected 0 or at least 2, for one kind of attention, got 1": [
-        QWEN2 | dict(use_sliding_window=True, sliding_window=3, max_window_layers=1)
-    ],
-    "rope_scaling: expected a rope_type of default, linear, llama3, got 'yarn'": [
+    "rope_scaling: yarn takes factor, original_max_position_embeddings, rope_type and perhaps attention_factor, ": [
         dict(rope_scaling={"rope_type": "yarn", "factor": 2.0}),
         dict(rope_scaling={"type": "yarn", "factor": 2.0}),
     ],
-    "rope_parameters: expected a rope_type of default, linear, llama3, got 'longrope'": [
+    "rope_parameters: expected a rope_type of default, linear, llama3, yarn, got 'longrope'": [
         dict(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4})
     ],
-    "rope_scaling: expected a rope_type of default, linear, llama3, got 'dynamic'": [
+    "rope_scaling: expected a rope_type of default, linear, llama3, yarn, got 'dynamic'": [
         dict(rope_scaling={"type": "dynamic", "factor": 2.0})
     ],
     "rope_parameters: default takes rope_type, got partial_rotary_factor, rope_type": [

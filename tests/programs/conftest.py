@@ -17,7 +17,6 @@ from safetensors.numpy import save_file
 from scratchformer.data import Subwords
 from scratchformer.data.subwords import GPT2_END
 from scratchformer.models import GPT2
-from scratchformer.models.gpt2 import stored_as
 from scratchformer.rng import Key
 from scratchformer.training.snapshot import load_file
 from scratchformer.training.start import run_main
@@ -279,8 +278,9 @@ def gpt2_folder(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     sizes = {"vocab_size": len(words), "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 32}
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     tensors: dict[str, list] = {}
-    for name, array in GPT2(*sizes.values()).state_dict().items():
-        tensors.setdefault(stored_as(name, 16).name, []).append(array)  # query, key and value in their order
+    model = GPT2(*sizes.values())
+    for source, array in zip(model.tensors().values(), model.state_dict().values(), strict=True):
+        tensors.setdefault(source.name, []).append(array)  # query, key and value in their order
     tensors = {name: np.concatenate(arrays, axis=-1) for name, arrays in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
     return folder

@@ -79,6 +79,6 @@ def test_an_adapter_of_another_model(tmp_path):
     (folder / "adapter_config.json").write_text(json.dumps(config | {"r": 0}))
     with pytest.raises(PretrainedError, match="r and lora_alpha: expected numbers, got 0 and 6"):
         load_adapter(ours, folder)
-    with pytest.raises(TypeError, match="model: expected a GPT2 or a Llama, got Classifier"):
+    with pytest.raises(TypeError, match="model: expected a PublishedDecoder, got Classifier"):
         load_adapter(Classifier(9, 2, 8, 2, 1, 8), folder)
     assert all(np.array_equal(array, before[name]) for name, array in ours.state_dict().items())

@@ -11,7 +11,6 @@ from scratchformer.commands import cli
 from scratchformer.data import DataError, PublishedTokenizer
 from scratchformer.generation import generate, printable, stream_text
 from scratchformer.models import Llama
-from scratchformer.models.llama_weights import stored_as
 from scratchformer.models.pretrained import PretrainedError
 from scratchformer.rng import Key
 from scratchformer.training.readers import load_writer
@@ -82,9 +81,9 @@ def published(request, tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     size = tokenizer.get_vocab_size() + 7
     model = Llama(size, 16, 4, 1, 8, kv_heads=2, d_ff=8, bias=kind == "qwen2", std=0.5, key=Key(1))
-    tensors = {}
+    tensors, sources = {}, model.tensors()
     for name, p in model.named_parameters().items():
-        tensor = stored_as(name)
+        tensor = sources[name]
         prefix = "" if tensor.name.startswith("lm_head") else "model."
         tensors[prefix + tensor.name] = np.ascontiguousarray(p.data.T if tensor.transposed else p.data)
     save_file(tensors, tmp_path / "model.safetensors")

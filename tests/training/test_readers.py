@@ -63,11 +63,9 @@ def test_another_vocabulary_than_the_models(tmp_path, vocabulary):
     (tmp_path / "config.json").write_text(json.dumps(config))
     from safetensors.numpy import save_file
 
-    from scratchformer.models.gpt2 import stored_as
-
-    tensors = {}
-    for name, array in GPT2(8, 4, 2, 1, 4).state_dict().items():
-        tensors.setdefault(stored_as(name, 4).name, []).append(array)
+    tensors, model = {}, GPT2(8, 4, 2, 1, 4)
+    for source, array in zip(model.tensors().values(), model.state_dict().values(), strict=True):
+        tensors.setdefault(source.name, []).append(array)
     save_file({name: np.concatenate(a, axis=-1) for name, a in tensors.items()}, tmp_path / "model.safetensors")
     message = rf"the vocabulary has {len(vocabulary)} tokens, but the model of config\.json has 8"
     with pytest.raises(PretrainedError, match=message):
