@@ -4,8 +4,9 @@ The stages are pretrain, finetune and, for comparison, scratch: the same model, 
 Each has its own subfolder. --steps sets the steps of pre-training and limits those of the others. Models are selected
 on held-out training reviews, which pre-training does not see either. --tune head fine-tunes only the layers after the
 body (pooler and output), --tune lora these and low-rank updates of the query and value matrices (`nn.LoRA`), each in
-its own subfolder: --resume RUN --stage finetune --tune head. --pretrained FOLDER fine-tunes a published BERT, with its
-own vocabulary, from a folder in Hugging Face's format. Without --data the official archive of reviews is downloaded.
+its own subfolder: --resume RUN --stage finetune --tune head. --pretrained FOLDER fine-tunes a published BERT, RoBERTa
+or DistilBERT, with its own vocabulary, from a folder in Hugging Face's format. Without --data the official archive of
+reviews is downloaded.
 """
 
 from scratchformer import Key, training
@@ -13,6 +14,7 @@ from scratchformer.data import LabelledBatches, MaskedBatches, Subwords, load_im
 from scratchformer.models import BertClassifier, BertPretraining
 from scratchformer.nn import Frozen, add_lora
 from scratchformer.optim import AdamW, Cosine, Group, Muon
+from scratchformer.training.readers import load_bert
 
 SMALL = dict(
     d_model=192, heads=3, depth=3, max_length=256, embedding_std=0.05, vocabulary=8_000, weight_decay=0.01,
@@ -30,7 +32,9 @@ STAGES = ("pretrain", "finetune", "scratch")
 OPTIONS = {
     "stage": dict(choices=(*STAGES, "all"), default="all", changeable=True, help="run only this stage (default: all)"),
     "tune": dict(choices=("all", "head", "lora"), default="all", changeable=True, help="what fine-tuning trains (all)"),
-    "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, a folder in Hugging Face's format"),
+    "pretrained": dict(
+        metavar="PATH", help="fine-tune a published BERT, RoBERTa or DistilBERT, a folder in Hugging Face's format"
+    ),
     **training.VALIDATION_OPTION,
 }
 
@@ -48,8 +52,7 @@ def check(run):
 def data(run):
     vocabulary = run.saved_vocabulary(Subwords)
     if run.pretrained and vocabulary is None:
-        BertClassifier.from_pretrained(run.pretrained, 2, new_head=True)  # before reviews, which may need a download
-        vocabulary = Subwords.from_bert(run.pretrained)
+        _, vocabulary = load_bert(run.pretrained, 2, new_head=True)  # before reviews, perhaps a download
     return load_imdb_subwords(run.data, run.vocabulary, run.validation, run.seed, vocabulary)
 
 

@@ -27,7 +27,7 @@ BEFORE = {
     "BertClassifier": "Classifier",
     "GPT2": "LanguageModel",
     "Llama": "GPT2",
-    **dict.fromkeys(("Qwen3", "SmolLM3", "Phi3", "Olmo2"), "Llama"),
+    **dict.fromkeys(("Qwen3", "SmolLM3", "Phi3", "Olmo2", "Pythia", "Gemma3"), "Llama"),
 }
 
 
@@ -203,6 +203,23 @@ def _olmo2() -> str:
     )
 
 
+def _pythia() -> str:
+    return (
+        "Llama with its two branches side by side: both read x, each through a norm of its own, and the block returns "
+        "the sum of x and both. Only a quarter of each head is rotated. As in GPT-2, the norms subtract a mean and add "
+        "a bias, the feed-forward layer has one map with GELU instead of a gate, and all maps of a block have biases."
+    )
+
+
+def _gemma3() -> str:
+    return (
+        "Llama with four norms in a block, one before and one after each branch, and one of each head of the queries "
+        "and keys, as in Qwen3. The gate is GELU instead of SiLU. The vectors of tokens are multiplied by √C, and "
+        "their table is also the output's. In the published models, five of six blocks see only a window, with other "
+        "angles than the sixth."
+    )
+
+
 WORDS: dict[str, Callable[[], str]] = {
     "Classifier": _classifier,
     "EvidenceClassifier": _evidence_classifier,
@@ -221,6 +238,8 @@ WORDS: dict[str, Callable[[], str]] = {
     "SmolLM3": _smollm3,
     "Phi3": _phi3,
     "Olmo2": _olmo2,
+    "Pythia": _pythia,
+    "Gemma3": _gemma3,
 }
 
 

@@ -140,7 +140,8 @@ CASES: dict[str, Callable[[LetterSizes], LayerCase]] = {
     "BertClassifier": _bert_classifier,
     "GPT2": _text(models.GPT2),
     "Llama": _llama,
-    **{name: partial(_llama, model=getattr(models, name)) for name in ("Qwen3", "SmolLM3", "Phi3", "Olmo2")},
+    **{name: partial(_llama, model=getattr(models, name)) for name in ("Qwen3", "SmolLM3", "Phi3", "Olmo2", "Gemma3")},
+    "Pythia": _text(models.Pythia),
 }
 
 

@@ -140,6 +140,18 @@ ENTRIES = [
         "swiglu_backward",
         {'expect_like("dy", dy, cache.gate.shape) -> expect_like("dy", dy, cache.up.shape)': SAME_SHAPE},
     ),
+    OperationEntry("geglu")
+    .case("", normal("B T F", "B T F"))
+    .mistake(
+        "Φ is taken for the slope of gelu",
+        "gelu(g) = g Φ is a product of two functions of g. Only one of them is differentiated.",
+        equation="dg_i = dy_i ∂y_i/∂g_i = dy_i u_i (Φ_i + g_i φ_i)",
+        wrong="dg_i = dy_i u_i Φ_i",
+    )
+    .survivors(
+        "geglu_backward",
+        {'expect_like("dy", dy, cache.gate.shape) -> expect_like("dy", dy, cache.up.shape)': SAME_SHAPE},
+    ),
     OperationEntry("tanh", analytic=True)
     .case("", normal("B T F"))
     .mistake(
@@ -166,8 +178,8 @@ ENTRIES = [
         wrong="dz_nk = 1/N y_nk (dy_nk − Σ_i dy_ni y_ni)",
         code="return dz / len(y)",
         replace={
-            "dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))\n    return": (
-                "dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True)) / y.shape[0]\n    return"
+            "dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))\n    return": (
+                "dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True)) / y.shape[0]\n    return"
             )
         },
     ),

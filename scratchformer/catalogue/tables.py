@@ -15,7 +15,9 @@ from .entry import Arguments, OperationEntry, given
 # For a head of three pairs: one keeps its frequency, one is slowed down, and one is in between.
 SCALING = {"factor": 8.0, "low_freq_factor": 0.05, "high_freq_factor": 0.5, "original_max_position_embeddings": 4}
 LLAMA3 = {"rope_type": "llama3", **SCALING}
-KINDS = {"none": None, "linear": {"rope_type": "linear", "factor": 8.0}, "llama3": LLAMA3}
+BETAS = {"beta_fast": 0.5, "beta_slow": 0.01}  # the same with yarn
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4, **BETAS}
+KINDS = {"none": None, "linear": {"rope_type": "linear", "factor": 8.0}, "llama3": LLAMA3, "yarn": YARN}
 
 
 def rotary(d: Draw, **options: Any) -> Arguments:
@@ -36,7 +38,7 @@ def sinusoids(d: Sizes) -> Arguments:
 def kinds_of_scaling(D: int, base: float, scaling: dict[str, Any] | None) -> dict[str, Any]:
     """The kind as a number, and the numbers of a scaling."""
     numbers = {kind: float(number) for number, kind in enumerate(KINDS)}
-    return numbers | SCALING | {"scaling": numbers[scaling["rope_type"] if scaling else "none"]}
+    return numbers | SCALING | BETAS | {"scaling": numbers[scaling["rope_type"] if scaling else "none"]}
 
 
 def frequencies(d: Sizes, kind: str) -> Arguments:
@@ -67,6 +69,7 @@ ENTRIES = [
     .case("", rotary)
     .case("later, linear", partial(rotary, start=7, base=50.0, scaling={"rope_type": "linear", "factor": 3.0}))
     .case("llama3", partial(rotary, start=2, base=100.0, scaling=LLAMA3))
+    .case("yarn", partial(rotary, start=2, base=100.0, scaling=YARN))
     .derivation("", later)
     .mistake(
         "Rotated forward once more",
@@ -99,7 +102,8 @@ ENTRIES = [
     OperationEntry("rotary_frequencies", names=kinds_of_scaling)
     .derivation("", partial(frequencies, kind="none"))
     .derivation("linear", partial(frequencies, kind="linear"))
-    .derivation("llama3", partial(frequencies, kind="llama3")),
+    .derivation("llama3", partial(frequencies, kind="llama3"))
+    .derivation("yarn", partial(frequencies, kind="yarn")),
     OperationEntry("embedding", analytic=True, helpers=True)
     .case("", lambda d: given(d.integers("B T", d.V), d("V C")))
     .mistake(
@@ -109,7 +113,7 @@ ENTRIES = [
         equation="dtable_vc = Σ_n dy_nc ∂y_nc/∂table_vc = Σ_n [ids_n = v] dy_nc",
         wrong="dtable_vc = Σ_n [ids_n = v, Σ_n' [n' > n, ids_n' = v] = 0] dy_nc",
         code="dtable[ids] += dy",
-        replace={"scatter_add(dtable, ids, dy)\n    if out": "dtable[ids] += dy\n    if out"},
+        replace={"dtable = scatter_add(dtable, ids, dy)\n    if out": "dtable[ids] += dy\n    if out"},
     )
     .survivors(
         "embedding_backward",
@@ -165,7 +169,7 @@ ENTRIES = [
     .mistake(
         "Neither forward nor backward is scaled",
         "The gradient is right, but activations are smaller in training than when the model is used.",
-        replace={"keep.reshape(shape), LEVELS / (LEVELS - threshold)": "keep.reshape(shape), 1.0"},
+        replace={"x.dtype), LEVELS / (LEVELS - threshold)": "x.dtype), 1.0"},
     ),
     OperationEntry("dropout_add", names=drawn, analytic=True).case(
         "", lambda d: given(d("B T C"), 0.4, d.key, d("B T C"))

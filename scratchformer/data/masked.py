@@ -22,11 +22,11 @@ def places_of(n: int, share: float) -> int:
 
 
 def single_texts(dataset: Labelled, vocabulary: Subwords) -> Labelled:
-    """The texts of `dataset` as rows "[CLS] text [SEP]", as a classifier reads them.
+    """The texts of `dataset` as rows "[CLS] text [SEP]", as a classifier reads them; "<s> text </s>" for a RoBERTa.
 
     Batches that cut them should `keep` "both" ends (see `LabelledBatches`): otherwise long ones lose [CLS] or [SEP].
     """
-    first, last = ([vocabulary[token]] for token in ("[CLS]", "[SEP]"))
+    first, last = ([vocabulary[token]] for token in vocabulary.around)
     return replace(dataset, ids=[np.concatenate([first, ids, last], dtype=np.int32) for ids in dataset.ids])
 
 

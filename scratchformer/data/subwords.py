@@ -31,6 +31,7 @@ from .vocabulary import expect_sequence
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 GPT2_END = "<|endoftext|>"
+ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 UNUSED = "<|unused"  # begins the names of tokens without a text
 # How BERT reads a text: a setting in a published folder, the library's name for it, and its default.
 BERT_SETTINGS = {
@@ -57,6 +58,12 @@ GPT2_EXPECTED: Mapping[str, tuple] = {
     "tokenizer_class": ("GPT2Tokenizer", "GPT2TokenizerFast"),
     "add_prefix_space": (False, None),
 }
+ROBERTA_EXPECTED = GPT2_EXPECTED | {
+    "tokenizer_class": ("RobertaTokenizer", "RobertaTokenizerFast"),
+    **dict.fromkeys(("bos_token", "cls_token"), ("<s>",)),
+    **dict.fromkeys(("eos_token", "sep_token"), ("</s>",)),
+    **{f"{name}_token": (f"<{name}>",) for name in ("pad", "unk", "mask")},
+}
 
 # What a tokenizer.json must have if it is read instead of those files; the last value is the default.
 BERT_PARTS: Mapping[str, Mapping[str, tuple] | None] = {
@@ -73,7 +80,7 @@ GPT2_PARTS: Mapping[str, Mapping[str, tuple] | None] = {
     "model": {
         "type": ("BPE",),
         "dropout": (None,),
-        "unk_token": (None, GPT2_END),
+        "unk_token": (None, GPT2_END, "<unk>"),
         "continuing_subword_prefix": ("", None),
         "end_of_word_suffix": ("", None),
         "byte_fallback": (False,),
@@ -87,7 +94,8 @@ LLAMA_SPECIALS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}  #
 SETTINGS = "tokenizer_config.json"
 
 _TEXTS = 1_000  # encoded at once
-_SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]")  # such as <pad>; merges never join letters and punctuation
+# Such as <pad>, since merges never join letters and punctuation, and RoBERTa's tokens without a use.
+_SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]|madeupword\d{4}")
 # The characters that GPT-2 uses for bytes: printable bytes are their own characters, the others start at 256.
 _PRINTING = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = sorted({*range(256)} - {*_PRINTING})
@@ -230,20 +238,32 @@ class Subwords:
         bytes and GPT2_END, and every other token must be a special one, such as <pad>, or the result of a merge. So a
         truncated merges.txt is always noticed.
         """
-        lib, path = _library(), Path(folder) / "vocab.json"
-        _expect_settings(Path(folder), GPT2_EXPECTED)
+        return cls._byte_level(Path(folder), "GPT-2", (GPT2_END,), GPT2_EXPECTED)
+
+    @classmethod
+    def from_roberta(cls, folder: str | os.PathLike[str]) -> Subwords:
+        """The byte-pair encoding of a published RoBERTa, from files as of `from_gpt2`, with ROBERTA_SPECIALS for its
+        GPT2_END.
+        """
+        return cls._byte_level(Path(folder), "RoBERTa", ROBERTA_SPECIALS, ROBERTA_EXPECTED)
+
+    @classmethod
+    def _byte_level(cls, folder: Path, name: str, specials: Sequence[str], expected: Mapping[str, tuple]) -> Subwords:
+        """name: of the model, for messages. specials: tokens that it must have. expected: see `_expect_settings`."""
+        lib, path = _library(), folder / "vocab.json"
+        _expect_settings(folder, expected)
         if alone := _tokenizer_json(path, GPT2_PARTS):
             path, whole = alone
-            words = _gpt2_words(_all_words(whole, path), path)
+            words = _gpt2_words(_all_words(whole, path), path, name, specials)
             merges = _gpt2_merges(_merge_lines(whole, path), path, words)
         else:
-            words = _gpt2_words(read_json(path, max_bytes=MAX_VOCABULARY), path)
+            words = _gpt2_words(read_json(path, max_bytes=MAX_VOCABULARY), path, name, specials)
             path = path.with_name("merges.txt")
             lines = [(f", line {i}", line) for i, line in enumerate(_lines(path), 1) if not line.startswith("#version")]
             merges = _gpt2_merges(lines, path, words)
         tokenizer = _byte_level(lib, lib.models.BPE(words, merges))
         made = {first + second for first, second in merges}
-        tokenizer.add_special_tokens([GPT2_END, *(word for word in words if len(word) > 1 and word not in made)])
+        tokenizer.add_special_tokens([*specials, *(word for word in words if len(word) > 1 and word not in made)])
         return cls(tokenizer)
 
     @classmethod
@@ -333,6 +353,12 @@ class Subwords:
         largest = max(self.tokenizer.get_vocab().values(), default=-1)
         return _pieces(self.tokenizer, largest + 1, _from_symbols)
 
+    @property
+    def around(self) -> tuple[str, str]:
+        """The special tokens before and after a text that an encoder reads: those of a RoBERTa, or else BERT's."""
+        roberta = self.tokenizer.token_to_id("</s>") is not None
+        return ("<s>", "</s>") if roberta else ("[CLS]", "[SEP]")
+
     @cached_property
     def ends(self) -> frozenset[int]:
         """The ids that end a text: that of GPT2_END, if the vocabulary has it."""
@@ -395,12 +421,13 @@ class PublishedTokenizer:
             raise DataError(f"{path}: {error}") from error
         self.ends = _ends(Path(folder), vocab_size)
 
-    def encode(self, text: str) -> np.ndarray:
-        """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one. The name of a special
-        token in the text, such as "<|im_start|>", is read as that token: chat models are prompted with them.
+    def encode(self, text: str, begin: bool = True) -> np.ndarray:
+        """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one and `begin` is true. The
+        name of a special token in the text, such as "<|im_start|>", is read as that token: chat models are prompted
+        with them.
         """
         with _naming("vocabulary: cannot encode the text"):
-            return np.array(self.tokenizer.encode(text).ids, np.int32)
+            return np.array(self.tokenizer.encode(text, add_special_tokens=begin).ids, np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` (T,), without special tokens and those that the tokenizer lacks, as transformers gives it
@@ -579,16 +606,16 @@ def _merge_lines(whole: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
     return [(f": merge {i}", text) for i, text in enumerate(texts, 1)]
 
 
-def _gpt2_words(words: dict[str, int], path: Path) -> dict[str, int]:
-    """The tokens of a GPT-2 and their ids."""
+def _gpt2_words(words: dict[str, int], path: Path, name: str, specials: Sequence[str]) -> dict[str, int]:
+    """The tokens of a GPT-2 or RoBERTa and their ids: all bytes and `specials` among them."""
     expect_short(words, path)
     numbers = list(words.values())
     if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
         raise DataError(f"{path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")
-    if GPT2_END not in words:
-        raise DataError(f"{path} is not GPT-2's: {GPT2_END} missing")
+    if missing := [token for token in specials if token not in words]:
+        raise DataError(f"{path} is not {name}'s: {', '.join(missing)} missing")
     if missing := sorted(_BYTES.keys() - words.keys()):
-        raise DataError(f"{path} is not GPT-2's: {len(missing)} of the 256 bytes missing, such as {missing[0]!r}")
+        raise DataError(f"{path} is not {name}'s: {len(missing)} of the 256 bytes missing, such as {missing[0]!r}")
     return words
 
 
@@ -674,4 +701,13 @@ def _byte_level(lib: Any, model: Any) -> Any:
     tokenizer = lib.Tokenizer(model)
     tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = lib.decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_vocabulary() -> Any:
+    """The `tokenizers.Tokenizer` of a model whose tokens are bytes: the id of a byte is its value."""
+    lib = _library()
+    symbols = {symbol: _from_symbols(symbol)[0] for symbol in lib.pre_tokenizers.ByteLevel.alphabet()}
+    tokenizer = _byte_level(lib, lib.models.BPE(symbols, []))
+    tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return tokenizer

@@ -17,7 +17,7 @@ from .pretrained import Folder, PretrainedError, opened
 from .published import PublishedDecoder
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = r"base_model\.model\.(transformer\.|model\.)?"  # of all names in a file
+PREFIX = r"base_model\.model\.(transformer\.|model\.|gpt_neox\.)?"  # of all names in a file
 # The settings that change what is computed, and what they must be; the first is the default.
 COMPUTED: Mapping[str, tuple] = {
     "peft_type": ("LORA",),

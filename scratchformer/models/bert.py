@@ -14,6 +14,7 @@ import numpy as np
 from .. import nn, ops
 from ..backend import Array, array_module
 from ..checks import (
+    expect_at_least,
     expect_boolean,
     expect_fraction,
     expect_ids,
@@ -23,16 +24,17 @@ from ..checks import (
     expect_positive,
     expect_range,
     expect_shape,
+    is_checked,
 )
 from ..nn.layer import Part, expect_backward, repeated
 from ..ops.cross_entropy import counted_targets
 from ..rng import Key, Zeros, expect_key, fold
-from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text
-from .bert_weights import PREFIX, bert_config, load_bert, stored_classes
+from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text, expect_no_padding
+from .bert_weights import bert_config, load_bert, output_dropout, published_as, stored_classes
 from .body import BodyCache
 from .model import Model
 from .predictor import ClassPredictor
-from .pretrained import Folder, PretrainedError, making, read_config, tensor_names
+from .pretrained import Folder, PretrainedError, making, tensor_names
 
 
 class Bert(Model):
@@ -43,15 +45,26 @@ class Bert(Model):
     Returns (B, T, C), a vector for each token.
 
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. d_ff: F, by default 4 C. segments: the largest
-    number of texts in a row. eps: of the layer norms. embedding_std: the standard deviation of the initial embeddings.
-    Position embeddings start as sinusoids of this size, so that nearby positions are similar from the beginning.
-    activation: "gelu", "gelu_tanh" or "relu".
+    number of texts in a row; 0 for no such embedding. first_position: the number of the first position in a table of
+    so many more. eps: of the layer norms. embedding_std: the standard deviation of the initial embeddings. Position
+    embeddings start as sinusoids of this size, so that nearby positions are similar from the beginning. activation:
+    "gelu", "gelu_tanh" or "relu".
 
     The differences from the `Body` of classifier and language model: segments are embedded, since a row can hold two
     texts; the sum of the embeddings is normalised before dropout; blocks are post-norm, as in the tutorial, with biases
     in all their maps and by default the exact GELU. Every position attends to every other in its row except padding:
     the tokens to predict are hidden in the input (`BertPretraining`), so that the text on both sides can be used. The
     paper also applies dropout to the attention probabilities; this attention does not.
+
+    Two published encoders are variants:
+    - RoBERTa was trained for longer, on more text, and without the next-sentence task, so a row is in segment 0. Its
+      tokens are pieces of bytes. Positions are counted from the number after that of the padding token, so
+      `first_position` is 2, and this token may only stand after the end of a text.
+    - DistilBERT has half as many blocks, no segments and no pooler of its own, and learned to predict what BERT
+      predicts.
+
+    Source: Liu et al., "RoBERTa: a robustly optimized BERT pretraining approach", 2019; Sanh et al., "DistilBERT, a
+    distilled version of BERT", 2019.
     """
 
     tokens, positions = Part("embedding.embeddings.0"), Part("embedding.positions")
@@ -68,6 +81,7 @@ class Bert(Model):
         max_length: int,
         d_ff: int | None = None,
         segments: int = 2,
+        first_position: int = 0,
         dropout: float = 0.1,
         eps: float = 1e-12,
         embedding_std: float = 0.02,
@@ -75,19 +89,21 @@ class Bert(Model):
         key: Key = Key(0),
     ) -> None:
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
-        expect_positive(segments=segments)
+        expect_at_least(0, segments=segments, first_position=first_position)
         expect_number("embedding_std", embedding_std)
         d_ff = 4 * int(d_model) if d_ff is None else d_ff
         self.config["d_ff"] = d_ff
-        self.max_length = max_length
+        self.max_length, self.first_position = max_length, first_position = int(max_length), int(first_position)
         tokens = nn.TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
-        positions = nn.PositionEmbedding(max_length, d_model, key=Zeros())
-        clocks = ops.sinusoidal_positions(max_length, d_model)
+        positions = nn.PositionEmbedding(first_position + max_length, d_model, key=Zeros())
+        clocks = ops.sinusoidal_positions(first_position + max_length, d_model)
         positions.table.data[...] = np.float32(embedding_std * 2**0.5) * clocks
-        of_segments = nn.TokenEmbedding(segments, d_model, embedding_std, fold(key, "segments"))
+        tables = [tokens]
+        if segments:
+            tables.append(nn.TokenEmbedding(segments, d_model, embedding_std, fold(key, "segments")))
         norm = nn.LayerNorm(d_model, eps)
         expect_fraction("dropout", dropout, letter="p")
-        self.embedding = nn.EmbeddingSum([tokens, of_segments], positions, norm, nn.Dropout(dropout))
+        self.embedding = nn.EmbeddingSum(tables, positions, norm, nn.Dropout(dropout))
         options: dict[str, Any] = dict(d_ff=d_ff, activation=activation, dropout=dropout, bias=True, eps=eps)
         blocks = repeated(lambda i: nn.TransformerBlock(d_model, heads, key=fold(key, "block", i), **options), depth)
         self.stack = nn.Stack(blocks)
@@ -96,9 +112,10 @@ class Bert(Model):
         self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None
     ) -> tuple[Array, BodyCache]:
         self.check(ids, lengths, segments)
-        if segments is None:
-            segments = array_module(ids).zeros_like(ids)
-        x, embedding = self.embedding.forward(ids, segments, key=fold(key, "embedding"))
+        inputs = [ids]
+        if self.config["segments"]:
+            inputs.append(array_module(ids).zeros_like(ids) if segments is None else segments)
+        x, embedding = self.embedding.forward(*inputs, key=fold(key, "embedding"), start=self.first_position)
         pattern = None if lengths is None else ops.Padding(lengths)
         x, stack = self.stack.forward(x, key=fold(key, "block"), pattern=pattern)
         return x, BodyCache(embedding, stack)
@@ -117,8 +134,12 @@ class Bert(Model):
             expect_lengths(lengths, B=B)
             expect_range("lengths", lengths, 1, T)
         if segments is not None:
+            if not self.config["segments"]:
+                raise ValueError("segments: expected None, since this model does not embed them")
             expect_shape("segments", segments, "B T", B=B, T=T)
             expect_ids("segments", segments, len(self.segments.table.data))
+        if self.first_position and not is_checked(ids):
+            expect_no_padding(ids, lengths, self.first_position - 1)
 
     def check_batch(self, ids: Array, lengths: Array | None, segments: Array | None) -> None:
         """`check`, and IndexError for ids out of range: see `Predictor`."""
@@ -127,7 +148,7 @@ class Bert(Model):
 
     @classmethod
     def from_pretrained(cls, folder: Folder, dropout: float | None = None) -> Self:
-        """The encoder of a published BERT: see `BertClassifier.from_pretrained`."""
+        """The encoder of a published BERT, RoBERTa or DistilBERT: see `BertClassifier.from_pretrained`."""
         config = bert_config(folder, dropout)
         with making(folder):
             model = cls(**config, key=Zeros())
@@ -188,7 +209,7 @@ class BertPretraining(Model):
         self.body = Bert(vocab_size, d_model, heads, depth, max_length, key=fold(key, "body"), **body)
         activation = body.get("activation", GELU)
         self.masked = MaskedPrediction(self.body.tokens, self.body.norm.eps, activation, fold(key, "masked"))
-        self.pooler = Pooler(d_model, fold(key, "pooler")) if next_sentence else None
+        self.pooler = Pooler(d_model, key=fold(key, "pooler")) if next_sentence else None
         self.following = nn.Linear(d_model, 2, key=fold(key, "following")) if next_sentence else None
 
     def forward(
@@ -261,12 +282,12 @@ class BertPretraining(Model):
 
     @classmethod
     def from_pretrained(cls, folder: Folder, dropout: float | None = None) -> Self:
-        """A published BERT with its heads; next_sentence is False if the file has no head for it.
+        """A published BERT, RoBERTa or DistilBERT with its heads; next_sentence is False without a head for it.
 
         See `BertClassifier.from_pretrained`.
         """
         config = bert_config(folder, dropout)
-        following = "cls.seq_relationship.weight" in tensor_names(folder, PREFIX)
+        following = "cls.seq_relationship.weight" in tensor_names(folder)
         with making(folder):
             model = cls(**config, next_sentence=following, key=Zeros())
         load_bert(model, folder)
@@ -279,8 +300,9 @@ BertLogitsCache = namedtuple("BertLogitsCache", "body pooler dropout output")
 class BertClassifier(ClassPredictor):
     """`Bert` -> pooled first vector -> dropout -> linear -> log-probabilities of the classes.
 
-    num_classes: of the output. output_dropout: the dropout before the output, by default the same as in the body. The
-    other arguments are those of `Bert`.
+    num_classes: of the output. output_dropout: the dropout before the output, by default the same as in the body.
+    pooling: the activation of the `Pooler`, "tanh", or "relu" as in DistilBERT. The other arguments are those of
+    `Bert`.
 
     The `Classifier` takes the mean of all vectors; here the first one, of [CLS], represents the text. As in the
     paper, only the output is new in fine-tuning: body and pooler come from pre-training (`start_from`), and all three
@@ -298,6 +320,7 @@ class BertClassifier(ClassPredictor):
         depth: int,
         max_length: int,
         output_dropout: float | None = None,
+        pooling: str = "tanh",
         key: Key = Key(0),
         **body: Any,
     ) -> None:
@@ -305,7 +328,7 @@ class BertClassifier(ClassPredictor):
         if output_dropout is not None:
             expect_fraction("output_dropout", output_dropout, letter="p")
         self.body = Bert(vocab_size, d_model, heads, depth, max_length, key=fold(key, "body"), **body)
-        self.pooler = Pooler(d_model, fold(key, "pooler"))
+        self.pooler = Pooler(d_model, pooling, fold(key, "pooler"))
         self.dropout = nn.Dropout(self.body.dropout.p if output_dropout is None else output_dropout)
         self.output = nn.Linear(d_model, num_classes, key=fold(key, "output"))
 
@@ -343,7 +366,8 @@ class BertClassifier(ClassPredictor):
 
     def start_from(self, pretrained: BertPretraining) -> None:
         """Copy the body of a pre-trained model, and its pooler if it has one; raises ValueError if they do not fit."""
-        for name in ("vocab_size", "d_model", "heads", "depth", "max_length", "d_ff", "segments", "eps", "activation"):
+        names = ("vocab_size", "d_model", "heads", "depth", "max_length", "d_ff", "segments", "first_position", "eps")
+        for name in (*names, "activation"):
             if (value := pretrained.body.config[name]) != (expected := self.body.config[name]):
                 raise ValueError(f"pretrained: expected a model with {name} {expected}, got {value}")
         self.body.load_state_dict(pretrained.body.state_dict())
@@ -359,16 +383,16 @@ class BertClassifier(ClassPredictor):
         key: Key = Key(0),
         new_head: bool = False,
     ) -> Self:
-        """A published BERT from a Hugging Face folder, of a `BertModel` or one with heads.
+        """A published BERT, RoBERTa or DistilBERT from a Hugging Face folder, of the encoder alone or with heads.
 
         num_classes: of the output; None for the number in the folder. An output in the folder is kept: it must be that
-        of a `BertForSequenceClassification` and have this number of classes. With new_head=True, or if the folder has
-        no output, the model gets a new one. A new output is drawn from `key`, and so is the pooler if the folder has
-        none, as for a `BertForMaskedLM`.
-        dropout: one for the whole model; None for the folder's hidden_dropout_prob and, before the output,
-        classifier_dropout. Raises PretrainedError, naming the file and the tensor or setting, for what is missing,
-        unknown or of the wrong shape, and for a setting that would change the computation; ValueError for a num_classes
-        or dropout out of range, or for new_head without num_classes.
+        of a `BertForSequenceClassification`, or its like, and have this number of classes. With new_head=True, or if
+        the folder has no output, the model gets a new one. A new output is drawn from `key`, and so is the pooler if
+        the folder has none, as for a `BertForMaskedLM`.
+        dropout: one for the whole model; None for the folder's, which may have another one before the output.
+        RoBERTa's second dropout, before the pooler, is left out. Raises PretrainedError, naming the file and the tensor
+        or setting, for what is missing, unknown or of the wrong shape, and for a setting that would change the
+        computation; ValueError for a num_classes or dropout out of range, or for new_head without num_classes.
         """
         expect_boolean(new_head=new_head)
         expect_key(key)
@@ -376,13 +400,13 @@ class BertClassifier(ClassPredictor):
             expect_positive(num_classes=num_classes)
         elif new_head:
             raise ValueError("num_classes: expected the number of classes of the new head, got None")
-        config, names = bert_config(folder, dropout), tensor_names(folder, PREFIX)
+        config, kind = bert_config(folder, dropout), published_as(folder)
+        config["pooling"] = kind.pooling
         if dropout is None:
-            fractions = ("classifier_dropout",)
-            settings = read_config(folder, "bert", fractions=fractions, optional=fractions)
-            config["output_dropout"] = settings.get(*fractions)
+            config["output_dropout"] = output_dropout(folder)
+        names = tensor_names(folder, kind.prefix)
         new: tuple[str, ...] = ()
-        if num_classes is None or ("classifier.weight" in names and not new_head):
+        if num_classes is None or (any(name.startswith("classifier.") for name in names) and not new_head):
             stored = stored_classes(folder, names)
             if num_classes not in (None, stored):
                 raise PretrainedError(
@@ -391,11 +415,11 @@ class BertClassifier(ClassPredictor):
                 )
             num_classes = stored
         else:
-            new = ("output",) if "pooler.dense.weight" in names else ("output", "pooler")
+            new = ("output",) if f"{kind.layers['pooler.dense']}.weight" in names else ("output", "pooler")
         with making(folder):
             model = cls(num_classes=num_classes, **config, key=Zeros())
             for name, layer in (
-                ("pooler", Pooler(config["d_model"], fold(key, "pooler"))),
+                ("pooler", Pooler(config["d_model"], kind.pooling, fold(key, "pooler"))),
                 ("output", nn.Linear(config["d_model"], num_classes, key=fold(key, "output"))),
             ):
                 if name in new:

@@ -19,16 +19,20 @@ from ..rng import Key
 GELU = "gelu"  # the activation of the paper
 
 
+POOLING = {"tanh": (ops.tanh, ops.tanh_backward), "relu": (ops.relu, ops.relu_backward)}
+
+
 class PoolerCache(NamedTuple):
     shape: tuple[int, int, int]  # of x
     dense: Any
-    tanh: Any
+    activation: Any
 
 
 class Pooler(Layer):
     """y = tanh(x₀ w + b), where x₀ is the vector of [CLS], the first of each row. x: (B, T, C). Returns (B, C).
 
     The body must collect there what it knows of the whole row, since later layers see no other vector.
+    pooling: "tanh", or "relu", which then takes the place of tanh.
 
     Backward. In indices, with the affine map and the tanh of the first vector of each row (see `linear` and `tanh`),
 
@@ -38,21 +42,25 @@ class Pooler(Layer):
     So only the first vector of a row gets a gradient:
 
         dx_btc' = [t = 0] Σ_c dh_bc dense.w_c'c
-        dx[:, 0] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)
+        dx[:, 0] = self.dense.backward(activation_backward(dy, cache.activation), cache.dense)
     """
 
-    def __init__(self, d_model: int, key: Key = Key(0)) -> None:
+    def __init__(self, d_model: int, pooling: str = "tanh", key: Key = Key(0)) -> None:
+        if pooling not in POOLING:
+            raise ValueError(f"pooling: expected one of {', '.join(POOLING)}, got {pooling!r}")
         self.dense = Linear(d_model, d_model, key=key)
+        self.pooling = pooling
 
     def forward(self, x: Array) -> tuple[Array, PoolerCache]:
         h, dense = self.dense.forward(x[:, 0])
-        y, tanh = ops.tanh(h)
-        return y, PoolerCache(x.shape, dense, tanh)
+        y, activation = POOLING[self.pooling][0](h)
+        return y, PoolerCache(x.shape, dense, activation)
 
     def backward(self, dy: Array, cache: PoolerCache) -> Array:
         expect_backward(cache, PoolerCache, dy=dy)
+        _, activation_backward = POOLING[self.pooling]
         dx = array_module(dy).zeros(cache.shape, dtype=dy.dtype)
-        dx[:, 0] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)
+        dx[:, 0] = self.dense.backward(activation_backward(dy, cache.activation), cache.dense)
         return dx
 
 
@@ -133,3 +141,13 @@ def expect_in_text(places: Array, lengths: Array) -> None:
         row = int(padding.any(axis=1).argmax())
         last, place = int(lengths[row]) - 1, int(places[row].max())
         raise IndexError(f"places: row {row}: expected values from 0 to {last}, where its text ends, got {place}")
+
+
+def expect_no_padding(ids: Array, lengths: Array | None, padding: int) -> None:
+    """Raise ValueError, naming the row, if the padding token is within a text of ids (B, T): see `Bert`."""
+    inside = ids == padding
+    if lengths is not None:
+        inside &= array_module(ids).arange(ids.shape[1]) < lengths[:, None]
+    if inside.any():
+        row = int(inside.any(axis=1).argmax())
+        raise ValueError(f"ids: row {row}: expected the padding token, {padding}, only after the end of the text")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from .gemma3 import Gemma3
 from .gpt2 import GPT2
 from .llama import Llama
 from .olmo2 import Olmo2
 from .phi3 import Phi3
 from .pretrained import Folder, read_config
 from .published import PublishedDecoder
+from .pythia import Pythia
 from .qwen3 import Qwen3
 from .smollm3 import SmolLM3
 
 FAMILIES: dict[str, type[PublishedDecoder]] = {
-    kind: family for family in (GPT2, Llama, Olmo2, Phi3, Qwen3, SmolLM3) for kind in family.kinds
+    kind: family for family in (GPT2, Gemma3, Llama, Olmo2, Phi3, Pythia, Qwen3, SmolLM3) for kind in family.kinds
 }
 
 

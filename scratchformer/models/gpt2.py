@@ -58,7 +58,7 @@ class GPT2(PublishedDecoder):
     """
 
     kinds: ClassVar[Mapping[str, Any]] = {"gpt2": COMPUTED}
-    blocks = "h"
+    blocks, prefix = "h", PREFIX
     layers: ClassVar[Mapping[str, str]] = {
         "attention.query": "attn.c_attn",
         "attention.key": "attn.c_attn",
@@ -135,6 +135,20 @@ class GPT2(PublishedDecoder):
             )
         load_weights(model, folder, model.tensors(), r"h\.\d+\.attn\.(masked_)?bias", PREFIX, copies)
         return model
+
+    def settings(self, kind: str) -> dict[str, Any]:
+        """What config.json says of this model."""
+        block = self.body.blocks[0]
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": kind,
+            **{theirs: self.config[ours] for theirs, ours in SIZES.items()},
+            "n_inner": block.feedforward.up.w.data.shape[1],
+            "activation_function": {"gelu_tanh": "gelu_new"}.get(block.feedforward.up.activation, "gelu"),
+            "layer_norm_epsilon": block.norm1.eps,
+            "tie_word_embeddings": isinstance(self.output, TiedOutput),
+            **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), self.config["dropout"]),
+        }
 
 
 def _dropout(folder: Folder, config: Mapping[str, Any]) -> float:

@@ -7,13 +7,14 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ..checks import expect_boolean, expect_number, expect_one_of, expect_positive
-from ..nn import Block, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
+from ..nn import Block, GeGLU, LayerNorm, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
 from ..ops.positions import BASE
 from ..rng import Key, Zeros, fold
 from .body import Body
 from .published import NO_WINDOW, Kind, PublishedDecoder
 
 EPS = 1e-6
+GATED = {"silu": SwiGLU, "gelu_tanh": GeGLU}
 
 
 class LlamaBlock(Block):
@@ -23,7 +24,8 @@ class LlamaBlock(Block):
     `RotarySelfAttention`.
     d_ff, feedforward_bias: of the feed-forward layer, see `SwiGLU`. By default F is 8/3 C, rounded up: the three
     matrices then have as many weights as the two of a `FeedForward` with 4 C. norms: where they are, "before" the
-    branches or "after" them, see `Residual`. eps: added in all norms.
+    branches, "after" them or "both", see `Residual`. activation: of the gate, "silu", or "gelu_tanh" for a `GeGLU`.
+    eps: added in all norms.
 
     Forward:
 
@@ -52,19 +54,22 @@ class LlamaBlock(Block):
         rotary_width: int | None = None,
         query_key_norm: str | None = None,
         norms: str = "before",
+        activation: str = "silu",
         eps: float = EPS,
         dropout: float = 0.0,
         key: Key = Key(0),
     ) -> None:
         expect_positive(d_model=d_model)
         d_ff = -(-8 * int(d_model) // 3) if d_ff is None else d_ff
-        expect_one_of("norms", norms, ("before", "after"))
+        expect_one_of("norms", norms, ("before", "after", "both"))
+        expect_one_of("activation", activation, GATED)
         options: dict[str, Any] = dict(base=base, scaling=scaling, window=window, bias=bias, output_bias=output_bias)
         options |= dict(rotary_width=rotary_width, query_key_norm=query_key_norm, eps=eps)
         attention = RotarySelfAttention(d_model, heads, kv_heads, head_width, **options, key=fold(key, "attention"))
-        feedforward = SwiGLU(d_model, d_ff, feedforward_bias, fold(key, "feedforward"))
+        feedforward = GATED[activation](d_model, d_ff, feedforward_bias, fold(key, "feedforward"))
         first, second, after1, after2 = (
-            RMSNorm(d_model, eps) if norms == place else None for place in ("before", "before", "after", "after")
+            RMSNorm(d_model, eps) if norms in (place, "both") else None
+            for place in ("before", "before", "after", "after")
         )
         super().__init__(attention, feedforward, first, second, "pre", dropout, after1, after2)
 
@@ -108,6 +113,8 @@ class Llama(PublishedDecoder):
         ),
     }
     defaults: ClassVar[Mapping[str, Any]] = {}
+    block_class: ClassVar[type[Block]] = LlamaBlock
+    norm_class: ClassVar[type[RMSNorm] | type[LayerNorm]] = RMSNorm  # of the final norm
 
     def __init__(
         self,
@@ -129,9 +136,10 @@ class Llama(PublishedDecoder):
         expect_number("std", std)
         block = {**self.defaults, **block}
         options: dict[str, Any] = dict(
-            positions="none", causal=True, block=LlamaBlock, key=Zeros(), recompute=recompute, by_block=by_block
+            positions="none", causal=True, block=self.block_class, key=Zeros(), recompute=recompute, by_block=by_block
         )
-        options |= dict(dropout=dropout, embeddings=embeddings, final_norm=partial(RMSNorm, eps=block.get("eps", EPS)))
+        final_norm = partial(self.norm_class, eps=block.get("eps", EPS))
+        options |= dict(dropout=dropout, embeddings=embeddings, final_norm=final_norm)
         self.context = context
         self.body = Body(vocab_size, d_model, heads, depth, context, **options, **block)
         self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
@@ -139,4 +147,4 @@ class Llama(PublishedDecoder):
 
     @classmethod
     def passes_to(cls, options: Mapping[str, Any]) -> Callable:
-        return LlamaBlock
+        return cls.block_class

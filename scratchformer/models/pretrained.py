@@ -48,7 +48,8 @@ class TensorSource(NamedTuple):
 
     name: str  # of the tensor in the file
     transposed: bool = False
-    columns: slice = slice(None)  # of the last axis of the tensor (transposed), if it holds several parameters
+    columns: slice | list[int] = slice(None)  # of the last axis (transposed), if the tensor holds several parameters
+    plus: float = 0.0  # added to the tensor
 
 
 def read_config(
@@ -188,7 +189,7 @@ def load_weights(
             if (kind := stored[name].kind) not in FLOATING:
                 problems.append(f"{name}: expected one of the types {', '.join(FLOATING)}, got {kind}")
         problems += [
-            _mismatch(t.name, _shape(params, name, tensors), stored[t.name].shape)
+            _mismatch(t.name, stored_shape(params, name, tensors), stored[t.name].shape)
             for name, t in tensors.items()
             if t.name in stored
         ]
@@ -200,6 +201,7 @@ def load_weights(
             source, data = stored[tensor.name].read(), params[name].data
             with np.errstate(over="ignore"):  # float64 to float32
                 data[...] = (source.T if tensor.transposed else source)[..., tensor.columns]
+                data += tensor.plus
             if not bool(array_module(data).isfinite(data).all()):
                 raise PretrainedError(f"{path}: {tensor.name}: expected finite numbers that fit in {data.dtype}")
 
@@ -343,11 +345,11 @@ def _what_else(folder: Folder) -> str:
     return f"; expected a folder with config.json and {WEIGHTS}"
 
 
-def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, TensorSource]) -> tuple[int, ...]:
+def stored_shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, TensorSource]) -> tuple[int, ...]:
     """The shape of the stored tensor that the parameter `name` comes from."""
     tensor, shape = tensors[name], params[name].data.shape
     if tensor.columns != slice(None):  # the parameters in one tensor use all its columns
-        shape = (*shape[:-1], max(t.columns.stop for t in tensors.values() if t.name == tensor.name))
+        shape = (*shape[:-1], sum(params[n].data.shape[-1] for n, t in tensors.items() if t.name == tensor.name))
     return shape[::-1] if tensor.transposed else shape
 
 

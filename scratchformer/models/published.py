@@ -10,7 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
+
+from ..backend import to_cpu
 from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive
+from ..nn import TiedOutput
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
 from ..rng import Zeros
@@ -24,6 +28,7 @@ from .pretrained import (
     load_weights,
     making,
     read_config,
+    stored_shape,
     tensor_sources,
 )
 
@@ -36,7 +41,7 @@ SETTINGS = {
     "intermediate_size": "d_ff",
 }
 OPTIONAL = {"num_key_value_heads": "kv_heads", "head_dim": "head_width"}  # null or missing: the default here
-FRACTIONS = ("rms_norm_eps", "max_window_layers")
+FRACTIONS = ("rms_norm_eps", "layer_norm_eps", "max_window_layers")
 # Values with which the computation is the one here, the default first; a kind may have others. (): any value.
 COMPUTED: dict[str, tuple] = {
     "hidden_act": ("silu", "swish"),
@@ -53,9 +58,6 @@ COMPUTED: dict[str, tuple] = {
 }
 NO_WINDOW: dict[str, tuple] = {"sliding_window": (None,)}
 FIRST_WINDOW = 28  # default of the library that writes these folders
-PREFIX = "model."  # of most names in a file
-BUFFERS = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files, beside the weights
-TIED = {"lm_head.weight": "embed_tokens.weight"}
 
 
 class Kind(NamedTuple):
@@ -74,7 +76,8 @@ class PublishedDecoder(LanguageModel):
 
     kinds: its model types, each with what its config.json may say. layers: the path in a file of each layer here; those
     within a block, without the block. Layers with the same path are side by side in one tensor. blocks: the path of the
-    list of blocks.
+    list of blocks. prefix: of most names in a file. buffers: a regular expression for what old files have beside the
+    weights.
     """
 
     kinds: ClassVar[Mapping[str, Any]]
@@ -97,6 +100,8 @@ class PublishedDecoder(LanguageModel):
         "output": "lm_head",
     }
     blocks: ClassVar[str] = "layers"
+    prefix: ClassVar[str] = "model."
+    buffers: ClassVar[str] = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 
     @classmethod
     def from_pretrained(
@@ -118,7 +123,7 @@ class PublishedDecoder(LanguageModel):
             arguments["context"] = context
         with making(folder):
             model = cls(**arguments, dropout=dropout, recompute=recompute, key=Zeros())
-        load_weights(model, folder, model.tensors(), BUFFERS, PREFIX, TIED if arguments["tied"] else {})
+        load_weights(model, folder, model.tensors(), cls.buffers, cls.prefix, cls.copies(arguments["tied"]))
         return model
 
     @classmethod
@@ -126,15 +131,12 @@ class PublishedDecoder(LanguageModel):
         """The sizes and options of the model in a folder. Raises PretrainedError, see `from_pretrained`."""
         config, kind = decoder_config(folder, cls)
         path, bias = Path(folder) / "config.json", config["attention_bias"]
-        base, scaling = rotary_settings(path, config, kind.base)
-        by_block = cls.by_block(path, config, kind)
-        same = {name: values[0] for name, values in by_block.items() if len({*values}) == 1}
+        by_block = cls.angles(path, config, kind) | cls.by_block(path, config, kind)
+        same = {name: values[0] for name, values in by_block.items() if all(each == values[0] for each in values)}
         varied = {name: values for name, values in by_block.items() if name not in same}
         return {ours: config[theirs] for theirs, ours in SETTINGS.items()} | {
             **{ours: config.get(theirs) for theirs, ours in OPTIONAL.items()},
             **(same | {"by_block": varied} if varied else same),
-            "base": base,
-            "scaling": scaling,
             "bias": bias,
             "output_bias": bias and config["model_type"] != "qwen2",
             "feedforward_bias": config["mlp_bias"],
@@ -143,15 +145,64 @@ class PublishedDecoder(LanguageModel):
         }
 
     @classmethod
+    def angles(cls, path: Path, config: Mapping[str, Any], kind: Kind) -> dict[str, list]:
+        """The base and the scaling of the angles in every block: see `by_block`."""
+        base, scaling = rotary_settings(path, config, kind.base)
+        return {"base": [base] * config["num_hidden_layers"], "scaling": [scaling] * config["num_hidden_layers"]}
+
+    @classmethod
     def by_block(cls, path: Path, config: Mapping[str, Any], kind: Kind) -> dict[str, list]:
         """The options that may vary, each with its value for every block, by the config.json at `path`."""
         first = config.get("max_window_layers", FIRST_WINDOW) if config["model_type"].startswith("qwen") else 0
         return {"window": windows(path, config, kind, [i >= first for i in range(config["num_hidden_layers"])])}
 
+    def settings(self, kind: str) -> dict[str, Any]:
+        """What config.json says of this model, if it is of this one of `kinds`."""
+        block = self.body.blocks[0]
+        attention, up = block.attention, block.feedforward.up
+        seen = [each.attention.window for each in self.body.blocks]
+        config = {
+            "architectures": [self.kinds[kind].architecture],
+            "model_type": kind,
+            **{theirs: self.config[ours] for theirs, ours in SETTINGS.items() if ours != "d_ff"},
+            "intermediate_size": up.w.data.shape[1],
+            "num_key_value_heads": attention.kv_heads,
+            "head_dim": attention.head_width,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.body.final_norm.eps,
+            "rope_theta": attention.base,
+            "rope_scaling": attention.scaling,
+            "attention_bias": attention.value.b is not None,
+            "mlp_bias": up.b is not None,
+            "tie_word_embeddings": isinstance(self.output, TiedOutput),
+            "sliding_window": next((window for window in seen if window), None),
+            "use_sliding_window": any(seen),
+            "max_window_layers": next((i for i, window in enumerate(seen) if window), len(seen)),
+        }
+        if any(seen) and "use_sliding_window" in self.kinds[kind].settings:
+            config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in seen]
+        return config
+
+    @classmethod
+    def copies(cls, tied: bool) -> dict[str, str]:
+        """The name of the output's matrix, if it is a copy of the table of the tokens, and the name of that table."""
+        return {f"{cls.layers['output']}.weight": f"{cls.layers['tokens']}.weight"} if tied else {}
+
     @classmethod
     def transposed(cls, name: str) -> bool:
         """Whether a file has the matrix of the parameter `name` as (out, in)."""
         return name.endswith(".w")
+
+    def stored(self) -> dict[str, np.ndarray]:
+        """The tensors of this model, by their names in a file."""
+        params, sources = self.named_parameters(), self.tensors()
+        stored: dict[str, np.ndarray] = {}
+        for name, source in sources.items():
+            place = source.name if source.name.startswith(self.layers["output"] + ".") else self.prefix + source.name
+            data = to_cpu(params[name].data) - source.plus
+            tensor = stored.setdefault(place, np.empty(stored_shape(params, name, sources), data.dtype))
+            (tensor.T if source.transposed else tensor)[..., source.columns] = data
+        return stored
 
     def tensors(self) -> dict[str, TensorSource]:
         """Where each parameter is in a file: "body.blocks.0.norm1.gamma" is "layers.0.input_layernorm.weight"."""
@@ -173,10 +224,13 @@ def decoder_config(folder: Folder, model: type[PublishedDecoder]) -> tuple[dict[
     D, G = config.get("head_dim") or C // H, config.get("num_key_value_heads") or H
     widths = {"query": H * D if config.get("head_dim") else C, "key": G * D, "value": G * D}
     rows = {f"attention.{each}": width for each, width in widths.items()} | {"feedforward.gate": F, "feedforward.up": F}
-    paths = [layers[each] for each in ("attention.query", "feedforward.gate")]
-    block = {f"{path}.weight": (sum(n for each, n in rows.items() if layers[each] == path), C) for path in paths}
-    tables, tied = {"embed_tokens.weight": (config["vocab_size"], C)}, config["tie_word_embeddings"]
-    expect_sizes(folder, PREFIX, tables, model.blocks, block, config["num_hidden_layers"], TIED if tied else {})
+    paths = [layers[each] for each in ("attention.query", "feedforward.up")]
+    block = {f"{path}.weight": (sum(n for each, n in rows.items() if layers.get(each) == path), C) for path in paths}
+    tables, copies = (
+        {f"{layers['tokens']}.weight": (config["vocab_size"], C)},
+        model.copies(config["tie_word_embeddings"]),
+    )
+    expect_sizes(folder, model.prefix, tables, model.blocks, block, config["num_hidden_layers"], copies)
     return config, kind
 
 

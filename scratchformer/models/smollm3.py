@@ -60,6 +60,10 @@ class SmolLM3(Llama):
             by_block = {"rotary_width": rotary_widths(depth)}
         super().__init__(vocab_size, d_model, heads, depth, context, tied, by_block=by_block, **options)
 
+    def settings(self, kind: str) -> dict[str, Any]:
+        rotated = [int(block.attention.rotary_width != 0) for block in self.body.blocks]
+        return super().settings(kind) | {"no_rope_layers": rotated}
+
     @classmethod
     def by_block(cls, path: Path, config: Mapping[str, Any], kind: Kind) -> dict[str, list]:
         """As for `Llama`. Unless config.json says otherwise, a window is where no rotation is."""

@@ -1,13 +1,13 @@
 """Layers, which hold parameters. See `layer.Layer` for what they have in common."""
 
 from .attention import CrossAttention, SelfAttention
-from .block import Block, Residual, Stack, TransformerBlock
+from .block import Block, ParallelBlock, Residual, Stack, TransformerBlock
 from .decoder_block import DecoderBlock
 from .embedding import EmbeddingSum, GridPositions, PositionEmbedding, SinusoidalPositions, TiedOutput, TokenEmbedding
 from .frozen import Frozen
 from .layer import FlatParameters, Layer, Param
 from .lora import LoRA, add_lora, merge_lora
-from .pointwise import Dropout, FeedForward, LayerNorm, Linear, NormedLinear, RMSNorm, SwiGLU
+from .pointwise import Dropout, FeedForward, GeGLU, LayerNorm, Linear, NormedLinear, RMSNorm, SwiGLU
 from .recompute import Recompute, recompute_blocks
 from .relative_attention import RelativeSelfAttention
 from .rotary_attention import RotarySelfAttention
@@ -23,6 +23,7 @@ __all__ = [
     "FeedForward",
     "FlatParameters",
     "Frozen",
+    "GeGLU",
     "GridPositions",
     "Layer",
     "LayerNorm",
@@ -30,6 +31,7 @@ __all__ = [
     "LoRA",
     "MultiHeadLoop",
     "NormedLinear",
+    "ParallelBlock",
     "Param",
     "PositionEmbedding",
     "RMSNorm",

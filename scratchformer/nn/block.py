@@ -220,6 +220,63 @@ class Block(Layer):
         return extend_block(x, self, stored, past, pattern)
 
 
+class ParallelBlockCache(NamedTuple):
+    attention: ResidualCache
+    norm2: Any
+    feedforward: Any
+    dropout: Any
+    added: bool  # whether dropout and the sum were one operation
+
+
+class ParallelBlock(Block):
+    """A pre-norm block whose two branches both read x: y = x + attention(norm1(x)) + feedforward(norm2(x)).
+
+    The arguments are those of `Block`, with norm "pre". x, y: (B, T, C).
+
+    Forward:
+
+        s = x        n = norm1(s)        a = attention(n)
+        r = x        u = norm2(r)        f = feedforward(u)        y_tc = x_tc + a_tc + f_tc
+
+    Backward. Each of the three terms passes dy on. In a `Block`, the gradient of the second branch goes through the
+    first one; here neither branch has to wait for the other.
+
+        dn = attention_backward(dy, n)        ds = norm1_backward(dn, s)
+        du = feedforward_backward(dy, u)        dr = norm2_backward(du, r)
+        dx_tc = dy_tc + ds_tc + dr_tc
+
+    In code, where the first two terms are those of the first residual branch:
+
+        dx = self.first.backward(dy, cache.attention)
+        dx = add_backward(dx, self.norm2, du, cache.norm2)
+
+    Source: Wang, Komatsuzaki, "GPT-J-6B: a 6 billion parameter autoregressive language model", 2021.
+    """
+
+    def forward(self, x: Array, pattern: ops.Pattern | None = None, key: Key | None = None) -> tuple[Array, Any]:
+        h, attention = self.first.forward(x, pattern, key=fold(key, 1))
+        u, norm2 = self.norm2.forward(x)
+        f, feedforward = self.feedforward.forward(u)
+        y, *summed = self.second.sum(h, f, fold(key, 2))
+        return y, ParallelBlockCache(attention, norm2, feedforward, *summed)
+
+    def backward(self, dy: Array, cache: Any) -> Array:
+        expect_backward(cache, ParallelBlockCache, dy=dy)
+        if cache.added:
+            df, _ = ops.dropout_add_backward(dy, cache.dropout)
+        else:
+            df = self.second.dropout.backward(dy, cache.dropout)
+        du = self.feedforward.backward(df, cache.feedforward)
+        dx = self.first.backward(dy, cache.attention)
+        dx = add_backward(dx, self.norm2, du, cache.norm2)
+        return dx
+
+    def extend(self, x: Array, stored: Stored, past: int, pattern: ops.Pattern | None = None) -> Array:
+        """As for `Block`; the attention must have an `extend`."""
+        h = self.first.around(lambda n: self.attention.extend(n, stored, past, pattern), x)
+        return h + self.feedforward(self.norm2(x))
+
+
 class TransformerBlock(Block):
     """Self-attention and a feed-forward layer, each with a residual connection and a layer norm.
 

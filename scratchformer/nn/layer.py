@@ -186,9 +186,9 @@ class Part:
 
 
 def reached(layer: Any, path: Iterable[str]) -> Any:
-    """The object at a path of attributes and places in lists."""
+    """The object at a path of attributes and places in lists; None for a place after the end of a list."""
     for name in path:
-        layer = layer[int(name)] if isinstance(layer, list) else getattr(layer, name)
+        layer = next(iter(layer[int(name) :]), None) if isinstance(layer, list) else getattr(layer, name)
     return layer
 
 

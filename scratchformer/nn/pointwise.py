@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -196,7 +197,7 @@ class FeedForward(Layer):
         return self.up.backward(self.down.backward(dy, cache.down), cache.up)
 
 
-SwiGLUCache = namedtuple("SwiGLUCache", "gate up swiglu down")
+SwiGLUCache = namedtuple("SwiGLUCache", "gate up gated down")
 
 
 class SwiGLU(Layer):
@@ -224,11 +225,13 @@ class SwiGLU(Layer):
 
     In code:
 
-        dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
+        dgate, dup = self.gated[1](self.down.backward(dy, cache.down), cache.gated)
         dx = add_backward(self.up.backward(dup, cache.up), self.gate, dgate, cache.gate)
 
     Source: Shazeer, "GLU variants improve transformer", 2020, equation 6.
     """
+
+    gated: ClassVar[tuple[Any, Any]] = ops.swiglu, ops.swiglu_backward
 
     def __init__(self, d_model: int, d_ff: int, bias: bool = False, key: Key = Key(0)) -> None:
         expect_positive(d_model=d_model, d_ff=d_ff)
@@ -239,12 +242,35 @@ class SwiGLU(Layer):
     def forward(self, x: Array) -> tuple[Array, SwiGLUCache]:
         g, gate = self.gate.forward(x)  # (..., F)
         u, up = self.up.forward(x)
-        a, swiglu = ops.swiglu(g, u)
+        a, gated = self.gated[0](g, u)
         y, down = self.down.forward(a)
-        return y, SwiGLUCache(gate, up, swiglu, down)
+        return y, SwiGLUCache(gate, up, gated, down)
 
     def backward(self, dy: Array, cache: SwiGLUCache) -> Array:
         expect_backward(cache, SwiGLUCache, dy=dy)
-        dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
+        dgate, dup = self.gated[1](self.down.backward(dy, cache.down), cache.gated)
         dx = add_backward(self.up.backward(dup, cache.up), self.gate, dgate, cache.gate)
         return dx
+
+
+class GeGLU(SwiGLU):
+    """y = (gelu(x w_gate) times x w_up, elementwise) w_down: `SwiGLU` with another activation, GELU by tanh.
+
+    Forward, for each position n:
+
+        gate_nf = Σ_c x_nc gate.w_cf        up_nf = Σ_c x_nc up.w_cf
+        v_nf = √(2/π) (gate_nf + 0.044715 gate_nf³)        s_nf = ½ (1 + tanh(v_nf))
+        a_nf = up_nf gate_nf s_nf        y_nc = Σ_f a_nf down.w_fc
+
+    Backward. Only the slope of the activation differs, which is that of `geglu`:
+
+        da_nf = Σ_c dy_nc down.w_fc        dup_nf = da_nf ∂a_nf/∂up_nf = da_nf gate_nf s_nf
+        r_nf := ∂s_nf/∂gate_nf = ½ (1 − tanh(v_nf)²) √(2/π) (1 + 3·0.044715 gate_nf²)
+        dgate_nf = da_nf ∂a_nf/∂gate_nf = da_nf up_nf (s_nf + gate_nf r_nf)
+        dx_nc = Σ_f dgate_nf gate.w_cf + Σ_f dup_nf up.w_cf
+        ddown.w_fc = Σ_n a_nf dy_nc        dgate.w_cf = Σ_n x_nc dgate_nf        dup.w_cf = Σ_n x_nc dup_nf
+
+    Source: Shazeer, "GLU variants improve transformer", 2020, equation 6.
+    """
+
+    gated = ops.geglu, ops.geglu_backward

@@ -41,6 +41,7 @@ from .dropout import dropout, dropout_backward
 from .dropout_add import dropout_add, dropout_add_backward
 from .embedding import embedding, embedding_backward
 from .gather import gather, gather_backward
+from .geglu import geglu, geglu_backward
 from .layernorm import layernorm, layernorm_backward
 from .linear import dense, dense_backward, linear, linear_backward
 from .patterns import BlockEnds, Causal, Edges, Full, Heads, Local, Padding, Pattern, SameBlock, Strided
@@ -84,6 +85,8 @@ __all__ = [
     "embedding_backward",
     "gather",
     "gather_backward",
+    "geglu",
+    "geglu_backward",
     "gelu",
     "gelu_backward",
     "layernorm",

@@ -40,8 +40,9 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     expect_floating_type("dtype", dtype)
     length, d_model, start = int(length), int(d_model), int(start)
     expect_memory(2 * length * d_model, "positions", length=length, d_model=d_model)  # they are float64 at first
-    first, size = (start, length) if xp is np else kept_range(start, length)
-    table = _table(size, d_model, first, np.dtype(dtype), current_device(xp))
+    device = current_device(xp)
+    first, size = (start, length) if device.index is None else kept_range(start, length)
+    table = _table(size, d_model, first, np.dtype(dtype), device)
     return table[start - first : start - first + length].copy()
 
 

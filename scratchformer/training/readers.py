@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..data import PublishedTokenizer, Subwords, Vocabulary
-from ..models import GPT2, LanguageModel
+from ..models import GPT2, BertClassifier, LanguageModel
+from ..models.bert_weights import ROBERTA, published_as
 from ..models.families import family
 from ..models.pretrained import PretrainedError, instead_of_folder
 from ..nn import Layer
@@ -60,7 +61,7 @@ def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> A
 
 
 def load_writer(
-    path: Path | str, prompt: str = "", tokens: int | None = None, program: ModuleType | None = None
+    path: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None, program: ModuleType | None = None
 ) -> tuple[LanguageModel, Subwords | PublishedTokenizer | None]:
     """A language model and its vocabulary (None: bytes), from a run's folder, a snapshot, or a folder with a published
     decoder. prompt, tokens: see `load_published`. program: see `load_model`. Raises ValueError for a
@@ -87,12 +88,24 @@ def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
     """A published GPT-2 and its vocabulary, which is widened if the model has more tokens. Raises the errors of
     loading, and PretrainedError if the model has fewer.
     """
-    model, vocabulary = GPT2.from_pretrained(folder, **options), Subwords.from_gpt2(folder)
+    model = GPT2.from_pretrained(folder, **options)
+    return model, _widened(Subwords.from_gpt2(folder), model, folder)
+
+
+def load_bert(folder: Path | str, num_classes: int, **options: Any) -> tuple[BertClassifier, Subwords]:
+    """A published BERT, RoBERTa or DistilBERT as a classifier, and its vocabulary, as by `load_gpt2`."""
+    model = BertClassifier.from_pretrained(folder, num_classes, **options)
+    if published_as(folder) != ROBERTA:
+        return model, Subwords.from_bert(folder)
+    return model, _widened(Subwords.from_roberta(folder), model, folder)
+
+
+def _widened(vocabulary: Subwords, model: Any, folder: Path | str) -> Subwords:
     if len(vocabulary) > (size := model.config["vocab_size"]):
         raise PretrainedError(
             f"{folder}: the vocabulary has {len(vocabulary):,} tokens, but the model of config.json has {size:,}"
         )
-    return model, vocabulary.widened(size)
+    return vocabulary.widened(size)
 
 
 def load_to_tune(folder: Path | str, context: int, dropout: float) -> tuple[LanguageModel, Subwords]:
@@ -109,9 +122,10 @@ def load_to_tune(folder: Path | str, context: int, dropout: float) -> tuple[Lang
 
 
 def load_published(
-    folder: Path | str, prompt: str = "", tokens: int | None = None
+    folder: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None
 ) -> tuple[LanguageModel, PublishedTokenizer]:
-    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`.
+    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`, or each
+    of several.
 
     The model's context is no longer than these need, because generation reserves memory for all of it. tokens=None
     keeps the full context. Raises the errors of loading.
@@ -121,5 +135,6 @@ def load_published(
     vocabulary = PublishedTokenizer(folder, sizes["vocab_size"])
     context = sizes["context"]
     if tokens is not None:
-        context = min(context, max(1, len(vocabulary.encode(prompt)) + tokens))
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        context = min(context, max(1, *(len(vocabulary.encode(each)) + tokens for each in prompts)))
     return kind.from_pretrained(folder, context=context), vocabulary

@@ -251,7 +251,7 @@ def _bert() -> dict[str, bytes]:
     model = BertPretraining(len(words), 8, 2, 2, 6, d_ff=10)
     listed = sorted(words.tokenizer.get_vocab().items(), key=lambda item: item[1])
     tensors = _tensors(
-        model, lambda name: bert_weights.stored_as(name, False), lambda name: "" if name.startswith("cls") else "bert."
+        model, lambda name: bert_weights.stored_as(name), lambda name: "" if name.startswith("cls") else "bert."
     )
     return {
         "config.json": _json(_bert_config(len(words)) | {"architectures": ["BertForPreTraining"]}),
@@ -267,7 +267,7 @@ def _bert_classifier() -> dict[str, bytes]:
     model = BertClassifier(size, 3, 8, 2, 2, 6, d_ff=10)
     tensors = _tensors(
         model,
-        lambda name: bert_weights.stored_as(name, False),
+        lambda name: bert_weights.stored_as(name),
         lambda name: "" if name.startswith("classifier") else "bert.",
     )
     return files | {

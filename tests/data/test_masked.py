@@ -18,6 +18,8 @@ LONGEST = 200
 class Numbers:
     """A vocabulary of `size` tokens, special tokens first."""
 
+    around = "[CLS]", "[SEP]"
+
     def __init__(self, size):
         self.size = size
 

@@ -413,14 +413,14 @@ def test_inputs_that_do_not_fit(device):
 
 def write_folder(folder, model, old=False, **changes):
     """Write `model` as a Hugging Face folder."""
-    config = {theirs: model.config.get(ours) for theirs, ours in bert_weights.SETTINGS.items()}
+    config = {theirs: model.config.get(ours) for theirs, ours in bert_weights.BERT.settings.items()}
     config |= {"model_type": "bert", "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
     config |= {"intermediate_size": 4 * C, "hidden_act": "gelu", "position_embedding_type": "absolute", **changes}
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     tensors = {}
     for name, p in model.named_parameters().items():
-        tensor = bert_weights.stored_as(name, old)
+        tensor = bert_weights.stored_as(name, old=old)
         prefix = "" if tensor.name.startswith(("cls", "classifier")) else "bert."
         tensors[prefix + tensor.name] = np.ascontiguousarray(p.data.T if tensor.transposed else p.data)
     save_file(tensors, folder / "model.safetensors")
@@ -511,7 +511,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path, damage):
         ),
         ({"is_decoder": True}, "is_decoder: expected False, got True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings: expected True, got False"),
-        ({"model_type": "roberta"}, "expected model_type 'bert', got 'roberta'"),
+        ({"model_type": "albert"}, "expected model_type 'bert' or 'roberta' or 'distilbert', got 'albert'"),
         ({"num_hidden_layers": 3}, r"missing: encoder\.layer\.2\."),
         ({"num_hidden_layers": 1}, r"unknown: encoder\.layer\.1\."),
         ({"vocab_size": 12}, r"word_embeddings\.weight: expected \(12, 8\), got \(11, 8\)"),

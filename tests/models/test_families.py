@@ -13,7 +13,7 @@ from scratchformer.models.pretrained import PretrainedError
 from scratchformer.rng import Key
 
 V, C, H, DEPTH, T = 11, 16, 4, 4, 8
-DECODERS = [kind for kind in FAMILIES if kind != "gpt2"]
+DECODERS = ("llama", "mistral", "qwen2", "olmo2", "phi3", "qwen3", "smollm3")
 
 
 def write(folder, kind, **changes):
@@ -26,7 +26,8 @@ def write(folder, kind, **changes):
         prefix = "" if source.name.startswith("lm_head") else "model."
         part = params[name].data.T if source.transposed else params[name].data
         tensors.setdefault(prefix + source.name, []).append(part)
-    save_file({name: np.concatenate(parts) for name, parts in tensors.items()}, folder / "model.safetensors")
+    whole = {name: np.ascontiguousarray(np.concatenate(parts)) for name, parts in tensors.items()}
+    save_file(whole, folder / "model.safetensors")
     sizes = dict(vocab_size=V, hidden_size=C, num_attention_heads=H, num_key_value_heads=2, head_dim=6)
     sizes |= dict(num_hidden_layers=DEPTH, max_position_embeddings=T, intermediate_size=10, rms_norm_eps=1e-6)
     config = dict(model_type=kind, rope_theta=1e4, tie_word_embeddings=False, **sizes) | changes
@@ -41,7 +42,7 @@ def test_a_folder_is_read_into_the_class_of_its_kind(kind, tmp_path):
     assert type(found) is type(made) is FAMILIES[kind]
     np.testing.assert_array_equal(found(ids), made(ids))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(PretrainedError, match="expected model_type 'gpt2' or 'llama'"):
+    with pytest.raises(PretrainedError, match="expected model_type 'gpt2' or "):
         from_pretrained(tmp_path)
 
 
@@ -91,14 +92,14 @@ def test_options_that_vary_by_block():
 
 def test_what_does_not_fit():
     for make, message in [
-        (lambda: nn.NormedLinear(nn.Linear(2, 6), nn.RMSNorm(4)), "norm: expected a width that divides 6, .* got 4"),
-        (lambda: nn.RotarySelfAttention(8, 2, rotary_width=6), "rotary_width: expected at most 4, .* got 6"),
+        (lambda: nn.NormedLinear(nn.Linear(2, 6), nn.RMSNorm(4)), r"norm: expected a width that divides 6, .* got 4"),
+        (lambda: nn.RotarySelfAttention(8, 2, rotary_width=6), r"rotary_width: expected at most 4, .* got 6"),
         (lambda: nn.RotarySelfAttention(8, 2, query_key_norm="each"), "query_key_norm: expected one of heads, all"),
         (lambda: Llama(V, C, H, 1, T, norms="around"), "norms: expected one of before, after, got 'around'"),
     ]:
         with pytest.raises(ValueError, match=f"^{message}"):
             make()
-    with pytest.raises(TypeError, match="^norm: expected a Layer, got None"):
+    with pytest.raises(TypeError, match=r"^norm: expected a Layer, got None"):
         nn.Residual(nn.Linear(2, 2), None)
 
 

@@ -304,14 +304,14 @@ REFUSED = {
         MISTRAL | dict(layer_types=["sliding_attention"] * 2, sliding_window=None),
         QWEN2 | dict(layer_types=["sliding_attention"] * 2, sliding_window=3),
     ],
-    "rope_scaling: expected a rope_type of default, linear, llama3, got 'yarn'": [
+    "rope_scaling: yarn takes factor, original_max_position_embeddings, rope_type and perhaps attention_factor, ": [
         dict(rope_scaling={"rope_type": "yarn", "factor": 2.0}),
         dict(rope_scaling={"type": "yarn", "factor": 2.0}),
     ],
-    "rope_parameters: expected a rope_type of default, linear, llama3, got 'longrope'": [
+    "rope_parameters: expected a rope_type of default, linear, llama3, yarn, got 'longrope'": [
         dict(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4})
     ],
-    "rope_scaling: expected a rope_type of default, linear, llama3, got 'dynamic'": [
+    "rope_scaling: expected a rope_type of default, linear, llama3, yarn, got 'dynamic'": [
         dict(rope_scaling={"type": "dynamic", "factor": 2.0})
     ],
     "rope_parameters: default takes rope_type, got partial_rotary_factor, rope_type": [

@@ -23,7 +23,7 @@ MADE_OF = {
     "GPT2": SIZES | dict(context=4),
     "LanguageModel": SIZES | dict(context=4),
     "Llama": SIZES | dict(context=4),
-    **{name: SIZES | dict(context=4) for name in ("Olmo2", "Phi3", "Qwen3", "SmolLM3")},
+    **{name: SIZES | dict(context=4) for name in ("Gemma3", "Olmo2", "Phi3", "Pythia", "Qwen3", "SmolLM3")},
     "SparseTransformer": SIZES | dict(context=4, stride=2),
     "TransformerXL": SIZES | dict(context=4, memory=2),
 }

@@ -17,6 +17,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def test_gradients(case, check_gradients):
@@ -62,9 +63,18 @@ def test_frequencies():
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        ({"rope_type": "yarn", "factor": 2.0}, "scaling: expected a rope_type of default, linear, llama3, got 'yarn'"),
-        ({"rope_type": ["linear"]}, r"scaling: expected a rope_type of default, linear, llama3, got \['linear'\]"),
-        ({"factor": 2.0}, "scaling: expected a rope_type of default, linear, llama3, got None"),
+        ({"rope_type": "longrope"}, "scaling: expected a rope_type of default, linear, llama3, yarn, got 'longrope'"),
+        (
+            {"rope_type": "yarn", "factor": 2.0},
+            "scaling: yarn takes factor, original_max_position_embeddings, rope_type ",
+        ),
+        (YARN | {"mscale": -1}, "scaling: mscale: expected a finite number > 0, got -1"),
+        (YARN | {"beta_slow": 33}, "scaling: expected beta_fast >= beta_slow"),
+        (
+            {"rope_type": ["linear"]},
+            r"scaling: expected a rope_type of default, linear, llama3, yarn, got \['linear'\]",
+        ),
+        ({"factor": 2.0}, "scaling: expected a rope_type of default, linear, llama3, yarn, got None"),
         ({"rope_type": "linear"}, "scaling: linear takes factor, rope_type, got rope_type"),
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "linear takes factor, rope_type, got beta, factor, rope"),
         ({"rope_type": "linear", "factor": 0}, "scaling: factor: expected a finite number > 0, got 0"),

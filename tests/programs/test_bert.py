@@ -29,10 +29,10 @@ def published(tmp_path):
     words = [*BERT_SPECIALS, *WORDS]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     model = BertClassifier(len(words), 2, 8, 2, 1, 40, d_ff=8)
-    config = {theirs: model.config.get(ours) for theirs, ours in bert_weights.SETTINGS.items()}
+    config = {theirs: model.config.get(ours) for theirs, ours in bert_weights.BERT.settings.items()}
     config |= {"model_type": "bert", "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {name: bert_weights.stored_as(name, old=False) for name in model.named_parameters()}
+    tensors = {name: bert_weights.stored_as(name) for name in model.named_parameters()}
     arrays = {name: p.data.T if tensors[name].transposed else p.data for name, p in model.named_parameters().items()}
     save_file(
         {tensors[name].name: np.ascontiguousarray(array) for name, array in arrays.items()},

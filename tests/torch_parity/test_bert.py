@@ -1,4 +1,6 @@
-"""BERT compared with the models of the transformers library, which save random weights that we load."""
+"""BERT, RoBERTa and DistilBERT compared with transformers' models, which save random weights that we load."""
+
+import json
 
 import numpy as np
 import pytest
@@ -33,7 +35,10 @@ def theirs(tmp_path):
             attention_probs_dropout_prob=0.0,
             num_labels=K,
         )
-        config = transformers.BertConfig(**sizes | options)
+        prefix = next(prefix for prefix in ("DistilBert", "Roberta", "Bert") if name.startswith(prefix))
+        if prefix == "DistilBert":
+            sizes |= dict(hidden_dim=20, dropout=0.0, attention_dropout=0.0)
+        config = getattr(transformers, f"{prefix}Config")(**sizes | options)
         model = getattr(transformers, name)(config).eval()
         draw = torch.Generator().manual_seed(0)
         for p in model.parameters():
@@ -65,10 +70,11 @@ def agree(ours, expected, tolerance, what=""):
 
 def agree_on_gradients(ours, theirs):
     """For each of our parameters; and the total size is the same."""
-    their_parameters = {name.removeprefix("bert."): p for name, p in theirs.named_parameters()}
+    kind = bert_weights.PUBLISHED[theirs.config.model_type]
+    their_parameters = {name.removeprefix(kind.prefix): p for name, p in theirs.named_parameters()}
     assert sum(p.numel() for p in theirs.parameters() if p.grad is not None) == ours.flat.data.size
     for name, p in ours.named_parameters().items():
-        tensor = bert_weights.stored_as(name, old=False)
+        tensor = bert_weights.stored_as(name, kind)
         gradient = their_parameters[tensor.name].grad
         if name.endswith("key.b"):  # 0 up to rounding: a bias of the keys adds the same to all scores of a query
             assert np.abs(p.grad).max() < 1e-5 * np.abs(ours.flat.grad).max()
@@ -143,6 +149,60 @@ def test_the_classifier(theirs):
     expected.backward()
     agree(np.asarray(loss), expected, 1e-5)
     agree_on_gradients(ours, model)
+
+
+ROBERTA = dict(pad_token_id=2, max_position_embeddings=T + 3, type_vocab_size=1, layer_norm_eps=1e-5)
+DISTILBERT = dict(seq_classif_dropout=0.0)
+VARIANTS = {"Roberta": ROBERTA, "DistilBert": DISTILBERT}
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_the_variants(theirs, kind):
+    """Logits of classes and of hidden tokens, and the gradients of the loss."""
+    model, folder = theirs(f"{kind}ForSequenceClassification", **VARIANTS[kind])
+    ids, lengths, _ = inputs()
+    ids[ids == 2] = 3  # the padding token of this RoBERTa
+    batch = their_inputs() | {"input_ids": torch.from_numpy(ids), "token_type_ids": None}
+    batch = {name: value for name, value in batch.items() if value is not None}
+    ours = BertClassifier.from_pretrained(folder)
+    assert ours.config["max_length"] == T + (kind == "DistilBert")
+    loss, cache = ours.loss(ids, lengths, LABELS)
+    ours.loss_backward(1.0, cache)
+    expected = model(**batch, labels=torch.from_numpy(LABELS)).loss
+    expected.backward()
+    agree(np.asarray(loss), expected, 1e-5)
+    agree_on_gradients(ours, model)
+
+    model, folder = theirs(f"{kind}ForMaskedLM", **VARIANTS[kind])
+    (y,), _ = BertPretraining.from_pretrained(folder).forward(ids, lengths, None, PLACES)
+    agree(y, model(**batch).logits[torch.arange(B)[:, None], torch.from_numpy(PLACES)], 1e-5)
+
+
+@pytest.mark.parametrize("pad", [-1, T + 2, None, 1.0])
+def test_a_padding_token_that_leaves_no_position(theirs, pad):
+    _, folder = theirs("RobertaModel", **ROBERTA)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": pad}))
+    with pytest.raises(PretrainedError, match="pad_token_id: expected a whole number below max_position_embeddings"):
+        Bert.from_pretrained(folder)
+
+
+def test_padding_within_a_text_is_refused(theirs):
+    """Their positions do not count it, and ours would."""
+    _, folder = theirs("RobertaModel", **ROBERTA)
+    ids, lengths, _ = inputs()
+    ids[ids == 2] = 3
+    ids[1, 2:] = 2
+    model = Bert.from_pretrained(folder)
+    with pytest.raises(ValueError, match="ids: row 1: expected the padding token, 2, only after the end of the text"):
+        model(ids, lengths)
+    model(ids, np.array([9, 2, 7]))
+
+
+def test_a_model_without_segments_takes_none(theirs):
+    _, folder = theirs("DistilBertModel")
+    with pytest.raises(ValueError, match="segments: expected None, since this model does not embed them"):
+        Bert.from_pretrained(folder)(*inputs())
 
 
 def test_a_classifier_of_pairs(theirs):

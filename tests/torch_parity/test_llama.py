@@ -30,12 +30,14 @@ logging.getLogger("transformers").setLevel(logging.ERROR)
 def rope(draw, family):
     """The settings of the angles, as in older configurations or as in newer ones."""
     theta = float(draw.choice([100.0, 1e4, 5e5]))
-    kind = "default" if family == "Phi3" else draw.choice(["default", "linear", "llama3"])
+    kind = "default" if family == "Phi3" else draw.choice(["default", "linear", "llama3", "yarn"])
     scaling = {"rope_type": str(kind)}
     if kind != "default":
         scaling["factor"] = float(draw.choice([2.0, 8.0]))
     if kind == "llama3":
         scaling |= dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8)
+    if kind == "yarn":
+        scaling |= dict(original_max_position_embeddings=8, beta_fast=1.5, beta_slow=0.1)
     if draw.integers(2):
         return {"rope_parameters": scaling | {"rope_theta": theta}}
     if kind == "linear" and draw.integers(2):
@@ -145,7 +147,7 @@ def test_the_configurations_are_as_different_as_they_should_be():
     qwen = [s for f, s, *_ in drawn if f in ("Qwen2", "Qwen3") and s["use_sliding_window"]]
     assert any(s["max_window_layers"] == 0 for s in qwen) and any(s["max_window_layers"] > 0 for s in qwen)
     scalings = [s.get("rope_scaling") or s.get("rope_parameters", {}) for _, s, *_ in drawn]
-    assert {x.get("rope_type", x.get("type")) for x in scalings if "factor" in x} == {"linear", "llama3"}
+    assert {x.get("rope_type", x.get("type")) for x in scalings if "factor" in x} == {"linear", "llama3", "yarn"}
     assert any("type" in x for x in scalings) and {s["num_hidden_layers"] for _, s, *_ in drawn} == {1, 2, 3}
     assert {(dtype, size) for *_, dtype, size in drawn} >= {(t, "5KB") for t in (torch.bfloat16, torch.float16)}
     assert {(s["tie_word_embeddings"], f) for f, s, *_ in drawn} == {(t, f) for t in (True, False) for f in FAMILIES}

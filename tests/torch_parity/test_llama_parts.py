@@ -19,6 +19,12 @@ SCALINGS = [
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 3.0},
     {"rope_type": "llama3", "factor": 8.0, **LLAMA3},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+]
+YARNS = [  # the settings that yarn takes besides
+    dict(beta_fast=4.0, beta_slow=0.5, mscale=0.7, mscale_all_dim=1.4),
+    dict(attention_factor=0.8, truncate=False, beta_fast=None),
+    dict(factor=0.5, mscale=2.0, truncate=False, original_max_position_embeddings=2),
 ]
 
 
@@ -75,7 +81,7 @@ def test_swiglu(bias, precision):
 
 
 @pytest.mark.parametrize("base", [100.0, 500_000.0])
-@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: s and s["rope_type"])
+@pytest.mark.parametrize("scaling", SCALINGS + [SCALINGS[-1] | more for more in YARNS], ids=str)
 def test_rotary(scaling, base):
     """At positions up to 8,192, in float32, the precision in which the published code computes angles."""
     rope, rng = llama.LlamaRotaryEmbedding(config(base, scaling)), np.random.default_rng(0)

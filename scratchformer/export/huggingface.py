@@ -1,0 +1,146 @@
+"""Hugging Face folders that the library transformers loads: config.json, the weights, and the vocabulary."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import save_file
+
+from ..backend import to_cpu
+from ..data import PublishedTokenizer, Subwords
+from ..data.subwords import GPT2_END, byte_vocabulary
+from ..models import GPT2, LanguageModel
+from ..models.families import FAMILIES
+from ..models.pretrained import WEIGHTS, PretrainedError
+from ..models.published import PublishedDecoder
+from ..nn import Dropout, Layer, LoRA, Param
+from ..rng import Zeros
+from ..shell.files import replacing_folder
+from ..shell.reading import read_json
+from ..shell.text import shown, with_article
+
+# The files of a folder that say how a text becomes tokens, and how a model is used.
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+class NotPublished(ValueError):
+    """A model computes something that no published kind of model computes."""
+
+
+def as_gpt2(model: LanguageModel) -> GPT2:
+    """The GPT-2 that computes the same as `model`."""
+    if type(model) is not LanguageModel:
+        raise NotPublished(f"{with_article(type(model))} has no counterpart in transformers")
+    given, sizes = model.config, ("vocab_size", "d_model", "heads", "depth", "context")
+    options = {name: given[name] for name in (*sizes, "d_ff", "eps", "activation") if name in given}
+    tied = not any(name.startswith("output.w") for name in model.named_parameters())
+    gpt2 = GPT2(**options, tied=tied, dropout=0.0, key=Zeros())
+    reason = difference(model, gpt2, added=("query.b", "key.b", "value.b"))
+    if reason is not None:
+        raise NotPublished(
+            f"{with_article(type(model))} has no counterpart in transformers unless it is a GPT-2: {reason}"
+        )
+    params = gpt2.named_parameters()
+    for name, p in model.named_parameters().items():
+        params[name].data[...] = to_cpu(p.data)
+    return gpt2
+
+
+def difference(model: Layer, other: Layer, added: tuple[str, ...] = ()) -> str | None:
+    """What `other` computes differently, or None. added: the ends of the names of biases that only `other` has."""
+    kinds, others = dict(described(model)), dict(described(other))
+    for name in kinds | others:
+        if kinds.get(name) != others.get(name) and not (name not in kinds and name.endswith(added or (" ",))):
+            return f"{name}: expected {shown(others.get(name))}, got {shown(kinds.get(name))}"
+    return None
+
+
+def described(model: Layer) -> Iterator[tuple[str, Any]]:
+    """What a model computes: by full name, the class and the settings of its layers, and the shapes of parameters."""
+    for name, layer in model.named_layers():
+        if isinstance(layer, Dropout):
+            continue
+        if layer is not model:
+            yield name, type(layer).__name__
+        for setting, value in vars(layer).items():
+            if not isinstance(value, Layer | Param | list) and setting not in ("config", "b", "recompute"):
+                yield f"{name}.{setting}" if name else setting, value
+    for name, p in model.named_parameters().items():
+        yield name, tuple(p.data.shape)
+
+
+def write_folder(model: LanguageModel, out: Path, vocabulary: Any = None, source: Path | None = None) -> None:
+    """Write `model` to the new folder `out`, under the names of transformers. It is read back before it is kept.
+
+    vocabulary: of the model; None for bytes. source: the folder that the model was read from, whose vocabulary is
+    copied. A `LanguageModel` becomes a GPT-2 if it computes the same. Raises NotPublished, which says what differs, if
+    there is no kind of model in transformers that computes what this one does.
+    """
+    if not isinstance(model, PublishedDecoder) or type(model) not in FAMILIES.values():
+        model = as_gpt2(model)
+    if any(isinstance(layer, LoRA) for _, layer in model.named_layers()):
+        raise NotPublished("the model has LoRA beside its weights: call nn.merge_lora(model) first")
+    with replacing_folder(out) as folder:
+        save_file(model.stored(), folder / WEIGHTS, {"format": "pt"})
+        ends = special_ids(vocabulary, source)
+        reasons = [reason for kind in model.kinds if (reason := write_settings(model, kind, folder, ends))]
+        if len(reasons) == len(model.kinds):
+            raise NotPublished(
+                f"{with_article(type(model))} like this has no counterpart in transformers: {reasons[0]}"
+            )
+        write_vocabulary(folder, vocabulary, source)
+
+
+def special_ids(vocabulary: Any, source: Path | None) -> dict[str, Any]:
+    """The ids of the tokens that begin and end a text, as in config.json."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    if source is not None:
+        config = read_json(source / "config.json", PretrainedError)
+        return {name: config[name] for name in names if name in config}
+    ends = [] if vocabulary is None else sorted(vocabulary.ends)
+    return dict.fromkeys(names) | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+
+
+def write_settings(model: PublishedDecoder, kind: str, folder: Path, ends: dict[str, Any]) -> str | None:
+    """Write config.json for a model of the type `kind`; returns why that is another model than `model`, if it is."""
+    if (folder / "config.json").exists():  # another kind is right
+        return None
+    text = json.dumps(model.settings(kind) | ends, indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    try:
+        reason = difference(model, type(model).from_pretrained(folder, dropout=0.0))
+    except PretrainedError as error:
+        reason = str(error).removeprefix(f"{folder / 'config.json'}: ")
+    if reason is not None:
+        (folder / "config.json").unlink()
+    return None if reason is None else f"{kind}: {reason}"
+
+
+def write_vocabulary(folder: Path, vocabulary: Subwords | PublishedTokenizer | None, source: Path | None) -> None:
+    """Write the files of a vocabulary to `folder`: see `write_folder`."""
+    if source is not None:
+        for name in VOCABULARY_FILES:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        return
+    tokenizer = byte_vocabulary() if vocabulary is None else vocabulary.tokenizer
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if tokenizer.token_to_id(GPT2_END) is not None:  # learned as GPT-2's was
+        ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), GPT2_END)
+        settings |= {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **ends}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
