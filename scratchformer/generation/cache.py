@@ -24,6 +24,7 @@ from ..models.encoder_decoder import expect_tokens
 from ..nn import Layer
 from ..nn.block import Stored
 from ..nn.embedding import extend_by_token
+from ..nn.quantized import QuantizedLinear
 from ..parallel.graphs import Recording, is_off, record, warn
 
 
@@ -118,7 +119,10 @@ class KeyValueCache:
         self.token_step = TokenStep(model, self.stored, batch_size) if has_token_step(model) else None
         # Whether several tokens at once take less time than one by one, and have the same logits up to rounding.
         plain = isinstance(model, LanguageModel) and type(model).extend is LanguageModel.extend
-        self.recalls = plain and model.device is CPU and self.weights.dtype in (np.float32, np.float64)
+        floats = self.weights.dtype in (np.float32, np.float64) and not any(
+            isinstance(layer, QuantizedLinear) for _, layer in model.named_layers()
+        )
+        self.recalls = plain and floats and model.device is CPU
 
     def check(self, ids: Array) -> None:
         """Raise an error unless ids can be appended."""

@@ -79,6 +79,49 @@ def linear_backward(dy: np.ndarray, cache: tuple[np.ndarray, np.ndarray, bool]) 
 ops.linear.add_twin(np.ndarray, fits, linear, linear_backward, fast=True)
 
 
+def dense_fits(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Any = "relu") -> bool:
+    return activation == "relu" and b is not None and fits(x, w, b)
+
+
+def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: str = "relu") -> tuple[np.ndarray, tuple]:
+    """As `ops.dense` with ReLU, which is applied to x w + b in place.
+
+    The cache keeps y, which the next layer keeps anyway, in place of a comparison: y is positive exactly where x w + b
+    is. So a caller must not change it before backward.
+    """
+    del activation
+    y, cache = linear(x, w, b)
+    cut_off(rows(y))
+    return y, (cache, y)
+
+
+def dense_backward(dy: np.ndarray, cache: tuple) -> tuple[np.ndarray, ...]:
+    """(dx, dw, db), as `ops.dense_backward`."""
+    linear_cache, y = cache
+    dh = np.empty_like(y)
+    pass_positive(rows(dy), rows(y), rows(dh))
+    return linear_backward(dh, linear_cache)
+
+
+ops.dense.add_twin(np.ndarray, dense_fits, dense, dense_backward, fast=True)
+
+
+@compiled
+def cut_off(y: Any) -> None:
+    """y = max(y, 0); NaN stays."""
+    for n in range(y.shape[0]):
+        for o in range(y.shape[1]):
+            y[n, o] = y.dtype.type(0) if read(y[n, o]) <= 0 else y[n, o]
+
+
+@compiled
+def pass_positive(dy: Any, y: Any, dh: Any) -> None:
+    """dh = dy [y > 0]"""
+    for n in range(y.shape[0]):
+        for o in range(y.shape[1]):
+            dh[n, o] = dy[n, o] if read(y[n, o]) > 0 else y.dtype.type(0)
+
+
 def affine_map(x: np.ndarray, w: np.ndarray, across: bool, b: np.ndarray, y: np.ndarray) -> None:
     """y = x w + b as `affine` computes it, by tiles where that pays."""
     if numba_tiles.pays(x, y):

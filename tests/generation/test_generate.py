@@ -11,7 +11,7 @@ from scratchformer import dispatch
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.data import Subwords
 from scratchformer.dispatch import fast
-from scratchformer.generation import KeyValueCache, cache_for, generate, printable, stream_text, stream_texts
+from scratchformer.generation import KeyValueCache, cache_for, generate, printable, quantize, stream_text, stream_texts
 from scratchformer.generation.generate import Writing
 from scratchformer.models import GPT2, LanguageModel, Llama, SparseTransformer, TransformerXL
 from scratchformer.rng import Key
@@ -430,6 +430,14 @@ def test_a_penalty_counts_the_prompt_and_what_was_written(device, make_model):
     assert sorted(found.tolist()) == [*range(14, 31)]
     with pytest.raises(ValueError, match="repetition_penalty: expected"):
         next(generate(model, ids, 3, repetition_penalty=0))
+
+
+def test_integers_and_halves_are_read_token_by_token():
+    """Several tokens at once would be rounded in another way."""
+    model = MODELS["llama"]()
+    assert cache_for(model, 1).recalls
+    half = copy.deepcopy(model).to(dtype=pytest.importorskip("ml_dtypes").bfloat16)
+    assert not cache_for(half, 1).recalls and not cache_for(quantize(model), 1).recalls
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
