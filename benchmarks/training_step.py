@@ -109,7 +109,11 @@ class Competitors:
         self.running.pop(name).stop()
         if not why:
             return
-        said = [line for line in (self.folder / name).read_text(errors="replace").splitlines() if any(map(str.isalpha, line))]
+        said = [
+            line
+            for line in (self.folder / name).read_text(errors="replace").splitlines()
+            if any(map(str.isalpha, line))
+        ]
         self.failed[name] = f"{why}: {said[-1].strip()[:200]}" if said and why.startswith("it ended") else why
         print(f"{name} is left out: {self.failed[name]}", flush=True)
         if name in (OURS, OURS_BFLOAT16):
