@@ -96,6 +96,20 @@ class Gemma3(Llama):
         types = attention_types(path, config)
         return {"window": [config["sliding_window"] if each == TYPES[0] else None for each in types]}
 
+    def settings(self, kind: str) -> dict[str, Any]:
+        attentions: list[Any] = [block.attention for block in self.body.blocks]
+        kinds = [TYPES[each.window is None] for each in attentions]
+        rope = {
+            name: (each.scaling or {"rope_type": "default"}) | {"rope_theta": each.base}
+            for name, each in zip(kinds, attentions, strict=True)
+        }
+        config = super().settings(kind) | {"layer_types": kinds, "rope_parameters": rope}
+        config["sliding_window"] = config["sliding_window"] or self.context  # a number, even if no block has one
+        config |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": config["head_dim"]}
+        return {
+            name: value for name, value in config.items() if name not in ("rope_theta", "rope_scaling", "hidden_act")
+        }
+
     def tensors(self) -> dict[str, TensorSource]:
         """As for `Llama`; files have γ − 1."""
         tensors = super().tensors()

@@ -252,10 +252,10 @@ def stored_tensors(model: Layer, tensors: Mapping[str, TensorSource], prefix: st
     params = model.named_parameters()
     stored: dict[str, np.ndarray] = {}
     for name, source in tensors.items():
-        place = source.name if source.name.startswith("lm_head.") else prefix + source.name
+        place = source.name if source.name.startswith(("lm_head.", "embed_out.")) else prefix + source.name
         data = to_cpu(params[name].data)
         tensor = stored.setdefault(place, np.zeros(_shape(params, name, tensors), data.dtype))
-        (tensor.T if source.transposed else tensor)[..., source.columns] = data
+        (tensor.T if source.transposed else tensor)[..., source.columns] = data - source.plus if source.plus else data
     return stored
 
 

@@ -118,6 +118,24 @@ class Pythia(Llama):
             "tied": config["tie_word_embeddings"],
         }
 
+    def settings(self, kind: str) -> dict[str, Any]:
+        block: Any = self.body.blocks[0]
+        return {
+            "architectures": [self.kinds[kind].architecture],
+            "model_type": kind,
+            **{theirs: self.config[ours] for theirs, ours in SETTINGS.items() if ours != "d_ff"},
+            "intermediate_size": block.feedforward.up.w.data.shape[1],
+            "hidden_act": {"gelu_tanh": "gelu_new"}.get(
+                block.feedforward.up.activation, block.feedforward.up.activation
+            ),
+            "layer_norm_eps": block.norm1.eps,
+            "attention_bias": block.attention.value.b is not None,
+            "tie_word_embeddings": self.config["tied"],
+            "rope_parameters": (block.attention.scaling or {"rope_type": "default"})
+            | {"rope_theta": block.attention.base}
+            | {"partial_rotary_factor": block.attention.rotary_width / block.attention.head_width},
+        }
+
     def tensors(self) -> dict[str, TensorSource]:
         """As for `Llama`. The query, key and value of each head are side by side, in one matrix for all heads."""
         attention: Any = self.body.blocks[0].attention
