@@ -25,9 +25,8 @@ SHARE = 0.25  # of each head is rotated, unless config.json says otherwise
 class PythiaBlock(ParallelBlock):
     """Rotary self-attention and a feed-forward layer that both read x, each through a layer norm: see `ParallelBlock`.
 
-    base, scaling, rotary_width: of the attention, see `RotarySelfAttention`; a quarter of each head is rotated by
-    default, an even number. bias: whether the maps of the attention have one. d_ff, activation: see `FeedForward`.
-    eps: of both norms.
+    base, scaling, rotary_width: see `RotarySelfAttention`; by default an even number, at most a quarter of a head, is
+    rotated. bias: of the maps of the attention. d_ff, activation: see `FeedForward`. eps: of both norms.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Pythia(Llama):
                 "attention_bias": (True, False),
                 "use_parallel_residual": (True,),
                 "partial_rotary_factor": (),
-                **dict.fromkeys(("head_dim", "num_key_value_heads"), (None,)),
+                **dict.fromkeys(("head_dim", "num_key_value_heads", "mlp_bias"), (None,)),
             },
         )
     }
@@ -120,20 +119,13 @@ class Pythia(Llama):
 
     def settings(self, kind: str) -> dict[str, Any]:
         block: Any = self.body.blocks[0]
-        return {
-            "architectures": [self.kinds[kind].architecture],
-            "model_type": kind,
-            **{theirs: self.config[ours] for theirs, ours in SETTINGS.items() if ours != "d_ff"},
-            "intermediate_size": block.feedforward.up.w.data.shape[1],
-            "hidden_act": {"gelu_tanh": "gelu_new"}.get(
-                block.feedforward.up.activation, block.feedforward.up.activation
-            ),
+        attention, activation = block.attention, block.feedforward.up.activation
+        share = {"partial_rotary_factor": attention.rotary_width / attention.head_width}
+        return super().settings(kind) | {
+            **dict.fromkeys(("head_dim", "num_key_value_heads", "rope_scaling", "mlp_bias")),
+            "hidden_act": "gelu_new" if activation == "gelu_tanh" else activation,
             "layer_norm_eps": block.norm1.eps,
-            "attention_bias": block.attention.value.b is not None,
-            "tie_word_embeddings": self.config["tied"],
-            "rope_parameters": (block.attention.scaling or {"rope_type": "default"})
-            | {"rope_theta": block.attention.base}
-            | {"partial_rotary_factor": block.attention.rotary_width / block.attention.head_width},
+            "rope_parameters": (attention.scaling or {}) | {"rope_theta": attention.base} | share,
         }
 
     def tensors(self) -> dict[str, TensorSource]:
