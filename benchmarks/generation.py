@@ -129,7 +129,9 @@ def weight_bytes(model: GPT2) -> int:
     return rest + sum(w.numbers.nbytes + w.scales.nbytes for w in matrices)
 
 
-def llama_cpp_runs(model: GPT2LMHeadModel, prompt: np.ndarray, args: argparse.Namespace, folder: Path) -> dict[str, Run]:
+def llama_cpp_runs(
+    model: GPT2LMHeadModel, prompt: np.ndarray, args: argparse.Namespace, folder: Path
+) -> dict[str, Run]:
     """The model in llama.cpp's formats of 8 and 4 bits, without a vocabulary."""
     from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quants
     from llama_cpp import Llama

@@ -109,7 +109,7 @@ class Competitors:
         self.running.pop(name).stop()
         if not why:
             return
-        said = [line for line in (self.folder / name).read_text(errors="replace").splitlines() if line.strip()]
+        said = [line for line in (self.folder / name).read_text(errors="replace").splitlines() if any(map(str.isalpha, line))]
         self.failed[name] = f"{why}: {said[-1].strip()[:200]}" if said and why.startswith("it ended") else why
         print(f"{name} is left out: {self.failed[name]}", flush=True)
         if name in (OURS, OURS_BFLOAT16):
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=peers, default=usual, help=f"(default: {' '.join(usual)})")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each; with --data, batches of an epoch")
     parser.add_argument("--bfloat16", action="store_true", help="also in bfloat16, PyTorch under autocast")
-    parser.add_argument("--patience", type=float, default=120, help="seconds that a step may take, the first too (120)")
+    parser.add_argument("--patience", type=float, default=240, help="seconds for each answer (240)")
     parser.add_argument("--worker", metavar="NAME", help="(for its own use) be one of them")
     parser.add_argument("--compare", action="store_true", help="(for its own use) only compare in float64")
     args = parser.parse_args()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
 import os
 import re
 import sys
@@ -79,19 +78,21 @@ def library_of(x: object) -> ModuleType | None:
     if type(x).__module__.partition(".")[0] == "cupy":
         cupy = sys.modules["cupy"]
         return cupy if isinstance(x, cupy.ndarray) else None
-    return None if isinstance(x, np.generic | numbers.Number | None) else _other_library(x)
-
-
-def _other_library(x: Any) -> Any:
-    """The namespace of the Array API standard for an array of another library, such as PyTorch or JAX; None for
-    anything else.
-    """
-    if isinstance(x, Device) or not hasattr(x, "dtype"):
+    if isinstance(x, np.generic):
         return None
-    if (library := getattr(x, "__array_namespace__", None)) is not None:
-        return library()
-    from array_api_compat import array_namespace, is_array_api_obj
+    if hasattr(x, "__array_namespace__"):  # of the Array API standard, as JAX's arrays
+        return x.__array_namespace__()
+    return _library_beside(x) if type(x).__module__.partition(".")[0] in ("torch", "dask") else None
 
+
+def _library_beside(x: Any) -> ModuleType | None:
+    """The library of `x` as the Array API standard has it, if `x` is an array of PyTorch or Dask; otherwise None."""
+    try:
+        from array_api_compat import array_namespace, is_array_api_obj
+    except ImportError as error:
+        raise ImportError(
+            "arrays of PyTorch and Dask need the package array-api-compat: pip install array-api-compat"
+        ) from error
     return array_namespace(x) if is_array_api_obj(x) else None
 
 

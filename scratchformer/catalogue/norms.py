@@ -52,7 +52,9 @@ ENTRIES = [
         equation="dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − x̂_k mean_c(g_c x̂_c))/ρ",
         wrong="dx_k = g_k/ρ",
         replace={
-            "dx = rrms * (g - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))\n    return": "dx = rrms * g\n    return"
+            "dx = rrms * (g - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))\n    return": (
+                "dx = rrms * g\n    return"
+            )
         },
     ),
 ]

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..models.pretrained import WEIGHTS, opened
 from ..ops import rotary_frequencies
+from ..ops.positions import BASE
 from ..shell.files import replacing
 from ..shell.text import shown
 
@@ -24,6 +25,7 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
     "olmo2": "olmo2",
     "phi3": "phi3",
+    "gemma3_text": "gemma3",
 }
 NEIGHBOURS = ("llama", "smollm3")  # architectures whose rotation pairs neighbouring numbers of a head, not its halves
 NAMES = {  # of settings in config.json, and of the functions of the writer; the first that is there counts
@@ -74,12 +76,12 @@ def write_gguf(folder: Path, out: Path) -> None:
         writer = gguf.GGUFWriter(unfinished, name)
         for function, settings in NAMES.items():
             value = next((config[each] for each in settings if config.get(each) is not None), None)
-            if function == "add_context_length" and windowed(config):
+            if function == "add_context_length" and windowed(config) and name != "gemma3":
                 value = min(value, config["sliding_window"])
             if value is not None:
                 getattr(writer, function)(value)
         writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-        add_scaling(gguf, writer, config)
+        add_scaling(gguf, writer, config if name != "gemma3" else with_windows(writer, config))
         add_vocabulary(gguf, writer, folder, config)
         for each, tensor in tensors.items():
             data = tensor.read().astype(np.float32, copy=False)
@@ -87,6 +89,8 @@ def write_gguf(folder: Path, out: Path) -> None:
                 data = data.T
             if name in NEIGHBOURS and (".q_proj." in each or ".k_proj." in each):
                 data = neighbours(data, config["head_dim"])
+            if name == "gemma3" and each.endswith("norm.weight"):
+                data = data + 1
             place = names.get_name(each, (".weight", ".bias"))
             if place is None:
                 raise NotInGGUF(f"llama.cpp has no tensor for {each} in a model of the kind {name}")
@@ -107,7 +111,7 @@ def expect_computed(config: Mapping[str, Any]) -> str:
     rotated = config.get("no_rope_layers", [])
     if rotated != [int((i + 1) % 4 > 0) for i in range(len(rotated))]:
         raise NotInGGUF(f"no_rope_layers: llama.cpp rotates all but every fourth layer, got {shown(rotated)}")
-    if len({*config.get("layer_types", ["full_attention"])}) > 1:
+    if kind != "gemma3_text" and len({*config.get("layer_types", ["full_attention"])}) > 1:
         raise NotInGGUF("window: llama.cpp has none in some of the layers of such a model")
     return ARCHITECTURES[kind]
 
@@ -122,6 +126,22 @@ def neighbours(data: np.ndarray, width: int) -> np.ndarray:
     of each head side by side.
     """
     return data.reshape(-1, 2, width // 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+
+
+def with_windows(writer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the windows of a Gemma 3; returns its settings with the angles of the layers that see all positions.
+
+    Raises NotInGGUF unless every sixth layer does, and the angles of the others are those that llama.cpp has.
+    """
+    types, rope = config["layer_types"], config["rope_parameters"]
+    near, far = ({"rope_type": "default"} | rope.get(f"{each}_attention", {}) for each in ("sliding", "full"))
+    if types != ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(len(types))]:
+        raise NotInGGUF(f"layer_types: llama.cpp has a window in all but every sixth layer, got {shown(types)}")
+    if near["rope_type"] != "default" or near["rope_theta"] != BASE:
+        raise NotInGGUF(f"base: llama.cpp has {BASE} without scaling in layers with a window, got {shown(near)}")
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_rope_freq_base(far.get("rope_theta", BASE))
+    return {**config, "rope_scaling": None if far["rope_type"] == "default" else far}
 
 
 def add_scaling(gguf: Any, writer: Any, config: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from ..data import PublishedTokenizer, Subwords
 from ..data.subwords import GPT2_END, byte_vocabulary
 from ..models import GPT2, LanguageModel
 from ..models.families import FAMILIES
-from ..models.pretrained import WEIGHTS, PretrainedError, stored_tensors
+from ..models.pretrained import WEIGHTS, PretrainedError
 from ..models.published import PublishedDecoder
 from ..nn import Dropout, Layer, LoRA, Param
 from ..rng import Zeros
@@ -95,7 +95,7 @@ def write_folder(model: LanguageModel, out: Path, vocabulary: Any = None, source
     if any(isinstance(layer, LoRA) for _, layer in model.named_layers()):
         raise NotPublished("the model has LoRA beside its weights: call nn.merge_lora(model) first")
     with replacing_folder(out) as folder:
-        save_file(stored_tensors(model, model.tensors(), model.prefix), folder / WEIGHTS, {"format": "pt"})
+        save_file(model.stored(), folder / WEIGHTS, {"format": "pt"})
         ends = special_ids(vocabulary, source)
         reasons = [reason for kind in model.kinds if (reason := write_settings(model, kind, folder, ends))]
         if len(reasons) == len(model.kinds):

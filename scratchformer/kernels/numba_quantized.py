@@ -23,7 +23,7 @@ from numba import types
 from numba.core import cgutils
 
 from ..ops.quantized import GROUP, PANEL, SMALLEST, Quantized
-from .numba_code import compiled, has
+from .numba_code import compiled, has, plus
 from .numba_vectors import (
     INTEGER,
     LANES,
@@ -127,17 +127,18 @@ def integers(x: Any, zero: Any) -> Any:
     scales, starts = np.empty(groups, np.float32), np.empty(groups, np.uint32)
     for g in range(groups):
         part = x[g * GROUP : g * GROUP + GROUP]
-        whole, largest = part.size == GROUP, np.float32(0)
+        whole, largest, zeros = part.size == GROUP, np.float32(0), np.float32(0)
         for i in range(GROUP) if whole else range(part.size):
             size = abs(part[i])
-            largest = size if not size <= largest else largest  # NaN stays
+            largest = size if size > largest else largest
+            zeros = plus(zeros, size * np.float32(0))  # NaN if a number is not finite
         inverse = np.float32(0) if largest < TINY else TOP / largest
         total, to = np.int32(0), numbers[g * GROUP :]
         for i in range(GROUP) if whole else range(part.size):
             n = np.int32(np.rint(part[i] * inverse))
             to[i] = n
             total += n
-        scales[g], starts[g] = largest / TOP, np.uint32(-zero * total)
+        scales[g], starts[g] = largest / TOP + zeros, np.uint32(-zero * total)
     return numbers.view(np.uint32).reshape(groups, WORDS), scales, starts
 
 

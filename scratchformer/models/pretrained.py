@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..backend import array_module, to_cpu
+from ..backend import array_module
 from ..nn import Layer, Param
 from ..shell.progress import counted
 from ..shell.reading import BEGINNING, MAX_VOCABULARY, decoded, expect_itself, open_file, parsed, read_json, what_else
@@ -189,7 +189,7 @@ def load_weights(
             if (kind := stored[name].kind) not in FLOATING:
                 problems.append(f"{name}: expected one of the types {', '.join(FLOATING)}, got {kind}")
         problems += [
-            _mismatch(t.name, _shape(params, name, tensors), stored[t.name].shape)
+            _mismatch(t.name, stored_shape(params, name, tensors), stored[t.name].shape)
             for name, t in tensors.items()
             if t.name in stored
         ]
@@ -242,21 +242,6 @@ def tensor_sources(
         columns = slice(start, ends[tensor]) if holds[tensor] > 1 else slice(None)
         sources[name] = TensorSource(tensor, transposed(name), columns)
     return sources
-
-
-def stored_tensors(model: Layer, tensors: Mapping[str, TensorSource], prefix: str = "") -> dict[str, np.ndarray]:
-    """The tensors from which `load_weights` would read the parameters of `model`, by name.
-
-    tensors, prefix: as there. A bias that the model lacks, beside others in one tensor, is 0.
-    """
-    params = model.named_parameters()
-    stored: dict[str, np.ndarray] = {}
-    for name, source in tensors.items():
-        place = source.name if source.name.startswith(("lm_head.", "embed_out.")) else prefix + source.name
-        data = to_cpu(params[name].data)
-        tensor = stored.setdefault(place, np.zeros(_shape(params, name, tensors), data.dtype))
-        (tensor.T if source.transposed else tensor)[..., source.columns] = data - source.plus if source.plus else data
-    return stored
 
 
 def tensor_names(folder: Folder, prefix: str = "") -> dict[str, tuple[int, ...]]:
@@ -360,7 +345,7 @@ def _what_else(folder: Folder) -> str:
     return f"; expected a folder with config.json and {WEIGHTS}"
 
 
-def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, TensorSource]) -> tuple[int, ...]:
+def stored_shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, TensorSource]) -> tuple[int, ...]:
     """The shape of the stored tensor that the parameter `name` comes from."""
     tensor, shape = tensors[name], params[name].data.shape
     if tensor.columns != slice(None):  # the parameters in one tensor use all its columns

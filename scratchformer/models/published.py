@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
+
+from ..backend import to_cpu
 from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive
 from ..nn import TiedOutput
 from ..ops.positions import BASE
@@ -25,6 +28,7 @@ from .pretrained import (
     load_weights,
     making,
     read_config,
+    stored_shape,
     tensor_sources,
 )
 
@@ -188,6 +192,17 @@ class PublishedDecoder(LanguageModel):
     def transposed(cls, name: str) -> bool:
         """Whether a file has the matrix of the parameter `name` as (out, in)."""
         return name.endswith(".w")
+
+    def stored(self) -> dict[str, np.ndarray]:
+        """The tensors of this model, by their names in a file."""
+        params, sources = self.named_parameters(), self.tensors()
+        stored: dict[str, np.ndarray] = {}
+        for name, source in sources.items():
+            place = source.name if source.name.startswith(self.layers["output"] + ".") else self.prefix + source.name
+            data = to_cpu(params[name].data) - source.plus
+            tensor = stored.setdefault(place, np.empty(stored_shape(params, name, sources), data.dtype))
+            (tensor.T if source.transposed else tensor)[..., source.columns] = data
+        return stored
 
     def tensors(self) -> dict[str, TensorSource]:
         """Where each parameter is in a file: "body.blocks.0.norm1.gamma" is "layers.0.input_layernorm.weight"."""

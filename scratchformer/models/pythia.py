@@ -80,7 +80,7 @@ class Pythia(Llama):
                 "attention_bias": (True, False),
                 "use_parallel_residual": (True,),
                 "partial_rotary_factor": (),
-                **dict.fromkeys(("head_dim", "num_key_value_heads", "mlp_bias"), (None,)),
+                **dict.fromkeys(("head_dim", "num_key_value_heads"), (None,)),
             },
         )
     }
@@ -118,14 +118,15 @@ class Pythia(Llama):
         }
 
     def settings(self, kind: str) -> dict[str, Any]:
-        block: Any = self.body.blocks[0]
-        attention, activation = block.attention, block.feedforward.up.activation
-        share = {"partial_rotary_factor": attention.rotary_width / attention.head_width}
+        attention, up = self.body.blocks[0].attention, self.body.blocks[0].feedforward.up
         return super().settings(kind) | {
-            **dict.fromkeys(("head_dim", "num_key_value_heads", "rope_scaling", "mlp_bias")),
-            "hidden_act": "gelu_new" if activation == "gelu_tanh" else activation,
-            "layer_norm_eps": block.norm1.eps,
-            "rope_parameters": (attention.scaling or {}) | {"rope_theta": attention.base} | share,
+            **dict.fromkeys(("head_dim", "num_key_value_heads")),
+            "mlp_bias": False,  # the library has no such setting: there always is one
+            "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == up.activation),
+            "layer_norm_eps": self.body.final_norm.eps,
+            "rotary_pct": attention.rotary_width / attention.head_width,
+            "rotary_emb_base": attention.base,
+            "use_parallel_residual": True,
         }
 
     def tensors(self) -> dict[str, TensorSource]:

@@ -19,7 +19,7 @@ from ..shell.text import shown
 
 GROUP, PANEL = 32, 16  # inputs with one scale; columns that are stored together
 ZERO = {8: 128, 4: 8}  # what is added to an integer, so that it is stored without a sign
-LEVELS = {8: (127.0,), 4: (7.0, 7.5, 8.0, 8.5, 9.0)}  # candidates for the integer at which the largest number lies
+LEVELS = (7.0, 7.5, 8.0, 8.5, 9.0)  # where the largest number of a group of 4-bit integers may lie
 AT_ONCE = 1024  # columns that are rounded or widened together, so that they stay in the processor's cache
 SMALLEST = 2.0**-100  # the largest number of a group below which all of them count as zero
 
@@ -48,16 +48,16 @@ def quantize(w: Array, bits: int) -> Quantized:
     """The matrix w (I, O), rounded to integers of 8 or 4 bits with a scale for each group of a column.
 
     For 8 bits, s is the largest magnitude of the group divided by 127, and every number is rounded to the nearest
-    multiple of s, so it moves by at most s/2. For 4 bits, integers are −8 ... 7, and several scales are tried, at which
+    multiple of s, so it moves by at most s/2. A group whose largest number is below 2⁻¹⁰⁰ becomes zero. For 4 bits, integers are −8 ... 7, and several scales are tried, at which
     the largest number lies between −7 and −9; the last of these is cut off. The scale with the smallest sum of squared
     errors is kept. With the integers n that it gives, the best scale for a column's numbers w_i is then
 
         s = Σ_i w_i n_i / Σ_i n_i²
 
-    Scales are rounded to bfloat16. A matrix takes 8.5 or 4.5 bits a number. Raises ValueError for other bits, or unless
+    Scales are rounded to bfloat16, away from zero. A matrix takes 8.5 or 4.5 bits a number. Raises ValueError for other bits, or unless
     w has two axes, I ≥ 1, O ≥ 1, and finite numbers; TypeError unless they are floating-point.
     """
-    if bits not in LEVELS:
+    if bits not in ZERO:
         raise ValueError(f"bits: expected 8 or 4, got {shown(bits)}")
     bits = int(bits)
     expect_floating(w=w)
@@ -88,37 +88,40 @@ def quantize(w: Array, bits: int) -> Quantized:
 
 def rounded(w: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """The integers of w (groups, GROUP, columns), and the bits of the scales (groups, columns)."""
-    top, low = w.max(axis=1), w.min(axis=1)
-    largest = np.where(top > -low, top, low)  # (groups, columns), with its sign
-    best: Any = None
-    for level in LEVELS[bits]:
-        integers = nearest(w, largest / -np.float32(level), bits)
-        if len(LEVELS[bits]) == 1:
-            return integers, bits_of(largest / -np.float32(level))
-        product, square = np.vecdot(integers, w, axis=1), np.vecdot(integers, integers, axis=1)
-        gain = product * product / np.maximum(square, 1)  # Σ w² minus this is the sum of squared errors
-        if best is None:
-            best = [gain, integers, product, square]
-            continue
-        better = gain > best[0]
-        for old, new in zip(best, (gain, integers, product, square), strict=True):
-            np.copyto(old, new, where=better if old.ndim == 2 else better[:, None])
-    _, integers, product, square = best
-    return integers, bits_of(product / np.maximum(square, 1))
+    high, low = w.max(axis=1), w.min(axis=1)
+    largest = np.where(high > -low, high, low)  # with its sign
+    largest[abs(largest) < SMALLEST] = 0
+    if bits == 8:
+        scales = bits_above(abs(largest) / np.float32(ZERO[8] - 1))
+        return np.rint(quotient(w, widened(scales))), scales
+    unit = quotient(w, largest)
+    integers, product, square = with_level(unit, LEVELS[0])
+    gain = product * product / square  # Σ unit² minus this is the sum of squared errors
+    for level in LEVELS[1:]:
+        new, *sums = with_level(unit, level)
+        better = sums[0] * sums[0] / sums[1] > gain
+        np.copyto(integers, new, where=better[:, None])
+        for old, each in zip((product, square), sums, strict=True):
+            np.copyto(old, each, where=better)
+        gain = product * product / square
+    return integers, bits_above(product / square * largest)
 
 
-def nearest(w: np.ndarray, scale: np.ndarray, bits: int) -> np.ndarray:
-    """The integers nearest to w/scale that have so many bits."""
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=abs(scale) > SMALLEST)
-    n = w * inverse[:, None]
-    np.rint(n, out=n)
-    return np.clip(n, 1 - ZERO[bits] if bits == 8 else -ZERO[bits], ZERO[bits] - 1, out=n)
+def quotient(w: np.ndarray, divisor: np.ndarray) -> np.ndarray:
+    """w (groups, GROUP, columns) divided by (groups, columns); 0 where the divisor is 0."""
+    return np.divide(w, divisor[:, None], out=np.zeros_like(w), where=divisor[:, None] != 0)
 
 
-def bits_of(x: np.ndarray) -> np.ndarray:
-    """The bits of the bfloat16 numbers nearest to finite float32 numbers."""
-    bits = x.astype(np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+def with_level(unit: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The integers of 4 bits if 1 becomes −level, and the sums over a group of products with `unit` and of squares."""
+    n = unit * np.float32(-level)
+    np.clip(np.rint(n, out=n), -ZERO[4], ZERO[4] - 1, out=n)
+    return n, np.vecdot(n, unit, axis=1), np.maximum(np.vecdot(n, n, axis=1), 1)
+
+
+def bits_above(x: np.ndarray) -> np.ndarray:
+    """The bits of the bfloat16 numbers next to finite float32 numbers, away from zero."""
+    return ((x.astype(np.float32).view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16)
 
 
 def dequantize(w: Quantized, panels: slice = slice(None)) -> np.ndarray:

@@ -108,6 +108,19 @@ def _widened(vocabulary: Subwords, model: Any, folder: Path | str) -> Subwords:
     return vocabulary.widened(size)
 
 
+def load_to_tune(folder: Path | str, context: int, dropout: float) -> tuple[LanguageModel, Subwords]:
+    """A published decoder of any family, to train it further on texts of up to `context` tokens, and its vocabulary.
+    (The context of a GPT-2 is that of its table.) Raises the errors of loading, and DataError for a vocabulary whose
+    tokens are not made of bytes.
+    """
+    kind: Any = family(folder)
+    if kind is GPT2:
+        return load_gpt2(folder, dropout=dropout)
+    sizes = kind.arguments(folder)
+    vocabulary = Subwords.from_published(folder, sizes["vocab_size"])
+    return kind.from_pretrained(folder, context=min(context, sizes["context"]), dropout=dropout), vocabulary
+
+
 def load_published(
     folder: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None
 ) -> tuple[LanguageModel, PublishedTokenizer]:

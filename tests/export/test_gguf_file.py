@@ -10,6 +10,7 @@ from scratchformer.export.gguf_file import ARCHITECTURES, NotInGGUF, splitting, 
 from scratchformer.export.huggingface import write_folder
 from scratchformer.models import GPT2, Llama
 from scratchformer.models.families import FAMILIES
+from scratchformer.models.gemma3 import Gemma3
 from scratchformer.rng import Key
 
 gguf = pytest.importorskip("gguf")
@@ -28,10 +29,13 @@ MODELS = {
     "llama3": lambda: Llama(**SIZES, scaling=LLAMA3, head_width=16, tied=True),
     "biases": lambda: Llama(**SIZES, bias=True, output_bias=True, feedforward_bias=True),
     "qwen2": lambda: Llama(**SIZES, bias=True),
+    "gemma3_text": lambda: Gemma3(
+        **SIZES | {"depth": 6}, by_block={"window": [5] * 5 + [None], "base": [1e4] * 5 + [1e6]}
+    ),
 } | {
     kind: lambda family=family: family(**SIZES)
     for kind, family in FAMILIES.items()
-    if kind in ARCHITECTURES and kind not in ("mistral", "qwen2")
+    if kind in ARCHITECTURES and kind not in ("mistral", "qwen2", "gemma3_text")
 }
 
 
@@ -52,7 +56,9 @@ def test_logits_in_llama_cpp(name, tmp_path):
     ids = Key(1).generator().integers(0, 256, (1, 33))
     llama.eval(ids[0].tolist())
     # llama.cpp rounds GELU, and what goes into it, to half precision
-    np.testing.assert_allclose(llama.scores[:33], model(ids)[0], atol=5e-3 if isinstance(model, GPT2) else 2e-5)
+    np.testing.assert_allclose(
+        llama.scores[:33], model(ids)[0], atol=5e-3 if isinstance(model, GPT2 | Gemma3) else 2e-5
+    )
     text = "Hé\n\x01 as".encode()
     assert llama.tokenize(text, add_bos=False) == list(text)
 

@@ -13,13 +13,13 @@ from scratchformer.nn import Linear, add_lora
 from scratchformer.rng import Key
 
 pytest.importorskip("tokenizers")
-SIZES = dict(vocab_size=256, d_model=24, heads=4, depth=2, context=9)
+SIZES = dict(vocab_size=256, d_model=32, heads=4, depth=2, context=9)
 PRE = dict(norm="pre", activation="gelu_tanh")
 
 
 def without_bias(model):
     """A `LanguageModel` with an output like GPT-2's."""
-    model.output = Linear(24, 256, bias=False)
+    model.output = Linear(32, 256, bias=False)
     return model
 
 
@@ -64,7 +64,7 @@ def adapted():
             lambda: without_bias(LanguageModel(**SIZES, **PRE | {"norm": "post"})),
             "final_norm: expected 'LayerNorm'",
         ),
-        (lambda: without_bias(LanguageModel(**SIZES, **PRE, wide=True)), "head_width: expected 6, got 24"),
+        (lambda: without_bias(LanguageModel(**SIZES, **PRE, wide=True)), "head_width: expected 8, got 32"),
         (lambda: without_bias(LanguageModel(**SIZES, **PRE, positions="sinusoidal")), "SinusoidalPositions"),
         (patterned, "pattern: expected None, got Local"),
         (lambda: SparseTransformer(**SIZES, stride=3), "a SparseTransformer has no counterpart"),

@@ -14,7 +14,7 @@ from scratchformer.rng import Key
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-SIZES = dict(vocab_size=31, d_model=24, heads=4, depth=2, context=17)
+SIZES = dict(vocab_size=31, d_model=32, heads=4, depth=2, context=17)
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,

@@ -15,9 +15,8 @@ from scratchformer.commands import cli
 from scratchformer.data import DataError
 from scratchformer.generation import Chat, ChatTemplate, generate
 from scratchformer.models import Llama
-from scratchformer.models.llama_weights import stored_as
 from scratchformer.rng import Key
-from scratchformer.training.readers import load_llama
+from scratchformer.training.readers import load_published
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -77,9 +76,9 @@ def folder(tmp_path):
     )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     model = Llama(260, 16, 4, 1, 8, kv_heads=2, d_ff=8, std=0.6, key=Key(1))
-    tensors = {}
+    tensors, sources = {}, model.tensors()
     for name, p in model.named_parameters().items():
-        tensor = stored_as(name)
+        tensor = sources[name]
         prefix = "" if tensor.name.startswith("lm_head") else "model."
         tensors[prefix + tensor.name] = np.ascontiguousarray(p.data.T if tensor.transposed else p.data)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -105,7 +104,7 @@ def test_a_template_writes_what_transformers_writes(folder, name):
     template = of(folder, TEMPLATES[name], bos_token="<|bos|>", eos_token={"content": "<|end|>"}, pad_token=None)
     settings = dict(bos_token="<|bos|>", eos_token="<|end|>", chat_template=TEMPLATES[name])
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **settings)
-    _, vocabulary = load_llama(folder, tokens=9)
+    _, vocabulary = load_published(folder, tokens=9)
     for messages in CONVERSATIONS:
         text = template.apply(messages)
         assert text == theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -169,7 +168,7 @@ def test_a_template_can_only_read_the_messages_and_write_text(folder, text, monk
 
 
 def chat_with(folder, context=400, **options):
-    model, vocabulary = load_llama(folder, tokens=context - 1)
+    model, vocabulary = load_published(folder, tokens=context - 1)
     assert model.context == context
     return Chat(model.to(dtype=np.float64), vocabulary, ChatTemplate(folder), **options)
 
@@ -177,7 +176,9 @@ def chat_with(folder, context=400, **options):
 def test_each_answer_continues_the_whole_conversation_and_only_what_is_new_is_read(folder, monkeypatch):
     chat, read = chat_with(folder, system="You are a café."), []
     extend = chat.model.extend
-    monkeypatch.setattr(chat.model, "extend", lambda ids, *rest: read.append(ids.shape[1]) or extend(ids, *rest))
+    monkeypatch.setattr(
+        chat.model, "extend", lambda ids, *rest, **last: read.append(ids.shape[1]) or extend(ids, *rest, **last)
+    )
     for turn, text in enumerate(("hello", "what is <|im_end|>?", "é€𝄞", "bye")):
         ids = chat.vocabulary.encode(
             chat.template.apply([*chat.messages, {"role": "user", "content": text}]), begin=False

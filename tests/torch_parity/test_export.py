@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
-SIZES = dict(vocab_size=256, d_model=24, heads=4, depth=2, context=19)
+SIZES = dict(vocab_size=256, d_model=32, heads=4, depth=2, context=19)
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
