@@ -25,9 +25,8 @@ SHARE = 0.25  # of each head is rotated, unless config.json says otherwise
 class PythiaBlock(ParallelBlock):
     """Rotary self-attention and a feed-forward layer that both read x, each through a layer norm: see `ParallelBlock`.
 
-    base, scaling, rotary_width: of the attention, see `RotarySelfAttention`; a quarter of each head is rotated by
-    default, an even number. bias: whether the maps of the attention have one. d_ff, activation: see `FeedForward`.
-    eps: of both norms.
+    base, scaling, rotary_width: see `RotarySelfAttention`; by default an even number, at most a quarter of a head, is
+    rotated. bias: of the maps of the attention. d_ff, activation: see `FeedForward`. eps: of both norms.
     """
 
     def __init__(
