@@ -26,8 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from setups import OURS, OURS_BFLOAT16
-from training_step import Worker
+from setups import OURS, OURS_BFLOAT16, Process
 
 HERE = Path(__file__).resolve().parents[1]
 STEPS, LOADS = ("enwik8", "imdb"), ("import", "load-imdb", "load-gpt2")
@@ -42,12 +41,13 @@ def compare(work: str, before: Path, rounds: int, data: Path | None, bfloat16: b
         else:
             script = tree / "benchmarks" / Path(__file__).name  # which knows the modules of its checkout
             command = [str(script), str(tree), work, "--worker", *([] if data is None else ["--data", str(data)])]
-        workers[name] = Worker([sys.executable, *command], os.environ | {"PYTHONPATH": str(tree), "TQDM_DISABLE": "1"})
+        environment = os.environ | {"PYTHONPATH": str(tree), "TQDM_DISABLE": "1"}
+        workers[name] = Process([sys.executable, *command], environment=environment)
     times: dict[str, list[float]] = {name: [] for name in workers}
     peaks, results = {}, {}
     for number in range(rounds + 1):
         for name in sorted(workers, reverse=bool(number % 2)):  # so that neither always goes first
-            results[name], seconds, peaks[name] = workers[name].step(number)
+            results[name], seconds, peaks[name] = workers[name].ask(number)
             if number:  # the first one warms up
                 times[name].append(seconds)
         if abs(results["after"] / results["before"] - 1) > 1e-3:

@@ -49,7 +49,7 @@ def main() -> None:
     if args.worker:
         return work(args.width, args.elements)
 
-    from training_step import Worker
+    from setups import Process
 
     trees = {"before": args.before.resolve()} if args.before else {}
     workers = {}
@@ -58,11 +58,11 @@ def main() -> None:
             parser.error(f"{tree} is not a checkout of this project")
         options = ["--worker", "--width", str(args.width), "--elements", str(args.elements)]
         environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-        workers[name] = Worker([sys.executable, str(HERE), *options], environment)
+        workers[name] = Process([sys.executable, str(HERE), *options], environment=environment)
     times: dict[str, list[float]] = {name: [] for name in workers}
     for number in range(args.rounds + 1):
         for name in sorted(workers, reverse=bool(number % 2)):  # so that neither always goes first
-            tensors, seconds, _ = workers[name].step(number)
+            tensors, seconds, _ = workers[name].ask(number)
             if number:  # the first one warms up
                 times[name].append(seconds)
     for worker in workers.values():

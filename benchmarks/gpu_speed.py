@@ -14,21 +14,17 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import select
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from setups import counted_work
+from setups import Process, counted_work
 
 from scratchformer import Key, models
 from scratchformer.backend import CPU, Device, get_device, use_tf32
@@ -185,7 +181,7 @@ def torch_steps(row: Row, mode: str | None, device: Device, precision: str) -> S
 
         return Steps(write, memory)
 
-    batches, numbers, compute = row.batches(model), itertools.count(), compiled(peer.loss)
+    batches, numbers = row.batches(model), itertools.count()
     rest = dict(peer.named_parameters())
     if row.muon:
         hidden = [rest.pop(name) for name in [*rest] if ".blocks." in name and rest[name].ndim == 2]
@@ -195,20 +191,12 @@ def torch_steps(row: Row, mode: str | None, device: Device, precision: str) -> S
     else:
         adam = torch.optim.Adam(rest.values(), 1e-4, fused=True)
         optimizers = [(adam, adam.step)]
+    step = torch_model.training_step(peer, optimizers, where, mode, precision == "bfloat16")
 
     def take(count: int) -> Any:
         for number in itertools.islice(numbers, count):
-            batch = [torch.from_numpy(a).to(where, non_blocking=True).long() for a in batches.batch(number)]
-            for optimizer, _ in optimizers:
-                optimizer.zero_grad()
-            torch.compiler.cudagraph_mark_step_begin()
-            with torch.autocast(where, torch.bfloat16, enabled=precision == "bfloat16"):
-                loss = compute(*batch)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
-            for _, step in optimizers:
-                step()
-        return loss.detach()
+            loss = step(batches.batch(number))
+        return loss
 
     return Steps(take, memory)
 
@@ -242,36 +230,6 @@ def work(name: str, precision: str, competitor: str, where: str, small: bool) ->
 
 def command(name: str, precision: str, competitor: str, where: str, small: bool) -> list[str]:
     return [sys.executable, __file__, json.dumps([name, precision, competitor, where, small])]
-
-
-class Process:
-    """A competitor. Its errors go to `log`."""
-
-    def __init__(self, command: list[str], log: Path) -> None:
-        with log.open("a") as errors:
-            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
-            self.process = subprocess.Popen(command, **pipes, text=True)
-
-    def reply(self, seconds: float) -> dict[str, Any]:
-        """What it says within so many seconds. Raises RuntimeError if it says nothing."""
-        if not select.select([self.process.stdout], [], [], max(0.0, seconds))[0]:
-            raise RuntimeError(f"no reply in {seconds:.0f} s")
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"it ended with status {self.process.wait()}")
-        return json.loads(line)
-
-    def turn(self) -> dict[str, Any]:
-        """Let it take a turn, and return what it says. Raises RuntimeError, as `reply` does."""
-        with suppress(BrokenPipeError):  # if it has ended, `reply` says so
-            self.process.stdin.write("turn\n")
-            self.process.stdin.flush()
-        return self.reply(60)
-
-    def stop(self) -> None:
-        self.process.kill()
-        with suppress(BrokenPipeError):
-            self.process.communicate()
 
 
 def compare(
@@ -309,7 +267,7 @@ def compare(
             for _ in range(ROUNDS):
                 for competitor, process in [*competitors.items()]:
                     try:
-                        turns[competitor].append(process.turn())
+                        turns[competitor].append(process.ask("turn", 60))
                     except RuntimeError as error:
                         competitors.pop(competitor).stop()
                         turns.pop(competitor)

@@ -1,11 +1,20 @@
-"""Parts that the benchmarks share: the tutorial's two models, a training step of each, and the machine's own rate."""
+"""Parts that the benchmarks share: the tutorial's two models, a training step of each, processes, and the machine's own
+rate.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import select
+import signal
+import subprocess
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,17 +27,35 @@ from scratchformer.nn import Layer
 from scratchformer.optim import Adam, clip_by_global_norm
 from scratchformer.training import Replicas
 
-TUTORIAL = "PyTorch, the tutorial's way"
-TUNED = "PyTorch, tuned"
-BFLOAT16 = "PyTorch, tuned, bfloat16"
 OURS = "scratchformer"
 OURS_BFLOAT16 = "scratchformer, bfloat16"
+
+
+class Peer(NamedTuple):
+    """fused: PyTorch's fused attention and fused Adam. mode: of `torch.compile`. half: it runs in bfloat16 too."""
+
+    title: str
+    package: str = "torch"
+    fused: bool = True
+    mode: str | None = None
+    half: bool = True
+
+
+PEERS = {
+    "tutorial": Peer("PyTorch, the tutorial's way", fused=False, half=False),
+    "tuned": Peer("PyTorch, tuned"),
+    "compile": Peer("PyTorch, compiled", mode="default"),
+    "max-autotune": Peer("PyTorch, max-autotune", mode="max-autotune"),
+    "jax": Peer("JAX, jit", "jax"),
+    "tinygrad": Peer("tinygrad, BEAM", "tinygrad", half=False),
+}
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", choices=("enwik8", "imdb"), default="enwik8", help="the tutorial's sizes of"
     )
+    parser.add_argument("--small", action="store_true", help="2 blocks of width 32, to try this program")
     parser.add_argument("--batch", type=int, default=32, help="rows of a batch (default: 32)")
     parser.add_argument(
         "--data", metavar="PATH", help="imdb: real reviews in batches of similar length, instead of 512 words"
@@ -37,11 +64,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def make(args: argparse.Namespace) -> tuple[Layer, Any]:
     """The model, and its batches: random tokens, or real reviews."""
+    sizes = dict(d_model=32, heads=4, depth=2) if args.small else {}
     if args.model == "enwik8":
-        model = LanguageModel(256, d_model=256, heads=8, depth=12, context=256, key=Key(0))
+        model = LanguageModel(256, **dict(d_model=256, heads=8, depth=12) | sizes, context=256, key=Key(0))
         data = Key(1).generator().integers(0, 256, 1_000_000, dtype=np.uint8)
         return model, TextBatches(data, args.batch, 256, Key(2))
-    model = Classifier(50_000, 2, d_model=128, heads=8, depth=6, max_length=512, key=Key(0))
+    model = Classifier(50_000, 2, **dict(d_model=128, heads=8, depth=6) | sizes, max_length=512, key=Key(0))
     if args.data:
         from scratchformer.data import load_imdb
 
@@ -66,27 +94,59 @@ def our_step(model: Layer, replicas: Replicas) -> Callable[[Any], float]:
     return step
 
 
-def torch_step(model: Layer, name: str) -> tuple[Any, Callable[[Any], float]]:
-    """The model in PyTorch, and the same step."""
+def peer_step(model: Layer, peer: Peer, bfloat16: bool) -> tuple[Callable[[Any], Any], Callable[[Any], float]]:
+    """Two functions of a batch: the model's loss and gradients by the peer, and the same training step."""
+    if peer.package == "jax":
+        from functional_models import jax_peer
+
+        return jax_peer(model, bfloat16)
+    if peer.package == "tinygrad":
+        from functional_models import tinygrad_peer
+
+        return tinygrad_peer(model)
     import torch
-    from torch_model import TorchClassifier, TorchLanguageModel
+    from torch_model import TorchClassifier, TorchLanguageModel, gradients_of, training_step
 
     torch.set_num_threads(cores())
-
     kind = TorchLanguageModel if isinstance(model, LanguageModel) else TorchClassifier
-    peer = kind(model, fused=name != TUTORIAL)
-    adam = torch.optim.Adam(peer.parameters(), 1e-4, fused=name != TUTORIAL or None)
+    theirs = kind(model, fused=peer.fused)
+    adam = torch.optim.Adam(theirs.parameters(), 1e-4, fused=peer.fused or None)
+    step = training_step(theirs, [(adam, adam.step)], "cpu", peer.mode, bfloat16)
+    return lambda batch: gradients_of(theirs, model, batch), lambda batch: step(batch).item()
 
-    def step(batch: Any) -> float:
-        adam.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=name == BFLOAT16):
-            loss = peer.loss(*(torch.from_numpy(a).long() for a in batch))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
-        adam.step()
-        return loss.item()
 
-    return peer, step
+class Process:
+    """A program that answers each line that it reads with a line of JSON. Its errors go to `log`."""
+
+    def __init__(
+        self, command: list[str], log: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        with nullcontext() if log is None else log.open("a") as errors:
+            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+            self.process = subprocess.Popen(command, **pipes, text=True, env=environment, process_group=0)
+
+    def reply(self, seconds: float | None = None) -> Any:
+        """What it says within so many seconds. Raises RuntimeError if it says nothing."""
+        if not select.select([self.process.stdout], [], [], seconds and max(0.0, seconds))[0]:
+            raise RuntimeError(f"no reply in {seconds:.0f} s")
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"it ended with status {self.process.wait()}")
+        return json.loads(line)
+
+    def ask(self, line: object, seconds: float | None = None) -> Any:
+        """Send a line, and return what it says. Raises RuntimeError, as `reply` does."""
+        with suppress(BrokenPipeError):  # if it has ended, `reply` says so
+            self.process.stdin.write(f"{line}\n")
+            self.process.stdin.flush()
+        return self.reply(seconds)
+
+    def stop(self) -> None:
+        """End it, and what it has started, such as compilers."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(BrokenPipeError):
+            self.process.communicate()
 
 
 def counted_work(model: Layer, batch: Any) -> float:

@@ -6,9 +6,11 @@ GPT-2, with a cache for generation, and two Llamas that read a text in both dire
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -240,6 +242,42 @@ class TorchClassifier(TorchModel):
 
     def loss(self, ids: torch.Tensor, lengths: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.nll_loss(self(ids, lengths), labels)
+
+
+def training_step(
+    peer: nn.Module, optimizers: Sequence[tuple[Any, Callable]], where: str, mode: str | None, bfloat16: bool
+) -> Callable[[Any], torch.Tensor]:
+    """Forward, backward, clipping, and the optimizers' steps, each beside its optimizer; the step returns the loss.
+
+    where: "cpu" or "cuda". mode: of `torch.compile`, or None. bfloat16: under autocast.
+    """
+    compute = torch.compile(peer.loss, mode=mode) if mode else peer.loss
+
+    def step(batch: Any) -> torch.Tensor:
+        tensors = [torch.from_numpy(a).to(where, non_blocking=True).long() for a in batch]
+        for optimizer, _ in optimizers:
+            optimizer.zero_grad()
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast(where, torch.bfloat16, enabled=bfloat16):
+            loss = compute(*tensors)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        for _, update in optimizers:
+            update()
+        return loss.detach()
+
+    return step
+
+
+def gradients_of(peer: nn.Module, model: Any, batch: Any) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss, and the gradients by the names and in the shapes of scratchformer's model."""
+    loss = peer.loss(*(torch.from_numpy(a).long() for a in batch))
+    loss.backward()
+    theirs, ours = dict(peer.named_parameters()), {}
+    for name, p in model.named_parameters().items():
+        grad = theirs[torch_name(name)].grad.numpy()
+        ours[name] = grad.T if p.data.ndim == 2 and name.endswith(".w") else grad
+    return loss.item(), ours
 
 
 def torch_name(name: str) -> str:

@@ -1,158 +1,235 @@
-"""Time a training step of the tutorial's models: scratchformer against PyTorch, on the same weights and batches.
+"""Time a training step of the tutorial's models: scratchformer against PyTorch, JAX and tinygrad, on the same weights.
 
     python benchmarks/training_step.py enwik8       # 12 blocks, width 256, context 256, batch 32
     python benchmarks/training_step.py imdb         # 6 blocks, width 128, 512 words, vocabulary 50,000, batch 32
+    python benchmarks/training_step.py enwik8 --bfloat16 --peers all
     python benchmarks/training_step.py imdb --data aclImdb_v1.tar.gz --rounds 40      # real reviews, of similar length
 
 A step is forward, backward, clipping and Adam, in float32 on all cores; with --bfloat16 in mixed precision too. Each
-competitor runs in a process of its own, and they take turns, step by step. Before that, losses and gradients are
-compared in float64. Prints medians, their ratios, the share of the machine's own matrix-product rate, and the peak
-memory of each process.
+competitor runs in a process of its own, and they take turns, step by step, on the same batches. Before that, losses and
+gradients are compared in float64. Prints medians, their ratios, the share of the machine's own matrix-product rate, the
+peak memory of each process, and the time of its first step, in which some compile. The last line has the ratio of our
+time to that of the fastest peer. A peer that is not installed, fails, or is silent for longer than --patience is left
+out, and the reason is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from setups import (
-    BFLOAT16,
     OURS,
     OURS_BFLOAT16,
-    TUNED,
-    TUTORIAL,
+    PEERS,
+    Process,
     add_model_options,
     counted_work,
     make,
     matrix_rate,
     our_step,
-    torch_step,
+    peer_step,
 )
 
+from scratchformer import processor
 from scratchformer.nn import Layer
 from scratchformer.parallel.memory import resident_bytes
 from scratchformer.training import Replicas
 
-
-class Worker:
-    """A process that runs `command`, this program as one of the competitors, and takes a step when told to."""
-
-    def __init__(self, command: list[str], environment: Mapping[str, str] | None = None) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(command, **pipes, text=True, env=environment)
-
-    def step(self, number: int) -> tuple[float, float, int]:
-        """The loss of step `number`, its seconds, and the process's peak memory in bytes."""
-        self.process.stdin.write(f"{number}\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def stop(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
+HALF = ", bfloat16"  # after the name of a competitor that runs in it
 
 
 def work(args: argparse.Namespace) -> None:
-    """What a worker does: a step for each number that it reads."""
+    """What a competitor's process does: a step for each number that it reads."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no reply
     model, batches = make(args)
-    ours = args.worker in (OURS, OURS_BFLOAT16)
-    replicas = Replicas(model, precision="bfloat16" if args.worker == OURS_BFLOAT16 else "float32")
-    if ours:
+    name, half = args.worker.removesuffix(HALF), args.worker.endswith(HALF)
+    replicas = Replicas(model, precision="bfloat16" if half and name == OURS else "float32")
+    if name == OURS:
         step = our_step(model, replicas)
+    elif args.compare:
+        replies.write(json.dumps(difference(model, batches.batch(0).split(4)[0], name)) + "\n")
+        return
     else:
-        _, step = torch_step(model, args.worker)
-        del model, replicas  # PyTorch has a copy
+        _, step = peer_step(model, PEERS[name], half)
+        del model, replicas  # the peer has a copy
     for line in sys.stdin:
         batch, start = batches.batch(int(line)), time.perf_counter()
-        if ours:
+        if name == OURS:
             with replicas:
                 loss = step(batch)
         else:
             loss = step(batch)
-        print(json.dumps([loss, time.perf_counter() - start, resident_bytes(peak=True)]), flush=True)
+        replies.write(json.dumps([loss, time.perf_counter() - start, resident_bytes(peak=True)]) + "\n")
+        replies.flush()
+
+
+def difference(model: Layer, batch: Any, name: str) -> tuple[float, float, str]:
+    """How far the loss of a peer is from ours in float64, where rounding hides nothing; and how far its gradients are,
+    ‖ours − theirs‖/‖theirs‖ of the worst tensor, with that tensor's name.
+    """
+    model = model.to(dtype=np.float64)
+    gradients, _ = peer_step(model, PEERS[name], bfloat16=False)
+    loss, cache = model.loss(*batch)
+    model.loss_backward(1.0, cache)
+    peer_loss, theirs = gradients(batch)
+    parameters = model.named_parameters()
+    worst = max((float(np.linalg.norm(parameters[n].grad - g) / np.linalg.norm(g)), n) for n, g in theirs.items())
+    return abs(float(loss) / peer_loss - 1), *worst
+
+
+class Competitors:
+    """The processes of those that have not failed.
+
+    failed: the others, and why. patience: the seconds that each has for a reply. folder: of what they print.
+    """
+
+    def __init__(self, patience: float, folder: Path) -> None:
+        self.patience, self.folder = patience, folder
+        self.running: dict[str, Process] = {}
+        self.failed: dict[str, str] = {}
+
+    def start(self, name: str, *options: str) -> None:
+        command = [sys.executable, *sys.argv, "--worker", name, *options]
+        self.running[name] = Process(command, self.folder / name)
+
+    def stop(self, name: str, why: str = "") -> None:
+        """why: it has failed."""
+        self.running.pop(name).stop()
+        if not why:
+            return
+        said = [line for line in (self.folder / name).read_text(errors="replace").splitlines() if any(map(str.isalpha, line))]
+        self.failed[name] = f"{why}: {said[-1].strip()[:200]}" if said and why.startswith("it ended") else why
+        print(f"{name} is left out: {self.failed[name]}", flush=True)
+        if name in (OURS, OURS_BFLOAT16):
+            raise SystemExit(1)
+
+    def compare(self, name: str) -> None:
+        """Print how far a peer is from ours in float64; it fails if that is too far."""
+        self.start(name, "--compare")
+        try:
+            loss, gradients, tensor = self.running[name].reply(self.patience)
+        except RuntimeError as error:
+            return self.stop(name, str(error))
+        says = f"in float64 the loss agrees to {loss:.0e}, the gradients to {gradients:.0e} ({tensor})"
+        self.stop(name, says if loss > 1e-12 or gradients > 1e-10 else "")
+        return print(f"{PEERS[name].title}: {says}", flush=True)
+
+    def take(self, names: Sequence[str], number: int) -> dict[str, tuple[float, float, int]]:
+        """The loss, the seconds and the peak memory of some in step `number`, which starts those that are new."""
+        said = {}
+        for name in names:
+            if name in self.failed:
+                continue
+            if name not in self.running:
+                self.start(name)
+            try:
+                said[name] = self.running[name].ask(number, self.patience)
+            except RuntimeError as error:
+                self.stop(name, str(error))
+                continue
+            apart = abs(said[name][0] / said[OURS][0] - 1)
+            if not apart <= (0.05 if name.endswith(HALF) else 1e-3):
+                self.stop(name, f"its loss in step {number} is {said.pop(name)[0]}, not {said[OURS][0]}")
+        return said
+
+
+def title(name: str) -> str:
+    peer = PEERS.get(name.removesuffix(HALF))
+    return peer.title + HALF * name.endswith(HALF) if peer else name
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
+    peers = [*PEERS, "all"]
+    usual = ["tutorial", "tuned"]
+    parser.add_argument("--peers", nargs="+", choices=peers, default=usual, help=f"(default: {' '.join(usual)})")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each; with --data, batches of an epoch")
-    parser.add_argument("--bfloat16", action="store_true", help="also both in bfloat16, PyTorch under autocast")
+    parser.add_argument("--bfloat16", action="store_true", help="also in bfloat16, PyTorch under autocast")
+    parser.add_argument("--patience", type=float, default=240, help="seconds for each answer (240)")
     parser.add_argument("--worker", metavar="NAME", help="(for its own use) be one of them")
+    parser.add_argument("--compare", action="store_true", help="(for its own use) only compare in float64")
     args = parser.parse_args()
     if args.worker:
         return work(args)
+    chosen = [name for name in PEERS if name in args.peers or "all" in args.peers]
+    if args.data and (compiled := [name for name in chosen if name not in usual]):
+        parser.error(f"--data: {', '.join(compiled)} would compile a step for every length of a batch")
 
     model, batches = make(args)
-    names = [OURS, TUTORIAL, TUNED, *([OURS_BFLOAT16, BFLOAT16] if args.bfloat16 else [])]
-    for name in (TUTORIAL, TUNED):
-        compare(model, batches.batch(0).split(2)[0], name)
+    names = [OURS, *chosen]
+    if args.bfloat16:
+        names += [OURS_BFLOAT16, *(name + HALF for name in chosen if PEERS[name].half)]
+    print(f"{processor.described()}: {', '.join(processor.instructions())}")
+    print(", ".join(f"{package} {version(package)}" for package in {PEERS[name].package: 0 for name in chosen}))
     rate = matrix_rate()
-    workers = {name: Worker([sys.executable, *sys.argv, "--worker", name]) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
-    peaks = dict.fromkeys(names, 0)
-    for number in range(args.rounds + 1):
-        losses = {}
-        for name, worker in workers.items():
-            losses[name], seconds, peaks[name] = worker.step(number)
-            if number:  # the first one warms up
-                times[name].append(seconds)
-        worst = max(abs(losses[name] / losses[OURS] - 1) for name in (OURS, TUTORIAL, TUNED))
-        if worst > 1e-3 or any(abs(losses[name] / losses[OURS] - 1) > 0.05 for name in names):
-            raise SystemExit(f"round {number}: the losses differ: {losses}")
-        seconds = (f"{t[-1]:.2f} s" for t in times.values() if t)
-        print(f"round {number}: losses agree to {worst:.1e}", *seconds, flush=True)
-    for worker in workers.values():
-        worker.stop()
+    first, peaks = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        competitors = Competitors(args.patience, Path(folder))
+        definitions = {(PEERS[name].package, PEERS[name].fused): name for name in reversed(chosen)}
+        for name in reversed(definitions.values()):
+            competitors.compare(name)
+        for number in range(args.rounds + 1):
+            said = competitors.take(names, number)
+            for name, (_, seconds, peaks[name]) in said.items():
+                if number:
+                    times[name].append(seconds)
+                else:
+                    first[name] = seconds  # it warms up
+            worst = max(abs(loss / said[OURS][0] - 1) for name, (loss, *_) in said.items() if not name.endswith(HALF))
+            each = (f"{seconds:.2f} s" for _, seconds, _ in said.values())
+            print(f"round {number}: losses agree to {worst:.1e}", *each, flush=True)
+        for name in [*competitors.running]:
+            competitors.stop(name)
 
     counted = [counted_work(model, batches.batch(number)) for number in range(1, args.rounds + 1)]
     print(f"\n{Replicas(model).describe(batches.batch(0))}")
     print(f"counted work {statistics.mean(counted) / 1e9:.0f} GFLOP a step; matrix products {rate / 1e9:.0f} GFLOP/s")
     what = "total" if args.data else "median"  # batches of different lengths have no median
-    middle = {name: sum(t) if args.data else statistics.median(t) for name, t in times.items()}
+    good = {name: each for name, each in times.items() if name not in competitors.failed}
+    middle = {name: sum(each) if args.data else statistics.median(each) for name, each in good.items()}
     total = sum(counted) if args.data else statistics.median(counted)
-    print(f"{'':<30}{what:>10}{'ours/theirs':>13}{'of the rate':>13}{'peak memory':>13}{'ours/theirs':>13}")
-    for name, seconds in middle.items():
-        ours = OURS_BFLOAT16 if name == BFLOAT16 else OURS  # the rate is that of float32
+    heads = "ours/theirs", "of the rate", "peak memory", "ours/theirs", "first step"
+    print(f"{'':<33}{what:>10}", *(f"{head:>12}" for head in heads))
+    for name in names:
+        if name in competitors.failed:
+            print(f"{title(name):<33}left out: {competitors.failed[name]}")
+            continue
+        ours, seconds = OURS_BFLOAT16 if name.endswith(HALF) else OURS, middle[name]
         ratio, memory = f"{middle[ours] / seconds:.3f}", f"{peaks[ours] / peaks[name]:.3f}"
-        share = "" if name in (BFLOAT16, OURS_BFLOAT16) else f"{total / seconds / rate:.0%}"
-        print(f"{name:<30}{seconds:>8.2f} s{ratio:>13}{share:>13}{peaks[name] / 1e6:>10.0f} MB{memory:>13}")
+        share = "" if name.endswith(HALF) else f"{total / seconds / rate:.0%}"  # the rate is that of float32
+        values = ratio, share, f"{peaks[name] / 1e6:.0f} MB", memory, f"{first[name]:.1f} s"
+        print(f"{title(name):<33}{seconds:>8.2f} s", *(f"{value:>12}" for value in values))
     if args.data:
         print(f"an epoch has {len(batches)} batches; timed: {args.rounds}, in the epoch's order")
+    for ours in OURS, OURS_BFLOAT16:
+        theirs = {name: seconds for name, seconds in middle.items() if name not in (OURS, OURS_BFLOAT16)}
+        theirs = {name: theirs[name] for name in theirs if ours == OURS_BFLOAT16 or not name.endswith(HALF)}
+        if ours in middle and theirs:
+            fastest = min(theirs, key=lambda name: theirs[name])
+            ratio = middle[ours] / theirs[fastest]
+            print(f"{ours} / the fastest: {ratio:.3f} ({title(fastest)})")
     return None
 
 
-def compare(model: Layer, batch: Any, name: str) -> None:
-    """Print how far loss and gradients of `name` differ from ours in float64, where rounding hides nothing.
-
-    The difference of the gradients is ‖ours − theirs‖/‖theirs‖ of the worst tensor.
-    """
-    import copy
-
-    import torch
-    from torch_model import torch_name
-
-    double = copy.deepcopy(model).to(dtype=np.float64)
-    peer, _ = torch_step(double, name)
-    loss, cache = double.loss(*batch)
-    double.loss_backward(1.0, cache)
-    peer_loss = peer.loss(*(torch.from_numpy(a).long() for a in batch))
-    peer_loss.backward()
-    theirs, worst = dict(peer.named_parameters()), (0.0, "")
-    for ours, p in double.named_parameters().items():
-        grad = theirs[torch_name(ours)].grad.numpy()
-        grad = grad.T if grad.ndim == 2 and ours.endswith(".w") else grad
-        worst = max(worst, (float(np.linalg.norm(p.grad - grad) / np.linalg.norm(grad)), ours))
-    loss_error = abs(float(loss) / peer_loss.item() - 1)
-    if loss_error > 1e-12 or worst[0] > 1e-10:
-        raise SystemExit(f"{name}: loss or gradients differ in float64, by {loss_error:.0e} and {worst}")
-    print(f"{name}: in float64 the loss agrees to {loss_error:.0e}, the gradients to {worst[0]:.0e} ({worst[1]})")
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "is not installed"
 
 
 if __name__ == "__main__":

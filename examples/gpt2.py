@@ -1,8 +1,9 @@
 """Train a small GPT-2 with its own sub-word vocabulary, or fine-tune a published one; then let it write.
 
---pretrained FOLDER starts from a published GPT-2 in Hugging Face's format: config.json, model.safetensors, vocab.json
-and merges.txt. Without --data the text is Wikipedia (enwik8) or, without a network, the sources of Python's standard
-library, as with --data stdlib. A published model also writes without fine-tuning: scratchformer generate FOLDER.
+--pretrained FOLDER starts from a published decoder in Hugging Face's format, such as GPT-2, Llama 3, Qwen3, SmolLM3 or
+OLMo 2: config.json, model.safetensors, and tokenizer.json or GPT-2's vocab.json and merges.txt. Without --data the text
+is Wikipedia (enwik8) or, without a network, the sources of Python's standard library, as with --data stdlib. A
+published model also writes without fine-tuning: scratchformer generate FOLDER.
 """
 
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from scratchformer.data import VALIDATION_BYTES, Subwords, TextBatches, as_text
 from scratchformer.models import GPT2
 from scratchformer.optim import AdamW, Cosine
 from scratchformer.training import evaluate_language_model, load_corpus, load_model, start, write_sample
-from scratchformer.training.readers import load_gpt2
+from scratchformer.training.readers import load_to_tune
 
 PRESETS = {
     "small": dict(
@@ -19,12 +20,12 @@ PRESETS = {
         batch_size=32, lr=2e-3, weight_decay=0.1, warmup=100, steps=1000, evaluate_every=250, test_bytes=None,
     ),
     "pretrained": dict(
-        dropout=0.1, batch_size=4, lr=5e-5, weight_decay=0.1, warmup=10, steps=100, evaluate_every=50,
+        context=1024, dropout=0.1, batch_size=4, lr=5e-5, weight_decay=0.1, warmup=10, steps=100, evaluate_every=50,
         test_bytes=VALIDATION_BYTES,
     ),
 }  # fmt: skip
 OPTIONS = {
-    "pretrained": dict(metavar="PATH", help="start from a published GPT-2, a folder in Hugging Face's format"),
+    "pretrained": dict(metavar="PATH", help="start from a published decoder, a folder in Hugging Face's format"),
 }
 
 
@@ -38,7 +39,7 @@ def check(run):
 def data(run):
     published = None
     if run.pretrained and not run.has_snapshot:  # before the corpus, which may need a download
-        published, vocabulary = load_gpt2(run.pretrained, dropout=run.dropout)
+        published, vocabulary = load_to_tune(run.pretrained, run.context, run.dropout)
     corpus = load_corpus(run)
     if published is None:
         vocabulary = run.saved_vocabulary(Subwords)

@@ -71,16 +71,34 @@ class Device:
 CPU = Device("cpu", np)
 
 
-def _library(x: object) -> ModuleType | None:
+def library_of(x: object) -> ModuleType | None:
     """The array library of `x`, or None if `x` is not an array."""
     if isinstance(x, np.ndarray):
         return np
     if type(x).__module__.partition(".")[0] == "cupy":
         cupy = sys.modules["cupy"]
         return cupy if isinstance(x, cupy.ndarray) else None
-    if hasattr(x, "__array_namespace__") and not isinstance(x, np.generic):
+    if isinstance(x, np.generic):
+        return None
+    if hasattr(x, "__array_namespace__"):  # of the Array API standard, as JAX's arrays
         return x.__array_namespace__()
-    return None
+    return _library_beside(x) if type(x).__module__.partition(".")[0] in ("torch", "dask") else None
+
+
+def _library_beside(x: Any) -> ModuleType | None:
+    """The library of `x` as the Array API standard has it, if `x` is an array of PyTorch or Dask; otherwise None."""
+    try:
+        from array_api_compat import array_namespace, is_array_api_obj
+    except ImportError as error:
+        raise ImportError(
+            "arrays of PyTorch and Dask need the package array-api-compat: pip install array-api-compat"
+        ) from error
+    return array_namespace(x) if is_array_api_obj(x) else None
+
+
+def is_numpy_like(xp: Any) -> bool:
+    """Whether a library has NumPy's functions beyond those of the Array API standard, such as `add.at`."""
+    return xp is np or xp.__name__.partition(".")[0] in ("cupy", "scratchformer")
 
 
 def array_module(*arrays: object) -> Any:
@@ -90,7 +108,7 @@ def array_module(*arrays: object) -> Any:
     """
     first = xp = None
     for x in arrays:
-        library = np if type(x) is np.ndarray else None if x is None else _library(x)
+        library = np if type(x) is np.ndarray else None if x is None else library_of(x)
         if library is None:
             continue
         if xp is None:
@@ -154,7 +172,7 @@ def _two_devices(first: str, second: str) -> DeviceError:
 
 def _index(x: Array) -> int | None:
     """The index of the GPU that `x` is on."""
-    return getattr(getattr(x, "device", None), "id", None)
+    return getattr(getattr(x, "device", None), "id", None) if is_numpy_like(library_of(x)) else None
 
 
 def device_name(library: Any) -> str:
@@ -176,10 +194,9 @@ def current_device(xp: Any) -> Device:
     """The device where the array library `xp` makes new arrays in this thread."""
     if xp is np:
         return CPU
-    cuda = getattr(xp, "cuda", None)
-    if cuda is None:
+    if xp.__name__ != "cupy":
         return Device(xp.__name__.rpartition(".")[2], xp)
-    index = cuda.runtime.getDevice()
+    index = xp.cuda.runtime.getDevice()
     return Device(f"gpu:{index}", xp, index)
 
 
@@ -297,7 +314,7 @@ def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
     if not isinstance(device, Device):
         got = "None" if device is None else type(device).__name__
         raise DeviceError(f"device: expected a Device, such as CPU or get_device('gpu'), got {got}")
-    library = _library(x)
+    library = library_of(x)
     if library is None:
         x = _array(x)
     elif library is np:
@@ -326,9 +343,23 @@ def _expect_numbers(array: np.ndarray, got: Any) -> None:
 
 def to_cpu(x: Array) -> np.ndarray:
     """`x` as a NumPy array; a NumPy array is returned itself."""
-    if isinstance(x, np.ndarray | np.generic) or _library(x) is None:
+    if isinstance(x, np.ndarray | np.generic) or library_of(x) is None:
         return np.asarray(x)
-    return x.get()
+    return x.get() if hasattr(x, "get") else np.asarray(x)
+
+
+def type_of(dtype: Any) -> np.dtype:
+    """The NumPy type with the name of another library's, such as torch.float32; CuPy's and JAX's are NumPy's."""
+    return dtype if isinstance(dtype, np.dtype) else _type_named(str(dtype).rpartition(".")[2])
+
+
+@functools.cache
+def _type_named(name: str) -> np.dtype:
+    if name == "bfloat16":
+        from ml_dtypes import bfloat16
+
+        return np.dtype(bfloat16)
+    return np.dtype(name)
 
 
 def is_floating_type(dtype: Any) -> bool:
@@ -336,9 +367,21 @@ def is_floating_type(dtype: Any) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
+def cast(x: Array, dtype: Any) -> Array:
+    """`x` in another type; `x` itself if it is of that type."""
+    if x.dtype == dtype:
+        return x
+    return x.astype(dtype) if hasattr(x, "astype") else array_module(x).astype(x, dtype)
+
+
+def copy(x: Array) -> Array:
+    """A copy of `x`."""
+    return x.copy() if hasattr(x, "copy") else array_module(x).asarray(x, copy=True)
+
+
 def widen(x: Array) -> Array:
     """`x` itself, or a float32 copy if `x` is float16 or bfloat16: half precision is for storage, not for sums."""
-    return x.astype(np.float32) if x.dtype.itemsize == 2 else x
+    return cast(x, array_module(x).float32) if type_of(x.dtype).itemsize == 2 else x
 
 
 # erf(x)/x is a quotient of polynomials in x², as in Eigen and XLA; from |x| = 4 on, erf is ±1 in float32.
@@ -372,9 +415,11 @@ def erf(x: Array) -> Array:
         return erf_numpy(x)
     if hasattr(xp, "erf"):
         return xp.erf(x)
-    from cupyx.scipy.special import erf as erf_cupy
+    if xp.__name__ == "cupy":
+        from cupyx.scipy.special import erf as erf_cupy
 
-    return erf_cupy(x)
+        return erf_cupy(x)
+    return xp.asarray(erf(to_cpu(x)))
 
 
 def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
@@ -387,6 +432,15 @@ def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
     return y
 
 
-def scatter_add(target: Array, index: Array, values: Array) -> None:
-    """target[index] += values, in place and unbuffered: an index that occurs twice is added twice."""
-    array_module(target, index, values).add.at(target, index, values)
+def scatter_add(target: Array, index: Array, values: Array) -> Array:
+    """`target` (V, ...) with values (N, ...) added to its rows index (N,). A row that occurs twice is added to twice.
+
+    NumPy and CuPy add in place, and unbuffered. The Array API standard has no such function, so for other libraries it
+    is the product with a one-hot matrix.
+    """
+    xp = array_module(target, index, values)
+    if is_numpy_like(xp):
+        xp.add.at(target, index, values)
+        return target
+    one_hot = cast(xp.arange(target.shape[0])[:, None] == index, values.dtype)
+    return target + xp.tensordot(one_hot, values, axes=1)

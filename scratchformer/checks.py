@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Array, array_module, is_floating_type, memory
+from .backend import Array, array_module, is_floating_type, library_of, memory, to_cpu, type_of
 from .shell.text import shown, with_article
 
 MAX_SIZE = 2**31 - 1  # the largest size; ids are 32-bit integers, and an axis of this length takes 8 GB in float32
@@ -65,10 +65,10 @@ def expect_floating(**arrays: Array) -> None:
             continue
         if not is_inexact(x):
             raise TypeError(f"{name}: expected a floating-point array, got {describe(x)}{_advice(name, x)}")
-        if x.dtype.itemsize > (16 if x.dtype.kind == "c" else 8):
+        if type_of(x.dtype).itemsize > (16 if _kind(x) == "c" else 8):
             raise TypeError(f"{name}: expected float64 or a smaller type, got {x.dtype}")
         first, like = next(iter(arrays.items()))
-        if x.dtype.kind == "c" and _kind(like) != "c":
+        if _kind(x) == "c" and _kind(like) != "c":
             raise TypeError(f"{name}: expected real numbers, like those of {first}, got {x.dtype}")
 
 
@@ -77,13 +77,16 @@ def expect_real(name: str, x: Array) -> None:
     if type(x) is np.ndarray and x.dtype.char in "efd":
         return
     expect_floating(**{name: x})
-    if x.dtype.kind == "c":
+    if _kind(x) == "c":
         raise TypeError(f"{name}: expected real numbers, got {x.dtype}")
 
 
 def _kind(x: Any) -> str | None:
     """The kind of an array's dtype, in NumPy's one letter: "f", "i", ...; None if `x` is not an array."""
-    return getattr(getattr(x, "dtype", None), "kind", None)
+    dtype = getattr(x, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        return dtype.kind
+    return None if dtype is None or library_of(x) is None else type_of(dtype).kind
 
 
 def is_inexact(x: Any) -> bool:
@@ -310,7 +313,8 @@ def is_checked(x: Array) -> bool:
 
 def expect_range(name: str, x: Array, low: int, high: int, error: type[Exception] = ValueError) -> None:
     """Raise `error` unless all values of `x` are in low ... high, or `is_checked(x)`."""
-    if x.size and (type(x) is np.ndarray or not is_checked(x)):
-        smallest, largest = array_module(x).stack([x.min(), x.max()]).tolist()  # one transfer from a GPU
+    if 0 not in x.shape and (type(x) is np.ndarray or not is_checked(x)):
+        xp = array_module(x)
+        smallest, largest = map(int, to_cpu(xp.stack([xp.min(x), xp.max(x)])))  # one transfer from a GPU
         if smallest < low or largest > high:
             raise error(f"{name}: expected values from {low} to {high}, got {smallest if smallest < low else largest}")

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol
 
 import numpy as np
 
+from .backend import library_of
 from .checks import expect_gradient
 
 __all__ = ["Operation", "backward", "fast", "operation", "reference_only"]
@@ -288,8 +289,8 @@ def expect_cache(name: str, cache: Any, expected: type | None) -> None:
         return
     if expected is np.ndarray:
         dtype: Any = getattr(cache, "dtype", None)
-        fits = getattr(dtype, "kind", None) in NUMBERS and dtype.names is None
-        fits = fits and not isinstance(cache, np.ma.MaskedArray)
+        numbers = getattr(dtype, "kind", None) in NUMBERS if isinstance(dtype, np.dtype) else library_of(cache)
+        fits = bool(numbers) and not isinstance(cache, np.ma.MaskedArray)
     else:
         fits = isinstance(cache, expected)
     if fits:

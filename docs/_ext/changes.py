@@ -27,6 +27,7 @@ BEFORE = {
     "BertClassifier": "Classifier",
     "GPT2": "LanguageModel",
     "Llama": "GPT2",
+    **dict.fromkeys(("Qwen3", "SmolLM3", "Phi3", "Olmo2", "Pythia", "Gemma3"), "Llama"),
 }
 
 
@@ -169,6 +170,56 @@ def _llama() -> str:
     )
 
 
+def _qwen3() -> str:
+    return (
+        "Llama with a norm of each head of the queries and keys, before they are rotated: a head is divided by its "
+        "root mean square and scaled by γ, the same for all heads. A score can then grow only by γ, not by the weights "
+        "of the projections. The norms keep their inputs and a number for each head, and have 2 D weights in a block. "
+        "(The biases that Qwen2 has are gone again.)"
+    )
+
+
+def _smollm3() -> str:
+    return (
+        "Llama without a rotation in every fourth block. Queries and keys meet there by what they say alone, at any "
+        "distance; the order is known from the other blocks, and from what a causal model can see. The output is tied "
+        "to the table of tokens, as in GPT-2. (The trace is shallower than four blocks, so all of its blocks rotate.)"
+    )
+
+
+def _phi3() -> str:
+    return (
+        "The computation is that of Llama. The published files hold queries, keys and values side by side in one "
+        "matrix, and the gate and the values of SwiGLU in another; they are separated when they are read. In the "
+        "smallest model a position sees only the last 2,047."
+    )
+
+
+def _olmo2() -> str:
+    return (
+        "Llama with the norms in other places: after each branch, before the sum, and none before it. So what a branch "
+        "adds has a size that is learned, and the branch reads the residual path as it is. The queries of all heads "
+        "together are normalised too, and so are the keys, before they are rotated."
+    )
+
+
+def _pythia() -> str:
+    return (
+        "Llama with its two branches side by side: both read x, each through a norm of its own, and the block returns "
+        "the sum of x and both. Only a quarter of each head is rotated. As in GPT-2, the norms subtract a mean and add "
+        "a bias, the feed-forward layer has one map with GELU instead of a gate, and all maps of a block have biases."
+    )
+
+
+def _gemma3() -> str:
+    return (
+        "Llama with four norms in a block, one before and one after each branch, and one of each head of the queries "
+        "and keys, as in Qwen3. The gate is GELU instead of SiLU. The vectors of tokens are multiplied by √C, and "
+        "their table is also the output's. In the published models, five of six blocks see only a window, with other "
+        "angles than the sixth."
+    )
+
+
 WORDS: dict[str, Callable[[], str]] = {
     "Classifier": _classifier,
     "EvidenceClassifier": _evidence_classifier,
@@ -183,6 +234,12 @@ WORDS: dict[str, Callable[[], str]] = {
     "BertClassifier": _bert_classifier,
     "GPT2": _gpt2,
     "Llama": _llama,
+    "Qwen3": _qwen3,
+    "SmolLM3": _smollm3,
+    "Phi3": _phi3,
+    "Olmo2": _olmo2,
+    "Pythia": _pythia,
+    "Gemma3": _gemma3,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +39,8 @@ def _text(model: Callable, **options: Any) -> Callable[[LetterSizes], LayerCase]
     return case
 
 
-def _llama(d: LetterSizes) -> LayerCase:
-    model = models.Llama(d.V, d.C, d.H, DEPTH, d.T + 1, kv_heads=d.G, d_ff=d.F)
+def _llama(d: LetterSizes, model: Callable = models.Llama) -> LayerCase:
+    model = model(d.V, d.C, d.H, DEPTH, d.T + 1, kv_heads=d.G, d_ff=d.F)
     return LayerCase(model, (_ids(d, "B T"), _ids(d, "B T")))
 
 
@@ -110,6 +110,7 @@ CASES: dict[str, Callable[[LetterSizes], LayerCase]] = {
     **{name: case for name, case in LAYERS.items() if hasattr(nn, name)},
     "LoRA": lambda d: LayerCase(nn.LoRA(nn.Linear(d.I, d.O), d.K), (d("B T I"),)),
     "RotarySelfAttention": lambda d: LayerCase(nn.RotarySelfAttention(d.C, d.H, d.G, d.D, causal=True), (d("B T C"),)),
+    "NormedLinear": lambda d: LayerCase(nn.NormedLinear(nn.Linear(d.C, d.H * d.D), nn.RMSNorm(d.D)), (d("B T C"),)),
     "Block": _block_of_parts,
     "TransformerBlock": LAYERS["TransformerBlock, post"],
     "DecoderBlock": lambda d: LayerCase(nn.DecoderBlock(d.C, d.H), (d("B T C"), d("B M C"))),
@@ -139,6 +140,8 @@ CASES: dict[str, Callable[[LetterSizes], LayerCase]] = {
     "BertClassifier": _bert_classifier,
     "GPT2": _text(models.GPT2),
     "Llama": _llama,
+    **{name: partial(_llama, model=getattr(models, name)) for name in ("Qwen3", "SmolLM3", "Phi3", "Olmo2", "Gemma3")},
+    "Pythia": _text(models.Pythia),
 }
 
 

@@ -178,8 +178,8 @@ ENTRIES = [
         wrong="dz_nk = 1/N y_nk (dy_nk − Σ_i dy_ni y_ni)",
         code="return dz / len(y)",
         replace={
-            "dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))\n    return": (
-                "dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True)) / y.shape[0]\n    return"
+            "dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))\n    return": (
+                "dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True)) / y.shape[0]\n    return"
             )
         },
     ),

@@ -180,7 +180,9 @@ ENTRIES = [
         equation=KEYS,
         wrong="dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_{h, t, (s D + d) mod S} q_{h, t, ⌊(s D + d)/S⌋}",
         code="dk = (q.T @ da).reshape(k.shape)",
-        replace={"    dk = da.swapaxes(-1, -2) @ q\n": "    dk = (q.swapaxes(-1, -2) @ da).reshape(k.shape)\n"},
+        replace={
+            "    dk = xp.matrix_transpose(da) @ q\n": "    dk = xp.reshape(xp.matrix_transpose(q) @ da, k.shape)\n"
+        },
     )
     .mistake(
         "Each key head gets the gradient of only one of its query heads",
@@ -188,8 +190,8 @@ ENTRIES = [
         equation=KEYS,
         wrong="dk_gsd = Σ_t da_hts q_htd with h = ⌊g H/G⌋",
         replace={
-            "    dk = da.swapaxes(-1, -2) @ q\n": (
-                "    dk = da[:, :, : shape[2]].swapaxes(-1, -2) @ q[:, :, : shape[2]]\n"
+            "    dk = xp.matrix_transpose(da) @ q\n": (
+                "    dk = xp.matrix_transpose(da[:, :, : shape[2]]) @ q[:, :, : shape[2]]\n"
             )
         },
         tests="tests/ops/test_attention.py -k grouped",
@@ -197,7 +199,7 @@ ENTRIES = [
     .mistake(
         "dk has a wrong factor",
         "dk is seven times too large, in the reference alone.",
-        replace={"    dk = da.swapaxes(-1, -2) @ q\n": "    dk = 7 * da.swapaxes(-1, -2) @ q\n"},
+        replace={"    dk = xp.matrix_transpose(da) @ q\n": "    dk = 7 * xp.matrix_transpose(da) @ q\n"},
         tests="tests/testing/test_cases.py -k nothing_planted",
     )
     .mistake(
@@ -207,9 +209,7 @@ ENTRIES = [
             "k.shape[1]\n    scale = 1 / math.sqrt(shape[-1])": (
                 "k.shape[1]\n    scale = array_module(q).ones(1) / math.sqrt(shape[-1])"
             ),
-            "dq, dk, dv = (x.astype(dy.dtype, copy=False) for x in (dq.reshape(shape), dk, dv))": (
-                "dq = dq.reshape(shape)"
-            ),
+            "dq, dk, dv = (cast(x, dy.dtype) for x in (xp.reshape(dq, shape), dk, dv))": ("dq = dq.reshape(shape)"),
         },
         tests="tests/ops/test_all_operations.py",
     )
@@ -237,7 +237,7 @@ ENTRIES = [
     .mistake(
         "The windows move the other way",
         "Forward reads the scores of other distances, and backward writes there.",
-        replace={"return rows, xp.arange(S)[None, :] + (T - 1 - rows)": "return rows, xp.arange(S)[None, :] + rows"},
+        replace={"return T - 1 - xp.arange(T)[:, None]": "return xp.arange(T)[:, None]"},
         tests="tests/ops/test_relative.py -k shift",
     ),
     OperationEntry(
@@ -285,10 +285,6 @@ ENTRIES = [
         "start.",
         equation="dk_hsd = Σ_t da_hts qu_htd",
         wrong="dk_hsd = Σ_t da_hts qw_htd",
-        replace={"@ (q + content_bias[:, None])\n    dr": "@ (q + position_bias[:, None])\n    dr"},
-    )
-    .survivors(
-        "relative_shift_backward",
-        {"dx[..., rows, columns] = dy -> dx[..., rows, columns] += dy": "dx is 0 before, and no place occurs twice"},
+        replace={"@ (q + content_bias[:, None, :])\n    dr": "@ (q + position_bias[:, None, :])\n    dr"},
     ),
 ]

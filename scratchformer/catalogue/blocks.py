@@ -50,6 +50,19 @@ def block_of_other_parts(d: Draw) -> LayerCase:
     return on(layer, d("B T C"), key=d.key, pattern=ops.Padding(d.lengths()))
 
 
+def parallel_block(d: Draw) -> LayerCase:
+    parts = nn.RotarySelfAttention(d.C, d.H, head_width=4, key=Key(d.seed)), nn.SwiGLU(d.C, d.F, key=Key(d.seed, 1))
+    layer = nn.ParallelBlock(*parts, nn.RMSNorm(d.C), nn.LayerNorm(d.C), "pre", 0.3)
+    return on(layer, d("B T C"), key=d.key, pattern=ops.Padding(d.lengths()))
+
+
+def parallel(d: Sizes) -> DerivationCase:
+    d.sizes |= {"H": 2, "D": 3, "C": 6}
+    parts = nn.SelfAttention(d.C, d.H), nn.FeedForward(d.C, d.F, GELU)
+    block = nn.ParallelBlock(*parts, nn.LayerNorm(d.C), nn.LayerNorm(d.C), "pre")
+    return with_pattern(d, block, H=d.H, D=d.D)
+
+
 BLOCK_PARTS = ("attention", "feedforward", "norm1", "norm2")
 
 
@@ -194,6 +207,15 @@ ENTRIES = [
         "The sums pass dy on unchanged, through any number of blocks; this path is cut.",
         equation="dg_tc = dh_tc + dr_tc",
         wrong="dg_tc = dr_tc",
+    ),
+    Entry("ParallelBlock")
+    .case("", parallel_block)
+    .derivation("", parallel)
+    .mistake(
+        "Only the branches pass the gradient on",
+        "y is a sum of three terms, and the first is x itself.",
+        equation="dx_tc = dy_tc + ds_tc + dr_tc",
+        wrong="dx_tc = ds_tc + dr_tc",
     ),
     Entry("Residual")
     .case("post", partial(around_feedforward, order="post"))

@@ -173,6 +173,15 @@ ENTRIES = [
         equation="dz_nhd = (g_nhd − ẑ_nhd 1/D Σ_d' g_nhd' ẑ_nhd')/ρ_nh",
         wrong="dz_nhd = g_nhd/ρ_nh",
     ),
+    Entry("GeGLU")
+    .case("", lambda d: on(nn.GeGLU(d.C, d.F, bias=True, key=Key(d.seed)), d("B T C")))
+    .derivation("", lambda d: derived(d, nn.GeGLU(d.C, d.F), d("B T C")))
+    .mistake(
+        "The gate gets no factor from the other branch",
+        "Each factor of a product gets the other one. Here dgate has the wrong size, and often the wrong sign.",
+        equation="dgate_nf = da_nf ∂a_nf/∂gate_nf = da_nf up_nf (s_nf + gate_nf r_nf)",
+        wrong="dgate_nf = da_nf (s_nf + gate_nf r_nf)",
+    ),
     Entry("SwiGLU")
     .case("", lambda d: on(nn.SwiGLU(d.C, d.F, key=Key(d.seed)), d("B T C")))
     .case("bias", lambda d: on(nn.SwiGLU(d.C, d.F, bias=True, key=Key(d.seed)), d("B T C")))

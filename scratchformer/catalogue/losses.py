@@ -49,9 +49,7 @@ ENTRIES = [
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)",
         replace={
-            "dlogits *= dloss / count\n    dlogits *= counted[:, None]": (
-                "dlogits *= dloss\n    dlogits *= counted[:, None]"
-            )
+            "(dloss / count * cast(": "(dloss * cast(",
         },
     )
     .mistake(

@@ -29,6 +29,7 @@ def language_model(
 
 gpt2 = partial(language_model, model=models.GPT2)
 # Four heads of queries, two of keys and values, of a width of their own.
+GEMMA3 = {"window": [2, None], "base": [10.0, 100.0], "scaling": [None, LLAMA3]}
 llama = partial(language_model, model=models.Llama, heads=4, kv_heads=2, head_width=2)
 sparse_transformer = partial(language_model, model=models.SparseTransformer, stride=2)
 
@@ -198,6 +199,12 @@ ENTRIES = [
     Entry("SmolLM3").case("", partial(llama, model=models.SmolLM3, by_block={"rotary_width": [None, 0]})),
     Entry("Phi3").case("", partial(llama, model=models.Phi3, by_block={"window": [2, None]}, recompute=True)),
     Entry("Olmo2").case("", partial(llama, model=models.Olmo2, dropout=0.2)),
+    Entry("Pythia")
+    .case("", partial(gpt2, model=models.Pythia, heads=1, dropout=0.2, rotary_width=2))
+    .case("tied, recompute", partial(gpt2, model=models.Pythia, tied=True, bias=False, d_ff=3, recompute=True)),
+    Entry("Gemma3")
+    .case("", partial(llama, model=models.Gemma3, dropout=0.2))
+    .case("by block", partial(llama, model=models.Gemma3, tied=False, by_block=GEMMA3, recompute=True)),
     Entry("TransformerXL")
     .case("post", partial(transformer_xl, dropout=0.2))
     .case("pre, recompute", partial(transformer_xl, norm="pre", recompute=True, dropout=0.2)),

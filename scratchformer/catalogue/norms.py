@@ -27,8 +27,8 @@ ENTRIES = [
         code="dx = gamma * rstd * (dy - dy.mean(-1) - xhat * (dy * xhat).mean(-1))",
         replace={
             "g = dy * cache.gamma": "g = dy",
-            "\n    dx = rstd * (g - g.mean(axis=-1, keepdims=True) -": (
-                "\n    dx = cache.gamma * rstd * (g - g.mean(axis=-1, keepdims=True) -"
+            "\n    dx = rstd * (g - xp.mean(g, axis=-1, keepdims=True) -": (
+                "\n    dx = cache.gamma * rstd * (g - xp.mean(g, axis=-1, keepdims=True) -"
             ),
         },
     )
@@ -52,7 +52,9 @@ ENTRIES = [
         equation="dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − x̂_k mean_c(g_c x̂_c))/ρ",
         wrong="dx_k = g_k/ρ",
         replace={
-            "dx = rrms * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))\n    return": "dx = rrms * g\n    return"
+            "dx = rrms * (g - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))\n    return": (
+                "dx = rrms * g\n    return"
+            )
         },
     ),
 ]

@@ -59,8 +59,8 @@ ENTRIES = [
     .survivors(
         "max_pool_backward",
         {
-            "dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0) -> "
-            "dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, None, :], 0)": "live is (B, 1)"
+            "dx = xp.where((steps == winner[:, None, :]) & live[:, :, None], dy[:, None, :], 0) -> "
+            "dx = xp.where((steps == winner[:, None, :]) & live[:, None, :], dy[:, None, :], 0)": "live is (B, 1)"
         },
     ),
 ]

@@ -82,7 +82,7 @@ ENTRIES = [
         "x changes σ, and with it the size of the first gradient. Of a row that is normalised, every gradient lacks a "
         "part along x̂.",
         replace={
-            "    dx = project(dxhat) - rstd * xhat * (dgx * gx).mean(axis=-1, keepdims=True)\n    dgy, dx": (
+            "    dx = project(dxhat) - rstd * xhat * xp.mean(dgx * gx, axis=-1, keepdims=True)\n    dgy, dx": (
                 "    dx = project(dxhat)\n    dgy, dx"
             )
         },
@@ -98,14 +98,14 @@ ENTRIES = [
         "The probabilities are taken as constants in gv",
         "gv is a sum of dy with the probabilities as weights, which are functions of q and k. Without this term the "
         "directions of v change no gradient of q and k.",
-        replace={"    dp += gy @ dgv.swapaxes(-1, -2)\n    da": "    da"},
+        replace={"    dp += gy @ xp.matrix_transpose(dgv)\n    da": "    da"},
         tests="tests/ops/test_second_order.py -k attention",
     )
     .survivors(
         "attention_backward_backward",
         {
-            "dtype, shape, shape_of_keys = q.dtype, q.shape, k.shape -> "
-            "dtype, shape, shape_of_keys = q.dtype, q.shape, v.shape": SAME_SHAPE,
+            "xp, dtype, shape, shape_of_keys = array_module(q), q.dtype, q.shape, k.shape -> "
+            "xp, dtype, shape, shape_of_keys = array_module(q), q.dtype, q.shape, v.shape": SAME_SHAPE,
         },
     ),
 ]

@@ -113,7 +113,7 @@ ENTRIES = [
         equation="dtable_vc = Σ_n dy_nc ∂y_nc/∂table_vc = Σ_n [ids_n = v] dy_nc",
         wrong="dtable_vc = Σ_n [ids_n = v, Σ_n' [n' > n, ids_n' = v] = 0] dy_nc",
         code="dtable[ids] += dy",
-        replace={"scatter_add(dtable, ids, dy)\n    if out": "dtable[ids] += dy\n    if out"},
+        replace={"dtable = scatter_add(dtable, ids, dy)\n    if out": "dtable[ids] += dy\n    if out"},
     )
     .survivors(
         "embedding_backward",
@@ -169,7 +169,7 @@ ENTRIES = [
     .mistake(
         "Neither forward nor backward is scaled",
         "The gradient is right, but activations are smaller in training than when the model is used.",
-        replace={"keep.reshape(shape), LEVELS / (LEVELS - threshold)": "keep.reshape(shape), 1.0"},
+        replace={"x.dtype), LEVELS / (LEVELS - threshold)": "x.dtype), 1.0"},
     ),
     OperationEntry("dropout_add", names=drawn, analytic=True).case(
         "", lambda d: given(d("B T C"), 0.4, d.key, d("B T C"))

@@ -6,8 +6,11 @@ import argparse
 import re
 import runpy
 import shlex
+import signal
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,15 @@ from ..museum.command import add_command as add_museum
 from ..pages.command import add_command as add_page
 from ..parallel.replicas import MAX_REPLICAS
 from ..shell.options import SEED, CommandLine
-from ..shell.process import run_program
-from ..shell.text import one_line
+from ..shell.process import run_program, signals_caught, stop
+from ..shell.reading import read_text
+from ..shell.text import one_line, with_article
 from ..version import __version__
 
+INTEGERS = {"int8": 8, "int4": 4}  # bits of the weights, by the name of a precision
 DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
+
+TOGETHER, SEPARATOR = 32, "---\n"  # texts that `generate` writes at once, and what it prints between them
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -127,19 +134,28 @@ def make_parser() -> CommandLine:
 
     command = commands.add_parser("generate", help="generate text with a trained language model")
     add_run(command, "folder of a run, a snapshot, or a published decoder, such as GPT-2 or Llama")
-    command.add_argument("--prompt", default="\n", help="what to continue (default: a new line)")
+    continued = "what to continue (default: a new line); may be given several times"
+    command.add_argument("--prompt", action="append", help=continued)
+    lines = "also continue each line of this file, or of standard input (-)"
+    command.add_argument("--prompts", metavar="FILE", help=lines)
     tokens = "how many tokens (bytes or sub-words) to write (default: 500)"
     command.add_argument("--tokens", type=int, default=500, metavar="N", min=0, help=tokens)
-    number = {"type": float, "metavar": "X", "min": 0}
-    command.add_argument("--temperature", default=0.8, **number, help="0 is greedy (default: 0.8)")
-    likely = "draw only from the K most likely tokens (default: from all)"
-    command.add_argument("--top-k", type=int, metavar="K", min=1, help=likely)
-    likely = "draw only from the smallest set of tokens whose probabilities sum to at least P (default: from all)"
-    command.add_argument("--top-p", type=float, metavar="P", min=0, max=1, help=likely)
-    command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
-    command.add_argument("--device", **DEVICE)
-    add_precision(command)
+    add_sampling(command)
+    penalty = "above 1: tokens that have occurred in the text become less likely (default: 1)"
+    command.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", min=0, help=penalty)
+    ends = "end a text before it contains this; may be given several times"
+    command.add_argument("--stop", action="append", default=[], metavar="TEXT", help=ends)
     command.set_defaults(run=generate)
+
+    command = commands.add_parser("chat", help="talk to a published instruct model")
+    command.add_argument("run_folder", metavar="FOLDER", help="of a published decoder with a chat template")
+    command.add_argument("--system", metavar="TEXT", help="who the model is, instead of what its template says")
+    tokens = "how many tokens an answer may have (default: 1000)"
+    command.add_argument("--tokens", type=int, default=1000, metavar="N", min=1, help=tokens)
+    context = "how many tokens of the conversation the model sees, for which memory is reserved (default: 4096)"
+    command.add_argument("--context", type=int, default=4096, metavar="N", min=1, help=context)
+    add_sampling(command)
+    command.set_defaults(run=chat)
 
     command = commands.add_parser("translate", help="translate with a trained encoder-decoder")
     add_run(command, "folder of a run of an encoder-decoder")
@@ -147,7 +163,7 @@ def make_parser() -> CommandLine:
     beam = "number of hypotheses; 1 is greedy (default: as in the run)"
     command.add_argument("--beam", type=int, metavar="K", min=1, max=WIDEST, help=beam)
     penalty = "how strongly longer translations are preferred; 0 is not at all (default: as in the run)"
-    command.add_argument("--length-penalty", **number, help=penalty)
+    command.add_argument("--length-penalty", type=float, metavar="X", min=0, help=penalty)
     command.add_argument("--device", **DEVICE)
     add_precision(command)
     command.set_defaults(run=translate)
@@ -159,6 +175,7 @@ def make_parser() -> CommandLine:
     command.add_argument("--part", choices=("validation", "test"), default="test", help=parts)
     add_dynamic(command)
     command.add_argument("--device", **DEVICE)
+    add_precision(command)
     command.set_defaults(run=evaluate)
 
     add_export(commands)
@@ -193,6 +210,27 @@ def add_run(command: CommandLine, what: str) -> None:
     )
 
 
+def add_sampling(command: Any) -> None:
+    number: dict[str, Any] = {"type": float, "metavar": "X", "min": 0}
+    command.add_argument("--temperature", default=0.8, **number, help="0 is greedy (default: 0.8)")
+    likely = "draw only from the K most likely tokens (default: from all)"
+    command.add_argument("--top-k", type=int, metavar="K", min=1, help=likely)
+    likely = "draw only from the smallest set of tokens whose probabilities sum to at least P (default: from all)"
+    command.add_argument("--top-p", type=float, metavar="P", min=0, max=1, help=likely)
+    command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
+    command.add_argument("--device", **DEVICE)
+    add_precision(command)
+
+
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given of the options of `generation.generate`."""
+    names = [name for name in ("temperature", "top_k", "top_p", "repetition_penalty") if hasattr(args, name)]
+    for name in names[2:]:
+        if getattr(args, name) == 0:
+            raise ValueError(f"--{name.replace('_', '-')}: expected more than 0, got 0.0")
+    return {name: getattr(args, name) for name in names}
+
+
 def add_dynamic(command: CommandLine) -> None:
     learning = "also score a language model that learns from the text while it reads (dynamic evaluation)"
     command.add_argument("--dynamic", action="store_true", help=learning)
@@ -214,16 +252,23 @@ def dynamic_settings(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def add_precision(command: CommandLine) -> None:
-    halves = "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time (default: float32)"
-    command.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help=halves)
+    """The option of commands that only read a model's weights."""
+    help = (
+        "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time; int8 and int4 are of "
+        "weights alone, on a CPU, with a scale for every 32 of them (default: float32)"
+    )
+    command.add_argument("--precision", choices=("float32", "bfloat16", *INTEGERS), default="float32", help=help)
 
 
 def placed(model: Any, args: argparse.Namespace) -> Any:
     """The model on the device of --device, in the type of --precision."""
     from ..backend import get_device
+    from ..generation import quantize
     from ..parallel.precision import half_type
 
     model.to(get_device(args.device))
+    if args.precision in INTEGERS:
+        return quantize(model, INTEGERS[args.precision])
     return model if (half := half_type(args.precision, model)) is None else model.to(dtype=half)
 
 
@@ -340,24 +385,104 @@ def find_pair(name: str) -> tuple[Any, Any]:
 
 
 def generate(args: argparse.Namespace) -> None:
-    from ..generation import printable, stream_text
+    from ..generation import printable, stream_texts
     from ..rng import Key
     from ..training.readers import load_writer
 
-    if args.top_p == 0:
-        raise ValueError(f"--top-p: expected more than 0, got {args.top_p}")
-    model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens, program_of(args))
-    prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
-    options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
+    options, prompts = sampling_options(args) | {"key": Key(args.seed)}, prompts_of(args)
+    model, vocabulary = load_writer(
+        args.run_folder, [as_typed(each) for each in prompts], args.tokens, program_of(args)
+    )
+    given = [each.encode("utf-8", "surrogateescape") for each in prompts]  # the bytes as typed, UTF-8 or not
     if getattr(getattr(model, "body", None), "column_reader", None) is not None:
         from ..records.recall import in_text_of
 
         options["open_cache"] = in_text_of(Path(args.run_folder), args.program)
-    texts = stream_text(placed(model, args), prompt, args.tokens, vocabulary, **options)
-    first = next(texts, "")  # first, so that a bad option prints its error alone
-    for text in chain([prompt.decode("utf-8", "replace"), first], texts):
-        print(printable(text), end="", flush=True)
-    print()
+    model, ends = placed(model, args), [as_typed(each) for each in args.stop]
+    for start in range(0, len(given), TOGETHER):
+        batch = given[start : start + TOGETHER]
+        streamed = stream_texts(model, batch, args.tokens, vocabulary, ends, **options)
+        first = next(streamed, [""] * len(batch))  # first, so that a bad option prints its error alone
+        texts = [each.decode("utf-8", "replace") for each in batch]
+        print(f"{SEPARATOR * (start > 0)}{printable(texts[0])}", end="", flush=True)
+        for new in chain([first], streamed):
+            print(printable(new[0]), end="", flush=True)  # the others come after it
+            texts = [text + more for text, more in zip(texts, new, strict=True)]
+        print("".join(f"\n{SEPARATOR}{printable(text)}" for text in texts[1:]))
+
+
+def prompts_of(args: argparse.Namespace) -> list[str]:
+    """What --prompt and --prompts ask to continue."""
+    prompts = list(args.prompt or [])
+    if args.prompts is not None:
+        lines = sys.stdin.read() if args.prompts == "-" else read_text(args.prompts)
+        if not (lines := [line for line in lines.replace("\r\n", "\n").split("\n") if line]):
+            raise ValueError(f"--prompts: expected lines to continue, got none in {args.prompts}")
+        prompts += lines
+    return prompts or ["\n"]
+
+
+def chat(args: argparse.Namespace) -> None:
+    """Answer the lines that are typed, or those of standard input, until Ctrl-D; Ctrl-C ends an answer."""
+    from ..data import PublishedTokenizer
+    from ..generation import Chat, ChatTemplate, printable
+    from ..models.pretrained import instead_of_folder
+    from ..rng import Key
+    from ..training.readers import load_writer
+
+    options, folder = sampling_options(args), Path(args.run_folder)
+    wanted = f"{folder}: expected a published model with config.json, tokenizer.json and a chat template"
+    if not (folder / "config.json").is_file():
+        raise ValueError(instead_of_folder(folder) or wanted)
+    template = ChatTemplate(folder)
+    model, vocabulary = load_writer(folder, "", args.context)
+    if not isinstance(vocabulary, PublishedTokenizer):
+        raise ValueError(f"{wanted}, got {with_article(type(model))} with another vocabulary")
+    system = None if args.system is None else as_typed(args.system)
+    conversation = Chat(placed(model, args), vocabulary, template, system)
+    typed, turn = sys.stdin.isatty(), 0
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401 (lines can then be edited)
+        print("Ctrl-C ends an answer, Ctrl-D the conversation.")
+    while (text := next_line("> " * typed)) is not None:
+        if not text.strip():
+            continue
+        before, key = len(conversation.messages), Key(args.seed).fold(turn)
+        answer, interrupts = conversation.answer(text, args.tokens, **options, key=key), list[int]()
+        try:
+            with signals_caught(partial(interrupt, interrupts)):
+                for i, new in enumerate(answer):
+                    print(printable(new if i else new.lstrip(" ")), end="", flush=True)
+                    if interrupts:
+                        answer.close()
+            print()
+        except ValueError as error:
+            if not typed:
+                raise
+            print(f"error: {one_line(str(error))}", file=sys.stderr)
+            continue
+        turn += 1
+        if forgotten := before + 2 - len(conversation.messages):
+            print(f"the oldest {forgotten} messages were forgotten, to make room in the context", file=sys.stderr)
+
+
+def next_line(question: str) -> str | None:
+    """The next line of standard input; None at its end."""
+    try:
+        return as_typed(input(question))
+    except EOFError:
+        if question:
+            print()
+        return None
+
+
+def interrupt(interrupts: list[int], number: int, frame: Any) -> None:
+    """Note the first Ctrl-C; pass on any other signal, and the second."""
+    if interrupts or number != signal.SIGINT:
+        stop(number, frame)
+    else:
+        interrupts.append(number)
 
 
 def program_of(args: argparse.Namespace) -> Any:
@@ -404,21 +529,21 @@ def of_line(message: str, lines: list[str]) -> str:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    from functools import partial
-
     from ..parallel.ranks import Ranks
     from ..records import score_dynamically
     from ..training.settings import read_settings
     from ..training.start import find_program, open_run, score_lines
 
     run, dynamic = Path(args.run_folder), dynamic_settings(args)
+    if dynamic is not None and args.precision != "float32":
+        raise ValueError(f"--precision: a model that learns while reading must be in float32, got {args.precision}")
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:])
         ranks.from_first(lambda: read_settings(run))  # what cannot be read is reported once
         program = find_program(run, args.program)
         opened = open_run(run, program, args.device, args.data, ranks)
         also = None if dynamic is None else partial(score_dynamically, **dynamic)
-        for line in score_lines(opened, program, args.part, also):
+        for line in score_lines(opened, program, args.part, also, partial(placed, args=args)):
             print(line)
 
 

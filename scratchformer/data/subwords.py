@@ -266,6 +266,22 @@ class Subwords:
         tokenizer.add_special_tokens([*specials, *(word for word in words if len(word) > 1 and word not in made)])
         return cls(tokenizer)
 
+    @classmethod
+    def from_published(cls, folder: str | os.PathLike[str], size: int) -> Subwords:
+        """The byte-level encoding of a published model with `size` tokens, from tokenizer.json in its folder, to train
+        it further. Raises DataError as `PublishedTokenizer` does, and if the tokens are not made of bytes, as those of
+        Llama 2, Mistral and Phi-3.
+        """
+        subwords = cls(PublishedTokenizer(folder, size).tokenizer)
+        try:
+            subwords = subwords.widened(size)
+            found = len(subwords.pieces)
+        except ValueError as error:
+            raise DataError(f"{Path(folder) / 'tokenizer.json'}: {error}") from error
+        if found != size:
+            raise DataError(f"{Path(folder) / 'tokenizer.json'}: expected ids without gaps up to {size}, got {found}")
+        return subwords
+
     def widened(self, size: int) -> Subwords:
         """The same vocabulary with `size` tokens: those that are new have no text. Published models may have them, so
         that their number is a multiple of 64.
@@ -345,8 +361,8 @@ class Subwords:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """The ids that end a text: that of GPT2_END. Raises DataError if the vocabulary has no such token."""
-        return frozenset({self[GPT2_END]})
+        """The ids that end a text: that of GPT2_END, if the vocabulary has it."""
+        return frozenset({number} if (number := self.tokenizer.token_to_id(GPT2_END)) is not None else ())
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -370,7 +386,7 @@ class Subwords:
 
 
 class PublishedTokenizer:
-    """The vocabulary of a published Llama, Mistral or Qwen2, with what `generation.stream_text` needs.
+    """The vocabulary of a published decoder other than GPT-2, with what `generation.stream_text` needs.
 
     pieces: the bytes of each of the model's V tokens; joined, the pieces of a text are its UTF-8. Tokens that the
     tokenizer lacks are empty. special: the ids of tokens that are no text. ends: the ids that end a text.
@@ -405,12 +421,13 @@ class PublishedTokenizer:
             raise DataError(f"{path}: {error}") from error
         self.ends = _ends(Path(folder), vocab_size)
 
-    def encode(self, text: str) -> np.ndarray:
-        """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one. The name of a special
-        token in the text, such as "<|im_start|>", is read as that token: chat models are prompted with them.
+    def encode(self, text: str, begin: bool = True) -> np.ndarray:
+        """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one and `begin` is true. The
+        name of a special token in the text, such as "<|im_start|>", is read as that token: chat models are prompted
+        with them.
         """
         with _naming("vocabulary: cannot encode the text"):
-            return np.array(self.tokenizer.encode(text).ids, np.int32)
+            return np.array(self.tokenizer.encode(text, add_special_tokens=begin).ids, np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` (T,), without special tokens and those that the tokenizer lacks, as transformers gives it

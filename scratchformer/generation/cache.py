@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..backend import Array, array_module, to_cpu, to_device
+from ..backend import CPU, Array, array_module, to_cpu, to_device
 from ..checks import (
     checked_on_host,
     expect_array,
@@ -116,6 +116,9 @@ class KeyValueCache:
         self.weights = model.parameters()[0].data
         self.stored = model.allocate(batch_size)
         self.token_step = TokenStep(model, self.stored, batch_size) if has_token_step(model) else None
+        # Whether several tokens at once take less time than one by one, and have the same logits up to rounding.
+        plain = isinstance(model, LanguageModel) and type(model).extend is LanguageModel.extend
+        self.recalls = plain and model.device is CPU and self.weights.dtype in (np.float32, np.float64)
 
     def check(self, ids: Array) -> None:
         """Raise an error unless ids can be appended."""
@@ -131,6 +134,20 @@ class KeyValueCache:
         ids = to_cpu(ids).astype(np.int64, copy=False)  # with uint64 they would join to float64
         with checked_on_host():
             return self._append(ids)
+
+    def forget_after(self, length: int) -> None:
+        """Keep the first `length` tokens only, of a text that has not slid; the next are written over the others."""
+        self.length = length
+        self.ids = None if self.ids is None else self.ids[:, :length]
+
+    def logits_of_each(self, ids: np.ndarray) -> Array:
+        """Append the tokens ids (B, T), for which there must be room, and return the logits (B, T, V) after each."""
+        with checked_on_host():
+            ids_there = to_device(ids, self.model.device)
+            logits = self.model.extend(ids_there, self.stored, self.length, last=ids.shape[1])
+        self.ids = ids if self.ids is None else np.concatenate([self.ids, ids], axis=1)
+        self.length += ids.shape[1]
+        return logits
 
     def _append(self, ids: np.ndarray) -> Array:
         """`logits` of ids that are checked."""
@@ -237,6 +254,7 @@ class SegmentCache(KeyValueCache):
 
     def __init__(self, model: TransformerXL, batch_size: int) -> None:
         super().__init__(model, batch_size)
+        self.recalls = False  # what is moved to the memory cannot be forgotten
         self.begun = 0  # where the segment begins in the arrays: the length of the memory
 
     def _append(self, ids: np.ndarray) -> Array:

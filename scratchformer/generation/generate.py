@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,63 +14,175 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from ..backend import CPU, cores, to_cpu
-from ..checks import expect_array, expect_at_least
+from ..checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_number, expect_texts
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
 from ..rng import Key, expect_key
 from ..shell.text import shown
 from .cache import KeyValueCache, cache_for
-from .sampling import probabilities, sample
+from .sampling import occurrences, penalised, probabilities, sample
 
+EVIDENCE, AHEAD = 12, 15  # how many tokens must have occurred before, and how many that followed them are tried
+CLEAR = 1e-4  # the lead of the most likely token, as a share of the largest logit, that no rounding can change
 ROWS = 8  # the smallest number of sequences worth a separate thread
 
 
 def generate(
     model: LanguageModel,
-    prompt: np.ndarray,
+    prompt: np.ndarray | Sequence[Any],
     tokens: int,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     key: Key = Key(0),
     allowed: np.ndarray | None = None,
-    open_cache: Callable[[Any, np.ndarray], KeyValueCache] | None = None,
+    open_cache: Callable[[Any, Sequence[np.ndarray]], KeyValueCache] | None = None,
+    repetition_penalty: float = 1.0,
+    stop: Sequence[int] = (),
 ) -> Iterator[np.ndarray]:
     """Yield the next token ids (B,) after prompts (B, T) with T ≥ 1, `tokens` times, each appended before the next.
 
-    temperature, top_k, top_p, allowed: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the
-    same text. If a prompt is longer than the model can see at once, only its end is read. On a CPU a large batch is
-    distributed over the cores. open_cache: makes the cache for some of the prompts, in place of `cache_for`; called
-    with the model and what was cut from them, (B', n). Raises ValueError, when the first token is asked for, for an
-    empty prompt or an option out of range.
+    prompt: (B, T), or a list of B prompts of any lengths, each (T,). temperature, top_k, top_p, allowed: see
+    `sampling.probabilities`; temperature 0 is greedy. repetition_penalty: θ of `sampling.penalised`, for the tokens of
+    the prompt and those that were written; 1 is none. stop: ids that end a sequence. After one of them, −1 is yielded
+    in place of its tokens, and nothing more when all sequences have ended. The same key gives the same text. If a
+    prompt is longer than the model can see at once, only its end is read. On a CPU a large batch is distributed over
+    the cores. open_cache: makes the cache for some of the prompts, in place of `cache_for`; called with the model and
+    what was cut from each of them, (n,). Raises ValueError, when the first token is asked for, for an empty prompt or
+    an option out of range; TypeError or IndexError for prompts of anything but tokens.
+
+    Prompts of different lengths all begin at position 0, so every sequence has as many tokens in the cache as the
+    others. Then any model can continue them together, and each as if it were alone, up to rounding. What is as long as
+    the shortest prompt is read at once. From there each step appends one token to every sequence: the next one of its
+    prompt while there is one, later one that is written. So a prompt that is d tokens longer takes d steps more. Where
+    lengths are further apart than `tokens`, a batch of its own takes fewer, and is made.
     """
     expect_at_least(0, tokens=tokens)
-    prompt = expect_array("prompt", prompt)
     expect_key(key)
-    if prompt.ndim != 2 or prompt.size == 0:
-        raise ValueError(f"prompt: expected (B, T) with T >= 1, got {prompt.shape}")
-    B = prompt.shape[0]
+    expect_number("repetition_penalty", repetition_penalty, zero=False)
+    prompts, V = expect_prompts(prompt), model.config["vocab_size"]
+    ending = expect_array("stop", stop) if len(stop) else np.empty(0, np.int64)
+    for name, ids in ("stop", ending), *(("ids", ids) for ids in prompts):
+        expect_ids(name, ids, V)
+    lengths = np.array([len(ids) for ids in prompts])
+    order = np.argsort(lengths, kind="stable")
+    batches = np.split(order, np.flatnonzero(np.diff(lengths[order]) > tokens) + 1)
+    options = tokens, (temperature, top_k, top_p, allowed), open_cache, repetition_penalty
+    streams = [
+        _continued(model, [prompts[b] for b in batch], key.fold("batch", i) if i else key, *options)
+        for i, batch in enumerate(batches)
+    ]
+    ended = np.zeros(len(prompts), bool)
+    for parts in zip(*streams, strict=True):
+        ids = np.empty(len(prompts), np.int64)
+        ids[order] = np.concatenate(parts)
+        ids[ended] = -1
+        yield ids
+        ended |= np.isin(ids, ending)
+        if ended.all():
+            return
+
+
+def _continued(
+    model: LanguageModel,
+    prompts: Sequence[np.ndarray],
+    key: Key,
+    tokens: int,
+    options: tuple,
+    open_cache: Callable[[Any, Sequence[np.ndarray]], KeyValueCache] | None,
+    repetition_penalty: float,
+) -> Iterator[np.ndarray]:
+    """What `generate` yields for one batch of prompts, the shortest first. options: of `sampling.probabilities`."""
+    B, room = len(prompts), model.context + getattr(model, "memory", 0)
     threads = max(1, min(cores(), B // ROWS)) if model.device is CPU else 1
     parts = np.array_split(np.arange(B), threads)
-    room = model.context + getattr(model, "memory", 0)
-    new, cut = prompt[:, -room:], prompt[:, :-room]
-    caches = [open_cache(model, cut[part]) if open_cache else cache_for(model, len(part)) for part in parts]
+    cut, seen = [ids[:-room] for ids in prompts], [ids[-room:] for ids in prompts]
+    later = [len(ids) - len(seen[0]) for ids in seen]  # how many steps later than that of the first each text begins
+    caches = [
+        open_cache(model, [cut[b] for b in part]) if open_cache else cache_for(model, len(part)) for part in parts
+    ]
+    occurred = None if repetition_penalty == 1 else occurrences(prompts, model.config["vocab_size"])
 
     def logits(cache: KeyValueCache, part: np.ndarray) -> np.ndarray:
         return to_cpu(cache.logits(new[part]))
 
     with fast():  # loads libraries, which are limited, too
         blas = ThreadpoolController().select(user_api="blas")
+    new = np.stack([ids[: len(seen[0])] for ids in seen])
+    allowed, known = options[-1], list[int]()  # tokens that were found ahead
+    recalls = B == 1 and options[0] == 0 and occurred is None and caches[0].recalls
+    text = "".join(map(chr, seen[0].tolist())) if recalls else ""
+    steps: deque[np.ndarray] = deque(maxlen=later[-1] + 1)  # what the last steps have appended
     with ThreadPoolExecutor(threads) as pool:
-        for i in range(tokens):
+        for i in range(tokens + later[-1] if tokens else 0):
             # Products with few rows are limited by memory, so more BLAS threads would only wait for each other.
             few = new.shape[1] == 1 and caches[0].length < caches[0].room
             with fast(), blas.limit(limits=1 if threads > 1 or few else None):
-                z = np.concatenate(list((pool.map if threads > 1 else map)(logits, caches, parts)))
-            ids = sample(probabilities(z, temperature, top_k, top_p, allowed), key.fold(i))
-            yield ids
+                if recalls and i and not known:
+                    known = _recalled(caches[0], text, tokens - i, allowed)
+                if not known:
+                    z = np.concatenate(list((pool.map if threads > 1 else map)(logits, caches, parts)))
+            if known:
+                ids = np.array([known.pop(0)])
+            else:
+                if occurred is not None:
+                    z = penalised(z, occurred, repetition_penalty)
+                ids = sample(probabilities(z, *options), key.fold(i))
+            text += chr(ids[0]) if recalls else ""
+            for b in range(bisect_right(later, i), B):  # those that are still read
+                ids[b] = seen[b][len(seen[0]) + i]
+            if occurred is not None:
+                occurred[np.arange(B), ids] = True
+            steps.append(ids)
+            if i >= later[-1]:
+                yield np.array([steps[begun][b] for b, begun in enumerate(later)])
             new = ids[:, None]
+
+
+def _recalled(cache: KeyValueCache, text: str, tokens: int, allowed: np.ndarray | None) -> list[int]:
+    """The next greedy tokens, at most `tokens`, that can be known from one pass of the model; often none.
+
+    text: all tokens so far, as characters. The last of them is not in the cache yet. If its last EVIDENCE tokens have
+    occurred before, those that followed them then are likely to follow again. They are read at once, after the last
+    token. As long as each is the most likely one after those before it, they are what greedy choice would write one by
+    one; and the most likely token after the last right one comes as well. Sums of several tokens are rounded in
+    another order. So where the most likely token leads by too little, it is left to the step of a single token.
+
+    Source: Leviathan, Kalman, Matias, "Fast inference from transformers via speculative decoding", 2023, where a
+    smaller model guesses; Yang et al., "Inference with reference", 2023, where the text does.
+    """
+    start = text.rfind(text[-EVIDENCE:], 0, len(text) - 1) + EVIDENCE
+    count = min(AHEAD, tokens - 1, cache.room - cache.length - 1)
+    if len(text) < EVIDENCE or start < EVIDENCE or count < 1:
+        return []
+    guess = np.resize([ord(letter) for letter in text[start : start + count]], count).tolist()  # again and again
+    before = cache.length
+    z = to_cpu(cache.logits_of_each(np.array([[ord(text[-1]), *guess]])))[0]
+    if allowed is not None:
+        z = np.where(allowed, z, -np.inf)
+    rows, best = np.arange(len(z)), z.argmax(axis=1)
+    top, size = z[rows, best], np.where(np.isfinite(z), np.abs(z), 0).max(axis=1)
+    z[rows, best] = -np.inf
+    sure = top - z.max(axis=1) > CLEAR * size
+    n = int(np.argmin(np.append((best[:-1] == guess) & sure[:-1], False)))  # so many guesses are right
+    known = [*guess[:n], *best[n : n + int(sure[n])].tolist()]
+    cache.forget_after(before + len(known))  # all but the last of them
+    return known
+
+
+def expect_prompts(prompt: Any) -> list[np.ndarray]:
+    """The prompts of `generate`, each (T,); raises ValueError unless there is one, and all have tokens."""
+    if isinstance(prompt, list | tuple) and len(prompt) and all(hasattr(ids, "__len__") for ids in prompt):
+        prompts = [expect_array(f"prompt[{b}]", ids) for b, ids in enumerate(prompt)]
+        for b, ids in enumerate(prompts):
+            if ids.ndim != 1 or ids.size == 0:
+                raise ValueError(f"prompt[{b}]: expected (T,) with T >= 1, got {ids.shape}")
+        return prompts
+    prompt = expect_array("prompt", prompt)
+    if prompt.ndim != 2 or prompt.size == 0:
+        raise ValueError(f"prompt: expected (B, T) with T >= 1, got {prompt.shape}")
+    return list(prompt)
 
 
 def expect_vocabulary(model: Any, size: int, note: str = "") -> None:
@@ -85,36 +199,83 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
+class Writing:
+    """A text that is written in pieces of bytes: what of it can be shown, and whether it has ended.
+
+    stop: texts that end it, and do not belong to it. What could be the beginning of one is held back until it is known.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.stop, self.held, self.ended = stop, "", False
+
+    def add(self, piece: bytes, final: bool = False) -> str:
+        """Append the bytes, and return the characters that can be shown now. final: no more bytes follow."""
+        if self.ended:
+            return ""
+        text, self.held, self.ended = self.held + self.decoder.decode(piece, final), "", final
+        places = [(start + len(stop), start) for stop in self.stop if (start := text.find(stop)) >= 0]
+        if places:  # the one that was complete first; of several, the longest
+            self.ended = True
+            return text[: min(places)[1]]
+        if not final:
+            lengths = range(min(len(text), max(map(len, self.stop), default=0)), 0, -1)
+            held = next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self.stop)), 0)
+            text, self.held = text[: len(text) - held], text[len(text) - held :]
+        return text
+
+
+def stream_texts(
+    model: LanguageModel,
+    prompts: Sequence[str | bytes],
+    tokens: int,
+    vocabulary: Subwords | PublishedTokenizer | None = None,
+    stop: Sequence[str] = (),
+    **options: Any,
+) -> Iterator[list[str]]:
+    """Generate tokens after B prompts, of any lengths, and yield for each the text that is new: see `stream_text`.
+
+    The lists of B texts end when all texts have ended; after its end, what is new of a text is "".
+    """
+    expect_instance("prompts", prompts, list | tuple)
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str | bytes):
+            raise TypeError(f"prompt{f'[{i}]' * (len(prompts) > 1)}: expected text or bytes, got {shown(prompt)}")
+    expect_texts("stop", stop, Sequence)
+    if "" in stop:
+        raise ValueError("stop: expected texts of at least one character, got an empty one")
+    ends: frozenset[int] = frozenset()
+    if vocabulary is None:
+        pieces, note = [bytes([i]) for i in range(256)], " bytes, the default"
+        ids = [np.frombuffer(p.encode("utf-8") if isinstance(p, str) else p, np.uint8) for p in prompts]
+    else:
+        pieces, ends, note = vocabulary.pieces, vocabulary.ends, ""
+        ids = [vocabulary.encode(p if isinstance(p, str) else p.decode("utf-8", "replace")) for p in prompts]
+    expect_vocabulary(model, len(pieces), note)
+    texts = [Writing(stop) for _ in prompts]
+    for new in generate(model, ids if len(ids) > 1 else ids[0][None], tokens, **options):
+        yield [text.add(b"" if i in ends else pieces[i], final=i in ends) for text, i in zip(texts, new, strict=True)]
+        if all(text.ended for text in texts):
+            return
+    yield [text.add(b"", final=True) for text in texts]
+
+
 def stream_text(
     model: LanguageModel,
     prompt: str | bytes,
     tokens: int,
     vocabulary: Subwords | PublishedTokenizer | None = None,
+    stop: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[str]:
-    """Generate tokens after `prompt`, and yield text as soon as their bytes form complete characters (UTF-8).
+    """Generate tokens after `prompt`, and yield text as soon as its bytes form complete characters (UTF-8).
 
     vocabulary: the model's byte-pair encoding, with the ids that end a text (`ends`); None for a model of bytes.
-    Bytes that are not UTF-8 become U+FFFD; control characters are not changed: see `printable`. The other options are
-    those of `generate`. Raises ValueError if the vocabulary and the model differ in size.
+    stop: texts that end it before them, even if they are only a part of the last token; text that could be the
+    beginning of one is yielded when it is known not to be. Bytes that are not UTF-8 become U+FFFD; control characters
+    are not changed: see `printable`. The other options are those of `generate`. Raises ValueError if
+    the vocabulary and the model differ in size, and for an empty text to stop at.
     """
-    if not isinstance(prompt, str | bytes):
-        raise TypeError(f"prompt: expected text or bytes, got {shown(prompt)}")
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    ends: frozenset[int] = frozenset()
-    if vocabulary is None:
-        pieces, note = [bytes([i]) for i in range(256)], " bytes, the default"
-        ids = np.frombuffer(prompt.encode("utf-8") if isinstance(prompt, str) else prompt, np.uint8)
-    else:
-        pieces, ends, note = vocabulary.pieces, vocabulary.ends, ""
-        ids = vocabulary.encode(prompt if isinstance(prompt, str) else prompt.decode("utf-8", "replace"))
-    expect_vocabulary(model, len(pieces), note)
-    for new in generate(model, ids[None, :], tokens, **options):
-        if new[0] in ends:
-            break
-        text = decoder.decode(pieces[new[0]])
+    for (text,) in stream_texts(model, [prompt], tokens, vocabulary, stop, **options):
         if text:
             yield text
-    rest = decoder.decode(b"", final=True)
-    if rest:
-        yield rest

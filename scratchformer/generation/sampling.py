@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -76,6 +78,29 @@ def _likeliest(
     last = np.take_along_axis(ranked, n - 1, axis=-1)
     above, equal = z > last, z == last
     return above | (equal & (np.cumsum(equal, axis=-1) <= n - above.sum(axis=-1, keepdims=True)))
+
+
+def occurrences(texts: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
+    """Which tokens occur in each of B texts of ids (T,): booleans (B, V)."""
+    occurred = np.zeros((len(texts), vocab_size), bool)
+    for row, ids in zip(occurred, texts, strict=True):
+        row[ids] = True
+    return occurred
+
+
+def penalised(logits: np.ndarray, occurred: np.ndarray, penalty: float) -> np.ndarray:
+    """The logits (B, V), smaller for tokens that have occurred, booleans (B, V): z/θ where z > 0, and z θ elsewhere.
+
+    penalty: θ > 0; above 1, so that a text repeats itself less. Raises ValueError for one that is out of range.
+    Source: Keskar et al., "CTRL: a conditional transformer language model for controllable generation", 2019, section
+    4.1; there every z is divided, which makes negative ones larger.
+    """
+    expect_number("penalty", penalty, zero=False)
+    z = expect_array("logits", logits, np.float64)
+    expect_shape("logits", z, "B V")
+    with np.errstate(over="ignore"):  # the largest number takes the place of ∞
+        changed = np.where(z > 0, z / penalty, z * penalty).clip(-sys.float_info.max, sys.float_info.max)
+    return np.where(occurred, changed, z)
 
 
 def sample(p: np.ndarray, key: Key) -> np.ndarray:

@@ -20,6 +20,7 @@ from . import numba_amx
 from .numba_amx import dot, zero_or_nan
 from .numba_rows import aligned, fill, span, up, write_row
 from .numba_vectors import (
+    COLUMNS,
     LANES,
     ROWS,
     add_product,
@@ -35,7 +36,7 @@ from .numba_vectors import (
 )
 from .numpy_attention import accepted, heads_inside
 
-QUERIES, KEYS = 64, 64  # of a tile: multiples of ROWS
+QUERIES, KEYS = 64, 64  # of a tile: multiples of COLUMNS and ROWS
 LN2 = math.log(2)
 DTYPES: dict[str, Any] = {  # by the letter of a dtype, what compiled code takes
     "f": np.float32,
@@ -79,9 +80,9 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     The only purpose of m is to keep e in range. It is the largest score of a row in the tiles so far. When a tile has a
     larger one, m′, the sums so far are multiplied by 2^(m − m′), since 2^(a − m) 2^(m − m′) = 2^(a − m′).
 
-    A block of ROWS queries and a tile of keys are done at a time. A vector holds the scores of LANES queries with one
-    key, so that the sums over s add vectors, and never the numbers within one. The backward computes a again, with the
-    same rounding, and only then subtracts m: large scores have few digits, and sums that begin at −m have others.
+    A block of COLUMNS queries and a tile of keys are done at a time. A vector holds the scores of LANES queries with
+    one key, so that the sums over s add vectors, and never the numbers within one. The backward computes a again, with
+    the same rounding, and only then subtracts m: large scores have few digits, and sums that begin at −m have others.
 
     Backward. p = e r, and the factor r can go into dy, once for each row. The last sum of dz is known before the first
     tile, as in the NumPy twin:
@@ -158,16 +159,16 @@ def filled_up(x: np.ndarray) -> np.ndarray:
 
 
 def whole_shape(x: np.ndarray, height: int) -> tuple[int, ...]:
-    """The shape of x with whole vectors and a multiple of `height` rows."""
+    """The shape of x with whole tiles and a multiple of `height` rows."""
     B, H, T, D = x.shape
-    return B, H, T + -T % height, D + -D % LANES
+    return B, H, T + -T % height, D + -D % COLUMNS
 
 
 def whole(x: np.ndarray, height: int, taken: np.dtype) -> np.ndarray:
     """x itself, or a copy of this shape with contiguous rows, filled up with zeros; float16 as float32."""
     _, _, T, D = x.shape
     size = taken.itemsize
-    if not (T % height or D % LANES) and x.strides[3] == x.itemsize == size:
+    if not (T % height or D % COLUMNS) and x.strides[3] == x.itemsize == size:
         return x.view(taken)
     wider = np.zeros(whole_shape(x, height), x.dtype if x.itemsize == size else taken)
     wider[:, :, :T, :D] = x
@@ -189,10 +190,10 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
     G, S = k.shape[1], k.shape[2]
     long = up(S, KEYS) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
     keys, values = aligned(D, long, shift), aligned(long, D, shift)
-    query_rows, queries = aligned(ROWS, D, shift), aligned(D, ROWS, shift)
-    e, sums, begins = aligned(KEYS, ROWS, shift), aligned(ROWS, D, shift), aligned(1, D, shift)
+    query_rows, queries = aligned(COLUMNS, D, shift), aligned(D, COLUMNS, shift)
+    e, sums, begins = aligned(KEYS, COLUMNS, shift), aligned(COLUMNS, D, shift), aligned(1, D, shift)
     lowest = np.finfo(shift.dtype).min
-    m, l, factor = np.zeros(ROWS, shift.dtype), np.zeros(ROWS, shift.dtype), np.zeros(ROWS, shift.dtype)
+    m, l, factor = np.zeros(COLUMNS, shift.dtype), np.zeros(COLUMNS, shift.dtype), np.zeros(COLUMNS, shift.dtype)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
         for h in range(H):
@@ -202,15 +203,15 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
                 transpose(values, keys)
                 read_rows(v[b, g], values)
                 zero_or_nan(values, begins)
-            for t in range(0, T, ROWS):
-                height = min(ROWS, T - t)
+            for t in range(0, T, COLUMNS):
+                height = min(COLUMNS, T - t)
                 # u_htd = q_htd/(√D log(2))
                 for i in range(height):
                     read_row(q, b, h, t + i, query_rows, i, scale)
                 transpose(query_rows, queries)
                 first, last, _, _ = interval(begin, end, pattern, t, 0, S)
                 m[:], l[:] = lowest, 0
-                for i in range(ROWS):
+                for i in range(COLUMNS):
                     for d in range(0, D, LANES):
                         store(sums, (i, d), load(begins, (0, d)))
                 for s in range(first // KEYS * KEYS, last, KEYS):
@@ -218,7 +219,7 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
                     top, bottom, _, _ = scores(e, keys, queries, 0, begin, end, pattern, t, s)
                     # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
                     # r_ht := 1/Σ_s e_hts
-                    for i in range(0, ROWS, LANES):
+                    for i in range(0, COLUMNS, LANES):
                         before = load(m, (i,))
                         now = largest_of_columns(e, i, top, bottom, before)
                         store(m, (i,), now)
@@ -226,9 +227,11 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
                         store(l, (i,), load(l, (i,)) * load(factor, (i,)) + exponentials(e, i, top, bottom, now))
                     # y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
                     for d in range(0, D, LANES):
-                        for i in range(ROWS):
+                        for i in range(COLUMNS):
                             store(sums, (i, d), load(sums, (i, d)) * factor[i])
-                        add_product(sums, 0, d, e.T, 0, values[s:], d, top, min(bottom, last - s))
+                    for d in range(0, D, COLUMNS):
+                        for i in range(0, COLUMNS, ROWS):
+                            add_product(sums, i, d, e.T, i, values[s:], d, top, min(bottom, last - s))
                 for i in range(height):
                     seen = begin[pattern, t + i] < end[pattern, t + i]
                     shift[b, h, t + i] = m[i] if seen else 0
@@ -240,14 +243,13 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
 def scores(e: Any, keys: Any, queries: Any, i: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any) -> Any:
     """Write a to e, or −∞ where a query does not see a key. Forward and backward get the same numbers, bit for bit.
 
-    The rows of e are KEYS keys from s on. Its columns are ROWS queries from t on, which `queries` has from i on.
+    The rows of e are KEYS keys from s on. Its columns are COLUMNS queries from t on, which `queries` has from i on.
     Returns the first row that was written and the one after the last, and the same for the rows that all queries see.
     """
     first, last, start, stop = interval(begin, end, pattern, t, s, KEYS)
     top, bottom = first // ROWS * ROWS, up(last, ROWS)
-    for j in range(0, ROWS, LANES):
-        for x in range(top, bottom, ROWS):
-            product(e, x, j, keys.T, s + x, queries, i + j, 0, len(keys), filled(e, 0.0))
+    for x in range(top, bottom, ROWS):
+        product(e, x, 0, keys.T, s + x, queries, i, 0, len(keys))
     hide(e, top, bottom, start, stop, begin, end, pattern, t, s, -np.inf)
     return top, bottom, start, stop
 
@@ -266,8 +268,8 @@ def backward(
     query_rows, output_rows = aligned(QUERIES, D, shift), aligned(QUERIES, D, shift)
     queries, outputs = aligned(D, QUERIES + LANES, shift), aligned(D, QUERIES + LANES, shift)
     sum_dq = aligned(QUERIES, D, shift)
-    m, minus_delta = np.zeros(QUERIES, shift.dtype), np.zeros(QUERIES, shift.dtype)
-    e, dz = aligned(KEYS, ROWS, shift), aligned(KEYS, ROWS, shift)
+    m, delta = np.zeros(QUERIES, shift.dtype), np.zeros(QUERIES, shift.dtype)
+    e, dz = aligned(KEYS, COLUMNS, shift), aligned(KEYS, COLUMNS, shift)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
         for h in range(H):
@@ -292,29 +294,30 @@ def backward(
                     # w_htd = dy_htd r_ht
                     read_row(dy, b, h, t + i, output_rows, i, inverse[b, h, t + i])
                     # δ_ht := Σ_d w_htd y_htd
-                    minus_delta[i] = -dot(output_rows[i], y[b, h, t + i])
+                    delta[i] = dot(output_rows[i], y[b, h, t + i])
                     m[i] = shift[b, h, t + i]
                 transpose(query_rows, queries)
                 transpose(output_rows, outputs)
                 first, last = span(begin, end, pattern, t, height, 0, S)
                 for s in range(first // KEYS * KEYS, last, KEYS):
-                    for i in range(0, height, ROWS):
+                    for i in range(0, height, COLUMNS):
                         # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
                         # dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
                         top, bottom, start, stop = scores(e, keys, queries, i, begin, end, pattern, t + i, s)
-                        for j in range(0, ROWS, LANES):
-                            for x in range(top, bottom, ROWS):
-                                product(dz, x, j, values.T, s + x, outputs, i + j, 0, D, load(minus_delta, (i + j,)))
-                            scores_to_gradients(e, dz, j, top, bottom, load(m, (i + j,)))
+                        for x in range(top, bottom, ROWS):
+                            product(dz, x, 0, values.T, s + x, outputs, i, 0, D)
+                        for j in range(0, COLUMNS, LANES):
+                            scores_to_gradients(e, dz, j, top, bottom, load(m, (i + j,)), load(delta, (i + j,)))
                         hide(dz, top, bottom, start, stop, begin, end, pattern, t + i, s, 0)
-                        for d in range(0, D, LANES):
+                        for d in range(0, D, COLUMNS):
                             # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
-                            add_product(sum_dq, i, d, dz.T, 0, key_rows[s:], d, top, bottom)
+                            for r in range(0, COLUMNS, ROWS):
+                                add_product(sum_dq, i + r, d, dz.T, r, key_rows[s:], d, top, bottom)
                             # dk_gsd = log(2) Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} dz_hts u_htd
                             # dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} e_hts w_htd
                             for x in range(top, bottom, ROWS):
-                                add_product(sum_dk, s + x, d, dz, x, query_rows[i:], d, 0, ROWS)
-                                add_product(sum_dv, s + x, d, e, x, output_rows[i:], d, 0, ROWS)
+                                add_product(sum_dk, s + x, d, dz, x, query_rows[i:], d, 0, COLUMNS)
+                                add_product(sum_dv, s + x, d, e, x, output_rows[i:], d, 0, COLUMNS)
                 for i in range(height):
                     write_row(sum_dq, i, scale * LN2, dq, b, h, t + i)
             if (h + 1) * G % H == 0:  # the last head that uses these keys
@@ -325,11 +328,11 @@ def backward(
 
 @vectorised
 def interval(begin: Any, end: Any, pattern: Any, t: Any, s: Any, width: Any) -> Any:
-    """Of the keys s ... s + width − 1, counted from s: the first that one of ROWS queries from t on sees, and the one
-    after the last; then the same for the keys that all of them see.
+    """Of the keys s ... s + width − 1, counted from s: the first that one of COLUMNS queries from t on sees, and the
+    one after the last; then the same for the keys that all of them see.
     """
     first, last, start, stop = width, 0, 0, width
-    for i in range(t, t + ROWS):
+    for i in range(t, t + COLUMNS):
         one, other = max(begin[pattern, i] - s, 0), min(end[pattern, i] - s, width)
         start, stop = max(start, one), min(stop, other)
         first, last = min(first, one if one < other else width), max(last, other if one < other else 0)
@@ -340,13 +343,13 @@ def interval(begin: Any, end: Any, pattern: Any, t: Any, s: Any, width: Any) -> 
 def hide(
     x: Any, top: Any, bottom: Any, start: Any, stop: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any, value: Any
 ) -> None:
-    """Overwrite what ROWS queries from t on, columns of x, do not see of the keys from s + top to before s + bottom.
+    """Overwrite what COLUMNS queries from t on, columns of x, do not see of the keys from s + top to before s + bottom.
 
     All of them see the keys from s + start to before s + stop.
     """
     for first, last in (top, min(start, bottom)), (max(stop, top), bottom):
         for r in range(first, last):
-            for i in range(0, ROWS, LANES):
+            for i in range(0, COLUMNS, LANES):
                 store(x, (r, i), where_inside(begin, end, (pattern, t + i), s + r, load(x, (r, i)), value))
 
 
@@ -405,9 +408,9 @@ def exponentials(a: Any, i: Any, top: Any, bottom: Any, m: Any) -> Any:
 
 
 @vectorised
-def scores_to_gradients(e: Any, dz: Any, i: Any, top: Any, bottom: Any, m: Any) -> None:
-    """Replace the scores in e by e, and the products of w and v, less δ, in dz by dz, in LANES columns."""
+def scores_to_gradients(e: Any, dz: Any, i: Any, top: Any, bottom: Any, m: Any, delta: Any) -> None:
+    """Replace the scores in e by e, and the products of w and v in dz by dz, in LANES columns."""
     for s in range(top, bottom):
         one = exp2(load(e, (s, i)) - m)
         store(e, (s, i), one)
-        store(dz, (s, i), one * load(dz, (s, i)))
+        store(dz, (s, i), one * (load(dz, (s, i)) - delta))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,20 +32,24 @@ from ..backend import cores
 from ..nn.block import Stored, extend_block
 from ..nn.decoder_block import extend_decoder_block
 from ..nn.embedding import extend_output
-from ..ops import Padding, Pattern
+from ..nn.quantized import QuantizedLinear
+from ..ops import Padding, Pattern, quantized
 from ..ops.activations import CUBIC
+from ..ops.quantized import GROUP, PANEL, Quantized
 from .mkl_products import products as blas
 from .numba_code import as_bits, compiled, plus
 from .numba_linear import affine
 from .numba_math import alike, erf, exp, narrow, read
-from .numba_multiply import copy, means, multiply, multiply_rows, multiply_transposed
+from .numba_multiply import copy, means, multiply, multiply_rows, multiply_transposed, times, times_parts, width
+from .numba_quantized import VNNI, arrays_of, multiply_quantized
 from .numba_rows import centre, inverse_root, up
 from .numba_vectors import LANES, exp2, filled, larger, largest, load, store, total, vectorised
 from .numpy_extend import CROSS, angles_at, parts_of
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 CORES = cores()
-PART = 1 << 20  # elements of a matrix that are worth a core of their own: one reads 4 MB in about 0.1 ms
+PART = 1 << 20  # elements of a matrix, or bytes of a quantised one, worth a core of their own: one reads 4 MB in 0.1 ms
+MANY = 64  # rows for which a library multiplies widened matrices faster than compiled code does without VNNI
 UNIT = 256  # numbers of a hidden layer that are computed together
 PREPARED: WeakKeyDictionary[nn.Layer, tuple] = WeakKeyDictionary()  # a block's parts, and its arrays for `step`
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
@@ -84,7 +89,7 @@ def extend(
     x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Padding | None = None, memory: Any = None
 ) -> np.ndarray:
     """As `nn.block.extend_block` and `nn.decoder_block.extend_decoder_block`."""
-    (_, weights), layer, angles, start = PREPARED[block], block.attention, NO_ANGLES, 0
+    (_, (large, *weights)), layer, angles, start = PREPARED[block], block.attention, NO_ANGLES, 0
     keys, values = as_bits(stored[0].swapaxes(2, 3)), as_bits(stored[1])
     if type(layer) is nn.RotarySelfAttention:
         if layer.rotary_width:
@@ -94,11 +99,11 @@ def extend(
         lengths = np.full(len(x), memory[0].shape[2]) if pattern is None else pattern.lengths
         memory = (*map(as_bits, memory), np.ascontiguousarray(lengths, np.int64))
     rows = as_bits(np.ascontiguousarray(x[:, 0]))
-    y, (_, (w_up, _), _, _) = np.empty_like(rows), weights[-1]
-    arguments = rows, y, weights, (keys, values), memory, angles, (start, past)
+    y = np.empty_like(rows)
+    arguments = rows, y, tuple(weights), (keys, values), memory, angles, (start, past)
     if len(x) > 1:
         step(means(), *arguments)
-    elif w_up.size < PART or keys.shape[2] % LANES:  # heads of whole vectors, so that any split gives equal bits
+    elif not large or keys.shape[2] % LANES:  # heads of whole vectors, so that any split gives equal bits
         step(None, *arguments)
     else:
         step_on_cores(*arguments)
@@ -118,13 +123,13 @@ def prepared(block: Any, norms: tuple, attentions: tuple) -> bool:
     for each in attentions:
         maps += each.query, each.key, each.value, each.unify
     maps += (forward.up, forward.down) if type(forward) is nn.FeedForward else (forward.up, forward.down, forward.gate)
-    if {*map(type, maps)} != {nn.Linear}:
+    if not {*map(type, maps)} <= {nn.Linear, QuantizedLinear}:
         return False
     state = [block.norm]
     for norm in norms:
         state += norm.gamma.data, norm.beta.data if type(norm) is nn.LayerNorm else None, norm.eps
     for each in maps:
-        state += each.w.data, None if each.b is None else each.b.data, each.activation
+        state += matrix_of(each), None if each.b is None else each.b.data, each.activation
     known, inputs = PREPARED.get(block, ((), None))
     if len(known) != len(state) or not all(map(operator.is_, known, state)):
         inputs = arranged(state, len(norms), attentions)
@@ -133,7 +138,9 @@ def prepared(block: Any, norms: tuple, attentions: tuple) -> bool:
 
 
 def arranged(state: list, count: int, attentions: tuple) -> tuple | None:
-    """What `prepared` knows of a block with so many norms, as `step` takes it; None if it does not fit."""
+    """What `prepared` knows of a block with so many norms: whether it is worth several cores, and the arrays as `step`
+    takes them. None if it does not fit.
+    """
     order, C, dtype, end = state[0], state[1].size, state[1].dtype, count + 4 * len(attentions)
     triples = [tuple(state[i : i + 3]) for i in range(1, len(state), 3)]
     (w_up, _, activation), *others = triples[end:]
@@ -142,23 +149,38 @@ def arranged(state: list, count: int, attentions: tuple) -> tuple | None:
         HD, GD = each.heads * each.head_width, each.kv_heads * each.head_width
         shapes += (C, HD), (C, GD), (C, GD), (HD, C)
     shapes += (C, w_up.shape[-1]), w_up.shape[::-1], (C, w_up.shape[-1])
+    quantized = any(isinstance(w, Quantized) for w, _, _ in triples[count:])
     if (
         not isinstance(activation, str | None)
+        or (quantized and any(each.head_width % GROUP for each in attentions))
         or (activation and len(others) > 1)
         or any(f is not None for _, _, f in (*triples[count:end], *others))
         or any(
-            array is not None and not (array.shape == size and array.dtype == dtype and array.flags.c_contiguous)
+            array is not None and not is_matrix(array, size, dtype)
             for (*arrays, _), shape in zip(triples, shapes, strict=False)
             for array, size in zip(arrays, (shape, shape[-1:]), strict=True)
         )
     ):
         return None
     none = as_bits(np.empty((0, 0), dtype))
-    bits = [(as_bits(a), none[0:0].reshape(-1) if b is None else as_bits(b), last) for a, b, last in triples]
+    no_bias = none.reshape(-1)
+    arrays = [arrays_of(w) if isinstance(w, Quantized) else as_bits(w) for w, _, _ in triples]
+    bits = [(w, no_bias if b is None else as_bits(b), f) for w, (_, b, f) in zip(arrays, triples, strict=True)]
     pairs = [(a, b) for a, b, _ in bits[count:]]
-    up, down, gate, *_ = *pairs[end - count :], (none, none.reshape(-1))
+    up, down, gate, *_ = *pairs[end - count :], (none, no_bias)
     attention, cross = tuple(pairs[:4]), tuple(pairs[4 : end - count]) or None
-    return order == "pre", tuple(bits[:count]), attention, cross, (ACTIVATIONS[activation], up, gate, down)
+    large = (w_up.numbers if isinstance(w_up, Quantized) else w_up).size >= PART
+    return large, order == "pre", tuple(bits[:count]), attention, cross, (ACTIVATIONS[activation], up, gate, down)
+
+
+def matrix_of(layer: Any) -> Any:
+    """The array of a Linear's weights, or the `Quantized` of a QuantizedLinear."""
+    return layer.w if type(layer) is QuantizedLinear else layer.w.data
+
+
+def is_matrix(w: Any, shape: tuple, dtype: np.dtype) -> bool:
+    """Whether `step` can read w, and it has this shape and, unless it is quantised, this type."""
+    return w.shape == shape and (isinstance(w, Quantized) or (w.dtype == dtype and w.flags.c_contiguous))
 
 
 @functools.cache
@@ -199,6 +221,8 @@ def step_on_cores(
 
 def fits_output(x: np.ndarray, output: Any) -> bool:
     """For one position of each sequence, in float32 or bfloat16."""
+    if type(output) is QuantizedLinear:
+        return x.ndim == 3 and x.shape[1] == 1 and output.activation is None and fits_quantized(x, output.w)
     tied, B = type(output) is nn.TiedOutput, x.shape[0] if x.ndim else 0
     known = tied or (type(output) is nn.Linear and output.activation is None)
     w: Any = known and (output.table if tied else output.w).data
@@ -217,6 +241,8 @@ def output_rows(x: np.ndarray, output: Any) -> np.ndarray:
 
     One row is multiplied as fast as w can be read; a large w is read by several cores.
     """
+    if type(output) is QuantizedLinear:
+        return quantized_rows(x, output.w, None if output.b is None else output.b.data.astype(np.float32, copy=False))
     tied = type(output) is nn.TiedOutput
     w, rows = as_bits(output.table.data if tied else output.w.data), as_bits(np.ascontiguousarray(x[:, 0]))
     y = np.empty((len(x), w.shape[0 if tied else 1]), np.float32)
@@ -241,6 +267,43 @@ def output_part(first: int, last: int, x: np.ndarray, w: np.ndarray, tied: bool,
 
 
 extend_output.add_twin(np.ndarray, fits_output, output_rows, fast=True)
+
+
+def fits_quantized(x: np.ndarray, w: Any, b: Any = None) -> bool:
+    """In float32 or bfloat16. Of very many rows only where an instruction multiplies integers of 8 bits."""
+    return (
+        type(w) is Quantized
+        and alike(x)
+        and x.dtype != np.float64
+        and x.shape[-1:] == w.shape[:1]
+        and (b is None or (type(b) is np.ndarray and b.shape == w.shape[1:] and alike(x, b)))
+        and (VNNI or x.size < MANY * x.shape[-1])
+    )
+
+
+def quantized_linear(x: np.ndarray, w: Quantized, b: np.ndarray | None = None) -> np.ndarray:
+    """As `ops.quantized.quantized_linear`."""
+    return quantized_rows(x, w, b).astype(x.dtype, copy=False)
+
+
+def quantized_rows(x: np.ndarray, w: Quantized, b: np.ndarray | None) -> np.ndarray:
+    """x ŵ + b in float32; a large product is divided among the cores, unless replicas' threads have them already."""
+    rows = np.ascontiguousarray(x.reshape(-1, x.shape[-1]), np.float32)
+    y = np.empty((len(rows), w.shape[1]), np.float32)
+    alone = threading.current_thread() is threading.main_thread()
+    limit = len(rows) * w.numbers.size // PART if alone else 1
+    on_cores(len(w.numbers), quantized_part, rows, arrays_of(w), y, limit=limit)
+    if b is not None:
+        y += b
+    return y.reshape(*x.shape[:-1], w.shape[1])
+
+
+def quantized_part(first: int, last: int, x: np.ndarray, w: tuple, y: np.ndarray) -> None:
+    """Some panels of columns of y = x ŵ."""
+    multiply_quantized(x, w, first * PANEL, y[:, first * PANEL : last * PANEL])
+
+
+quantized.quantized_linear.add_twin(np.ndarray, fits_quantized, quantized_linear, fast=True)
 
 
 @compiled
@@ -273,7 +336,7 @@ def step(means: Any, x: Any, y: Any, weights: Any, stored: Any, memory: Any, ang
 @compiled
 def units(forward: Any) -> Any:
     """How many parts the hidden layer has."""
-    return (forward[1][0].shape[1] + UNIT - 1) // UNIT
+    return (width(forward[1][0]) + UNIT - 1) // UNIT
 
 
 @compiled
@@ -325,7 +388,7 @@ def project(means: Any, x: Any, layer: Any, first: Any, size: Any) -> Any:
     """x w + b for rows x (B, I): `size` columns from the first on, which are all if there are several rows."""
     (w, b), y = layer, np.empty((x.shape[0], size), np.float32)
     if means is None:
-        multiply(x[0], w, first, y[0])
+        times(x[0], w, first, y[0])
     else:
         multiply_rows(means, x, w, y)
     for row in range(x.shape[0]):
@@ -337,8 +400,7 @@ def project(means: Any, x: Any, layer: Any, first: Any, size: Any) -> Any:
 def add_up(means: Any, x: Any, layer: Any, first: Any, size: Any, sums: Any) -> None:
     """sums_i = x w for the rows of w from i size on, which x (1, I) begins with i = first; all in one for several x."""
     if means is None:
-        for i in range(0, x.shape[1], size):
-            multiply(x[0, i : i + size], layer[0][first * size + i :], 0, sums[first + i // size, 0])
+        times_parts(x[0], layer[0], first * size, size, sums[first:, 0])
     else:
         multiply_rows(means, x, layer[0], sums[0])
 
@@ -350,8 +412,8 @@ def attention_part(
     """sums_g (B, C): what the queries that read key head g add to self-attention's output, for first ≤ g < last."""
     (query, key, value, unify), (keys, values), (cos, sin), (start, past) = layers, stored, angles, seen
     B, G, D, S = keys.shape
-    width, count, places = query[0].shape[1] // G, last - first, past + 1 - start
-    q = project(means, n, query, first * width, count * width)
+    size, count, places = width(query[0]) // G, last - first, past + 1 - start
+    q = project(means, n, query, first * size, count * size)
     k = project(means, n, key, first * D, count * D)
     v = project(means, n, value, first * D, count * D)
     z = np.empty(up(places, LANES), np.float32)
@@ -364,10 +426,10 @@ def attention_part(
                 keys[b, first + g, d, past] = narrow(k[b, g * D + d], keys)
                 values[b, first + g, past, d] = narrow(v[b, g * D + d], values)
         for h in range(q.shape[1] // D):
-            head, g = q[b, h * D : h * D + D], first + h * D // width
+            head, g = q[b, h * D : h * D + D], first + h * D // size
             multiply(head, keys[b, g], start, z[:room])
             average(z, places, values[b, g, start:], head)
-    add_up(means, q, unify, first, width, sums)
+    add_up(means, q, unify, first, size, sums)
 
 
 @compiled
@@ -428,9 +490,9 @@ def exponentials(z: Any, n: Any, scale: Any) -> Any:
 def forward_part(first: Any, last: Any, means: Any, n: Any, layers: Any, sums: Any) -> None:
     """sums_i (B, C): what unit i of the hidden layer adds to the output, for first ≤ i < last."""
     kind, up, gate, down = layers
-    start, stop = first * UNIT, min(last * UNIT, up[0].shape[1])
+    start, stop = first * UNIT, min(last * UNIT, width(up[0]))
     u = project(means, n, up, start, stop - start)
-    if gate[0].size:
+    if width(gate[0]):
         g = project(means, n, gate, start, stop - start)
         for b in range(g.shape[0]):
             activate(g[b], 4)

@@ -7,6 +7,7 @@
 - The numbers of w may be bfloat16, which halves what is read. Each is widened to float32 in a register.
 - Several rows of bfloat16 are multiplied in tile registers where the processor has them, so that w is read once for
   all, and elsewhere by a library.
+- Matrices of integers (`ops.quantized`) are multiplied in `numba_quantized`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from .numba_amx import (
 )
 from .numba_code import compiled
 from .numba_math import BITS, narrow, read
+from .numba_quantized import multiply_parts, multiply_quantized
 from .numba_vectors import LANES, load, load_first, prefetch, store, total, vectorised
 
 AHEAD = 4096  # how far ahead of its use a matrix is prefetched, in numbers
@@ -90,6 +92,43 @@ def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
         o += 4
 
 
+def times(x: Any, w: Any, first: Any, y: Any) -> None:
+    """As `multiply` in compiled code, for a matrix of any kind: an array, or the arrays of a quantised one."""
+
+
+@overload(times, strict=False)
+def _times(x: Any, w: Any, first: Any, y: Any) -> Any:
+    if isinstance(w, types.BaseTuple):
+        return lambda x, w, first, y: multiply_quantized(x.reshape(1, -1), w, first, y.reshape(1, -1))
+    return lambda x, w, first, y: multiply(x, w, first, y)
+
+
+def times_parts(x: Any, w: Any, row: Any, size: Any, y: Any) -> None:
+    """y_no = Σ_i x_i w_{row + i,o} over the n-th `size` numbers of x (I,), for y (parts, O), in compiled code."""
+
+
+@overload(times_parts, strict=False)
+def _times_parts(x: Any, w: Any, row: Any, size: Any, y: Any) -> Any:
+    if isinstance(w, types.BaseTuple):
+        return lambda x, w, row, size, y: multiply_parts(x, w, row, size, y)
+    return part_by_part
+
+
+def part_by_part(x, w, row, size, y):  # type: ignore[no-untyped-def]
+    for i in range(0, x.size, size):
+        multiply(x[i : i + size], w[row + i :], 0, y[i // size])
+
+
+def width(w: Any) -> int:
+    """The number of columns of such a matrix, in compiled code."""
+    raise TypeError("width: for compiled code only")
+
+
+@overload(width, strict=False)
+def _width(w: Any) -> Any:
+    return (lambda w: w[2]) if isinstance(w, types.BaseTuple) else (lambda w: w.shape[1])
+
+
 @compiled
 def copy(x: Any, y: Any) -> None:
     """y = x, widened or rounded as y demands."""
@@ -116,6 +155,8 @@ def multiply_rows(means: Any, x: Any, w: Any, y: Any) -> None:
 
 @overload(multiply_rows, strict=False)
 def _multiply_rows(means: Any, x: Any, w: Any, y: Any) -> Any:
+    if isinstance(w, types.BaseTuple):
+        return lambda means, x, w, y: multiply_quantized(x, w, 0, y)
     if isinstance(means, types.NoneType):
         return one_by_one
     if w.dtype != BITS:

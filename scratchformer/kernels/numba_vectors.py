@@ -35,7 +35,9 @@ from numpy.polynomial import Chebyshev, Polynomial
 from .numba_code import compiled, has
 
 LANES = 16 if has("avx512f") else 8 if has("avx2") else 4  # float32 numbers in a vector register
-ROWS = max(8, LANES)  # of a tile of `product`: as many registers hold its sums
+# Of a tile of `product`, whose sums fill half of the registers: 16 of 32 with AVX-512, 8 of 16 otherwise.
+ROWS, VECTORS = (16, 1) if LANES == 16 else (4, 2)
+COLUMNS = VECTORS * LANES
 INTEGER = ir.IntType(32)
 intrinsic: Any = extending.intrinsic  # Any: a type checker would count `typing` among the arguments of a call
 NUMBERS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16)}
@@ -353,55 +355,62 @@ def exp2(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def product(
-    typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any, first: Any
+    typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any
 ) -> Any:  # fmt: skip
-    """A tile of ROWS rows and LANES columns of a product, written to c from row i and column j on.
+    """A tile of ROWS rows and COLUMNS columns of a product, written to c from row i and column j on.
 
-        c_{i+x,j+y} = first_y + Σ_{z, start ≤ z < stop} a_{r+x,z} b_{z,s+y}
+        c_{i+x,j+y} = Σ_{z, start ≤ z < stop} a_{r+x,z} b_{z,s+y}
 
-    first: a vector. For each z one vector of b is loaded for all rows, so that there are ROWS vector multiplications
-    for one load. No instruction computes the address of a number of a if the distance between rows of a is a constant
-    of the code: if a is a transposed array, or a row of it has a constant length.
+    For each z, VECTORS registers hold numbers of b for all rows. With AVX-512 an instruction multiplies such a register
+    by a number of a in memory. AVX2 first fills a register with the number, which pays when it is multiplied by more
+    than one. No instruction computes the address of a number of a if the distance between rows of a is a constant of
+    the code: if a is a transposed array, or a row of it has a constant length.
     """
-    return tile(c, a, b, first)
+    return tile(c, a, b, False)
 
 
 @intrinsic
 def add_product(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
     """As `product`, added to what c holds."""
-    return tile(c, a, b)
+    return tile(c, a, b, True)
 
 
-def tile(c: Any, a: Any, b: Any, *first: Any) -> Any:
+def tile(c: Any, a: Any, b: Any, added: bool) -> Any:
     vector, size = vector_of(c.dtype), c.dtype.bitwidth // 8
 
     def write(
         context: Any, builder: Any, to: Any, i: Any, j: Any, left: Any, r: Any, right: Any, s: Any, start: Any,
-        stop: Any, *given: Any,
+        stop: Any,
     ) -> None:  # fmt: skip
         zero = start.type(0)
         corner, (down, _) = place(context, builder, c, to, (i, j))
         a_corner, (a_down, a_across) = place(context, builder, a, left, (r, zero))
         b_corner, (b_down, _) = place(context, builder, b, right, (zero, s))
 
-        def rows(corner: Any, down: Any) -> list:
-            return [builder.add(corner, builder.mul(down, zero.type(row))) for row in range(ROWS)]
+        def vectors(address: Any) -> list:
+            starts = (builder.add(address, zero.type(v * LANES * size)) for v in range(VECTORS))
+            return [pointer(builder, start, vector) for start in starts]
 
-        places = [pointer(builder, address, vector) for address in rows(corner, down)]
-        factors = rows(a_corner, a_down)
-        sums = [cgutils.alloca_once(builder, vector) for _ in range(ROWS)]  # LLVM keeps them in registers
-        for row in range(ROWS):
-            builder.store(given[0] if given else builder.load(places[row], align=size), sums[row])
-        with cgutils.for_range_slice(builder, start, stop, start.type(1), start.type) as (x, _):
-            b_row = pointer(builder, builder.add(b_corner, builder.mul(x, b_down)), vector)
-            numbers = builder.load(b_row, align=size)
-            across = builder.mul(x, a_across)
-            for row in range(ROWS):
-                factor = builder.load(pointer(builder, builder.add(factors[row], across), vector.element))
-                term = multiply_add(builder, splat(builder, vector, factor), numbers, builder.load(sums[row]))
-                builder.store(term, sums[row])
-        for row in range(ROWS):
-            builder.store(builder.load(sums[row]), places[row], align=size)
+        height = ROWS if size == 4 else ROWS // 2  # a vector of float64 takes two registers
+        for top in range(0, ROWS, height):
+            goals, factors, sums = [], [], []
+            for row in range(top, top + height):
+                goals += vectors(builder.add(corner, builder.mul(down, zero.type(row))))
+                factors.append(builder.add(a_corner, builder.mul(a_down, zero.type(row))))
+            for goal in goals:
+                sums.append(cgutils.alloca_once(builder, vector))  # LLVM keeps them in registers
+                builder.store(builder.load(goal, align=size) if added else vector(None), sums[-1])
+            with cgutils.for_range_slice(builder, start, stop, start.type(1), start.type) as (x, _):
+                b_row = builder.add(b_corner, builder.mul(x, b_down))
+                numbers = [builder.load(each, align=size) for each in vectors(b_row)]
+                across = builder.mul(x, a_across)
+                for row, address in enumerate(factors):
+                    factor = builder.load(pointer(builder, builder.add(address, across), vector.element))
+                    factor = splat(builder, vector, factor)
+                    for one, number in zip(sums[row * VECTORS :], numbers, strict=False):
+                        builder.store(multiply_add(builder, factor, number, builder.load(one)), one)
+            for goal, one in zip(goals, sums, strict=True):
+                builder.store(builder.load(one), goal, align=size)
 
     n = types.intp
-    return written(types.void(c, n, n, a, n, b, n, n, n, *first), write)
+    return written(types.void(c, n, n, a, n, b, n, n, n), write)

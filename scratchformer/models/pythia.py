@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import ops
+from ..checks import expect_positive
 from ..nn import FeedForward, LayerNorm, ParallelBlock, RotarySelfAttention
 from ..ops.positions import BASE
 from ..rng import Key, fold
@@ -25,7 +26,8 @@ class PythiaBlock(ParallelBlock):
     """Rotary self-attention and a feed-forward layer that both read x, each through a layer norm: see `ParallelBlock`.
 
     base, scaling, rotary_width: of the attention, see `RotarySelfAttention`; a quarter of each head is rotated by
-    default. bias: whether the maps of the attention have one. d_ff, activation: see `FeedForward`. eps: of both norms.
+    default, an even number. bias: whether the maps of the attention have one. d_ff, activation: see `FeedForward`.
+    eps: of both norms.
     """
 
     def __init__(
@@ -42,7 +44,8 @@ class PythiaBlock(ParallelBlock):
         dropout: float = 0.0,
         key: Key = Key(0),
     ) -> None:
-        rotary_width = int(d_model / heads * SHARE) if rotary_width is None else rotary_width
+        expect_positive(d_model=d_model, heads=heads)
+        rotary_width = int(d_model) // int(heads) // 8 * 2 if rotary_width is None else rotary_width
         options: dict[str, Any] = dict(base=base, scaling=scaling, rotary_width=rotary_width)
         options |= dict(bias=bias, output_bias=bias, key=fold(key, "attention"))
         attention = RotarySelfAttention(d_model, heads, **options)

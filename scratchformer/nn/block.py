@@ -235,14 +235,14 @@ class ParallelBlock(Block):
 
     Forward:
 
-        n = norm1(x)        a = attention(n)
-        u = norm2(x)        f = feedforward(u)        y_tc = x_tc + a_tc + f_tc
+        s = x        n = norm1(s)        a = attention(n)
+        r = x        u = norm2(r)        f = feedforward(u)        y_tc = x_tc + a_tc + f_tc
 
     Backward. Each of the three terms passes dy on. In a `Block`, the gradient of the second branch goes through the
     first one; here neither branch has to wait for the other.
 
-        dn = attention_backward(dy, n)        ds = norm1_backward(dn, x)
-        du = feedforward_backward(dy, u)        dr = norm2_backward(du, x)
+        dn = attention_backward(dy, n)        ds = norm1_backward(dn, s)
+        du = feedforward_backward(dy, u)        dr = norm2_backward(du, r)
         dx_tc = dy_tc + ds_tc + dr_tc
 
     In code, where the first two terms are those of the first residual branch:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..backend import Array, array_module, erf, widen
+from ..backend import Array, array_module, cast, erf, widen
 from ..checks import expect_floating, expect_like
 from ..dispatch import backward, operation
 
@@ -30,7 +30,7 @@ def relu(x: Array) -> tuple[Array, Array]:
 
     In NumPy:
 
-        dx = dy * positive
+        dx = dy * cast(positive, dy.dtype)
 
     The cache keeps the comparison, one byte per element, rather than x.
     Source: Nair, Hinton, "Rectified linear units improve restricted Boltzmann machines", ICML 2010.
@@ -44,7 +44,7 @@ def relu(x: Array) -> tuple[Array, Array]:
 def relu_backward(dy: Array, positive: Array) -> Array:
     """dx: see `relu`."""
     expect_like("dy", dy, positive.shape)
-    dx = dy * positive
+    dx = dy * cast(positive, dy.dtype)
     return dx
 
 
@@ -96,7 +96,7 @@ def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
         cdf = 0.5 * (1 + erf(wide * math.sqrt(0.5)))
     else:
         cdf = 0.5 * (1 + array_module(x).tanh(math.sqrt(2 / math.pi) * (wide + CUBIC * (wide * wide * wide))))
-    return (wide * cdf).astype(x.dtype, copy=False), GeluCache(x, approximate)
+    return cast(wide * cdf, x.dtype), GeluCache(x, approximate)
 
 
 @backward
@@ -114,7 +114,7 @@ def gelu_backward(dy: Array, cache: GeluCache) -> Array:
         cdf = 0.5 * (1 + t)
         density = 0.5 * (1 - t * t) * slope
     dx = dy * (cdf + x * density)
-    return dx.astype(dy.dtype, copy=False)
+    return cast(dx, dy.dtype)
 
 
 @operation
@@ -150,7 +150,7 @@ def tanh_backward(dy: Array, y: Array) -> Array:
     expect_like("dy", dy, y.shape)
     dtype, y = dy.dtype, widen(y)
     dx = dy * (1 - y * y)
-    return dx.astype(dtype, copy=False)
+    return cast(dx, dtype)
 
 
 def sigmoid(x: Array) -> Array:
@@ -186,7 +186,7 @@ def silu(x: Array) -> tuple[Array, Array]:
     """
     expect_floating(x=x)
     wide = widen(x)
-    return (wide * sigmoid(wide)).astype(x.dtype, copy=False), x
+    return cast(wide * sigmoid(wide), x.dtype), x
 
 
 @backward
@@ -196,7 +196,7 @@ def silu_backward(dy: Array, x: Array) -> Array:
     x = widen(x)
     s = sigmoid(x)
     dx = dy * (s * (1 + x * (1 - s)))
-    return dx.astype(dy.dtype, copy=False)
+    return cast(dx, dy.dtype)
 
 
 Activation = str | tuple[Callable[[Array], tuple[Array, Any]], Callable[[Array, Any], Array]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, copy
 from ..checks import expect_floating, expect_like
 from ..dispatch import backward, operation
 
@@ -39,7 +39,7 @@ def add(x: Array, f: Array) -> tuple[Array, AddCache]:
 
     Both gradients are dy, in arrays of their own:
 
-        return dy.copy(), dy.copy()
+        return copy(dy), copy(dy)
 
     The cache keeps the shape, with which dy is checked. A layer whose next step only reads the gradients can pass dy on
     instead. Source: He et al., "Deep residual learning for image recognition", 2016, equation 1.
@@ -52,4 +52,4 @@ def add(x: Array, f: Array) -> tuple[Array, AddCache]:
 def add_backward(dy: Array, cache: AddCache) -> tuple[Array, Array]:
     """(dx, df): see `add`."""
     expect_like("dy", dy, cache.shape)
-    return dy.copy(), dy.copy()
+    return copy(dy), copy(dy)

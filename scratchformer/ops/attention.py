@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import expect_columns, expect_floating, expect_like, expect_shape
 from ..dispatch import backward, operation
 from .patterns import Full, Pattern, expect_pattern
@@ -90,12 +90,12 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     In code, a sum over s is a product such as da k; a sum over t is a product with the transpose, such as daᵀ q. If the
     rows of all heads in a group are stacked, one head after another, the latter also sums over the group:
 
-        dv = probabilities.swapaxes(-1, -2) @ dy
-        dp = widen(dy) @ widen(v).swapaxes(-1, -2)
-        dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
+        dv = xp.matrix_transpose(probabilities) @ dy
+        dp = widen(dy) @ xp.matrix_transpose(widen(v))
+        dz = probabilities * (dp - xp.sum(probabilities * dp, axis=-1, keepdims=True))
         da = dz * scale
         dq = da @ k
-        dk = da.swapaxes(-1, -2) @ q
+        dk = xp.matrix_transpose(da) @ q
 
     Overflow does no harm. Half precision is computed in float32, since dp may overflow where dq and dk do not. Where p
     is 0, dp may overflow, and NaN may be in the sum or in the other factor of a product. Multiplied by 0, these would
@@ -107,17 +107,17 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     """
     check_attention(q, k, v, pattern)
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape
-    scale = 1 / math.sqrt(D)
-    z = (stack_groups(widen(q) * scale, G) @ widen(k).swapaxes(-1, -2)).reshape(B, H, T, S)
-    probabilities = masked_softmax(z, pattern).astype(q.dtype, copy=False)
-    y = (stack_groups(probabilities, G) @ v).reshape(B, H, T, D).astype(q.dtype, copy=False)
+    xp, scale = array_module(q, k, v), 1 / math.sqrt(D)
+    z = xp.reshape(stack_groups(widen(q) * scale, G) @ xp.matrix_transpose(widen(k)), (B, H, T, S))
+    probabilities = cast(masked_softmax(z, pattern), q.dtype)
+    y = cast(xp.reshape(stack_groups(probabilities, G) @ v, (B, H, T, D)), q.dtype)
     return y, AttentionCache(q, k, v, probabilities)
 
 
 def stack_groups(x: Array, G: int) -> Array:
     """(B, H, T, ...) -> (B, G, H/G · T, ...): the rows of a group's heads, one head after another."""
     B, H, T, width = x.shape
-    return x if G == H else x.reshape(B, G, H // G * T, width)
+    return x if G == H else array_module(x).reshape(x, (B, G, H // G * T, width))
 
 
 def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
@@ -127,16 +127,23 @@ def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
         return z
     allowed = (pattern or Full()).table(H, T, S, xp)
     if allowed is None:
-        probabilities = xp.exp(z - z.max(axis=-1, keepdims=True))
-        probabilities /= probabilities.sum(axis=-1, keepdims=True)
+        probabilities = xp.exp(z - xp.max(z, axis=-1, keepdims=True))
+        probabilities /= xp.sum(probabilities, axis=-1, keepdims=True)
     else:
-        row_max = xp.where(allowed, z, -xp.inf).max(axis=-1, keepdims=True)
-        row_max = xp.where(allowed.any(axis=-1, keepdims=True), row_max, 0).astype(z.dtype, copy=False)
+        row_max = xp.max(xp.where(allowed, z, -xp.inf), axis=-1, keepdims=True)
+        row_max = cast(xp.where(xp.any(allowed, axis=-1, keepdims=True), row_max, 0), z.dtype)
         probabilities = xp.exp(xp.where(allowed, z - row_max, -xp.inf))
-        total = probabilities.sum(axis=-1, keepdims=True)
+        total = xp.sum(probabilities, axis=-1, keepdims=True)
         probabilities /= xp.where(total == 0, 1, total)  # a row that sees nothing stays zero
         probabilities = xp.where(allowed, probabilities, 0)  # also in a row with NaN
     return probabilities
+
+
+def without_nan(x: Array) -> Array:
+    """x with 0 for NaN, and with the largest numbers of its type for infinities."""
+    xp = array_module(x)
+    largest = xp.finfo(x.dtype).max
+    return xp.where(xp.isnan(x), 0, xp.clip(x, -largest, largest))
 
 
 @backward
@@ -147,15 +154,15 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     scale = 1 / math.sqrt(shape[-1])
     expect_like("dy", dy, shape)
     q, dy, probabilities = (stack_groups(x, G) for x in (q, dy, probabilities))
-    dv = probabilities.swapaxes(-1, -2) @ dy
-    dp = widen(dy) @ widen(v).swapaxes(-1, -2)
+    dv = xp.matrix_transpose(probabilities) @ dy
+    dp = widen(dy) @ xp.matrix_transpose(widen(v))
     dp = xp.where(probabilities == 0, 0, dp)
-    dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
+    dz = probabilities * (dp - xp.sum(probabilities * dp, axis=-1, keepdims=True))
     dz = xp.where(probabilities == 0, 0, dz)
     # A query or key with NaN has NaN in dz where the pattern connects them.
-    q, k = (xp.nan_to_num(widen(x)) for x in (q, k))
+    q, k = (without_nan(widen(x)) for x in (q, k))
     da = dz * scale
     dq = da @ k
-    dk = da.swapaxes(-1, -2) @ q
-    dq, dk, dv = (x.astype(dy.dtype, copy=False) for x in (dq.reshape(shape), dk, dv))
+    dk = xp.matrix_transpose(da) @ q
+    dq, dk, dv = (cast(x, dy.dtype) for x in (xp.reshape(dq, shape), dk, dv))
     return dq, dk, dv

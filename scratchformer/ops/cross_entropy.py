@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import (
     MAX_SIZE,
     expect_at_least,
@@ -36,14 +36,14 @@ def given_targets(logits: Array, targets: Array, ignore_index: int | None, label
     """
     expect_floating(logits=logits)
     expect_columns("logits", logits)
-    array_module(logits, targets)
+    xp = array_module(logits, targets)
     expect_integers("targets", targets)
     if targets.shape != logits.shape[:-1]:
         raise ValueError(f"targets: expected {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
     expect_fraction("label_smoothing", label_smoothing)
     if ignore_index is not None:
         expect_at_least(-MAX_SIZE, ignore_index=ignore_index)
-    targets, counted = counted_targets(targets.reshape(-1), logits.shape[-1], ignore_index)
+    targets, counted = counted_targets(xp.reshape(targets, (-1,)), logits.shape[-1], ignore_index)
     return {"targets": targets, "counted": counted}
 
 
@@ -85,31 +85,30 @@ def cross_entropy(
 
         dℓ_n := dloss k_n/count        dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dℓ_n (p_nv − t_nv)
 
-    The code works in one array, which starts as p. Then t is subtracted, and each row is multiplied by dloss and its
-    weight.
+    In NumPy:
 
-        dlogits = xp.exp(z - z_max - log_z)
-        dlogits -= label_smoothing / V
-        dlogits[xp.arange(N), targets] -= 1 - label_smoothing
-        dlogits *= dloss / count
-        dlogits *= counted[:, None]
+        p = xp.exp(z - z_max - log_z)
+        t = (1 - label_smoothing) * cast(xp.arange(V) == targets[:, None], z.dtype) + label_smoothing / V
+        dlogits = (dloss / count * cast(counted[:, None], z.dtype)) * (p - t)
 
-    The cache keeps the logits, their maxima and log_z. The exponential of their difference, as in the first line of
-    code, is p, so p itself is not kept.
+    The cache keeps the logits, their maxima and log_z. The exponential of their difference is p, so p itself is not
+    kept.
     Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
     """
     xp = array_module(logits, targets)
     targets, counted = given_targets(logits, targets, ignore_index, label_smoothing).values()
-    z = widen(logits).reshape(-1, logits.shape[-1])
-    z_max = z.max(axis=-1, keepdims=True)
+    z = xp.reshape(widen(logits), (-1, logits.shape[-1]))
+    z_max = xp.max(z, axis=-1, keepdims=True)
     shifted = z - z_max
-    log_z = xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))  # (N, 1)
+    log_z = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))  # (N, 1)
     z_target = xp.take_along_axis(shifted, targets[:, None], axis=1)
     row = log_z - (1 - label_smoothing) * z_target
     if label_smoothing:
-        row -= label_smoothing * shifted.mean(axis=-1, keepdims=True)
-    count = xp.maximum(1, counted.sum(dtype=row.dtype))  # not a Python number, for which the host would wait for a GPU
-    loss = xp.where(counted[:, None], row, 0).sum() / count
+        row -= label_smoothing * xp.mean(shifted, axis=-1, keepdims=True)
+    count = xp.maximum(
+        1, xp.sum(cast(counted, row.dtype))
+    )  # not a Python number, for which the host would wait for a GPU
+    loss = xp.sum(xp.where(counted[:, None], row, 0)) / count
     return loss, CrossEntropyCache(logits, z_max, log_z, targets, counted, count, label_smoothing)
 
 
@@ -119,7 +118,7 @@ def counted_targets(targets: Array, V: int, ignore_index: int | None) -> tuple[A
     """
     expect_integers("targets", targets)
     xp = array_module(targets)
-    counted = xp.ones(targets.shape, dtype=bool) if ignore_index is None else targets != ignore_index
+    counted = xp.ones(targets.shape, dtype=xp.bool) if ignore_index is None else targets != ignore_index
     targets = xp.where(counted, targets, 0)
     try:
         expect_ids("targets", targets, V)
@@ -134,11 +133,9 @@ def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Ar
     """dlogits: see `cross_entropy`. dloss: a number, or a zero-dimensional array."""
     expect_gradient("dloss", dloss, ())
     logits, z_max, log_z, targets, counted, count, label_smoothing = cache
-    xp, (N, V) = array_module(logits), (len(z_max), logits.shape[-1])
-    z = widen(logits).reshape(N, V)
-    dlogits = xp.exp(z - z_max - log_z)  # the softmax
-    dlogits -= label_smoothing / V
-    dlogits[xp.arange(N), targets] -= 1 - label_smoothing
-    dlogits *= dloss / count
-    dlogits *= counted[:, None]
-    return dlogits.reshape(logits.shape).astype(logits.dtype, copy=False)
+    xp, V = array_module(logits), logits.shape[-1]
+    z = xp.reshape(widen(logits), (-1, V))
+    p = xp.exp(z - z_max - log_z)
+    t = (1 - label_smoothing) * cast(xp.arange(V) == targets[:, None], z.dtype) + label_smoothing / V
+    dlogits = (dloss / count * cast(counted[:, None], z.dtype)) * (p - t)
+    return cast(xp.reshape(dlogits, logits.shape), logits.dtype)

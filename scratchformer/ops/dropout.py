@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..backend import Array, array_module, widen
+import numpy as np
+
+from ..backend import Array, array_module, cast, is_numpy_like, widen
 from ..checks import expect_floating, expect_fraction, expect_like
 from ..dispatch import backward, operation
 from ..rng import Bits, Key, expect_key
@@ -53,15 +55,17 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
     Source: Srivastava et al., "Dropout", JMLR 2014, with the scaling moved from test to training.
     """
     bits = drawn(x, p, key)["u"]
-    keep, scale = decide(p, bits, x.shape, array_module(x))
-    return (widen(x) * keep * scale).astype(x.dtype, copy=False), DropoutCache(bits, p, x.shape)
+    keep, scale = decide(p, bits, widen(x))
+    return cast(widen(x) * keep * scale, x.dtype), DropoutCache(bits, p, x.shape)
 
 
-def decide(p: float, bits: Bits, shape: tuple[int, ...], xp: Any) -> tuple[Array, float]:
-    """Which elements of `shape` are kept, boolean, and 1/(1 − p)."""
-    threshold = threshold_of(p)
-    keep = bits.draw(math.prod(shape), xp) >= threshold
-    return keep.reshape(shape), LEVELS / (LEVELS - threshold)
+def decide(p: float, bits: Bits, x: Array) -> tuple[Array, float]:
+    """Which elements of an array like x are kept, 1 or 0, and 1/(1 − p)."""
+    xp, threshold = array_module(x), threshold_of(p)
+    size = math.prod(x.shape)
+    # The standard has no arithmetic that may overflow, so for other libraries NumPy draws.
+    u = bits.draw(size, xp) if is_numpy_like(xp) else xp.asarray(bits.draw(size).astype(np.int32))
+    return cast(xp.reshape(u >= threshold, x.shape), x.dtype), LEVELS / (LEVELS - threshold)
 
 
 def threshold_of(p: float) -> int:
@@ -74,6 +78,6 @@ def dropout_backward(dy: Array, cache: DropoutCache) -> Array:
     """dx: see `dropout`."""
     expect_like("dy", dy, cache.shape)
     dtype, dy = dy.dtype, widen(dy)
-    keep, scale = decide(cache.p, cache.u, cache.shape, array_module(dy))
+    keep, scale = decide(cache.p, cache.u, dy)
     dx = dy * keep * scale
-    return dx.astype(dtype, copy=False)
+    return cast(dx, dtype)

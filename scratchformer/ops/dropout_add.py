@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..backend import Array
+from ..backend import Array, copy
 from ..dispatch import backward, operation
 from ..rng import Bits, Key
 from .add import check_add
@@ -36,7 +36,7 @@ def dropout_add(x: Array, p: float, key: Key, f: Array) -> tuple[Array, DropoutC
 
     In NumPy:
 
-        return dropout_backward.reference(dy, cache), dy.copy()
+        return dropout_backward.reference(dy, cache), copy(dy)
 
     The cache keeps what that of `dropout` does. For the sources see `dropout` and `add`.
     """
@@ -48,4 +48,4 @@ def dropout_add(x: Array, p: float, key: Key, f: Array) -> tuple[Array, DropoutC
 @backward
 def dropout_add_backward(dy: Array, cache: DropoutCache) -> tuple[Array, Array]:
     """(dx, df): see `dropout_add`."""
-    return dropout_backward.reference(dy, cache), dy.copy()
+    return dropout_backward.reference(dy, cache), copy(dy)

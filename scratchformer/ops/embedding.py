@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module, scatter_add, widen
+from ..backend import Array, array_module, cast, scatter_add, widen
 from ..checks import expect_columns, expect_floating, expect_ids, expect_like, expect_shape
 from ..dispatch import backward, operation
 
@@ -44,14 +44,15 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
     Row v collects dy from every occurrence of token v. The gradients of a token that occurs twice are both added, so
     the addition must be unbuffered: `dtable[ids] += dy` would keep only the last occurrence.
 
-        scatter_add(dtable, ids, dy)
+        dtable = scatter_add(dtable, ids, dy)
 
     The cache keeps the ids and the shape of the table. For tables much larger than a batch,
     `embedding_backward(dy, cache, out=grad)` adds into `grad` instead of a new table of zeros.
     """
     check_embedding(ids, table)
     xp = array_module(ids, table)
-    return xp.take(table, ids, axis=0), EmbeddingCache(ids, table.shape)
+    rows = xp.take(table, xp.reshape(ids, (-1,)), axis=0)
+    return xp.reshape(rows, (*ids.shape, table.shape[1])), EmbeddingCache(ids, table.shape)
 
 
 def check_gradient(dy: Array, cache: EmbeddingCache, out: Array | None) -> None:
@@ -69,10 +70,10 @@ def embedding_backward(dy: Array, cache: EmbeddingCache, out: Array | None = Non
     dtype, dy = dy.dtype, widen(dy)
     # float16 is summed in a separate float32 table
     dtable = xp.zeros(cache.shape, dtype=dy.dtype) if out is None or dy.dtype != dtype else out
-    ids, dy = cache.ids.reshape(-1), dy.reshape(-1, dy.shape[-1])
-    scatter_add(dtable, ids, dy)
+    ids, dy = xp.reshape(cache.ids, (-1,)), xp.reshape(dy, (-1, dy.shape[-1]))
+    dtable = scatter_add(dtable, ids, dy)
     if out is None:
-        return dtable.astype(dtype, copy=False)
+        return cast(dtable, dtype)
     if dtable is not out:
         out += dtable
     return out

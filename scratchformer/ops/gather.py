@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
-from ..backend import Array, array_module
+from ..backend import Array, array_module, cast
 from ..checks import expect_floating, expect_integers, expect_like, expect_range, expect_shape
 from ..dispatch import backward, operation
 from .embedding import EmbeddingCache, embedding_backward
@@ -53,13 +51,12 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
 
     So the gradient is that of `embedding`:
 
-        dx = embedding_backward(dy, EmbeddingCache(rows, (B * T, C))).reshape(cache.shape)
+        dx = xp.reshape(embedding_backward(dy, EmbeddingCache(rows, (B * T, C))), cache.shape)
 
     The cache keeps the places and the shape of x; x is not needed.
     """
     check_gather(x, places)
-    batch = array_module(x).arange(x.shape[0])[:, None]
-    y = x[batch, places]
+    y = array_module(x).take_along_axis(x, places[:, :, None], axis=1)
     return y, GatherCache(places, x.shape)
 
 
@@ -69,7 +66,7 @@ def gather_backward(dy: Array, cache: GatherCache) -> Array:
     B, T, C = cache.shape
     expect_like("dy", dy, (*cache.places.shape, C))
     xp = array_module(dy, cache.places)
-    places = cache.places.astype(np.int64, copy=False)  # int64 + uint64 would be float64
+    places = cast(cache.places, xp.int64)  # int64 + uint64 would be float64
     rows = xp.arange(B)[:, None] * T + places
-    dx = embedding_backward(dy, EmbeddingCache(rows, (B * T, C))).reshape(cache.shape)
-    return dx.astype(dy.dtype, copy=False)  # of a table, a twin gives the gradient in float32
+    dx = xp.reshape(embedding_backward(dy, EmbeddingCache(rows, (B * T, C))), cache.shape)
+    return cast(dx, dy.dtype)  # of a table, a twin gives the gradient in float32

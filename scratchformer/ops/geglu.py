@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, widen
+from ..backend import Array, cast, widen
 from ..checks import expect_like
 from ..dispatch import backward, operation
 from .activations import gelu, gelu_backward
@@ -45,7 +45,7 @@ def geglu(gate: Array, up: Array) -> tuple[Array, GegluCache]:
     """
     check_swiglu(gate, up)
     a, _ = gelu.reference(widen(gate), "tanh")
-    return (a * up).astype(gate.dtype, copy=False), GegluCache(gate, up)
+    return cast(a * up, gate.dtype), GegluCache(gate, up)
 
 
 @backward
@@ -56,4 +56,4 @@ def geglu_backward(dy: Array, cache: GegluCache) -> tuple[Array, Array]:
     a, of_gate = gelu.reference(widen(cache.gate), "tanh")
     dgate = gelu_backward.reference(dy * up, of_gate)
     dup = dy * a
-    return dgate.astype(dtype, copy=False), dup.astype(dtype, copy=False)
+    return cast(dgate, dtype), cast(dup, dtype)

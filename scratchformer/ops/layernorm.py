@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
 from ..dispatch import backward, operation
 
@@ -82,7 +80,7 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
 
     In NumPy:
 
-        dx = rstd * (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True))
+        dx = rstd * (g - xp.mean(g, axis=-1, keepdims=True) - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))
 
     The cache keeps x and γ, and two numbers of each row: μ − x₀ and 1/σ. x̂ is computed again.
     Source: Ba, Kiros, Hinton, "Layer normalization", 2016, equations 3 and 4.
@@ -93,7 +91,7 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     centred = u - shift
     rstd = 1 / root_mean_square(centred, eps)
     y = gamma * (centred * rstd) + beta
-    return y.astype(x.dtype, copy=False), LayerNormCache(x, shift, rstd, gamma)
+    return cast(y, x.dtype), LayerNormCache(x, shift, rstd, gamma)
 
 
 def row_mean(x: Array) -> Array:
@@ -101,9 +99,9 @@ def row_mean(x: Array) -> Array:
 
     The numbers are multiplied by a power of 2 below 1/C, which changes no digits, so that no sum overflows.
     """
-    C = x.shape[-1]
+    xp, C = array_module(x), x.shape[-1]
     share = 2.0 ** -C.bit_length()
-    return (x * share).sum(axis=-1, keepdims=True) / (C * share)
+    return xp.sum(x * share, axis=-1, keepdims=True) / (C * share)
 
 
 def root_mean_square(x: Array, eps: float) -> Array:
@@ -113,10 +111,10 @@ def root_mean_square(x: Array, eps: float) -> Array:
     end. So no square overflows: 1/∞ would be 0, and the normalised row too.
     """
     xp = array_module(x)
-    size = abs(x).max(axis=-1, keepdims=True).clip(1, np.finfo(x.dtype).max)
+    size = xp.clip(xp.max(abs(x), axis=-1, keepdims=True), 1, xp.finfo(x.dtype).max)
     size = xp.where(size > LARGE, size, xp.ones_like(size))
     x = x / size
-    return size * xp.sqrt((x * x).mean(axis=-1, keepdims=True) + eps / size / size)
+    return size * xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + eps / size / size)
 
 
 @backward
@@ -124,10 +122,10 @@ def layernorm_backward(dy: Array, cache: LayerNormCache) -> tuple[Array, Array, 
     """(dx, dgamma, dbeta): see `layernorm`."""
     x, shift, rstd, _ = cache
     expect_like("dy", dy, x.shape)
-    dtype, rows = dy.dtype, tuple(range(dy.ndim - 1))
+    xp, dtype, rows = array_module(dy), dy.dtype, tuple(range(dy.ndim - 1))
     dy, xhat = widen(dy), (widen(x) - widen(x[..., :1]) - shift) * rstd
-    dgamma = (dy * xhat).sum(axis=rows)
-    dbeta = dy.sum(axis=rows)
+    dgamma = xp.sum(dy * xhat, axis=rows)
+    dbeta = xp.sum(dy, axis=rows)
     g = dy * cache.gamma
-    dx = rstd * (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True))
-    return tuple(d.astype(dtype, copy=False) for d in (dx, dgamma, dbeta))
+    dx = rstd * (g - xp.mean(g, axis=-1, keepdims=True) - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))
+    return tuple(cast(d, dtype) for d in (dx, dgamma, dbeta))

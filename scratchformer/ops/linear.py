@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import expect_columns, expect_floating, expect_like, expect_shape
 from ..dispatch import backward, operation
 from .activations import Activation, activation_pair
@@ -46,14 +46,14 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
 
         dx = dy @ w.T
         dw = x.T @ dy
-        db = widen(dy).sum(axis=0).astype(dy.dtype)
+        db = cast(xp.sum(widen(dy), axis=0), dy.dtype)
 
     The cache keeps x for dw and w for dx; neither needs b. Without b there is no db.
     """
     expect_floating(x=x, w=w)
     if b is not None:
         expect_floating(x=x, b=b)
-    array_module(x, w, b)
+    xp = array_module(x, w, b)
     expect_shape("w", w, "I O")
     if x.shape[-1:] != w.shape[:1]:
         raise ValueError(f"x: expected (..., {w.shape[0]}), got {tuple(x.shape)}")
@@ -61,27 +61,27 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
     expect_columns("w", w)
     if b is not None:
         expect_shape("b", b, "O", O=w.shape[1])
-    y = x.reshape(-1, w.shape[0]) @ w
+    y = xp.reshape(x, (-1, w.shape[0])) @ w
     if b is not None:
         y = widen(y)
         y += b
-    y = y.reshape(*x.shape[:-1], w.shape[1]).astype(x.dtype, copy=False)
+    y = cast(xp.reshape(y, (*x.shape[:-1], w.shape[1])), x.dtype)
     return y, LinearCache(x, w, b is not None)
 
 
 @backward
 def linear_backward(dy: Array, cache: LinearCache) -> tuple[Array, ...]:
     """(dx, dw, db), or (dx, dw) without bias: see `linear`."""
-    w, shape = cache.w, cache.x.shape
+    xp, w, shape = array_module(dy), cache.w, cache.x.shape
     expect_like("dy", dy, (*shape[:-1], w.shape[1]))
-    x = cache.x.reshape(-1, w.shape[0])  # (N, I)
-    dy = dy.reshape(-1, w.shape[1])  # (N, O)
+    x = xp.reshape(cache.x, (-1, w.shape[0]))  # (N, I)
+    dy = xp.reshape(dy, (-1, w.shape[1]))  # (N, O)
     dx = dy @ w.T
     dw = x.T @ dy
-    dx, dw = (z.astype(dy.dtype, copy=False) for z in (dx.reshape(shape), dw))
+    dx, dw = (cast(z, dy.dtype) for z in (xp.reshape(dx, shape), dw))
     if not cache.has_bias:
         return dx, dw
-    db = widen(dy).sum(axis=0).astype(dy.dtype)
+    db = cast(xp.sum(widen(dy), axis=0), dy.dtype)
     return dx, dw, db
 
 

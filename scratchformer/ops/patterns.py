@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import Array, Device, current_device, kept
+from ..backend import Array, Device, current_device, kept, type_of
 from ..checks import (
     MAX_SIZE,
     as_integers,
@@ -104,9 +104,9 @@ class Pattern:
         groups = [(heads.stop - heads.start, pattern.dense(T, S, xp)) for heads, pattern in self.of_heads(H)]
         if len(groups) == 1:
             return groups[0][1]
-        tables = [(count, xp.ones((1, 1, 1, 1), dtype=bool) if t is None else t) for count, t in groups]
+        tables = [(count, xp.ones((1, 1, 1, 1), dtype=xp.bool) if t is None else t) for count, t in groups]
         B = max(t.shape[0] if t.ndim == 4 else 1 for _, t in tables)
-        return xp.concatenate([xp.broadcast_to(t, (B, count, T, S)) for count, t in tables], axis=1)
+        return xp.concat([xp.broadcast_to(t, (B, count, T, S)) for count, t in tables], axis=1)
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         """Whether a tile is empty, full or mixed. MIXED is always a safe answer."""
@@ -212,10 +212,10 @@ class Full(Pattern):
         return Tile.FULL
 
     def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array]:
-        return xp.zeros((1, T), dtype=int), xp.full((1, T), S)
+        return xp.zeros((1, T), dtype=xp.int64), xp.full((1, T), S)
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
-        return xp.ones((1, 1), dtype=bool)
+        return xp.ones((1, 1), dtype=xp.bool)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Causal(Pattern):
         return 0, max(0, ends(rows)[1] + S - T + 1)
 
     def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array]:
-        return xp.zeros((1, T), dtype=int), (xp.arange(T)[None] + S - T + 1).clip(0, S)
+        return xp.zeros((1, T), dtype=xp.int64), xp.clip(xp.arange(T)[None] + S - T + 1, 0, S)
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         return numbers(columns, xp) <= places(rows, T, S, xp)
@@ -273,7 +273,7 @@ class Local(Pattern):
 
     def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array]:
         place = xp.arange(T)[None] + S - T
-        return (place - self.radius).clip(0, S), (place + self.radius + 1).clip(0, S)
+        return xp.clip(place - self.radius, 0, S), xp.clip(place + self.radius + 1, 0, S)
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         return xp.abs(places(rows, T, S, xp) - numbers(columns, xp)) <= self.radius
@@ -354,7 +354,7 @@ class Padding(Pattern):
         return 0, min(S, int(self.lengths[b]))
 
     def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array]:
-        end = xp.broadcast_to(self.lengths[:, None], (len(self.lengths), T)).clip(0, S)
+        end = xp.clip(xp.broadcast_to(self.lengths[:, None], (self.lengths.shape[0], T)), 0, S)
         return xp.zeros_like(end), end
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
@@ -551,10 +551,10 @@ class Edges(Pattern):
     allowed: Array
 
     def __post_init__(self) -> None:
-        if not hasattr(self.allowed, "dtype") or self.allowed.dtype != bool:
+        if not hasattr(self.allowed, "dtype") or type_of(self.allowed.dtype).kind != "b":
             raise TypeError(f"allowed: expected an array of booleans (n, n), got {describe(self.allowed)}")
         expect_shape("allowed", self.allowed, "n n")
-        expect_shape("allowed", self.allowed, "n n", n=len(self.allowed))
+        expect_shape("allowed", self.allowed, "n n", n=self.allowed.shape[0])
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         part = self.mask(b, rows, columns, T, S, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import expect_floating, expect_lengths, expect_like, expect_range, expect_shape
 from ..dispatch import backward, operation
 
@@ -20,7 +20,7 @@ def within(x: Array, lengths: Array | None) -> Array:
     xp = array_module(x, lengths)
     expect_shape("x", x, "B T C")
     if lengths is None:
-        return xp.ones(x.shape[:2], dtype=bool)
+        return xp.ones(x.shape[:2], dtype=xp.bool)
     expect_lengths(lengths, B=x.shape[0])
     expect_range("lengths", lengths, 0, x.shape[1])
     return xp.arange(x.shape[1])[None, :] < lengths[:, None]
@@ -28,9 +28,10 @@ def within(x: Array, lengths: Array | None) -> Array:
 
 def mean_weights(x: Array, lengths: Array | None = None) -> dict[str, Array]:
     """The weights a of `mean_pool`. Raises TypeError or ValueError unless its arguments are valid."""
-    inside = within(x, lengths)
-    count = array_module(x).maximum(inside.sum(axis=1, keepdims=True), 1)  # (B, 1)
-    return {"weights": inside / count.astype(widen(x).dtype)}  # (B, T)
+    xp = array_module(x)
+    inside = cast(within(x, lengths), widen(x).dtype)
+    count = xp.maximum(xp.sum(inside, axis=1, keepdims=True), 1)  # (B, 1)
+    return {"weights": inside / count}  # (B, T)
 
 
 @operation(given=mean_weights, gives=("weights",))
@@ -58,8 +59,8 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
     The cache keeps the a_bt and C; x is not needed.
     """
     weights = mean_weights(x, lengths)["weights"]
-    y = (widen(x) * weights[:, :, None]).sum(axis=1)
-    return y.astype(x.dtype, copy=False), MeanPoolCache(weights, x.shape[2])
+    y = array_module(x).sum(widen(x) * weights[:, :, None], axis=1)
+    return cast(y, x.dtype), MeanPoolCache(weights, x.shape[2])
 
 
 @backward
@@ -68,7 +69,7 @@ def mean_pool_backward(dy: Array, cache: MeanPoolCache) -> Array:
     weights = cache.weights
     expect_like("dy", dy, (weights.shape[0], cache.width))
     dx = weights[:, :, None] * dy[:, None, :]
-    return dx.astype(dy.dtype, copy=False)
+    return cast(dx, dy.dtype)
 
 
 class MaxPoolCache(NamedTuple):
@@ -83,8 +84,8 @@ def winners(x: Array, lengths: Array | None = None) -> dict[str, Array]:
     if not x.shape[1]:
         raise ValueError(f"x: expected (B, T, C) with at least one position, got {tuple(x.shape)}")
     xp = array_module(x)
-    winner = xp.where(inside[:, :, None], x, -xp.inf).argmax(axis=1)  # (B, C)
-    return {"winner": winner, "live": inside.any(axis=1, keepdims=True)}
+    winner = xp.argmax(xp.where(inside[:, :, None], x, -xp.inf), axis=1)  # (B, C)
+    return {"winner": winner, "live": xp.any(inside, axis=1, keepdims=True)}
 
 
 @operation(given=winners, gives=("winner", "live"))
@@ -112,14 +113,14 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
 
     In NumPy:
 
-        dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0)
+        dx = xp.where((steps == winner[:, None, :]) & live[:, :, None], dy[:, None, :], 0)
 
     The cache keeps the winners, (B, C), rather than x, (B, T, C).
     """
     given = winners(x, lengths)
     winner, live, xp = given["winner"], given["live"], array_module(x)
     y = xp.take_along_axis(x, winner[:, None, :], axis=1)[:, 0, :]
-    return xp.where(live, y, 0).astype(x.dtype, copy=False), MaxPoolCache(winner, live, x.shape[1])
+    return cast(xp.where(live, y, 0), x.dtype), MaxPoolCache(winner, live, x.shape[1])
 
 
 @backward
@@ -129,5 +130,5 @@ def max_pool_backward(dy: Array, cache: MaxPoolCache) -> Array:
     expect_like("dy", dy, winner.shape)
     xp = array_module(dy)
     steps = xp.arange(cache.length)[None, :, None]  # (1, T, 1)
-    dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0)
+    dx = xp.where((steps == winner[:, None, :]) & live[:, :, None], dy[:, None, :], 0)
     return dx

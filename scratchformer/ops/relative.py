@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import expect_floating, expect_like, expect_shape
 from ..dispatch import backward, operation
-from .attention import check_attention, masked_softmax
+from .attention import check_attention, masked_softmax, without_nan
 from .patterns import Pattern
 
 
@@ -22,10 +22,15 @@ class RelativeShiftCache(NamedTuple):
     shape: tuple[int, ...]  # of x
 
 
-def windows(T: int, S: int, xp: Any) -> tuple[Array, Array]:
-    """Rows (T, 1) and columns (T, S) that index the entry for query t and key s in an array (T, R) by distance."""
-    rows = xp.arange(T)[:, None]
-    return rows, xp.arange(S)[None, :] + (T - 1 - rows)
+def first_columns(T: int, xp: Any) -> Array:
+    """(T, 1): the column of key 0 in each row t of an array (T, R) by distance, T − 1 − t."""
+    return T - 1 - xp.arange(T)[:, None]
+
+
+def pick(x: Array, columns: Array) -> Array:
+    """y_...tj = x_...tc with c = columns_tj, for x (..., T, C) and columns (T, J). Returns y (..., T, J)."""
+    columns = array_module(x).broadcast_to(columns, (*x.shape[:-1], columns.shape[1]))
+    return array_module(x).take_along_axis(x, columns, axis=-1)
 
 
 @operation
@@ -61,8 +66,8 @@ def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
 
     In NumPy:
 
-        rows, columns = windows(T, S, xp)
-        dx[..., rows, columns] = dy
+        s = xp.arange(R) - first_columns(T, xp)
+        dx = xp.where((0 <= s) & (s < S), pick(dy, xp.clip(s, 0, S - 1)), 0)
 
     The cache keeps only the shape of x, since the map is linear.
     Source: Dai et al., "Transformer-XL", 2019, appendix B; Shaw et al., "Self-attention with relative position
@@ -70,8 +75,9 @@ def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
     """
     expect_floating(x=x)
     T, S = _sizes(x)
-    rows, columns = windows(T, S, array_module(x))
-    return x[..., rows, columns], RelativeShiftCache(tuple(x.shape))
+    xp = array_module(x)
+    y = pick(x, xp.arange(S) + first_columns(T, xp))
+    return y, RelativeShiftCache(tuple(x.shape))
 
 
 def _sizes(x: Array) -> tuple[int, int]:
@@ -89,9 +95,8 @@ def relative_shift_backward(dy: Array, cache: RelativeShiftCache) -> Array:
     *batch, T, R = cache.shape
     xp, S = array_module(dy), R - T + 1
     expect_like("dy", dy, (*batch, T, S))
-    dx = xp.zeros(cache.shape, dy.dtype)
-    rows, columns = windows(T, S, xp)
-    dx[..., rows, columns] = dy
+    s = xp.arange(R) - first_columns(T, xp)
+    dx = xp.where((0 <= s) & (s < S), pick(dy, xp.clip(s, 0, S - 1)), 0)
     return dx
 
 
@@ -178,29 +183,29 @@ def relative_attention(
 
     What is not finite is treated as in `attention`. In NumPy:
 
-        dv = probabilities.swapaxes(-1, -2) @ dy
-        dp = widen(dy) @ widen(v).swapaxes(-1, -2)
-        dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
+        dv = xp.matrix_transpose(probabilities) @ dy
+        dp = widen(dy) @ xp.matrix_transpose(widen(v))
+        dz = probabilities * (dp - xp.sum(probabilities * dp, axis=-1, keepdims=True))
         da = dz * scale
         db = relative_shift_backward(da, shift)
         dqu, dqw = da @ k, db @ r
-        dk = da.swapaxes(-1, -2) @ (q + content_bias[:, None])
-        dr = (db.swapaxes(-1, -2) @ (q + position_bias[:, None])).sum(axis=0)
+        dk = xp.matrix_transpose(da) @ (q + content_bias[:, None, :])
+        dr = xp.sum(xp.matrix_transpose(db) @ (q + position_bias[:, None, :]), axis=0)
         dq = dqu + dqw
-        du, dw = dqu.sum(axis=(0, 2)), dqw.sum(axis=(0, 2))
+        du, dw = xp.sum(dqu, axis=(0, 2)), xp.sum(dqw, axis=(0, 2))
 
     The cache keeps the six arrays and the (T, S) probabilities, since each is a factor of some product above. The
     shifted scores are not needed, since the shift is linear.
     Source: Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context", 2019, section 3.3.
     """
     check_relative_attention(q, k, v, r, content_bias, position_bias, pattern)
-    scale = 1 / math.sqrt(q.shape[-1])
-    qu, qw = ((widen(q) + bias[:, None]) * scale for bias in (content_bias, position_bias))
-    a = qu @ widen(k).swapaxes(-1, -2)  # (B, H, T, S)
-    b = qw @ widen(r).swapaxes(-1, -2)  # (B, H, T, R)
+    xp, scale = array_module(q), 1 / math.sqrt(q.shape[-1])
+    qu, qw = ((widen(q) + bias[:, None, :]) * scale for bias in (content_bias, position_bias))
+    a = qu @ xp.matrix_transpose(widen(k))  # (B, H, T, S)
+    b = qw @ xp.matrix_transpose(widen(r))  # (B, H, T, R)
     b, shift = relative_shift(b)  # (B, H, T, S)
-    probabilities = masked_softmax(a + b, pattern).astype(q.dtype, copy=False)
-    y = (probabilities @ v).astype(q.dtype, copy=False)
+    probabilities = cast(masked_softmax(a + b, pattern), q.dtype)
+    y = cast(probabilities @ v, q.dtype)
     return y, RelativeAttentionCache(q, k, v, r, content_bias, position_bias, shift, probabilities)
 
 
@@ -213,17 +218,17 @@ def relative_attention_backward(
     xp, shape = array_module(q), q.shape
     scale = 1 / math.sqrt(shape[-1])
     expect_like("dy", dy, shape)
-    dv = probabilities.swapaxes(-1, -2) @ dy
-    dp = widen(dy) @ widen(v).swapaxes(-1, -2)
+    dv = xp.matrix_transpose(probabilities) @ dy
+    dp = widen(dy) @ xp.matrix_transpose(widen(v))
     dp = xp.where(probabilities == 0, 0, dp)
-    dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
+    dz = probabilities * (dp - xp.sum(probabilities * dp, axis=-1, keepdims=True))
     dz = xp.where(probabilities == 0, 0, dz)
-    q, k, r, content_bias, position_bias = (xp.nan_to_num(widen(x)) for x in (q, k, r, content_bias, position_bias))
+    q, k, r, content_bias, position_bias = (without_nan(widen(x)) for x in (q, k, r, content_bias, position_bias))
     da = dz * scale
     db = relative_shift_backward(da, shift)
     dqu, dqw = da @ k, db @ r
-    dk = da.swapaxes(-1, -2) @ (q + content_bias[:, None])
-    dr = (db.swapaxes(-1, -2) @ (q + position_bias[:, None])).sum(axis=0)
+    dk = xp.matrix_transpose(da) @ (q + content_bias[:, None, :])
+    dr = xp.sum(xp.matrix_transpose(db) @ (q + position_bias[:, None, :]), axis=0)
     dq = dqu + dqw
-    du, dw = dqu.sum(axis=(0, 2)), dqw.sum(axis=(0, 2))
-    return tuple(x.astype(dy.dtype, copy=False) for x in (dq, dk, dv, dr, du, dw))
+    du, dw = xp.sum(dqu, axis=(0, 2)), xp.sum(dqw, axis=(0, 2))
+    return tuple(cast(x, dy.dtype) for x in (dq, dk, dv, dr, du, dw))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
 from ..dispatch import backward, operation
 from .layernorm import root_mean_square
@@ -60,7 +60,7 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormCa
 
     In NumPy:
 
-        dx = rrms * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))
+        dx = rrms * (g - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))
 
     The cache keeps x and γ, and one number of each row: 1/ρ. x̂ is computed again.
     Source: Zhang, Sennrich, "Root mean square layer normalization", 2019, equation 4.
@@ -69,7 +69,7 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormCa
     wide = widen(x)
     rrms = 1 / root_mean_square(wide, eps)
     y = gamma * (wide * rrms)
-    return y.astype(x.dtype, copy=False), RMSNormCache(x, rrms, gamma)
+    return cast(y, x.dtype), RMSNormCache(x, rrms, gamma)
 
 
 @backward
@@ -77,9 +77,9 @@ def rmsnorm_backward(dy: Array, cache: RMSNormCache) -> tuple[Array, Array]:
     """(dx, dgamma): see `rmsnorm`."""
     x, rrms, _ = cache
     expect_like("dy", dy, x.shape)
-    dtype, rows = dy.dtype, tuple(range(dy.ndim - 1))
+    xp, dtype, rows = array_module(dy), dy.dtype, tuple(range(dy.ndim - 1))
     dy, xhat = widen(dy), widen(x) * rrms
-    dgamma = (dy * xhat).sum(axis=rows)
+    dgamma = xp.sum(dy * xhat, axis=rows)
     g = dy * cache.gamma
-    dx = rrms * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))
-    return dx.astype(dtype, copy=False), dgamma.astype(dtype, copy=False)
+    dx = rrms * (g - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))
+    return cast(dx, dtype), cast(dgamma, dtype)

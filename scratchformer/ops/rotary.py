@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import CPU, Array, Device, array_module, device_of, kept, to_device, widen
+from ..backend import CPU, Array, Device, array_module, cast, device_of, kept, to_device, type_of, widen
 from ..checks import (
     expect_at_least,
     expect_boolean,
@@ -175,11 +175,11 @@ def tables(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     *_, T, D = x.shape
     if D % 2:
         raise ValueError(f"x: expected (B, H, T, D) with an even D, got {tuple(x.shape)}")
-    dtype = np.float32 if x.dtype.itemsize <= 4 else np.float64
+    dtype = np.float32 if type_of(x.dtype).itemsize <= 4 else np.float64
     device = device_of(x)
     first, length = (start, T) if device.index is None else kept_range(start, T)
     cos, sin = rotary_tables(length, D, first, base, scaling, dtype, device)
-    return {"cos": cos[start - first :][:T], "sin": sin[start - first :][:T]}
+    return {"cos": cos[start - first : start - first + T, :], "sin": sin[start - first : start - first + T, :]}
 
 
 @operation(given=tables, gives=("cos", "sin"))
@@ -219,7 +219,7 @@ def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021, equation 34.
     """
     cos, sin = tables(x, start, base, scaling).values()
-    return rotate(widen(x), cos, sin).astype(x.dtype, copy=False), RotaryCache(cos, sin, x.shape)
+    return cast(rotate(widen(x), cos, sin), x.dtype), RotaryCache(cos, sin, x.shape)
 
 
 def rotary_tables(
@@ -245,7 +245,7 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Rotate the pairs of x (..., T, D), one number from each half, by the angles with these cosines and sines."""
     half = x.shape[-1] // 2
     a, b = x[..., :half], x[..., half:]
-    return array_module(x).concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return array_module(x).concat([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 @backward
@@ -253,4 +253,4 @@ def rotary_backward(dy: Array, cache: RotaryCache) -> Array:
     """dx: see `rotary`."""
     expect_like("dy", dy, cache.shape)
     dx = rotate(dy, cache.cos, -cache.sin)
-    return dx.astype(dy.dtype, copy=False)
+    return cast(dx, dy.dtype)

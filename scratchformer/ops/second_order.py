@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import expect_like
 from ..dispatch import expect_cache
 from .attention import AttentionCache, stack_groups
@@ -64,18 +64,18 @@ def linear_backward_backward(dgradients: tuple[Array, ...], cache: tuple[Array, 
     dgx, dgw, *of_bias = dgradients
     expect_like("dgx", dgx, x.shape)
     expect_like("dgw", dgw, w.shape)
-    shapes = gy.shape, x.shape
-    dgx, x, gy = dgx.reshape(-1, w.shape[0]), x.reshape(-1, w.shape[0]), gy.reshape(-1, w.shape[1])
+    xp, shapes = array_module(gy), (gy.shape, x.shape)
+    dgx, x, gy = xp.reshape(dgx, (-1, w.shape[0])), xp.reshape(x, (-1, w.shape[0])), xp.reshape(gy, (-1, w.shape[1]))
     dx = gy @ dgw.T
     dw = dgx.T @ gy
     dgy = dgx @ w + x @ dgw
-    dgy, dx = (d.reshape(shape) for d, shape in zip((dgy, dx), shapes, strict=True))
+    dgy, dx = (xp.reshape(d, shape) for d, shape in zip((dgy, dx), shapes, strict=True))
     if not has_bias:
         return dgy, dx, dw
     (dgb,) = of_bias
     expect_like("dgb", dgb, gy.shape[1:])
     dgy += dgb
-    return dgy, dx, dw, array_module(w).zeros_like(dgb)
+    return dgy, dx, dw, xp.zeros_like(dgb)
 
 
 def softmax_backward_backward(dgz: Array, cache: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -104,18 +104,18 @@ def softmax_backward_backward(dgz: Array, cache: tuple[Array, Array]) -> tuple[A
     In NumPy:
 
         dgy = softmax_backward(dgz, p)
-        dp = dgz * (gy - (gy * p).sum(axis=-1, keepdims=True)) - gy * (dgz * p).sum(axis=-1, keepdims=True)
+        dp = dgz * (gy - xp.sum(gy * p, axis=-1, keepdims=True)) - gy * xp.sum(dgz * p, axis=-1, keepdims=True)
         dz = softmax_backward(dp, p)
 
     The cache keeps gy and p. With p taken as a constant, dz would be 0.
     """
     gy, p = expect_kept(cache, np.ndarray)
     expect_like("dgz", dgz, p.shape)
-    dtype, dgz, gy = p.dtype, widen(dgz), widen(gy)
+    xp, dtype, dgz, gy = array_module(p), p.dtype, widen(dgz), widen(gy)
     dgy = softmax_backward(dgz, p)
-    dp = dgz * (gy - (gy * p).sum(axis=-1, keepdims=True)) - gy * (dgz * p).sum(axis=-1, keepdims=True)
+    dp = dgz * (gy - xp.sum(gy * p, axis=-1, keepdims=True)) - gy * xp.sum(dgz * p, axis=-1, keepdims=True)
     dz = softmax_backward(dp, p)
-    return dgy.astype(dtype, copy=False), dz.astype(dtype, copy=False)
+    return cast(dgy, dtype), cast(dz, dtype)
 
 
 def layernorm_backward_backward(
@@ -157,9 +157,9 @@ def layernorm_backward_backward(
 
         dh = project(dgx)
         dgy = dh * gamma + dggamma * xhat + dgbeta
-        dgamma = (dh * gy).sum(axis=rows)
+        dgamma = xp.sum(dh * gy, axis=rows)
         dxhat = dggamma * gy - rstd * (dgx * m + h * q)
-        dx = project(dxhat) - rstd * xhat * (dgx * gx).mean(axis=-1, keepdims=True)
+        dx = project(dxhat) - rstd * xhat * xp.mean(dgx * gx, axis=-1, keepdims=True)
 
     The cache keeps gy, x, γ, and two numbers of each row, as that of `layernorm` does. With s taken as a constant, the
     last term of dx would be missing.
@@ -170,22 +170,22 @@ def layernorm_backward_backward(
         ("dgx", "dggamma", "dgbeta"), dgradients, (x.shape, gamma.shape, gamma.shape), strict=True
     ):
         expect_like(name, dg, shape)
-    dtype, rows = x.dtype, tuple(range(x.ndim - 1))
+    xp, dtype, rows = array_module(x), x.dtype, tuple(range(x.ndim - 1))
     dgx, gy, xhat = widen(dgx), widen(gy), (widen(x) - x[..., :1] - shift) * rstd
 
     def project(d: Array) -> Array:
-        return rstd * (d - d.mean(axis=-1, keepdims=True) - xhat * (d * xhat).mean(axis=-1, keepdims=True))
+        return rstd * (d - xp.mean(d, axis=-1, keepdims=True) - xhat * xp.mean(d * xhat, axis=-1, keepdims=True))
 
     h = gy * gamma
-    m, q = ((d * xhat).mean(axis=-1, keepdims=True) for d in (h, dgx))
+    m, q = (xp.mean(d * xhat, axis=-1, keepdims=True) for d in (h, dgx))
     gx = project(h)
     dh = project(dgx)
     dgy = dh * gamma + dggamma * xhat + dgbeta
-    dgamma = (dh * gy).sum(axis=rows)
-    dbeta = array_module(x).zeros_like(dgamma)
+    dgamma = xp.sum(dh * gy, axis=rows)
+    dbeta = xp.zeros_like(dgamma)
     dxhat = dggamma * gy - rstd * (dgx * m + h * q)
-    dx = project(dxhat) - rstd * xhat * (dgx * gx).mean(axis=-1, keepdims=True)
-    dgy, dx, dgamma, dbeta = (d.astype(dtype, copy=False) for d in (dgy, dx, dgamma, dbeta))
+    dx = project(dxhat) - rstd * xhat * xp.mean(dgx * gx, axis=-1, keepdims=True)
+    dgy, dx, dgamma, dbeta = (cast(d, dtype) for d in (dgy, dx, dgamma, dbeta))
     return dgy, dx, dgamma, dbeta
 
 
@@ -229,25 +229,25 @@ def attention_backward_backward(
 
     With the rows of a group's heads stacked, as in `attention`:
 
-        gp = gy @ v.swapaxes(-1, -2)
+        gp = gy @ xp.matrix_transpose(v)
         ga = softmax_backward(gp, p) * scale
-        dga = dgq @ k.swapaxes(-1, -2) + q @ dgk.swapaxes(-1, -2)
+        dga = dgq @ xp.matrix_transpose(k) + q @ xp.matrix_transpose(dgk)
         c = dga * scale
         dgp = softmax_backward(c, p)
         dgy = dgp @ v + p @ dgv
-        dv = dgp.swapaxes(-1, -2) @ gy
-        dp = c * (gp - (p * gp).sum(axis=-1, keepdims=True)) - gp * (p * c).sum(axis=-1, keepdims=True)
-        dp += gy @ dgv.swapaxes(-1, -2)
+        dv = xp.matrix_transpose(dgp) @ gy
+        dp = c * (gp - xp.sum(p * gp, axis=-1, keepdims=True)) - gp * xp.sum(p * c, axis=-1, keepdims=True)
+        dp += gy @ xp.matrix_transpose(dgv)
         da = softmax_backward(dp, p) * scale
         dq = da @ k + ga @ dgk
-        dk = da.swapaxes(-1, -2) @ q + ga.swapaxes(-1, -2) @ dgq
+        dk = xp.matrix_transpose(da) @ q + xp.matrix_transpose(ga) @ dgq
 
     The cache keeps gy, q, k, v and the probabilities. Where p is 0, as where the pattern forbids a pair, so are dgp
     and da: the pattern is not needed.
     """
     gy, (q, k, v, p) = expect_kept(cache, AttentionCache)
     dgq, dgk, dgv = dgradients
-    dtype, shape, shape_of_keys = q.dtype, q.shape, k.shape
+    xp, dtype, shape, shape_of_keys = array_module(q), q.dtype, q.shape, k.shape
     for name, dg, expected in zip(
         ("dgq", "dgk", "dgv"), dgradients, (shape, shape_of_keys, shape_of_keys), strict=True
     ):
@@ -255,19 +255,19 @@ def attention_backward_backward(
     scale = 1 / math.sqrt(shape[-1])
     gy, q, p, dgq = (stack_groups(each, shape_of_keys[1]) for each in (gy, q, p, dgq))
     k, v, dgk, dgv = map(widen, (k, v, dgk, dgv))
-    gp = gy @ v.swapaxes(-1, -2)
+    gp = gy @ xp.matrix_transpose(v)
     ga = softmax_backward(gp, p) * scale
-    dga = dgq @ k.swapaxes(-1, -2) + q @ dgk.swapaxes(-1, -2)
+    dga = dgq @ xp.matrix_transpose(k) + q @ xp.matrix_transpose(dgk)
     c = dga * scale
     dgp = softmax_backward(c, p)
     dgy = dgp @ v + p @ dgv
-    dv = dgp.swapaxes(-1, -2) @ gy
-    dp = c * (gp - (p * gp).sum(axis=-1, keepdims=True)) - gp * (p * c).sum(axis=-1, keepdims=True)
-    dp += gy @ dgv.swapaxes(-1, -2)
+    dv = xp.matrix_transpose(dgp) @ gy
+    dp = c * (gp - xp.sum(p * gp, axis=-1, keepdims=True)) - gp * xp.sum(p * c, axis=-1, keepdims=True)
+    dp += gy @ xp.matrix_transpose(dgv)
     da = softmax_backward(dp, p) * scale
     dq = da @ k + ga @ dgk
-    dk = da.swapaxes(-1, -2) @ q + ga.swapaxes(-1, -2) @ dgq
-    dgy, dq, dk, dv = (d.astype(dtype, copy=False) for d in (dgy.reshape(shape), dq.reshape(shape), dk, dv))
+    dk = xp.matrix_transpose(da) @ q + xp.matrix_transpose(ga) @ dgq
+    dgy, dq, dk, dv = (cast(d, dtype) for d in (xp.reshape(dgy, shape), xp.reshape(dq, shape), dk, dv))
     return dgy, dq, dk, dv
 
 

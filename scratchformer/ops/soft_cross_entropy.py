@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import expect_columns, expect_floating, expect_gradient, expect_like
 from ..dispatch import backward, operation
 
@@ -22,7 +23,7 @@ def check_soft_cross_entropy(logits: Array, targets: Array) -> None:
     expect_columns("logits", logits)
     expect_like("targets", targets, logits.shape)
     array_module(logits, targets)
-    if not logits.size:
+    if 0 in logits.shape:
         raise ValueError(f"logits: expected at least one row, got {tuple(logits.shape)}")
 
 
@@ -58,7 +59,7 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
 
     In code:
 
-        dlogits = share * (xp.exp(log_p) * t.sum(axis=-1, keepdims=True) - t)
+        dlogits = share * (xp.exp(log_p) * xp.sum(t, axis=-1, keepdims=True) - t)
         dtargets = -share * log_p
 
     The cache keeps z and t, and two numbers of each row. s and p are computed again.
@@ -67,11 +68,11 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
     """
     check_soft_cross_entropy(logits, targets)
     xp, z = array_module(logits), widen(logits)
-    t = targets.astype(z.dtype, copy=False)
-    z_max = z.max(axis=-1, keepdims=True)
-    log_z = xp.log(xp.exp(z - z_max).sum(axis=-1, keepdims=True))
+    t = cast(targets, z.dtype)
+    z_max = xp.max(z, axis=-1, keepdims=True)
+    log_z = xp.log(xp.sum(xp.exp(z - z_max), axis=-1, keepdims=True))
     log_p = (z - z_max) - log_z
-    loss = -(t * xp.where(t == 0, t, log_p)).sum() / log_z.size  # 0 log 0 = 0
+    loss = -xp.sum(t * xp.where(t == 0, t, log_p)) / math.prod(log_z.shape)  # 0 log 0 = 0
     return loss, SoftCrossEntropyCache(logits, targets, z_max, log_z)
 
 
@@ -80,8 +81,8 @@ def soft_cross_entropy_backward(dloss: Array | float, cache: SoftCrossEntropyCac
     """(dlogits, dtargets): see `soft_cross_entropy`. dloss: a number, or a zero-dimensional array."""
     expect_gradient("dloss", dloss, ())
     logits, targets, z_max, log_z = cache
-    xp, share = array_module(logits), dloss / log_z.size
-    t, log_p = targets.astype(z_max.dtype, copy=False), (widen(logits) - z_max) - log_z
-    dlogits = share * (xp.exp(log_p) * t.sum(axis=-1, keepdims=True) - t)
+    xp, share = array_module(logits), dloss / math.prod(log_z.shape)
+    t, log_p = cast(targets, z_max.dtype), (widen(logits) - z_max) - log_z
+    dlogits = share * (xp.exp(log_p) * xp.sum(t, axis=-1, keepdims=True) - t)
     dtargets = -share * log_p
-    return tuple(dx.astype(x.dtype, copy=False) for dx, x in ((dlogits, logits), (dtargets, targets)))
+    return tuple(cast(dx, x.dtype) for dx, x in ((dlogits, logits), (dtargets, targets)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, copy, widen
 from ..checks import expect_columns, expect_floating, expect_like
 from ..dispatch import backward, operation
 
@@ -34,7 +34,7 @@ def softmax(z: Array) -> tuple[Array, Array]:
     The Jacobian has V² entries, but it is a diagonal minus a rank-one matrix, so its product with dy costs only one dot
     product per row:
 
-        dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
+        dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))
 
     The cache keeps only y, since the Jacobian is a function of y. It is a copy, so the caller may change its own y.
     """
@@ -42,19 +42,19 @@ def softmax(z: Array) -> tuple[Array, Array]:
     expect_columns("z", z)
     xp = array_module(z)
     wide = widen(z)
-    y = xp.exp(wide - wide.max(axis=-1, keepdims=True))
-    y /= y.sum(axis=-1, keepdims=True)
-    y = y.astype(z.dtype, copy=False)
-    return y, y.copy()
+    y = xp.exp(wide - xp.max(wide, axis=-1, keepdims=True))
+    y /= xp.sum(y, axis=-1, keepdims=True)
+    y = cast(y, z.dtype)
+    return y, copy(y)
 
 
 @backward
 def softmax_backward(dy: Array, y: Array) -> Array:
     """dz: see `softmax`."""
     expect_like("dy", dy, y.shape)
-    dtype, dy = dy.dtype, widen(dy)
-    dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
-    return dz.astype(dtype, copy=False)
+    xp, dtype, dy = array_module(dy, y), dy.dtype, widen(dy)
+    dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))
+    return cast(dz, dtype)
 
 
 @operation
@@ -78,7 +78,7 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
 
     In NumPy:
 
-        dz = dy - xp.exp(y) * dy.sum(axis=-1, keepdims=True)
+        dz = dy - xp.exp(y) * xp.sum(dy, axis=-1, keepdims=True)
 
     The cache keeps only y: exp(y) is the softmax.
     """
@@ -86,10 +86,10 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
     expect_columns("z", z)
     xp = array_module(z)
     wide = widen(z)
-    shifted = wide - wide.max(axis=-1, keepdims=True)
-    y = shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
-    y = y.astype(z.dtype, copy=False)
-    return y, y.copy()
+    shifted = wide - xp.max(wide, axis=-1, keepdims=True)
+    y = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
+    y = cast(y, z.dtype)
+    return y, copy(y)
 
 
 @backward
@@ -98,5 +98,5 @@ def log_softmax_backward(dy: Array, y: Array) -> Array:
     expect_like("dy", dy, y.shape)
     xp = array_module(dy, y)
     dtype, dy, y = dy.dtype, widen(dy), widen(y)
-    dz = dy - xp.exp(y) * dy.sum(axis=-1, keepdims=True)
-    return dz.astype(dtype, copy=False)
+    dz = dy - xp.exp(y) * xp.sum(dy, axis=-1, keepdims=True)
+    return cast(dz, dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module, widen
+from ..backend import Array, array_module, cast, widen
 from ..checks import expect_floating, expect_like
 from ..dispatch import backward, operation
 from .activations import sigmoid
@@ -51,7 +51,7 @@ def swiglu(gate: Array, up: Array) -> tuple[Array, SwigluCache]:
     """
     check_swiglu(gate, up)
     wide = widen(gate)
-    return (wide * sigmoid(wide) * up).astype(gate.dtype, copy=False), SwigluCache(gate, up)
+    return cast(wide * sigmoid(wide) * up, gate.dtype), SwigluCache(gate, up)
 
 
 @backward
@@ -62,4 +62,4 @@ def swiglu_backward(dy: Array, cache: SwigluCache) -> tuple[Array, Array]:
     s = sigmoid(gate)
     dgate = dy * up * (s * (1 + gate * (1 - s)))
     dup = dy * (gate * s)
-    return dgate.astype(dy.dtype, copy=False), dup.astype(dy.dtype, copy=False)
+    return cast(dgate, dy.dtype), cast(dup, dy.dtype)

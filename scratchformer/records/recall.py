@@ -104,6 +104,7 @@ class RecallCache(KeyValueCache):
         for tokens in before:
             expect_ids("before", tokens, model.config["vocab_size"])
         super().__init__(model, len(before))
+        self.recalls = False  # its texts grow by tokens that are sure
         self.texts = reader.texts_after(before)
 
     def logits(self, ids: Array) -> Array:
@@ -113,20 +114,20 @@ class RecallCache(KeyValueCache):
             return self._append(rows)
 
 
-def open_recall_cache(before: np.ndarray, model: Any, cut: np.ndarray) -> RecallCache:
-    """The cache for prompts of which `cut` (B, n) was cut off, after a text of the tokens `before` (n,)."""
+def open_recall_cache(before: np.ndarray, model: Any, cut: Sequence[np.ndarray]) -> RecallCache:
+    """The cache for B prompts of which `cut`, each (n,), was cut off, after a text of the tokens `before` (n,)."""
     before = expect_array("before", before)
     expect_integers("before", before)
     expect_shape("before", before, "n")
     return RecallCache(model, [np.concatenate([before.astype(np.int64), row.astype(np.int64)]) for row in cut])
 
 
-def searching(before: np.ndarray) -> Callable[[Any, np.ndarray], RecallCache]:
+def searching(before: np.ndarray) -> Callable[[Any, Sequence[np.ndarray]], RecallCache]:
     """The `open_cache` of `generate` and `stream_text` for a text (n,) before the prompts."""
     return partial(open_recall_cache, before)
 
 
-def in_text_of(run: Path, program: str | None) -> Callable[[Any, np.ndarray], RecallCache] | None:
+def in_text_of(run: Path, program: str | None) -> Callable[[Any, Sequence[np.ndarray]], RecallCache] | None:
     """`searching` in the text on which a run was trained; None, with a note, if it cannot be read.
 
     run: the folder, or a snapshot in it. program: the file of its program, unless that is known.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,7 +61,7 @@ def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> A
 
 
 def load_writer(
-    path: Path | str, prompt: str = "", tokens: int | None = None, program: ModuleType | None = None
+    path: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None, program: ModuleType | None = None
 ) -> tuple[LanguageModel, Subwords | PublishedTokenizer | None]:
     """A language model and its vocabulary (None: bytes), from a run's folder, a snapshot, or a folder with a published
     decoder. prompt, tokens: see `load_published`. program: see `load_model`. Raises ValueError for a
@@ -108,10 +108,24 @@ def _widened(vocabulary: Subwords, model: Any, folder: Path | str) -> Subwords:
     return vocabulary.widened(size)
 
 
+def load_to_tune(folder: Path | str, context: int, dropout: float) -> tuple[LanguageModel, Subwords]:
+    """A published decoder of any family, to train it further on texts of up to `context` tokens, and its vocabulary.
+    (The context of a GPT-2 is that of its table.) Raises the errors of loading, and DataError for a vocabulary whose
+    tokens are not made of bytes.
+    """
+    kind: Any = family(folder)
+    if kind is GPT2:
+        return load_gpt2(folder, dropout=dropout)
+    sizes = kind.arguments(folder)
+    vocabulary = Subwords.from_published(folder, sizes["vocab_size"])
+    return kind.from_pretrained(folder, context=min(context, sizes["context"]), dropout=dropout), vocabulary
+
+
 def load_published(
-    folder: Path | str, prompt: str = "", tokens: int | None = None
+    folder: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None
 ) -> tuple[LanguageModel, PublishedTokenizer]:
-    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`.
+    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`, or each
+    of several.
 
     The model's context is no longer than these need, because generation reserves memory for all of it. tokens=None
     keeps the full context. Raises the errors of loading.
@@ -121,5 +135,6 @@ def load_published(
     vocabulary = PublishedTokenizer(folder, sizes["vocab_size"])
     context = sizes["context"]
     if tokens is not None:
-        context = min(context, max(1, len(vocabulary.encode(prompt)) + tokens))
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        context = min(context, max(1, *(len(vocabulary.encode(each)) + tokens for each in prompts)))
     return kind.from_pretrained(folder, context=context), vocabulary

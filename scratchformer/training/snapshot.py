@@ -35,6 +35,7 @@ from safetensors.numpy import save_file
 
 from .. import models
 from ..nn import Layer, add_lora
+from ..nn.quantized import QuantizedLinear
 from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import nonfinite_tensor
 from ..rng import Key, Zeros, room_for
@@ -115,6 +116,8 @@ def save_snapshot(
     still saved: `restore` can load its weights into a model that was created in another way.
     """
     path = Path(path)
+    if any(isinstance(layer, QuantizedLinear) for _, layer in model.named_layers()):
+        raise SnapshotError(f"cannot save {path}: the model's weights are quantised; save it before")
     header = describe(model, state)
     tensors: dict[str, np.ndarray] = {}
     for part, owner in zip(PARTS, (model, optimizer, batches), strict=True):

@@ -108,10 +108,17 @@ def stages_to_score(run: Run, names: Mapping[str, Any]) -> Iterator[Run]:
         yield run.stage(name)
 
 
-def score_lines(run: Run, names: Mapping[str, Any], part: str, also: Callable[..., Any] | None = None) -> Iterator[str]:
+def score_lines(
+    run: Run,
+    names: Mapping[str, Any],
+    part: str,
+    also: Callable[..., Any] | None = None,
+    place: Callable[[Any], Any] | None = None,
+) -> Iterator[str]:
     """One line for each scored stage: the scores of its best model on a part, "validation" or "test".
 
     also: called with the stage, its replicas, the data and the part; the scores that it returns get another line.
+    place: called with each model before it is scored, such as to round its weights; returns the model.
     """
     data = run.load(names["data"])
     for stage in stages_to_score(run, names):
@@ -119,6 +126,7 @@ def score_lines(run: Run, names: Mapping[str, Any], part: str, also: Callable[..
         stage.end_limit()
         stage.load_weights(model, mean_snapshot(stage.out))
         run.ranks.expect_same_bits("parameters", model.flat.data)
+        model = model if place is None else place(model)
         count = run.ranks.cores() if run.device is CPU else 1
         options = {name: getattr(run, name) for name in ("micro_batch", "micro_batches", "ranks")}
         with Replicas(model, count, **options) as replicas:

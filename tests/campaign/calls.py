@@ -311,7 +311,26 @@ OTHERS: dict[str, Callable[[], Call]] = {
     ),
     "sample": lambda: call_of("sample", generation.sample, p=np.full((2, 4), 0.25), key=KEY),
     "generate": lambda: call_of(
-        "generate", generated, prompt=np.array([[1, 2, 3]]), tokens=4, temperature=0.7, top_k=3, top_p=0.9, key=KEY
+        "generate",
+        generated,
+        prompt=np.array([[1, 2, 3]]),
+        tokens=4,
+        temperature=0.7,
+        top_k=3,
+        top_p=0.9,
+        key=KEY,
+        repetition_penalty=1.2,
+        stop=np.array([7]),
+    ),
+    "penalised": lambda: call_of(
+        "penalised", generation.penalised, logits=LOGITS, occurred=np.ones((2, 11), bool), penalty=1.2
+    ),
+    "stream_texts": lambda: call_of(
+        "stream_texts",
+        lambda **given: list(generation.stream_texts(small_model(), **given)),
+        prompts=["A text", "B"],
+        tokens=3,
+        temperature=0.7,
     ),
     "stream_text": lambda: call_of(
         "stream_text",
@@ -319,6 +338,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         prompt="A text",
         tokens=3,
         temperature=0.7,
+        stop=["x"],
     ),
     "beam_search": lambda: call_of(
         "beam_search",

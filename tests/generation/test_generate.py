@@ -5,12 +5,14 @@ import importlib
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies
 
 from scratchformer import dispatch
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.data import Subwords
 from scratchformer.dispatch import fast
-from scratchformer.generation import cache_for, generate, printable, stream_text
+from scratchformer.generation import KeyValueCache, cache_for, generate, printable, stream_text, stream_texts
+from scratchformer.generation.generate import Writing
 from scratchformer.models import GPT2, LanguageModel, Llama, SparseTransformer, TransformerXL
 from scratchformer.rng import Key
 
@@ -326,3 +328,137 @@ def test_every_model_generates_in_bfloat16(name, batch):
         for new in np.split(np.concatenate([ids, texts[:, :6]], axis=1), [5, 6, 7, 8, 9], axis=1):
             z, expected = (cache.logits(new).astype(np.float32) for cache in caches)
             assert np.abs(z - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def ids_of(length, vocab_size=31):
+    return Key(length).generator().integers(0, vocab_size, length)
+
+
+WITH_WINDOWS = {
+    "llama with a window": lambda: Llama(31, 12, 2, 2, 12, kv_heads=1, window=4, key=Key(0)),
+    "sinusoidal": lambda: LanguageModel(31, 12, 3, 2, 12, positions="sinusoidal", key=Key(0)),
+    "relative": lambda: LanguageModel(31, 12, 3, 2, 12, positions="relative", key=Key(0)),
+}
+
+
+@pytest.mark.parametrize("name", [*MODELS, *WITH_WINDOWS])
+def test_prompts_of_different_lengths_are_continued_as_each_alone(name):
+    """Some are longer than the model can see, and some are so far apart that batches of their own are made."""
+    model = (MODELS | WITH_WINDOWS)[name]().to(dtype=np.float64)
+    model.parameters()[0].data[...] *= 3  # so that texts differ
+    for lengths, tokens in ([3, 9, 3, 1, 40, 12], 25), ([1, 11, 5, 1], 3), ([7, 2], 1):
+        prompts = [ids_of(length) for length in lengths]
+        together = np.stack(list(generate(model, prompts, tokens, temperature=0)), axis=1)
+        alone = [run(model, ids[None], tokens, temperature=0)[0] for ids in prompts]
+        np.testing.assert_array_equal(together, alone)
+    texts = np.stack(list(generate(model, [ids_of(3), ids_of(3)], 9, key=Key(4))), axis=1)
+    np.testing.assert_array_equal(texts, run(model, np.stack([ids_of(3)] * 2), 9, key=Key(4)))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "error", "message"),
+    [
+        ([[1, 2], []], ValueError, r"prompt\[1\]: expected \(T,\) with T >= 1, got \(0,\)"),
+        ([[1, 2], [[3]]], ValueError, r"prompt\[1\]: expected \(T,\)"),
+        ([[1, 2], [0.5]], TypeError, "ids: expected integers"),
+        ([[1, 2], [31, 2, 3]], IndexError, "ids: expected values from 0 to 30, got 31"),
+        ([], ValueError, r"prompt: expected \(B, T\)"),
+    ],
+)
+def test_a_list_of_prompts_that_are_no_tokens_is_refused(make_model, prompts, error, message):
+    with pytest.raises(error, match=message):
+        next(generate(make_model(), prompts, 3))
+
+
+def test_each_sequence_ends_at_its_own_stop_token(device, make_model):
+    """Up to there it is what it would be without, and then -1; when all have ended, so has the whole."""
+    model = make_model(device)
+    whole = run(model, prompt(4), 40, key=Key(5), temperature=2.0)
+    stop = [4, 17, 22]
+    found = run(model, prompt(4), 40, key=Key(5), temperature=2.0, stop=stop)
+    ends = [next(i for i, token in enumerate(row) if token in stop) for row in whole]
+    assert len({*ends}) > 1 and found.shape == (4, max(ends) + 1)
+    for row, full, end in zip(found, whole, ends, strict=True):
+        np.testing.assert_array_equal(row[: end + 1], full[: end + 1])
+        assert (row[end + 1 :] == -1).all()
+    with pytest.raises(IndexError, match=r"^stop: expected values from 0 to 30, got 31"):
+        next(generate(model, prompt(), 3, stop=[31]))
+
+
+@given(strategies.text("ab€", max_size=12), strategies.lists(strategies.text("ab€", min_size=1, max_size=4)),
+       strategies.lists(strategies.integers(1, 3)))  # fmt: skip
+def test_a_text_ends_before_the_first_stop_text_however_it_is_cut(text, stop, sizes):
+    """It ends as soon as one is complete, and nothing is held back that cannot begin one."""
+    whole = next((text[:i].removesuffix(max((s for s in stop if text[:i].endswith(s)), key=len))
+                  for i in range(len(text) + 1) if text[:i].endswith(tuple(stop))), None)  # fmt: skip
+    writing, data, shown = Writing(stop), text.encode(), ""
+    for size in [*sizes, *[1] * len(data)]:
+        shown += writing.add(data[:size])
+        data = data[size:]
+        read = text.encode()[: len(text.encode()) - len(data)].decode("utf-8", "ignore")
+        if not writing.ended:
+            held = read.removeprefix(shown)
+            assert read.startswith(shown) and (not held or any(s.startswith(held) for s in stop))
+    shown += writing.add(b"", final=True)
+    assert shown == (text if whole is None else whole) and writing.ended
+
+
+def test_texts_of_a_batch_end_by_themselves(make_model, device):
+    """A stop text may be a part of one token, or of several; each text is what it is alone."""
+    model, prompts = make_model(device, vocab_size=256), ["a", b"\xffbc", "long prompt é"]
+    options = {"temperature": 2.0, "top_k": 40, "repetition_penalty": 1.2}
+    rows = list(zip(*stream_texts(model, prompts, 30, **options), strict=True))
+    full = ["".join(row) for row in rows]
+    stop = [full[0][9:12], full[1][4]]
+    for text, row in zip(full, zip(*stream_texts(model, prompts, 30, stop=stop, **options), strict=True), strict=True):
+        ends = [text.find(s) for s in stop if s in text]
+        assert "".join(row) == (text[: min(ends)] if ends else text)
+
+
+@pytest.mark.parametrize(("stop", "error"), [([""], ValueError), ("ab", TypeError), ([b"a"], TypeError)])
+def test_an_invalid_stop_text_is_refused(make_model, stop, error):
+    with pytest.raises(error, match="stop"):
+        next(stream_text(make_model(vocab_size=256), "a", 3, stop=stop))
+
+
+def test_a_penalty_counts_the_prompt_and_what_was_written(device, make_model):
+    """With one that nothing outweighs, no token comes twice, and none of the prompt, of what was cut from it too."""
+    model = make_model(device)
+    model.output.b.data[...] += 1000  # so that all logits are positive
+    ids = np.arange(14)[None]  # more than the context
+    found = run(model, ids, 17, temperature=0, repetition_penalty=1e6)[0]
+    assert sorted(found.tolist()) == [*range(14, 31)]
+    with pytest.raises(ValueError, match="repetition_penalty: expected"):
+        next(generate(model, ids, 3, repetition_penalty=0))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", [*MODELS, *WITH_WINDOWS])
+def test_recall_changes_no_greedy_text(name, dtype, monkeypatch):
+    """Whether the guesses are right or wrong, with tokens that are not allowed, and when the context slides."""
+    module = importlib.import_module("scratchformer.generation.generate")
+    model, read = (MODELS | WITH_WINDOWS)[name]().to(dtype=dtype), []
+    each = KeyValueCache.logits_of_each
+    monkeypatch.setattr(KeyValueCache, "logits_of_each", lambda *args: read.append(args[1].shape[1]) or each(*args))
+    for allowed in None, np.arange(31) % 3 > 0:
+        texts = []
+        for evidence in 10**9, 1, 3:
+            monkeypatch.setattr(module, "EVIDENCE", evidence)
+            read.clear()
+            texts.append(run(model, prompt(1, 7), 40, temperature=0, allowed=allowed).tolist())
+            assert bool(read) == (evidence == 1 and name != "transformer-xl") or evidence == 3
+        assert texts[0] == texts[1] == texts[2] and len(texts[0][0]) == 40
+
+
+def test_a_text_that_repeats_itself_takes_few_steps(make_model):
+    """Many tokens are read at once, up to the end of the context and of the text."""
+    model, read = make_model(context=100, positions="none"), []
+    model.output.w.data[...] = 0
+    model.output.b.data[4] = 9
+    extend = LanguageModel.extend.__get__(model)
+    model.extend = lambda ids, *rest, **last: read.append(ids.shape[1]) or extend(ids, *rest, **last)
+    assert run(model, prompt(1), 60, temperature=0).tolist() == [[4] * 60]
+    assert read == [5, *[1] * 12, 16, 16, 15]
+    read.clear()
+    run(model, prompt(1), 60)
+    assert read == [5, *[1] * 59]

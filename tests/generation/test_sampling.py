@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from scratchformer.generation import probabilities, sample
+from scratchformer.generation import penalised, probabilities, sample
 from scratchformer.rng import Key
 
 Z = np.array([[1.0, 3.0, -2.0, 2.5, 0.0, 2.5], [0.0, 0.0, 0.0, 0.0, 0.0, 1e-9]])
@@ -173,3 +173,17 @@ def test_logits_that_are_not_finite_are_refused(bad):
 def test_no_tokens_to_draw_from():
     with pytest.raises(ValueError, match=r"^p: expected at least one column"):
         sample(np.ones((2, 0)), Key(0))
+
+
+def test_the_penalty_of_tokens_that_have_occurred():
+    """z/θ for a positive logit and z θ for another, of those tokens only."""
+    logits = np.array([[2.0, -2.0, 3.0, -3.0, 0.0]])
+    occurred = np.array([[True, True, False, False, True]])
+    np.testing.assert_array_equal(penalised(logits, occurred, 4), [[0.5, -8, 3, -3, 0]])
+    assert logits[0, 0] == 2
+    assert (
+        np.isfinite(penalised(logits, occurred, 1e-320)).all() and np.isfinite(penalised(logits, occurred, 1e308)).all()
+    )
+    for penalty in 0, -1, np.inf, np.nan:
+        with pytest.raises(ValueError, match="penalty: expected"):
+            penalised(logits, occurred, penalty)

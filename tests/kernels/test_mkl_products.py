@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -243,3 +244,11 @@ print(y.sum(), dx.sum(), dw.sum(), *(each.message for each in found), sep="; ")
     y, dx, dw, warned = done.stdout.strip().split("; ", 3)
     assert (float(y), float(dx), float(dw)) == (96, 384, 384)
     assert warned.startswith("the fast twins do not run: ") and warned.count("pooch") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows counts processor time in 16 ms")
+def test_what_is_measured_is_not_lengthened_by_other_processes():
+    """While others run, a process waits, as in this function."""
+    waiting = mkl_products.CBLAS(lambda *_: time.sleep(0.03))
+    address = mkl_products.ctypes.cast(waiting, mkl_products.POINTER).value
+    assert mkl_products._seconds(address, np.float32) < 0.03

@@ -23,10 +23,11 @@ MADE_OF = {
     "GPT2": SIZES | dict(context=4),
     "LanguageModel": SIZES | dict(context=4),
     "Llama": SIZES | dict(context=4),
+    **{name: SIZES | dict(context=4) for name in ("Gemma3", "Olmo2", "Phi3", "Pythia", "Qwen3", "SmolLM3")},
     "SparseTransformer": SIZES | dict(context=4, stride=2),
     "TransformerXL": SIZES | dict(context=4, memory=2),
 }
-BODY = "positions, dropout, causal, recompute, embedding_std, units, embeddings, block, final_norm"
+BODY = "positions, dropout, causal, recompute, embedding_std, units, embeddings, block, final_norm, by_block"
 BLOCK = "norm, wide, d_ff, activation, bias, eps"
 every_model = pytest.mark.parametrize("name", MADE_OF)
 

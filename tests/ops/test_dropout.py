@@ -52,7 +52,7 @@ def test_a_half_is_rounded_up_as_in_the_derivation(halves):
     p = halves / 2**17  # halfway between two multiples of 1/65536
     r = min((halves + 1) / 2, 65535) / 65536
     _, cache = ops.dropout(np.ones(4), p, Key(0))
-    assert decide(cache.p, cache.u, (4,), np)[1] == 1 / (1 - r)
+    assert decide(cache.p, cache.u, np.ones(4))[1] == 1 / (1 - r)
 
 
 def test_neighbours_are_independent():

@@ -173,6 +173,23 @@ def test_generate_continues_the_prompt_and_repeats_with_its_seed(request, call, 
     assert len(generate("--precision", "bfloat16")) > len("the é") + 10
 
 
+def test_several_prompts_are_continued_one_after_another(call, enwik8_run, tmp_path):
+    """Each as it is alone, up to a stop text, which is not printed; from options, a file and standard input."""
+
+    def generate(*options):
+        options = ("--tokens", 40, "--temperature", 0, "--device", "cpu", *options)
+        return call("scratchformer", "generate", enwik8_run.folder, *options).stdout
+
+    alone = [generate("--prompt", text) for text in ("a", "the film é")]
+    (tmp_path / "lines").write_text("the film é\r\n\na\n")
+    assert generate("--prompt", "a", "--prompts", tmp_path / "lines") == "---\n".join([alone[0], *alone[::-1]])
+    drawn = ("--prompt", "a", "--temperature", 2)
+    text = generate(*drawn).removeprefix("a").removesuffix("\n")
+    stop = next(letter for letter in text if letter.isascii() and letter.isprintable())
+    assert generate(*drawn, "--stop", "zzz", "--stop", stop) == f"a{text.partition(stop)[0]}\n"
+    assert generate("--prompt", "a", "--repetition-penalty", 5) != alone[0]
+
+
 def test_a_prompt_that_is_not_utf_8_is_read_as_bytes(call, enwik8_run):
     written = call("scratchformer", "generate", enwik8_run.folder, "--prompt", b"a\xff\xc3", "--tokens", 5).stdout
     assert written.startswith("a\ufffd\ufffd")

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from scratchformer.generation import generate
+from scratchformer.generation import generate, penalised
+from scratchformer.generation.sampling import occurrences
 from scratchformer.models import GPT2
 from scratchformer.models.pretrained import PretrainedError
 
@@ -96,6 +97,23 @@ def test_greedy_generation_is_the_same(saved):
     expected = theirs.generate(torch.from_numpy(prompt), **options)[:, 4:].numpy()
     np.testing.assert_array_equal(found, expected)
     assert len(set(found.flatten().tolist())) > 1
+
+
+@pytest.mark.parametrize("penalty", [0.7, 1.3, 5.0])
+def test_a_repetition_penalty_is_theirs(saved, penalty):
+    """Of one logit or another, and so of the whole text."""
+    theirs, folder = saved
+    ours, prompt = GPT2.from_pretrained(folder), IDS[:, :4]
+    logits, occurred = ours(prompt)[:, -1].astype(np.float64), occurrences(prompt, ours.config["vocab_size"])
+    processed = transformers.RepetitionPenaltyLogitsProcessor(penalty)(
+        torch.from_numpy(prompt), torch.from_numpy(logits)
+    )
+    np.testing.assert_allclose(penalised(logits, occurred, penalty), processed.numpy(), rtol=1e-12)
+    count = ours.context - 4
+    found = np.stack(list(generate(ours, prompt, count, temperature=0, repetition_penalty=penalty)), axis=1)
+    options = dict(max_new_tokens=count, do_sample=False, attention_mask=torch.ones(B, 4, dtype=torch.long))
+    expected = theirs.generate(torch.from_numpy(prompt), repetition_penalty=penalty, **options)[:, 4:].numpy()
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_names_with_and_without_the_prefix_and_old_buffers(saved, tmp_path):

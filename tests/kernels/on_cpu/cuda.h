@@ -3,24 +3,22 @@
 
 #pragma once
 #include <math.h>  // its functions take float, too
+#include <setjmp.h>
+#include <stdio.h>
 #include <ucontext.h>
 
-#include <algorithm>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #define __global__
 #define __device__
 #define __shared__ static  // there is one block at a time
 #define __launch_bounds__(...)
-using std::max;
-using std::min;
 
+// No templates of the standard library's containers, which would be compiled again for every kernel.
+template <class Number> Number max(Number x, Number y) { return x < y ? y : x; }
+template <class Number> Number min(Number x, Number y) { return y < x ? y : x; }
 template <class Real> Real rsqrt(Real x) { return 1 / sqrt(x); }
 
 struct __half {
@@ -54,21 +52,21 @@ static Place threadIdx, blockIdx, blockDim, gridDim;
 enum State { RUNNING, AT_BARRIER, AT_SHUFFLE, DONE };
 
 struct Thread {
-    ucontext_t context;
-    std::unique_ptr<char[]> stack;
+    jmp_buf stopped;  // where it goes on
+    char* stack;
     Place place;
     State state;
     int shuffles;  // so far; even and odd ones use different slots, so that nothing is overwritten before it is read
     double slots[2];
 };
 
-static std::vector<Thread> threads;
-static ucontext_t scheduler;
+static Thread threads[1024];
+static jmp_buf scheduler;
 static int current;
 
 static void wait(State why) {
     threads[current].state = why;
-    swapcontext(&threads[current].context, &scheduler);
+    if (!_setjmp(threads[current].stopped)) _longjmp(scheduler, 1);
 }
 
 static void __syncthreads() { wait(AT_BARRIER); }
@@ -92,11 +90,29 @@ static double __longlong_as_double(long long bits) {
     return number;
 }
 
-static std::function<void()> body;
+static void (*body)(const void*);
+static const void* arguments;  // of the body
 
 static void start() {
-    body();
-    wait(DONE);
+    for (;;) {
+        wait(DONE);
+        body(arguments);
+    }
+}
+
+// Give a thread a stack. It goes on from one kernel to the next by jumps, which take no calls of the system.
+static void create(Thread& thread) {
+    const size_t size = 1 << 16;
+    ucontext_t context;
+    thread.stack = new char[size];
+    getcontext(&context);
+    context.uc_stack.ss_sp = thread.stack, context.uc_stack.ss_size = size;
+    makecontext(&context, start, 0);
+    if (!_setjmp(scheduler)) setcontext(&context);
+}
+
+static void go_on(Thread& thread) {
+    if (!_setjmp(scheduler)) _longjmp(thread.stopped, 1);
 }
 
 // Let the threads first ... first + count - 1 go on if all that are not done wait for the same.
@@ -110,51 +126,60 @@ static bool release(int first, int count, State why) {
 }
 
 // Run a kernel, a block at a time. False if its threads wait for each other for ever.
-static bool run(unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned block_y, std::function<void()> kernel) {
-    const size_t size = 1 << 16;
+static bool run(unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned block_y) {
     int count = block_x * block_y;
-    body = kernel;
     gridDim = {grid_x, grid_y}, blockDim = {block_x, block_y};
-    threads.resize(count);
+    for (current = 0; current < count; ++current)
+        if (!threads[current].stack) create(threads[current]);
     for (unsigned b = 0; b < grid_x * grid_y; ++b) {
         blockIdx = {b % grid_x, b / grid_x};
         for (int i = 0; i < count; ++i) {
             Thread& t = threads[i];
-            if (!t.stack) t.stack.reset(new char[size]);
             t.place = {i % block_x, i / block_x}, t.state = RUNNING, t.shuffles = 0;
-            getcontext(&t.context);
-            t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = size;
-            makecontext(&t.context, start, 0);
         }
         for (bool going = true; going;) {
             going = false;
             for (current = 0; current < count; ++current)
                 if (threads[current].state == RUNNING) {
                     threadIdx = threads[current].place;
-                    swapcontext(&scheduler, &threads[current].context);
+                    go_on(threads[current]);
                     going = true;
                 }
             for (int warp = 0; warp < count; warp += 32) going |= release(warp, min(32, count - warp), AT_SHUFFLE);
             going |= release(0, count, AT_BARRIER);
         }
-        for (Thread& t : threads)
-            if (t.state != DONE) return false;
+        for (int i = 0; i < count; ++i)
+            if (threads[i].state != DONE) {
+                for (Thread& t : threads) t.stack = nullptr;  // what is on the old stacks cannot go on
+                return false;
+            }
     }
     return true;
 }
 
 // A type as `emulator.py` writes it: the kind and the bytes of a number, after a * for each pointer.
-template <class Type> std::string code() {
-    if constexpr (std::is_pointer_v<Type>) return "*" + code<std::remove_cv_t<std::remove_pointer_t<Type>>>();
-    return (!std::is_integral_v<Type> ? "f" : std::is_signed_v<Type> ? "i" : "u") + std::to_string(sizeof(Type));
+template <class Type> void code(char*& to) {
+    if constexpr (std::is_pointer_v<Type>) {
+        *to++ = '*';
+        code<std::remove_cv_t<std::remove_pointer_t<Type>>>(to);
+    } else
+        to += sprintf(to, "%c%zu ", !std::is_integral_v<Type> ? 'f' : std::is_signed_v<Type> ? 'i' : 'u', sizeof(Type));
 }
 
-template <class... Types> std::string codes(void (*)(Types...)) { return ((code<Types>() + " ") + ...); }
+template <class... Types> const char* codes(void (*)(Types...)) {
+    static char all[6 * sizeof...(Types) + 1];
+    char* to = all;
+    (code<Types>(to), ...);
+    return all;
+}
 
 // Run a kernel with arguments that are at these addresses.
 template <class... Types, size_t... I>
 bool launch(void (*kernel)(Types...), const int* sizes, void** at, std::index_sequence<I...>) {
-    return run(sizes[0], sizes[1], sizes[2], sizes[3], [=] { kernel(*(Types*)at[I]...); });
+    auto call = [=] { kernel(*(Types*)at[I]...); };
+    body = [](const void* call_of) { (*(const decltype(call)*)call_of)(); };
+    arguments = &call;
+    return run(sizes[0], sizes[1], sizes[2], sizes[3]);
 }
 
 template <class... Types> bool launch(void (*kernel)(Types...), const int* sizes, void** at) {

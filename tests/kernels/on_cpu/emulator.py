@@ -50,8 +50,7 @@ def compile_together(kernels):
         undefined = "".join(f"\n#undef {name}" for name in re.findall(r"#define (\w+)", source))
         parts.append(f"""namespace unit{i} {{
 {source}
-static std::string all = codes({kernel.name});
-extern "C" const char* parameters{i}() {{ return all.c_str(); }}
+extern "C" const char* parameters{i}() {{ return codes({kernel.name}); }}
 extern "C" bool call{i}(const int* sizes, void** arguments) {{ return launch({kernel.name}, sizes, arguments); }}
 }}{undefined}
 """)

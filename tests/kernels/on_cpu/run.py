@@ -68,8 +68,8 @@ from scratchformer.optim import Adam, AdamW, Group, Muon, adam, muon, optimizer 
 from scratchformer.parallel import graphs  # noqa: E402
 from scratchformer.testing.contracts import as_tuple  # noqa: E402
 
-library = backend._library
-backend._library = lambda x: cupy if type(x) is Array else library(x)
+library = backend.library_of
+backend.library_of = lambda x: cupy if type(x) is Array else library(x)
 cupy_products.available, cupy_products.product = (lambda: True), multiply
 cupy_products.attempt = lambda *args, **options: multiply(*args, **options) is not None
 
