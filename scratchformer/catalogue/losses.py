@@ -49,7 +49,7 @@ ENTRIES = [
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)",
         replace={
-            "(dloss / count * cast(": "(dloss * cast(",
+            "dlogits *= dloss / count * cast(": "dlogits *= dloss * cast(",
         },
     )
     .mistake(

@@ -85,11 +85,12 @@ def cross_entropy(
 
         dℓ_n := dloss k_n/count        dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dℓ_n (p_nv − t_nv)
 
-    In NumPy:
+    The code works in one array, which starts as p. Then t is subtracted, and each row is multiplied by its weight:
 
-        p = xp.exp(z - z_max - log_z)
-        t = (1 - label_smoothing) * cast(xp.arange(V) == targets[:, None], z.dtype) + label_smoothing / V
-        dlogits = (dloss / count * cast(counted[:, None], z.dtype)) * (p - t)
+        dlogits = xp.exp(z - z_max - log_z)
+        dlogits -= label_smoothing / V
+        dlogits -= (1 - label_smoothing) * cast(xp.arange(V) == targets[:, None], z.dtype)
+        dlogits *= dloss / count * cast(counted[:, None], z.dtype)
 
     The cache keeps the logits, their maxima and log_z. The exponential of their difference is p, so p itself is not
     kept.
@@ -135,7 +136,8 @@ def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Ar
     logits, z_max, log_z, targets, counted, count, label_smoothing = cache
     xp, V = array_module(logits), logits.shape[-1]
     z = xp.reshape(widen(logits), (-1, V))
-    p = xp.exp(z - z_max - log_z)
-    t = (1 - label_smoothing) * cast(xp.arange(V) == targets[:, None], z.dtype) + label_smoothing / V
-    dlogits = (dloss / count * cast(counted[:, None], z.dtype)) * (p - t)
+    dlogits = xp.exp(z - z_max - log_z)  # the softmax
+    dlogits -= label_smoothing / V
+    dlogits -= (1 - label_smoothing) * cast(xp.arange(V) == targets[:, None], z.dtype)
+    dlogits *= dloss / count * cast(counted[:, None], z.dtype)
     return cast(xp.reshape(dlogits, logits.shape), logits.dtype)

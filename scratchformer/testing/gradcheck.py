@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import CPU, Array, Device
+from ..backend import CPU, Array, Device, array_module, to_cpu
 from ..checks import expect_at_least, expect_fraction, expect_positive, expect_real
 from ..rng import Key
 from ..shell.text import apart, shown
@@ -29,6 +29,7 @@ from . import diagnosis
 from .contracts import (
     GradientError,
     Untouched,
+    arrays_in,
     as_tuple,
     chosen_rules,
     copied,
@@ -36,6 +37,7 @@ from .contracts import (
     is_array,
     is_floating,
     labelled,
+    mapped,
     repeatable,
     rule,
 )
@@ -70,7 +72,6 @@ from .runs import (
     name_of,
     normal_like,
 )
-from .shrink import library
 
 _EPS = float(np.finfo(np.float64).eps)
 _OTHERS = 6  # how many other wrong tensors a message names
@@ -141,7 +142,8 @@ def check_gradients(
     of a complex array is dF/dRe + i dF/dIm. Everything else (integer ids, keys, patterns, None, numbers) is passed on
     unchanged, and so are keyword arguments, which get no gradient. `y` may be a number, an array, or a tuple,
     NamedTuple, list or dict of them; then so is `dy`, without what is not floating-point. All arrays are copied to
-    `device`, floating-point ones as float64; `args` are not changed. dy is standard normal, from `Key(seed)`.
+    `device`, floating-point ones as float64; `args` are not changed. If they are of another library, such as PyTorch,
+    the functions are called with arrays of that library. dy is standard normal, from `Key(seed)`.
 
     The values come first: every element of each argument (`max_elements` random ones if there are more), and the
     derivatives along `directions` random directions, are compared with central differences of F = Σ y dy. They may
@@ -187,6 +189,9 @@ def check_gradients(
     options: dict[str, Any] = {"rtol": rtol, "max_elements": max_elements, "directions": directions}
     options |= {"rules": rules, "device": device}
     call = f"check_gradients({', '.join(map(name_of, functions))}, ..., seed={seed}{', order=2' * (order == 2)})"
+    if (xp := _other_library(arrays_in("", [args, kwargs]).values())) is not None:
+        op, op_backward, *_ = functions = [_called_with_arrays_of(xp, function) for function in functions]
+        args, kwargs = mapped(lambda _, x: to_cpu(x), "", (args, kwargs))
     report, run = _check_pair(op, op_backward, args, kwargs, call, seed, complex_step=complex_step, **options)
     if order == 2:
         gradients = backward_operation(op, op_backward, run.names)
@@ -213,7 +218,6 @@ def _check_pair(
 ) -> tuple[Report, PairRun]:
     """`check_gradients` of one pair, and the run with its arguments. call: what repeats the check."""
     names = argument_names(op, args)
-    _expect_no_tensors(dict(zip(names, args, strict=True)) | kwargs)
     _expect_comparisons(rtol, max_elements, directions)
     given = dict(zip(names, args, strict=True))
     _expect_tensors({part: x for n, value in given.items() for part, x in floating_in(n, value).items()}, given)
@@ -542,10 +546,26 @@ def _expect_layer(layer: Any) -> None:
         raise TypeError(f"layer: expected an object such as an nn.Layer, got {what}{without}")
 
 
-def _expect_no_tensors(given: dict[str, Any]) -> None:
-    for name, x in given.items():
-        if library(x) == "torch":
-            raise TypeError(f"{name}: expected an array, got a {type(x).__name__} of PyTorch: use check_torch")
+def _other_library(arrays: Iterable[Array]) -> Any:
+    """The library of these arrays if its types are not NumPy's, as they are in CuPy and JAX; otherwise None.
+
+    Raises TypeError for a tensor of PyTorch with a gradient of its own.
+    """
+    others = [x for x in arrays if not isinstance(x.dtype, np.dtype)]
+    if any(getattr(x, "requires_grad", False) for x in others):
+        raise TypeError("expected arrays, got a tensor of PyTorch that requires a gradient: use check_torch")
+    return array_module(*others) if others else None
+
+
+def _called_with_arrays_of(xp: Any, function: Callable) -> Callable:
+    """`function`, which works on arrays of the library `xp`, as a function of NumPy arrays."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = mapped(lambda _, x: xp.asarray(x.copy()) if type(x) is np.ndarray else x, "", (args, kwargs))
+        return mapped(lambda _, x: to_cpu(x), "", function(*args, **kwargs))
+
+    return call
 
 
 def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None:

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from scratchformer import ops
 from scratchformer.backend import CPU, Device, array_module, to_cpu
 from scratchformer.catalogue import OPERATIONS, Draw
 from scratchformer.dispatch import reference_only
+from scratchformer.testing import GradientError, check_gradients
 from scratchformer.testing.contracts import as_tuple
 
 # What Dask does not have, and the operations that need it.
@@ -49,3 +51,25 @@ def test_the_reference_runs_on_other_libraries(name, library):
             assert array_module(x) is library
             assert to_cpu(x).dtype == np.float32
             np.testing.assert_allclose(to_cpu(x), of_numpy, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pair_of_functions_is_checked_on_its_own_library(library):
+    """PyTorch's tensors and array-api-strict's arrays reach the functions; a missing factor is found."""
+    if not library.__name__.startswith(("array_api_strict", "array_api_compat.torch")):
+        pytest.skip("its arrays count as NumPy's")
+
+    def cube(x):
+        assert array_module(x) is library
+        return x * x * x, x
+
+    x = library.asarray([[0.5, -1.0, 2.0]])
+    check_gradients(cube, lambda dy, x: 3 * x * x * dy, x)
+    check_gradients(ops.layernorm, ops.layernorm_backward, x, x[0, :], x[0, :])
+    with pytest.raises(GradientError):
+        check_gradients(cube, lambda dy, x: x * x * dy, x)
+
+
+def test_tensors_that_require_a_gradient_are_for_another_check():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="a tensor of PyTorch that requires a gradient: use check_torch"):
+        check_gradients(ops.relu, ops.relu_backward, torch.ones(2, requires_grad=True))
