@@ -97,20 +97,17 @@ class Gemma3(Llama):
         return {"window": [config["sliding_window"] if each == TYPES[0] else None for each in types]}
 
     def settings(self, kind: str) -> dict[str, Any]:
-        attentions = [block.attention for block in self.body.blocks]
+        attentions: list[Any] = [block.attention for block in self.body.blocks]
+        kinds = [TYPES[each.window is None] for each in attentions]
         rope = {
-            TYPES[not each.window]: {"rope_type": "default", **(each.scaling or {}), "rope_theta": each.base}
-            for each in attentions
+            name: (each.scaling or {"rope_type": "default"}) | {"rope_theta": each.base}
+            for name, each in zip(kinds, attentions, strict=True)
         }
-        config = super().settings(kind)
-        for name in "rope_theta", "rope_scaling", "use_sliding_window":
-            del config[name]
-        return config | {
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": config["head_dim"],
-            "sliding_window": config["sliding_window"] or self.context,  # a number, even if no block has a window
-            "layer_types": [TYPES[not each.window] for each in attentions],
-            "rope_parameters": rope,
+        config = super().settings(kind) | {"layer_types": kinds, "rope_parameters": rope}
+        config["sliding_window"] = config["sliding_window"] or self.context  # a number, even if no block has one
+        config |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": config["head_dim"]}
+        return {
+            name: value for name, value in config.items() if name not in ("rope_theta", "rope_scaling", "hidden_act")
         }
 
     def tensors(self) -> dict[str, TensorSource]:

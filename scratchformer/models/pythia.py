@@ -119,15 +119,21 @@ class Pythia(Llama):
         }
 
     def settings(self, kind: str) -> dict[str, Any]:
-        attention, up = self.body.blocks[0].attention, self.body.blocks[0].feedforward.up
-        return super().settings(kind) | {
-            **dict.fromkeys(("head_dim", "num_key_value_heads")),
-            "mlp_bias": False,  # the library has no such setting: there always is one
-            "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == up.activation),
-            "layer_norm_eps": self.body.final_norm.eps,
-            "rotary_pct": attention.rotary_width / attention.head_width,
-            "rotary_emb_base": attention.base,
-            "use_parallel_residual": True,
+        block: Any = self.body.blocks[0]
+        return {
+            "architectures": [self.kinds[kind].architecture],
+            "model_type": kind,
+            **{theirs: self.config[ours] for theirs, ours in SETTINGS.items() if ours != "d_ff"},
+            "intermediate_size": block.feedforward.up.w.data.shape[1],
+            "hidden_act": {"gelu_tanh": "gelu_new"}.get(
+                block.feedforward.up.activation, block.feedforward.up.activation
+            ),
+            "layer_norm_eps": block.norm1.eps,
+            "attention_bias": block.attention.value.b is not None,
+            "tie_word_embeddings": self.config["tied"],
+            "rope_parameters": (block.attention.scaling or {"rope_type": "default"})
+            | {"rope_theta": block.attention.base}
+            | {"partial_rotary_factor": block.attention.rotary_width / block.attention.head_width},
         }
 
     def tensors(self) -> dict[str, TensorSource]:
