@@ -199,9 +199,11 @@ class PublishedDecoder(LanguageModel):
         stored: dict[str, np.ndarray] = {}
         for name, source in sources.items():
             place = source.name if source.name.startswith(self.layers["output"] + ".") else self.prefix + source.name
-            data = to_cpu(params[name].data) - source.plus
+            data = to_cpu(params[name].data)
             tensor = stored.setdefault(place, np.empty(stored_shape(params, name, sources), data.dtype))
-            (tensor.T if source.transposed else tensor)[..., source.columns] = data
+            (tensor.T if source.transposed else tensor)[..., source.columns] = (
+                data - source.plus if source.plus else data
+            )
         return stored
 
     def tensors(self) -> dict[str, TensorSource]:
