@@ -58,7 +58,8 @@ GPT2_EXPECTED: Mapping[str, tuple] = {
     "tokenizer_class": ("GPT2Tokenizer", "GPT2TokenizerFast"),
     "add_prefix_space": (False, None),
 }
-ROBERTA_EXPECTED = GPT2_EXPECTED | {
+ROBERTA_EXPECTED: Mapping[str, tuple] = {
+    **GPT2_EXPECTED,
     "tokenizer_class": ("RobertaTokenizer", "RobertaTokenizerFast"),
     **dict.fromkeys(("bos_token", "cls_token"), ("<s>",)),
     **dict.fromkeys(("eos_token", "sep_token"), ("</s>",)),

@@ -105,8 +105,8 @@ BERT = Published(
 ROBERTA = BERT._replace(
     name="Roberta",
     activations=("gelu",),  # its masked prediction has no other
-    layers=BERT.layers
-    | {
+    layers={
+        **BERT.layers,
         "pooler.dense": "classifier.dense",
         "masked.dense": "lm_head.dense",
         "masked.norm": "lm_head.layer_norm",
@@ -179,7 +179,7 @@ def bert_config(folder: Folder, dropout: float | None) -> dict[str, Any]:
     settings, model_type = kind.settings, kind.prefix[:-1]
     fractions = [name for name in FRACTIONS if name in settings]
     config = read_config(folder, model_type, settings, computed, fractions, architectures=kind.architectures)
-    options = {ours: config[theirs] for theirs, ours in settings.items()} | kind.fixed
+    options = {ours: config[theirs] for theirs, ours in settings.items()} | {**kind.fixed}
     C, F = options["d_model"], options["d_ff"]
     tables = {"tokens": "vocab_size", "positions": "max_length", "segments": "segments"}
     shapes = {f"{kind.layers[name]}.weight": (options[size], C) for name, size in tables.items() if name in kind.layers}

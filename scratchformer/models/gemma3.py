@@ -54,7 +54,8 @@ class Gemma3(Llama):
             base=1e6,
         )
     }
-    layers: ClassVar[Mapping[str, str]] = PublishedDecoder.layers | {
+    layers: ClassVar[Mapping[str, str]] = {
+        **PublishedDecoder.layers,
         "after1": "post_attention_layernorm",
         "norm2": "pre_feedforward_layernorm",
         "after2": "post_feedforward_layernorm",
