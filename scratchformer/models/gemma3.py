@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 from ..ops.positions import BASE
 from ..shell.text import shown
 from .llama import Llama
-from .pretrained import Folder, PretrainedError, TensorSource
-from .published import Kind, PublishedDecoder, decoder_config, rotary_settings
+from .pretrained import PretrainedError, TensorSource
+from .published import KINDS, Kind, PublishedDecoder, rotary_settings, windows
 
 PATTERN = 6  # every sixth block sees all positions, unless config.json says otherwise
-TYPES = "sliding_attention", "full_attention"
 
 
 class Gemma3(Llama):
@@ -49,6 +48,7 @@ class Gemma3(Llama):
                 "attn_logit_softcapping": (None,),
                 "final_logit_softcapping": (None,),
                 "use_bidirectional_attention": (False, None),
+                "layer_types": (),
             },
             needed=["num_key_value_heads", "head_dim", "sliding_window", "query_pre_attn_scalar"],
             base=1e6,
@@ -69,38 +69,41 @@ class Gemma3(Llama):
         self.body.embedding.scale = math.sqrt(d_model)
 
     @classmethod
-    def arguments(cls, folder: Folder) -> dict[str, Any]:
-        config, path = decoder_config(folder, cls)[0], Path(folder) / "config.json"
-        if (scalar := config["query_pre_attn_scalar"]) != (width := config["head_dim"]):
-            raise PretrainedError(f"{path}: query_pre_attn_scalar: expected head_dim, {width}, got {shown(scalar)}")
-        return super().arguments(folder)
-
-    @classmethod
     def angles(cls, path: Path, config: Mapping[str, Any], kind: Kind) -> dict[str, list]:
         """As for `Llama`; those of blocks with a window are different."""
         rope = config.get("rope_parameters") or {}
-        if not isinstance(rope, dict) or not rope.keys() <= {*TYPES}:
-            raise PretrainedError(f"{path}: rope_parameters: expected {' and '.join(TYPES)}, got {shown(rope)}")
-        near = {"rope_theta": config.get("rope_local_base_freq", BASE)}, rope.get(TYPES[0])
-        far = {"rope_theta": config.get("rope_theta", kind.base)}, rope.get(TYPES[1]), config.get("rope_scaling")
+        if not isinstance(rope, dict) or not rope.keys() <= {*KINDS}:
+            raise PretrainedError(f"{path}: rope_parameters: expected {' and '.join(KINDS)}, got {shown(rope)}")
+        near = {"rope_theta": config.get("rope_local_base_freq", BASE)}, rope.get(KINDS[0])
+        far = {"rope_theta": config.get("rope_theta", kind.base)}, rope.get(KINDS[1]), config.get("rope_scaling")
         settings = {}
-        for name, parts in zip(TYPES, (near, far), strict=True):
+        for name, parts in zip(KINDS, (near, far), strict=True):
             if wrong := [part for part in parts if not isinstance(part, dict | None)]:
                 raise PretrainedError(f"{path}: {name}: expected settings by name, got {shown(wrong[0])}")
             merged = {setting: value for part in parts for setting, value in (part or {}).items()}
             settings[name] = rotary_settings(path, {"rope_parameters": merged}, kind.base)
-        found = [settings[each] for each in attention_types(path, config)]
-        return {"base": [base for base, _ in found], "scaling": [scaling for _, scaling in found]}
+        angles = [settings[KINDS[window is None]] for window in cls.by_block(path, config, kind)["window"]]
+        return {"base": [base for base, _ in angles], "scaling": [scaling for _, scaling in angles]}
 
     @classmethod
     def by_block(cls, path: Path, config: Mapping[str, Any], kind: Kind) -> dict[str, list]:
-        types = attention_types(path, config)
-        return {"window": [config["sliding_window"] if each == TYPES[0] else None for each in types]}
+        window, scalar, width = (config[name] for name in ("sliding_window", "query_pre_attn_scalar", "head_dim"))
+        pattern = config.get("sliding_window_pattern", PATTERN)
+        if type(pattern) is not int or pattern < 1:
+            raise PretrainedError(f"{path}: sliding_window_pattern: expected a number >= 1, got {shown(pattern)}")
+        if window is None and config.get("layer_types") != [KINDS[1]] * config["num_hidden_layers"]:
+            raise PretrainedError(
+                f"{path}: sliding_window: expected a number, since layer_types has {KINDS[0]}, got None"
+            )
+        if scalar != width:
+            raise PretrainedError(f"{path}: query_pre_attn_scalar: expected head_dim, {width}, got {shown(scalar)}")
+        by_rule = [(i + 1) % pattern != 0 for i in range(config["num_hidden_layers"])]
+        return {"window": windows(path, config, kind, by_rule)}
 
     def settings(self, kind: str) -> dict[str, Any]:
         attentions = [block.attention for block in self.body.blocks]
         rope = {
-            TYPES[not each.window]: {"rope_type": "default", **(each.scaling or {}), "rope_theta": each.base}
+            KINDS[not each.window]: {"rope_type": "default", **(each.scaling or {}), "rope_theta": each.base}
             for each in attentions
         }
         config = super().settings(kind)
@@ -110,7 +113,7 @@ class Gemma3(Llama):
             "hidden_activation": "gelu_pytorch_tanh",
             "query_pre_attn_scalar": config["head_dim"],
             "sliding_window": config["sliding_window"] or self.context,  # a number, even if no block has a window
-            "layer_types": [TYPES[not each.window] for each in attentions],
+            "layer_types": [KINDS[not each.window] for each in attentions],
             "rope_parameters": rope,
         }
 
@@ -118,17 +121,3 @@ class Gemma3(Llama):
         """As for `Llama`; files have γ − 1."""
         tensors = super().tensors()
         return {name: each._replace(plus=float(name.endswith(".gamma"))) for name, each in tensors.items()}
-
-
-def attention_types(path: Path, config: Mapping[str, Any]) -> list[str]:
-    """The kind of attention in each block, one of TYPES. Raises PretrainedError."""
-    depth, pattern = config["num_hidden_layers"], config.get("sliding_window_pattern", PATTERN)
-    if type(pattern) is not int or pattern < 1:
-        raise PretrainedError(f"{path}: sliding_window_pattern: expected a number >= 1, got {shown(pattern)}")
-    types = config.get("layer_types")
-    types = [TYPES[(i + 1) % pattern == 0] for i in range(depth)] if types is None else types
-    if not (isinstance(types, list) and len(types) == depth and all(each in TYPES for each in types)):
-        raise PretrainedError(f"{path}: layer_types: expected {depth} of {' or '.join(TYPES)}, got {shown(types)}")
-    if config["sliding_window"] is None and TYPES[0] in types:
-        raise PretrainedError(f"{path}: sliding_window: expected a number, since layer_types has {TYPES[0]}, got None")
-    return types

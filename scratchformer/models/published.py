@@ -57,6 +57,7 @@ COMPUTED: dict[str, tuple] = {
     "per_layer_config": (None,),
 }
 NO_WINDOW: dict[str, tuple] = {"sliding_window": (None,)}
+KINDS = "sliding_attention", "full_attention"  # in layer_types: with a window, and without
 FIRST_WINDOW = 28  # default of the library that writes these folders
 
 
@@ -180,7 +181,7 @@ class PublishedDecoder(LanguageModel):
             "max_window_layers": next((i for i, window in enumerate(seen) if window), len(seen)),
         }
         if any(seen) and "use_sliding_window" in self.kinds[kind].settings:
-            config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in seen]
+            config["layer_types"] = [KINDS[not window] for window in seen]
         return config
 
     @classmethod
@@ -265,13 +266,13 @@ def windows(path: Path, config: Mapping[str, Any], kind: Kind, by_rule: Sequence
     switch = "use_sliding_window" in kind.settings
     on = config.get("use_sliding_window", False) if switch else True
     window = config.get("sliding_window", kind.window) if on else None
-    types = ["sliding_attention" if window and each else "full_attention" for each in by_rule]
-    found = config.get("layer_types")
-    if found is not None and found != types:
-        free = switch and window and isinstance(found, list) and len(found) == len(types)
-        if not free or any(each not in ("sliding_attention", "full_attention") for each in found):
-            raise PretrainedError(
-                f"{path}: layer_types: expected {shown(types)}, as other settings say, got {shown(found)}"
-            )
-        types = found
-    return [window if each == "sliding_attention" else None for each in types]
+    types = [KINDS[not (window and each)] for each in by_rule]
+    stated = config.get("layer_types")
+    if stated is not None and stated != types:
+        free = (switch or "layer_types" in kind.settings) and window
+        known = isinstance(stated, list) and len(stated) == len(types) and all(each in KINDS for each in stated)
+        if not (free and known):
+            wanted = f"{len(types)} of {' or '.join(KINDS)}" if free else f"{shown(types)}, as other settings say"
+            raise PretrainedError(f"{path}: layer_types: expected {wanted}, got {shown(stated)}")
+        types = stated
+    return [window if each == KINDS[0] else None for each in types]
