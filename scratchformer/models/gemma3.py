@@ -13,8 +13,6 @@ from .llama import Llama
 from .pretrained import PretrainedError, TensorSource
 from .published import KINDS, Kind, PublishedDecoder, rotary_settings, windows
 
-PATTERN = 6  # every sixth block sees all positions, unless config.json says otherwise
-
 
 class Gemma3(Llama):
     """The language model that Google DeepMind published in 2025, without its reader of images.
@@ -88,13 +86,11 @@ class Gemma3(Llama):
     @classmethod
     def by_block(cls, path: Path, config: Mapping[str, Any], kind: Kind) -> dict[str, list]:
         window, scalar, width = (config[name] for name in ("sliding_window", "query_pre_attn_scalar", "head_dim"))
-        pattern = config.get("sliding_window_pattern", PATTERN)
+        pattern = config.get("sliding_window_pattern", 6)  # every sixth block sees all positions
         if type(pattern) is not int or pattern < 1:
             raise PretrainedError(f"{path}: sliding_window_pattern: expected a number >= 1, got {shown(pattern)}")
         if window is None and config.get("layer_types") != [KINDS[1]] * config["num_hidden_layers"]:
-            raise PretrainedError(
-                f"{path}: sliding_window: expected a number, since layer_types has {KINDS[0]}, got None"
-            )
+            raise PretrainedError(f"{path}: sliding_window: expected a number, since layer_types has {KINDS[0]}")
         if scalar != width:
             raise PretrainedError(f"{path}: query_pre_attn_scalar: expected head_dim, {width}, got {shown(scalar)}")
         by_rule = [(i + 1) % pattern != 0 for i in range(config["num_hidden_layers"])]
