@@ -46,6 +46,12 @@ AHEAD = 32  # how many groups ahead a matrix of 4 bits is prefetched; one of 8 b
 TINY, TOP = np.float32(SMALLEST), np.float32(127)
 MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign: positive numbers are in the order of their bits
 VNNI = {16: has("avx512vnni"), 8: (has("avx512vnni") and has("avx512vl")) or has("avxvnni"), 4: False}[LANES]
+# The instruction for a_0 b_0 + a_1 b_1 of pairs of 16-bit integers, by LLVM's name, unless the processor has none.
+PAIRS = {
+    16: "avx512.pmaddw.d.512" if has("avx512bw") else "",
+    8: "avx2.pmadd.wd",
+    4: "sse2.pmadd.wd" if has("sse2") else "",
+}[LANES]
 
 
 @intrinsic
@@ -101,6 +107,11 @@ def plus_products(typing: Any, sums: Any, w: Any, x: Any) -> Any:
             (builder.lshr(whole, eight), builder.ashr(signed, eight)),
         )
         for a, b in factors:
+            if PAIRS:
+                kind = ir.FunctionType(vector, [pairs] * 2)
+                dot = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{PAIRS}")
+                total = builder.add(total, builder.call(dot, (a, b)))
+                continue
             for first in 0, 1:
                 some = ir.Constant(ir.VectorType(INTEGER, LANES), list(range(first, 2 * LANES, 2)))
                 left, right = (builder.sext(builder.shuffle_vector(y, y, some), vector) for y in (a, b))
