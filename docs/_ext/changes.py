@@ -173,9 +173,9 @@ def _llama() -> str:
 def _qwen3() -> str:
     return (
         "Llama with a norm of each head of the queries and keys, before they are rotated: a head is divided by its "
-        "root mean square and scaled by γ, the same for all heads. Scores can then grow only through γ, not through the "
-        "weights of the projections. For backward, the norms keep their inputs and a number for each head. They have "
-        "2 D weights in each block. (The biases that Qwen2 has are gone again.)"
+        "root mean square and scaled by γ, the same for all heads. Scores can then grow only through γ, not through "
+        "the weights of the projections. For backward, the norms keep their inputs and a number for each head; they "
+        "have 2 D weights in each block. (The biases that Qwen2 has are gone again.)"
     )
 
 
