@@ -110,7 +110,7 @@ def expect_computed(config: Mapping[str, Any]) -> str:
         raise NotInGGUF("activation: expected gelu_tanh, since llama.cpp has only gelu_tanh in a GPT-2, got gelu")
     rotated = config.get("no_rope_layers", [])
     if rotated != [int((i + 1) % 4 > 0) for i in range(len(rotated))]:
-        raise NotInGGUF(f"no_rope_layers: expected 0 in every fourth layer, got {shown(rotated)}")
+        raise NotInGGUF(f"no_rope_layers: expected 0 in every fourth layer alone, got {shown(rotated)}")
     if kind != "gemma3_text" and len({*config.get("layer_types", ["full_attention"])}) > 1:
         raise NotInGGUF("window: expected one for all layers, since llama.cpp has none in some of the layers")
     return ARCHITECTURES[kind]
