@@ -238,17 +238,17 @@ class Subwords:
         bytes and GPT2_END, and every other token must be a special one, such as <pad>, or the result of a merge. So a
         truncated merges.txt is always noticed.
         """
-        return cls._from_byte_level(Path(folder), "GPT-2", (GPT2_END,), GPT2_EXPECTED)
+        return cls._from_files(Path(folder), "GPT-2", (GPT2_END,), GPT2_EXPECTED)
 
     @classmethod
     def from_roberta(cls, folder: str | os.PathLike[str]) -> Subwords:
         """The byte-pair encoding of a published RoBERTa, from files like those of `from_gpt2`, with ROBERTA_SPECIALS in
         place of GPT2_END.
         """
-        return cls._from_byte_level(Path(folder), "RoBERTa", ROBERTA_SPECIALS, ROBERTA_EXPECTED)
+        return cls._from_files(Path(folder), "RoBERTa", ROBERTA_SPECIALS, ROBERTA_EXPECTED)
 
     @classmethod
-    def _from_byte_level(cls, folder: Path, name: str, specials: Sequence[str], expected: Mapping[str, tuple]) -> Subwords:
+    def _from_files(cls, folder: Path, name: str, specials: Sequence[str], expected: Mapping[str, tuple]) -> Subwords:
         """name: of the model, for messages. specials: tokens that it must have. expected: see `_expect_settings`."""
         lib, path = _library(), folder / "vocab.json"
         _expect_settings(folder, expected)

@@ -17,7 +17,8 @@ class Olmo2(Llama):
       vectors whose size is learned, γ, and the residual path stays a plain sum. The loss then has fewer spikes in
       training.
     - The queries of all heads together are divided by their root mean square before they are rotated, and so are the
-      keys, each with a γ for every number (`NormedLinear`). Scores then cannot grow without bound.
+      keys, each with a γ for every number (`NormedLinear`). Scores can then grow only
+      through γ, not through the weights of the projections.
 
     All arguments are those of `Llama`.
 

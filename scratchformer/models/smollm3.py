@@ -19,9 +19,9 @@ class SmolLM3(Llama):
     """The language model that Hugging Face published in 2025.
 
     What differs from `Llama`, and why:
-    - In every fourth block queries and keys are not rotated: rotary_width is 0. A score there depends only on
-      the contents of the two positions, at any distance, while the other blocks still know the order. In texts longer
-      than those of training, fewer scores depend on angles that never occurred there.
+    - In every fourth block queries and keys are not rotated: rotary_width is 0. A score there depends only on the
+      contents of the two positions, at any distance, while the other blocks still know the order. In texts longer than
+      those of training, fewer scores depend on angles that never occurred there.
     - The output is tied to the table of tokens, which saves V C weights (tied).
 
     All arguments are those of `Llama`. by_block, or rotary_width for all blocks, can choose other blocks to rotate.
