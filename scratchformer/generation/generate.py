@@ -203,7 +203,7 @@ def printable(text: str) -> str:
 class Writing:
     """A text that is written in pieces of bytes: what of it can be shown, and whether it has ended.
 
-    stop: texts that end it, and do not belong to it. What could be the beginning of one is held back.
+    stop: texts that end it, and do not belong to it. What could be the beginning of one is held back for now.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Products with matrices of 8-bit and 4-bit integers, as fast as the matrix can be read: see `ops.quantized`.
 
 A row x is rounded to integers first. Then a vector register holds four inputs of each of LANES columns. One instruction
-(VNNI), or where it is missing two products of pairs of 16-bit integers and some shifts, adds up in each column's sum, a
+(VNNI), or where it is missing two products of pairs of 16-bit integers and some shifts, adds to each column's sum, a
 32-bit integer,
 
     sum_o ← sum_o + k_0o m_0 + k_1o m_1 + k_2o m_2 + k_3o m_3
