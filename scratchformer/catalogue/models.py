@@ -75,7 +75,7 @@ def llama_block(d: Sizes) -> DerivationCase:
         return (u @ gate / (1 + np.exp(-u @ gate)) * (u @ up)) @ down, None
 
     replaced = {"feedforward": (forward, feedforward.backward)}
-    names = {"N": d.D, "θ": ops.rotary_frequencies(d.D)}
+    names: dict[str, Any] = {"N": d.D, "θ": ops.rotary_frequencies(d.D)}
     return with_pattern(d, block, replaced=replaced, G=d.G, H=d.H, D=d.D, **names)
 
 

@@ -27,14 +27,14 @@ class NotRecorded(ValueError, AttributeError):
 
 
 class Sizes(NamedTuple):
-    """Integers that are an input of a node: a shape, or the ends of a slice. They may depend on the batch."""
+    """Integers that are an input of a node, such as a shape, or the ends of a slice. They may depend on the batch."""
 
     values: tuple[int, ...]
     scalar: bool = False
 
 
 class Node(NamedTuple):
-    """One computation. Its result is called `n`, with its place among the nodes."""
+    """One computation. The name of its result is n and its place among the nodes, such as "n5"."""
 
     op: str  # the operator of ONNX, or "" for a constant
     inputs: tuple[str | Sizes, ...] = ()
@@ -110,16 +110,13 @@ class Recorded:
             return self.recorder.record(op, [self, Sizes(tuple(axes))], shape, self.dtype, keepdims=int(keepdims))
         return self.recorder.record(op, [self], shape, self.dtype, axes=axes, keepdims=int(keepdims))
 
-    def clip(self, low: Any, high: Any) -> Recorded:
-        return self.recorder.minimum(self.recorder.maximum(self, low), high)
-
     def __getitem__(self, key: Any) -> Recorded:
         keys = list(key) if isinstance(key, tuple) else [key]
         if any(k is Ellipsis for k in keys):
             i = next(i for i, k in enumerate(keys) if k is Ellipsis)
             keys[i : i + 1] = [slice(None)] * (self.ndim - sum(k is not None for k in keys) + 1)
         if any(isinstance(k, Recorded) for k in keys):
-            return self.gathered(keys)
+            raise NotRecorded("the model indexes an array by another in brackets: use take or take_along_axis")
         x, axis = self, 0
         added: list[int] = []
         dropped: list[int] = []
@@ -151,22 +148,11 @@ class Recorded:
         ends = [Sizes((start,)), Sizes((UNBOUNDED if stop < 0 else stop,)), Sizes((axis,)), Sizes((step,))]
         return self.recorder.record("Slice", [self, *ends], shape, self.dtype)
 
-    def gathered(self, keys: list) -> Recorded:
-        """x[i], and x[..., i, j] as numbers of one axis."""
-        *before, last = keys
-        whole = [k for k in before if isinstance(k, slice)]
-        if not before:
-            return self.recorder.take(self, last, axis=0)
-        if len(keys) != self.ndim or any(k != slice(None) for k in whole) or len(whole) != self.ndim - 2:
-            raise NotRecorded(f"the model indexes an array by {len(keys) - len(whole)} others, unknown to the export")
-        joined = self.reshape(*self.shape[:-2], -1)
-        return self.recorder.take(joined, before[-1] * self.shape[-1] + last, axis=self.ndim - 2)
-
 
 class Recorder:
     """The array library of `Recorded` arrays, for one run of a model; `nodes` is what has been computed."""
 
-    __name__ = "recorded"
+    __name__ = "scratchformer.export.recorded"
     inf, pi, newaxis = math.inf, math.pi, None
 
     def __init__(self) -> None:
@@ -233,6 +219,20 @@ class Recorder:
         shape[axis] = sum(x.shape[axis] for x in arrays)
         return self.record("Concat", arrays, shape, kind, axis=axis)
 
+    concat = concatenate
+
+    def matrix_transpose(self, x: Recorded) -> Recorded:
+        return x.swapaxes(-1, -2)
+
+    def clip(self, x: Any, low: Any, high: Any) -> Recorded:
+        return self.minimum(self.maximum(x, low), high)
+
+    def take_along_axis(self, x: Recorded, indices: Recorded, axis: int) -> Recorded:
+        shape = list(x.shape)
+        shape[axis] = 1
+        indices = self.broadcast_to(indices, np.broadcast_shapes(indices.shape, tuple(shape)))
+        return self.record("GatherElements", [x, indices], indices.shape, x.dtype, axis=axis % x.ndim)
+
     def broadcast_to(self, x: Any, shape: Sequence[int]) -> Recorded:
         return self.record("Expand", [self.asarray(x), Sizes(tuple(shape))], shape, x.dtype)
 
@@ -270,6 +270,15 @@ def _add_functions() -> None:
         "equal": "Equal", "bitwise_and": "And", "bitwise_or": "Or", "invert": "Not",
     }.items():  # fmt: skip
         setattr(Recorder, name, lambda self, *inputs, op=op: self.elementwise(op, *inputs, dtype=bool))
+
+    def method_as_function(name: str) -> Callable:
+        return lambda self, x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
+
+    for name in ("reshape", "swapaxes", "astype", "sum", "mean", "max", "any"):
+        setattr(Recorder, name, method_as_function(name))
+
+    for name in ("bool", "int32", "int64", "float32", "float64"):
+        setattr(Recorder, name, getattr(np, name))
 
     def operator(name: str, reflected: bool = False) -> Callable:
         def method(x: Recorded, *y: Any) -> Recorded:

@@ -103,7 +103,7 @@ def extend(
     arguments = rows, y, tuple(weights), (keys, values), memory, angles, (start, past)
     if len(x) > 1:
         step(means(), *arguments)
-    elif not large or keys.shape[2] % LANES:  # heads of whole vectors, so that any split gives equal bits
+    elif not large or CORES == 1 or keys.shape[2] % LANES:  # with heads of whole vectors any split gives equal bits
         step(None, *arguments)
     else:
         step_on_cores(*arguments)

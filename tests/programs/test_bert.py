@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from scratchformer.data.subwords import BERT_SPECIALS
+from scratchformer.data.subwords import _BYTES as BYTES_AS_SYMBOLS
+from scratchformer.data.subwords import BERT_SPECIALS, ROBERTA_SPECIALS
 from scratchformer.models import BertClassifier, bert_weights
 from scratchformer.training import load_snapshot, read_metrics
 
@@ -149,6 +150,41 @@ def test_published_weights_are_fine_tuned(call, fail, published, reviews_folder,
     (published / "config.json").unlink()
     assert "config.json: No such file" in fail("bert", *options, *new)
     assert not (tmp_path / "new").exists()
+
+
+def write_variant(folder, kind):
+    """The same of a RoBERTa, whose tokens are bytes, or of a DistilBERT."""
+    folder.mkdir()
+    if kind == "roberta":
+        words = [*ROBERTA_SPECIALS, *BYTES_AS_SYMBOLS, "th"]
+        (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+        (folder / "merges.txt").write_text("#version: 0.2\nt h\n")
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
+        model = BertClassifier(len(words), 2, 8, 2, 1, 40, d_ff=8, segments=1, first_position=2)
+    else:
+        words = [*BERT_SPECIALS, *WORDS]
+        (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+        model = BertClassifier(len(words), 2, 8, 2, 1, 40, d_ff=8, segments=0, pooling="relu")
+    names = bert_weights.PUBLISHED[kind]
+    config = {theirs: model.config.get(ours) for theirs, ours in names.settings.items()} | {"model_type": kind}
+    config |= {"max_position_embeddings": 40 + model.body.first_position, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    (folder / "config.json").write_text(json.dumps(config | dict.fromkeys(("dropout", "hidden_dropout_prob"), 0.1)))
+    tensors = {name: bert_weights.stored_as(name, names) for name in model.named_parameters()}
+    arrays = {t.name: np.ascontiguousarray(p.data.T if t.transposed else p.data)
+              for t, p in zip(tensors.values(), model.parameters(), strict=True)}  # fmt: skip
+    save_file(arrays, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert"])
+def test_the_variants_are_fine_tuned_and_evaluated(call, kind, reviews_folder, tmp_path):
+    write_variant(tmp_path / kind, kind)
+    run = tmp_path / "run"
+    options = ("--data", reviews_folder, "--device", "cpu", "--pretrained", tmp_path / kind, "--out", run)
+    expected = accuracies(call("bert", *options).stdout)["finetune"]
+    result = call("scratchformer", "evaluate", run, "--device", "cpu").stdout
+    assert 100 * float(re.search(r"finetune: test: .*accuracy ([0-9.]+)", result)[1]) == pytest.approx(
+        expected, abs=0.01
+    )
 
 
 def test_bad_input(fail, call, copy, reviews_folder, tmp_path):
