@@ -80,6 +80,8 @@ def rotary(d: Draw, padding: bool = False, **options: Any) -> LayerCase:
 def grouped_rotary(d: Draw, **options: Any) -> LayerCase:
     """Four query heads and two key heads, with a width that does not depend on C."""
     d.sizes["H"], d.sizes["C"] = 4, d.K
+    if "query_key_norm" in options:  # scores grow with the square of γ, and a softmax of one key hides derivatives
+        d.parameter_scale = min(d.parameter_scale, 1.0)
     return rotary(d, kv_heads=2, head_width=4, **options)
 
 
