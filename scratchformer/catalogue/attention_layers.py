@@ -80,8 +80,6 @@ def rotary(d: Draw, padding: bool = False, **options: Any) -> LayerCase:
 def grouped_rotary(d: Draw, **options: Any) -> LayerCase:
     """Four query heads and two key heads, with a width that does not depend on C."""
     d.sizes["H"], d.sizes["C"] = 4, d.K
-    if "query_key_norm" in options:  # scores grow with the square of γ, and a softmax of one key hides derivatives
-        d.parameter_scale = min(d.parameter_scale, 1.0)
     return rotary(d, kv_heads=2, head_width=4, **options)
 
 
@@ -103,7 +101,7 @@ ENTRIES = [
         partial(grouped_rotary, causal=True, window=2, base=100.0, scaling=LLAMA3, output_bias=True),
     )
     .case(
-        "norms of heads, half rotated",
+        "norms of heads, partly rotated",
         partial(grouped_rotary, causal=True, query_key_norm="heads", rotary_width=2),
     )
     .case("norms of all, not rotated", partial(grouped_rotary, causal=True, query_key_norm="all", rotary_width=0))
