@@ -42,12 +42,13 @@ def gather(layers: Sequence[QuantizedLinear]) -> None:
     sizes = [-(-array.nbytes // LINE) * LINE for layer in layers for array in layer.w[:2]]
     memory = np.empty(sum(sizes) + LINE, np.uint8)
     starts = itertools.accumulate(sizes, initial=-memory.ctypes.data % LINE)
+
+    def moved(array: np.ndarray) -> np.ndarray:
+        start = next(starts)
+        new = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        new[...] = array
+        new.flags.writeable = False
+        return new
+
     for layer in layers:
-        arrays = []
-        for array in layer.w[:2]:
-            start = next(starts)
-            new = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-            new[...] = array
-            new.flags.writeable = False
-            arrays.append(new)
-        layer.w = Quantized(*arrays, layer.w.shape)
+        layer.w = Quantized(moved(layer.w.numbers), moved(layer.w.scales), layer.w.shape)
