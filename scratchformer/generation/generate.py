@@ -14,7 +14,15 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from ..backend import CPU, cores, to_cpu
-from ..checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_number, expect_texts
+from ..checks import (
+    expect_array,
+    expect_at_least,
+    expect_ids,
+    expect_instance,
+    expect_number,
+    expect_shape,
+    expect_texts,
+)
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
@@ -62,9 +70,12 @@ def generate(
     expect_key(key)
     expect_number("repetition_penalty", repetition_penalty, zero=False)
     prompts, V = expect_prompts(prompt), model.config["vocab_size"]
-    ending = expect_array("stop", stop) if len(stop) else np.empty(0, np.int64)
+    ending = expect_array("stop", stop)
+    expect_shape("stop", ending, "N")
+    ending = ending if ending.size else np.empty(0, np.int64)
     for name, ids in ("stop", ending), *(("ids", ids) for ids in prompts):
         expect_ids(name, ids, V)
+    prompts = [ids.astype(np.int64, copy=False) for ids in prompts]  # of uint64 and int64 NumPy would make float64
     lengths = np.array([len(ids) for ids in prompts])
     order = np.argsort(lengths, kind="stable")
     batches = np.split(order, np.flatnonzero(np.diff(lengths[order]) > tokens) + 1)

@@ -8,7 +8,7 @@ from ..backend import CPU
 from ..models import EncoderDecoder, LanguageModel
 from ..nn import Linear, RelativeSelfAttention, TiedOutput
 from ..nn.quantized import QuantizedLinear
-from ..shell.text import shown
+from ..shell.text import with_article
 
 Model = TypeVar("Model", LanguageModel, EncoderDecoder)
 
@@ -25,7 +25,7 @@ def quantize(model: Model, bits: int = 8) -> Model:
     Raises ValueError for other bits, for weights that are not finite, and for a model that is on a GPU or quantised.
     """
     if not isinstance(model, LanguageModel | EncoderDecoder):
-        raise TypeError(f"model: expected a LanguageModel or an EncoderDecoder, got {shown(model)}")
+        raise TypeError(f"model: expected a LanguageModel or an EncoderDecoder, got {with_article(type(model))}")
     if model.device is not CPU:
         raise ValueError(f"model: expected one on the CPU, got one on {model.device}: products of integers run there")
     layers = [layer for _, layer in model.named_layers()]
