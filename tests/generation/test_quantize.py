@@ -8,7 +8,7 @@ import pytest
 from scratchformer.dispatch import fast, reference_only
 from scratchformer.generation import cache_for, generate, quantize
 from scratchformer.models import LanguageModel, Llama, TransformerXL
-from scratchformer.nn import Linear
+from scratchformer.nn import Linear, add_lora, merge_lora
 from scratchformer.nn.quantized import QuantizedLinear
 from scratchformer.ops.quantized import dequantize
 from scratchformer.rng import Key
@@ -62,6 +62,18 @@ def test_the_model_is_the_same_and_its_copies_share_the_integers():
     first = model.body.blocks[0].attention.query
     assert copy.deepcopy(model).body.blocks[0].attention.query.w is first.w
     assert sum(p.data.size for p in model.parameters()) == 64 * (50 + 5)  # tokens and norms
+
+
+def test_low_rank_changes_are_merged_before():
+    model = MODELS["post"]()
+    add_lora(model, 2, key=Key(3))
+    model.body.blocks[0].attention.query.lora_b.data[...] = 0.1
+    merged = copy.deepcopy(model)
+    merge_lora(merged)
+    ids = np.array([[1, 2, 3]])
+    one, other = (cache_for(quantize(each), 1).logits(ids) for each in (model, merged))
+    np.testing.assert_array_equal(one, other)
+    assert isinstance(model.body.blocks[0].attention.query, QuantizedLinear)
 
 
 def test_a_prompt_gives_the_same_logits_as_its_tokens_one_by_one():
