@@ -61,10 +61,11 @@ def generate(
     an option out of range; TypeError or IndexError for prompts of anything but tokens.
 
     Prompts of different lengths all begin at position 0, so every sequence has as many tokens in the cache as the
-    others. Then any model can continue them together, and each as if it were alone, up to rounding. What is as long as
-    the shortest prompt is read at once. From there each step appends one token to every sequence: the next one of its
-    prompt while there is one, later one that is written. So a prompt that is d tokens longer takes d steps more. Where
-    lengths are further apart than `tokens`, a batch of its own takes fewer, and is made.
+    others. Then any model can continue them together, and each as if it were alone, up to rounding; but if tokens are
+    drawn, which ones are depends on the other prompts too. What is as long as the shortest prompt is read at once. From
+    there each step appends one token to every sequence: the next one of its prompt while there is one, later one that
+    is written. So a prompt that is d tokens longer takes d steps more. Where lengths are further apart than `tokens`, a
+    batch of its own takes fewer, and is made.
     """
     expect_at_least(0, tokens=tokens)
     expect_key(key)
