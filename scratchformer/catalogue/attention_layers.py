@@ -101,7 +101,7 @@ ENTRIES = [
         partial(grouped_rotary, causal=True, window=2, base=100.0, scaling=LLAMA3, output_bias=True),
     )
     .case(
-        "norms of heads, half rotated",
+        "norms of heads, partly rotated",
         partial(grouped_rotary, causal=True, query_key_norm="heads", rotary_width=2),
     )
     .case("norms of all, not rotated", partial(grouped_rotary, causal=True, query_key_norm="all", rotary_width=0))

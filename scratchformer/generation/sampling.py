@@ -93,14 +93,14 @@ def occurrences(texts: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
 def penalised(logits: np.ndarray, occurred: np.ndarray, penalty: float) -> np.ndarray:
     """The logits (B, V), smaller for tokens that have occurred, booleans (B, V): z/θ where z > 0, and z θ elsewhere.
 
-    penalty: θ > 0; above 1, so that a text repeats itself less. Raises ValueError for one that is out of range.
+    penalty: θ > 0; with θ > 1 a text repeats itself less. Raises ValueError for a penalty that is out of range.
     Source: Keskar et al., "CTRL: a conditional transformer language model for controllable generation", 2019, section
     4.1; there every z is divided, which makes negative ones larger.
     """
     expect_number("penalty", penalty, zero=False)
     z = expect_array("logits", logits, np.float64)
     expect_shape("logits", z, "B V")
-    with np.errstate(over="ignore"):  # the largest number takes the place of ∞
+    with np.errstate(over="ignore"):  # ∞ is replaced by the largest number
         changed = np.where(z > 0, z / penalty, z * penalty).clip(-sys.float_info.max, sys.float_info.max)
     return np.where(occurred, changed, z)
 

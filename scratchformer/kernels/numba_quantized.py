@@ -1,14 +1,14 @@
 """Products with matrices of 8-bit and 4-bit integers, as fast as the matrix can be read: see `ops.quantized`.
 
 A row x is rounded to integers first. Then a vector register holds four inputs of each of LANES columns. One instruction
-(VNNI), or two products of pairs of 16-bit integers and some shifts where it is missing, adds to each column's sum, a
+(VNNI), or where it is missing two products of pairs of 16-bit integers and some shifts, adds to each column's sum, a
 32-bit integer,
 
     sum_o ← sum_o + k_0o m_0 + k_1o m_1 + k_2o m_2 + k_3o m_3
 
 for the stored k without a sign and four integers m of x, which are the same for all columns. What was added to every k
-to make it positive is taken away from the sum at its beginning. At the end of a group the sums, now exact, become
-floating-point numbers and are multiplied by the scales.
+to make it positive is subtracted in advance, where the sum starts. At the end of a group the sums, which are exact,
+become floating-point numbers and are multiplied by the scales.
 
 Columns that are read together for one row are in the cache for the next, so several rows cost little more than one.
 """
@@ -42,7 +42,7 @@ from .numba_vectors import (
 )
 
 WORDS = GROUP // 4  # of four integers
-AHEAD = 16  # how far ahead of its use a matrix is prefetched, in groups of 8 bits
+AHEAD = 16  # how far ahead a matrix is prefetched, in groups of 8-bit integers
 TINY, TOP = np.float32(SMALLEST), np.float32(127)
 VNNI = {16: has("avx512vnni"), 8: (has("avx512vnni") and has("avx512vl")) or has("avxvnni"), 4: False}[LANES]
 
@@ -59,7 +59,7 @@ def words(typing: Any, x: Any, index: Any) -> Any:
 
 @intrinsic
 def filled_with(typing: Any, value: Any) -> Any:
-    """A vector of one integer."""
+    """A vector of LANES times the same integer."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return splat(builder, vector_of(types.uint32), args[0])

@@ -57,7 +57,7 @@ COMPUTED: dict[str, tuple] = {
     "per_layer_config": (None,),
 }
 NO_WINDOW: dict[str, tuple] = {"sliding_window": (None,)}
-FIRST_WINDOW = 28  # default of the library that writes these folders
+FIRST_WINDOW = 28  # default of max_window_layers in the library that writes these folders
 
 
 class Kind(NamedTuple):
@@ -65,7 +65,7 @@ class Kind(NamedTuple):
 
     architecture: str
     settings: Mapping[str, tuple] = {}  # see COMPUTED
-    needed: Sequence[str] = ()  # optional settings that may not be missing, since the library's default is a number
+    needed: Sequence[str] = ()  # optional settings that must not be missing, since the library's default is a number
     window: int | None = None
     base: float = BASE
     eps: float = 1e-6
@@ -157,7 +157,7 @@ class PublishedDecoder(LanguageModel):
         return {"window": windows(path, config, kind, [i >= first for i in range(config["num_hidden_layers"])])}
 
     def settings(self, kind: str) -> dict[str, Any]:
-        """What config.json says of this model, if it is of this one of `kinds`."""
+        """What config.json says of this model, written as the one of `kinds` that is called `kind`."""
         block = self.body.blocks[0]
         attention, up = block.attention, block.feedforward.up
         seen = [each.attention.window for each in self.body.blocks]
@@ -212,8 +212,8 @@ class PublishedDecoder(LanguageModel):
 
 
 def decoder_config(folder: Folder, model: type[PublishedDecoder]) -> tuple[dict[str, Any], Kind]:
-    """The config.json of a folder, and its kind. Raises PretrainedError if its model computes something else than
-    `model`, or if the sizes are not those of its tensors.
+    """The config.json of a folder, and its kind. Raises PretrainedError if it describes a model that computes something
+    else than `model`, or whose sizes are not those of its tensors.
     """
     name = read_config(folder, tuple(model.kinds))["model_type"]
     kind, layers = model.kinds[name], model.layers
@@ -228,10 +228,8 @@ def decoder_config(folder: Folder, model: type[PublishedDecoder]) -> tuple[dict[
     rows = {f"attention.{each}": width for each, width in widths.items()} | {"feedforward.gate": F, "feedforward.up": F}
     paths = [layers[each] for each in ("attention.query", "feedforward.up")]
     block = {f"{path}.weight": (sum(n for each, n in rows.items() if layers.get(each) == path), C) for path in paths}
-    tables, copies = (
-        {f"{layers['tokens']}.weight": (config["vocab_size"], C)},
-        model.copies(config["tie_word_embeddings"]),
-    )
+    tables = {f"{layers['tokens']}.weight": (config["vocab_size"], C)}
+    copies = model.copies(config["tie_word_embeddings"])
     expect_sizes(folder, model.prefix, tables, model.blocks, block, config["num_hidden_layers"], copies)
     return config, kind
 
@@ -266,12 +264,12 @@ def windows(path: Path, config: Mapping[str, Any], kind: Kind, by_rule: Sequence
     on = config.get("use_sliding_window", False) if switch else True
     window = config.get("sliding_window", kind.window) if on else None
     types = ["sliding_attention" if window and each else "full_attention" for each in by_rule]
-    found = config.get("layer_types")
-    if found is not None and found != types:
-        free = switch and window and isinstance(found, list) and len(found) == len(types)
-        if not free or any(each not in ("sliding_attention", "full_attention") for each in found):
+    given = config.get("layer_types")
+    if given is not None and given != types:
+        free = switch and window and isinstance(given, list) and len(given) == len(types)
+        if not free or any(each not in ("sliding_attention", "full_attention") for each in given):
             raise PretrainedError(
-                f"{path}: layer_types: expected {shown(types)}, as other settings say, got {shown(found)}"
+                f"{path}: layer_types: expected {shown(types)}, as other settings say, got {shown(given)}"
             )
-        types = found
+        types = given
     return [window if each == "sliding_attention" else None for each in types]
