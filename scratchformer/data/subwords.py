@@ -97,15 +97,11 @@ LLAMA_SPECIALS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}  #
 SETTINGS = "tokenizer_config.json"
 
 _TEXTS = 1_000  # encoded at once
-<<<<<<< HEAD
-# Special tokens such as <pad>, since merges never join letters and punctuation; and RoBERTa's unused tokens.
-=======
 # Where no token of a byte-level encoding crosses, if its tokens are divided as in GPT-2, or as in Llama 3: there all
 # line ends in a row may be one token. And a text by which the two are told apart.
 _CUTS = (r"(?<=\S\n)(?=\S)|(?<=\s)(?=\n\S)", r"(?<=\n)(?=\S)")
 _PROBE = "a\nb.\n\nc \n\n\n d1\r\n2\r\n\r\n)\n \n\te\n'\n\n\n\n\"f "
-# Such as <pad>, since merges never join letters and punctuation, and RoBERTa's tokens without a use.
->>>>>>> eyes52
+# Special tokens such as <pad>, since merges never join letters and punctuation; and RoBERTa's unused tokens.
 _SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]|madeupword\d{4}")
 # The characters that GPT-2 uses for bytes: printable bytes are their own characters, the others start at 256.
 _PRINTING = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
