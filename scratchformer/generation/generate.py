@@ -29,7 +29,7 @@ from ..models import LanguageModel
 from ..rng import Key, expect_key
 from ..shell.text import shown
 from .cache import KeyValueCache, cache_for
-from .sampling import occurrences, penalised, probabilities, sample
+from .sampling import choose, occurrences, penalised
 
 EVIDENCE, AHEAD = 12, 15  # how many last tokens must have occurred before, and how many that followed are tried
 CLEAR = 1e-4  # the lead of the most likely token, as a share of the largest logit, that no rounding can change
@@ -140,7 +140,7 @@ def _continued(
             else:
                 if occurred is not None:
                     z = penalised(z, occurred, repetition_penalty)
-                ids = sample(probabilities(z, *options), key.fold(i))
+                ids = choose(z, *options, key.fold(i))
             text += chr(ids[0]) if recalls else ""
             for b in range(bisect_right(later, i), B):  # those that are still read
                 ids[b] = seen[b][len(seen[0]) + i]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from ..backend import CPU
 from ..models import EncoderDecoder, LanguageModel
 from ..nn import Linear, LoRA, RelativeSelfAttention, TiedOutput, merge_lora
-from ..nn.quantized import QuantizedLinear
+from ..nn.quantized import QuantizedLinear, gather
 from ..shell.text import with_article
 
 Model = TypeVar("Model", LanguageModel, EncoderDecoder)
@@ -36,6 +36,7 @@ def quantize(model: Model, bits: int = 8) -> Model:
     kept = {id(layer.position) for layer in layers if isinstance(layer, RelativeSelfAttention)}
     chosen: dict[int, Any] = {id(x): x for x in layers if type(x) in (Linear, TiedOutput) and id(x) not in kept}
     quantized = [QuantizedLinear(layer, bits) for layer in chosen.values()]  # all of them before anything is changed
+    gather(quantized)
     for layer, new in zip(chosen.values(), quantized, strict=True):
         layer.__class__ = QuantizedLinear  # an object may change its class
         vars(layer).clear()

@@ -105,7 +105,7 @@ def rounded(w: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
         for old, each in zip((product, square), sums, strict=True):
             np.copyto(old, each, where=better)
         gain = product * product / square
-    return integers, bits_above(product / square * largest)
+    return integers, bits_above(np.einsum("gic,gic->gc", w, integers, dtype=np.float64) / square)
 
 
 def quotient(w: np.ndarray, divisor: np.ndarray) -> np.ndarray:
