@@ -140,7 +140,7 @@ def _continued(
             else:
                 if occurred is not None:
                     z = penalised(z, occurred, repetition_penalty)
-                ids = choose(z, *options, key.fold(i))
+                ids = choose(z, *options, key=key.fold(i))
             text += chr(ids[0]) if recalls else ""
             for b in range(bisect_right(later, i), B):  # those that are still read
                 ids[b] = seen[b][len(seen[0]) + i]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backend import Array
 from ..ops.activations import activation_pair
-from ..ops.quantized import Quantized, quantize, quantized_linear
+from ..ops.quantized import quantize, quantized_linear
 from .embedding import TiedOutput
 from .layer import Layer
 from .pointwise import Linear
@@ -50,4 +50,4 @@ def gather(layers: Sequence[QuantizedLinear]) -> None:
             new[...] = array
             new.flags.writeable = False
             arrays.append(new)
-        layer.w = Quantized(*arrays, layer.w.shape)
+        layer.w = layer.w._replace(numbers=arrays[0], scales=arrays[1])
