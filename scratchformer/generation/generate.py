@@ -101,7 +101,7 @@ def _continued(
     prompts: Sequence[np.ndarray],
     key: Key,
     tokens: int,
-    options: tuple,
+    options: tuple[Any, Any, Any, Any],
     open_cache: Callable[[Any, Sequence[np.ndarray]], KeyValueCache] | None,
     repetition_penalty: float,
 ) -> Iterator[np.ndarray]:
