@@ -28,7 +28,7 @@ from ..shell.unpacking import is_tar, open_tar
 from .batching import Labelled
 from .download import fetch
 from .films import films_of
-from .reviews import Reviews, read_tables
+from .reviews import LABEL, Reviews, read_tables
 from .subwords import Subwords
 from .tables import SUFFIXES
 from .vocabulary import Vocabulary, has_word
@@ -180,18 +180,19 @@ def read_splits(
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
     sources = _sources(Path(path))
-    if sources[0].is_dir() or _ARCHIVE.search(sources[0].name) or is_tar(sources[0]):
+    members = sources[0].is_dir() or bool(_ARCHIVE.search(sources[0].name)) or is_tar(sources[0])
+    if members:
         reviews_of = _read_members(sources, splits)
     else:
         tables = read_tables(sources, Path(path))
         reviews_of = {split: tables[split] for split in splits}
     for split, reviews in reviews_of.items():
-        if not reviews and split not in optional:
-            raise DataError(f"{path}: no {split} review in it; expected aclImdb/{_folders(split)}/ID_RATING.txt")
         labels = {label for label, *_ in reviews}
-        for folder in FOLDERS[split]:
-            if labels and LABELS[Path(folder).name] not in labels:
-                raise DataError(f"{path}: no {folder} review in it; expected aclImdb/{folder}/ID_RATING.txt")
+        absent = [folder for folder in FOLDERS[split] if labels and LABELS[Path(folder).name] not in labels]
+        if absent or (not reviews and split not in optional):
+            names = (absent[0],) * 2 if absent else (split, _folders(split))
+            expected = f"aclImdb/{names[1]}/ID_RATING.txt" if members else f"its class in {' or '.join(LABEL)}"
+            raise DataError(f"{path}: no {names[0]} review in it; expected {expected}")
     return {
         split: (
             [reviews[place] for place in sorted(reviews)],

@@ -56,7 +56,7 @@ BERT_EXPECTED: Mapping[str, tuple] = {
 }
 GPT2_EXPECTED: Mapping[str, tuple] = {
     "tokenizer_class": ("GPT2Tokenizer", "GPT2TokenizerFast"),
-    "add_prefix_space": (False, None),
+    "add_prefix_space": (False, True, None),
 }
 ROBERTA_EXPECTED: Mapping[str, tuple] = {
     **GPT2_EXPECTED,
@@ -65,6 +65,8 @@ ROBERTA_EXPECTED: Mapping[str, tuple] = {
     **dict.fromkeys(("eos_token", "sep_token"), ("</s>",)),
     **{f"{name}_token": (f"<{name}>",) for name in ("pad", "unk", "mask")},
 }
+
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # tokenizer classes that do what tokenizer.json says
 
 # What a tokenizer.json must have if it is read instead of those files; the last value is the default.
 BERT_PARTS: Mapping[str, Mapping[str, tuple] | None] = {
@@ -88,13 +90,17 @@ GPT2_PARTS: Mapping[str, Mapping[str, tuple] | None] = {
         "ignore_merges": (False,),
     },
     "normalizer": None,
-    "pre_tokenizer": {"type": ("ByteLevel",), "add_prefix_space": (False,), "use_regex": (True,)},
+    "pre_tokenizer": {"type": ("ByteLevel",), "use_regex": (True,)},
 }
 
 LLAMA_SPECIALS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}  # in config.json, and their defaults
 SETTINGS = "tokenizer_config.json"
 
 _TEXTS = 1_000  # encoded at once
+# Where no token of a byte-level encoding crosses, if its tokens are divided as in GPT-2, or as in Llama 3: there all
+# line ends in a row may be one token. And a text by which the two are told apart.
+_CUTS = (r"(?<=\S\n)(?=\S)|(?<=\s)(?=\n\S)", r"(?<=\n)(?=\S)")
+_PROBE = "a\nb.\n\nc \n\n\n d1\r\n2\r\n\r\n)\n \n\te\n'\n\n\n\n\"f "
 # Special tokens such as <pad>, since merges never join letters and punctuation; and RoBERTa's unused tokens.
 _SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]|madeupword\d{4}")
 # The characters that GPT-2 uses for bytes: printable bytes are their own characters, the others start at 256.
@@ -252,9 +258,12 @@ class Subwords:
     def _from_files(cls, folder: Path, name: str, specials: Sequence[str], expected: Mapping[str, tuple]) -> Subwords:
         """name: of the model, for messages. specials: tokens that it must have. expected: see `_expect_settings`."""
         lib, path = _library(), folder / "vocab.json"
-        _expect_settings(folder, expected)
+        settings = _expect_settings(folder, expected)
+        prefix = settings.get("add_prefix_space")
         if alone := _tokenizer_json(path, GPT2_PARTS):
             path, whole = alone
+            if settings.get("tokenizer_class") in GENERIC:
+                prefix = whole["pre_tokenizer"].get("add_prefix_space")
             words = _gpt2_words(_all_words(whole, path), path, name, specials)
             merges = _gpt2_merges(_merge_lines(whole, path), path, words)
         else:
@@ -262,7 +271,7 @@ class Subwords:
             path = path.with_name("merges.txt")
             lines = [(f", line {i}", line) for i, line in enumerate(_lines(path), 1) if not line.startswith("#version")]
             merges = _gpt2_merges(lines, path, words)
-        tokenizer = _byte_level(lib, lib.models.BPE(words, merges))
+        tokenizer = _byte_level(lib, lib.models.BPE(words, merges), prefix is True)
         made = {first + second for first, second in merges}
         tokenizer.add_special_tokens([*specials, *(word for word in words if len(word) > 1 and word not in made)])
         return cls(tokenizer)
@@ -320,11 +329,19 @@ class Subwords:
     def encode_long(self, text: str) -> np.ndarray:
         """`encode` for a whole corpus, on all cores and in little memory; for a byte-level encoding (`byte_bpe`).
 
-        The text is cut where no token crosses, so the ids are the same: after a newline with no white space on either
-        side, and before a newline that ends other white space, as in "\\r\\n" or after an empty line.
+        The text is cut where no token crosses, so the ids are the same: where lines begin, or before the newline that
+        ends other white space. Where the encoding has another rule, the text is not cut.
         """
-        lines = re.split(r"(?<=\S\n)(?=\S)|(?<=\s)(?=\n\S)", text)
-        return np.concatenate(self.encode_all(lines))
+        rule = next((rule for rule in _CUTS if self._words(re.split(rule, _PROBE)) == self._words([_PROBE])), None)
+        return np.concatenate(self.encode_all([text] if rule is None else re.split(rule, text)))
+
+    def _words(self, texts: Sequence[str]) -> list[str]:
+        """The parts of `texts` that no token crosses."""
+        normalizer, divider = self.tokenizer.normalizer, self.tokenizer.pre_tokenizer
+        if divider is None:
+            return list(texts)
+        normalized = [text if normalizer is None else normalizer.normalize_str(text) for text in texts]
+        return [word for text in normalized for word, _ in divider.pre_tokenize_str(text)]
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         for text in texts:
@@ -664,6 +681,8 @@ def _expect_settings(folder: Path, expected: Mapping[str, tuple]) -> dict[str, A
     """
     settings = _settings(folder / SETTINGS)
     kind = _of_model(folder / "config.json", "tokenizer_class")
+    if not any(os.path.lexists(folder / name) for name in ("vocab.json", "vocab.txt")):  # tokenizer.json says it all
+        expected = {**expected, "tokenizer_class": (*expected["tokenizer_class"], *GENERIC)}
     for path, present in (folder / SETTINGS, settings), (folder / "config.json", {"tokenizer_class": kind}):
         for name, values in expected.items():
             value = present.get(name)
@@ -698,9 +717,10 @@ def _wordpiece(lib: Any, words: Mapping[str, int] | None = None, **options: bool
     return tokenizer
 
 
-def _byte_level(lib: Any, model: Any) -> Any:
+def _byte_level(lib: Any, model: Any, prefix: bool = False) -> Any:
+    """prefix: whether a space is put before a text that does not begin with one."""
     tokenizer = lib.Tokenizer(model)
-    tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = lib.decoders.ByteLevel()
     return tokenizer
 

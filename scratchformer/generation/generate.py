@@ -14,7 +14,15 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from ..backend import CPU, cores, to_cpu
-from ..checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_number, expect_texts
+from ..checks import (
+    expect_array,
+    expect_at_least,
+    expect_ids,
+    expect_instance,
+    expect_number,
+    expect_shape,
+    expect_texts,
+)
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
@@ -53,18 +61,22 @@ def generate(
     an option out of range; TypeError or IndexError for prompts of anything but tokens.
 
     Prompts of different lengths all begin at position 0, so every sequence has as many tokens in the cache as the
-    others. Then any model can continue them together, each as if it were alone, up to rounding. As many tokens of each
-    prompt as the shortest one has are read at once. From there each step appends one token to every sequence: the next
-    one of its prompt while there is one, and then one that is written. So a prompt that is d tokens longer takes d more
-    steps. Where lengths are further apart than `tokens`, separate batches take fewer steps, and are made.
+    others. Then any model can continue them together, each as if it were alone, up to rounding; but if tokens are
+    drawn, the other prompts decide too which ones are. As many tokens of each prompt as the shortest one has are read
+    at once. From there each step appends one token to every sequence: the next one of its prompt while there is one,
+    and then one that is written. So a prompt that is d tokens longer takes d more steps. Where lengths are further
+    apart than `tokens`, separate batches take fewer steps, and are made.
     """
     expect_at_least(0, tokens=tokens)
     expect_key(key)
     expect_number("repetition_penalty", repetition_penalty, zero=False)
     prompts, V = expect_prompts(prompt), model.config["vocab_size"]
-    ending = expect_array("stop", stop) if len(stop) else np.empty(0, np.int64)
+    ending = expect_array("stop", stop)
+    expect_shape("stop", ending, "N")
+    ending = ending if ending.size else np.empty(0, np.int64)
     for name, ids in ("stop", ending), *(("ids", ids) for ids in prompts):
         expect_ids(name, ids, V)
+    prompts = [ids.astype(np.int64, copy=False) for ids in prompts]  # of uint64 and int64 NumPy would make float64
     lengths = np.array([len(ids) for ids in prompts])
     order = np.argsort(lengths, kind="stable")
     batches = np.split(order, np.flatnonzero(np.diff(lengths[order]) > tokens) + 1)
@@ -89,7 +101,7 @@ def _continued(
     prompts: Sequence[np.ndarray],
     key: Key,
     tokens: int,
-    options: tuple,
+    options: tuple[Any, Any, Any, Any],
     open_cache: Callable[[Any, Sequence[np.ndarray]], KeyValueCache] | None,
     repetition_penalty: float,
 ) -> Iterator[np.ndarray]:

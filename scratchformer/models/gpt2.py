@@ -30,6 +30,7 @@ COMPUTED = {  # settings, and the values that this implementation supports
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
+    "is_causal": (True,),
     "tie_word_embeddings": (True, False),
 }
 

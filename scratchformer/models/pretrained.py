@@ -31,6 +31,13 @@ WEIGHTS = "model.safetensors"
 INDEX = WEIGHTS + ".index.json"  # of weights in several files
 # The names in a file of a layer's own parameters.
 LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
+# Other names of settings, which the library prefers if a config.json has both.
+ALIASES = {
+    **dict.fromkeys(("n_embd", "dim"), "hidden_size"),
+    **dict.fromkeys(("n_head", "n_heads"), "num_attention_heads"),
+    **dict.fromkeys(("n_layer", "n_layers"), "num_hidden_layers"),
+    "n_positions": "max_position_embeddings",
+}
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
 MAX_WHOLE = 2**31 - 1  # the largest size
 MAX_HEADER = 100_000_000  # bytes of the header of a safetensors file; the library has the same limit
@@ -93,6 +100,10 @@ def read_config(
             raise PretrainedError(f"{path}: {name}: expected {expected}, got {shown(value)}")
         if value > MAX_WHOLE:
             raise PretrainedError(f"{path}: {name}: expected at most {MAX_WHOLE:,}, got {shown(value)}")
+    for name in names:
+        alias = ALIASES.get(name, name)
+        if (other := config.get(alias, config[name])) != config[name]:
+            raise PretrainedError(f"{path}: {alias}: expected {config[name]}, as {name}, got {shown(other)}")
     for name, values in computed.items():
         chosen = config.get(name, values[0])
         if not any(chosen == value and isinstance(chosen, bool) == isinstance(value, bool) for value in values):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backend import Array
 from ..ops.activations import activation_pair
-from ..ops.quantized import Quantized, quantize, quantized_linear
+from ..ops.quantized import quantize, quantized_linear
 from .embedding import TiedOutput
 from .layer import Layer
 from .pointwise import Linear
@@ -42,13 +42,12 @@ def gather(layers: Sequence[QuantizedLinear]) -> None:
     sizes = [-(-array.nbytes // LINE) * LINE for layer in layers for array in layer.w[:2]]
     memory = np.empty(sum(sizes) + LINE, np.uint8)
     starts = itertools.accumulate(sizes, initial=-memory.ctypes.data % LINE)
-
-    def moved(array: np.ndarray) -> np.ndarray:
-        start = next(starts)
-        new = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-        new[...] = array
-        new.flags.writeable = False
-        return new
-
     for layer in layers:
-        layer.w = Quantized(moved(layer.w.numbers), moved(layer.w.scales), layer.w.shape)
+        arrays = []
+        for array in layer.w[:2]:
+            start = next(starts)
+            new = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            new[...] = array
+            new.flags.writeable = False
+            arrays.append(new)
+        layer.w = layer.w._replace(numbers=arrays[0], scales=arrays[1])

@@ -1,5 +1,6 @@
 """Sub-word vocabularies: learned, saved, loaded and published ones, encoding and decoding texts."""
 
+import itertools
 import json
 import re
 
@@ -375,7 +376,7 @@ def test_settings_that_change_nothing_are_accepted(learned, tmp_path, name):
     assert Subwords.from_bert(tmp_path).encode("the low").size == 2
 
 
-@pytest.mark.parametrize(("name", "value"), [("add_prefix_space", True), ("tokenizer_class", "GPT2JapaneseTokenizer")])
+@pytest.mark.parametrize(("name", "value"), [("add_prefix_space", 1.5), ("tokenizer_class", "TokenizersBackend")])
 def test_a_gpt2_that_splits_texts_in_another_way_is_refused(learned, tmp_path, name, value):
     write_gpt2(tmp_path, learned)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": False, name: value}))
@@ -383,6 +384,42 @@ def test_a_gpt2_that_splits_texts_in_another_way_is_refused(learned, tmp_path, n
         DataError, match=rf"tokenizer_config\.json: {name}: expected .*, got {value!r}, which may split"
     ):
         Subwords.from_gpt2(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "TokenizersBackend"])
+def test_a_space_before_a_text(learned, tmp_path, kind):
+    """tokenizer_config.json decides, or tokenizer.json if the class is any that does what that says."""
+    for stated, written in itertools.product([False, True], repeat=2):
+        write_tokenizer(tmp_path, learned, "gpt2", "pre_tokenizer", "add_prefix_space", written)
+        settings = {"add_prefix_space": stated, "tokenizer_class": kind}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        vocabulary, text = Subwords.from_gpt2(tmp_path), "the low\nlow\n\nlow"
+        space = stated if kind == "GPT2Tokenizer" else written
+        assert np.array_equal(vocabulary.encode(text), learned["byte_bpe"].encode(" " * space + text))
+        assert np.array_equal(vocabulary.encode_long(text), vocabulary.encode(text))
+
+
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\r\n", " \n\n\n", "\n\n\t"])
+def test_a_long_text_in_the_parts_of_other_encodings(learned, end, monkeypatch):
+    """In Llama 3's, several line ends may be one token; others are not cut."""
+    lib = pytest.importorskip("tokenizers")
+    rule = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    text, pieces = end.join(["low lower.", "lowest", "1"] * 20), []
+    for pattern, cuts in [(rule, 60), (r"\n+\p{L}", 1)]:
+        tokenizer = lib.Tokenizer(lib.models.BPE())
+        split = lib.pre_tokenizers.Split(lib.Regex(pattern), "isolated")
+        tokenizer.pre_tokenizer = lib.pre_tokenizers.Sequence(
+            [split, lib.pre_tokenizers.ByteLevel(False, False, False)]
+        )
+        alphabet = lib.pre_tokenizers.ByteLevel.alphabet()
+        trainer = lib.trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator([text], trainer)
+        vocabulary = Subwords(tokenizer)
+        assert np.array_equal(vocabulary.encode_long(text), vocabulary.encode(text))
+        with monkeypatch.context() as patched:
+            patched.setattr(Subwords, "encode_all", lambda self, texts: [pieces.append(len(texts)) or np.zeros(0)])
+            vocabulary.encode_long(text)
+        assert pieces.pop() == (cuts if end != "\n\n\t" else 1)
 
 
 def write_llama(folder, special=(), added=(), around=None, files=None):
@@ -530,7 +567,7 @@ def write_tokenizer(folder, learned, kind, part=None, name=None, value=None):
         ("gpt2", "model", "merges", [], "is truncated or belongs to another vocabulary"),
         ("gpt2", "normalizer", None, {"type": "NFC"}, "normalizer: expected null, got {'type': 'NFC'}"),
         ("gpt2", "pre_tokenizer", None, None, "pre_tokenizer: expected settings, got None"),
-        ("gpt2", "pre_tokenizer", "add_prefix_space", True, "pre_tokenizer.add_prefix_space: expected False, got True"),
+        ("gpt2", "pre_tokenizer", "use_regex", False, "pre_tokenizer.use_regex: expected True, got False"),
         ("gpt2", "added_tokens", None, [1], "expected tokens and their numbers"),
         ("gpt2", "added_tokens", None, [{"content": "<pad>"}], "expected the numbers 0 to"),
         ("bert", "model", "continuing_subword_prefix", "@@", "continuing_subword_prefix: expected '##', got '@@'"),

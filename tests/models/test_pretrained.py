@@ -293,6 +293,8 @@ def test_many_problems_are_counted(tmp_path, tensors):
         ),
         ({"scale_attn_weights": False}, "scale_attn_weights: expected True, got False"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: expected False, got True"),
+        ({"num_attention_heads": 3}, "num_attention_heads: expected 2, as n_head, got 3"),
+        ({"is_causal": False}, "is_causal: expected True, got False"),
         ({"add_cross_attention": True}, "add_cross_attention: expected False, got True"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected True or False, got 'no'"),
     ],
