@@ -257,6 +257,8 @@ def _read(run: Path) -> dict[str, Any]:
     """The content of a run's settings.json. Raises ValueError if it is missing or damaged."""
     path = run / SETTINGS
     if not os.path.lexists(path):
+        if (run / "config.json").is_file():
+            raise ValueError(f"{run} holds a published model, not a run: gpt2.py or bert.py --pretrained makes one")
         raise ValueError(f"{run} holds no run ({SETTINGS} is missing)")
     data = read_bytes(path, ValueError)
     content = parsed(decoded(data, path, ValueError), path, ValueError)

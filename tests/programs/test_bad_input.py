@@ -428,6 +428,9 @@ def test_commands_on_a_folder_without_a_run(fail, tmp_path):
         for name in "nothing", "file":
             line = fail("scratchformer", command, tmp_path / name)
             assert line == f"error: {tmp_path / name} holds no run (settings.json is missing)"
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published/config.json").write_text("{}")
+    assert "holds a published model, not a run: gpt2.py or" in fail("scratchformer", "evaluate", tmp_path / "published")
     assert "no snapshot at " in fail("scratchformer", "generate", tmp_path / "nothing")
     assert "no snapshot at " in fail("scratchformer", "generate", tmp_path)
     assert "is damaged or not a snapshot" in fail("scratchformer", "generate", tmp_path / "file")
