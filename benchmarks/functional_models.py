@@ -1,7 +1,7 @@
 """The tutorial's models as functions of arrays, for libraries that compile a function: JAX and tinygrad.
 
-Both have the parameters of scratchformer's model, by its names and in its shapes. A training step is the same as
-elsewhere: forward, backward, clipping to norm 1, and Adam; the whole step is compiled as one.
+Both have the parameters of scratchformer's model, with its names and shapes. A training step is the same as for the
+other peers: forward, backward, clipping to norm 1, and Adam; the whole step is compiled as one function.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Step = Callable[[Any], float]
 
 
 def forward(lib: SimpleNamespace, p: dict[str, Any], model: Layer, ids: Any, real: Any = None) -> Any:
-    """The logits of every position, or with `real` (B, T), which is true where a text has a token, those of a text.
+    """The logits of every position; with `real` (B, T), which is true where a text has a token, those of every text.
 
-    p: the parameters. lib: the few functions whose names and arguments differ between the libraries.
+    p: the parameters. lib: the few functions whose names or arguments differ between the libraries.
     """
     (B, T), C, H = ids.shape, model.config["d_model"], model.config["heads"]
     x = lib.rows(p["body.tokens.table"], ids) + p["body.positions.table"][:T]
@@ -45,13 +45,16 @@ def forward(lib: SimpleNamespace, p: dict[str, Any], model: Layer, ids: Any, rea
 
 
 def arguments(batch: Any) -> tuple[np.ndarray, ...]:
-    """ids, the classes to predict, and for a classifier where its texts have a token."""
+    """The ids, the classes to predict and, for a classifier, where its texts have a token."""
     ids, *lengths, classes = (np.asarray(a, np.int32) for a in batch)
     return ids, classes, *(np.arange(ids.shape[1]) < each[:, None] for each in lengths)
 
 
 def jax_peer(model: Layer, bfloat16: bool) -> tuple[Gradients, Step]:
-    """bfloat16: the forward and the backward, with parameters and Adam in float32."""
+    """The loss and gradients of a batch, and a training step, by JAX.
+
+    bfloat16: the type of forward and backward; parameters and Adam stay in float32.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -115,7 +118,7 @@ def jax_peer(model: Layer, bfloat16: bool) -> tuple[Gradients, Step]:
 
 
 def tinygrad_peer(model: Layer) -> tuple[Gradients, Step]:
-    """Kernels are searched for with a beam of 2, but not in float64, which is only compared."""
+    """As `jax_peer`, by tinygrad. Kernels are searched for with a beam of 2, but not in float64, which is not timed."""
     double = model.flat.data.dtype == np.float64
     os.environ.setdefault("BEAM", "0" if double else "2")
     os.environ.setdefault("DEV", "CPU" if shutil.which("clang") else "CPU:LLVM")

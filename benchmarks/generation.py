@@ -7,11 +7,11 @@
 
 By default models have 12 blocks of width 256, 8 heads, a vocabulary of 256 and a context of 256. They have random
 weights and take turns, each with its key-value cache, on all cores, after a prompt of 16 tokens. float32 and bfloat16
-are compared for both libraries, and int8 and int4 weights of scratchformer with those of the peers, which generate for
-a batch of 1 only: Q8_0 and Q4_0 of llama.cpp, and int8 of CTranslate2.
+are compared for both libraries. The int8 and int4 weights of scratchformer are compared with those of the peers, Q8_0
+and Q4_0 of llama.cpp and int8 of CTranslate2, for a batch of 1 only.
 
-On a machine that others use too, seconds of the processor say more than those of the clock, so speeds by both are
-printed. The rate at which the cores read memory, divided by the bytes of the weights, is the limit.
+On a machine that others use too, processor time says more than the time by the clock, so both speeds are printed.
+The rate at which the cores read memory, divided by the bytes of the weights, is the limit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--blocks", type=int, nargs=3, default=(12, 256, 8), metavar=("DEPTH", "WIDTH", "HEADS"))
     parser.add_argument("--temperature", type=float, default=1.0, choices=(0.0, 1.0))
-    parser.add_argument("--peers", action="store_true", help="llama.cpp and CTranslate2 too")
+    parser.add_argument("--peers", action="store_true", help="also time llama.cpp and CTranslate2")
     args = parser.parse_args()
     if args.peers and args.batch != 1:
         parser.error("--peers: for --batch 1 only")

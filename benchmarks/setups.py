@@ -32,7 +32,10 @@ OURS_BFLOAT16 = "scratchformer, bfloat16"
 
 
 class Peer(NamedTuple):
-    """fused: PyTorch's fused attention and fused Adam. mode: of `torch.compile`. half: it runs in bfloat16 too."""
+    """A library to compare with, and how it is used.
+
+    fused: with PyTorch's fused attention and fused Adam. mode: of `torch.compile`, or None. half: also in bfloat16.
+    """
 
     title: str
     package: str = "torch"
@@ -126,7 +129,7 @@ class Process:
             self.process = subprocess.Popen(command, **pipes, text=True, env=environment, process_group=0)
 
     def reply(self, seconds: float | None = None) -> Any:
-        """What it says within so many seconds. Raises RuntimeError if it says nothing."""
+        """Its next answer, which must come within so many seconds. Raises RuntimeError if there is none."""
         if not select.select([self.process.stdout], [], [], seconds and max(0.0, seconds))[0]:
             raise RuntimeError(f"no reply in {seconds:.0f} s")
         line = self.process.stdout.readline()
@@ -135,14 +138,14 @@ class Process:
         return json.loads(line)
 
     def ask(self, line: object, seconds: float | None = None) -> Any:
-        """Send a line, and return what it says. Raises RuntimeError, as `reply` does."""
+        """Send a line, and return the answer. Raises RuntimeError, as `reply` does."""
         with suppress(BrokenPipeError):  # if it has ended, `reply` says so
             self.process.stdin.write(f"{line}\n")
             self.process.stdin.flush()
         return self.reply(seconds)
 
     def stop(self) -> None:
-        """End it, and what it has started, such as compilers."""
+        """End the program, and what it has started, such as compilers."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(BrokenPipeError):

@@ -247,9 +247,10 @@ class TorchClassifier(TorchModel):
 def training_step(
     peer: nn.Module, optimizers: Sequence[tuple[Any, Callable]], where: str, mode: str | None, bfloat16: bool
 ) -> Callable[[Any], torch.Tensor]:
-    """Forward, backward, clipping, and the optimizers' steps, each beside its optimizer; the step returns the loss.
+    """A function of a batch that takes a step: forward, backward, clipping, and updates. It returns the loss.
 
-    where: "cpu" or "cuda". mode: of `torch.compile`, or None. bfloat16: under autocast.
+    optimizers: each with the function that updates the parameters. where: "cpu" or "cuda". mode: of `torch.compile`, or
+    None. bfloat16: under autocast.
     """
     compute = torch.compile(peer.loss, mode=mode) if mode else peer.loss
 
@@ -270,7 +271,7 @@ def training_step(
 
 
 def gradients_of(peer: nn.Module, model: Any, batch: Any) -> tuple[float, dict[str, np.ndarray]]:
-    """The loss, and the gradients by the names and in the shapes of scratchformer's model."""
+    """The loss, and the gradients with the names and shapes of scratchformer's model."""
     loss = peer.loss(*(torch.from_numpy(a).long() for a in batch))
     loss.backward()
     theirs, ours = dict(peer.named_parameters()), {}

@@ -76,8 +76,8 @@ def work(args: argparse.Namespace) -> None:
 
 
 def difference(model: Layer, batch: Any, name: str) -> tuple[float, float, str]:
-    """How far the loss of a peer is from ours in float64, where rounding hides nothing; and how far its gradients are,
-    ‖ours − theirs‖/‖theirs‖ of the worst tensor, with that tensor's name.
+    """How far the loss of a peer is from ours in float64, where rounding hides nothing; how far its gradients are,
+    ‖ours − theirs‖/‖theirs‖ of the worst tensor; and that tensor's name.
     """
     model = model.to(dtype=np.float64)
     gradients, _ = peer_step(model, PEERS[name], bfloat16=False)
@@ -90,9 +90,9 @@ def difference(model: Layer, batch: Any, name: str) -> tuple[float, float, str]:
 
 
 class Competitors:
-    """The processes of those that have not failed.
+    """The processes of the competitors that have not failed.
 
-    failed: the others, and why. patience: the seconds that each has for a reply. folder: of what they print.
+    failed: why the others have. patience: the seconds that each has for an answer. folder: for what they print.
     """
 
     def __init__(self, patience: float, folder: Path) -> None:
@@ -105,16 +105,13 @@ class Competitors:
         self.running[name] = Process(command, self.folder / name)
 
     def stop(self, name: str, why: str = "") -> None:
-        """why: it has failed."""
+        """End a process. why: the reason, if the competitor has failed."""
         self.running.pop(name).stop()
         if not why:
             return
-        said = [
-            line
-            for line in (self.folder / name).read_text(errors="replace").splitlines()
-            if any(map(str.isalpha, line))
-        ]
-        self.failed[name] = f"{why}: {said[-1].strip()[:200]}" if said and why.startswith("it ended") else why
+        lines = (self.folder / name).read_text(errors="replace").splitlines()
+        errors = [line.strip() for line in lines if any(map(str.isalpha, line))]
+        self.failed[name] = f"{why}: {errors[-1][:200]}" if errors and why.startswith("it ended") else why
         print(f"{name} is left out: {self.failed[name]}", flush=True)
         if name in (OURS, OURS_BFLOAT16):
             raise SystemExit(1)
@@ -131,7 +128,10 @@ class Competitors:
         return print(f"{PEERS[name].title}: {says}", flush=True)
 
     def take(self, names: Sequence[str], number: int) -> dict[str, tuple[float, float, int]]:
-        """The loss, the seconds and the peak memory of some in step `number`, which starts those that are new."""
+        """The loss, the seconds and the peak memory of each competitor in step `number`, unless it fails.
+
+        Those that are not running yet are started.
+        """
         said = {}
         for name in names:
             if name in self.failed:
@@ -161,8 +161,8 @@ def main() -> None:
     usual = ["tutorial", "tuned"]
     parser.add_argument("--peers", nargs="+", choices=peers, default=usual, help=f"(default: {' '.join(usual)})")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each; with --data, batches of an epoch")
-    parser.add_argument("--bfloat16", action="store_true", help="also in bfloat16, PyTorch under autocast")
-    parser.add_argument("--patience", type=float, default=240, help="seconds for each answer (240)")
+    parser.add_argument("--bfloat16", action="store_true", help="also time bfloat16, in PyTorch under autocast")
+    parser.add_argument("--patience", type=float, default=240, help="seconds for each answer (default: 240)")
     parser.add_argument("--worker", metavar="NAME", help="(for its own use) be one of them")
     parser.add_argument("--compare", action="store_true", help="(for its own use) only compare in float64")
     args = parser.parse_args()

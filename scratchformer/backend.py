@@ -80,7 +80,7 @@ def library_of(x: object) -> ModuleType | None:
         return cupy if isinstance(x, cupy.ndarray) else None
     if isinstance(x, np.generic):
         return None
-    if hasattr(x, "__array_namespace__"):  # of the Array API standard, as JAX's arrays
+    if hasattr(x, "__array_namespace__"):  # of the Array API standard, like JAX's arrays
         return x.__array_namespace__()
     return _library_beside(x) if type(x).__module__.partition(".")[0] in ("torch", "dask") else None
 
@@ -349,7 +349,7 @@ def to_cpu(x: Array) -> np.ndarray:
 
 
 def type_of(dtype: Any) -> np.dtype:
-    """The NumPy type with the name of another library's, such as torch.float32; CuPy's and JAX's are NumPy's."""
+    """The NumPy type that has the name of another library's, such as torch.float32. CuPy and JAX use NumPy's types."""
     return dtype if isinstance(dtype, np.dtype) else _type_named(str(dtype).rpartition(".")[2])
 
 
@@ -368,7 +368,7 @@ def is_floating_type(dtype: Any) -> bool:
 
 
 def cast(x: Array, dtype: Any) -> Array:
-    """`x` in another type; `x` itself if it is of that type."""
+    """`x` in the type `dtype`; `x` itself if that is its type."""
     if x.dtype == dtype:
         return x
     return x.astype(dtype) if hasattr(x, "astype") else array_module(x).astype(x, dtype)

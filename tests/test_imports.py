@@ -4,6 +4,7 @@ import ast
 import re
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,23 +40,33 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else NAME
 
 
-def imported(module: str, modules: dict[str, Path]) -> Iterator[str]:
-    """The modules of the package that a module imports, also inside functions, except for type checkers."""
-    path = modules[module]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    package = module.split(".")[: None if path.name == "__init__.py" else -1]
+@cache
+def named_by_imports(text: str, package: tuple[str, ...]) -> list[list[str]]:
+    """For each import of a module's text, what it may mean: the first of these names that is a module. Imports inside
+    functions count, those for type checkers do not. package: the parts of the name of the package it is in.
+    """
+    tree = ast.parse(text)
     checkers = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     ignored = {id(n) for each in checkers for part in each.body for n in ast.walk(part)}
+    names = []
     for node in ast.walk(tree):
         if id(node) in ignored:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in modules)
+            names += [[alias.name] for alias in node.names]
         if isinstance(node, ast.ImportFrom):
             start = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*start, *([node.module] if node.module else [])])
-            names = (f"{base}.{alias.name}" for alias in node.names)
-            yield from (name if name in modules else base for name in names if base in modules)
+            names += [[f"{base}.{alias.name}", base] for alias in node.names]
+    return names
+
+
+def imported(module: str, modules: dict[str, Path]) -> Iterator[str]:
+    """The modules of the package that a module imports."""
+    path = modules[module]
+    package = tuple(module.split(".")[: None if path.name == "__init__.py" else -1])
+    for names in named_by_imports(path.read_text(encoding="utf-8"), package):
+        yield from [name for name in names if name in modules][:1]
 
 
 def graph(package: Path) -> dict[str, set[str]]:

@@ -173,15 +173,15 @@ def _llama() -> str:
 def _qwen3() -> str:
     return (
         "Llama with a norm of each head of the queries and keys, before they are rotated: a head is divided by its "
-        "root mean square and scaled by γ, the same for all heads. A score can then grow only by γ, not by the weights "
-        "of the projections. The norms keep their inputs and a number for each head, and have 2 D weights in a block. "
-        "(The biases that Qwen2 has are gone again.)"
+        "root mean square and scaled by γ, the same for all heads. Scores can then grow only through γ, not through "
+        "the weights of the projections. For backward, the norms keep their inputs and a number for each head; they "
+        "have 2 D weights in each block. (The biases that Qwen2 has are gone again.)"
     )
 
 
 def _smollm3() -> str:
     return (
-        "Llama without a rotation in every fourth block. Queries and keys meet there by what they say alone, at any "
+        "Llama without a rotation in every fourth block. There, queries and keys are compared by content alone, at any "
         "distance; the order is known from the other blocks, and from what a causal model can see. The output is tied "
         "to the table of tokens, as in GPT-2. (The trace is shallower than four blocks, so all of its blocks rotate.)"
     )
@@ -191,7 +191,7 @@ def _phi3() -> str:
     return (
         "The computation is that of Llama. The published files hold queries, keys and values side by side in one "
         "matrix, and the gate and the values of SwiGLU in another; they are separated when they are read. In the "
-        "smallest model a position sees only the last 2,047."
+        "smallest model each position sees only the last 2,047."
     )
 
 
@@ -215,8 +215,8 @@ def _gemma3() -> str:
     return (
         "Llama with four norms in a block, one before and one after each branch, and one of each head of the queries "
         "and keys, as in Qwen3. The gate is GELU instead of SiLU. The vectors of tokens are multiplied by √C, and "
-        "their table is also the output's. In the published models, five of six blocks see only a window, with other "
-        "angles than the sixth."
+        "their table is also the output's. In the published models, five of six blocks see only a window, and their "
+        "angles differ from those of the sixth."
     )
 
 

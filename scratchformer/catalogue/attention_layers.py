@@ -85,7 +85,7 @@ def grouped_rotary(d: Draw, **options: Any) -> LayerCase:
 
 def rotary_attention(d: Sizes) -> DerivationCase:
     d.sizes |= {"G": 2, "H": 4, "D": 6, "C": 7, "B": 3, "T": 5}
-    d.sizes["N"] = 4
+    d.sizes["N"] = min(4, d.D)
     layer = nn.RotarySelfAttention(d.C, d.H, d.G, d.D, causal=d.seed % 2 == 1, rotary_width=d.N)
     seen = edges(d, d.T)
     names = {"G": d.G, "H": d.H, "D": d.D, "θ": ops.rotary_frequencies(d.N), "N": d.N}
@@ -101,7 +101,7 @@ ENTRIES = [
         partial(grouped_rotary, causal=True, window=2, base=100.0, scaling=LLAMA3, output_bias=True),
     )
     .case(
-        "norms of heads, half rotated",
+        "norms of heads, partly rotated",
         partial(grouped_rotary, causal=True, query_key_norm="heads", rotary_width=2),
     )
     .case("norms of all, not rotated", partial(grouped_rotary, causal=True, query_key_norm="all", rotary_width=0))

@@ -162,14 +162,14 @@ ENTRIES = [
     .case("all", lambda d: on(nn.NormedLinear(nn.Linear(d.C, 4, False, Key(d.seed)), nn.RMSNorm(4, 0.1)), d("B T C")))
     .derivation("", normed_linear)
     .mistake(
-        "Each group has the size of all numbers",
+        "The mean is taken over all groups",
         "The mean of g ẑ is over the D numbers of one group, since they alone share its ρ.",
         equation="dz_nhd = (g_nhd − ẑ_nhd 1/D Σ_d' g_nhd' ẑ_nhd')/ρ_nh",
         wrong="dz_nhd = (g_nhd − ẑ_nhd 1/D Σ_h' Σ_d' g_nh'd' ẑ_nh'd')/ρ_nh",
     )
     .mistake(
-        "The norm gets no gradient back to its input",
-        "The size of a group depends on every number in it. Without this term only the direction would.",
+        "ρ is treated as a constant",
+        "ρ depends on every number of its group. Its slope removes the part of g along ẑ, which cannot change y.",
         equation="dz_nhd = (g_nhd − ẑ_nhd 1/D Σ_d' g_nhd' ẑ_nhd')/ρ_nh",
         wrong="dz_nhd = g_nhd/ρ_nh",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -50,9 +50,9 @@ def backward_of(twin: Callable) -> Callable:
     return getattr(import_module(twin.__module__), f"{twin.__name__}_backward")
 
 
-def compiled_linear(d: Sizes) -> DerivationCase:
+def compiled(operation: Any, d: Sizes) -> DerivationCase:
     with fast():  # registers the twin
-        op = twin_of(ops.linear, fast=True)
+        op = twin_of(operation, fast=True)
     return DerivationCase(op, backward_of(op), (d("B T I"), d("I O"), d("O")))
 
 
@@ -219,7 +219,12 @@ ENTRIES = [
 ]
 if find_spec("numba"):
     ENTRIES += [
-        Entry("linear.numba", "kernels/numba_linear.py", tests=f"{TESTS} -k linear").derivation("", compiled_linear),
+        Entry(f"{op.__name__}.numba", "kernels/numba_linear.py", tests=f"{TESTS} -k {op.__name__}").derivation(
+            "", partial(compiled, op)
+        )
+        for op in (ops.linear, ops.dense)
+    ]
+    ENTRIES += [
         Entry(
             "attention.numba", "kernels/numba_attention.py", tests="tests/kernels/test_numba_attention.py"
         ).derivation("", compiled_attention),

@@ -148,8 +148,9 @@ def make_parser() -> CommandLine:
     command.set_defaults(run=generate)
 
     command = commands.add_parser("chat", help="talk to a published instruct model")
-    command.add_argument("run_folder", metavar="FOLDER", help="of a published decoder with a chat template")
-    command.add_argument("--system", metavar="TEXT", help="who the model is, instead of what its template says")
+    command.add_argument("run_folder", metavar="FOLDER", help="folder of a published decoder with a chat template")
+    system = "the system message (default: that of the template, if it has one)"
+    command.add_argument("--system", metavar="TEXT", help=system)
     tokens = "how many tokens an answer may have (default: 1000)"
     command.add_argument("--tokens", type=int, default=1000, metavar="N", min=1, help=tokens)
     context = "how many tokens of the conversation the model sees, for which memory is reserved (default: 4096)"
@@ -223,7 +224,7 @@ def add_sampling(command: Any) -> None:
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of the options of `generation.generate`."""
+    """The options of `generation.generate` that a command has."""
     names = [name for name in ("temperature", "top_k", "top_p", "repetition_penalty") if hasattr(args, name)]
     for name in names[2:]:
         if getattr(args, name) == 0:
@@ -254,8 +255,8 @@ def dynamic_settings(args: argparse.Namespace) -> dict[str, Any] | None:
 def add_precision(command: CommandLine) -> None:
     """The option of commands that only read a model's weights."""
     help = (
-        "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time; int8 and int4 are of "
-        "weights alone, on a CPU, with a scale for every 32 of them (default: float32)"
+        "the type of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time; int8 and int4 "
+        "are for weights alone, on a CPU, with a scale for every 32 of them (default: float32)"
     )
     command.add_argument("--precision", choices=("float32", "bfloat16", *INTEGERS), default="float32", help=help)
 
@@ -406,13 +407,13 @@ def generate(args: argparse.Namespace) -> None:
         texts = [each.decode("utf-8", "replace") for each in batch]
         print(f"{SEPARATOR * (start > 0)}{printable(texts[0])}", end="", flush=True)
         for new in chain([first], streamed):
-            print(printable(new[0]), end="", flush=True)  # the others come after it
+            print(printable(new[0]), end="", flush=True)  # the other texts come after it
             texts = [text + more for text, more in zip(texts, new, strict=True)]
         print("".join(f"\n{SEPARATOR}{printable(text)}" for text in texts[1:]))
 
 
 def prompts_of(args: argparse.Namespace) -> list[str]:
-    """What --prompt and --prompts ask to continue."""
+    """The texts to continue, from --prompt and --prompts."""
     prompts = list(args.prompt or [])
     if args.prompts is not None:
         lines = sys.stdin.read() if args.prompts == "-" else read_text(args.prompts)
@@ -536,7 +537,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
     run, dynamic = Path(args.run_folder), dynamic_settings(args)
     if dynamic is not None and args.precision != "float32":
-        raise ValueError(f"--precision: a model that learns while reading must be in float32, got {args.precision}")
+        raise ValueError(f"--precision: expected float32 for a model that learns while it reads, got {args.precision}")
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:])
         ranks.from_first(lambda: read_settings(run))  # what cannot be read is reported once

@@ -58,7 +58,7 @@ class PiecesTarget:
     def contiguous(self, x: Any) -> Any:
         return x
 
-    def takes(self, dtype: np.dtype) -> bool:
+    def takes(self, dtype: np.dtype, op: Any) -> bool:
         return dtype.name in TYPES
 
     def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:

@@ -41,7 +41,7 @@ class CudaTarget:
             return cupy.empty(shape, dtype)
         return cupy.empty((math.prod(shape[:-1]), -(-shape[-1] // step) * step), dtype)[:, : shape[-1]].reshape(shape)
 
-    def takes(self, dtype: np.dtype) -> bool:
+    def takes(self, dtype: np.dtype, op: Any) -> bool:
         return dtype.name in TYPES
 
     def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:

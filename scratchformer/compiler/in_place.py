@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class InPlace(CompiledTwin):
             return False
         args = self.in_order(args, kwargs)
         kind: Any = self.target.kind
-        takes = self.target.takes
+        takes = partial(self.target.takes, op=self.op)
         first = args[read[0]]
         if type(first) is not kind or not first.size or not takes(first.dtype):
             return False

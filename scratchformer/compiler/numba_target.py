@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import ops
 from ..kernels import numba_math, numba_rows
 from ..kernels.numba_code import as_bits, compiled, plus
 from .numba_code import numba_source
@@ -22,8 +23,9 @@ class NumbaTarget:
     adds = False
     contiguous, empty = staticmethod(np.ascontiguousarray), staticmethod(np.empty)
 
-    def takes(self, dtype: np.dtype) -> bool:
-        return dtype in (np.float32, np.float64) or dtype.name == "bfloat16"
+    def takes(self, dtype: np.dtype, op: Any) -> bool:
+        native = dtype in (np.float32, np.float64)
+        return dtype.name == "bfloat16" or (native and op is not ops.add)  # which NumPy computes as fast by itself
 
     def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
         wide = np.float64 if dtype == np.float64 else np.float32

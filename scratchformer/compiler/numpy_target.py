@@ -24,7 +24,7 @@ class NumpyTarget:
     contiguous: Any = staticmethod(np.ascontiguousarray)
     empty: Any = staticmethod(np.empty)
 
-    def takes(self, dtype: np.dtype) -> bool:
+    def takes(self, dtype: np.dtype, op: Any) -> bool:
         return dtype in (np.float32, np.float64)
 
     def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:

@@ -53,8 +53,8 @@ class Target(Protocol):
     def adds(self) -> bool:
         """Whether the loops add gradients to arrays that exist, see `dispatch.Operation.add_twin`."""
 
-    def takes(self, dtype: np.dtype) -> bool:
-        """Whether the loops can compute with arrays of this type."""
+    def takes(self, dtype: np.dtype, op: Any) -> bool:
+        """Whether the loops of an operation can compute with arrays of this type, and are faster than the reference."""
 
     def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
         """A function that runs the loops of a plan on arrays of this type: those that it reads, its numbers, and those
@@ -181,7 +181,7 @@ class CompiledTwin:
         """The plans for what `signature` gives; None if the loops cannot compute with such arguments."""
         arguments = dict(zip(self.names, signatures, strict=True))
         shape = self.shape(arguments)
-        if shape is None or not self.target.takes(shape.dtype):
+        if shape is None or not self.target.takes(shape.dtype, self.op):
             return None
         others = {name: arguments[name] for name in self.names if name not in self.arrays}
         numbers = tuple(name for name, kind in others.items() if isinstance(kind, type) and is_number(kind))

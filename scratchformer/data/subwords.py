@@ -101,7 +101,7 @@ _TEXTS = 1_000  # encoded at once
 # line ends in a row may be one token. And a text by which the two are told apart.
 _CUTS = (r"(?<=\S\n)(?=\S)|(?<=\s)(?=\n\S)", r"(?<=\n)(?=\S)")
 _PROBE = "a\nb.\n\nc \n\n\n d1\r\n2\r\n\r\n)\n \n\te\n'\n\n\n\n\"f "
-# Such as <pad>, since merges never join letters and punctuation, and RoBERTa's tokens without a use.
+# Special tokens such as <pad>, since merges never join letters and punctuation; and RoBERTa's unused tokens.
 _SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]|madeupword\d{4}")
 # The characters that GPT-2 uses for bytes: printable bytes are their own characters, the others start at 256.
 _PRINTING = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -245,17 +245,17 @@ class Subwords:
         bytes and GPT2_END, and every other token must be a special one, such as <pad>, or the result of a merge. So a
         truncated merges.txt is always noticed.
         """
-        return cls._byte_level(Path(folder), "GPT-2", (GPT2_END,), GPT2_EXPECTED)
+        return cls._from_files(Path(folder), "GPT-2", (GPT2_END,), GPT2_EXPECTED)
 
     @classmethod
     def from_roberta(cls, folder: str | os.PathLike[str]) -> Subwords:
-        """The byte-pair encoding of a published RoBERTa, from files as of `from_gpt2`, with ROBERTA_SPECIALS for its
-        GPT2_END.
+        """The byte-pair encoding of a published RoBERTa, from files like those of `from_gpt2`, with ROBERTA_SPECIALS in
+        place of GPT2_END.
         """
-        return cls._byte_level(Path(folder), "RoBERTa", ROBERTA_SPECIALS, ROBERTA_EXPECTED)
+        return cls._from_files(Path(folder), "RoBERTa", ROBERTA_SPECIALS, ROBERTA_EXPECTED)
 
     @classmethod
-    def _byte_level(cls, folder: Path, name: str, specials: Sequence[str], expected: Mapping[str, tuple]) -> Subwords:
+    def _from_files(cls, folder: Path, name: str, specials: Sequence[str], expected: Mapping[str, tuple]) -> Subwords:
         """name: of the model, for messages. specials: tokens that it must have. expected: see `_expect_settings`."""
         lib, path = _library(), folder / "vocab.json"
         settings = _expect_settings(folder, expected)
@@ -279,17 +279,17 @@ class Subwords:
     @classmethod
     def from_published(cls, folder: str | os.PathLike[str], size: int) -> Subwords:
         """The byte-level encoding of a published model with `size` tokens, from tokenizer.json in its folder, to train
-        it further. Raises DataError as `PublishedTokenizer` does, and if the tokens are not made of bytes, as those of
+        it further. Raises DataError as `PublishedTokenizer` does, and if the tokens are not made of bytes, as in
         Llama 2, Mistral and Phi-3.
         """
         subwords = cls(PublishedTokenizer(folder, size).tokenizer)
         try:
             subwords = subwords.widened(size)
-            found = len(subwords.pieces)
+            count = len(subwords.pieces)
         except ValueError as error:
             raise DataError(f"{Path(folder) / 'tokenizer.json'}: {error}") from error
-        if found != size:
-            raise DataError(f"{Path(folder) / 'tokenizer.json'}: expected ids without gaps up to {size}, got {found}")
+        if count != size:
+            raise DataError(f"{Path(folder) / 'tokenizer.json'}: expected {size:,} ids without gaps, got {count:,}")
         return subwords
 
     def widened(self, size: int) -> Subwords:

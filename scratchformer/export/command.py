@@ -1,4 +1,4 @@
-"""The command `scratchformer export`."""
+"""The command `scratchformer export`, and `export_model`, which does its work."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ def export(args: argparse.Namespace) -> None:
 def export_model(path: Path | str, out: Path, program: ModuleType | None = None) -> None:
     """Write the language model of a run, a snapshot or a published folder to `out`, in the format of its name.
 
-    out: NAME.onnx, NAME.gguf, or else a folder; none may exist. program: see `load_model`. Raises ValueError for a
-    model that the format cannot express, ImportError for a library that is not installed, and the errors of loading.
+    out: NAME.onnx, NAME.gguf, or else a folder, which must not exist yet. program: see `load_model`. Raises
+    ValueError for a model that the format cannot express, ImportError for a library that is not installed, and the
+    errors of loading.
     """
     from . import gguf_file, huggingface, onnx_file
 
     for each in out, *([out.with_name(out.name + onnx_file.DATA)] if out.suffix == ".onnx" else []):
         if os.path.lexists(each):
-            raise ValueError(f"{each}: expected a new file or folder, but it exists")
+            raise ValueError(f"{each}: expected a new file or folder, got one that exists")
     if not out.absolute().parent.is_dir():
         raise ValueError(f"{out}: expected a name in an existing folder")
     formats = {".onnx": onnx_file.library, ".gguf": gguf_file.library}
@@ -63,7 +64,7 @@ def export_model(path: Path | str, out: Path, program: ModuleType | None = None)
 
 
 def load(path: Path | str, program: ModuleType | None, text: bool) -> tuple[LanguageModel, Any, Path | None]:
-    """A language model, its vocabulary (None: bytes), and the published folder that it is from, if it is from one.
+    """A language model, its vocabulary (None: bytes), and the published folder that it comes from, if any.
 
     text: whether the vocabulary is needed.
     """

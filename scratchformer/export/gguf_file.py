@@ -65,8 +65,8 @@ def library() -> Any:
 def write_gguf(folder: Path, out: Path) -> None:
     """Write the model and the vocabulary of a folder, as `write_folder` makes it, to the new file `out`, in float32.
 
-    Raises NotInGGUF if llama.cpp does not compute this model. A window that is shorter than the context ends the
-    context, because llama.cpp would forget the window.
+    Raises NotInGGUF if llama.cpp does not compute this model. If all blocks have a window, the context becomes no
+    longer than the window, because llama.cpp would ignore it. A Gemma 3 keeps its windows.
     """
     gguf, config = library(), json.loads((folder / "config.json").read_text(encoding="utf-8"))
     name = expect_computed(config)
@@ -107,12 +107,12 @@ def expect_computed(config: Mapping[str, Any]) -> str:
     if kind not in ARCHITECTURES:
         raise NotInGGUF(f"model_type: expected one of {', '.join(ARCHITECTURES)} for a GGUF file, got {shown(kind)}")
     if kind == "gpt2" and config["activation_function"] == "gelu":
-        raise NotInGGUF("activation: llama.cpp has only gelu_tanh in a GPT-2, got gelu")
+        raise NotInGGUF("activation: expected gelu_tanh, since llama.cpp has only gelu_tanh in a GPT-2, got gelu")
     rotated = config.get("no_rope_layers", [])
     if rotated != [int((i + 1) % 4 > 0) for i in range(len(rotated))]:
-        raise NotInGGUF(f"no_rope_layers: llama.cpp rotates all but every fourth layer, got {shown(rotated)}")
+        raise NotInGGUF(f"no_rope_layers: expected 0 in every fourth layer alone, got {shown(rotated)}")
     if kind != "gemma3_text" and len({*config.get("layer_types", ["full_attention"])}) > 1:
-        raise NotInGGUF("window: llama.cpp has none in some of the layers of such a model")
+        raise NotInGGUF("window: expected one for all layers, since llama.cpp has none in some of the layers")
     return ARCHITECTURES[kind]
 
 
@@ -122,8 +122,8 @@ def windowed(config: Mapping[str, Any]) -> bool:
 
 
 def neighbours(data: np.ndarray, width: int) -> np.ndarray:
-    """The rows of a projection, or its bias, in the order in which llama.cpp rotates: those of the pair (d, d + D/2)
-    of each head side by side.
+    """The rows of a projection, or its bias, in the order in which llama.cpp rotates them: the two of a pair, d and
+    d + D/2 of a head, are neighbours.
     """
     return data.reshape(-1, 2, width // 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
 
@@ -136,9 +136,9 @@ def with_windows(writer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     types, rope = config["layer_types"], config["rope_parameters"]
     near, far = ({"rope_type": "default"} | rope.get(f"{each}_attention", {}) for each in ("sliding", "full"))
     if types != ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(len(types))]:
-        raise NotInGGUF(f"layer_types: llama.cpp has a window in all but every sixth layer, got {shown(types)}")
+        raise NotInGGUF(f"layer_types: expected a window in all but every sixth layer, got {shown(types)}")
     if near["rope_type"] != "default" or near["rope_theta"] != BASE:
-        raise NotInGGUF(f"base: llama.cpp has {BASE} without scaling in layers with a window, got {shown(near)}")
+        raise NotInGGUF(f"base: expected {BASE} without scaling in layers with a window, got {shown(near)}")
     writer.add_sliding_window(config["sliding_window"])
     writer.add_rope_freq_base(far.get("rope_theta", BASE))
     return {**config, "rope_scaling": None if far["rope_type"] == "default" else far}
@@ -169,21 +169,19 @@ def add_vocabulary(gguf: Any, writer: Any, folder: Path, config: Mapping[str, An
     settings = json.loads(path.read_text(encoding="utf-8"))
     model, added = settings["model"], {each["content"]: each for each in settings.get("added_tokens", [])}
     ids = {**model["vocab"], **{name: each["id"] for name, each in added.items()}}
-    tokens = [f"[PAD{i}]" for i in range(config["vocab_size"])]  # of which the model may have more
+    tokens = [f"[PAD{i}]" for i in range(config["vocab_size"])]  # the model may have more than the vocabulary
     types, scores = [gguf.TokenType.UNUSED] * len(tokens), [-1000.0] * len(tokens)
-    of_words, merges = (
-        model.get("byte_fallback", False),
-        [m if isinstance(m, str) else " ".join(m) for m in model["merges"]],
-    )
+    sentencepiece = model.get("byte_fallback", False)  # the kind of vocabulary that Llama 2 has
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     for name, i in ids.items():
         tokens[i], types[i] = name, gguf.TokenType.NORMAL
-        if name == model.get("unk_token") and of_words:
+        if name == model.get("unk_token") and sentencepiece:
             types[i] = gguf.TokenType.UNKNOWN
         elif name in added:
             types[i] = gguf.TokenType.CONTROL if added[name]["special"] else gguf.TokenType.USER_DEFINED
-        elif of_words and name.startswith("<0x") and len(name) == 6:
+        elif sentencepiece and name.startswith("<0x") and len(name) == 6:
             types[i] = gguf.TokenType.BYTE
-    if of_words:  # pieces are joined in the order of their scores, as the merges are in theirs
+    if sentencepiece:  # pieces are joined in the order of their scores, as the merges are in theirs
         for rank, merge in reversed([*enumerate(merges)]):
             scores[ids[merge.replace(" ", "")]] = -float(rank)
         writer.add_tokenizer_model("llama")
@@ -213,4 +211,4 @@ def splitting(pre_tokenizer: Any, model: Mapping[str, Any]) -> str:
         return "llama-bpe" if model.get("ignore_merges") else "dbrx"
     if patterns == [WORDS % ""]:
         return "qwen2"
-    raise NotInGGUF(f"tokenizer.json: pre_tokenizer: unknown to the export to GGUF: {shown(pre_tokenizer)}")
+    raise NotInGGUF(f"tokenizer.json: pre_tokenizer: unknown to this export: {shown(pre_tokenizer)}")

@@ -116,8 +116,8 @@ def special_ids(vocabulary: Any, source: Path | None) -> dict[str, Any]:
 
 
 def write_settings(model: PublishedDecoder, kind: str, folder: Path, ends: dict[str, Any]) -> str | None:
-    """Write config.json for a model of the type `kind`; returns why that is another model than `model`, if it is."""
-    if (folder / "config.json").exists():  # another kind is right
+    """Write config.json for a model of the type `kind`; returns what it computes differently from `model`, or None."""
+    if (folder / "config.json").exists():  # another kind fits
         return None
     text = json.dumps(model.settings(kind) | ends, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")

@@ -159,7 +159,7 @@ def fitted(batches: Sequence[tuple[int, int]], values: Sequence[int]) -> tuple[i
     (B, T), b, t = batches[0], values[1] - values[0], values[0] - values[2]
     c = values[0] - b * B - t * T
     if any(b * B + t * T + c != n for (B, T), n in zip(batches, values, strict=True)):
-        raise NotRecorded(f"the model's sizes {values} are unknown functions of the batch: cannot be exported to ONNX")
+        raise NotRecorded(f"the model's sizes {values} are no linear function of B and T: cannot be exported to ONNX")
     return b, t, c
 
 

@@ -27,14 +27,14 @@ class NotRecorded(ValueError, AttributeError):
 
 
 class Sizes(NamedTuple):
-    """Integers that are an input of a node: a shape, or the ends of a slice. They may depend on the batch."""
+    """Integers that are an input of a node, such as a shape, or the ends of a slice. They may depend on the batch."""
 
     values: tuple[int, ...]
     scalar: bool = False
 
 
 class Node(NamedTuple):
-    """One computation. Its result is called `n`, with its place among the nodes."""
+    """One computation. The name of its result is n and its place among the nodes, such as "n5"."""
 
     op: str  # the operator of ONNX, or "" for a constant
     inputs: tuple[str | Sizes, ...] = ()

@@ -117,7 +117,7 @@ class KeyValueCache:
         self.weights = model.parameters()[0].data
         self.stored = model.allocate(batch_size)
         self.token_step = TokenStep(model, self.stored, batch_size) if has_token_step(model) else None
-        # Whether several tokens at once take less time than one by one, and have the same logits up to rounding.
+        # Whether reading several tokens at once takes less time than one by one, for the same logits up to rounding.
         plain = isinstance(model, LanguageModel) and type(model).extend is LanguageModel.extend
         floats = self.weights.dtype in (np.float32, np.float64) and not any(
             isinstance(layer, QuantizedLinear) for _, layer in model.named_layers()
@@ -140,7 +140,7 @@ class KeyValueCache:
             return self._append(ids)
 
     def forget_after(self, length: int) -> None:
-        """Keep the first `length` tokens only, of a text that has not slid; the next are written over the others."""
+        """Keep only the first `length` tokens, of a text that has not slid. The next ones are written over the rest."""
         self.length = length
         self.ids = None if self.ids is None else self.ids[:, :length]
 

@@ -35,8 +35,8 @@ class ChatTemplate:
 
     def __init__(self, folder: Path | str) -> None:
         """Read chat_template.jinja in `folder`, or else "chat_template" in tokenizer_config.json, and there the names
-        of the special tokens. Raises DataError if there is no template, or one that is no Jinja; ImportError without
-        jinja2.
+        of the special tokens. Raises DataError if there is no template, or it is not valid Jinja; ImportError if
+        jinja2 is missing or too old.
         """
         text: Any
         folder = Path(folder)
@@ -60,7 +60,7 @@ class ChatTemplate:
         self._template = self._run(environment.from_string, text)
 
     def apply(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text of the messages, each {"role": ..., "content": ...}, as far as where the next answer begins.
+        """The text of the messages, each {"role": ..., "content": ...}, up to where the next answer begins.
 
         It equals that of `apply_chat_template(messages, add_generation_prompt=True, tokenize=False)` of transformers.
         Raises DataError if the template refuses the messages, fails, or writes too much.
@@ -151,15 +151,15 @@ def _sandbox() -> Any:
 class Chat:
     """A conversation: its messages, and the cache of what the model has read of them.
 
-    An answer continues the whole conversation, as the template writes it. Of that text only what is new is read: what
-    the cache holds of its beginning stays there. When the context is nearly full, the oldest messages are forgotten
-    (except the system's), and the rest is read again.
+    An answer continues the whole conversation, as the template writes it. Only what is new in that text is read: its
+    beginning is in the cache. When the context is nearly full, the oldest messages are forgotten (except the system
+    message), and the rest is read again.
     """
 
     def __init__(
         self, model: LanguageModel, vocabulary: PublishedTokenizer, template: ChatTemplate, system: str | None = None
     ) -> None:
-        """system: the message that says who the model is, or None for the template's own, if it has one."""
+        """system: the message that tells the model who it is, or None for the template's own, if it has one."""
         expect_instance("vocabulary", vocabulary, PublishedTokenizer)
         expect_instance("system", system, str, none=True)
         self.model, self.vocabulary, self.template = model, vocabulary, template
@@ -171,16 +171,16 @@ class Chat:
 
     def answer(self, text: str, tokens: int, **options: Any) -> Generator[str]:
         """Say `text`, and yield the answer as it is written, without special tokens: up to `tokens` tokens, an end
-        token, or the end of the context. If the iterator is closed before, the answer ends there. options: those of
-        `generate`. Raises ValueError if `text` alone takes the context, and like `ChatTemplate.apply`; the conversation
-        is then as it was.
+        token, or the end of the context. If the iterator is closed earlier, the answer ends there. options: those of
+        `generate`. Raises ValueError if `text` alone fills the context, and what `ChatTemplate.apply` raises; the
+        conversation then stays as it was.
         """
         expect_instance("text", text, str)
         expect_at_least(1, tokens=tokens)
         messages, ids = self._fitting([*self.messages, {"role": "user", "content": text}], tokens)
         seen = np.empty(0, np.int64) if self.cache.ids is None else self.cache.ids[0]
         n = min(len(seen), len(ids) - 1)
-        n = int(np.argmin(np.append(seen[:n] == ids[:n], False)))  # tokens that they have in common
+        n = int(np.argmin(np.append(seen[:n] == ids[:n], False)))  # how many tokens both begin with
         self.cache.forget_after(n)
         written: list[int] = []
         writing = Writing(())

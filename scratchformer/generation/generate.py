@@ -14,16 +14,24 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from ..backend import CPU, cores, to_cpu
-from ..checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_number, expect_texts
+from ..checks import (
+    expect_array,
+    expect_at_least,
+    expect_ids,
+    expect_instance,
+    expect_number,
+    expect_shape,
+    expect_texts,
+)
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
 from ..rng import Key, expect_key
 from ..shell.text import shown
 from .cache import KeyValueCache, cache_for
-from .sampling import occurrences, penalised, probabilities, sample
+from .sampling import choose, occurrences, penalised
 
-EVIDENCE, AHEAD = 12, 15  # how many tokens must have occurred before, and how many that followed them are tried
+EVIDENCE, AHEAD = 12, 15  # how many last tokens must have occurred before, and how many that followed are tried
 CLEAR = 1e-4  # the lead of the most likely token, as a share of the largest logit, that no rounding can change
 ROWS = 8  # the smallest number of sequences worth a separate thread
 
@@ -53,18 +61,22 @@ def generate(
     an option out of range; TypeError or IndexError for prompts of anything but tokens.
 
     Prompts of different lengths all begin at position 0, so every sequence has as many tokens in the cache as the
-    others. Then any model can continue them together, and each as if it were alone, up to rounding. What is as long as
-    the shortest prompt is read at once. From there each step appends one token to every sequence: the next one of its
-    prompt while there is one, later one that is written. So a prompt that is d tokens longer takes d steps more. Where
-    lengths are further apart than `tokens`, a batch of its own takes fewer, and is made.
+    others. Then any model can continue them together, each as if it were alone, up to rounding; but if tokens are
+    drawn, the other prompts decide too which ones are. As many tokens of each prompt as the shortest one has are read
+    at once. From there each step appends one token to every sequence: the next one of its prompt while there is one,
+    and then one that is written. So a prompt that is d tokens longer takes d more steps. Where lengths are further
+    apart than `tokens`, separate batches take fewer steps, and are made.
     """
     expect_at_least(0, tokens=tokens)
     expect_key(key)
     expect_number("repetition_penalty", repetition_penalty, zero=False)
     prompts, V = expect_prompts(prompt), model.config["vocab_size"]
-    ending = expect_array("stop", stop) if len(stop) else np.empty(0, np.int64)
+    ending = expect_array("stop", stop)
+    expect_shape("stop", ending, "N")
+    ending = ending if ending.size else np.empty(0, np.int64)
     for name, ids in ("stop", ending), *(("ids", ids) for ids in prompts):
         expect_ids(name, ids, V)
+    prompts = [ids.astype(np.int64, copy=False) for ids in prompts]  # of uint64 and int64 NumPy would make float64
     lengths = np.array([len(ids) for ids in prompts])
     order = np.argsort(lengths, kind="stable")
     batches = np.split(order, np.flatnonzero(np.diff(lengths[order]) > tokens) + 1)
@@ -89,7 +101,7 @@ def _continued(
     prompts: Sequence[np.ndarray],
     key: Key,
     tokens: int,
-    options: tuple,
+    options: tuple[Any, Any, Any, Any],
     open_cache: Callable[[Any, Sequence[np.ndarray]], KeyValueCache] | None,
     repetition_penalty: float,
 ) -> Iterator[np.ndarray]:
@@ -110,7 +122,7 @@ def _continued(
     with fast():  # loads libraries, which are limited, too
         blas = ThreadpoolController().select(user_api="blas")
     new = np.stack([ids[: len(seen[0])] for ids in seen])
-    allowed, known = options[-1], list[int]()  # tokens that were found ahead
+    allowed, known = options[-1], list[int]()  # tokens that were read ahead
     recalls = B == 1 and options[0] == 0 and occurred is None and caches[0].recalls
     text = "".join(map(chr, seen[0].tolist())) if recalls else ""
     steps: deque[np.ndarray] = deque(maxlen=later[-1] + 1)  # what the last steps have appended
@@ -128,7 +140,7 @@ def _continued(
             else:
                 if occurred is not None:
                     z = penalised(z, occurred, repetition_penalty)
-                ids = sample(probabilities(z, *options), key.fold(i))
+                ids = choose(z, *options, key=key.fold(i))
             text += chr(ids[0]) if recalls else ""
             for b in range(bisect_right(later, i), B):  # those that are still read
                 ids[b] = seen[b][len(seen[0]) + i]
@@ -143,11 +155,12 @@ def _continued(
 def _recalled(cache: KeyValueCache, text: str, tokens: int, allowed: np.ndarray | None) -> list[int]:
     """The next greedy tokens, at most `tokens`, that can be known from one pass of the model; often none.
 
-    text: all tokens so far, as characters. The last of them is not in the cache yet. If its last EVIDENCE tokens have
-    occurred before, those that followed them then are likely to follow again. They are read at once, after the last
+    text: all tokens so far, as characters. The last of them is not in the cache yet. If the last EVIDENCE tokens have
+    occurred before, those that followed them there are likely to follow again. They are read at once, after the last
     token. As long as each is the most likely one after those before it, they are what greedy choice would write one by
-    one; and the most likely token after the last right one comes as well. Sums of several tokens are rounded in
-    another order. So where the most likely token leads by too little, it is left to the step of a single token.
+    one. The most likely token after the last right one is known as well. With several tokens, sums are added in another
+    order, so their rounding differs. So where the lead of the most likely token is too small, it is left to a step of a
+    single token.
 
     Source: Leviathan, Kalman, Matias, "Fast inference from transformers via speculative decoding", 2023, where a
     smaller model guesses; Yang et al., "Inference with reference", 2023, where the text does.
@@ -156,7 +169,7 @@ def _recalled(cache: KeyValueCache, text: str, tokens: int, allowed: np.ndarray 
     count = min(AHEAD, tokens - 1, cache.room - cache.length - 1)
     if len(text) < EVIDENCE or start < EVIDENCE or count < 1:
         return []
-    guess = np.resize([ord(letter) for letter in text[start : start + count]], count).tolist()  # again and again
+    guess = np.resize([ord(letter) for letter in text[start : start + count]], count).tolist()  # repeated if too short
     before = cache.length
     z = to_cpu(cache.logits_of_each(np.array([[ord(text[-1]), *guess]])))[0]
     if allowed is not None:
@@ -165,9 +178,9 @@ def _recalled(cache: KeyValueCache, text: str, tokens: int, allowed: np.ndarray 
     top, size = z[rows, best], np.where(np.isfinite(z), np.abs(z), 0).max(axis=1)
     z[rows, best] = -np.inf
     sure = top - z.max(axis=1) > CLEAR * size
-    n = int(np.argmin(np.append((best[:-1] == guess) & sure[:-1], False)))  # so many guesses are right
+    n = int(np.argmin(np.append((best[:-1] == guess) & sure[:-1], False)))  # how many guesses are right
     known = [*guess[:n], *best[n : n + int(sure[n])].tolist()]
-    cache.forget_after(before + len(known))  # all but the last of them
+    cache.forget_after(before + len(known))  # the last token of the text, and all but the last of these
     return known
 
 
@@ -202,7 +215,7 @@ def printable(text: str) -> str:
 class Writing:
     """A text that is written in pieces of bytes: what of it can be shown, and whether it has ended.
 
-    stop: texts that end it, and do not belong to it. What could be the beginning of one is held back until it is known.
+    stop: texts that end it, and do not belong to it. What could be the beginning of one is held back for now.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -215,7 +228,7 @@ class Writing:
             return ""
         text, self.held, self.ended = self.held + self.decoder.decode(piece, final), "", final
         places = [(start + len(stop), start) for stop in self.stop if (start := text.find(stop)) >= 0]
-        if places:  # the one that was complete first; of several, the longest
+        if places:  # the text that was complete first; of several, the longest
             self.ended = True
             return text[: min(places)[1]]
         if not final:
@@ -235,7 +248,7 @@ def stream_texts(
 ) -> Iterator[list[str]]:
     """Generate tokens after B prompts, of any lengths, and yield for each the text that is new: see `stream_text`.
 
-    The lists of B texts end when all texts have ended; after its end, what is new of a text is "".
+    Each list has B texts. After the end of a text, what is new of it is ""; when all have ended, so do the lists.
     """
     expect_instance("prompts", prompts, list | tuple)
     for i, prompt in enumerate(prompts):
@@ -271,10 +284,10 @@ def stream_text(
     """Generate tokens after `prompt`, and yield text as soon as its bytes form complete characters (UTF-8).
 
     vocabulary: the model's byte-pair encoding, with the ids that end a text (`ends`); None for a model of bytes.
-    stop: texts that end it before them, even if they are only a part of the last token; text that could be the
-    beginning of one is yielded when it is known not to be. Bytes that are not UTF-8 become U+FFFD; control characters
-    are not changed: see `printable`. The other options are those of `generate`. Raises ValueError if
-    the vocabulary and the model differ in size, and for an empty text to stop at.
+    stop: texts before which the text ends, even within a token; what could be the beginning of one is yielded when it
+    is known not to be. Bytes that are not UTF-8 become U+FFFD; control characters are not changed: see `printable`. The
+    other options are those of `generate`. Raises ValueError if the vocabulary and the model differ in size, and for an
+    empty text to stop at.
     """
     for (text,) in stream_texts(model, [prompt], tokens, vocabulary, stop, **options):
         if text:

@@ -39,7 +39,7 @@ ROWS, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # the numbers of CBLAS
 SHAPES = ((512, 256, 256, False, False), (512, 1024, 256, False, True), (256, 1024, 512, True, False))
 HALF = " in bfloat16"  # after the name of a library, among what was measured
 REPEATS = 5
-CLOCK = time.perf_counter if sys.platform == "win32" else time.thread_time  # Windows counts the latter in 16 ms
+CLOCK = time.perf_counter if sys.platform == "win32" else time.thread_time  # Windows counts it in steps of 16 ms
 LARGE = ctypes.c_int64
 FLOAT, POINTER = ctypes.c_float, ctypes.c_void_p
 MATRIX = POINTER, LARGE

@@ -23,6 +23,9 @@ from .numba_vectors import (
     COLUMNS,
     LANES,
     ROWS,
+    TALL,
+    VECTORS,
+    add_narrow_product,
     add_product,
     exp2,
     filled,
@@ -36,7 +39,7 @@ from .numba_vectors import (
 )
 from .numpy_attention import accepted, heads_inside
 
-QUERIES, KEYS = 64, 64  # of a tile: multiples of COLUMNS and ROWS
+QUERIES, KEYS = 64, 64  # of a tile: multiples of COLUMNS and TALL
 LN2 = math.log(2)
 DTYPES: dict[str, Any] = {  # by the letter of a dtype, what compiled code takes
     "f": np.float32,
@@ -159,16 +162,16 @@ def filled_up(x: np.ndarray) -> np.ndarray:
 
 
 def whole_shape(x: np.ndarray, height: int) -> tuple[int, ...]:
-    """The shape of x with whole tiles and a multiple of `height` rows."""
+    """The shape of x with whole vectors and a multiple of `height` rows."""
     B, H, T, D = x.shape
-    return B, H, T + -T % height, D + -D % COLUMNS
+    return B, H, T + -T % height, D + -D % LANES
 
 
 def whole(x: np.ndarray, height: int, taken: np.dtype) -> np.ndarray:
     """x itself, or a copy of this shape with contiguous rows, filled up with zeros; float16 as float32."""
     _, _, T, D = x.shape
     size = taken.itemsize
-    if not (T % height or D % COLUMNS) and x.strides[3] == x.itemsize == size:
+    if not (T % height or D % LANES) and x.strides[3] == x.itemsize == size:
         return x.view(taken)
     wider = np.zeros(whole_shape(x, height), x.dtype if x.itemsize == size else taken)
     wider[:, :, :T, :D] = x
@@ -229,9 +232,8 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any
                     for d in range(0, D, LANES):
                         for i in range(COLUMNS):
                             store(sums, (i, d), load(sums, (i, d)) * factor[i])
-                    for d in range(0, D, COLUMNS):
-                        for i in range(0, COLUMNS, ROWS):
-                            add_product(sums, i, d, e.T, i, values[s:], d, top, min(bottom, last - s))
+                    for i in range(0, COLUMNS, TALL):
+                        add_rows(sums, i, e.T, i, values[s:], top, min(bottom, last - s))
                 for i in range(height):
                     seen = begin[pattern, t + i] < end[pattern, t + i]
                     shift[b, h, t + i] = m[i] if seen else 0
@@ -247,7 +249,7 @@ def scores(e: Any, keys: Any, queries: Any, i: Any, begin: Any, end: Any, patter
     Returns the first row that was written and the one after the last, and the same for the rows that all queries see.
     """
     first, last, start, stop = interval(begin, end, pattern, t, s, KEYS)
-    top, bottom = first // ROWS * ROWS, up(last, ROWS)
+    top, bottom = first // TALL * TALL, up(last, TALL)
     for x in range(top, bottom, ROWS):
         product(e, x, 0, keys.T, s + x, queries, i, 0, len(keys))
     hide(e, top, bottom, start, stop, begin, end, pattern, t, s, -np.inf)
@@ -309,21 +311,31 @@ def backward(
                         for j in range(0, COLUMNS, LANES):
                             scores_to_gradients(e, dz, j, top, bottom, load(m, (i + j,)), load(delta, (i + j,)))
                         hide(dz, top, bottom, start, stop, begin, end, pattern, t + i, s, 0)
-                        for d in range(0, D, COLUMNS):
-                            # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
-                            for r in range(0, COLUMNS, ROWS):
-                                add_product(sum_dq, i + r, d, dz.T, r, key_rows[s:], d, top, bottom)
-                            # dk_gsd = log(2) Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} dz_hts u_htd
-                            # dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} e_hts w_htd
-                            for x in range(top, bottom, ROWS):
-                                add_product(sum_dk, s + x, d, dz, x, query_rows[i:], d, 0, COLUMNS)
-                                add_product(sum_dv, s + x, d, e, x, output_rows[i:], d, 0, COLUMNS)
+                        # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
+                        for r in range(0, COLUMNS, TALL):
+                            add_rows(sum_dq, i + r, dz.T, r, key_rows[s:], top, bottom)
+                        # dk_gsd = log(2) Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} dz_hts u_htd
+                        # dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} e_hts w_htd
+                        for x in range(top, bottom, TALL):
+                            add_rows(sum_dk, s + x, dz, x, query_rows[i:], 0, COLUMNS)
+                            add_rows(sum_dv, s + x, e, x, output_rows[i:], 0, COLUMNS)
                 for i in range(height):
                     write_row(sum_dq, i, scale * LN2, dq, b, h, t + i)
             if (h + 1) * G % H == 0:  # the last head that uses these keys
                 for s in range(S):
                     write_row(sum_dk, s, LN2, dk, b, g, s)
                     write_row(sum_dv, s, 1.0, dv, b, g, s)
+
+
+@vectorised
+def add_rows(c: Any, i: Any, a: Any, r: Any, b: Any, start: Any, stop: Any) -> None:
+    """As `add_product`, for TALL rows of c from row i on, and all of its columns."""
+    D = c.shape[1]
+    for d in range(0, D - D % COLUMNS, COLUMNS):
+        for x in range(0, TALL, ROWS):
+            add_product(c, i + x, d, a, r + x, b, d, start, stop)
+    if VECTORS > 1 and D % COLUMNS:
+        add_narrow_product(c, i, D - LANES, a, r, b, D - LANES, start, stop)
 
 
 @vectorised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection
 from functools import cache, partial
@@ -18,6 +19,8 @@ from numba.core.lowering import Lower
 from numba.core.typed_passes import NativeLowering
 
 config: Any = numba.config
+IMPORT = re.compile(r"^from \.\.([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)  # from another folder of the package
+CONSTANT = re.compile(r"\b[A-Z][A-Z_\d]+\b")
 
 
 def has(feature: str) -> bool:
@@ -95,11 +98,21 @@ def load_index(load: Callable[[], dict]) -> dict:
 
 @cache
 def sources() -> str:
-    """A checksum of all modules of this package: compiled code includes that of the functions which it calls, but Numba
-    itself notices changes only in a function's own file.
+    """A checksum of the modules that compiled code is made from: compiled code includes that of the functions which it
+    calls, and constants, but Numba itself notices changes only in a function's own file.
     """
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return sha256(b"".join(file.read_bytes() for file in source_files())).hexdigest()
+
+
+def source_files() -> list[Path]:
+    """All modules of this folder, all others called numba_*, and those from which they take constants."""
+    folder = Path(__file__).parent
+    files = {*folder.glob("*.py"), *folder.parent.rglob("numba_*.py")}
+    for file in list(files):
+        for module, names in IMPORT.findall(file.read_text("utf-8")):
+            if CONSTANT.search(names):
+                files.add(folder.parent / f"{module.replace('.', '/')}.py")
+    return sorted(files)
 
 
 def as_bits(x: np.ndarray) -> np.ndarray:

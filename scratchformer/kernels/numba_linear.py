@@ -84,10 +84,23 @@ def dense_fits(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Any = "r
 
 
 def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: str = "relu") -> tuple[np.ndarray, tuple]:
-    """As `ops.dense` with ReLU, which is applied to x w + b in place.
+    """As `ops.dense` with ReLU, which is applied to h = x w + b in place.
 
-    The cache keeps y, which the next layer keeps anyway, in place of a comparison: y is positive exactly where x w + b
-    is. So a caller must not change it before backward.
+    Forward, with all leading axes folded into n:
+
+        h_no = Σ_i x_ni w_io + b_o        y_no = max(h_no, 0)
+
+    Backward. y is positive exactly where h is:
+
+        dh_no = dy_no where y_no > 0, 0 elsewhere
+        dx_ni = Σ_o dh_no w_io        dw_io = Σ_n x_ni dh_no        db_o = Σ_n dh_no
+
+    The last line is the backward of the affine map:
+
+        return linear_backward(dh, linear_cache)
+
+    The cache keeps y, which the next layer keeps anyway, in place of a comparison. So a caller must not change it
+    before backward.
     """
     del activation
     y, cache = linear(x, w, b)

@@ -120,7 +120,7 @@ def part_by_part(x, w, row, size, y):  # type: ignore[no-untyped-def]
 
 
 def width(w: Any) -> int:
-    """The number of columns of such a matrix, in compiled code."""
+    """The number of columns of a matrix of any kind, in compiled code."""
     raise TypeError("width: for compiled code only")
 
 

@@ -1,14 +1,14 @@
 """Products with matrices of 8-bit and 4-bit integers, as fast as the matrix can be read: see `ops.quantized`.
 
 A row x is rounded to integers first. Then a vector register holds four inputs of each of LANES columns. One instruction
-(VNNI), or two products of pairs of 16-bit integers and some shifts where it is missing, adds to each column's sum, a
+(VNNI), or where it is missing two products of pairs of 16-bit integers and some shifts, adds to each column's sum, a
 32-bit integer,
 
     sum_o ← sum_o + k_0o m_0 + k_1o m_1 + k_2o m_2 + k_3o m_3
 
 for the stored k without a sign and four integers m of x, which are the same for all columns. What was added to every k
-to make it positive is taken away from the sum at its beginning. At the end of a group the sums, now exact, become
-floating-point numbers and are multiplied by the scales.
+to make it positive is subtracted in advance, where the sum starts. At the end of a group the sums, which are exact,
+become floating-point numbers and are multiplied by the scales.
 
 Columns that are read together for one row are in the cache for the next, so several rows cost little more than one.
 """
@@ -23,7 +23,7 @@ from numba import types
 from numba.core import cgutils
 
 from ..ops.quantized import GROUP, PANEL, SMALLEST, Quantized
-from .numba_code import compiled, has, plus
+from .numba_code import compiled, has
 from .numba_vectors import (
     INTEGER,
     LANES,
@@ -42,9 +42,16 @@ from .numba_vectors import (
 )
 
 WORDS = GROUP // 4  # of four integers
-AHEAD = 16  # how far ahead of its use a matrix is prefetched, in groups of 8 bits
+AHEAD = 32  # how many groups ahead a matrix of 4 bits is prefetched; one of 8 bits is as fast without
 TINY, TOP = np.float32(SMALLEST), np.float32(127)
+MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign: positive numbers are in the order of their bits
 VNNI = {16: has("avx512vnni"), 8: (has("avx512vnni") and has("avx512vl")) or has("avxvnni"), 4: False}[LANES]
+# The instruction for a_0 b_0 + a_1 b_1 of pairs of 16-bit integers, by LLVM's name, unless the processor has none.
+PAIRS = {
+    16: "avx512.pmaddw.d.512" if has("avx512bw") else "",
+    8: "avx2.pmadd.wd",
+    4: "sse2.pmadd.wd" if has("sse2") else "",
+}[LANES]
 
 
 @intrinsic
@@ -59,7 +66,7 @@ def words(typing: Any, x: Any, index: Any) -> Any:
 
 @intrinsic
 def filled_with(typing: Any, value: Any) -> Any:
-    """A vector of one integer."""
+    """A vector of LANES times the same integer."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return splat(builder, vector_of(types.uint32), args[0])
@@ -100,6 +107,11 @@ def plus_products(typing: Any, sums: Any, w: Any, x: Any) -> Any:
             (builder.lshr(whole, eight), builder.ashr(signed, eight)),
         )
         for a, b in factors:
+            if PAIRS:
+                kind = ir.FunctionType(vector, [pairs] * 2)
+                dot = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{PAIRS}")
+                total = builder.add(total, builder.call(dot, (a, b)))
+                continue
             for first in 0, 1:
                 some = ir.Constant(ir.VectorType(INTEGER, LANES), list(range(first, 2 * LANES, 2)))
                 left, right = (builder.sext(builder.shuffle_vector(y, y, some), vector) for y in (a, b))
@@ -121,56 +133,58 @@ def floats(typing: Any, sums: Any) -> Any:
 
 @compiled
 def integers(x: Any, zero: Any) -> Any:
-    """x (I,) as integers: their words (groups, WORDS); the scale of each group; and −zero Σ_i m_i, as a word."""
-    groups = (x.size + GROUP - 1) // GROUP
-    numbers = np.zeros(groups * GROUP, np.int8)
-    scales, starts = np.empty(groups, np.float32), np.empty(groups, np.uint32)
-    for g in range(groups):
-        part = x[g * GROUP : g * GROUP + GROUP]
-        whole, largest, zeros = part.size == GROUP, np.float32(0), np.float32(0)
-        for i in range(GROUP) if whole else range(part.size):
-            size = abs(part[i])
-            largest = size if size > largest else largest
-            zeros = plus(zeros, size * np.float32(0))  # NaN if a number is not finite
+    """Rows x (N, I) as integers: their words (N groups, WORDS); each group's scale; and −zero Σ_i m_i, as a word."""
+    N, I = x.shape
+    groups = (I + GROUP - 1) // GROUP
+    numbers = np.zeros((N * groups, GROUP), np.int8)
+    scales, starts = np.empty(N * groups, np.float32), np.empty(N * groups, np.uint32)
+    for row in range(N * groups):
+        first = row % groups * GROUP
+        part, to = x[row // groups, first : first + GROUP], numbers[row]
+        top, total = np.int32(0), np.int32(0)
+        for i in range(GROUP) if part.size == GROUP else range(part.size):
+            bits = np.int32(np.float32(part[i]).view(np.int32) & MAGNITUDE)
+            top = bits if bits > top else top
+        largest = np.int32(top).view(np.float32)  # infinity or NaN if there is one, and so is the scale
         inverse = np.float32(0) if largest < TINY else TOP / largest
-        total, to = np.int32(0), numbers[g * GROUP :]
-        for i in range(GROUP) if whole else range(part.size):
-            n = np.int32(np.rint(part[i] * inverse))
-            to[i] = n
-            total += n
-        scales[g], starts[g] = largest / TOP + zeros, np.uint32(-zero * total)
-    return numbers.view(np.uint32).reshape(groups, WORDS), scales, starts
+        for i in range(GROUP) if part.size == GROUP else range(part.size):
+            integer = np.int32(np.rint(part[i] * inverse))
+            to[i] = integer
+            total += integer
+        scales[row], starts[row] = largest / TOP, np.uint32(-zero * total)
+    return numbers.view(np.uint32), scales, starts
 
 
 @vectorised
-def of_bytes(row: Any, numbers: Any, scales: Any, p: Any, first: Any, y: Any) -> None:
-    """y (PANEL,) = Σ_i x_i w_i for panel p of w, from group `first` on, and a row x as `integers` gives it."""
-    words_of_x, scales_of_x, starts = row
+def of_bytes(x: Any, first: Any, last: Any, numbers: Any, scales: Any, p: Any, group: Any, y: Any) -> None:
+    """y (PANEL,) = Σ_i x_i w_i for panel p of w, from `group` on, and groups first ... last − 1 of x, as `integers`
+    gives it.
+    """
+    words_of_x, scales_of_x, starts = x
     for o in range(0, PANEL, LANES):
         total = filled(y, 0.0)
-        for g in range(scales_of_x.size):
-            sums = filled_with(starts[g])
+        for g in range(first, last):
+            row, sums = group + g - first, filled_with(starts[g])
             for k in range(WORDS):
-                prefetch(numbers, (p, first + g + AHEAD, k, o))
-                sums = plus_products(sums, words(numbers, (p, first + g, k, o)), words_of_x[g, k])
-            total = total + floats(sums) * (load(scales, (p, first + g, o)) * scales_of_x[g])
+                sums = plus_products(sums, words(numbers, (p, row, k, o)), words_of_x[g, k])
+            total = total + floats(sums) * (load(scales, (p, row, o)) * scales_of_x[g])
         store(y, (o,), total)
 
 
 @vectorised
-def of_half_bytes(row: Any, numbers: Any, scales: Any, p: Any, first: Any, y: Any) -> None:
+def of_half_bytes(x: Any, first: Any, last: Any, numbers: Any, scales: Any, p: Any, group: Any, y: Any) -> None:
     """As `of_bytes`, for integers of 4 bits."""
-    words_of_x, scales_of_x, starts = row
+    words_of_x, scales_of_x, starts = x
     for o in range(0, PANEL, LANES):
         total = filled(y, 0.0)
-        for g in range(scales_of_x.size):
-            sums = filled_with(starts[g])
+        for g in range(first, last):
+            row, sums = group + g - first, filled_with(starts[g])
             for k in range(WORDS // 2):
-                prefetch(numbers, (p, first + g + 2 * AHEAD, k, o))
-                both = words(numbers, (p, first + g, k, o))
+                prefetch(numbers, (p, row + AHEAD, k, o))
+                both = words(numbers, (p, row, k, o))
                 sums = plus_products(sums, half_bytes(both, np.uint32(0)), words_of_x[g, 2 * k])
                 sums = plus_products(sums, half_bytes(both, np.uint32(4)), words_of_x[g, 2 * k + 1])
-            total = total + floats(sums) * (load(scales, (p, first + g, o)) * scales_of_x[g])
+            total = total + floats(sums) * (load(scales, (p, row, o)) * scales_of_x[g])
         store(y, (o,), total)
 
 
@@ -180,8 +194,8 @@ def multiply_quantized(x: Any, w: Any, column: Any, y: Any) -> None:
 
     w: see `arrays_of`. column is a multiple of PANEL; so is O, unless y ends where the matrix ends.
     """
-    zero = zero_of(w)
-    multiply_integers([integers(x[n], zero) for n in range(x.shape[0])], w, 0, 0, column, y)
+    groups = (x.shape[1] + GROUP - 1) // GROUP
+    multiply_integers(integers(x, zero_of(w)), groups, w, 0, 0, column, y)
 
 
 @compiled
@@ -190,9 +204,8 @@ def multiply_parts(x: Any, w: Any, row: Any, size: Any, y: Any) -> None:
 
     row and size are multiples of GROUP.
     """
-    zero = zero_of(w)
-    parts = [integers(x[i : i + size], zero) for i in range(0, x.size, size)]
-    multiply_integers(parts, w, row // GROUP, size // GROUP, 0, y)
+    x = integers(x.reshape(1, -1), zero_of(w))
+    multiply_integers(x, size // GROUP, w, row // GROUP, size // GROUP, 0, y)
 
 
 @compiled
@@ -202,20 +215,22 @@ def zero_of(w: Any) -> Any:
 
 
 @compiled
-def multiply_integers(rows: Any, w: Any, first: Any, step: Any, column: Any, y: Any) -> None:
-    """y_n = rows_n w, where the n-th row begins at group `first` + n `step` of w. Each panel is read for all rows."""
+def multiply_integers(x: Any, size: Any, w: Any, group: Any, step: Any, column: Any, y: Any) -> None:
+    """y_n = x_n w, where x_n are the n-th `size` groups of x, and begin at `group` + n `step` of w. Each panel is read
+    for all of them.
+    """
     numbers, scales, _ = w
-    O, last = y.shape[1], np.empty(PANEL, np.float32)
+    groups, O, rest = x[1].size, y.shape[1], np.empty(PANEL, np.float32)
     for o in range(0, O, PANEL):
         p, complete = (column + o) // PANEL, o + PANEL <= O
-        for n in range(len(rows)):
-            to = y[n, o : o + PANEL] if complete else last
+        for n in range((groups + size - 1) // size):
+            to, first, last = y[n, o : o + PANEL] if complete else rest, n * size, min((n + 1) * size, groups)
             if numbers.shape[2] == WORDS:
-                of_bytes(rows[n], numbers, scales, p, first + n * step, to)
+                of_bytes(x, first, last, numbers, scales, p, group + n * step, to)
             else:
-                of_half_bytes(rows[n], numbers, scales, p, first + n * step, to)
+                of_half_bytes(x, first, last, numbers, scales, p, group + n * step, to)
             if not complete:
-                y[n, o:] = last[: O - o]
+                y[n, o:] = rest[: O - o]
 
 
 def arrays_of(w: Quantized) -> tuple[np.ndarray, np.ndarray, int]:

@@ -38,6 +38,7 @@ LANES = 16 if has("avx512f") else 8 if has("avx2") else 4  # float32 numbers in 
 # Of a tile of `product`, whose sums fill half of the registers: 16 of 32 with AVX-512, 8 of 16 otherwise.
 ROWS, VECTORS = (16, 1) if LANES == 16 else (4, 2)
 COLUMNS = VECTORS * LANES
+TALL = ROWS * VECTORS  # rows of a tile that is one vector wide
 INTEGER = ir.IntType(32)
 intrinsic: Any = extending.intrinsic  # Any: a type checker would count `typing` among the arguments of a call
 NUMBERS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16)}
@@ -366,16 +367,25 @@ def product(
     than one. No instruction computes the address of a number of a if the distance between rows of a is a constant of
     the code: if a is a transposed array, or a row of it has a constant length.
     """
-    return tile(c, a, b, False)
+    return tile(c, a, b)
 
 
 @intrinsic
 def add_product(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
     """As `product`, added to what c holds."""
-    return tile(c, a, b, True)
+    return tile(c, a, b, added=True)
 
 
-def tile(c: Any, a: Any, b: Any, added: bool) -> Any:
+@intrinsic
+def add_narrow_product(
+    typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any
+) -> Any:  # fmt: skip
+    """As `add_product`, for TALL rows and LANES columns."""
+    return tile(c, a, b, TALL, 1, added=True)
+
+
+def tile(c: Any, a: Any, b: Any, rows: int = ROWS, across: int = VECTORS, added: bool = False) -> Any:
+    """What `product` and the others return, for a tile of so many rows, each of so many vectors."""
     vector, size = vector_of(c.dtype), c.dtype.bitwidth // 8
 
     def write(
@@ -388,11 +398,11 @@ def tile(c: Any, a: Any, b: Any, added: bool) -> Any:
         b_corner, (b_down, _) = place(context, builder, b, right, (zero, s))
 
         def vectors(address: Any) -> list:
-            starts = (builder.add(address, zero.type(v * LANES * size)) for v in range(VECTORS))
+            starts = (builder.add(address, zero.type(v * LANES * size)) for v in range(across))
             return [pointer(builder, start, vector) for start in starts]
 
-        height = ROWS if size == 4 else ROWS // 2  # a vector of float64 takes two registers
-        for top in range(0, ROWS, height):
+        height = rows if size == 4 else rows // 2  # a vector of float64 takes two registers
+        for top in range(0, rows, height):
             goals, factors, sums = [], [], []
             for row in range(top, top + height):
                 goals += vectors(builder.add(corner, builder.mul(down, zero.type(row))))
@@ -403,11 +413,11 @@ def tile(c: Any, a: Any, b: Any, added: bool) -> Any:
             with cgutils.for_range_slice(builder, start, stop, start.type(1), start.type) as (x, _):
                 b_row = builder.add(b_corner, builder.mul(x, b_down))
                 numbers = [builder.load(each, align=size) for each in vectors(b_row)]
-                across = builder.mul(x, a_across)
+                shift = builder.mul(x, a_across)
                 for row, address in enumerate(factors):
-                    factor = builder.load(pointer(builder, builder.add(address, across), vector.element))
+                    factor = builder.load(pointer(builder, builder.add(address, shift), vector.element))
                     factor = splat(builder, vector, factor)
-                    for one, number in zip(sums[row * VECTORS :], numbers, strict=False):
+                    for one, number in zip(sums[row * across :], numbers, strict=False):
                         builder.store(multiply_add(builder, factor, number, builder.load(one)), one)
             for goal, one in zip(goals, sums, strict=True):
                 builder.store(builder.load(one), goal, align=size)

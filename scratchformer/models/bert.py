@@ -45,10 +45,10 @@ class Bert(Model):
     Returns (B, T, C), a vector for each token.
 
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. d_ff: F, by default 4 C. segments: the largest
-    number of texts in a row; 0 for no such embedding. first_position: the number of the first position in a table of
-    so many more. eps: of the layer norms. embedding_std: the standard deviation of the initial embeddings. Position
-    embeddings start as sinusoids of this size, so that nearby positions are similar from the beginning. activation:
-    "gelu", "gelu_tanh" or "relu".
+    number of texts in a row; 0 for no such embedding. first_position: the row of the first position in the table of
+    positions, which has that many more rows. eps: of the layer norms. embedding_std: the standard deviation of the
+    initial embeddings. Position embeddings start as sinusoids of this size, so that nearby positions are similar from
+    the beginning. activation: "gelu", "gelu_tanh" or "relu".
 
     The differences from the `Body` of classifier and language model: segments are embedded, since a row can hold two
     texts; the sum of the embeddings is normalised before dropout; blocks are post-norm, as in the tutorial, with biases
@@ -386,9 +386,9 @@ class BertClassifier(ClassPredictor):
         """A published BERT, RoBERTa or DistilBERT from a Hugging Face folder, of the encoder alone or with heads.
 
         num_classes: of the output; None for the number in the folder. An output in the folder is kept: it must be that
-        of a `BertForSequenceClassification`, or its like, and have this number of classes. With new_head=True, or if
-        the folder has no output, the model gets a new one. A new output is drawn from `key`, and so is the pooler if
-        the folder has none, as for a `BertForMaskedLM`.
+        of a `BertForSequenceClassification`, or its counterpart, and have this number of classes. With new_head=True,
+        or if the folder has no output, the model gets a new one. A new output is drawn from `key`, and so is the pooler
+        if the folder has none, as for a `BertForMaskedLM`.
         dropout: one for the whole model; None for the folder's, which may have another one before the output.
         RoBERTa's second dropout, before the pooler, is left out. Raises PretrainedError, naming the file and the tensor
         or setting, for what is missing, unknown or of the wrong shape, and for a setting that would change the

@@ -26,7 +26,7 @@ class Published(NamedTuple):
     """How the folders of a kind of encoder are written: the names of its settings, classes and tensors."""
 
     name: str  # begins the names of its classes
-    settings: Mapping[str, str]  # their names of sizes and numbers, and ours
+    settings: Mapping[str, str]  # their names for sizes and numbers, and ours
     activation: str  # the setting of that name, and the values that are read
     activations: Collection[str]
     output_dropout: tuple[str, float | None]  # the setting, and its default; None: the dropout of the body
@@ -55,7 +55,7 @@ COMPUTED = {  # settings, and the values that this implementation supports
     "tie_word_embeddings": (True,),
 }
 HEAD_COMPUTED = {"problem_type": (None, "single_label_classification")}  # the same, for a classification output
-# The library's models with one of these bodies. Only the first has the classification output that is meant here.
+# The ends of the names of the library's models. Only the first has the classification output that is meant here.
 HEADS = (
     "ForSequenceClassification", "Model", "ForPreTraining", "ForMaskedLM", "LMHeadModel", "ForNextSentencePrediction",
     "ForTokenClassification", "ForMultipleChoice", "ForQuestionAnswering",

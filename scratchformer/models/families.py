@@ -26,7 +26,7 @@ def family(folder: Folder) -> type[PublishedDecoder]:
 
 
 def from_pretrained(folder: Folder, **options: Any) -> PublishedDecoder:
-    """The model in a Hugging Face folder, of the class that its model_type asks for. options: see `from_pretrained` of
-    the class, such as dropout and recompute. Raises PretrainedError.
+    """The model in a Hugging Face folder, of the class for its model_type. options: see `from_pretrained` of the class,
+    such as dropout and recompute. Raises PretrainedError.
     """
     return family(folder).from_pretrained(folder, **options)

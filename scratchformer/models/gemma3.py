@@ -1,4 +1,4 @@
-"""Gemma 3, for text."""
+"""The published decoder Gemma 3, for text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .published import KINDS, Kind, PublishedDecoder, rotary_settings, windows
 
 
 class Gemma3(Llama):
-    """The language model that Google DeepMind published in 2025, without its reader of images.
+    """The language model that Google DeepMind published in 2025, without its image encoder.
 
     What differs from `Llama`, and why:
     - The vectors of tokens are multiplied by √C. They are small, since the same table is the output's (tied), and
@@ -28,11 +28,12 @@ class Gemma3(Llama):
       it sees all, with a base of 1,000,000 and perhaps a scaling. So the cache for long texts is small, and distant
       words are still reached. Options that vary in this way are given by_block.
 
-    Published files have γ − 1 instead of γ. A decay of weights then pulls γ to 1, and here it pulls γ to 0.
+    Published files store γ − 1 instead of γ. Weight decay then pulls γ to 1, while here it pulls γ to 0.
 
     All arguments are those of `Llama`.
 
-    Source: Gemma team, "Gemma 3 technical report", 2025, section 2; "Gemma 2", 2024, section 2.
+    Source: Gemma team, "Gemma 3 technical report", 2025, section 2; "Gemma 2: improving open language models at a
+    practical size", 2024, section 2.
     """
 
     kinds: ClassVar[Mapping[str, Kind]] = {
@@ -114,6 +115,6 @@ class Gemma3(Llama):
         }
 
     def tensors(self) -> dict[str, TensorSource]:
-        """As for `Llama`; files have γ − 1."""
+        """As for `Llama`; files store γ − 1."""
         tensors = super().tensors()
         return {name: each._replace(plus=float(name.endswith(".gamma"))) for name, each in tensors.items()}

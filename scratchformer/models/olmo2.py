@@ -1,4 +1,4 @@
-"""OLMo 2."""
+"""The published decoder OLMo 2."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ class Olmo2(Llama):
 
     What differs from `Llama`, and why:
     - A norm follows each branch, before the sum, and none precedes it: h = x + norm(attention(x)). So the branches add
-      vectors of a size that is learned, γ, and the residual path stays a plain sum. Training has fewer spikes of the
-      loss.
+      vectors whose size is learned, γ, and the residual path stays a plain sum. The loss then has fewer spikes in
+      training.
     - The queries of all heads together are divided by their root mean square before they are rotated, and so are the
-      keys, each with a γ for every number (`NormedLinear`). Scores then cannot grow without bound.
+      keys, each with a γ for every number (`NormedLinear`). Scores can then grow only
+      through γ, not through the weights of the projections.
 
     All arguments are those of `Llama`.
 

@@ -1,4 +1,4 @@
-"""Phi-3."""
+"""The published decoder Phi-3."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Phi3(Llama):
     """The language model that Microsoft published in 2024; Phi-4 is one too.
 
     What differs from `Llama`, and why:
-    - A position sees only the last W (window) in the smallest model, as in Mistral.
-    - Files have queries, keys and values side by side in one matrix, and the two inputs of SwiGLU in another. One
+    - In the smallest model a position sees only the last W (window), as in Mistral.
+    - Files store queries, keys and values side by side in one matrix, and the two inputs of SwiGLU in another. One
       product of wide matrices is faster than several. Here they are separate, and computed together where that is
       faster; only the reading of weights differs.
 

@@ -58,7 +58,7 @@ COMPUTED: dict[str, tuple] = {
 }
 NO_WINDOW: dict[str, tuple] = {"sliding_window": (None,)}
 KINDS = "sliding_attention", "full_attention"  # in layer_types: with a window, and without
-FIRST_WINDOW = 28  # default of the library that writes these folders
+FIRST_WINDOW = 28  # default of max_window_layers in the library that writes these folders
 
 
 class Kind(NamedTuple):
@@ -66,7 +66,7 @@ class Kind(NamedTuple):
 
     architecture: str
     settings: Mapping[str, tuple] = {}  # see COMPUTED
-    needed: Sequence[str] = ()  # optional settings that may not be missing, since the library's default is a number
+    needed: Sequence[str] = ()  # optional settings that must not be missing, since the library's default is a number
     window: int | None = None
     base: float = BASE
     eps: float = 1e-6
@@ -158,7 +158,7 @@ class PublishedDecoder(LanguageModel):
         return {"window": windows(path, config, kind, [i >= first for i in range(config["num_hidden_layers"])])}
 
     def settings(self, kind: str) -> dict[str, Any]:
-        """What config.json says of this model, if it is of this one of `kinds`."""
+        """What config.json says of this model, written as the one of `kinds` that is called `kind`."""
         block = self.body.blocks[0]
         attention, up = block.attention, block.feedforward.up
         seen = [each.attention.window for each in self.body.blocks]
@@ -213,8 +213,8 @@ class PublishedDecoder(LanguageModel):
 
 
 def decoder_config(folder: Folder, model: type[PublishedDecoder]) -> tuple[dict[str, Any], Kind]:
-    """The config.json of a folder, and its kind. Raises PretrainedError if its model computes something else than
-    `model`, or if the sizes are not those of its tensors.
+    """The config.json of a folder, and its kind. Raises PretrainedError if it describes a model that computes something
+    else than `model`, or whose sizes are not those of its tensors.
     """
     name = read_config(folder, tuple(model.kinds))["model_type"]
     kind, layers = model.kinds[name], model.layers
@@ -229,10 +229,8 @@ def decoder_config(folder: Folder, model: type[PublishedDecoder]) -> tuple[dict[
     rows = {f"attention.{each}": width for each, width in widths.items()} | {"feedforward.gate": F, "feedforward.up": F}
     paths = [layers[each] for each in ("attention.query", "feedforward.up")]
     block = {f"{path}.weight": (sum(n for each, n in rows.items() if layers.get(each) == path), C) for path in paths}
-    tables, copies = (
-        {f"{layers['tokens']}.weight": (config["vocab_size"], C)},
-        model.copies(config["tie_word_embeddings"]),
-    )
+    tables = {f"{layers['tokens']}.weight": (config["vocab_size"], C)}
+    copies = model.copies(config["tie_word_embeddings"])
     expect_sizes(folder, model.prefix, tables, model.blocks, block, config["num_hidden_layers"], copies)
     return config, kind
 

@@ -1,4 +1,4 @@
-"""Pythia, and the other published models of its kind, GPT-NeoX."""
+"""Pythia, and other published decoders of the type GPT-NeoX."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ SHARE = 0.25  # of each head is rotated, unless config.json says otherwise
 class PythiaBlock(ParallelBlock):
     """Rotary self-attention and a feed-forward layer that both read x, each through a layer norm: see `ParallelBlock`.
 
-    base, scaling, rotary_width: see `RotarySelfAttention`; by default an even number, at most a quarter of a head, is
-    rotated. bias: of the maps of the attention. d_ff, activation: see `FeedForward`. eps: of both norms.
+    base, scaling, rotary_width: of the attention, see `RotarySelfAttention`; by default a quarter of each head is
+    rotated, rounded down to an even number. bias: whether the maps of the attention have one. d_ff, activation: see
+    `FeedForward`. eps: of both norms.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class Pythia(Llama):
     What differs from `Llama`, and why:
     - Attention and feed-forward layer read the same x, each through a norm of its own, and both are added to it
       (`nn.ParallelBlock`). They can be computed at the same time, and large models lose nothing by it.
-    - Only the first quarter of the numbers of each head is rotated (rotary_width). The others compare what two
-      positions say at any distance, and less is computed.
+    - Only the first quarter of the numbers of each head is rotated (rotary_width). The others compare the
+      contents of two positions at any distance, and less is computed.
     - As in `GPT2`, the norms are layer norms, the feed-forward layer has one map with GELU instead of a gate, and all
       maps of a block have biases.
 

@@ -1,4 +1,4 @@
-"""Qwen3."""
+"""The published decoder Qwen3."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ class Qwen3(Llama):
 
     What differs from Qwen2, which is a `Llama` with a setting, and why:
     - Each head of the queries and keys is divided by its root mean square before it is rotated, and scaled by learned
-      numbers γ, the same for all heads (`NormedLinear`). A score is then at most √D times the largest γ of a query and
-      of a key; without the norm, scores can grow in training until the softmax sees one position only.
-    - Queries, keys and values have no biases. They were there to steady the scores.
+      numbers γ, the same for all heads (`NormedLinear`). A score is then at most √D times the product of
+      the largest γ of the queries and that of the keys. Without the norms, scores can grow in training until the
+      softmax sees one position only.
+    - Queries, keys and values have no biases.
     - A head is 128 wide (head_width), however many there are, so H D may be more than C.
 
     All arguments are those of `Llama`.

@@ -1,4 +1,4 @@
-"""SmolLM3."""
+"""The published decoder SmolLM3."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class SmolLM3(Llama):
     """The language model that Hugging Face published in 2025.
 
     What differs from `Llama`, and why:
-    - In every fourth block queries and keys are not rotated: rotary_width is 0. A score there depends only on what the
-      two positions say, at any distance, while the other blocks still know the order. Long texts get fewer angles that
-      never occurred in training.
+    - In every fourth block queries and keys are not rotated: rotary_width is 0. A score there depends only on the
+      contents of the two positions, at any distance, while the other blocks still know the order. In texts longer than
+      those of training, fewer scores depend on angles that never occurred there.
     - The output is tied to the table of tokens, which saves V C weights (tied).
 
     All arguments are those of `Llama`. by_block, or rotary_width for all blocks, can choose other blocks to rotate.
@@ -66,7 +66,7 @@ class SmolLM3(Llama):
 
     @classmethod
     def by_block(cls, path: Path, config: Mapping[str, Any], kind: Kind) -> dict[str, list]:
-        """As for `Llama`. Unless config.json says otherwise, a window is where no rotation is."""
+        """As for `Llama`. Unless config.json says otherwise, the blocks with a window are those without a rotation."""
         depth, interval = config["num_hidden_layers"], config.get("no_rope_layer_interval", INTERVAL)
         rotated = config.get("no_rope_layers")
         if rotated is not None and not (isinstance(rotated, list) and len(rotated) >= depth and {*rotated} <= {0, 1}):

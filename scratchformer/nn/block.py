@@ -37,8 +37,8 @@ class Residual(Layer):
     | order "pre", as in OLMo 2:           y = x + dropout(after(branch(x)))
 
     branch: a layer whose output is as wide as its input, such as attention or a feed-forward layer. norm: a layer such
-    as `LayerNorm`; None, in "pre" order, if there is none. dropout: a `Dropout`, or None. after: a norm of what the
-    branch returns, or None.
+    as `LayerNorm`; it may be None in "pre" order. dropout: a `Dropout`, or None. after: a norm of what the branch
+    returns, or None.
 
     x: (B, S, C). Further inputs and options of `forward` go to the branch, except `key`, which is for dropout.
     The branch may return fewer positions than it was given, (B, T, C) with T < S. They are then the last T, and the

@@ -186,7 +186,7 @@ class Part:
 
 
 def reached(layer: Any, path: Iterable[str]) -> Any:
-    """The object at a path of attributes and places in lists; None for a place after the end of a list."""
+    """The object at a path of attributes and places in lists; None for a place beyond the end of a list."""
     for name in path:
         layer = next(iter(layer[int(name) :]), None) if isinstance(layer, list) else getattr(layer, name)
     return layer

@@ -115,7 +115,7 @@ def add_lora(
     """
     inside = _layers(model)
     linears: dict[str, Any] = {name: x for name, x in inside.items() if type(x) is Linear and x.activation is None}
-    called = {name: name.removesuffix(".linear") for name in linears}  # one in a NormedLinear goes by the name of that
+    called = {name: name.removesuffix(".linear") for name in linears}  # one in a NormedLinear goes by its name
     chosen = [name for name in linears if any(fnmatchcase(called[name], pattern) for pattern in layers)]
     if any(isinstance(layer, LoRA) for layer in inside.values()):
         raise ValueError("model: it already has LoRA layers; merge_lora turns them into Linear layers")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
 from ..backend import Array
 from ..ops.activations import activation_pair
 from ..ops.quantized import quantize, quantized_linear
 from .embedding import TiedOutput
 from .layer import Layer
 from .pointwise import Linear
+
+LINE = 64  # bytes that a processor reads together
 
 
 class QuantizedLinear(Layer):
@@ -24,3 +31,23 @@ class QuantizedLinear(Layer):
     def forward(self, x: Array) -> tuple[Array, None]:
         y = quantized_linear(x, self.w, None if self.b is None else self.b.data)
         return y if self.activation is None else activation_pair(self.activation)[0](y)[0], None
+
+
+def gather(layers: Sequence[QuantizedLinear]) -> None:
+    """Move the matrices of the layers, one after another, into a single array.
+
+    A large array gets large pages from Linux, in which a processor finds numbers in fewer steps than in those of 4 kB
+    that arrays of less than 4 MB get. Each matrix is freed when it has been copied.
+    """
+    sizes = [-(-array.nbytes // LINE) * LINE for layer in layers for array in layer.w[:2]]
+    memory = np.empty(sum(sizes) + LINE, np.uint8)
+    starts = itertools.accumulate(sizes, initial=-memory.ctypes.data % LINE)
+    for layer in layers:
+        arrays = []
+        for array in layer.w[:2]:
+            start = next(starts)
+            new = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            new[...] = array
+            new.flags.writeable = False
+            arrays.append(new)
+        layer.w = layer.w._replace(numbers=arrays[0], scales=arrays[1])

@@ -29,9 +29,9 @@ class RotarySelfAttention(MultiHead):
     whether the output projection, `unify`, has one. x, y: (B, T, C), for any T. Raises ValueError if the numbers of
     heads and the widths do not fit together.
 
-    rotary_width: N, even: the first N numbers of each head are rotated; D by default, 0 for no rotation.
-    query_key_norm: "heads" for an RMS norm of each head of the queries and keys before the rotation, with `eps` and one
-    γ for all heads; "all" for one of all heads together. `query` and `key` are then a `NormedLinear`.
+    rotary_width: the even number N of numbers of each head that are rotated, the first ones; D by default, 0 for no
+    rotation. query_key_norm: "heads" for an RMS norm of each head of the queries and keys before the rotation, with
+    `eps` and one γ for all heads; "all" for one of all heads together. `query` and `key` are then a `NormedLinear`.
 
     Forward, for each sequence: as in `SelfAttention`, with one more step. With G heads of keys and values, and the
     columns of each head,

@@ -92,8 +92,8 @@ def cross_entropy(
         dlogits -= (1 - label_smoothing) * cast(xp.arange(V) == targets[:, None], z.dtype)
         dlogits *= dloss / count * cast(counted[:, None], z.dtype)
 
-    The cache keeps the logits, their maxima and log_z. The exponential of their difference is p, so p itself is not
-    kept.
+    The cache keeps the logits, their maxima and log_z, from which the first line computes p again.
+
     Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
     """
     xp = array_module(logits, targets)
@@ -106,9 +106,8 @@ def cross_entropy(
     row = log_z - (1 - label_smoothing) * z_target
     if label_smoothing:
         row -= label_smoothing * xp.mean(shifted, axis=-1, keepdims=True)
-    count = xp.maximum(
-        1, xp.sum(cast(counted, row.dtype))
-    )  # not a Python number, for which the host would wait for a GPU
+    # Not a Python number, for which the host would wait for a GPU.
+    count = xp.maximum(1, xp.sum(cast(counted, row.dtype)))
     loss = xp.sum(xp.where(counted[:, None], row, 0)) / count
     return loss, CrossEntropyCache(logits, z_max, log_z, targets, counted, count, label_smoothing)
 

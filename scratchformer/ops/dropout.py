@@ -63,7 +63,7 @@ def decide(p: float, bits: Bits, x: Array) -> tuple[Array, float]:
     """Which elements of an array like x are kept, 1 or 0, and 1/(1 − p)."""
     xp, threshold = array_module(x), threshold_of(p)
     size = math.prod(x.shape)
-    # The standard has no arithmetic that may overflow, so for other libraries NumPy draws.
+    # The standard has no arithmetic that may wrap around, so for other libraries NumPy draws.
     u = bits.draw(size, xp) if is_numpy_like(xp) else xp.asarray(bits.draw(size).astype(np.int32))
     return cast(xp.reshape(u >= threshold, x.shape), x.dtype), LEVELS / (LEVELS - threshold)
 

@@ -1,9 +1,9 @@
-"""Matrices of 8-bit and 4-bit integers, and the affine map with them: for generation, which is as fast as it can read.
+"""Matrices of 8-bit and 4-bit integers, and the affine map with them, for faster generation.
 
-A column of a matrix is divided into groups of GROUP neighbouring inputs. A group has a scale s, and its numbers are
-small integers times s. Along the outputs, PANEL columns are stored side by side, in the order in which instructions
-for integers read them: four inputs of each column together. Of 4-bit integers, a byte holds two that are four inputs
-apart.
+Generation is as fast as the weights can be read, so fewer bits make it faster. Each column of a matrix is divided into
+groups of GROUP neighbouring inputs. A group has a scale s, and its numbers are small integers times s. PANEL columns
+are stored side by side, in the order in which instructions for integers read them: four inputs of each column together.
+Of 4-bit integers, a byte holds two that are four inputs apart.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..shell.text import shown
 
 GROUP, PANEL = 32, 16  # inputs with one scale; columns that are stored together
 ZERO = {8: 128, 4: 8}  # what is added to an integer, so that it is stored without a sign
-LEVELS = (7.0, 7.5, 8.0, 8.5, 9.0)  # where the largest number of a group of 4-bit integers may lie
+LEVELS = (7.0, 7.5, 8.0, 8.5, 9.0)  # to which the largest magnitude of a group is scaled, for integers of 4 bits
 AT_ONCE = 1024  # columns that are rounded or widened together, so that they stay in the processor's cache
-SMALLEST = 2.0**-100  # the largest number of a group below which all of them count as zero
+SMALLEST = 2.0**-100  # if the largest magnitude of a group is below this, all its numbers count as zero
 
 
 class Quantized(NamedTuple):
@@ -48,15 +48,15 @@ def quantize(w: Array, bits: int) -> Quantized:
     """The matrix w (I, O), rounded to integers of 8 or 4 bits with a scale for each group of a column.
 
     For 8 bits, s is the largest magnitude of the group divided by 127, and every number is rounded to the nearest
-    multiple of s, so it moves by at most s/2. For 4 bits, integers are −8 ... 7, and several scales are tried, at which
-    the largest number lies between −7 and −9; below −8 it is cut off. The scale with the smallest sum of squared errors
-    is kept. With the integers n that it gives, the best scale for a column's numbers w_i is then
+    multiple of s, so it moves by at most s/2. A group whose largest magnitude is below 2⁻¹⁰⁰ becomes zero. For 4 bits,
+    the integers are −8 ... 7, and several scales are tried, which map the number of largest magnitude to −7, −7.5, ...,
+    −9; what is below −8 is cut off. The scale with the smallest sum of squared errors is kept. With the integers n_i
+    that it gives, the best scale for the numbers w_i of the group is then
 
         s = Σ_i w_i n_i / Σ_i n_i²
 
-    Scales are rounded to bfloat16, away from zero. A group whose largest number is below 2⁻¹⁰⁰ becomes zero. A matrix
-    takes 8.5 or 4.5 bits a number. Raises ValueError for other bits, or unless w has two axes, I ≥ 1, O ≥ 1, and finite
-    numbers; TypeError unless they are floating-point.
+    Scales are rounded to bfloat16, away from zero. A matrix takes 8.5 or 4.5 bits a number. Raises ValueError for other
+    bits, or unless w has two axes, I ≥ 1, O ≥ 1, and finite numbers; TypeError unless they are floating-point.
     """
     if bits not in ZERO:
         raise ValueError(f"bits: expected 8 or 4, got {shown(bits)}")
@@ -77,11 +77,11 @@ def quantize(w: Array, bits: int) -> Quantized:
         columns.reshape(-1, count * PANEL)[:I, : given.shape[1]] = given
         if not np.isfinite(columns).all():
             raise ValueError("w: expected finite numbers")
-        integers, found = rounded(columns, bits)
+        integers, scale_bits = rounded(columns, bits)
         stored = (integers + ZERO[bits]).astype(np.uint8)
         stored = stored.reshape(groups, GROUP // 4, 4, count, PANEL).transpose(3, 0, 1, 4, 2)
         numbers[part] = stored if bits == 8 else stored[:, :, ::2] | stored[:, :, 1::2] << 4
-        scales[part] = found.reshape(groups, count, PANEL).transpose(1, 0, 2)
+        scales[part] = scale_bits.reshape(groups, count, PANEL).transpose(1, 0, 2)
     for array in numbers, scales:
         array.flags.writeable = False
     return Quantized(numbers, scales, (I, O))
@@ -105,7 +105,7 @@ def rounded(w: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
         for old, each in zip((product, square), sums, strict=True):
             np.copyto(old, each, where=better)
         gain = product * product / square
-    return integers, bits_above(product / square * largest)
+    return integers, bits_above(np.einsum("gic,gic->gc", w, integers, dtype=np.float64) / square)
 
 
 def quotient(w: np.ndarray, divisor: np.ndarray) -> np.ndarray:
@@ -122,7 +122,7 @@ def with_level(unit: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray, 
 
 
 def bits_above(x: np.ndarray) -> np.ndarray:
-    """The bits of the bfloat16 numbers next to finite float32 numbers, away from zero."""
+    """The bits of finite float32 numbers rounded to bfloat16, away from zero."""
     return ((x.astype(np.float32).view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16)
 
 
@@ -135,8 +135,8 @@ def dequantize(w: Quantized, panels: slice = slice(None)) -> np.ndarray:
     integers = numbers.reshape(*scales.shape[:2], GROUP // 4, PANEL, 4).transpose(1, 2, 4, 0, 3).astype(np.float32)
     integers -= ZERO[w.bits]
     integers *= scales.swapaxes(0, 1)[:, None, None]
-    last = (panels.start or 0) * PANEL
-    return integers.reshape(-1, columns)[: w.shape[0], : w.shape[1] - last]
+    first = (panels.start or 0) * PANEL
+    return integers.reshape(-1, columns)[: w.shape[0], : w.shape[1] - first]
 
 
 def rounded_rows(x: np.ndarray) -> np.ndarray:
@@ -166,10 +166,10 @@ def quantized_linear(x: Array, w: Quantized, b: Array | None = None) -> Array:
         y_no = Σ_g t_ng s_go Σ_i m_ngi k_gio + b_o
 
     The scale t_ng is the largest magnitude of x in the group divided by 127, and m_ngi is the integer nearest to
-    x_ngi/t_ng. A group whose largest number is below 2⁻¹⁰⁰ counts as zero.
+    x_ngi/t_ng. A group whose largest magnitude is below 2⁻¹⁰⁰ counts as zero.
 
-    There is no backward: w is rounded, so that its gradient would be zero nearly everywhere. A model is quantised when
-    it is trained.
+    There is no backward: the gradient of a rounded w would be zero nearly everywhere. A model is quantised after it has
+    been trained.
 
     Source: the format Q8_0, and its products, of llama.cpp; Dettmers et al., "LLM.int8(): 8-bit matrix multiplication
     for transformers at scale", 2022, section 2.1, for scales of both factors.

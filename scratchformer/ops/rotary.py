@@ -43,8 +43,8 @@ class RotaryCache(NamedTuple):
 
 
 def check_scaling(scaling: Scaling) -> None:
-    """Raise TypeError unless it is None or a mapping, ValueError unless it has the numbers that its type needs and no
-    others than it takes.
+    """Raise TypeError unless it is None or a mapping, ValueError unless it has the numbers that its type needs, and
+    none that it does not take.
     """
     if scaling is None:
         return
@@ -102,12 +102,12 @@ def rotary_frequencies(
     - "llama3", with "factor" a, "low_freq_factor" l, "high_freq_factor" h and "original_max_position_embeddings" n: a
       pair makes f = n θ/2π turns within the original context of n. It keeps θ if f > h, and gets θ/a if f < l; between
       the two, m moves from 0 to 1.
-    - "yarn", with "factor" a and "original_max_position_embeddings" n: as llama3, but r moves from 0 to 1 evenly over
-      the pairs' numbers. A pair of number x makes n base^(−2 x/D)/2π turns, so β turns are made at
-      x = D log(n/2πβ)/(2 log base): it begins at u, where there are "beta_fast" p = 32 turns, and ends at v, where
-      there are "beta_slow" q = 1. "truncate": whether u and v are rounded outwards to whole numbers, as by default. The
-      rotated queries and keys are multiplied by "attention_factor", 1 + 0.1 log(a) by default, so that the softmax is
-      as sharp over a longer context. With "mscale" k and "mscale_all_dim" l, the default is
+    - "yarn", with "factor" a and "original_max_position_embeddings" n: as llama3, but r moves from 0 to 1 in equal
+      steps from pair to pair. Pair x makes n base^(−2 x/D)/2π turns, so β turns are made at
+      x = D log(n/2πβ)/(2 log base). r starts at u, where there are "beta_fast" p turns, by default 32, and ends at v,
+      where there are "beta_slow" q, by default 1. "truncate": whether u and v are rounded outwards to whole numbers, as
+      by default. The rotated queries and keys are multiplied by "attention_factor", 1 + 0.1 log(a) by default, so that
+      the softmax is as sharp over a longer context. With "mscale" k and "mscale_all_dim" l, the default is
       (1 + 0.1 k log(a))/(1 + 0.1 l log(a)).
 
     For each pair i,

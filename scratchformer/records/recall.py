@@ -104,7 +104,7 @@ class RecallCache(KeyValueCache):
         for tokens in before:
             expect_ids("before", tokens, model.config["vocab_size"])
         super().__init__(model, len(before))
-        self.recalls = False  # its texts grow by tokens that are sure
+        self.recalls = False  # what its texts have taken in cannot be forgotten
         self.texts = reader.texts_after(before)
 
     def logits(self, ids: Array) -> Array:

@@ -64,8 +64,8 @@ def load_writer(
     path: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None, program: ModuleType | None = None
 ) -> tuple[LanguageModel, Subwords | PublishedTokenizer | None]:
     """A language model and its vocabulary (None: bytes), from a run's folder, a snapshot, or a folder with a published
-    decoder. prompt, tokens: see `load_published`. program: see `load_model`. Raises ValueError for a
-    model that cannot generate text, and the errors of loading.
+    decoder. prompt, tokens: see `load_published`. program: see `load_model`. Raises ValueError for a model that cannot
+    generate text, and the errors of loading.
     """
     if (Path(path) / "config.json").is_file():
         return load_gpt2(path, dropout=0.0) if family(path) is GPT2 else load_published(path, prompt, tokens)
@@ -93,7 +93,7 @@ def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
 
 
 def load_bert(folder: Path | str, num_classes: int, **options: Any) -> tuple[BertClassifier, Subwords]:
-    """A published BERT, RoBERTa or DistilBERT as a classifier, and its vocabulary, as by `load_gpt2`."""
+    """A published BERT, RoBERTa or DistilBERT as a classifier, and its vocabulary: see `load_gpt2`."""
     model = BertClassifier.from_pretrained(folder, num_classes, **options)
     if published_as(folder) != ROBERTA:
         return model, Subwords.from_bert(folder)
@@ -124,8 +124,8 @@ def load_to_tune(folder: Path | str, context: int, dropout: float) -> tuple[Lang
 def load_published(
     folder: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None
 ) -> tuple[LanguageModel, PublishedTokenizer]:
-    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`, or each
-    of several.
+    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`, one text
+    or several.
 
     The model's context is no longer than these need, because generation reserves memory for all of it. tokens=None
     keeps the full context. Raises the errors of loading.

@@ -117,7 +117,7 @@ def save_snapshot(
     """
     path = Path(path)
     if any(isinstance(layer, QuantizedLinear) for _, layer in model.named_layers()):
-        raise SnapshotError(f"cannot save {path}: the model's weights are quantised; save it before")
+        raise SnapshotError(f"cannot save {path}: the model's weights are quantised; save it before that")
     header = describe(model, state)
     tensors: dict[str, np.ndarray] = {}
     for part, owner in zip(PARTS, (model, optimizer, batches), strict=True):

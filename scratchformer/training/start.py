@@ -118,7 +118,7 @@ def score_lines(
     """One line for each scored stage: the scores of its best model on a part, "validation" or "test".
 
     also: called with the stage, its replicas, the data and the part; the scores that it returns get another line.
-    place: called with each model before it is scored, such as to round its weights; returns the model.
+    place: called with each model before it is scored, for example to round its weights; returns the model to score.
     """
     data = run.load(names["data"])
     for stage in stages_to_score(run, names):

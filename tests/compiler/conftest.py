@@ -11,7 +11,7 @@ class UncompiledTarget:
     xp, kind, source = np, np.ndarray, staticmethod(numba_source)
     contiguous, empty = staticmethod(np.ascontiguousarray), staticmethod(np.empty)
 
-    def takes(self, dtype):
+    def takes(self, dtype, op):
         return dtype in (np.float32, np.float64)
 
     def loops(self, plan, dtype):

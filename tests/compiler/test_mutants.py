@@ -61,7 +61,7 @@ class Interpreted:
     def __init__(self, source_of: Callable[[Plan], str] = numba_source) -> None:
         self.source_of = source_of
 
-    def takes(self, dtype: np.dtype) -> bool:
+    def takes(self, dtype: np.dtype, op: Any) -> bool:
         return dtype == np.float64
 
     def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:

@@ -49,7 +49,7 @@ def expect_the_reference(name, args, within):
         cache, found = run(name, args)
     with reference_only():
         _, plain = run(name, args)
-    assert type(cache) is TwinCache, "the loops did not run"
+    assert (type(cache) is TwinCache) == (name != "add"), "the loops did not run, or they ran where NumPy is as fast"
     for one, other in zip(found, plain, strict=True):
         assert one.shape == other.shape and one.dtype in (other.dtype, np.float32)
         one, other = (np.asarray(x, np.float64) for x in (one, other))

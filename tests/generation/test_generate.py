@@ -370,6 +370,11 @@ def test_a_list_of_prompts_that_are_no_tokens_is_refused(make_model, prompts, er
         next(generate(make_model(), prompts, 3))
 
 
+def test_prompts_may_be_of_several_types_of_integers(make_model):
+    texts = [np.array([1, 2], np.uint64), [1, 2], np.array([1, 2], np.int8)]
+    assert len({*map(int, next(generate(make_model(), texts, 1, temperature=0)))}) == 1
+
+
 def test_each_sequence_ends_at_its_own_stop_token(device, make_model):
     """Up to there it is what it would be without, and then -1; when all have ended, so has the whole."""
     model = make_model(device)
@@ -381,8 +386,10 @@ def test_each_sequence_ends_at_its_own_stop_token(device, make_model):
     for row, full, end in zip(found, whole, ends, strict=True):
         np.testing.assert_array_equal(row[: end + 1], full[: end + 1])
         assert (row[end + 1 :] == -1).all()
-    with pytest.raises(IndexError, match=r"^stop: expected values from 0 to 30, got 31"):
-        next(generate(model, prompt(), 3, stop=[31]))
+    wrong = {"values from 0 to 30, got 31": [31], r"\(N\), got \(\)": 5, r"\(N\), got \(1, 1\)": [[1]]}
+    for message, wrong_stop in wrong.items():
+        with pytest.raises((IndexError, ValueError), match=f"^stop: expected {message}"):
+            next(generate(model, prompt(), 3, stop=wrong_stop))
 
 
 @given(strategies.text("ab€", max_size=12), strategies.lists(strategies.text("ab€", min_size=1, max_size=4)),

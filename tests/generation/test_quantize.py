@@ -8,9 +8,10 @@ import pytest
 from scratchformer.dispatch import fast, reference_only
 from scratchformer.generation import cache_for, generate, quantize
 from scratchformer.models import LanguageModel, Llama, TransformerXL
-from scratchformer.nn import Linear
-from scratchformer.nn.quantized import QuantizedLinear
+from scratchformer.nn import Linear, add_lora, merge_lora
+from scratchformer.nn.quantized import LINE, QuantizedLinear
 from scratchformer.ops.quantized import dequantize
+from scratchformer.ops.quantized import quantize as round_matrix
 from scratchformer.rng import Key
 from scratchformer.training.snapshot import SnapshotError, save_snapshot
 
@@ -64,6 +65,32 @@ def test_the_model_is_the_same_and_its_copies_share_the_integers():
     assert sum(p.data.size for p in model.parameters()) == 64 * (50 + 5)  # tokens and norms
 
 
+def test_low_rank_changes_are_merged_before():
+    model = MODELS["post"]()
+    add_lora(model, 2, key=Key(3))
+    model.body.blocks[0].attention.query.lora_b.data[...] = 0.1
+    merged = copy.deepcopy(model)
+    merge_lora(merged)
+    ids = np.array([[1, 2, 3]])
+    one, other = (cache_for(quantize(each), 1).logits(ids) for each in (model, merged))
+    np.testing.assert_array_equal(one, other)
+    assert isinstance(model.body.blocks[0].attention.query, QuantizedLinear)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_matrices_are_those_of_the_layers_in_one_array(bits):
+    model = MODELS["llama"]()
+    before = [
+        dequantize(round_matrix(layer.w.data, bits)) for _, layer in model.named_layers() if type(layer) is Linear
+    ]
+    layers = [x for _, x in quantize(model, bits).named_layers() if isinstance(x, QuantizedLinear)]
+    for layer, expected in zip(layers, before, strict=False):  # a tied output is the last
+        np.testing.assert_array_equal(dequantize(layer.w), expected)
+    memory = {id(array.base.base if array.base.base is not None else array.base) for x in layers for array in x.w[:2]}
+    assert len(memory) == 1
+    assert all(x.w.numbers.ctypes.data % LINE == 0 and not x.w.numbers.flags.writeable for x in layers)
+
+
 def test_a_prompt_gives_the_same_logits_as_its_tokens_one_by_one():
     model = quantize(MODELS["pre"](), 8)
     ids = Key(1).generator().integers(0, 50, (1, 5))
@@ -82,7 +109,7 @@ def test_what_cannot_be_quantised_or_saved_is_refused(tmp_path):
         quantize(model)
     with pytest.raises(ValueError, match="bits: expected 8 or 4"):
         quantize(MODELS["post"](), 3)
-    with pytest.raises(TypeError, match="model: expected a LanguageModel or an EncoderDecoder, got <"):
+    with pytest.raises(TypeError, match="model: expected a LanguageModel or an EncoderDecoder, got a Linear"):
         quantize(Linear(2, 2))
     with pytest.raises(SnapshotError, match="quantised"):
         save_snapshot(tmp_path / "a.safetensors", model)

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from scratchformer.generation import penalised, probabilities, sample
+from scratchformer.generation.sampling import choose
 from scratchformer.rng import Key
 
 Z = np.array([[1.0, 3.0, -2.0, 2.5, 0.0, 2.5], [0.0, 0.0, 0.0, 0.0, 0.0, 1e-9]])
@@ -187,3 +188,15 @@ def test_the_penalty_of_tokens_that_have_occurred():
     for penalty in 0, -1, np.inf, np.nan:
         with pytest.raises(ValueError, match="penalty: expected"):
             penalised(logits, occurred, penalty)
+
+
+@given(
+    logits, st.sampled_from([0, 0.5, 1.0]), st.none() | st.integers(1, 15), st.sampled_from([None, 0.1, 0.9]),
+    st.integers(0, 99), st.data(),
+)  # fmt: skip
+def test_a_token_is_chosen_as_by_a_sample_of_the_probabilities(z, temperature, top_k, top_p, seed, data):
+    allowed = data.draw(st.none() | hnp.arrays(bool, z.shape[1:]).filter(np.any))
+    for numbers in (z, z.astype(np.float32)):
+        options = temperature, top_k, top_p, allowed
+        expected = sample(probabilities(numbers, *options), Key(seed))
+        np.testing.assert_array_equal(choose(numbers, *options, Key(seed)), expected)

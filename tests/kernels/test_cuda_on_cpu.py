@@ -18,8 +18,14 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run("attention", ...) runs the program; kernels and headers are compiled once for all its runs."""
-    environment = os.environ | {"COMPILED": str(tmp_path_factory.mktemp("compiled"))}
+    """run("attention", ...) runs the program; kernels and headers are compiled once for all its runs, also those that
+    other workers of xdist start.
+    """
+    folder = tmp_path_factory.getbasetemp() / "compiled"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent.with_name("compiled")
+    folder.mkdir(exist_ok=True)
+    environment = os.environ | {"COMPILED": str(folder)}
     return lambda *arguments, program="run.py": subprocess.run(
         [sys.executable, FOLDER / program, *arguments], capture_output=True, text=True, check=False, env=environment
     )

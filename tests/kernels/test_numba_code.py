@@ -31,3 +31,17 @@ def test_compiled_code_reorders_nothing_but_the_sums_that_are_written_with_plus(
     assert len(flags) > 50
     reordered = {name for name, found in flags.items() if not found <= {"contract"}}
     assert reordered == {"scratchformer.kernels.numba_code.plus"}
+
+
+def test_code_on_disk_is_made_again_when_a_constant_or_function_that_it_includes_has_changed():
+    """All modules of the package that define what a compiled function refers to are in the checksum."""
+    with fast():
+        modules = [m for name, m in sys.modules.items() if name.startswith("scratchformer.kernels.numba_")]
+    files = {str(file) for file in numba_code.source_files()}
+    for module in modules:
+        for function in vars(module).values():
+            if hasattr(function, "targetoptions"):
+                assert function.py_func.__code__.co_filename in files
+    package = numba_code.Path(numba_code.__file__).parents[1]
+    names = "ops/quantized.py", "ops/activations.py", "backend.py", "rng.py", "records/numba_neighbours.py"
+    assert {str(package / name) for name in names} <= files

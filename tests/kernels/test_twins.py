@@ -118,7 +118,8 @@ def test_every_twin_has_a_derivation():
     derived = {tuple(name.partition(",")[0].split(".")) for name in DERIVED} - {("scores_by_place", "numpy")}  # a part
     assert derived <= FORWARDS
     rounded = ("newton_schulz",)  # the reference's, with other factors in half precision: see test_muon.py
-    searched = ("nearest_keys",)  # has no gradient: see test_numba_neighbours.py
+    # These have no gradient: see test_numba_neighbours.py and test_quantized.py.
+    searched = ("nearest_keys", "quantized_linear")
     generating = {(f"extend_{name}", kind) for name in ("block", "decoder_block", "output") for kind in KINDS}
     without = {(name, "numba") for name in ("attention", *rounded, *searched)}
     assert FORWARDS - derived <= without | generating  # of the latter see test_extend.py and test_decoder.py

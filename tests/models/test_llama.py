@@ -38,7 +38,7 @@ def make(device=CPU, **options):
     return model
 
 
-def test_the_model_and_its_block_are_at_most_80_lines_of_code():
+def test_the_model_and_its_block_are_at_most_95_lines_of_code():
     """Lines with something other than comments and docstrings."""
     ignored = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     lines, begins = set(), True  # a statement that is only a string is a docstring
@@ -49,7 +49,7 @@ def test_the_model_and_its_block_are_at_most_80_lines_of_code():
             lines.update([] if docstring else range(token.start[0], token.end[0] + 1))
         elif token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
             begins = True
-    assert 40 < len(lines) <= 80
+    assert 40 < len(lines) <= 95
 
 
 def rotated(x, place, theta):

@@ -203,7 +203,7 @@ def test_it_trains_writes_is_estimated_and_saved(block, tmp_path):
 def test_options_go_to_the_block():
     model = make(Mean, gain=0.5)
     assert model.config["gain"] == 0.5 and [block.gain for block in model.body.blocks] == [0.5, 0.5]
-    with pytest.raises(TypeError, match=r"^LanguageModel: no option 'gian'; expected one of .*final_norm, gain$"):
+    with pytest.raises(TypeError, match=r"^LanguageModel: no option 'gian'; expected one of .*by_block, gain$"):
         make(Mean, gian=0.5)
     with pytest.raises(TypeError, match=r"^LanguageModel: no option 'd_ff'"):
         make(Mean, d_ff=3)

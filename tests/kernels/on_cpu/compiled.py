@@ -9,13 +9,13 @@ each case and type.
 """
 
 import sys
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
 import run
-from emulator import Kernel, compile_together
+from emulator import compile_what_is_called
 from run import RNG, Array, as_array, draw, on_gpu
 
 from scratchformer import Key, ops
@@ -26,7 +26,6 @@ from scratchformer.dispatch import reference_only
 from scratchformer.testing.contracts import as_tuple, is_array
 
 TOLERANCE = {"float64": 1e-13, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
-TOGETHER = 40  # kernels in a program
 cuda_target.BLOCKS = 2  # with sums over rows: some cases have more rows than blocks have
 
 
@@ -146,15 +145,8 @@ def main(which, *mistake):
         some = [types[i % len(types)], types[(i + 1) % len(types)]]
         chosen = types[:1] if mistake else types[:-2] if "large" in name else types if which == "all" else some
         checks += [(name, twin, args, options, dtype) for dtype in chosen]
-    kernels, call = [], Kernel.__call__
-    Kernel.__call__ = lambda kernel, *_: kernels.append(kernel)
+    compile_what_is_called(partial(computed, *check) for _, *check in checks)
     with np.errstate(all="ignore"):
-        for _, *check in checks:
-            computed(*check)
-        Kernel.__call__ = call
-        unique = [*{(kernel.source, kernel.name): kernel for kernel in kernels}.values()]
-        for first in range(0, len(unique), TOGETHER):
-            compile_together(unique[first : first + TOGETHER])
         failed = False
         for name, *check in checks:
             try:

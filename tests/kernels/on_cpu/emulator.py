@@ -2,7 +2,8 @@
 
     Kernel(source, "row_sums")((grid,), (block,), (x, y, np.int32(N), np.int32(C)))
 
-What is compiled is kept for the next run in the folder COMPILED, a variable, if it is set.
+What is compiled is kept for the next run in the folder COMPILED, a variable, if it is set. Several processes may share
+it.
 """
 
 import ctypes
@@ -11,15 +12,16 @@ import os
 import re
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
 HERE = Path(__file__).parent
 TEMPORARY = tempfile.TemporaryDirectory()
 FOLDER = Path(os.environ.get("COMPILED", TEMPORARY.name))
+TOGETHER = 40  # kernels in a program
 COMPILER = ["g++", "-std=c++17", "-O0", "-w", "-fPIC", f"-I{FOLDER}", f"-I{HERE}"]
 
 
@@ -27,38 +29,62 @@ COMPILER = ["g++", "-std=c++17", "-O0", "-w", "-fPIC", f"-I{FOLDER}", f"-I{HERE}
 def compile_header():
     """Once, since it takes longer than a kernel: the compiler finds cuda.h.gch in place of cuda.h."""
     for header in "cuda_bf16.h", "cuda_fp16.h":
-        (FOLDER / header).write_text("")
+        (FOLDER / header).touch()
     if not (FOLDER / "cuda.h.gch").exists():
-        subprocess.run([*COMPILER, "-x", "c++-header", HERE / "cuda.h", "-o", FOLDER / "cuda.h.gch"], check=True)
+        compile_file("-x", "c++-header", HERE / "cuda.h", to=FOLDER / "cuda.h.gch")
 
 
-@cache
-def compiled(text):
-    path = FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
-    if not path.exists():
-        path.with_suffix(".cc").write_text(text)
-        compile_header()
-        subprocess.run([*COMPILER, "-shared", path.with_suffix(".cc"), "-o", path], check=True)
-    return ctypes.CDLL(str(path))
+def compile_file(*options, to):
+    """Another process that finds the file finds all of it."""
+    part = to.with_suffix(f".{os.getpid()}")
+    subprocess.run([*COMPILER, *options, "-o", part], check=True)
+    part.rename(to)
+
+
+def key_of(*texts):
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
+
+
+library_of = cache(ctypes.CDLL)
 
 
 def compile_together(kernels):
-    """Compile kernels as one program, which takes less time than one by one."""
+    """Compile kernels as one program, which takes less time than one by one. For each, a file names the library."""
     parts = ['#include "cuda.h"']
-    for i, kernel in enumerate(kernels):
+    for kernel in kernels:
         source = re.sub(r'#include .*|extern "C"', "", kernel.source)
         undefined = "".join(f"\n#undef {name}" for name in re.findall(r"#define (\w+)", source))
-        parts.append(f"""namespace unit{i} {{
+        parts.append(f"""namespace unit{kernel.key} {{
 {source}
-extern "C" const char* parameters{i}() {{ return codes({kernel.name}); }}
-extern "C" bool call{i}(const int* sizes, void** arguments) {{ return launch({kernel.name}, sizes, arguments); }}
+extern "C" const char* parameters{kernel.key}() {{ return codes({kernel.name}); }}
+extern "C" bool call{kernel.key}(const int* sizes, void** arguments) {{
+    return launch({kernel.name}, sizes, arguments);
+}}
 }}{undefined}
 """)
-    found = compiled("\n".join(parts))
-    for i, kernel in enumerate(kernels):
-        parameters, call = found[f"parameters{i}"], found[f"call{i}"]
-        parameters.restype, call.restype = ctypes.c_char_p, ctypes.c_bool
-        kernel.__dict__["library"] = SimpleNamespace(parameters=parameters, call=call)
+    compile_header()
+    text = "\n".join(parts)
+    program = FOLDER / f"{key_of(text)}.{os.getpid()}.cc"
+    program.write_text(text)
+    compile_file("-shared", program, to=program.with_suffix(".so"))
+    for kernel in kernels:
+        named = program.with_suffix(f".{kernel.key}")
+        named.write_text(str(program.with_suffix(".so")))
+        named.rename(kernel.path)
+
+
+def compile_what_is_called(checks):
+    """Call these functions, first without starting a kernel, to compile together all that they would start."""
+    kernels, call = {}, Kernel.__call__
+    Kernel.__call__ = lambda kernel, *_: kernels.setdefault(kernel.path, kernel)
+    with np.errstate(all="ignore"):
+        for check in checks:
+            with suppress(AssertionError):
+                check()
+    Kernel.__call__ = call
+    new = [kernel for path, kernel in kernels.items() if not path.exists()]
+    for first in range(0, len(new), TOGETHER):
+        compile_together(new[first : first + TOGETHER])
 
 
 def code(dtype):
@@ -74,19 +100,26 @@ class Kernel:
     """
 
     def __init__(self, source, name, options=()):
-        self.source, self.name = source, name
+        self.source, self.name, self.key = source, name, key_of(source, name)
+        self.path = FOLDER / self.key
 
     @cached_property
     def library(self):
-        compile_together([self])
-        return self.__dict__["library"]
+        """Its functions (parameters, call)."""
+        if not self.path.exists():
+            compile_together([self])
+        library = library_of(self.path.read_text())
+        parameters, call = library[f"parameters{self.key}"], library[f"call{self.key}"]
+        parameters.restype, call.restype = ctypes.c_char_p, ctypes.c_bool
+        return parameters, call
 
     def __call__(self, grid, block, arguments):
         given = "".join(f"{'*' * isinstance(a, np.ndarray)}{code(np.asarray(a).dtype)} " for a in arguments)
-        parameters = self.library.parameters().decode()
+        parameters, call = self.library
+        parameters = parameters().decode()
         if given != parameters:
             raise TypeError(f"{self.name}: expected {parameters}, got {given}")
         sizes = (ctypes.c_int * 4)(*(*grid, 1)[:2], *(*block, 1)[:2])
         values = [np.array(a.ctypes.data if isinstance(a, np.ndarray) else a) for a in arguments]
         at = (ctypes.c_void_p * len(values))(*(a.ctypes.data for a in values))
-        assert self.library.call(sizes, at), f"the threads of {self.name} wait for each other"
+        assert call(sizes, at), f"the threads of {self.name} wait for each other"

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
-from emulator import Kernel
+from emulator import Kernel, compile_what_is_called
 
 
 class Array(np.ndarray):
@@ -351,6 +351,8 @@ if __name__ == "__main__":
     checks = [check for check in checks if only in (None, check[0])]
     if not checks:
         sys.exit(f"{only}: there is no such case")
+    if not mistake:  # which may be found by the first kernel
+        compile_what_is_called(check for *_, check in checks)
     for *what, check in checks:
         try:
             check()

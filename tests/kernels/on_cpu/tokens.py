@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import run
-from emulator import Kernel
+from emulator import Kernel, compile_what_is_called
 from run import RNG, TYPES, Array, as_array, cupy, draw, on_gpu, rounded
 
 from scratchformer import Key, models, ops
@@ -205,6 +205,8 @@ def main(*mistake):
     checks.append((("new weights",), compare_new_weights))
     checks.append((("not recorded",), compare_what_is_not_recorded))
     checks += [(("recorded", make), partial(compare_recorded, make, launches)) for make, launches in RECORDED]
+    if not mistake:
+        compile_what_is_called(check for _, check in checks)
     failed = False
     for what, check in checks:
         try:
