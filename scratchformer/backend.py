@@ -69,6 +69,7 @@ class Device:
 
 
 CPU = Device("cpu", np)
+NUMBERS = (np.generic, float)  # what is often beside arrays and belongs to no library
 
 
 def library_of(x: object) -> ModuleType | None:
@@ -108,7 +109,7 @@ def array_module(*arrays: object) -> Any:
     """
     first = xp = None
     for x in arrays:
-        library = np if type(x) is np.ndarray else None if x is None else library_of(x)
+        library = np if type(x) is np.ndarray else None if x is None or isinstance(x, NUMBERS) else library_of(x)
         if library is None:
             continue
         if xp is None:
@@ -381,7 +382,8 @@ def copy(x: Array) -> Array:
 
 def widen(x: Array) -> Array:
     """`x` itself, or a float32 copy if `x` is float16 or bfloat16: half precision is for storage, not for sums."""
-    return cast(x, array_module(x).float32) if type_of(x.dtype).itemsize == 2 else x
+    dtype = x.dtype if isinstance(x.dtype, np.dtype) else type_of(x.dtype)
+    return cast(x, array_module(x).float32) if dtype.itemsize == 2 else x
 
 
 # erf(x)/x is a quotient of polynomials in x², as in Eigen and XLA; from |x| = 4 on, erf is ±1 in float32.
@@ -439,7 +441,7 @@ def scatter_add(target: Array, index: Array, values: Array) -> Array:
     is the product with a one-hot matrix.
     """
     xp = array_module(target, index, values)
-    if is_numpy_like(xp):
+    if xp is np or is_numpy_like(xp):
         xp.add.at(target, index, values)
         return target
     one_hot = cast(xp.arange(target.shape[0])[:, None] == index, values.dtype)

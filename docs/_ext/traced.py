@@ -124,6 +124,12 @@ CASES: dict[str, Callable[[LetterSizes], LayerCase]] = {
     "RelativeSelfAttention": lambda d: LayerCase(
         nn.RelativeSelfAttention(d.C, d.H, causal=True), (d("B S C"),), {"queries": d.T}
     ),
+    "ParallelBlock": lambda d: LayerCase(
+        nn.ParallelBlock(
+            nn.SelfAttention(d.C, d.H), nn.FeedForward(d.C, d.F), nn.LayerNorm(d.C), nn.LayerNorm(d.C), "pre"
+        ),
+        (d("B T C"),),
+    ),
     "LlamaBlock": lambda d: LayerCase(models.LlamaBlock(d.C, d.H, d.G, d.F), (d("B T C"),)),
     "MaskedPrediction": _masked_prediction,
     "Body": lambda d: LayerCase(models.Body(d.V, d.C, d.H, DEPTH, d.T + 1), (_ids(d, "B T"),)),

@@ -51,7 +51,7 @@ MISTAKES = [
     ),
     Mistake(
         "published weights: a Llama's gate and values exchanged",
-        file="models/llama.py",
+        file="models/published.py",
         replace={
             '"feedforward.gate": "mlp.gate_proj"': '"feedforward.gate": "mlp.up_proj"',
             '"feedforward.up": "mlp.up_proj"': '"feedforward.up": "mlp.gate_proj"',

@@ -15,7 +15,7 @@ from .entry import Arguments, OperationEntry, given
 # For a head of three pairs: one keeps its frequency, one is slowed down, and one is in between.
 SCALING = {"factor": 8.0, "low_freq_factor": 0.05, "high_freq_factor": 0.5, "original_max_position_embeddings": 4}
 LLAMA3 = {"rope_type": "llama3", **SCALING}
-BETAS = {"beta_fast": 0.5, "beta_slow": 0.01}  # for yarn, the same three cases
+BETAS = {"beta_fast": 0.06, "beta_slow": 0.01}  # for yarn: the pairs between 1 and 3 are slowed in part
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4, **BETAS}
 KINDS = {"none": None, "linear": {"rope_type": "linear", "factor": 8.0}, "llama3": LLAMA3, "yarn": YARN}
 

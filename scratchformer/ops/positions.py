@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, Device, current_device, kept, to_device
+from ..backend import Array, Device, current_device, is_numpy_like, kept, to_device
 from ..checks import MAX_SIZE, expect_at_least, expect_floating_type, expect_memory, expect_positive
 
 MAX_KEPT = 1 << 16  # positions of a table that is longer than a text needs
@@ -40,18 +40,19 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     expect_floating_type("dtype", dtype)
     length, d_model, start = int(length), int(d_model), int(start)
     expect_memory(2 * length * d_model, "positions", length=length, d_model=d_model)  # they are float64 at first
-    device = current_device(xp)
-    first, size = (start, length) if device.index is None else kept_range(start, length)
-    table = _table(size, d_model, first, np.dtype(dtype), device)
+    first, size = kept_range(start, length, xp)
+    table = _table(size, d_model, first, np.dtype(dtype), current_device(xp))
     return table[start - first : start - first + length].copy()
 
 
-def kept_range(start: int, length: int) -> tuple[int, int]:
-    """The first position of a table that a GPU keeps, and the number of its positions.
+def kept_range(start: int, length: int, xp: Any) -> tuple[int, int]:
+    """The first position of a table that is kept, and the number of its positions.
 
-    It contains the `length` positions from `start` on, and so many around them that it still serves when the text, or
-    the memory before it, grows. Far from position 0 it contains no others.
+    It contains the `length` positions from `start` on; on a GPU, to which a table must be copied, also so many around
+    them that it still serves when the text, or the memory before it, grows. Far from position 0 it contains no others.
     """
+    if xp is np or not is_numpy_like(xp):
+        return start, length
     reach = 1 << (max(-start, start + length) - 1).bit_length()
     first = -reach if start < 0 else 0
     return (first, reach - first) if reach - first <= max(MAX_KEPT, 4 * length) else (start, length)

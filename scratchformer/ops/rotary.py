@@ -176,9 +176,8 @@ def tables(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     if D % 2:
         raise ValueError(f"x: expected (B, H, T, D) with an even D, got {tuple(x.shape)}")
     dtype = np.float32 if type_of(x.dtype).itemsize <= 4 else np.float64
-    device = device_of(x)
-    first, length = (start, T) if device.index is None else kept_range(start, T)
-    cos, sin = rotary_tables(length, D, first, base, scaling, dtype, device)
+    first, length = kept_range(start, T, array_module(x))
+    cos, sin = rotary_tables(length, D, first, base, scaling, dtype, device_of(x))
     return {"cos": cos[start - first : start - first + T, :], "sin": sin[start - first : start - first + T, :]}
 
 

@@ -35,6 +35,7 @@ NOT_PLANTED = {  # why the page does not offer the other mistakes of the catalog
     "no model of the page has it": (
         "silu", "softmax", "log_softmax", "dropout", "max_pool",
         "BasicSelfAttention", "SingleHeadAttention", "MultiHeadLoop", "Recompute",
+        "NormedLinear", "ParallelBlock", "GeGLU", "geglu",
     ),
     "it is one of the operation, or of Residual": (
         "FeedForward", "TransformerBlock", "LlamaBlock", "DecoderBlock",

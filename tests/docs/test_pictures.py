@@ -106,7 +106,8 @@ def test_every_size_is_a_letter(name):
     assert found <= OTHER_SIZES.get(name, {2})
 
 
-BY_NUMBER = {"GridPositions", "SparseTransformer"}  # their formulas have the rows of a grid as a number
+# Their formulas have as a number the rows of a grid, or how much of a head is rotated.
+BY_NUMBER = {"GridPositions", "SparseTransformer", "Pythia"}
 
 
 def value(terms, sizes):

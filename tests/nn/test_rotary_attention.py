@@ -88,7 +88,10 @@ def test_extend_agrees_with_the_whole_sequence(device, options, pattern):
         (dict(heads=2), "head_width: expected an even number, .* got 5"),
         (dict(heads=2, head_width=4, window=0), "window: expected a number >= 1, got 0"),
         (dict(heads=2, head_width=4, base=-1.0), "base: expected a finite number > 0, got -1.0"),
-        (dict(heads=2, head_width=4, scaling={"rope_type": "yarn"}), "scaling: expected a rope_type of .*, got 'yarn'"),
+        (
+            dict(heads=2, head_width=4, scaling={"rope_type": "longrope"}),
+            "scaling: expected a rope_type of .*, got 'longrope'",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit(options, message):

@@ -106,6 +106,7 @@ CASES = {
     "gelu, tanh": (ops.gelu, lambda x: F.gelu(x, approximate="tanh"), [(B, T, C)], dict(approximate="tanh")),
     "silu": (ops.silu, F.silu, [(B, T, C)], {}),
     "swiglu": (ops.swiglu, lambda gate, up: F.silu(gate) * up, [(B, T, C)] * 2, {}),
+    "geglu": (ops.geglu, lambda gate, up: F.gelu(gate, approximate="tanh") * up, [(B, T, C)] * 2, {}),
     "tanh": (ops.tanh, torch.tanh, [(B, T, C)], {}),
     "softmax": (ops.softmax, lambda z: F.softmax(z, -1), [(B, T, V)], {}),
     "log_softmax": (ops.log_softmax, lambda z: F.log_softmax(z, -1), [(B, T, V)], {}),

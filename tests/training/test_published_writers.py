@@ -202,4 +202,4 @@ def test_folders_that_cannot_be_read(published):
     path.rename(folder / "tokenizer.model")
     assert "tokenizer.json: no such file; to make it from the folder's other files, run in Python: " in message()
     set_config(folder, model_type="bert")
-    assert "expected model_type 'gpt2' or 'llama' or 'mistral' or 'qwen2' or " in message(PretrainedError)
+    assert "expected model_type 'gpt2' or 'gemma3_text' or 'llama' or " in message(PretrainedError)
