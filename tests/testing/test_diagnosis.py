@@ -26,23 +26,23 @@ X, GAMMA, BETA = RNG.normal(size=(2, 3, 5)), RNG.normal(size=5), RNG.normal(size
 
 # Mistakes that the catalogue has as equations, as code: what is replaced in the module of the operation.
 CODE = {
-    "linear: the bias gets the mean over the rows": [("widen(dy).sum(axis=0)", "widen(dy).mean(axis=0)")],
+    "linear: the bias gets the mean over the rows": [("xp.sum(widen(dy)", "xp.mean(widen(dy)")],
     "linear: the weights' gradient is divided by the number of rows": [("dw = x.T @ dy\n", "dw = x.T @ dy / len(x)\n")],
-    "relu: the result is compared with ≥": [("dx = dy * positive\n", "dx = dy * (positive >= 0)\n")],
+    "relu: the result is compared with ≥": [("dy * cast(positive, dy.dtype)\n", "dy * (positive >= 0)\n")],
     "gelu: the product rule has two terms": [("dx = dy * (cdf + x * density)\n", "dx = dy * cdf\n")],
     "silu: the factor x is left out of the second term": [("(s * (1 + x * (1 - s)))", "(s * (1 + (1 - s)))")],
     "tanh: x is used in place of y": [("return y, y\n\n\n@backward\ndef tanh", "return y, x\n\n\n@backward\ndef tanh")],
     "swiglu: the gate gets no factor from the other branch": [("dgate = dy * up * (s", "dgate = dy * (s")],
     "softmax: only the diagonal of the Jacobian is used": [
-        ("dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))\n", "dz = y * (dy - dy * y)\n")
+        ("dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))\n", "dz = y * (dy - dy * y)\n")
     ],
-    "log_softmax: y is taken for a probability": [("dz = dy - xp.exp(y) * dy.sum", "dz = dy - y * dy.sum")],
-    "cross_entropy: rows that do not count still pass a gradient": [("dlogits *= counted[:, None]\n", "\n")],
-    "cross_entropy: the mean is over all rows, not those that count": [("dloss / count\n", "dloss / len(targets)\n")],
-    "layernorm: the third term is forgotten": [(" - xhat * (g * xhat).mean(axis=-1, keepdims=True))", ")")],
-    "layernorm: β gets the mean over the rows": [("dbeta = dy.sum(axis=rows)", "dbeta = dy.mean(axis=rows)")],
+    "log_softmax: y is taken for a probability": [("dz = dy - xp.exp(y) * xp", "dz = dy - y * xp")],
+    "cross_entropy: rows that do not count still pass a gradient": [(" * cast(counted[:, None], z.dtype)\n", "\n")],
+    "cross_entropy: the mean is over all rows, not those that count": [("dloss / count *", "dloss / len(targets) *")],
+    "layernorm: the third term is forgotten": [(" - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))", ")")],
+    "layernorm: β gets the mean over the rows": [("dbeta = xp.sum(dy", "dbeta = xp.mean(dy")],
     "gather: assigned instead of added": [
-        ("    return dx", "    dx[...] = 0\n    dx.reshape(-1, C)[rows] = dy\n    return dx"),
+        ("    return cast(dx", "    dx[...] = 0\n    dx.reshape(-1, C)[rows] = dy\n    return cast(dx"),
     ],
     "dropout: the scale is left out of backward": [("dx = dy * keep * scale\n", "dx = dy * keep\n")],
     "mean_pool: the padding gets a gradient": [
@@ -51,20 +51,18 @@ CODE = {
     "max_pool: every element as large as the maximum gets the gradient": [
         ("MaxPoolCache(winner, live, x", "MaxPoolCache(x >= y[:, None], live, x"),
         ("winner.shape)\n    xp", "dy.shape)\n    xp"),
-        ("steps == winner[:, None, :], dy[:, None, :] * live[:, :, None]", "winner, dy[:, None, :]"),
+        ("(steps == winner[:, None, :]) & live[:, :, None]", "winner"),
     ],
     "attention: the second term of the softmax is left out": [
-        ("(dp - (probabilities * dp).sum(axis=-1, keepdims=True))", "dp")
+        ("(dp - xp.sum(probabilities * dp, axis=-1, keepdims=True))", "dp")
     ],
-    "attention: the sum runs over the queries": [("* dp).sum(axis=-1,", "* dp).sum(axis=-2,")],
+    "attention: the sum runs over the queries": [("* dp, axis=-1,", "* dp, axis=-2,")],
     "attention: the scaling is used in forward only": [("da = dz * scale\n", "da = dz\n")],
     "relative_shift: shifted the same way again": [
-        ("dx[..., rows, columns] = dy\n", "dx[..., ::-1, :][..., rows, columns] = dy[..., ::-1, :]\n")
+        ("first_columns(T, xp)\n    dx", "first_columns(T, xp)[::-1]\n    dx")
     ],
     "relative_attention: q gets only one of its two gradients": [("dq = dqu + dqw\n", "dq = dqu\n")],
-    "relative_attention: the gradient of r is averaged over the sequences": [
-        ("(q + position_bias[:, None])).sum(axis=0)", "(q + position_bias[:, None])).mean(axis=0)")
-    ],
+    "relative_attention: the gradient of r is averaged over the sequences": [("dr = xp.sum(", "dr = xp.mean(")],
 }
 
 # The case of the operation that shows the mistake, where it is not the first.
