@@ -408,9 +408,8 @@ def test_a_long_text_in_the_parts_of_other_encodings(learned, end, monkeypatch):
     for pattern, cuts in [(rule, 60), (r"\n+\p{L}", 1)]:
         tokenizer = lib.Tokenizer(lib.models.BPE())
         split = lib.pre_tokenizers.Split(lib.Regex(pattern), "isolated")
-        tokenizer.pre_tokenizer = lib.pre_tokenizers.Sequence(
-            [split, lib.pre_tokenizers.ByteLevel(False, False, False)]
-        )
+        as_bytes = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = lib.pre_tokenizers.Sequence([split, as_bytes])
         alphabet = lib.pre_tokenizers.ByteLevel.alphabet()
         trainer = lib.trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator([text], trainer)
