@@ -10,6 +10,7 @@ import re
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -159,6 +160,8 @@ def planted(mistake):
     if mistake.file:
         return mistake
     file = getattr(ops, mistake.operation).__module__.removeprefix("scratchformer.").replace(".", "/") + ".py"
+    code = (Path(ops.__file__).parents[1] / file).read_text(encoding="utf-8")
+    assert all(right in code for right, _ in CODE[mistake.name]), mistake.name
     return replace(mistake, file=file, replace=dict(CODE[mistake.name]))
 
 
