@@ -67,6 +67,10 @@ def log(x: Any) -> Any:
     """log(x)"""
 
 
+def log1p(x: Any) -> Any:
+    """log(1 + x)"""
+
+
 def tanh(x: Any) -> Any:
     """tanh(x)"""
 
@@ -230,6 +234,11 @@ def _log(x: Any) -> Any:
         return np.float32(np.nan) if x < zero else y
 
     return log32
+
+
+@overload(log1p, strict=False)
+def _log1p(x: Any) -> Any:
+    return lambda x: math.log1p(x)  # once for each row
 
 
 @overload(tanh, strict=False, jit_options={"fastmath": {"contract"}})

@@ -36,6 +36,13 @@ def softmax(z: Array) -> tuple[Array, Array]:
 
         dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))
 
+    If y_k is nearly 1, the difference is of nearly equal numbers, whose rounding may be all that is left of it. Since
+    dz sums to 0, the code takes minus the sum of the others instead, which has its digits:
+
+        h_k := y_k (dy_k − Σ_i dy_i y_i)
+        dz_k = −Σ_i [y_i ≤ ½] h_i where y_k > ½, h_k elsewhere
+        dz = from_others(dz, y)
+
     The cache keeps only y, since the Jacobian is a function of y. It is a copy, so the caller may change its own y.
     """
     expect_floating(z=z)
@@ -54,7 +61,14 @@ def softmax_backward(dy: Array, y: Array) -> Array:
     expect_like("dy", dy, y.shape)
     xp, dtype, dy = array_module(dy, y), dy.dtype, widen(dy)
     dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))
+    dz = from_others(dz, y)
     return cast(dz, dtype)
+
+
+def from_others(dz: Array, p: Array) -> Array:
+    """dz (..., V), whose rows sum to 0, with minus the sum of the others where the probability p (..., V) is above ½."""
+    xp, large = array_module(dz, p), p > 0.5
+    return xp.where(large, -xp.sum(xp.where(large, 0, dz), axis=-1, keepdims=True), dz)
 
 
 @operation
@@ -67,18 +81,27 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
 
         Z = Σ_j exp(z_j)        y_i = z_i − log(Z)
 
-    The row's maximum is subtracted before the sum, so that nothing overflows; the sum is at least 1:
+    The row's maximum is subtracted before the sum, so that nothing overflows. The numbers that are equal to it, k in
+    all, add k to the sum. The logarithm of 1 plus the rest keeps the digits of a rest that is small compared with 1:
 
-        m = max_j(z_j)        y_i = z_i − m − log(Σ_j exp(z_j − m))
+        m = max_j(z_j)        k = Σ_j [z_j = m]
+        y_i = z_i − m − log(Σ_j exp(z_j − m)) = z_i − m − log1p(k − 1 + Σ_j [z_j < m] exp(z_j − m))
 
     Backward. Z depends on every score:
 
         ∂Z/∂z_k = exp(z_k)      ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k)
         dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i (δ_ik − exp(y_k)) = dy_k − exp(y_k) Σ_i dy_i
 
-    In NumPy:
+    In NumPy, with p for exp(y):
 
-        dz = dy - xp.exp(y) * xp.sum(dy, axis=-1, keepdims=True)
+        dz = dy - p * xp.sum(dy, axis=-1, keepdims=True)
+
+    If p_k is nearly 1, this is a difference of nearly equal numbers. Since dz sums to 0, the code takes minus the sum
+    of the others, as in `softmax`:
+
+        p_k := exp(y_k)        h_k := dy_k − p_k Σ_i dy_i
+        dz_k = −Σ_i [p_i ≤ ½] h_i where p_k > ½, h_k elsewhere
+        dz = from_others(dz, p)
 
     The cache keeps only y: exp(y) is the softmax.
     """
@@ -87,7 +110,7 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
     xp = array_module(z)
     wide = widen(z)
     shifted = wide - xp.max(wide, axis=-1, keepdims=True)
-    y = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
+    y = shifted - log_sum(shifted)
     y = cast(y, z.dtype)
     return y, copy(y)
 
@@ -97,6 +120,14 @@ def log_softmax_backward(dy: Array, y: Array) -> Array:
     """dz: see `log_softmax`."""
     expect_like("dy", dy, y.shape)
     xp = array_module(dy, y)
-    dtype, dy, y = dy.dtype, widen(dy), widen(y)
-    dz = dy - xp.exp(y) * xp.sum(dy, axis=-1, keepdims=True)
+    dtype, dy, p = dy.dtype, widen(dy), xp.exp(widen(y))
+    dz = dy - p * xp.sum(dy, axis=-1, keepdims=True)
+    dz = from_others(dz, p)
     return cast(dz, dtype)
+
+
+def log_sum(z: Array) -> Array:
+    """log Σ_j exp(z_j) for each row of z (..., V) whose largest number is 0, as (..., 1)."""
+    xp, largest = array_module(z), z == 0
+    rest = xp.sum(xp.where(largest, 0, xp.exp(z)), axis=-1, keepdims=True)
+    return xp.log1p(xp.sum(cast(largest, z.dtype), axis=-1, keepdims=True) - 1 + rest)
