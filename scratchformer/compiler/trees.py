@@ -43,7 +43,13 @@ OPERATORS: Mapping[str, Callable] = {
     "≤": operator.le,
     "≥": operator.ge,
 }
-CONSTANT = {**OPERATORS, "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "log1p": math.log1p}  # what is computed with constants
+CONSTANT = {
+    **OPERATORS,
+    "sqrt": math.sqrt,
+    "exp": math.exp,
+    "log": math.log,
+    "log1p": math.log1p,
+}  # what is computed with constants
 HEAD, LOOPS, TAIL = range(3)  # the stages of a plan: before the loops, in them, after them; see `plan`
 
 

@@ -71,8 +71,8 @@ def cross_entropy(
         count = max(1, Σ_n k_n)        loss = 1/count Σ_n k_n ℓ_n
 
     No exponential overflows if the row's maximum is subtracted, which does not change the softmax. Since t sums to 1,
-    the loss of a row can be computed without the softmax, whose small numbers may round to 0, with the logarithm −∞. If
-    the target is the maximum, its exponential is 1. It is added last, so that a small rest does not round to 0:
+    the loss of a row can be computed without the softmax, whose small numbers may round to 0, with the logarithm −∞.
+    The exponential of the target is added last, so that a small rest does not round to 0; log1p(x) is log(1 + x):
 
         z_max_n = max_v(z_nv)        rest_n = Σ_v [v ≠ targets_n] exp(z_nv − z_max_n)
         log_z_n = λ_n − z_max_n = log(Σ_v exp(z_nv − z_max_n))
@@ -89,7 +89,7 @@ def cross_entropy(
 
         dℓ_n := dloss k_n/count        dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dℓ_n (p_nv − t_nv)
 
-    If the target's p is nearly 1, 1 − p would round to 0; but it is the sum of the others:
+    If the target's p is nearly 1, rounding leaves little of 1 − p, which is computed as the sum of the others:
 
         gap_nv := ε (1 − 1/V) − rest_n exp(−log_z_n) where v = targets_n, p_nv − ε/V elsewhere
         dz_nv = dℓ_n gap_nv

@@ -42,7 +42,7 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
         s_nv = z_nv − log(Σ_v' exp(z_nv'))        p_nv := exp(s_nv)
         loss = −1/N Σ_n Σ_v t_nv s_nv
 
-    With the row's maximum subtracted, no exponential overflows. The logarithm is that of `log_softmax`:
+    With the row's maximum subtracted, no exponential overflows, and with log1p no small one rounds to 0:
 
         z_max_n = max_v(z_nv)        k_n = Σ_v [z_nv = z_max_n]
         log_z_n = log(Σ_v exp(z_nv − z_max_n)) = log1p(k_n − 1 + Σ_v [z_nv < z_max_n] exp(z_nv − z_max_n))
@@ -65,10 +65,10 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
         dtargets = -share * log_p
         dlogits = share * (p * xp.sum(t, axis=-1, keepdims=True) - t)
 
-    Where p is nearly 1, dz is minus the sum of the others, as in `softmax`:
+    If p is nearly 1, rounding leaves little of 1 − p, which is then computed as the sum of the others:
 
-        h_nv := dloss/N (p_nv Σ_v' t_nv' − t_nv)
-        dz_nv = −Σ_v' [p_nv' ≤ ½] h_nv' where p_nv > ½, h_nv elsewhere
+        r_n := Σ_v [p_nv ≤ ½] p_nv        a_n := Σ_v [p_nv ≤ ½] t_nv
+        dz_nv = dloss/N (p_nv a_n − t_nv r_n) where p_nv > ½, dloss/N (p_nv Σ_v' t_nv' − t_nv) elsewhere
         dlogits = from_others(dlogits, p)
 
     The cache keeps z and t, and two numbers of each row. s and p are computed again.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..backend import Array, array_module, cast, copy, widen
 from ..checks import expect_columns, expect_floating, expect_like
 from ..dispatch import backward, operation
@@ -36,11 +38,11 @@ def softmax(z: Array) -> tuple[Array, Array]:
 
         dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))
 
-    If y_k is nearly 1, the difference is of nearly equal numbers, whose rounding may be all that is left of it. Since
-    dz sums to 0, the code takes minus the sum of the others instead, which has its digits:
+    If y_k is nearly 1, rounding leaves little of this difference, so 1 − y_k is then computed as the sum r of the
+    others (in code dz_k, as minus the sum of the others, which is the same):
 
-        h_k := y_k (dy_k − Σ_i dy_i y_i)
-        dz_k = −Σ_i [y_i ≤ ½] h_i where y_k > ½, h_k elsewhere
+        r := Σ_i [y_i ≤ ½] y_i        a := Σ_i [y_i ≤ ½] dy_i y_i
+        dz_k = y_k (dy_k r − a) where y_k > ½, y_k (dy_k − Σ_i dy_i y_i) elsewhere
         dz = from_others(dz, y)
 
     The cache keeps only y, since the Jacobian is a function of y. It is a copy, so the caller may change its own y.
@@ -67,8 +69,12 @@ def softmax_backward(dy: Array, y: Array) -> Array:
 
 def from_others(dz: Array, p: Array) -> Array:
     """dz (..., V), whose rows sum to 0, with minus the sum of the others where the probability p (..., V) is above ½."""
-    xp, large = array_module(dz, p), p > 0.5
-    return xp.where(large, -xp.sum(xp.where(large, 0, dz), axis=-1, keepdims=True), dz)
+    xp, (shape, dz, p) = array_module(dz, p), (dz.shape, *as_rows(dz, p))
+    top = xp.arange(dz.shape[0]), xp.argmax(p, axis=-1)
+    large, before = p[top] > 0.5, dz[top]
+    dz[top] = 0
+    dz[top] = xp.where(large, -xp.sum(dz, axis=-1), before)
+    return xp.reshape(dz, shape)
 
 
 @operation
@@ -81,8 +87,8 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
 
         Z = Σ_j exp(z_j)        y_i = z_i − log(Z)
 
-    The row's maximum is subtracted before the sum, so that nothing overflows. The numbers that are equal to it, k in
-    all, add k to the sum. The logarithm of 1 plus the rest keeps the digits of a rest that is small compared with 1:
+    The row's maximum is subtracted before the sum, so that nothing overflows, and the exponential of the maximum, 1, is
+    added last (there may be k of them), so that a small rest does not round to 0; log1p(x) is log(1 + x):
 
         m = max_j(z_j)        k = Σ_j [z_j = m]
         y_i = z_i − m − log(Σ_j exp(z_j − m)) = z_i − m − log1p(k − 1 + Σ_j [z_j < m] exp(z_j − m))
@@ -96,11 +102,10 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
 
         dz = dy - p * xp.sum(dy, axis=-1, keepdims=True)
 
-    If p_k is nearly 1, this is a difference of nearly equal numbers. Since dz sums to 0, the code takes minus the sum
-    of the others, as in `softmax`:
+    If p_k is nearly 1, rounding leaves little of 1 − p_k, which is then computed as the sum of the others:
 
-        p_k := exp(y_k)        h_k := dy_k − p_k Σ_i dy_i
-        dz_k = −Σ_i [p_i ≤ ½] h_i where p_k > ½, h_k elsewhere
+        p_k := exp(y_k)        r := Σ_i [p_i ≤ ½] p_i        a := Σ_i [p_i ≤ ½] dy_i
+        dz_k = dy_k r − p_k a where p_k > ½, dy_k − p_k Σ_i dy_i elsewhere
         dz = from_others(dz, p)
 
     The cache keeps only y: exp(y) is the softmax.
@@ -128,6 +133,12 @@ def log_softmax_backward(dy: Array, y: Array) -> Array:
 
 def log_sum(z: Array) -> Array:
     """log Σ_j exp(z_j) for each row of z (..., V) whose largest number is 0, as (..., 1)."""
-    xp, largest = array_module(z), z == 0
-    rest = xp.sum(xp.where(largest, 0, xp.exp(z)), axis=-1, keepdims=True)
-    return xp.log1p(xp.sum(cast(largest, z.dtype), axis=-1, keepdims=True) - 1 + rest)
+    xp, (rows,) = array_module(z), as_rows(z)
+    e = xp.exp(rows)
+    e[xp.arange(e.shape[0]), xp.argmax(rows, axis=-1)] = 0  # one of the largest, whose exponential is 1
+    return xp.reshape(xp.log1p(xp.sum(e, axis=-1)), (*z.shape[:-1], 1))
+
+
+def as_rows(*arrays: Array) -> tuple[Array, ...]:
+    """Arrays (..., V) with all leading axes folded into one."""
+    return tuple(array_module(x).reshape(x, (math.prod(x.shape[:-1]), x.shape[-1])) for x in arrays)
