@@ -68,7 +68,7 @@ def softmax_backward(dy: Array, y: Array) -> Array:
 
 
 def from_others(dz: Array, p: Array) -> Array:
-    """dz (..., V), whose rows sum to 0, with minus the sum of the others where the probability p (..., V) is above ½."""
+    """dz (..., V), whose rows sum to 0, with minus the sum of the others where the probability p is above ½."""
     xp, (shape, dz, p) = array_module(dz, p), (dz.shape, *as_rows(dz, p))
     top = xp.arange(dz.shape[0]), xp.argmax(p, axis=-1)
     large, before = p[top] > 0.5, dz[top]
