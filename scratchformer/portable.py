@@ -1,0 +1,208 @@
+"""Arithmetic with the same bits on every processor.
+
+IEEE 754 says what + − × ÷ and the square root give, bit by bit. It does not say in which order a sum is added, whether
+a product and a sum are rounded once or twice, or what exp gives; so libraries differ, and so does one library on two
+processors. Here these are defined:
+
+- `product`: each element is a chain of fused multiply-adds, from the first term to the last.
+- `total`: the upper half of the terms is added to the lower half, and so on.
+- `exp`, `log`, `tanh`, `erf`: polynomials of separate multiplications and additions.
+
+The functions take NumPy arrays and are operations, so twins can compute the same bits in less time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .backend import ERF_ABOVE, ERF_BELOW, ERF_BOUND
+from .dispatch import operation
+
+Axes = int | tuple[int, ...] | None
+
+
+def _numbers(*values: float) -> tuple[np.float32, ...]:
+    return tuple(map(np.float32, values))
+
+
+@operation
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """c = a b, the matrix product of two arrays of float32 or of float64, of at least two axes; those before the last
+    two are broadcast.
+
+    In float32 an element is the chain c = fma(a_ik, b_kj, c) for k = 0, 1, ..., K − 1, from c = 0, where fma rounds once.
+    A chain has the same bits for any size of blocks, vectors and threads. In float64 it is the `total` of its terms.
+    """
+    if a.dtype == np.float64:
+        return total(a[..., :, :, None] * b[..., None, :, :], axis=-2)
+    a, b = a.astype(np.float64), b.astype(np.float64)  # the product of two numbers of 24 bits is then exact
+    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    c = np.zeros((*shape, a.shape[-2], b.shape[-1]), np.float32)
+    for k in range(a.shape[-1]):
+        c = _sum_rounded_once(a[..., :, k, None] * b[..., None, k, :], c)
+    return c
+
+
+def _sum_rounded_once(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x + y, an array of float64 and one of float32, as float32.
+
+    The sum in float64 is rounded again. That changes the result only where it lies half-way between two numbers of
+    float32, or is too small for 24 bits. There a sum that is not exact is moved so that its last bit is 1 ("rounded to
+    odd"), and is then rounded to the right side.
+    """
+    z = x + y
+    bits = z.view(np.int64)
+    doubtful = (bits & 0x1FFFFFFF) == 0x10000000
+    doubtful |= (abs(z) < np.finfo(np.float32).tiny) & (z != 0)
+    if doubtful.any():
+        x, y, s = np.broadcast_to(x, z.shape)[doubtful], y[doubtful].astype(np.float64), z[doubtful]
+        of_y = s - x
+        error = (x - (s - of_y)) + (y - of_y)  # s + error = x + y: Knuth's TwoSum
+        toward = np.where((error > 0) == (s > 0), 1, -1)  # in the bits of s, to the neighbour on the error's side
+        inexact = (error != 0) & (bits[doubtful] % 2 == 0)
+        bits[doubtful] += np.where(inexact, toward, 0)
+    return z.astype(np.float32)
+
+
+@operation
+def total(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> np.ndarray:
+    """The sum of a floating-point array over an axis, several, or all, as an array.
+
+    The n terms, in the order of C if there are several axes, are added in one tree: while n > 1, the last h = ⌊n/2⌋ of
+    them are added to the first h, and n − h are left. The sum of no terms is 0.
+    """
+    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(sorted(a % x.ndim for a in axes))
+    others = [a for a in range(x.ndim) if a not in axes]
+    shape = tuple(x.shape[a] for a in others)
+    n = math.prod(x.shape[a] for a in axes)
+    terms = x.transpose(*axes, *others).reshape(n, *shape)
+    if n == 0:
+        terms = np.zeros((1, *shape), x.dtype)
+    while n > 1:
+        h = n // 2
+        upper = terms[n - h : n]
+        terms = np.concatenate([terms[:h] + upper, terms[h : n - h]])
+        n -= h
+    y = terms[0, ...].copy()
+    return y.reshape([1 if a in axes else size for a, size in enumerate(x.shape)]) if keepdims else y
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """a where the condition holds, b elsewhere."""
+    return np.where(condition, a, b)
+
+
+def bits_of(x: Any) -> Any:
+    """The bits of float32 numbers, as int32."""
+    return x.view(np.int32)
+
+
+def with_bits(bits: Any) -> Any:
+    """The float32 numbers with these bits."""
+    return bits.view(np.float32)
+
+
+# The following functions also run in compiled loops, a number at a time.
+# x = n log 2 + r with |r| ≤ ½ log 2, so exp(x) = 2ⁿ exp(r). log 2 is the sum of a number with few digits, whose product
+# with n is exact, and a small one. The sum of x/log 2 and 1.5 · 2²³ is rounded to a whole number, which is then in its
+# last bits. With the bias of an exponent added too, these bits are moved to where a number has its exponent: n = −127
+# gives 0, and n = 128 infinity. The polynomial is that of Cephes (Moshier's expf).
+LOG2_E, LOG2_HIGH, LOG2_LOW = _numbers(math.log2(math.e), 0.693359375, math.log(2) - 0.693359375)
+EXP_POLYNOMIAL = _numbers(1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+LOWEST, HIGHEST, SHIFT = _numbers(-88, 88.8, 1.5 * 2**23 + 127)
+LOG_POLYNOMIAL = _numbers(  # of (log(1 + r) − r + r²/2)/r³ for √½ ≤ 1 + r < √2: Cephes, Moshier's logf
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+# Quotients of polynomials in x², as in Eigen and XLA, for x not far out, where these functions are nearly ±1.
+TANH_ABOVE = _numbers(  # tanh(x)/x
+    -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-8, 1.48572235717979e-5,
+    6.37261928875436e-4, 4.89352455891786e-3,
+)  # fmt: skip
+TANH_BELOW = _numbers(1.19825839466702e-6, 1.18534705686654e-4, 2.26843463243900e-3, 4.89352518554385e-3)
+A6, A5, A4, A3, A2, A1, A0 = _numbers(*ERF_ABOVE)
+B4, B3, B2, B1, B0 = _numbers(*ERF_BELOW)
+TANH_BOUND, ERF_LIMIT = _numbers(7.99881172180175781, ERF_BOUND)
+ZERO, HALF, ONE, TWENTY_FOUR, LARGE = _numbers(0, 0.5, 1, 24, 2**24)
+TINY, ROOT, INFINITY, NAN = _numbers(np.finfo(np.float32).tiny, math.sqrt(0.5), math.inf, math.nan)
+
+
+def exp32(x: Any) -> Any:
+    c5, c4, c3, c2, c1, c0 = EXP_POLYNOMIAL
+    inside = where(x < LOWEST, LOWEST, x)  # NaN stays
+    inside = where(inside > HIGHEST, HIGHEST, inside)
+    shifted = inside * LOG2_E + SHIFT
+    n = shifted - SHIFT
+    r = (inside - n * LOG2_HIGH) - n * LOG2_LOW
+    p = ((((c5 * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
+    return (p * r * r + r + ONE) * with_bits(bits_of(shifted) << np.int32(23))
+
+
+def log32(x: Any) -> Any:
+    c8, c7, c6, c5, c4, c3, c2, c1, c0 = LOG_POLYNOMIAL
+    small = x < TINY
+    bits = bits_of(where(small, x * LARGE, x))
+    e = number((bits >> np.int32(23)) - np.int32(126)) - where(small, TWENTY_FOUR, ZERO)
+    m = with_bits((bits & np.int32(0x7FFFFF)) | np.int32(0x3F000000))  # from ½ to 1
+    low = m < ROOT
+    r, e = where(low, m + m, m) - ONE, e - where(low, ONE, ZERO)
+    p = (((((((c8 * r + c7) * r + c6) * r + c5) * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
+    y = (r + ((p * r * r * r + e * LOG2_LOW) - HALF * r * r)) + e * LOG2_HIGH
+    y = where(x < INFINITY, y, x)  # ∞ and NaN
+    y = where(x == ZERO, -INFINITY, y)
+    return where(x < ZERO, NAN, y)
+
+
+def tanh32(x: Any) -> Any:
+    a6, a5, a4, a3, a2, a1, a0 = TANH_ABOVE
+    b3, b2, b1, b0 = TANH_BELOW
+    inside = where(x < -TANH_BOUND, -TANH_BOUND, x)
+    inside = where(inside > TANH_BOUND, TANH_BOUND, inside)
+    z = inside * inside
+    above = (((((a6 * z + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0
+    return inside * above / (((b3 * z + b2) * z + b1) * z + b0)
+
+
+def erf32(x: Any) -> Any:
+    inside = where(x < -ERF_LIMIT, -ERF_LIMIT, x)
+    inside = where(inside > ERF_LIMIT, ERF_LIMIT, inside)
+    z = inside * inside
+    above = (((((A6 * z + A5) * z + A4) * z + A3) * z + A2) * z + A1) * z + A0
+    return inside * above / ((((B4 * z + B3) * z + B2) * z + B1) * z + B0)
+
+
+def number(x: Any) -> Any:
+    """Whole numbers, int32, as float32."""
+    return x.astype(np.float32)
+
+
+@operation
+def exp(x: np.ndarray) -> np.ndarray:
+    """exp(x), float32, right to about one unit in the last place; 0 below −87.7, infinity above 88.7."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return exp32(x)
+
+
+@operation
+def log(x: np.ndarray) -> np.ndarray:
+    """log(x), float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return log32(x)
+
+
+@operation
+def tanh(x: np.ndarray) -> np.ndarray:
+    """tanh(x), float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return tanh32(x)
+
+
+@operation
+def erf(x: np.ndarray) -> np.ndarray:
+    """The error function 2/√π ∫₀ˣ exp(−t²) dt, float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return erf32(x)
