@@ -1,7 +1,8 @@
-"""Products of float32 matrices with the same bits on every processor, as `portable.product` defines them.
+"""Compiled twins of `portable`, with the same bits.
 
-Each number of c = a b is one chain of fused multiply-adds, c ← a_ik b_kj + c for k = 0, 1, ..., K − 1, from c = 0. So
-its bits depend neither on how the matrices are cut into blocks nor on the size of a vector register. The blocks are
+No function here lets LLVM make one operation of two, or change their order. Only `product` has fused multiply-adds, each
+of which is written as such. Each number of c = a b is one chain, c ← a_ik b_kj + c for k = 0, 1, ..., K − 1, from c = 0.
+So its bits depend neither on how the matrices are cut into blocks nor on the size of a vector register. The blocks are
 those of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): a block of b, DEPTH × WIDTH,
 is copied to panels of COLUMNS columns, each of which stays in the first-level cache while HEIGHT rows of a, in the
 second, are multiplied by it. The innermost loop keeps ROWS × COLUMNS sums in registers. Where a chain goes on in
@@ -10,6 +11,8 @@ the next block, it begins with what c holds.
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +20,28 @@ from llvmlite import ir
 from numba import types
 from numba.np.arrayobj import make_array, populate_array
 
+from .. import portable
+from ..portable import Axes
 from .numba_code import compiled
 from .numba_vectors import LANES, intrinsic, load, load_first, on_boundary, store, tile, transpose_tile, vectorised
 
 ROWS, VECTORS = {16: (8, 2), 8: (6, 2), 4: (4, 2)}[LANES]  # the sums of a tile fill at most 12 of 16 registers
 COLUMNS = VECTORS * LANES
 HEIGHT, WIDTH, DEPTH = 32 * ROWS, 16 * COLUMNS, 256  # of blocks, in numbers
+STRIP = 64  # of columns that `fold` adds at a time
 NUMBERS = types.Array(types.float32, 4, "A")
+exact = partial(compiled, fastmath=())
+exp, log, tanh, erf = (
+    exact(function, inline=True) for function in (portable.exp32, portable.log32, portable.tanh32, portable.erf32)
+)
+
+
+def are_numbers(x: np.ndarray, *others: Any, **options: Any) -> bool:
+    return x.dtype in (np.float32, np.float64)
+
+
+def are_float32(*arrays: np.ndarray) -> bool:
+    return all(x.dtype == np.float32 and type(x) is np.ndarray for x in arrays)
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -32,8 +50,12 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return product(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
     stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     c = np.empty((*stack, a.shape[-2], b.shape[-1]), np.float32)
-    multiply_stacks(*placed(stacked(a, stack)), *placed(stacked(b, stack)), *placed(stacked(c, stack)))
+    matrices = [stacked(x, stack) for x in (a, b, c)]  # which must not be freed before they are read
+    multiply_stacks(*(part for x in matrices for part in placed(x)))
     return c
+
+
+portable.product.add_twin(np.ndarray, are_float32, product, fast=True)
 
 
 def stacked(x: np.ndarray, stack: tuple[int, ...]) -> np.ndarray:
@@ -76,7 +98,7 @@ def continue_tile(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s
     return tile(c, a, b, ROWS, VECTORS, added=True)
 
 
-@compiled
+@exact
 def multiply_stacks(a, a_shape, a_strides, b, b_shape, b_strides, c, c_shape, c_strides):  # type: ignore[no-untyped-def]
     """c = a b for stacks of matrices with two leading axes."""
     left, right = array_at(a, a_shape, a_strides), array_at(b, b_shape, b_strides)
@@ -93,7 +115,7 @@ def multiply_stacks(a, a_shape, a_strides, b, b_shape, b_strides, c, c_shape, c_
             multiply(left[p, q], right[p, q], result[p, q], panels, edge, part)
 
 
-@compiled
+@exact
 def multiply(a: Any, b: Any, c: Any, panels: Any, edge: Any, part: Any) -> None:
     """c = a b, with room for panels of b, for the rows of a that fill no tile, and for a tile at an edge of c."""
     (M, N), K = c.shape, a.shape[1]
@@ -125,7 +147,7 @@ def multiply(a: Any, b: Any, c: Any, panels: Any, edge: Any, part: Any) -> None:
         c[:] = 0
 
 
-@compiled
+@exact
 def pack(b: Any, panels: Any) -> None:
     """Copy b to panels of COLUMNS columns; what lies beyond the last column of b is of no importance."""
     K, N = b.shape
@@ -148,3 +170,99 @@ def pack(b: Any, panels: Any) -> None:
         for j in range(s, min(s + LANES, N)):
             for k in range(square, K):
                 panel[k, column + j - s] = columns[j, k]
+
+
+def total(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> np.ndarray:
+    """As `portable.total`. The axes that are added become one, and so do those before it and those after it."""
+    axes = sorted(a % x.ndim for a in (range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)))
+    others = [a for a in range(x.ndim) if a not in axes]
+    shape = [1 if a in axes else size for a, size in enumerate(x.shape)]
+    n = math.prod(x.shape[a] for a in axes)
+    first = axes[0] if axes and axes[-1] - axes[0] < len(axes) else 0
+    terms = x if first or axes[-1:] == [len(axes) - 1] else x.transpose(*axes, *others)
+    before = math.prod(x.shape[:first])
+    after = math.prod(shape) // max(before, 1)
+    y = np.empty((before, after), x.dtype)
+    fold(np.ascontiguousarray(terms).reshape(before, n, after), y)
+    return y.reshape(shape if keepdims else [x.shape[a] for a in others])
+
+
+portable.total.add_twin(np.ndarray, are_numbers, total, fast=True)
+
+
+@exact
+def fold(x: Any, y: Any) -> None:
+    """y (P, Q) = the sum of x (P, n, Q) over n, in the order of `portable.total`."""
+    P, n, Q = x.shape
+    h = n // 2
+    rest = n - h
+    room = np.empty(max(rest, 1) * min(Q, STRIP), x.dtype)
+    for p in range(P):
+        for first in range(0, Q, STRIP):
+            width = min(STRIP, Q - first)
+            if width == Q:
+                add(x[p].reshape(-1), h * Q, rest * Q, room)
+            else:
+                for i in range(rest):
+                    for j in range(width):
+                        room[i * width + j] = x[p, i, first + j]
+                for i in range(h):
+                    for j in range(width):
+                        room[i * width + j] += x[p, rest + i, first + j]
+            size = rest
+            while size > 1:
+                half = size // 2
+                size -= half
+                add(room, half * width, size * width, room)
+            for j in range(width):
+                y[p, first + j] = room[j] if n else 0
+
+
+@partial(exact, inline=True)
+def add(x: Any, count: Any, start: Any, y: Any) -> None:
+    """y = x in the first `start` numbers, of which the first `count` also get those from `start` on."""
+    for i in range(count):
+        y[i] = x[i] + x[start + i]
+    for i in range(count, start):
+        y[i] = x[i]
+
+
+def elementwise(loop: Any) -> Any:
+    """The function of an array that a compiled loop computes."""
+
+    def function(x: np.ndarray) -> np.ndarray:
+        y = np.empty(x.shape, np.float32)
+        loop(np.ascontiguousarray(x).reshape(-1), y.reshape(-1))
+        return y
+
+    return function
+
+
+@exact
+def exp_of(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = exp(x[i])
+
+
+@exact
+def log_of(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = log(x[i])
+
+
+@exact
+def tanh_of(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = tanh(x[i])
+
+
+@exact
+def erf_of(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = erf(x[i])
+
+
+for operation, loop in zip(
+    (portable.exp, portable.log, portable.tanh, portable.erf), (exp_of, log_of, tanh_of, erf_of), strict=True
+):
+    operation.add_twin(np.ndarray, are_float32, elementwise(loop), fast=True)
