@@ -8,20 +8,27 @@ processors. Here these are defined:
 - `total`: the upper half of the terms is added to the lower half, and so on.
 - `exp`, `log`, `tanh`, `erf`: polynomials of separate multiplications and additions.
 
-The functions take NumPy arrays and are operations, so twins can compute the same bits in less time.
+These take NumPy arrays and are operations, so twins can compute the same bits in less time. A `PortableArray` is an
+array whose functions are these; with parameters of this kind the references of all operations are portable. A
+`PortableKey` draws the weights, and `sine`, `cosine` and `power` are for tables of positions and for schedules.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
 
 from .backend import ERF_ABOVE, ERF_BELOW, ERF_BOUND
 from .dispatch import operation
+from .rng import BoundedGenerator, Key, take_room
 
 Axes = int | tuple[int, ...] | None
+DEFINITION = 1  # to be raised when any of the bits defined here change
 
 
 def _numbers(*values: float) -> tuple[np.float32, ...]:
@@ -33,8 +40,8 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """c = a b, the matrix product of two arrays of float32 or of float64, of at least two axes; those before the last
     two are broadcast.
 
-    In float32 an element is the chain c = fma(a_ik, b_kj, c) for k = 0, 1, ..., K − 1, from c = 0, where fma rounds once.
-    A chain has the same bits for any size of blocks, vectors and threads. In float64 it is the `total` of its terms.
+    In float32 an element is the chain c = fma(a_ik, b_kj, c) for k = 0, 1, ..., K − 1, from c = 0, where fma rounds
+    once. A chain has the same bits for any size of blocks, vectors and threads. In float64 it is the `total` of its terms.
     """
     if a.dtype == np.float64:
         return total(a[..., :, :, None] * b[..., None, :, :], axis=-2)
@@ -128,7 +135,7 @@ A6, A5, A4, A3, A2, A1, A0 = _numbers(*ERF_ABOVE)
 B4, B3, B2, B1, B0 = _numbers(*ERF_BELOW)
 TANH_BOUND, ERF_LIMIT = _numbers(7.99881172180175781, ERF_BOUND)
 ZERO, HALF, ONE, TWENTY_FOUR, LARGE = _numbers(0, 0.5, 1, 24, 2**24)
-TINY, ROOT, INFINITY, NAN = _numbers(np.finfo(np.float32).tiny, math.sqrt(0.5), math.inf, math.nan)
+TINY, ROOT, INFINITY, NAN = _numbers(2.0**-126, math.sqrt(0.5), math.inf, math.nan)
 
 
 def exp32(x: Any) -> Any:
@@ -206,3 +213,184 @@ def erf(x: np.ndarray) -> np.ndarray:
     """The error function 2/√π ∫₀ˣ exp(−t²) dt, float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return erf32(x)
+
+
+# Functions of float64, of exact operations too: for tables and schedules of every run, which cost little.
+
+QUARTERS = tuple(map(float.fromhex, ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2e037073p-69")))  # their sum: π/2
+SINE = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(9, 0, -1))  # of sin(r)/r − 1, in r²
+COSINE = tuple((-1) ** k / math.factorial(2 * k) for k in range(9, 0, -1))
+
+
+def sine(x: Any) -> Any:
+    """sin(x), float64, for |x| below 10⁶, where its error is about 10⁻¹⁶."""
+    return _circular(x, 0)
+
+
+def cosine(x: Any) -> Any:
+    """cos(x), as `sine`."""
+    return _circular(x, 1)
+
+
+def _circular(x: Any, quarters: int) -> np.ndarray:
+    """sin(x + quarters · π/2). With x = n π/2 + r and |r| ≤ π/4, it is a series of r, for cos or for sin."""
+    x = np.asarray(x, np.float64)
+    n = np.rint(x * (2 / math.pi))
+    r = x
+    for part in QUARTERS:
+        r = r - n * part  # the products with the first two are exact
+    z = r * r
+    of_sine, of_cosine = (functools.reduce(lambda y, c: (y + c) * z, series, 0.0) for series in (SINE, COSINE))
+    turns = n.astype(np.int64) + quarters
+    y = np.where(turns % 2 == 0, r + r * of_sine, 1 + of_cosine)
+    return np.where(turns % 4 >= 2, -y, y)
+
+
+@functools.lru_cache(maxsize=4096)
+def power(base: float, exponent: float) -> float:
+    """base^exponent for base > 0, rounded from decimal numbers, which are the same everywhere."""
+    return float(_DECIMAL.power(Decimal(float(base)), Decimal(float(exponent))))
+
+
+_DECIMAL = Context(prec=30)
+
+
+class PortableKey(Key):
+    """A key whose generator draws normal and uniform numbers with the same bits on every machine. NumPy's calls the
+    system's logarithm in some of them, and its compiler may fuse a product and a sum.
+    """
+
+    def fold(self, *parts: int | str) -> PortableKey:
+        return PortableKey(*super().fold(*parts).words)
+
+    def generator(self) -> np.random.Generator:
+        return PortableGenerator(np.random.Philox(self.seed_sequence()))
+
+
+class PortableGenerator(BoundedGenerator):
+    """NumPy's generator with the two methods that the layers use, computed from its exact uniform numbers."""
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """√(−2 log u) cos(2π v) for uniform u and v (Box and Muller), with the precision of float32."""
+        take_room(size)
+        u, v = 1 - self.random(size, np.float32), self.random(size)
+        return (np.sqrt(-2 * log(np.asarray(u))) * cosine(2 * math.pi * v)).astype(dtype)
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        take_room(size)
+        return low + (high - low) * self.random(size)
+
+
+# IEEE 754 says what these give, or they only compare or move numbers.
+EXACT = frozenset(
+    (np.add, np.subtract, np.multiply, np.divide, np.negative, np.positive, np.absolute, np.sqrt, np.square)
+    + (np.reciprocal, np.sign, np.signbit, np.copysign, np.floor, np.ceil, np.rint, np.trunc)
+    + (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
+    + (np.isnan, np.isinf, np.isfinite, np.logical_and, np.logical_or, np.logical_xor, np.logical_not)
+)
+MOVING = frozenset(
+    (np.all, np.any, np.argmax, np.argmin, np.array_equal, np.array_repr, np.array_str, np.array2string)
+    + (np.atleast_1d, np.atleast_2d, np.broadcast_arrays, np.broadcast_to, np.clip, np.concatenate, np.copy)
+    + (np.copyto, np.count_nonzero, np.cumsum, np.empty_like, np.expand_dims, np.flip, np.full_like, np.isclose)
+    + (np.matrix_transpose, np.max, np.may_share_memory, np.mean, np.min, np.moveaxis, np.ndim, np.nonzero)
+    + (np.ones_like, np.pad, np.put_along_axis, np.ravel, np.repeat, np.reshape, np.roll, np.shape, np.shares_memory)
+    + (np.size, np.split, np.array_split, np.squeeze, np.stack, np.sum, np.swapaxes, np.take, np.take_along_axis)
+    + (np.tile, np.transpose, np.tril, np.triu, np.var, np.where, np.zeros_like, np.result_type, np.can_cast)
+)
+
+
+class PortableArray(np.ndarray):
+    """A NumPy array whose functions have the same bits on every processor.
+
+    They are those that have them by themselves, and those that are defined in this module. Any other raises TypeError.
+    What is computed from such an array, perhaps with ordinary ones, is one too.
+    """
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        given = [x.view(np.ndarray) if isinstance(x, PortableArray) else x for x in inputs]
+        exact = ufunc in EXACT if method not in ("reduce", "reduceat") else ufunc in (np.logical_and, np.logical_or)
+        if exact and out is not None:
+            getattr(ufunc, method)(*given, out=tuple(x.view(np.ndarray) for x in out), **options)
+            return out[0]
+        if exact:
+            result = getattr(ufunc, method)(*given, **options)
+        elif all(isinstance(x, int) or getattr(x, "dtype", np.dtype(float)).kind in "biu" for x in given):
+            result = getattr(ufunc, method)(*given, **options)
+            if result.dtype.kind not in "biu":
+                raise _undefined(ufunc)
+        elif (ufunc, method) in DEFINED:
+            result = DEFINED[ufunc, method](*given, **options)
+        else:
+            raise _undefined(ufunc)
+        if out is None:
+            return portable(result)
+        out[0][...] = result
+        return out[0]
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function not in MOVING:
+            raise _undefined(function)
+        return portable(super().__array_function__(function, types, args, kwargs))
+
+    def clip(self, low: Any = None, high: Any = None, out: Any = None) -> Any:
+        x = self if low is None else np.maximum(self, low)
+        x = x if high is None else np.minimum(x, high)
+        return x if out is None else np.positive(x, out=out)
+
+    def dot(self, *_: Any, **__: Any) -> Any:
+        raise _undefined(np.dot)
+
+    def erf(self) -> Any:
+        """The error function, for `backend.erf`."""
+        return portable(erf(self.view(np.ndarray)))
+
+
+def portable(x: Any) -> Any:
+    """x as a `PortableArray`, if it is an array or a number of NumPy, or a list or tuple with such ones."""
+    if isinstance(x, np.ndarray | np.generic):
+        return np.asarray(x).view(PortableArray)
+    return type(x)(map(portable, x)) if type(x) in (list, tuple) else x
+
+
+def _undefined(function: Any) -> TypeError:
+    name = function.__name__
+    return TypeError(f"{name}: not one of the functions of real numbers that have the same bits on every processor")
+
+
+def _sum(x: np.ndarray, axis: Axes = 0, dtype: Any = None, keepdims: bool = False, where: Any = True) -> np.ndarray:
+    x = x if dtype is None else x.astype(dtype)
+    return total(x if where is True else np.where(where, x, 0), axis, keepdims)
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    dtype = np.result_type(a, b)
+    if dtype not in (np.float32, np.float64):
+        raise TypeError(f"a product with the same bits on every processor: expected float32 or float64, got {dtype}")
+    c = product(*(x.astype(dtype, copy=False) for x in (a if a.ndim > 1 else a[None], b if b.ndim > 1 else b[:, None])))
+    c = c if b.ndim > 1 else c[..., 0]
+    return c if a.ndim > 1 else c[..., 0, :] if b.ndim > 1 else c[..., 0]
+
+
+def _elementwise(function: Any) -> Callable:
+    def of_float32(x: np.ndarray) -> np.ndarray:
+        if x.dtype != np.float32:
+            raise TypeError(
+                f"{function.__name__} with the same bits on every processor: expected float32, got {x.dtype}"
+            )
+        return function(x)
+
+    return of_float32
+
+
+# NumPy does not say which of two zeros is the greater one, so that is the second; the greatest of a row is never −0.
+DEFINED: dict[tuple[Any, str], Callable] = {
+    (np.add, "reduce"): _sum,
+    (np.matmul, "__call__"): _product,
+    (np.maximum, "__call__"): lambda a, b: np.where((a > b) | np.isnan(a), a, b),
+    (np.minimum, "__call__"): lambda a, b: np.where((a < b) | np.isnan(a), a, b),
+    (np.maximum, "reduce"): lambda x, **options: np.maximum.reduce(x, **options) + 0,
+    (np.minimum, "reduce"): lambda x, **options: np.minimum.reduce(x, **options) + 0,
+    (np.exp, "__call__"): _elementwise(exp),
+    (np.log, "__call__"): _elementwise(log),
+    (np.tanh, "__call__"): _elementwise(tanh),
+}
