@@ -436,6 +436,11 @@ def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
     return y
 
 
+def zeros_like(x: Array, shape: tuple[int, ...]) -> Array:
+    """Zeros (shape), of the library and the type of x."""
+    return np.zeros_like(x, shape=shape) if isinstance(x, np.ndarray) else array_module(x).zeros(shape, dtype=x.dtype)
+
+
 def scatter_add(target: Array, index: Array, values: Array) -> Array:
     """`target` (V, ...) with values (N, ...) added to its rows index (N,). A row that occurs twice is added to twice.
 

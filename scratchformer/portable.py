@@ -41,7 +41,8 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     two are broadcast.
 
     In float32 an element is the chain c = fma(a_ik, b_kj, c) for k = 0, 1, ..., K − 1, from c = 0, where fma rounds
-    once. A chain has the same bits for any size of blocks, vectors and threads. In float64 it is the `total` of its terms.
+    once. A chain has the same bits for any size of blocks, vectors and threads. In float64 it is the `total` of its
+    terms.
     """
     if a.dtype == np.float64:
         return total(a[..., :, :, None] * b[..., None, :, :], axis=-2)
@@ -282,21 +283,19 @@ class PortableGenerator(BoundedGenerator):
 
 
 # IEEE 754 says what these give, or they only compare or move numbers.
-EXACT = frozenset(
-    (np.add, np.subtract, np.multiply, np.divide, np.negative, np.positive, np.absolute, np.sqrt, np.square)
-    + (np.reciprocal, np.sign, np.signbit, np.copysign, np.floor, np.ceil, np.rint, np.trunc)
-    + (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
-    + (np.isnan, np.isinf, np.isfinite, np.logical_and, np.logical_or, np.logical_xor, np.logical_not)
-)
-MOVING = frozenset(
-    (np.all, np.any, np.argmax, np.argmin, np.array_equal, np.array_repr, np.array_str, np.array2string)
-    + (np.atleast_1d, np.atleast_2d, np.broadcast_arrays, np.broadcast_to, np.clip, np.concatenate, np.copy)
-    + (np.copyto, np.count_nonzero, np.cumsum, np.empty_like, np.expand_dims, np.flip, np.full_like, np.isclose)
-    + (np.matrix_transpose, np.max, np.may_share_memory, np.mean, np.min, np.moveaxis, np.ndim, np.nonzero)
-    + (np.ones_like, np.pad, np.put_along_axis, np.ravel, np.repeat, np.reshape, np.roll, np.shape, np.shares_memory)
-    + (np.size, np.split, np.array_split, np.squeeze, np.stack, np.sum, np.swapaxes, np.take, np.take_along_axis)
-    + (np.tile, np.transpose, np.tril, np.triu, np.var, np.where, np.zeros_like, np.result_type, np.can_cast)
-)
+EXACT = {
+    *(np.add, np.subtract, np.multiply, np.divide, np.negative, np.positive, np.absolute, np.sqrt, np.square),
+    *(np.reciprocal, np.sign, np.signbit, np.copysign, np.floor, np.ceil, np.rint, np.trunc),
+    *(np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal),
+    *(np.isnan, np.isinf, np.isfinite, np.logical_and, np.logical_or, np.logical_xor, np.logical_not),
+}
+MOVING = {  # or they are made of the others
+    *(np.all, np.any, np.argmax, np.argmin, np.array_equal, np.array_repr, np.array_str, np.array2string),
+    *(np.array_split, np.broadcast_to, np.clip, np.concatenate, np.copy, np.copyto, np.count_nonzero, np.cumsum),
+    *(np.empty_like, np.expand_dims, np.full_like, np.matrix_transpose, np.max, np.mean, np.min, np.moveaxis),
+    *(np.ndim, np.nonzero, np.ones_like, np.repeat, np.reshape, np.result_type, np.shape, np.size, np.split),
+    *(np.squeeze, np.stack, np.sum, np.swapaxes, np.take, np.take_along_axis, np.transpose, np.where, np.zeros_like),
+}
 
 
 class PortableArray(np.ndarray):
@@ -365,7 +364,7 @@ def _sum(x: np.ndarray, axis: Axes = 0, dtype: Any = None, keepdims: bool = Fals
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     dtype = np.result_type(a, b)
     if dtype not in (np.float32, np.float64):
-        raise TypeError(f"a product with the same bits on every processor: expected float32 or float64, got {dtype}")
+        raise TypeError(f"portable product: expected float32 or float64, got {dtype}")
     c = product(*(x.astype(dtype, copy=False) for x in (a if a.ndim > 1 else a[None], b if b.ndim > 1 else b[:, None])))
     c = c if b.ndim > 1 else c[..., 0]
     return c if a.ndim > 1 else c[..., 0, :] if b.ndim > 1 else c[..., 0]
