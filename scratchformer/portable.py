@@ -373,9 +373,7 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _elementwise(function: Any) -> Callable:
     def of_float32(x: np.ndarray) -> np.ndarray:
         if x.dtype != np.float32:
-            raise TypeError(
-                f"{function.__name__} with the same bits on every processor: expected float32, got {x.dtype}"
-            )
+            raise TypeError(f"portable {function.__name__}: expected float32, got {x.dtype}")
         return function(x)
 
     return of_float32
