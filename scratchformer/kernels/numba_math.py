@@ -195,7 +195,9 @@ LOG_POLYNOMIAL = tuple(  # of (log(1 + r) − r + r²/2)/r³ for √½ ≤ 1 + r
     for c in (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
               2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)
 )  # fmt: skip
-# Quotients of polynomials in x², as in Eigen and XLA, for x not far out, where these functions are nearly ±1.
+# Quotients of polynomials in x², as in Eigen and XLA. From a bound on these functions are ±1; there the quotient may be
+# off by some units in the last place, depending on whether the processor rounds a product and a sum once or twice, and
+# slopes such as 1 − tanh² would not vanish.
 TANH_ABOVE = tuple(  # tanh(x)/x
     np.float32(c)
     for c in (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-8,
@@ -204,7 +206,7 @@ TANH_ABOVE = tuple(  # tanh(x)/x
 TANH_BELOW = tuple(
     np.float32(c) for c in (1.19825839466702e-6, 1.18534705686654e-4, 2.26843463243900e-3, 4.89352518554385e-3)
 )
-TANH_BOUND, LIMIT = np.float32(7.99881172180175781), np.float32(ERF_BOUND)
+TANH_BOUND, LIMIT, ONE = np.float32(7.99881172180175781), np.float32(ERF_BOUND), np.float32(1)
 
 
 @overload(log, strict=False, jit_options={"fastmath": {"contract"}})
@@ -240,11 +242,11 @@ def _tanh(x: Any) -> Any:
     b3, b2, b1, b0 = TANH_BELOW
 
     def tanh32(x):  # type: ignore[no-untyped-def]
-        inside = -TANH_BOUND if x < -TANH_BOUND else x  # NaN stays
-        inside = TANH_BOUND if inside > TANH_BOUND else inside
-        z = inside * inside
+        z = x * x
         above = (((((a6 * z + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0
-        return inside * above / (((b3 * z + b2) * z + b1) * z + b0)
+        y = x * above / (((b3 * z + b2) * z + b1) * z + b0)
+        y = ONE if x > TANH_BOUND else y  # NaN stays
+        return -ONE if x < -TANH_BOUND else y
 
     return tanh32
 
@@ -268,10 +270,10 @@ def _erf(x: Any) -> Any:
     b4, b3, b2, b1, b0 = map(np.float32, ERF_BELOW)
 
     def erf32(x):  # type: ignore[no-untyped-def]
-        inside = -LIMIT if x < -LIMIT else x  # NaN stays
-        inside = LIMIT if inside > LIMIT else inside
-        z = inside * inside
+        z = x * x
         above = (((((a6 * z + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0
-        return inside * above / ((((b4 * z + b3) * z + b2) * z + b1) * z + b0)
+        y = x * above / ((((b4 * z + b3) * z + b2) * z + b1) * z + b0)
+        y = ONE if x > LIMIT else y  # NaN stays
+        return -ONE if x < -LIMIT else y
 
     return erf32
