@@ -9,6 +9,7 @@ import pytest
 from scratchformer import ops
 from scratchformer.backend import CPU, Device, array_module, to_cpu
 from scratchformer.catalogue import OPERATIONS, Draw
+from scratchformer.checks import checked_on_host
 from scratchformer.dispatch import reference_only
 from scratchformer.testing import GradientError, check_gradients
 from scratchformer.testing.contracts import as_tuple
@@ -30,15 +31,25 @@ def library(request):
 
 
 def results(name, device):
-    """y and the gradients of a case, whose arrays are on a device, in float32."""
+    """y and the gradients of a case, whose arrays are on a device, in float32. JAX's are compiled by jax.jit."""
     case = OPERATIONS[name](Draw(3, 1.0, device))
     args = [
         device.xp.asarray(x.astype(np.float32) if x.dtype == np.float64 else x) if isinstance(x, np.ndarray) else x
         for x in case.args
     ]
-    y, cache = case.op(*args, **case.options)
-    dy = np.random.default_rng(0).standard_normal(tuple(y.shape)).astype(np.float32)
-    return y, *as_tuple(case.op_backward(device.xp.asarray(dy), cache))
+
+    def forward_and_backward(*args):
+        y, cache = case.op(*args, **case.options)
+        dy = np.random.default_rng(0).standard_normal(tuple(y.shape)).astype(np.float32)
+        return y, *as_tuple(case.op_backward(device.xp.asarray(dy), cache))
+
+    if device.xp.__name__ != "jax.numpy":
+        return forward_and_backward(*args)
+    import jax
+
+    fixed = [i for i, x in enumerate(args) if not isinstance(x, jax.Array)]
+    with checked_on_host():  # in a function that is being compiled, an array has no values that could be checked
+        return jax.jit(forward_and_backward, static_argnums=fixed)(*args)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
