@@ -129,7 +129,7 @@ def kept(count: int) -> Callable[[Callable], Callable]:
 
     A CUDA graph reads a table where it was when the step was recorded. So inside `recording` each table that is asked
     for is also put into a dict, which lives as long as the graph, and is looked up there first. Nothing is
-    kept if the last argument is a device of another library: in a function that jax.jit compiles, a table has no values.
+    kept if the last argument is a device of another library: inside jax.jit, a table has no values.
     """
 
     def decorate(function: Callable) -> Callable:
