@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.dispatch import Twin
 from scratchformer.nn import Param
-from scratchformer.optim import clip_by_global_norm
-from scratchformer.optim.optimizer import CHUNK
+from scratchformer.optim import clip_by_global_norm, optimizer
+from scratchformer.optim.optimizer import CHUNK, global_norm, sum_of_squares
 from scratchformer.rng import Key
+from scratchformer.testing.strict import STRICT, DeviceArray
 
 
 def gradient(size, dtype=np.float32, scale=1.0):
@@ -80,3 +82,29 @@ def test_several_arrays_are_scaled_together(device):
         clip_by_global_norm([np.ones((4, 3)).T], 1.0)
     with pytest.raises(TypeError, match="grad: expected a floating-point array, got Param"):
         clip_by_global_norm([Param(np.ones(2), "w")], 1.0)
+
+
+def test_the_norm_of_a_gradient_of_which_others_have_parts(device):
+    mine, theirs = (to_device(gradient(size), device) for size in (5, 9))
+    norm = global_norm(mine, gather=lambda squares: [squares, [sum_of_squares(theirs)]])
+    assert float(norm) == pytest.approx(float(global_norm([mine, theirs])), rel=1e-12)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_gradient_is_cut_unless_its_sum_of_squares_has_a_twin(monkeypatch, whole):
+    """On a device, where a twin needs no intermediate results."""
+    sizes = []
+
+    def forward(x):
+        sizes.append(x.size)
+        return sum_of_squares.reference(x)
+
+    monkeypatch.setitem(
+        sum_of_squares.chosen[False], DeviceArray, [Twin("sum_of_squares", lambda x: whole, forward, None)]
+    )
+    monkeypatch.setattr(optimizer, "LARGE_CHUNK", 10)
+    g = gradient(25)
+    clipped = to_device(g, STRICT)
+    assert float(clip_by_global_norm(clipped, 0.5)) == pytest.approx(np.linalg.norm(g.astype(np.float64)), rel=1e-12)
+    assert sizes == ([25] if whole else [])
+    np.testing.assert_allclose(to_cpu(clipped), g * (0.5 / np.linalg.norm(g)), rtol=1e-5)

@@ -4,6 +4,7 @@ Groups, frozen parameters and states are in test_groups.py and test_optimizer.py
 training on several ranks is in tests/parallel/test_ranks.py.
 """
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -294,6 +295,17 @@ def test_arguments_out_of_range(options, message):
     params = [Param(np.ones((2, 3)), "w"), Param(np.ones(3), "b")]
     with pytest.raises((TypeError, ValueError), match=f"^{message}"):
         Muon(params, **{"hidden": "*"} | options)
+
+
+def test_bfloat16_needs_a_package(device, monkeypatch):
+    params = [Param(device.xp.ones((2, 3), np.float32), "w")]
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    Muon(params, hidden="*")
+    extra = "fast" if device is CPU else "cuda13"
+    with pytest.raises(
+        ImportError, match=rf"^bfloat16 needs the package ml_dtypes: pip install 'scratchformer\[{extra}\]'"
+    ):
+        Muon(params, hidden="*", precision="bfloat16")
 
 
 def test_the_state_of_muon_is_not_for_adamw():
