@@ -206,6 +206,7 @@ def test_invalid_groups_are_refused(options, message):
 def test_a_groups_rate_with_an_optimizers_rate_of_zero_is_refused():
     with pytest.raises(ValueError, match="lr: expected a number > 0, since a group has its own, got 0"):
         Adam(language_model().parameters(), 0, groups=[Group("output.*", lr=1.0)])
+    Adam(language_model().parameters(), 0, groups=[Group("output.*", weight_decay=1.0)])
 
 
 # Copies
@@ -432,3 +433,8 @@ def test_settings_are_json_and_say_what_the_optimizer_is():
     assert [g["parameters"] for g in settings["groups"] if g["frozen"]] == [["output.w", "output.b"]]
     assert {g["weight_decay"] for g in settings["groups"]} == {0.0, 0.01}
     assert to_cpu(adamw.m).size == sum(p.data.size for p in model.body.parameters())
+    muon = Muon(model.parameters(), groups=[Group("output.*", frozen=True)])
+    for optimizer, whole in (adamw, []), (muon, [True]):
+        groups = optimizer.settings()["groups"]
+        assert [g["whole"] for g in groups if "whole" in g] == whole
+        assert {*groups[0]} - {"whole"} == {"lr", "weight_decay", "frozen", "parameters"}

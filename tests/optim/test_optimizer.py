@@ -318,6 +318,15 @@ def test_steps_on_a_thread_pool_and_in_pieces_are_the_same_steps(make_params, se
     np.testing.assert_array_equal(np.concatenate([part[0].data for part in parts]), whole[0].data)
 
 
+def test_pieces_are_as_large_as_the_device_can_take():
+    """A CPU's fit in its cache. A share of 1 needs no copy of the gradient."""
+    for xp, count in (np, 4), (STRICT.xp, 1):
+        x = xp.zeros(3 * CHUNK + 17, np.float32)
+        parts = optimizer.pieces(x)
+        assert [parts[0].start, *(part.stop for part in parts)] == [*(part.start for part in parts), x.size]
+        assert len(parts) == count and optimizer.scaled(x, 1.0) is x
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"), [(name, d) for name in OPTIMIZERS for d in (np.float32, np.float64)] + [("SGD", np.float16)]
 )
