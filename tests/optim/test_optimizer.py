@@ -312,8 +312,10 @@ def test_steps_on_a_thread_pool_and_in_pieces_are_the_same_steps(make_params, se
             pooled[0].grad[...] = whole[0].grad
             for part, gradient in zip(parts, (g for g in np.array_split(whole[0].grad, 5) if len(g)), strict=True):
                 part[0].grad[...] = gradient
-            for i, optimizer in enumerate(optimizers):
-                optimizer.step(*([pool.map] if i == 1 else []))
+            for i, each in enumerate(optimizers):
+                each.step(*([pool.map] if i == 1 else []))
+    sizes = [w.size for (w, *_), _ in optimizers[0].work[2]]
+    assert sum(sizes) == size and max(sizes) <= CHUNK
     assert_same(everything(optimizers[1]), everything(optimizers[0]))
     np.testing.assert_array_equal(np.concatenate([part[0].data for part in parts]), whole[0].data)
 
@@ -394,6 +396,17 @@ def test_each_step_may_round_into_another_array(device, make_params, set_gradien
         after.append(to_cpu(one.flats[0].data).astype(np.float16))
     for half, expected in zip(halves, after, strict=False):
         np.testing.assert_array_equal(to_cpu(half), expected)
+
+
+def test_what_stays_the_same_is_not_done_again_in_each_step(monkeypatch):
+    """Neither the views are made again, nor are the parameters of the layer looked up."""
+    model = Two("a", "b")
+    one = AdamW(model.parameters(), 0.1)
+    one.step()
+    work = one.work
+    monkeypatch.setattr(Two, "named_parameters", None)
+    one.step()
+    assert one.work is work
 
 
 @pytest.fixture
