@@ -307,7 +307,7 @@ class Optimizer:
         self._lay_out()
         self.steps += 1
         flat = self.flats[0].data  # on a GPU operations take `Pieces` of the flat arrays
-        together = has_twin(round_into, *2 * (Pieces(flat, (0,), (flat.shape,)),))
+        together = array_module(flat) is not np and has_twin(round_into, *2 * (Pieces(flat, (0,), (flat.shape,)),))
         if self.work is None or self.work[0] is not half or self.work[1] != together:
             self.work = half, together, self._pieces(half, together)
 
