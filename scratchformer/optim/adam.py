@@ -49,8 +49,7 @@ def adam_step(
     change: the weight becomes NaN, which the next loss shows, instead of standing still.
     """
     xp, c = array_module(w), scaled(g, share)
-    if decay:
-        w *= 1 - decay
+    w *= 1 - decay
     m *= beta1
     m += (1 - beta1) * c
     v *= beta2
