@@ -78,7 +78,8 @@ def test_merging_keeps_what_was_frozen_frozen():
 
 def test_names_stay_and_two_are_added():
     model, before = language_model(), list(language_model().named_parameters())
-    add_lora(model, 2)
+    add_lora(model, 2, 6.0, ("*.query", "*.value"))
+    assert model.config["lora"] == {"rank": 2, "alpha": 6.0, "layers": ["*.query", "*.value"]}
     after = list(model.named_parameters())
     assert [name for name in after if name in before] == before
     assert {name for name in after if name not in before} == {

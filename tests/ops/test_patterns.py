@@ -307,6 +307,17 @@ def test_lengths_that_do_not_fit():
         Padding([1, 2])
 
 
+def test_patterns_with_arrays_are_compared_by_identity():
+    """The truth of == between arrays is not defined; patterns of numbers are equal if these are."""
+    n, allowed = np.array([1, 2]), np.ones((2, 2), bool)
+    for make in (lambda: Padding(n), lambda: Edges(allowed), lambda: Causal() & Padding(n), lambda: Full() | Local(1)):
+        pattern = make()
+        assert pattern == pattern and pattern != make() and len({pattern, make()}) == 2
+    assert Local(2) == Local(2) != Local(3) and len({Local(2), Local(2)}) == 1
+    for pattern in (Full, Causal, lambda: Strided(2), lambda: SameBlock(2), lambda: BlockEnds(2)):
+        assert pattern() == pattern() and hash(pattern()) == hash(pattern())
+
+
 def test_patterns_combine_with_patterns_only():
     with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, .* got ndarray"):
         Causal() & np.ones((2, 2), bool)

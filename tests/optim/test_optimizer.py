@@ -189,6 +189,16 @@ def test_a_part_of_a_state_comes_back_to_the_process_that_keeps_it():
     assert_same(optimizer.state_dict(), own)
 
 
+def test_a_long_parameter_is_divided_between_its_pieces(monkeypatch):
+    monkeypatch.setattr("scratchformer.optim.optimizer.CHUNK", 8)
+    layer = Linear(15, 4)  # 64 numbers
+    adam = Adam(layer.parameters(), 0.1)
+    assert adam.slices(4) == [slice(start, start + 16) for start in range(0, 64, 16)]
+    assert [part.stop % 8 for part in adam.slices(3)] == [0, 0, 0]
+    adam.keep(adam.slices(4)[1])
+    assert adam.m.size == adam.v.size == 16
+
+
 NUMBERS = {
     "SGD": lambda number: dict(lr=number(0.1), momentum=number(0.9), weight_decay=number(0.01)),
     "Adam": lambda number: dict(lr=number(0.1), betas=(number(0.9), number(0.99)), eps=number(1e-8)),
