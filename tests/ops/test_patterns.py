@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from scratchformer.ops import (
     Strided,
     patterns,
 )
-from scratchformer.ops.patterns import Tile
+from scratchformer.ops.patterns import Pair, Tile
 from scratchformer.testing.strict import STRICT
 
 # For each pattern: how to make it from lengths, and whether query t may see key s in sequence b.
@@ -139,6 +139,7 @@ def test_intervals(device, name, table):
     assert (found is not None) == (name in INTERVALS)
     if found is not None:
         begin, end = (to_cpu(x)[..., None] for x in found)
+        assert all(((0 <= x) & (x <= S)).all() for x in (begin, end))
         seen = (begin <= np.arange(S)) & (np.arange(S) < end)
         assert np.array_equal(np.broadcast_to(seen, (3, T, S)), brute_force(may_see, T, S, n))
 
@@ -257,12 +258,16 @@ def test_pieces_contain_every_allowed_pair_once(device, name, table, side):
 )
 def test_pieces_grow_as_the_pattern_promises(pattern, growth):
     """Doubling the length visits four times as many pairs for full attention, and twice as many for local."""
-    pairs = [
-        sum((r.stop - r.start) // r.step * ((c.stop - c.start) // c.step) for r, c, _ in pattern.pieces(0, n, n, np))
-        for n in (4096, 8192)
-    ]
+    pairs = [visited(pattern, n) for n in (4096, 8192)]
     assert pairs[1] / pairs[0] == pytest.approx(growth, rel=0.05)
     assert pairs[1] <= 1.6 * pattern.visits(8192, 8192)
+    if not isinstance(pattern, Causal | Pair):
+        assert pairs[1] >= pattern.visits(8192, 8192)
+
+
+@pytest.mark.parametrize("pattern", [Full(), Padding(np.array([1024])), BlockEnds(4, 4), Full() & BlockEnds(4, 4)])
+def test_tiles_are_stacked_where_all_rows_are_alike(pattern):
+    assert {r.stop - r.start for r, _, _ in pattern.pieces(0, 1024, 1024, np)} == {4 * patterns.SIDE}
 
 
 def visited(pattern, n):
@@ -316,6 +321,14 @@ def test_patterns_with_arrays_are_compared_by_identity():
     assert Local(2) == Local(2) != Local(3) and len({Local(2), Local(2)}) == 1
     for pattern in (Full, Causal, lambda: Strided(2), lambda: SameBlock(2), lambda: BlockEnds(2)):
         assert pattern() == pattern() and hash(pattern()) == hash(pattern())
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_cannot_be_changed(name):
+    pattern = PATTERNS[name][0](np.array([1]))
+    for field in [*vars(pattern)] or ["radius"]:
+        with pytest.raises(FrozenInstanceError):
+            setattr(pattern, field, 0)
 
 
 def test_patterns_combine_with_patterns_only():
@@ -372,10 +385,14 @@ def test_a_number_of_patterns_that_does_not_divide_the_heads():
         Heads(Local(1), "strided")
 
 
-def test_padding_within_heads_must_fit_the_batch():
+@pytest.mark.parametrize(
+    "around",
+    [lambda p: p, lambda p: Heads(Local(1), p), lambda p: Local(1) & p, lambda p: p & Local(1), lambda p: p | Local(1)],
+)
+def test_padding_must_fit_the_batch(around):
     q = np.ones((2, 2, 4, 2))
     with pytest.raises(ValueError, match=r"lengths: expected \(2\)"):
-        ops.attention(q, q, q, Heads(Local(1), Padding(np.array([1, 2, 3]))))
+        ops.attention(q, q, q, around(Padding(np.array([1, 2, 3]))))
 
 
 # Arbitrary tables

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import FrozenInstanceError
 from functools import partial
 
 import numpy as np
@@ -59,6 +60,12 @@ def test_it_falls_only_after_the_warm_up_and_has_no_jump(schedule):
 @pytest.mark.parametrize("schedule", [Constant(PEAK), Cosine(PEAK, 0, TOTAL), InverseSquareRoot(PEAK, 0)])
 def test_without_a_warm_up_it_begins_at_the_peak(schedule):
     assert schedule(0) == pytest.approx(PEAK)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_schedule_cannot_be_changed(schedule):
+    with pytest.raises(FrozenInstanceError):
+        schedule.peak = 1.0
 
 
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 200))
