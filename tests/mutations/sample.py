@@ -26,6 +26,7 @@ from pathlib import Path
 import pytest
 
 from scratchformer.testing.mutate import Mutant, Runner, mutants
+from scratchformer.testing.mutate.run import Answer
 from scratchformer.testing.mutate.source import LEFT_ALONE, functions
 
 ROOT = Path(__file__).parents[2]
@@ -126,52 +127,52 @@ def cover(folder):
     (folder / "lines.json").write_text(json.dumps({"seconds": plugin.seconds, "tests": tests}))
 
 
-def choose(mutant, file, lines, known, new, seconds):
-    """The tests that run the lines of a mutant, the fast ones and one of each test function first."""
+def choose(mutant, file, lines, listed, seconds):
+    """The tests that run the lines of a mutant, the fast ones and one of each test function first; before them those
+    that were added, after them those from elsewhere.
+    """
     end = mutant.line + (ROOT / file).read_bytes()[mutant.start : mutant.end].count(b"\n")
-    of_file = lines["tests"].get(file, {})
+    of_file, known = lines["tests"].get(file, {}), lines["seconds"].keys() & listed
     tests = {test for line in range(mutant.line, end + 1) for test in of_file.get(str(line), ())}
     tests = tests & known or {test for each in of_file.values() for test in each} & known
-    groups = collections.defaultdict(list)
+    cost, groups = {}, collections.Counter()
     for test in sorted(tests, key=lambda test: lines["seconds"][test]):
-        groups[test.partition("[")[0]].append(test)
-    cost = {t: lines["seconds"][t] * (i + 1) for group in groups.values() for i, t in enumerate(group)}
-    chosen, spent = list(new), 0.0
-    for test in sorted(tests, key=lambda test: cost[test]):
+        groups[function := test.partition("[")[0]] += 1
+        cost[test] = lines["seconds"][test] * groups[function]
+    chosen, spent = [test for test in listed if test not in known and test.startswith(tuple(TESTS))], 0.0
+    for test in sorted(tests, key=cost.__getitem__):
         if (spent := spent + lines["seconds"][test]) > seconds:
             break
         chosen.append(test)
-    return chosen, spent
+    return chosen + [test for test in listed if not test.startswith(tuple(TESTS))], spent
 
 
-def plant_all(folder, again, seconds, processes):
+def plant_all(folder, again, also, seconds, processes):
     path, every = folder / "results.jsonl", all_mutants()
     lines = json.loads((folder / "lines.json").read_text())
     if not (drawn := folder / "sample.json").exists():
         drawn.write_text(json.dumps(random.Random(SEED).sample(list(every), COUNT)))
-    results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    dead = {tuple(result["key"]): result["dead"] for result in results}
-    keys = [key for key in map(tuple, json.loads(drawn.read_text())) if not (dead.get(key) if again else key in dead)]
-    listed = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", *TESTS], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    known = set(listed.stdout.splitlines())
-    print(f"{len(known & set(lines['seconds']))} tests", flush=True)
-    new = sorted(test for test in known - set(lines["seconds"]) if "::" in test)
+    dead = dict(map(json.loads, path.read_text().splitlines())) if path.exists() else {}
+    left = [
+        text for key in json.loads(drawn.read_text()) if not dead.get(text := json.dumps(key), "" if again else None)
+    ]
+    command = [sys.executable, "-m", "pytest", "--collect-only", *TESTS, *also]
+    output = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    listed = dict.fromkeys(line for line in output.splitlines() if "::" in line)
     runners: queue.SimpleQueue[tuple[Runner, Runner]] = queue.SimpleQueue()
 
-    def run(key):
-        file, mutant = key[0], every.get(key)
-        if mutant is None:
+    def run(text):
+        file = json.loads(text)[0]
+        if (mutant := every.get(tuple(json.loads(text)))) is None:
             return "no longer in the code"
-        code = mutant.plant((ROOT / file).read_text("utf-8"))
-        tests, spent = choose(mutant, file, lines, known, new, seconds)
-        limit, pair = 10 * spent + 60, runners.get()
+        code, pair = mutant.plant((ROOT / file).read_text("utf-8")), runners.get()
+        tests, spent = choose(mutant, file, lines, listed, seconds)
         try:
-            if again or not mutant.function:
-                answer = pair[1].run(tests or TESTS, ROOT / file, code, limit)
-            else:
-                answer = pair[0].run_function(TESTS, ROOT / file, mutant.function, code, limit, chosen=tests)
+            answer, limit = Answer(0, True, "", ""), 10 * spent + 60
+            if mutant.function:
+                answer = pair[0].run_function([*TESTS, *also], ROOT / file, mutant.function, code, limit, chosen=tests)
+            if answer.status == 0 and (again or not mutant.function):
+                answer = pair[1].run(tests, ROOT / file, code, limit)
         finally:
             runners.put(pair)
         return answer.failed or ("" if answer.status == 0 else f"{answer.status}: {answer.output[-500:]}")
@@ -180,18 +181,23 @@ def plant_all(folder, again, seconds, processes):
     with ThreadPoolExecutor(processes) as pool, path.open("a") as file:
         for _ in range(processes):
             runners.put((Runner(environment, ROOT, IMPORTS), Runner(environment, ROOT, IMPORTS)))
-        jobs = {pool.submit(run, key): key for key in keys}
+        jobs = {pool.submit(run, text): text for text in left}
         for job in as_completed(jobs):
-            print(json.dumps({"key": jobs[job], "dead": job.result()}), file=file, flush=True)
+            print(json.dumps([jobs[job], job.result()]), file=file, flush=True)
+    print("\n".join(text for text in left if not dict(map(json.loads, path.read_text().splitlines()))[text]))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cover", action="store_true")
+    parser.add_argument("--also", nargs="*", default=[], help="more tests, which run last")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e9, help="tests of at most so many seconds for a mutant")
     parser.add_argument("-j", type=int, default=os.cpu_count())
     options = parser.parse_args()
     options.folder.mkdir(exist_ok=True)
-    cover(options.folder) if options.cover else plant_all(options.folder, options.again, options.seconds, options.j)
+    if options.cover:
+        cover(options.folder)
+    else:
+        plant_all(options.folder, options.again, options.also, options.seconds, options.j)

@@ -129,6 +129,25 @@ def test_tiles(device, name, table, data):
         assert tile is (Tile.FULL if part.all() else Tile.MIXED if part.any() else Tile.EMPTY)
 
 
+@pytest.mark.parametrize("name", ["full", "causal", "padding", "local", "same block", "strided", "causal & local"])
+@given(tables(), st.data())
+def test_a_span_holds_the_columns_that_rows_may_see(device, name, table, data):
+    """And no others before or after them, except that of a pattern that visits its own pieces."""
+    T, S, n = table
+    make, may_see = PATTERNS[name]
+    pattern, expected = make(to_device(n, device)), brute_force(may_see, T, S, n)
+    first = data.draw(st.integers(0, T - 1))
+    rows = slice(first, data.draw(st.integers(first + 1, T)))
+    for b in range(3):
+        start, stop = pattern.span(b, rows, T, S)
+        seen = np.flatnonzero(expected[b, rows].any(axis=0))
+        assert 0 <= start and stop <= S
+        if "strided" in name or "&" in name:
+            assert (start, stop) == (0, S)
+        else:
+            assert (start, stop) == (seen[0], seen[-1] + 1) if seen.size else start >= stop
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 @given(tables())
 def test_intervals(device, name, table):
