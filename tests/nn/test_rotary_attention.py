@@ -86,6 +86,8 @@ def test_extend_agrees_with_the_whole_sequence(device, options, pattern):
         (dict(heads=4, kv_heads=3), "kv_heads: 3 does not divide heads 4"),
         (dict(heads=3), "heads: 3 does not divide d_model 10"),
         (dict(heads=2), "head_width: expected an even number, .* got 5"),
+        (dict(heads=2, head_width=4, rotary_width=-2), "rotary_width: expected a number >= 0, got -2"),
+        (dict(heads=2, head_width=4, rotary_width=6), "rotary_width: expected at most 4, the width of a head, got 6"),
         (dict(heads=2, head_width=4, window=0), "window: expected a number >= 1, got 0"),
         (dict(heads=2, head_width=4, base=-1.0), "base: expected a finite number > 0, got -1.0"),
         (

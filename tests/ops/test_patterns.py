@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.checks import MAX_SIZE
 from scratchformer.ops import (
     BlockEnds,
     Causal,
@@ -294,6 +295,13 @@ def visited(pattern, n):
     return sum(len(range(n)[r]) * len(range(n)[c]) for r, c, _ in pattern.pieces(0, n, n, np))
 
 
+def test_a_combination_visits_what_its_pieces_cover():
+    few, many = Local(2), Strided(3)
+    for one, other in (few, many), (many, few):
+        assert (one & other).visits(90, 120) == few.visits(90, 120) < many.visits(90, 120)
+        assert (one | other).visits(90, 120) == few.visits(90, 120) + many.visits(90, 120)
+
+
 def test_a_stride_of_the_root_of_the_length_visits_n_root_n_pairs():
     for n in (4096, 16384):
         stride = int(n**0.5)
@@ -325,6 +333,9 @@ def test_sizes_out_of_range(make, message):
 def test_lengths_that_do_not_fit():
     with pytest.raises(ValueError, match=r"lengths: expected \(B\), got \(2, 1\)"):
         Padding(np.ones((2, 1), int))
+    for wrong in -1, MAX_SIZE + 1:
+        with pytest.raises(ValueError, match=f"lengths: expected values from 0 to {MAX_SIZE}, got {wrong}"):
+            Padding(np.array([2, wrong]))
     with pytest.raises(TypeError, match="lengths: expected integers, got bool"):
         Padding(np.ones(2, bool))
     with pytest.raises(TypeError, match=r"lengths: expected an array of integers \(B,\), got list"):

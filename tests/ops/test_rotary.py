@@ -130,6 +130,9 @@ def test_arguments_that_do_not_fit():
         ops.rotary(x, -1)
     with pytest.raises(ValueError, match="base: expected a finite number > 0, got 0"):
         ops.rotary(x, base=0)
+    for number in 0.5, 1:
+        with pytest.raises(ValueError, match=f"base: expected a number > 1 with yarn, got {number}"):
+            ops.rotary(x, base=number, scaling=YARN)
     with pytest.raises(TypeError, match="scaling: expected None or a mapping, got str"):
         ops.rotary(x, scaling="linear")
     with pytest.raises(ValueError, match=r"head_width: expected an even number, .* got 5"):
