@@ -13,6 +13,7 @@ from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, Tran
 from scratchformer.nn import (
     Frozen,
     Layer,
+    LayerNorm,
     Linear,
     LoRA,
     Recompute,
@@ -319,12 +320,13 @@ def test_a_frozen_body_remembers_nothing():
         model.remember(cache[0])
 
 
-@pytest.mark.parametrize(("part", "norm"), [("attention", "post"), ("feedforward", "pre"), ("norm1", "pre")])
+@pytest.mark.parametrize(("part", "norm"), [("attention", "post"), ("feedforward", "pre"), ("norm1", "pre"), ("after1", "pre")])
 def test_a_frozen_part_whose_gradient_is_needed_is_named(part, norm):
     block = TransformerBlock(8, 2, norm=norm)
+    block.after1 = LayerNorm(8)
     setattr(block, part, Frozen(getattr(block, part)))
     y, cache = block.forward(np.ones((1, 3, 8), np.float32))
-    name = "norm" if part == "norm1" else "branch"
+    name = {"norm1": "norm", "after1": "after"}.get(part, "branch")
     with pytest.raises(
         TypeError, match=rf"^{name}: expected a layer through which the gradient passes, got a Frozen one"
     ):

@@ -19,7 +19,7 @@ def normal(*shape, seed=0):
 
 def make(device, **options):
     options = {"kv_heads": G, "head_width": D, "causal": True, "key": Key(1)} | options
-    return nn.RotarySelfAttention(C, H, **options).to(device, np.float64)
+    return nn.RotarySelfAttention(C, options.pop("heads", H), **options).to(device, np.float64)
 
 
 def test_shapes_of_the_maps_and_of_what_is_stored(device):
@@ -63,6 +63,7 @@ def test_order_matters_only_through_rotary_positions(device):
         ({"window": 2, "scaling": LINEAR}, None),
         ({"window": 3, "bias": True}, ops.Heads(ops.Strided(2), None)),
         ({"kv_heads": 1}, ops.Local(1)),
+        ({"heads": 1, "kv_heads": 1}, None),
     ],
     ids=str,
 )

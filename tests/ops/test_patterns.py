@@ -164,6 +164,17 @@ def test_intervals(device, name, table):
         assert np.array_equal(np.broadcast_to(seen, (3, T, S)), brute_force(may_see, T, S, n))
 
 
+@pytest.mark.parametrize("pattern", [Strided(3), BlockEnds(3, 2), BlockEnds(3)], ids=str)
+def test_tiles_of_every_third_column_are_known(pattern):
+    """As in the pieces of a strided pattern: all their columns are alike."""
+    table = np.broadcast_to(pattern.dense(12, 12, np), (12, 12))
+    for first, left, step in np.ndindex(3, 3, 2):
+        rows, columns = slice(first, 12, 3), slice(left, 12, 3 * (step + 1))
+        part = table[rows, columns]
+        assert pattern.tile(0, rows, columns, 12, 12) is (Tile.FULL if part.all() else Tile.EMPTY)
+        assert part.all() or not part.any()
+
+
 def test_a_combination_knows_the_tiles_that_one_pattern_decides():
     both = Causal() & Padding(np.array([4]))
     assert both.tile(0, slice(0, 4), slice(4, 8), 8, 8) is Tile.EMPTY

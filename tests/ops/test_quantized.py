@@ -88,6 +88,15 @@ def test_a_column_does_not_depend_on_how_many_there_are(kind, bits):
             np.testing.assert_allclose(y[:, some], quantized_linear(x, part), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_groups_of_very_small_numbers_count_as_zero(bits):
+    w = np.full((2 * GROUP, 2), 2.0**-100, np.float32)
+    w[GROUP:] = np.nextafter(np.float32(2.0**-100), np.float32(0))
+    np.testing.assert_allclose(dequantize(quantize(w, bits)), np.where(w < 2.0**-100, 0, w), rtol=0.01)
+    x = w.T.copy()
+    np.testing.assert_allclose(rounded_rows(x), np.where(x < 2.0**-100, 0, x), rtol=0.01)
+
+
 def test_what_is_not_finite_stays_so():
     w = quantize(np.ones((GROUP + 1, 3), np.float32), 8)
     for value in (np.nan, np.inf):

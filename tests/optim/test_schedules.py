@@ -97,7 +97,7 @@ def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, rest
         (lambda: InverseSquareRoot(PEAK, 1)(0.5), "step: expected an integer, got 0.5"),
         (lambda: Cosine(PEAK, 0, TOTAL, math.nan), "floor: expected a finite number >= 0, got nan"),
         (lambda: Cosine(1e-3, 5, 10, floor=1.0), "floor: expected at most the peak, 0.001, got 1.0"),
-        (lambda: Constant(PEAK)(-1), "step: expected a number >= 0, got -1"),
+        *((lambda s=s: s(-1), "step: expected a number >= 0, got -1") for s in SCHEDULES.values()),
     ],
 )
 def test_numbers_out_of_range(make, message):
