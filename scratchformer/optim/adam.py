@@ -109,7 +109,7 @@ class Adam(Optimizer):
         self.betas, self.eps = (float(betas[0]), float(betas[1])), float(eps)
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"betas": [float(beta) for beta in self.betas], "eps": float(self.eps)}
+        return super().settings() | {"betas": list(self.betas), "eps": self.eps}
 
     def joins(self, how: Treatment) -> bool:
         return self.scales and (self.decoupled or not how.weight_decay)

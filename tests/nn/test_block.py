@@ -118,6 +118,19 @@ def test_without_positions_the_order_does_not_matter(norm, device):
         np.testing.assert_allclose(gradients_other[name], gradient, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("sizes", [[1] * T, [3, 2]], ids=str)
+def test_what_a_parallel_block_extends_agrees_with_the_whole(device, sizes):
+    parts = nn.SelfAttention(C, 2, causal=True), nn.FeedForward(C), nn.LayerNorm(C), nn.LayerNorm(C)
+    block = nn.ParallelBlock(*parts, norm="pre").to(device, np.float64)
+    x, past = to_device(normal(B, T, C), device), 0
+    for pattern in None, ops.Local(1):
+        whole, stored, past = to_cpu(block(x, pattern)), block.allocate(x, T), 0
+        for size in sizes:
+            y = to_cpu(block.extend(x[:, past : past + size], stored, past, pattern))
+            np.testing.assert_allclose(y, whole[:, past : past + size], rtol=1e-9, atol=1e-12)
+            past += size
+
+
 # Recompute
 
 

@@ -118,14 +118,6 @@ def test_integers_get_no_positions(layer):
         layer(np.ones((2, 3, 4), int))
 
 
-def test_inputs_of_a_sum_that_do_not_fit():
-    both = nn.EmbeddingSum([nn.TokenEmbedding(5, 4), nn.TokenEmbedding(5, 4)])
-    with pytest.raises(ValueError, match="inputs: expected 2, one for each embedding, got 1"):
-        both(np.zeros((1, 2), int))
-    with pytest.raises(ValueError, match=r"inputs: expected vectors of one shape, got \(1, 2, 4\) and \(1, 3, 4\)"):
-        both(np.zeros((1, 2), int), np.zeros((1, 3), int))
-
-
 @pytest.mark.parametrize("positions", [False, True])
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm, lambda C: nn.Frozen(nn.LayerNorm(C))])
 @pytest.mark.parametrize("inputs", ["ids", "vectors", "both", "all"])
@@ -148,3 +140,32 @@ def test_the_gradients_of_a_sum(positions, norm, inputs):
         linears = [e for e in layer.embeddings if isinstance(e, nn.Linear)]
         for e, dx in zip(linears, result if count > 1 else [result], strict=True):
             np.testing.assert_allclose(dx, dy @ e.w.data.T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 0.5])
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_sum_of_embeddings_is_its_parts_one_after_another(scale, start, device):
+    parts = [nn.Linear(3, 4, key=Key(1)), nn.TokenEmbedding(5, 4, key=Key(2))]
+    after = [nn.PositionEmbedding(7, 4, key=Key(3)), nn.LayerNorm(4), nn.Dropout(0.5)]
+    layer = nn.EmbeddingSum(parts, *after, scale=scale).to(device, np.float64)
+    draw, key = np.random.default_rng(0), Key(4)
+    units, ids = to_device(draw.standard_normal((2, 3, 3)), device), to_device(draw.integers(0, 5, (2, 3)), device)
+    dy = to_device(draw.standard_normal((2, 3, 4)), device)
+    y, cache = layer.forward(units, ids, key=key, start=start)
+    a, positions = layer.positions.forward(scale * (parts[0](units) + parts[1](ids)), start)
+    o, norm = layer.norm.forward(a)
+    expected, dropout = layer.dropout.forward(o, key)
+    np.testing.assert_array_equal(to_cpu(y), to_cpu(expected))
+    layer.zero_grad()
+    du = layer.backward(dy, cache)
+    found = {name: to_cpu(p.grad).copy() for name, p in layer.named_parameters().items()}
+    layer.zero_grad()
+    dx = layer.positions.backward(layer.norm.backward(layer.dropout.backward(dy, dropout), norm), positions)
+    np.testing.assert_array_equal(to_cpu(du), to_cpu(parts[0].backward(scale * dx, parts[0].forward(units)[1])))
+    parts[1].backward(scale * dx, parts[1].forward(ids)[1])
+    for name, p in layer.named_parameters().items():
+        np.testing.assert_array_equal(found[name], to_cpu(p.grad))
+    with pytest.raises(ValueError, match="inputs: expected 2, one for each embedding, got 1"):
+        layer(units)
+    with pytest.raises(ValueError, match=r"inputs: expected vectors of one shape, got \(2, 3, 4\) and \(2, 2, 4\)"):
+        layer(units, ids[:, :2])

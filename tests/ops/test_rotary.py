@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.ops.rotary import attention_factor
 from scratchformer.testing.strategies import tensors
 
 LLAMA3 = {
@@ -58,6 +59,39 @@ def test_frequencies():
     kept = [min(1, (64 * f / (2 * math.pi) - 1) / 3) for f in theta[1:3]]
     expected = [(1 - m) * f / 8 + m * f for m, f in zip(kept, theta[1:3], strict=True)]
     np.testing.assert_allclose([fast, middle, between, slow], [theta[0], *expected, theta[3] / 8], rtol=1e-12)
+
+
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 3.0}, LLAMA3, YARN], ids=str)
+def test_frequencies_and_angles_are_in_the_precision_of_x(scaling):
+    """Also far from the first position, where published models round the angles."""
+    theta = ops.rotary_frequencies(8, 100.0, scaling, np.float32)
+    assert theta.dtype == np.float32
+    np.testing.assert_allclose(theta, ops.rotary_frequencies(8, 100.0, scaling), rtol=1e-6)
+    _, cache = ops.rotary(np.ones((1, 1, 2, 8), np.float32), 100_003, 100.0, scaling)
+    angles = np.array([[100_003], [100_004]], np.float32) * theta
+    for found, expected in (cache.cos, np.cos), (cache.sin, np.sin):
+        factor = attention_factor(scaling)
+        np.testing.assert_array_equal(found, factor * expected(angles, dtype=np.float64).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor"),
+    [
+        ({}, 1 + 0.1 * math.log(4)),
+        ({"factor": 0.5}, 1),  # shorter contexts need no sharper softmax
+        ({"mscale": 0.7}, 1 + 0.1 * math.log(4)),
+        ({"mscale": 0.7, "mscale_all_dim": 0.3}, (1 + 0.07 * math.log(4)) / (1 + 0.03 * math.log(4))),
+        ({"attention_factor": 2, "mscale": 0.7, "mscale_all_dim": 0.3}, 2),
+        ({"rope_type": "linear"}, 1),
+    ],
+)
+def test_the_attention_factor_scales_what_is_rotated(settings, factor):
+    scaling = YARN | settings
+    if scaling["rope_type"] == "linear":
+        scaling = {"rope_type": "linear", "factor": 4.0}
+    x = np.random.default_rng(0).normal(size=(1, 1, 3, 4))
+    y, _ = ops.rotary(x, scaling=scaling)
+    np.testing.assert_allclose(np.linalg.norm(y, axis=-1), factor * np.linalg.norm(x, axis=-1), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +177,9 @@ def test_arguments_that_do_not_fit():
         ops.rotary(x, -1)
     with pytest.raises(ValueError, match="base: expected a finite number > 0, got 0"):
         ops.rotary(x, base=0)
+    for number in 0.5, 1:
+        with pytest.raises(ValueError, match=f"base: expected a number > 1 with yarn, got {number}"):
+            ops.rotary(x, base=number, scaling=YARN)
     with pytest.raises(TypeError, match="scaling: expected None or a mapping, got str"):
         ops.rotary(x, scaling="linear")
     with pytest.raises(TypeError, match="scaling: factor: expected a number, got None"):

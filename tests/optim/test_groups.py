@@ -320,6 +320,17 @@ def test_a_layer_that_was_frozen_is_noticed():
         adamw.step()
 
 
+@pytest.mark.parametrize("count", [1, 3, 4, 6])
+def test_at_most_three_names_are_listed(count):
+    params = [Param(np.zeros(2), f"p{i}") for i in range(6)]
+    sgd = SGD(params, 1e-2)
+    for p in params[:count]:
+        p.frozen = True
+    listed = ", ".join(p.name for p in params[: min(3, count)]) + f" and {count - 3} more" * (count > 3)
+    with pytest.raises(ValueError, match=f"^params: {listed} frozen or unfrozen after the optimizer was made"):
+        sgd.step()
+
+
 def test_an_unfrozen_parameter_is_noticed():
     model = language_model()
     model.output.b.frozen = True
