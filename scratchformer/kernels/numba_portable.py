@@ -1,12 +1,12 @@
 """Compiled twins of `portable`, with the same bits.
 
-No function here lets LLVM make one operation of two, or change their order. Only `product` has fused multiply-adds, each
-of which is written as such. Each number of c = a b is one chain, c ← a_ik b_kj + c for k = 0, 1, ..., K − 1, from c = 0.
-So its bits depend neither on how the matrices are cut into blocks nor on the size of a vector register. The blocks are
-those of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): a block of b, DEPTH × WIDTH,
-is copied to panels of COLUMNS columns, each of which stays in the first-level cache while HEIGHT rows of a, in the
-second, are multiplied by it. The innermost loop keeps ROWS × COLUMNS sums in registers. Where a chain goes on in
-the next block, it begins with what c holds.
+No function here lets LLVM make one operation of two, or change their order. Only `product` has fused multiply-adds,
+each of which is written as such. Each number of c = a b is one chain, c ← a_ik b_kj + c for k = 0, 1, ..., K − 1, from
+c = 0. So its bits depend neither on how the matrices are cut into blocks nor on the size of a vector register. The
+blocks are those of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): a block of b,
+DEPTH × WIDTH, is copied to panels of COLUMNS columns, each of which stays in the first-level cache while HEIGHT rows of
+a, in the second, are multiplied by it. The innermost loop keeps ROWS × COLUMNS sums in registers. Where a chain goes on
+in the next block, it begins with what c holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from numba.np.arrayobj import make_array, populate_array
 from .. import portable
 from ..portable import Axes
 from .numba_code import compiled
-from .numba_vectors import LANES, intrinsic, load, load_first, on_boundary, store, tile, transpose_tile, vectorised
+from .numba_vectors import LANES, intrinsic, load, load_first, on_boundary, store, tile, transpose_tile
+from .numba_vectors import total as total_of
 
 ROWS, VECTORS = {16: (8, 2), 8: (6, 2), 4: (4, 2)}[LANES]  # the sums of a tile fill at most 12 of 16 registers
 COLUMNS = VECTORS * LANES
@@ -103,8 +104,7 @@ def multiply_stacks(a, a_shape, a_strides, b, b_shape, b_strides, c, c_shape, c_
     """c = a b for stacks of matrices with two leading axes."""
     left, right = array_at(a, a_shape, a_strides), array_at(b, b_shape, b_strides)
     result = array_at(c, c_shape, c_strides)
-    P, Q, M, N = c_shape
-    K = a_shape[3]
+    (P, Q, _, N), K = c_shape, a_shape[3]
     deep, wide = min(DEPTH, K), (min(WIDTH, N) + COLUMNS - 1) // COLUMNS
     panels = on_boundary(np.empty(wide * deep * COLUMNS + LANES, np.float32))[: wide * deep * COLUMNS]
     panels = panels.reshape((wide, deep, COLUMNS))
@@ -195,36 +195,36 @@ def fold(x: Any, y: Any) -> None:
     """y (P, Q) = the sum of x (P, n, Q) over n, in the order of `portable.total`."""
     P, n, Q = x.shape
     h = n // 2
-    rest = n - h
-    room = np.empty(max(rest, 1) * min(Q, STRIP), x.dtype)
+    numbers, rest = x.reshape(-1), n - h
+    room = np.zeros(max(rest, 1) * min(Q, STRIP), x.dtype)
     for p in range(P):
         for first in range(0, Q, STRIP):
-            width = min(STRIP, Q - first)
+            at, width, size = p * n * Q + first, min(STRIP, Q - first), rest
             if width == Q:
-                add(x[p].reshape(-1), h * Q, rest * Q, room)
+                add(numbers, at, at + rest * Q, room, 0, h * Q)
             else:
-                for i in range(rest):
-                    for j in range(width):
-                        room[i * width + j] = x[p, i, first + j]
                 for i in range(h):
-                    for j in range(width):
-                        room[i * width + j] += x[p, rest + i, first + j]
-            size = rest
-            while size > 1:
+                    add(numbers, at + i * Q, at + (rest + i) * Q, room, i * width, width)
+            for j in range(h * width, rest * width):
+                room[j] = numbers[at + h * Q + j - h * width]
+            while size > 1 and (width > 1 or size != LANES):
                 half = size // 2
                 size -= half
-                add(room, half * width, size * width, room)
+                add(room, 0, size * width, room, 0, half * width)
+            if size > 1:
+                room[0] = total_of(load(room, (0,)))  # in the same order
             for j in range(width):
-                y[p, first + j] = room[j] if n else 0
+                y[p, first + j] = room[j]
 
 
 @partial(exact, inline=True)
-def add(x: Any, count: Any, start: Any, y: Any) -> None:
-    """y = x in the first `start` numbers, of which the first `count` also get those from `start` on."""
-    for i in range(count):
-        y[i] = x[i] + x[start + i]
-    for i in range(count, start):
-        y[i] = x[i]
+def add(x: Any, i: Any, j: Any, y: Any, k: Any, count: Any) -> None:
+    """y[k : k + count] = x[i : i + count] + x[j : j + count]"""
+    whole = count - count % LANES
+    for at in range(0, whole, LANES):
+        store(y, (k + at,), load(x, (i + at,)) + load(x, (j + at,)))
+    for at in range(whole, count):
+        y[k + at] = x[i + at] + x[j + at]
 
 
 def elementwise(loop: Any) -> Any:
