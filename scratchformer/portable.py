@@ -44,6 +44,8 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     once. A chain has the same bits for any size of blocks, vectors and threads. In float64 it is the `total` of its
     terms.
     """
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"b: expected {a.shape[-1]} rows, one for each column of a, got shape {b.shape}")
     if a.dtype == np.float64:
         return total(a[..., :, :, None] * b[..., None, :, :], axis=-2)
     a, b = a.astype(np.float64), b.astype(np.float64)  # the product of two numbers of 24 bits is then exact
