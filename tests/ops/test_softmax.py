@@ -86,3 +86,19 @@ def test_what_is_left_of_a_probability_of_nearly_1_keeps_its_digits(device, name
     gradient = getattr(ops, f"{name}_backward")(to_device(np.array([dy, dy[::-1]]), device), cache)
     np.testing.assert_allclose(to_cpu(found), [y, y[::-1]], rtol=1e-13)
     np.testing.assert_allclose(to_cpu(gradient), [dz, dz[::-1]], rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_backward_in_half_precision_rounds_only_its_result(name, device):
+    """It computes in float32 with the y that the cache holds."""
+    draw = np.random.default_rng(0)
+    z, dy = (draw.normal(size=(20, 9)).astype(np.float16) for _ in "zd")
+    y, cache = getattr(ops, name)(to_device(z, device))
+    dx = getattr(ops, f"{name}_backward")(to_device(dy, device), cache)
+    y, dy = to_cpu(y).astype(np.float64), dy.astype(np.float64)
+    if name == "softmax":
+        expected = y * (dy - (y * dy).sum(axis=-1, keepdims=True))
+    else:
+        expected = dy - np.exp(y) * dy.sum(axis=-1, keepdims=True)
+    assert dx.dtype == np.float16
+    np.testing.assert_allclose(to_cpu(dx).astype(np.float64), expected, rtol=2**-11 * 1.01, atol=2**-20)
