@@ -83,7 +83,7 @@ def test_type_checkers_are_told_that_the_package_is_annotated():
 
 
 def test_the_same_pythons_are_named_everywhere():
-    """The oldest in setup.cfg, the README and the settings of the tools; all in the classifiers and the documentation."""
+    """The oldest, also in the README and the settings of the tools; all, in the classifiers and the documentation."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     supported = re.findall(r"Python :: (3\.\d+)", setup["metadata"]["classifiers"])
