@@ -109,7 +109,7 @@ def source_files() -> list[Path]:
     folder = Path(__file__).parent
     files = {*folder.glob("*.py"), *folder.parent.rglob("numba_*.py")}
     for file in list(files):
-        for module, names in IMPORT.findall(file.read_text("utf-8")):
+        for module, names in IMPORT.findall(file.read_text(encoding="utf-8")):
             if CONSTANT.search(names):
                 files.add(folder.parent / f"{module.replace('.', '/')}.py")
     return sorted(files)
