@@ -128,7 +128,8 @@ def kept(count: int) -> Callable[[Callable], Callable]:
     """A decorator for a function that makes a table on a GPU: the results of the last `count` calls are kept.
 
     A CUDA graph reads a table where it was when the step was recorded. So inside `recording` each table that is asked
-    for is also put into a dict, which lives as long as the graph, and is looked up there first.
+    for is also put into a dict, which lives as long as the graph, and is looked up there first. Nothing is
+    kept if the last argument is a device of another library: inside jax.jit, a table has no values.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -136,6 +137,8 @@ def kept(count: int) -> Callable[[Callable], Callable]:
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
+            if not is_numpy_like(getattr(args[-1], "xp", np)):
+                return function(*args)
             used = _recorded.get()
             if used is None:
                 return cached(*args)
@@ -402,6 +405,8 @@ def erf(x: Array) -> Array:
     as a quotient of polynomials.
     """
     xp = array_module(x)
+    if hasattr(x, "erf"):  # an array with functions of its own
+        return x.erf()
     if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim:
         y = np.ascontiguousarray(x).clip(-ERF_BOUND, ERF_BOUND)
         flat = y.reshape(-1)
@@ -421,6 +426,10 @@ def erf(x: Array) -> Array:
         from cupyx.scipy.special import erf as erf_cupy
 
         return erf_cupy(x)
+    if xp.__name__ == "jax.numpy":  # in a function that jax.jit compiles, an array has no values for SciPy
+        from jax.scipy.special import erf as erf_jax
+
+        return erf_jax(x)
     return xp.asarray(erf(to_cpu(x)))
 
 
@@ -432,6 +441,11 @@ def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
         y *= x
     y += coefficients[-1]
     return y
+
+
+def zeros_like(x: Array, shape: tuple[int, ...]) -> Array:
+    """Zeros (shape), of the library and the type of x."""
+    return np.zeros_like(x, shape=shape) if isinstance(x, np.ndarray) else array_module(x).zeros(shape, dtype=x.dtype)
 
 
 def scatter_add(target: Array, index: Array, values: Array) -> Array:
