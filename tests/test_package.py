@@ -1,6 +1,7 @@
 """What is public, what importing it costs, and where the version is given."""
 
 import configparser
+import inspect
 import os
 import re
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 import scratchformer as sf
+from scratchformer import nn, ops, optim
 from scratchformer.commands.doctor import report
+from scratchformer.rng import Key
 
 ROOT = Path(__file__).parent.parent
 PAGES = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
@@ -80,3 +83,28 @@ def test_the_version_is_given_in_one_place():
 
 def test_type_checkers_are_told_that_the_package_is_annotated():
     assert (Path(sf.__file__).parent / "py.typed").is_file()
+
+
+# Defaults of ops, nn and optim: published values. What is not here is 0, or off.
+DEFAULTS = {
+    "eps": 1e-5, "rmsnorm.eps": 1e-6, "RMSNorm.eps": 1e-6, "RotarySelfAttention.eps": 1e-6, "Adam.eps": 1e-8,
+    "AdamW.eps": 1e-8, "Muon.eps": 1e-8, "betas": (0.9, 0.999), "Muon.betas": (0.9, 0.99), "Muon.lr": 0.02,
+    "Muon.adam_lr": 1e-3, "Muon.momentum": 0.95, "AdamW.weight_decay": 0.01, "Muon.weight_decay": 0.01,
+    "newton_schulz.steps": 5, "base": 10_000, "std": 1.0, "scale": 1.0, "share": 1.0, "BlockEnds.width": 1,
+    "Linear.bias": True, "recompute_blocks.recompute": True, "key": Key(0),
+}  # fmt: skip
+
+
+def test_numbers_that_are_left_out():
+    seen = set()
+    for room in ops, nn, optim:
+        for name, thing in ((name, getattr(room, name)) for name in room.__all__):
+            methods = [f for f in vars(thing).values() if inspect.isfunction(f)] if inspect.isclass(thing) else []
+            for function in [thing, *methods] if callable(thing) else []:
+                for argument in inspect.signature(function).parameters.values():
+                    default, full = argument.default, f"{name}.{argument.name}"
+                    if isinstance(default, int | float | Key) or argument.name == "betas":
+                        key = full if full in DEFAULTS else argument.name
+                        assert default == DEFAULTS.get(key, 0), full
+                        seen.add(key)
+    assert DEFAULTS.keys() <= seen

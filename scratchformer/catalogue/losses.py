@@ -35,7 +35,7 @@ ENTRIES = [
     .case("smoothing, ignored", partial(cross_entropy, label_smoothing=0.1, ignore_index=0))
     .extension("Label smoothing", "label smoothing", ε="0")
     .extension("Ignored rows", "ignored", k="1", count="N")
-    .extension("Safe from overflow", "overflow|round to 0")
+    .extension("Safe from overflow and rounding", "overflow|round")
     .derivation("", some_ignored)
     .derivation("ignored", partial(some_ignored, ignore_index=-1))
     .derivation("all ignored", partial(some_ignored, ignore_index=-100, ignored=1000))
@@ -64,5 +64,7 @@ ENTRIES = [
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)/N",
     ),
-    OperationEntry("soft_cross_entropy").case("", normal("B T V", "B T V")).extension("Safe from overflow", "overflow"),
+    OperationEntry("soft_cross_entropy")
+    .case("", normal("B T V", "B T V"))
+    .extension("Safe from overflow and rounding", "overflow|round"),
 ]

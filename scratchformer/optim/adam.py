@@ -49,8 +49,7 @@ def adam_step(
     change: the weight becomes NaN, which the next loss shows, instead of standing still.
     """
     xp, c = array_module(w), scaled(g, share)
-    if decay:
-        w *= 1 - decay
+    w *= 1 - decay
     m *= beta1
     m += (1 - beta1) * c
     v *= beta2
@@ -110,7 +109,7 @@ class Adam(Optimizer):
         self.betas, self.eps = (float(betas[0]), float(betas[1])), float(eps)
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"betas": [float(beta) for beta in self.betas], "eps": float(self.eps)}
+        return super().settings() | {"betas": list(self.betas), "eps": self.eps}
 
     def joins(self, how: Treatment) -> bool:
         return self.scales and (self.decoupled or not how.weight_decay)

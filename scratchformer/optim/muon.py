@@ -127,8 +127,7 @@ def move(w: Array, change: Array, size: float, decay: float) -> None:
 
         w_i = (1 − decay) w0_i − size change_i
     """
-    if decay:
-        w *= 1 - decay
+    w *= 1 - decay
     w -= size * change
 
 
@@ -202,7 +201,7 @@ class Muon(AdamW):
         return 20.0 if whole else 1.0  # as measured for matrices of 128 rows; larger ones take longer
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"momentum": float(self.momentum), "precision": self.precision}
+        return super().settings() | {"momentum": self.momentum, "precision": self.precision}
 
     @property
     def matrices(self) -> int:

@@ -58,7 +58,7 @@ class SGD(Optimizer):
         self.momentum = float(momentum)
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"momentum": float(self.momentum)}
+        return super().settings() | {"momentum": self.momentum}
 
     def update(self, w: Array, g: Array, velocity: Array, lr: float, weight_decay: float) -> None:
         sgd_step(w, g, velocity, lr, self.momentum, weight_decay)

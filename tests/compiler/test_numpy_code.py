@@ -93,3 +93,11 @@ def test_a_mean_over_rows():
     loss, kept = twin.forward(x)
     np.testing.assert_allclose(loss, mean_square(x)[0], rtol=1e-14)
     np.testing.assert_allclose(twin.backward(3.0, kept), 3 * x / 2, rtol=1e-14)
+
+
+def test_loops_are_those_of_their_plan_when_earlier_plans_are_gone():
+    """Plans of shapes that are no longer remembered are deleted, and another may then lie at the same address."""
+    twin = CompiledTwin(ops.relu, ops.relu_backward, NumpyTarget())
+    plan = twin.derivation.compile().forward
+    loops = {twin.loops_of(plan._replace(results=plan.results), np.dtype(np.float64)) for _ in range(20)}
+    assert len(loops) == 20

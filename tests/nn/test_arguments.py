@@ -9,6 +9,7 @@ import pytest
 
 from scratchformer import models, nn, ops
 from scratchformer.catalogue import LAYERS, Draw
+from scratchformer.rng import Key
 
 
 @pytest.mark.parametrize("size", [8.0, True, np.True_, "8", None, np.array(8)], ids=repr)
@@ -209,6 +210,35 @@ def test_arrays_that_multiply_otherwise_are_refused(wrong):
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: nn.LayerNorm(4, n(1e-5)),
+        lambda n: nn.RMSNorm(4, n(1e-6)),
+        lambda n: nn.Dropout(n(0.5)),
+        lambda n: nn.LoRA(nn.Linear(4, 4), 2, n(3)),
+        lambda n: nn.EmbeddingSum([nn.Linear(4, 4)], scale=n(2)),
+        lambda n: nn.RotarySelfAttention(4, 2, base=n(100), eps=n(1e-3), query_key_norm="all"),
+        lambda n: nn.RotarySelfAttention(4, 2, scaling={"rope_type": "linear", "factor": n(2)}),
+        lambda n: nn.TransformerBlock(4, 2, dropout=n(0.5), eps=n(1e-3)),
+        lambda n: nn.PositionEmbedding(3, 4, n(0.5)),
+        lambda n: nn.GridPositions(3, 4, 2, n(0.5)),
+    ],
+)
+def test_a_float64_of_numpy_is_a_number_like_any_other(make):
+    """It would make float64 arrays of float32 ones."""
+    results = []
+    for kind in float, np.float64:
+        layer, x = make(kind), np.random.default_rng(0).standard_normal((2, 3, 4), np.float32)
+        for p in layer.parameters():
+            p.data[...] += 0.25
+        y, cache = layer.forward(x, **({"key": Key(1)} if "key" in inspect.signature(layer.forward).parameters else {}))
+        results.append([y, layer.backward(y, cache), *(p.grad for p in layer.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert one.dtype == other.dtype == np.float32
+        np.testing.assert_array_equal(one, other)
+
+
 def test_small_integers_of_numpy_are_sizes_like_any_other():
     small = np.int8
     model = models.BertClassifier(small(97), small(2), small(64), small(2), small(3), small(16))

@@ -116,3 +116,56 @@ def test_integers_get_no_positions(layer):
     """Sinusoids as integers would all be 0, 1 or -1."""
     with pytest.raises(TypeError, match="x: expected a floating-point array, got int64"):
         layer(np.ones((2, 3, 4), int))
+
+
+@pytest.mark.parametrize("positions", [False, True])
+@pytest.mark.parametrize("norm", [None, nn.LayerNorm, lambda C: nn.Frozen(nn.LayerNorm(C))])
+@pytest.mark.parametrize("inputs", ["ids", "vectors", "both", "all"])
+def test_the_gradients_of_a_sum(positions, norm, inputs):
+    """For each input that is not ids; nothing passes through a frozen norm."""
+    embeddings = {"ids": "i", "vectors": "v", "both": "iv", "all": "viv"}[inputs]
+    layer = nn.EmbeddingSum(
+        [nn.TokenEmbedding(5, 4) if kind == "i" else nn.Linear(3, 4) for kind in embeddings],
+        nn.PositionEmbedding(6, 4) if positions else None,
+        norm and norm(4),
+    )
+    given = [np.array([[1, 2]]) if kind == "i" else np.full((1, 2, 3), 0.5, np.float32) for kind in embeddings]
+    dy = np.arange(8, dtype=np.float32).reshape(1, 2, 4) ** 2
+    _, cache = layer.forward(*given)
+    result = layer.backward(dy, cache)
+    count = 0 if isinstance(layer.norm, nn.Frozen) else embeddings.count("v")
+    assert (0 if result is None else len(result) if type(result) is tuple else 1) == count
+    assert layer.backward(None, cache) is None
+    if norm is None and count:
+        linears = [e for e in layer.embeddings if isinstance(e, nn.Linear)]
+        for e, dx in zip(linears, result if count > 1 else [result], strict=True):
+            np.testing.assert_allclose(dx, dy @ e.w.data.T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 0.5])
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_sum_of_embeddings_is_its_parts_one_after_another(scale, start, device):
+    parts = [nn.Linear(3, 4, key=Key(1)), nn.TokenEmbedding(5, 4, key=Key(2))]
+    after = [nn.PositionEmbedding(7, 4, key=Key(3)), nn.LayerNorm(4), nn.Dropout(0.5)]
+    layer = nn.EmbeddingSum(parts, *after, scale=scale).to(device, np.float64)
+    draw, key = np.random.default_rng(0), Key(4)
+    units, ids = to_device(draw.standard_normal((2, 3, 3)), device), to_device(draw.integers(0, 5, (2, 3)), device)
+    dy = to_device(draw.standard_normal((2, 3, 4)), device)
+    y, cache = layer.forward(units, ids, key=key, start=start)
+    a, positions = layer.positions.forward(scale * (parts[0](units) + parts[1](ids)), start)
+    o, norm = layer.norm.forward(a)
+    expected, dropout = layer.dropout.forward(o, key)
+    np.testing.assert_array_equal(to_cpu(y), to_cpu(expected))
+    layer.zero_grad()
+    du = layer.backward(dy, cache)
+    found = {name: to_cpu(p.grad).copy() for name, p in layer.named_parameters().items()}
+    layer.zero_grad()
+    dx = layer.positions.backward(layer.norm.backward(layer.dropout.backward(dy, dropout), norm), positions)
+    np.testing.assert_array_equal(to_cpu(du), to_cpu(parts[0].backward(scale * dx, parts[0].forward(units)[1])))
+    parts[1].backward(scale * dx, parts[1].forward(ids)[1])
+    for name, p in layer.named_parameters().items():
+        np.testing.assert_array_equal(found[name], to_cpu(p.grad))
+    with pytest.raises(ValueError, match="inputs: expected 2, one for each embedding, got 1"):
+        layer(units)
+    with pytest.raises(ValueError, match=r"inputs: expected vectors of one shape, got \(2, 3, 4\) and \(2, 2, 4\)"):
+        layer(units, ids[:, :2])

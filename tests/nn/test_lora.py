@@ -1,6 +1,7 @@
 """Low-rank adaptation and frozen layers: what is trained, what is not, and that merging changes nothing."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, Tran
 from scratchformer.nn import (
     Frozen,
     Layer,
+    LayerNorm,
     Linear,
     LoRA,
     Recompute,
@@ -78,7 +80,8 @@ def test_merging_keeps_what_was_frozen_frozen():
 
 def test_names_stay_and_two_are_added():
     model, before = language_model(), list(language_model().named_parameters())
-    add_lora(model, 2)
+    add_lora(model, 2, 6.0, ("*.query", "*.value"))
+    assert model.config["lora"] == {"rank": 2, "alpha": 6.0, "layers": ["*.query", "*.value"]}
     after = list(model.named_parameters())
     assert [name for name in after if name in before] == before
     assert {name for name in after if name not in before} == {
@@ -272,6 +275,18 @@ def test_a_frozen_layer_keeps_no_cache():
     assert cache is None and y.shape == (1, 3, 4)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_of_a_frozen_layer_is_frozen(copied):
+    layer = Frozen(Linear(2, 3))
+    twin = copied(layer)
+    assert np.array_equal(twin.w.data, layer.w.data) and twin.w is not layer.w and twin.w.frozen
+
+
+def test_a_frozen_model_gets_no_lora():
+    with pytest.raises(ValueError, match=r"layers: .*query is in the model, which is Frozen: it gets no gradient"):
+        add_lora(Frozen(language_model()), 2)
+
+
 def test_no_lora_in_a_frozen_layer():
     model = LanguageModel(11, 8, 2, 1, 6)
     model.body = Frozen(model.body)
@@ -317,13 +332,27 @@ def test_a_frozen_body_remembers_nothing():
         model.remember(cache[0])
 
 
-@pytest.mark.parametrize(("part", "norm"), [("attention", "post"), ("feedforward", "pre"), ("norm1", "pre")])
+@pytest.mark.parametrize(
+    ("part", "norm"), [("attention", "post"), ("feedforward", "pre"), ("norm1", "pre"), ("after1", "pre")]
+)
 def test_a_frozen_part_whose_gradient_is_needed_is_named(part, norm):
     block = TransformerBlock(8, 2, norm=norm)
+    block.after1 = LayerNorm(8)
     setattr(block, part, Frozen(getattr(block, part)))
     y, cache = block.forward(np.ones((1, 3, 8), np.float32))
-    name = "norm" if part == "norm1" else "branch"
+    name = {"norm1": "norm", "after1": "after"}.get(part, "branch")
     with pytest.raises(
         TypeError, match=rf"^{name}: expected a layer through which the gradient passes, got a Frozen one"
     ):
         block.backward(y, cache)
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_a_copy_of_a_frozen_layer_is_frozen(twin):
+    """Although it looks attributes up on its layer, which a copy that is being made does not have yet."""
+    frozen = Frozen(Linear(3, 4, key=Key(1)))
+    copied, x = twin(frozen), np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(copied(x), frozen(x))
+    assert copied.w.frozen and copied.b.frozen and type(copied) is Frozen
+    with pytest.raises(AttributeError):
+        getattr(Frozen.__new__(Frozen), "layer")  # noqa: B009

@@ -19,7 +19,7 @@ def normal(*shape, seed=0):
 
 def make(device, **options):
     options = {"kv_heads": G, "head_width": D, "causal": True, "key": Key(1)} | options
-    return nn.RotarySelfAttention(C, H, **options).to(device, np.float64)
+    return nn.RotarySelfAttention(C, options.pop("heads", H), **options).to(device, np.float64)
 
 
 def test_shapes_of_the_maps_and_of_what_is_stored(device):
@@ -63,6 +63,7 @@ def test_order_matters_only_through_rotary_positions(device):
         ({"window": 2, "scaling": LINEAR}, None),
         ({"window": 3, "bias": True}, ops.Heads(ops.Strided(2), None)),
         ({"kv_heads": 1}, ops.Local(1)),
+        ({"heads": 1, "kv_heads": 1}, None),
     ],
     ids=str,
 )
@@ -85,7 +86,10 @@ def test_extend_agrees_with_the_whole_sequence(device, options, pattern):
     [
         (dict(heads=4, kv_heads=3), "kv_heads: 3 does not divide heads 4"),
         (dict(heads=3), "heads: 3 does not divide d_model 10"),
+        (dict(heads=2, rotary_width=6), "rotary_width: expected at most 5, the width of a head, got 6"),
         (dict(heads=2), "head_width: expected an even number, .* got 5"),
+        (dict(heads=2, head_width=4, rotary_width=-2), "rotary_width: expected a number >= 0, got -2"),
+        (dict(heads=2, head_width=4, rotary_width=6), "rotary_width: expected at most 4, the width of a head, got 6"),
         (dict(heads=2, head_width=4, window=0), "window: expected a number >= 1, got 0"),
         (dict(heads=2, head_width=4, base=-1.0), "base: expected a finite number > 0, got -1.0"),
         (

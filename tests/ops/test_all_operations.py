@@ -62,6 +62,17 @@ def test_every_operation_is_checked():
         assert "check_gradients(case)" in (Path(__file__).parent / f"test_{module}.py").read_text(encoding="utf-8")
 
 
+def test_what_checks_an_operation_takes_the_same_arguments():
+    ops_with_check = [op for op in map(ops.__dict__.get, ops.__all__) if getattr(op, "given", None)]
+    assert ops.rotary in ops_with_check
+    for op in ops_with_check:
+        expected = inspect.signature(op).parameters
+        arguments = inspect.signature(op.given).parameters
+        assert list(arguments) == list(expected)
+        for name, argument in arguments.items():
+            assert argument.default in (inspect.Parameter.empty, expected[name].default)
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_float32_stays_float32(name, device):
     single, double = run(name, device, np.float32), run(name, device, np.float64)

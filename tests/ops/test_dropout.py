@@ -83,3 +83,13 @@ def test_p_that_is_not_a_number(p):
     for dropout in (ops.dropout, ops.dropout.reference):
         with pytest.raises(TypeError, match=r"^p: expected a number, got "):
             dropout(np.ones(3), p, Key(0))
+
+
+def test_half_precision_is_rounded_once():
+    x = np.random.default_rng(0).normal(size=1000).astype(np.float16)
+    for p in 0.1, 0.3:
+        y, cache = ops.dropout(x, p, Key(0))
+        expected, wide = ops.dropout(x.astype(np.float32), p, Key(0))
+        np.testing.assert_array_equal(y, expected.astype(np.float16))
+        dx = ops.dropout_backward(x, cache)
+        np.testing.assert_array_equal(dx, ops.dropout_backward(x.astype(np.float32), wide).astype(np.float16))

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.checks import MAX_SIZE
 from scratchformer.ops import (
     BlockEnds,
     Causal,
@@ -20,7 +21,7 @@ from scratchformer.ops import (
     Strided,
     patterns,
 )
-from scratchformer.ops.patterns import Tile
+from scratchformer.ops.patterns import Pair, Tile
 from scratchformer.testing.strict import STRICT
 
 # For each pattern: how to make it from lengths, and whether query t may see key s in sequence b.
@@ -129,6 +130,25 @@ def test_tiles(device, name, table, data):
         assert tile is (Tile.FULL if part.all() else Tile.MIXED if part.any() else Tile.EMPTY)
 
 
+@pytest.mark.parametrize("name", ["full", "causal", "padding", "local", "same block", "strided", "causal & local"])
+@given(tables(), st.data())
+def test_a_span_holds_the_columns_that_rows_may_see(device, name, table, data):
+    """And no others before or after them, except that of a pattern that visits its own pieces."""
+    T, S, n = table
+    make, may_see = PATTERNS[name]
+    pattern, expected = make(to_device(n, device)), brute_force(may_see, T, S, n)
+    first = data.draw(st.integers(0, T - 1))
+    rows = slice(first, data.draw(st.integers(first + 1, T)))
+    for b in range(3):
+        start, stop = pattern.span(b, rows, T, S)
+        seen = np.flatnonzero(expected[b, rows].any(axis=0))
+        assert 0 <= start and stop <= S
+        if "strided" in name or "&" in name:
+            assert (start, stop) == (0, S)
+        else:
+            assert (start, stop) == (seen[0], seen[-1] + 1) if seen.size else start >= stop
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 @given(tables())
 def test_intervals(device, name, table):
@@ -139,8 +159,20 @@ def test_intervals(device, name, table):
     assert (found is not None) == (name in INTERVALS)
     if found is not None:
         begin, end = (to_cpu(x)[..., None] for x in found)
+        assert all(((0 <= x) & (x <= S)).all() for x in (begin, end))
         seen = (begin <= np.arange(S)) & (np.arange(S) < end)
         assert np.array_equal(np.broadcast_to(seen, (3, T, S)), brute_force(may_see, T, S, n))
+
+
+@pytest.mark.parametrize("pattern", [Strided(3), BlockEnds(3, 2), BlockEnds(3)], ids=str)
+def test_tiles_of_every_third_column_are_known(pattern):
+    """As in the pieces of a strided pattern: all their columns are alike."""
+    table = np.broadcast_to(pattern.dense(12, 12, np), (12, 12))
+    for first, left, step in np.ndindex(3, 3, 2):
+        rows, columns = slice(first, 12, 3), slice(left, 12, 3 * (step + 1))
+        part = table[rows, columns]
+        assert pattern.tile(0, rows, columns, 12, 12) is (Tile.FULL if part.all() else Tile.EMPTY)
+        assert part.all() or not part.any()
 
 
 def test_a_combination_knows_the_tiles_that_one_pattern_decides():
@@ -257,17 +289,28 @@ def test_pieces_contain_every_allowed_pair_once(device, name, table, side):
 )
 def test_pieces_grow_as_the_pattern_promises(pattern, growth):
     """Doubling the length visits four times as many pairs for full attention, and twice as many for local."""
-    pairs = [
-        sum((r.stop - r.start) // r.step * ((c.stop - c.start) // c.step) for r, c, _ in pattern.pieces(0, n, n, np))
-        for n in (4096, 8192)
-    ]
+    pairs = [visited(pattern, n) for n in (4096, 8192)]
     assert pairs[1] / pairs[0] == pytest.approx(growth, rel=0.05)
     assert pairs[1] <= 1.6 * pattern.visits(8192, 8192)
+    if not isinstance(pattern, Causal | Pair):
+        assert pairs[1] >= pattern.visits(8192, 8192)
+
+
+@pytest.mark.parametrize("pattern", [Full(), Padding(np.array([1024])), BlockEnds(4, 4), Full() & BlockEnds(4, 4)])
+def test_tiles_are_stacked_where_all_rows_are_alike(pattern):
+    assert {r.stop - r.start for r, _, _ in pattern.pieces(0, 1024, 1024, np)} == {4 * patterns.SIDE}
 
 
 def visited(pattern, n):
     """How many pairs are in the pattern's pieces, at length n."""
     return sum(len(range(n)[r]) * len(range(n)[c]) for r, c, _ in pattern.pieces(0, n, n, np))
+
+
+def test_a_combination_visits_what_its_pieces_cover():
+    few, many = Local(2), Strided(3)
+    for one, other in (few, many), (many, few):
+        assert (one & other).visits(90, 120) == few.visits(90, 120) < many.visits(90, 120)
+        assert (one | other).visits(90, 120) == few.visits(90, 120) + many.visits(90, 120)
 
 
 def test_a_stride_of_the_root_of_the_length_visits_n_root_n_pairs():
@@ -301,10 +344,32 @@ def test_sizes_out_of_range(make, message):
 def test_lengths_that_do_not_fit():
     with pytest.raises(ValueError, match=r"lengths: expected \(B\), got \(2, 1\)"):
         Padding(np.ones((2, 1), int))
+    for wrong in -1, MAX_SIZE + 1:
+        with pytest.raises(ValueError, match=f"lengths: expected values from 0 to {MAX_SIZE}, got {wrong}"):
+            Padding(np.array([2, wrong]))
     with pytest.raises(TypeError, match="lengths: expected integers, got bool"):
         Padding(np.ones(2, bool))
     with pytest.raises(TypeError, match=r"lengths: expected an array of integers \(B,\), got list"):
         Padding([1, 2])
+
+
+def test_patterns_with_arrays_are_compared_by_identity():
+    """The truth of == between arrays is not defined; patterns of numbers are equal if these are."""
+    n, allowed = np.array([1, 2]), np.ones((2, 2), bool)
+    for make in (lambda: Padding(n), lambda: Edges(allowed), lambda: Causal() & Padding(n), lambda: Full() | Local(1)):
+        pattern = make()
+        assert pattern == pattern and pattern != make() and len({pattern, make()}) == 2
+    assert Local(2) == Local(2) != Local(3) and len({Local(2), Local(2)}) == 1
+    for pattern in (Full, Causal, lambda: Strided(2), lambda: SameBlock(2), lambda: BlockEnds(2)):
+        assert pattern() == pattern() and hash(pattern()) == hash(pattern())
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_cannot_be_changed(name):
+    pattern = PATTERNS[name][0](np.array([1]))
+    for field in [*vars(pattern)] or ["radius"]:
+        with pytest.raises(FrozenInstanceError):
+            setattr(pattern, field, 0)
 
 
 def test_patterns_combine_with_patterns_only():
@@ -361,10 +426,14 @@ def test_a_number_of_patterns_that_does_not_divide_the_heads():
         Heads(Local(1), "strided")
 
 
-def test_padding_within_heads_must_fit_the_batch():
+@pytest.mark.parametrize(
+    "around",
+    [lambda p: p, lambda p: Heads(Local(1), p), lambda p: Local(1) & p, lambda p: p & Local(1), lambda p: p | Local(1)],
+)
+def test_padding_must_fit_the_batch(around):
     q = np.ones((2, 2, 4, 2))
     with pytest.raises(ValueError, match=r"lengths: expected \(2\)"):
-        ops.attention(q, q, q, Heads(Local(1), Padding(np.array([1, 2, 3]))))
+        ops.attention(q, q, q, around(Padding(np.array([1, 2, 3]))))
 
 
 # Arbitrary tables
@@ -415,3 +484,16 @@ def test_sizes_of_small_integers(kind):
         (found, _), (expected, _) = (ops.attention(q, q, q, Causal() & make(n)) for n in (kind, int))
         np.testing.assert_array_equal(found, expected)
     assert BlockEnds(kind(7), kind(3)).below(100) == BlockEnds(7, 3).below(100)
+
+
+@given(
+    stride=st.integers(1, 5), step=st.integers(1, 12), start=st.integers(0, 9), more=st.integers(0, 30), data=st.data()
+)
+def test_a_tile_of_block_ends_tells_the_truth_about_columns_with_steps(stride, step, start, more, data):
+    """With a step that is a multiple of the stride, all columns are alike, and the tile says so."""
+    pattern = BlockEnds(stride, data.draw(st.integers(1, stride), "width"))
+    rows, columns = slice(0, 2), slice(start, start + more + 1, step)
+    mask = pattern.mask(0, rows, columns, 2, start + more + 1, np)
+    tile = pattern.tile(0, rows, columns, 2, start + more + 1)
+    exact = Tile.FULL if mask.all() else Tile.MIXED if mask.any() else Tile.EMPTY
+    assert tile is exact or (tile is Tile.MIXED and step > 1 and step % stride)

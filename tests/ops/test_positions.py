@@ -7,6 +7,7 @@ from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.dispatch import reference_only
 from scratchformer.ops import sinusoidal_positions
+from scratchformer.ops.positions import MAX_KEPT, kept_range
 from scratchformer.testing.strict import STRICT, traffic
 
 
@@ -90,3 +91,22 @@ def test_rotations_on_a_device_are_the_same_wherever_they_start(start):
     assert len(found) <= 3  # x, and two tables of a few rows
     with reference_only():
         np.testing.assert_array_equal(to_cpu(y), ops.rotary(x, start)[0])
+
+
+def test_a_growing_text_needs_few_tables_on_a_device():
+    """One for each power of two, which contains the positions and at most as many others on either side of 0."""
+    xp = STRICT.xp
+    for start in 0, -1, -7, -8, 5:
+        for length in range(1, 70):
+            assert kept_range(start, length, np) == (start, length)
+            first, size = kept_range(start, length, xp)
+            reach = max(-start, start + length)
+            assert first <= start and start + length <= first + size
+            assert first + size in {2**i for i in range(8)} and reach <= first + size < 2 * reach
+            assert first == (-(first + size) if start < 0 else 0)
+    assert kept_range(0, MAX_KEPT, xp) == (0, MAX_KEPT)
+    assert kept_range(1, MAX_KEPT, xp) == (0, 2 * MAX_KEPT)
+    for start in MAX_KEPT - 1, 10 * MAX_KEPT, -MAX_KEPT:
+        assert kept_range(start, 3, xp) == (start, 3)
+    assert kept_range(3 * MAX_KEPT, MAX_KEPT, xp) == (0, 4 * MAX_KEPT)
+    assert kept_range(3 * MAX_KEPT + 1, MAX_KEPT, xp) == (3 * MAX_KEPT + 1, MAX_KEPT)

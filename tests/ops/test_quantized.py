@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratchformer.dispatch import fast, reference_only
-from scratchformer.ops.quantized import GROUP, Quantized, dequantize, quantize, quantized_linear, rounded_rows
+from scratchformer.ops.quantized import (
+    AT_ONCE,
+    GROUP,
+    PANEL,
+    Quantized,
+    dequantize,
+    quantize,
+    quantized_linear,
+    rounded_rows,
+)
 from scratchformer.rng import Key
 
 SIZES = st.integers(1, 2 * GROUP + 3)
@@ -40,6 +49,7 @@ def test_integers_times_a_scale_are_kept(bits):
     w = integers.astype(np.float32) / 64
     np.testing.assert_array_equal(dequantize(quantize(w, bits)), w)
     assert quantize(w, bits).bits == bits
+    assert not any(array.flags.writeable for array in quantize(w, bits)[:2])  # copies of a model share them
 
 
 @pytest.mark.parametrize("kind", [reference_only, fast])
@@ -61,6 +71,32 @@ def test_the_product_is_that_of_the_rounded_factors(kind, I, O, N, bits, bias, s
     assert (abs(expected - x[:, 0] @ dequantize(w) - (b if bias else 0)) <= bound + 1e-4).all()
 
 
+@pytest.mark.parametrize("kind", [reference_only, fast])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_column_does_not_depend_on_how_many_there_are(kind, bits):
+    """More than are rounded and multiplied at once."""
+    O = 2 * AT_ONCE + PANEL + 3
+    x, w = drawn(1, 2, 5), drawn(2, 5, O)
+    whole = quantize(w, bits)
+    assert whole.shape == (5, O) and whole.numbers.shape[0] == whole.scales.shape[0] == -(-O // PANEL)
+    with kind():
+        y = quantized_linear(x, whole)
+        for first in range(0, O, AT_ONCE // 2 + 1):
+            some = slice(first, first + AT_ONCE // 2 + 1)
+            part = quantize(w[:, some], bits)
+            np.testing.assert_array_equal(dequantize(whole)[:, some], dequantize(part))
+            np.testing.assert_allclose(y[:, some], quantized_linear(x, part), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_groups_of_very_small_numbers_count_as_zero(bits):
+    w = np.full((2 * GROUP, 2), 2.0**-100, np.float32)
+    w[GROUP:] = np.nextafter(np.float32(2.0**-100), np.float32(0))
+    np.testing.assert_allclose(dequantize(quantize(w, bits)), np.where(w < 2.0**-100, 0, w), rtol=0.01)
+    x = w.T.copy()
+    np.testing.assert_allclose(rounded_rows(x), np.where(x < 2.0**-100, 0, x), rtol=0.01)
+
+
 def test_what_is_not_finite_stays_so():
     w = quantize(np.ones((GROUP + 1, 3), np.float32), 8)
     for value in (np.nan, np.inf):
@@ -80,6 +116,8 @@ def test_bad_arguments_are_refused():
         quantize(np.full((4, 3), np.nan, np.float32), 8)
     with pytest.raises(ValueError, match=r"w: expected \(I, O\) with I, O >= 1"):
         quantize(w[:0], 4)
+    with pytest.raises(ValueError, match=r"w: expected \(I, O\), got \(4,\)"):
+        quantize(w[:, 0], 4)
     with pytest.raises(TypeError, match="w"):
         quantize(np.ones((4, 3), int), 8)
     with pytest.raises(ValueError, match=r"x: expected \(..., 4\), got \(2, 3\)"):

@@ -68,3 +68,33 @@ def test_long_rows_are_summed_in_float32_for_float16(device):
 def test_rows_without_columns(op, name, shape):
     with pytest.raises(ValueError, match=rf"^{name}: expected at least one column, got \({str(shape)[1:-1]}\)$"):
         op(np.zeros(shape))
+
+
+TAIL = np.exp(-37.43)  # in [1 − TAIL, TAIL] the first number rounds to 1
+
+
+@pytest.mark.parametrize(
+    ("name", "y", "dz"),
+    [("softmax", [1, TAIL], [TAIL, -TAIL]), ("log_softmax", [-TAIL, -37.43], [TAIL, -TAIL])],
+)
+def test_what_is_left_of_a_probability_of_nearly_1_keeps_its_digits(device, name, y, dz):
+    found, cache = getattr(ops, name)(to_device(np.array([[37.43, 0.0], [0.0, 37.43]]), device))
+    gradient = getattr(ops, f"{name}_backward")(to_device(np.array([[1.0, 0.0], [0.0, 1.0]]), device), cache)
+    np.testing.assert_allclose(to_cpu(found), [y, y[::-1]], rtol=1e-13)
+    np.testing.assert_allclose(to_cpu(gradient), [dz, dz[::-1]], rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_backward_in_half_precision_rounds_only_its_result(name, device):
+    """It computes in float32 with the y that the cache holds."""
+    draw = np.random.default_rng(0)
+    z, dy = (draw.normal(size=(20, 9)).astype(np.float16) for _ in "zd")
+    y, cache = getattr(ops, name)(to_device(z, device))
+    dx = getattr(ops, f"{name}_backward")(to_device(dy, device), cache)
+    y, dy = to_cpu(y).astype(np.float64), dy.astype(np.float64)
+    if name == "softmax":
+        expected = y * (dy - (y * dy).sum(axis=-1, keepdims=True))
+    else:
+        expected = dy - np.exp(y) * dy.sum(axis=-1, keepdims=True)
+    assert dx.dtype == np.float16
+    np.testing.assert_allclose(to_cpu(dx).astype(np.float64), expected, rtol=2**-11 * 1.01, atol=2**-20)

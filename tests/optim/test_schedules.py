@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import FrozenInstanceError
 from functools import partial
 
 import numpy as np
@@ -61,6 +62,12 @@ def test_without_a_warm_up_it_begins_at_the_peak(schedule):
     assert schedule(0) == pytest.approx(PEAK)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_schedule_cannot_be_changed(schedule):
+    with pytest.raises(FrozenInstanceError):
+        schedule.peak = 1.0
+
+
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 200))
 def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, rest, step):
     value = Cosine(PEAK, warmup, warmup + rest, FLOOR)(step)
@@ -90,7 +97,7 @@ def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, rest
         (lambda: InverseSquareRoot(PEAK, 1)(0.5), "step: expected an integer, got 0.5"),
         (lambda: Cosine(PEAK, 0, TOTAL, math.nan), "floor: expected a finite number >= 0, got nan"),
         (lambda: Cosine(1e-3, 5, 10, floor=1.0), "floor: expected at most the peak, 0.001, got 1.0"),
-        (lambda: Constant(PEAK)(-1), "step: expected a number >= 0, got -1"),
+        *((lambda s=s: s(-1), "step: expected a number >= 0, got -1") for s in SCHEDULES.values()),
     ],
 )
 def test_numbers_out_of_range(make, message):

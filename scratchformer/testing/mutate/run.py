@@ -82,17 +82,25 @@ class Runner:
         return self.ask(tests=list(tests), path=str(path), code=code, seconds=seconds)
 
     def run_function(
-        self, tests: Sequence[str], path: Path, name: str, code: str, seconds: float = SECONDS, brief: bool = True
+        self,
+        tests: Sequence[str],
+        path: Path,
+        name: str,
+        code: str,
+        seconds: float = SECONDS,
+        brief: bool = True,
+        chosen: Sequence[str] | None = None,
     ) -> Answer:
         """As `run`, but only the function `name` is as in `code`. A runner collects its tests once: for other tests,
-        make another runner. brief: print no tracebacks.
+        make another runner. brief: print no tracebacks. chosen: which of the collected tests to run, by pytest's ids
+        in their order (default: all).
         """
         if not self.collected:
             answer = self.ask(collect=list(tests))
             if answer.status != 0:
                 return answer
             self.collected = True
-        return self.ask(path=str(path), function=name, code=code, seconds=seconds, brief=brief)
+        return self.ask(path=str(path), function=name, code=code, seconds=seconds, brief=brief, chosen=chosen)
 
     def ask(self, **request: Any) -> Answer:
         answer = ""

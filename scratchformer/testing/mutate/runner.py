@@ -5,7 +5,8 @@ the answer is one line of JSON. There are two kinds.
 
 {"collect": [...]} holds pytest's arguments. It imports and collects the tests; each later request runs them in a fork
 of that process. Such a request holds "path" and "function"; "code", the text of the whole file, from which the
-function is taken, or all of it if the file is imported later; and "brief", to leave out tracebacks and summary.
+function is taken, or all of it if the file is imported later; "brief", to leave out tracebacks and summary; and
+"chosen", the tests to run, by pytest's ids in their order, or null for all.
 
 {"tests": [...], "path": ..., "code": ...} forks the process before anything but pytest is imported, so that the file
 may be changed anywhere.
@@ -102,6 +103,9 @@ class Server(Watcher):
                 self.brief = request["brief"]
                 if self.brief:
                     self.silence(session.config)
+                if request["chosen"] is not None:
+                    by_id = {item.nodeid: item for item in session.items}
+                    session.items[:] = [by_id[name] for name in request["chosen"]]
                 self.names = plant(request["path"], request["code"])
                 self.report = finish
                 return
