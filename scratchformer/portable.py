@@ -390,6 +390,13 @@ def _elementwise(function: Any) -> Callable:
     return of_float32
 
 
+def log1p(x: np.ndarray) -> np.ndarray:
+    """log(1 + x), float32: the rounding of u = 1 + x is made up for by the quotient of x and u − 1 (Kahan)."""
+    u = 1 + x
+    same = (u == 1) | np.isinf(u)
+    return np.where(same, x, log(u) * (x / np.where(same, 1, u - 1)))
+
+
 # NumPy does not say which of two zeros is the greater one, so that is the second; the greatest of a row is never −0.
 DEFINED: dict[tuple[Any, str], Callable] = {
     (np.add, "reduce"): _sum,
