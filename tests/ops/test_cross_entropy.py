@@ -162,3 +162,9 @@ def test_a_gradient_of_the_loss_that_is_not_finite(cross_entropy, dloss):
     _, cache = cross_entropy(np.eye(3), np.arange(3))
     with pytest.raises(ValueError, match=r"^dloss: expected a finite number, got -?(nan|inf)$"):
         ops.cross_entropy_backward(dloss, cache)
+
+
+@pytest.mark.parametrize("wrong", [-(2**31), 2**31])
+def test_an_ignored_target_that_no_array_of_ids_holds(wrong):
+    with pytest.raises(ValueError, match="ignore_index: expected a number"):
+        ops.cross_entropy(np.ones((2, 3)), np.array([0, 1]), ignore_index=wrong)
