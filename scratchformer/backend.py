@@ -402,6 +402,8 @@ def erf(x: Array) -> Array:
     as a quotient of polynomials.
     """
     xp = array_module(x)
+    if hasattr(x, "erf"):  # an array with functions of its own
+        return x.erf()
     if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim:
         y = np.ascontiguousarray(x).clip(-ERF_BOUND, ERF_BOUND)
         flat = y.reshape(-1)
@@ -432,6 +434,11 @@ def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
         y *= x
     y += coefficients[-1]
     return y
+
+
+def zeros_like(x: Array, shape: tuple[int, ...]) -> Array:
+    """Zeros (shape), of the library and the type of x."""
+    return np.zeros_like(x, shape=shape) if isinstance(x, np.ndarray) else array_module(x).zeros(shape, dtype=x.dtype)
 
 
 def scatter_add(target: Array, index: Array, values: Array) -> Array:

@@ -18,6 +18,7 @@ FAST = (  # the modules of the extra `fast`
     "numba_attention",
     "numba_extend",
     "numba_linear",
+    "numba_portable",
     "mkl_muon",
 )
 

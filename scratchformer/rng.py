@@ -103,11 +103,11 @@ class BoundedGenerator(np.random.Generator):
     """NumPy's generator inside `room_for`: the two methods that the layers use count the numbers that they draw."""
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        _take_room(size)
+        take_room(size)
         return super().standard_normal(size, dtype, out)
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        _take_room(size)
+        take_room(size)
         return super().uniform(low, high, size)
 
 
@@ -115,7 +115,7 @@ class ZeroGenerator(np.random.Generator):
     """NumPy's generator, with zeros for `standard_normal` and for `uniform`, which are counted as well."""
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        _take_room(size)
+        take_room(size)
         return np.zeros(() if size is None else size, dtype)
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
@@ -140,7 +140,7 @@ def room_for(numbers: int) -> Iterator[None]:
         _room.reset(token)
 
 
-def _take_room(size: Any) -> None:
+def take_room(size: Any) -> None:
     if (room := _room.get()) is not None:
         room[0] -= math.prod(size) if isinstance(size, tuple | list) else size or 1
         if room[0] < 0:

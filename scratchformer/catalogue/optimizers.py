@@ -217,7 +217,7 @@ ENTRIES = [
         "The first steps divide by a v that has only begun to grow from 0, so they are too long.",
         equation="w_i = (1 − decay) w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)",
         wrong="w_i = (1 − decay) w0_i − lr (m_i/(1 − β1^t))/(√v_i + eps)",
-        replace={"    denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂\n": ""},
+        replace={"    denominator *= 1 / math.sqrt(1 - power(beta2, steps))  # √v̂\n": ""},
         tests="tests/optim",
     )
     .mistake(
@@ -225,7 +225,7 @@ ENTRIES = [
         "The first steps use an m that has only begun to grow from 0, so they are too short.",
         equation="w_i = (1 − decay) w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)",
         wrong="w_i = (1 − decay) w0_i − lr m_i/(√(v_i/(1 − β2^t)) + eps)",
-        replace={"(lr / (1 - beta1**steps)) * m": "lr * m"},
+        replace={"(lr / (1 - power(beta1, steps))) * m": "lr * m"},
         tests="tests/optim",
     ),
     Entry("sgd_step").derivation("", lambda d: in_place(sgd_step, d("F"), d("F"), d("F"), 0.01, 0.9, 0.1)),

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-from ..backend import ERF_ABOVE, ERF_BELOW, ERF_BOUND
+from .. import portable
 from ..rng import GAMMA, MIX_1, MIX_2
 from .numba_code import as_bits, compiled, rounded, widened
 
@@ -103,17 +103,30 @@ def _constant(c: Any, like: Any) -> Any:
     return (lambda c, like: np.float32(c)) if like == numba.float32 else (lambda c, like: np.float64(c))
 
 
-# x = n log 2 + r with |r| ≤ ½ log 2, so exp(x) = 2ⁿ exp(r). log 2 is the sum of a number with few digits, whose product
-# with n is exact, and a small one. The sum of x/log 2 and 1.5 · 2²³ (in float64 1.5 · 2⁵²) is rounded to a whole
-# number, which is then in its last bits. With the bias of an exponent added too, these bits are moved to where a number
-# has its exponent: n = −127 gives 0, and n = 128 infinity. The bounds keep n in this range. In float32 the polynomial
-# is that of Cephes (Moshier's expf), in float64 the series. Results are right to one unit in the last place.
-LOG2_E, LOG2_HIGH, LOG2_LOW = (np.float32(x) for x in (math.log2(math.e), 0.693359375, math.log(2) - 0.693359375))
-EXP_POLYNOMIAL = tuple(
-    np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
-)
-LOWEST, HIGHEST, SHIFT = np.float32(-88), np.float32(88.8), np.float32(1.5 * 2**23 + 127)
+# What `portable` has for arrays, for numbers. Whole numbers have 64 bits after an operation in compiled code.
 
+
+@overload(portable.where, strict=False)
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    return lambda condition, a, b: a if condition else b
+
+
+@overload(portable.bits_of, strict=False)
+def _bits_of(x: Any) -> Any:
+    return lambda x: np.float32(x).view(np.int32)
+
+
+@overload(portable.with_bits, strict=False)
+def _with_bits(bits: Any) -> Any:
+    return lambda bits: np.int32(bits).view(np.float32)
+
+
+@overload(portable.number, strict=False)
+def _number(x: Any) -> Any:
+    return lambda x: np.float32(np.int32(x))
+
+
+# As in `portable.exp32`, with the series. Results are right to one unit in the last place.
 LOG2_HIGH_64, LOG2_LOW_64 = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
 SERIES = tuple(1 / math.factorial(k) for k in range(13, 1, -1))
 LOWEST_64, HIGHEST_64, SHIFT_64 = -709.0, 710.0, 1.5 * 2.0**52 + 1023
@@ -121,19 +134,7 @@ LOWEST_64, HIGHEST_64, SHIFT_64 = -709.0, 710.0, 1.5 * 2.0**52 + 1023
 
 @overload(exp, strict=False, jit_options={"fastmath": {"contract"}})  # the order of the differences counts
 def _exp(x: Any) -> Any:
-    return exp32 if x == numba.float32 else exp64
-
-
-def exp32(x: Any) -> Any:
-    c5, c4, c3, c2, c1, c0 = EXP_POLYNOMIAL
-    inside = LOWEST if x < LOWEST else x  # NaN stays
-    inside = HIGHEST if inside > HIGHEST else inside
-    shifted = inside * LOG2_E + SHIFT
-    n = shifted - SHIFT
-    r = (inside - n * LOG2_HIGH) - n * LOG2_LOW
-    p = ((((c5 * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
-    power = np.int32(np.float32(shifted).view(np.int32) << np.int32(23)).view(np.float32)  # 2ⁿ
-    return (p * r * r + r + np.float32(1)) * power
+    return portable.exp32 if x == numba.float32 else exp64
 
 
 def exp64(x: Any) -> Any:
@@ -190,63 +191,15 @@ def column_of(place: Any, columns: Any) -> Any:
 # The following are in vectors too, with errors of a few units in the last place. Where there are two cases, both are
 # computed, and one is chosen.
 
-LOG_POLYNOMIAL = tuple(  # of (log(1 + r) − r + r²/2)/r³ for √½ ≤ 1 + r < √2: Cephes, Moshier's logf
-    np.float32(c)
-    for c in (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
-              2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)
-)  # fmt: skip
-# Quotients of polynomials in x², as in Eigen and XLA, for x not far out, where these functions are nearly ±1.
-TANH_ABOVE = tuple(  # tanh(x)/x
-    np.float32(c)
-    for c in (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-8,
-              1.48572235717979e-5, 6.37261928875436e-4, 4.89352455891786e-3)
-)  # fmt: skip
-TANH_BELOW = tuple(
-    np.float32(c) for c in (1.19825839466702e-6, 1.18534705686654e-4, 2.26843463243900e-3, 4.89352518554385e-3)
-)
-TANH_BOUND, LIMIT = np.float32(7.99881172180175781), np.float32(ERF_BOUND)
-
 
 @overload(log, strict=False, jit_options={"fastmath": {"contract"}})
 def _log(x: Any) -> Any:
-    if x != numba.float32:
-        return lambda x: math.log(x)
-    c8, c7, c6, c5, c4, c3, c2, c1, c0 = LOG_POLYNOMIAL
-    tiny, root = np.float32(np.finfo(np.float32).tiny), np.float32(math.sqrt(0.5))
-    half, one, large, zero = np.float32(0.5), np.float32(1), np.float32(2.0**24), np.float32(0)
-
-    def log32(x):  # type: ignore[no-untyped-def]
-        small = x < tiny
-        scaled = x * large if small else x
-        bits = np.float32(scaled).view(np.int32)
-        e = np.float32(np.int32(bits >> np.int32(23)) - np.int32(126)) - (np.float32(24) if small else zero)
-        m = np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F000000)).view(np.float32)  # from ½ to 1
-        low = m < root
-        r, e = (m + m if low else m) - one, e - (one if low else zero)
-        p = (((((((c8 * r + c7) * r + c6) * r + c5) * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
-        y = (r + ((p * r * r * r + e * LOG2_LOW) - half * r * r)) + e * LOG2_HIGH
-        y = y if x < np.float32(np.inf) else x  # ∞ and NaN
-        y = np.float32(-np.inf) if x == zero else y
-        return np.float32(np.nan) if x < zero else y
-
-    return log32
+    return portable.log32 if x == numba.float32 else lambda x: math.log(x)
 
 
 @overload(tanh, strict=False, jit_options={"fastmath": {"contract"}})
 def _tanh(x: Any) -> Any:
-    if x != numba.float32:
-        return tanh64
-    a6, a5, a4, a3, a2, a1, a0 = TANH_ABOVE
-    b3, b2, b1, b0 = TANH_BELOW
-
-    def tanh32(x):  # type: ignore[no-untyped-def]
-        inside = -TANH_BOUND if x < -TANH_BOUND else x  # NaN stays
-        inside = TANH_BOUND if inside > TANH_BOUND else inside
-        z = inside * inside
-        above = (((((a6 * z + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0
-        return inside * above / (((b3 * z + b2) * z + b1) * z + b0)
-
-    return tanh32
+    return portable.tanh32 if x == numba.float32 else tanh64
 
 
 def tanh64(x: Any) -> Any:
@@ -262,16 +215,4 @@ def tanh64(x: Any) -> Any:
 
 @overload(erf, strict=False, jit_options={"fastmath": {"contract"}})
 def _erf(x: Any) -> Any:
-    if x != numba.float32:
-        return lambda x: math.erf(x)
-    a6, a5, a4, a3, a2, a1, a0 = map(np.float32, ERF_ABOVE)
-    b4, b3, b2, b1, b0 = map(np.float32, ERF_BELOW)
-
-    def erf32(x):  # type: ignore[no-untyped-def]
-        inside = -LIMIT if x < -LIMIT else x  # NaN stays
-        inside = LIMIT if inside > LIMIT else inside
-        z = inside * inside
-        above = (((((a6 * z + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0
-        return inside * above / ((((b4 * z + b3) * z + b2) * z + b1) * z + b0)
-
-    return erf32
+    return portable.erf32 if x == numba.float32 else lambda x: math.erf(x)

@@ -420,9 +420,7 @@ class Stack(Layer):
         self.blocks, self.norm, self.recompute = list_of_layers("blocks", blocks), norm, recompute
 
     def trained(self) -> list[Layer]:
-        """The blocks as forward and backward run them."""
-        if not self.recompute:
-            return self.blocks
+        """The blocks as forward and backward run them with `recompute`."""
         return [Recompute(block, keep=i == len(self.blocks)) for i, block in enumerate(self.blocks, 1)]
 
     def forward(
@@ -492,10 +490,7 @@ def extends(layer: Any) -> bool:
     """Whether the layer has an `extend` that was written for its `forward`, not for that of a class above it."""
     if isinstance(layer, Frozen):
         return extends(layer.layer)
-    for kind in type(layer).__mro__:
-        if "extend" in vars(kind) or "forward" in vars(kind):
-            return "extend" in vars(kind)
-    return False
+    return "extend" in next(vars(kind) for kind in type(layer).__mro__ if vars(kind).keys() & {"extend", "forward"})
 
 
 def allocate_inputs(x: Array, length: int) -> Stored:

@@ -26,6 +26,7 @@ from ..checks import (
     expect_real,
 )
 from ..dispatch import TwinCache, expect_cache
+from ..portable import portable
 from ..rng import Key, expect_key
 from ..shell.text import printable
 
@@ -295,6 +296,18 @@ class Layer:
             expect_floating_type("dtype", dtype)
         for p in self.parameters():
             p.bind(*(_moved(x, device, dtype) for x in (p.data, p.grad)), None)
+        return self
+
+    def make_portable(self) -> Self:
+        """Let the layer compute the same bits on every processor, and return it: its parameters become
+        `PortableArray`s, for which optimizers and replicas are made afterwards.
+
+        Raises ValueError unless they are float32 on a CPU.
+        """
+        flat = self.flat
+        if self.device is not CPU or flat.data.dtype != np.float32:
+            raise ValueError(f"bits: portable ones need float32 on a CPU, got {flat.data.dtype} on {self.device}")
+        FlatParameters(flat.params, portable(flat.data), portable(flat.grad))
         return self
 
     def replica(self, data: Array | None = None, grad: Array | None = None) -> Self:

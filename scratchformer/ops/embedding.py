@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..backend import Array, array_module, cast, scatter_add, widen
+from ..backend import Array, array_module, cast, scatter_add, widen, zeros_like
 from ..checks import expect_columns, expect_floating, expect_ids, expect_like, expect_shape
 from ..dispatch import backward, operation
 
@@ -69,7 +69,7 @@ def embedding_backward(dy: Array, cache: EmbeddingCache, out: Array | None = Non
     xp = array_module(dy, cache.ids)
     dtype, dy = dy.dtype, widen(dy)
     # float16 is summed in a separate float32 table
-    dtable = xp.zeros(cache.shape, dtype=dy.dtype) if out is None or dy.dtype != dtype else out
+    dtable = zeros_like(dy, cache.shape) if out is None or dy.dtype != dtype else out
     ids, dy = xp.reshape(cache.ids, (-1,)), xp.reshape(dy, (-1, dy.shape[-1]))
     dtable = scatter_add(dtable, ids, dy)
     if out is None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..backend import Array, Device, current_device, is_numpy_like, kept, to_device
 from ..checks import MAX_SIZE, expect_at_least, expect_floating_type, expect_memory, expect_positive
+from ..portable import cosine, power, sine
 
 MAX_KEPT = 1 << 16  # positions of a table that is longer than a text needs
 BASE = 10_000  # wavelengths run from 2π to BASE · 2π
@@ -63,8 +64,8 @@ def _table(length: int, d_model: int, start: int, dtype: np.dtype, device: Devic
     """The encodings of these positions, kept for the next call."""
     t = np.arange(start, start + length)[:, None]  # (T, 1)
     pair = np.arange(0, d_model, 2)  # (⌈C/2⌉,)
-    angle = t / BASE ** (pair / d_model)  # (T, ⌈C/2⌉), float64
+    angle = t / np.array([power(BASE, x) for x in pair / d_model])  # (T, ⌈C/2⌉), float64
     table = np.empty((length, d_model))
-    table[:, 0::2] = np.sin(angle)
-    table[:, 1::2] = np.cos(angle[:, : d_model // 2])
+    table[:, 0::2] = sine(angle)
+    table[:, 1::2] = cosine(angle[:, : d_model // 2])
     return to_device(table, device, dtype)

@@ -19,6 +19,7 @@ from ..checks import (
     expect_shape,
 )
 from ..dispatch import backward, operation
+from ..portable import cosine, power, sine
 from .positions import BASE, kept_range
 
 # The rope types, and the numbers that each needs; names and meanings are those of published configurations.
@@ -136,7 +137,7 @@ def rotary_frequencies(
     expect_number("base", base, zero=False)
     check_scaling(scaling)
     exponents = np.arange(0, head_width, 2).astype(dtype) / head_width
-    theta = 1 / np.power(np.asarray(base, dtype), exponents, dtype=np.float64).astype(dtype)
+    theta = 1 / np.array([power(base, x) for x in exponents], dtype)
     scaling = scaling or {"rope_type": "default"}
     if scaling["rope_type"] == "linear":
         theta = theta / scaling["factor"]
@@ -235,7 +236,7 @@ def _tables(
     theta = rotary_frequencies(D, base, None if items is None else dict(items), dtype)
     angles = np.arange(start, start + T).astype(dtype)[:, None] * theta
     factor = attention_factor(None if items is None else dict(items))
-    cos, sin = (factor * f(angles, dtype=np.float64).astype(dtype) for f in (np.cos, np.sin))
+    cos, sin = (factor * f(angles).astype(dtype) for f in (cosine, sine))
     cos.flags.writeable = sin.flags.writeable = False
     return to_device(cos, device), to_device(sin, device)
 

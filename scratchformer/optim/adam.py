@@ -10,6 +10,7 @@ from ..backend import Array, array_module
 from ..checks import expect_fraction, expect_number
 from ..dispatch import operation
 from ..nn import Param
+from ..portable import power
 from ..shell.text import shown
 from .optimizer import Group, Optimizer, Treatment, scaled
 
@@ -48,16 +49,15 @@ def adam_step(
     change: the weight becomes NaN, which the next loss shows, instead of standing still.
     """
     xp, c = array_module(w), scaled(g, share)
-    if decay:
-        w *= 1 - decay
+    w *= 1 - decay
     m *= beta1
     m += (1 - beta1) * c
     v *= beta2
     v += (1 - beta2) * c * c
     denominator = xp.sqrt(v)
-    denominator *= 1 / math.sqrt(1 - beta2**steps)  # √v̂
+    denominator *= 1 / math.sqrt(1 - power(beta2, steps))  # √v̂
     denominator += eps
-    w -= (lr / (1 - beta1**steps)) * m / denominator + 0 * v
+    w -= (lr / (1 - power(beta1, steps))) * m / denominator + 0 * v
 
 
 class Adam(Optimizer):

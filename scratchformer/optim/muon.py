@@ -127,8 +127,7 @@ def move(w: Array, change: Array, size: float, decay: float) -> None:
 
         w_i = (1 − decay) w0_i − size change_i
     """
-    if decay:
-        w *= 1 - decay
+    w *= 1 - decay
     w -= size * change
 
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from ..checks import as_integers, expect_at_least, expect_number, expect_positive
+from ..portable import cosine
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Cosine:
         if step < self.warmup:
             return self.peak * warm_up(step, self.warmup)
         done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
-        return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+        return self.floor + (self.peak - self.floor) * 0.5 * (1 + float(cosine(math.pi * done)))
 
 
 @dataclass(frozen=True)

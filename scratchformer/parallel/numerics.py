@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_info
 
 from .. import ops
 from ..dispatch import is_fast, twins_of
+from ..portable import DEFINITION
 from ..processor import instructions
 from ..shell.text import shown
 
@@ -24,8 +25,12 @@ PRODUCTS, HALF = "library for products", "library for products of bfloat16"
 SETTINGS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_L2_SIZE")  # in the environment
 
 
-def numerics(precision: str = "float32") -> dict[str, str]:
-    """What the bits of a computation on the CPU depend on at present, each by the name that is used in messages."""
+def numerics(precision: str = "float32", portable: bool = False) -> dict[str, str]:
+    """What the bits of a computation on the CPU depend on at present, each by the name that is used in messages. Those
+    of a portable one depend on their definition alone.
+    """
+    if portable:
+        return {"bits": f"portable, definition {DEFINITION}"}
     simd = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
     record = {
         "NumPy": f"{np.__version__} with {_blas()}",

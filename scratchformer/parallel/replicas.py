@@ -34,6 +34,7 @@ from ..nn import Layer
 from ..nn.layer import Structure
 from ..ops.rounding import round_into
 from ..optim.optimizer import Optimizer, global_norm, pieces, share_for
+from ..portable import PortableArray, portable
 from ..rng import Key, expect_key
 from ..shell.text import shown
 from .diagnose import Diverged, first_nonfinite
@@ -141,8 +142,10 @@ class Replicas:
     many a batch has; each has ⌈rows/micro_batches⌉ rows, the last one perhaps fewer.
 
     On a CPU the bits of the results depend on `micro_batch` and `micro_batches`, but neither on `count` nor on the
-    timing of threads. The replicas are copies of the model, so a setting that is changed afterwards, such as the p of a
-    Dropout, does not reach all of them: then make new ones.
+    timing of threads. For a model that is portable (`Layer.make_portable`) these two have no effect: a batch is always
+    cut as by default, but into at least SHARES micro-batches, if it has as many rows. The replicas are copies of the
+    model, so a setting that is changed afterwards, such as the p of a Dropout, does not reach all of them: then make
+    new ones.
     """
 
     def __init__(
@@ -171,6 +174,9 @@ class Replicas:
         self.model, self.device = model, model.device
         self.micro_batch, self.micro_batches = micro_batch, micro_batches
         self.flat, self.precision, self.ranks = model.flat, precision, ranks or Ranks()
+        self.portable = isinstance(self.flat.data, PortableArray)
+        if self.portable and precision != "float32":
+            raise ValueError(f"bits: portable ones are of float32, so leave out --precision {precision}")
         self.half: Array | None = None  # the copy of the weights in half precision, if the replicas compute in it
         dtype = half_type(precision, model)
         if dtype is not None:
@@ -339,14 +345,15 @@ class Replicas:
         or 4 replicas have equal work.
         """
         rows = len(batch[0])
-        if self.micro_batch is not None:
+        if self.micro_batch is not None and not self.portable:
             return min(rows, self.micro_batch)
-        if self.micro_batches is not None:
+        if self.micro_batches is not None and not self.portable:
             return math.ceil(rows / self.micro_batches)
         if self.device is not CPU:
             return rows
-        limit = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / FEWEST))
-        even = (size for size in range(limit, limit // 2, -1) if rows % (FEWEST * size) == 0)
+        fewest = SHARES if self.portable else FEWEST
+        limit = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / fewest))
+        even = (size for size in range(limit, limit // 2, -1) if rows % (fewest * size) == 0)
         return next(even, math.ceil(rows / math.ceil(rows / limit)))
 
     def fitting(self, length: int) -> int | None:
@@ -358,6 +365,7 @@ class Replicas:
     def describe(self, batch: Any) -> str:
         """One line that says how a batch like this one is divided."""
         chosen = ", chosen automatically" if (self.micro_batch, self.micro_batches) == (None, None) else ""
+        chosen = ", always for portable bits" if self.portable else chosen
         precision = "" if self.precision == "float32" else f", in {self.precision}{advice(self.half)}"
         rows = f"micro-batches of {self.rows(batch)} rows{chosen}{precision}"
         ranks = "" if self.ranks.size == 1 else f"{self.ranks.size} ranks, each with "
@@ -374,11 +382,11 @@ class Replicas:
             for name, a in moved.items():
                 if name != "labels" and is_floating_type(a.dtype):
                     moved[name] = a.astype(self.half.dtype)
-        return type(batch)(**moved)
+        return type(batch)(**({name: portable(a) for name, a in moved.items()} if self.portable else moved))
 
     def loss(self, model: Any, batch: Any, key: Key | None = None) -> tuple[Array, Any]:
         """`model.loss` of a batch that is not on the device yet, of one of `models`, and its cache."""
-        if self.device is CPU and self.half is None and all(type(a) is np.ndarray for a in batch):
+        if self.device is CPU and self.half is None and not self.portable and all(type(a) is np.ndarray for a in batch):
             return model.loss(*batch, key=key)
         with self.moved(model, batch) as moved:
             return model.loss(*moved, key=key)

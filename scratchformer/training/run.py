@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import signal
@@ -29,6 +30,7 @@ from ..parallel.memory import resident_bytes
 from ..parallel.numerics import changes, numerics, with_libraries_of
 from ..parallel.ranks import Elsewhere, Ranks
 from ..parallel.replicas import Replicas
+from ..portable import PortableKey
 from ..rng import Key, room_for
 from ..shell.files import expect_no_link, locked, make_folder, remove_unfinished, replacing
 from ..shell.process import Stopped, requests_taken, signals_caught, stop
@@ -87,7 +89,8 @@ class Run:
     continue the run in the folder. On a CPU it then ends with exactly the parameters that it would have had without the
     interruption. identity: JSON values by name, such as fingerprints of the data; a snapshot made with others is
     refused. settings: further ones, which become attributes. These have a meaning here: replicas, micro_batch,
-    micro_batches, precision, recompute, shard, tensorboard.
+    micro_batches, precision, bits, recompute, shard, tensorboard. With the bits "portable" the parameters are the same
+    on every processor, see `portable`; their SHA-256 is printed after the last step.
 
     In the folder: metrics.jsonl; last.safetensors, written every 100 steps and at the end; best.safetensors;
     step-N.safetensors, the model alone, if `steps` is told to keep some. Until last.safetensors is first saved, the
@@ -127,7 +130,7 @@ class Run:
         self.settings: dict[str, Any] = {**COMMON, "steps": steps, "seed": seed, **settings}
         self.out, self.resumed, self.device, self.ranks = Path(out), resume, device, ranks or Ranks()
         self.identity = dict(identity or {})
-        self.root = Key(seed)
+        self.root = (PortableKey if self.settings["bits"] == "portable" else Key)(seed)
         self._opened = ExitStack()  # what is open while there are steps to do: the lock, the log, handlers of signals
         self._room = ExitStack()  # the limit of the weights that may be drawn, until the model is made
         self._unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU
@@ -268,6 +271,8 @@ class Run:
         """
         self.end_limit()
         model.to(self.device)
+        if self.bits == "portable":
+            model.make_portable()
         if self.recompute:
             recompute_blocks(model)
         without = resident_bytes()
@@ -349,6 +354,9 @@ class Run:
                     raise self.ended(asked[0])
             if (scale := replicas.loss_scale) is not None and scale.skipped and self.ranks.first:
                 print(f"batches skipped because their gradients overflowed: {scale.skipped}", file=sys.stderr)
+            if replicas.portable and self.ranks.first:
+                digest = hashlib.sha256(replicas.flat.data.astype("<f4").tobytes()).hexdigest()
+                print(f"SHA-256 of the parameters after step {self.step}: {digest}", flush=True)
         finally:
             self.close(*sys.exc_info())
 
@@ -521,11 +529,11 @@ class Run:
 
         Raises ValueError in rank 0, and ends the others, if the ranks would not compute the same bits.
         """
-        before, precision = self._values["numerics"], self._replicas.precision
-        record = self.ranks.from_first(lambda: before or numerics(precision))
+        before, precision, portable = self._values["numerics"], self._replicas.precision, self._replicas.portable
+        record = self.ranks.from_first(lambda: before or numerics(precision, portable))
         self._replicas.libraries.close()
         self._replicas.libraries.enter_context(with_libraries_of(record))
-        self._values["numerics"] = now = numerics(precision)
+        self._values["numerics"] = now = numerics(precision, portable)
         self.ranks.expect_same(now)
         if before is not None and before != now and self.ranks.first:
             what = f"{self.out}: from here on, the bits differ from those of an uninterrupted run"

@@ -43,6 +43,11 @@ NEWER: Mapping[str, Mapping[str, Any]] = {
     "precision": dict(
         choices=PRECISIONS, default="float32", help="float32 (default), bfloat16 or float16; tf32 on a GPU"
     ),
+    "bits": dict(
+        choices=("ordinary", "portable"),
+        default="ordinary",
+        help="portable: the same on every processor, in float32 on a CPU; slower",
+    ),
     "micro-batches": dict(
         type=int,
         metavar="N",
@@ -80,7 +85,7 @@ VALIDATION_OPTION = {
 # What a run has that is given none of it.
 COMMON: dict[str, Any] = {
     **{"preset": "", "data": None, "replicas": None, "micro_batch": None, "micro_batches": None},
-    **{"precision": "float32", "recompute": False, "shard": False, "tensorboard": False},
+    **{"precision": "float32", "bits": "ordinary", "recompute": False, "shard": False, "tensorboard": False},
 }
 
 

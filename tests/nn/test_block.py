@@ -1,13 +1,14 @@
 """The transformer block, its feed-forward layer, and gradient checkpointing."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
 
-from scratchformer import nn, ops
+from scratchformer import dispatch, nn, ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.nn.recompute import RecomputeCache
+from scratchformer.nn.recompute import RecomputeCache, recompute_blocks, recomputes_blocks
 from scratchformer.rng import Key
 
 B, T, C = 2, 5, 6
@@ -196,3 +197,126 @@ def test_x_of_another_width():
         nn.FeedForward(512)(np.ones((4, 7, 256), np.float32))
     with pytest.raises(ValueError, match=r"x: expected \(\.\.\., 512\), got \(4, 7, 256\)"):
         nn.LayerNorm(512)(np.ones((4, 7, 256), np.float32))
+
+
+class Own(nn.Dropout):
+    """A user's dropout: another mask."""
+
+    def forward(self, x, key=None):
+        return super().forward(x, None if key is None else key.fold("own"))
+
+
+@pytest.mark.parametrize("kind", [nn.TransformerBlock, nn.ParallelBlock])
+@pytest.mark.parametrize("fits", [False, True])
+def test_dropout_and_sum_are_one_operation_where_it_has_a_twin(monkeypatch, kind, fits):
+    """With the same result; and two in evaluation, without dropout, outside `fast()`, and with a user's dropout."""
+    calls = []
+
+    def forward(*args):
+        calls.append(1)
+        return ops.dropout_add.reference(*args)
+
+    twin = dispatch.Twin("dropout_add", lambda *_: fits, forward, ops.dropout_add_backward.reference)
+    monkeypatch.setitem(ops.dropout_add.chosen[True], np.ndarray, [twin])
+    x, dy, key = normal(B, T, C), normal(B, T, C, seed=1), Key(3)
+    block = (
+        nn.TransformerBlock(C, 2, dropout=0.4, norm="pre")
+        if kind is nn.TransformerBlock
+        else nn.ParallelBlock(nn.SelfAttention(C, 2), nn.FeedForward(C), nn.LayerNorm(C), nn.LayerNorm(C), dropout=0.4)
+    ).to(dtype=np.float64)
+    expected = forward_backward(block, block.device, x, dy, key=key)
+    assert not calls
+    with monkeypatch.context() as inside:
+        inside.setattr(dispatch, "_fast_depth", 1)
+        found = forward_backward(block, block.device, x, dy, key=key)
+        assert len(calls) == 2 * fits
+        block(x)
+        block.first.dropout = block.second.dropout = Own(0.4)
+        other = block(x, key=key)
+        block.first.dropout = block.second.dropout = nn.Dropout(0.0)
+        block(x, key=key)
+        assert len(calls) == 2 * fits
+    assert np.abs(other - expected[0]).max() > 0.1
+    for a, b in zip(found[:2], expected[:2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+    for name in expected[2]:
+        np.testing.assert_allclose(found[2][name], expected[2][name], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("order", "norm", "after"), [*itertools.product(["pre", "post"], [False, True], [False, True])]
+)
+def test_a_residual_around_another_function(order, norm, after):
+    """With the branch itself it is forward."""
+    if order == "post" and not norm:
+        with pytest.raises(TypeError, match="norm: expected a Layer, got None"):
+            nn.Residual(nn.FeedForward(C), None, order)
+        return
+    residual = nn.Residual(
+        nn.FeedForward(C), nn.LayerNorm(C) if norm else None, order, after=nn.RMSNorm(C) if after else None
+    )
+    x = normal(B, T, C).astype(np.float32)
+    np.testing.assert_allclose(residual.around(residual.branch, x), residual(x), rtol=1e-6)
+    assert np.abs(residual.around(lambda n: 2 * residual.branch(n), x) - residual(x)).max() > 1e-3 or after
+
+
+class OwnAttention(nn.SelfAttention):
+    """A forward of its own, for which the `extend` of the class above was not written."""
+
+    def forward(self, x, pattern=None):
+        y, cache = super().forward(x, pattern)
+        return 2 * y, cache
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("kind", [nn.SelfAttention, OwnAttention])
+def test_extend_is_forward_whoever_wrote_it(kind, frozen):
+    block = nn.Block(kind(C, 2), nn.FeedForward(C), nn.LayerNorm(C), nn.LayerNorm(C))
+    if frozen:
+        block.attention = nn.Frozen(block.attention)
+    x = normal(B, T, C).astype(np.float32)
+    stack = nn.Stack([block, block])
+    (stored, _) = stack.allocate(x, T)
+    assert len(stored) == (2 if kind is nn.SelfAttention else 1)  # keys and values, or inputs
+    expected = stack(x, pattern=ops.Causal())
+    stored, parts = stack.allocate(x, T), []
+    for start, stop in (0, 2), (2, 3), (3, T):
+        parts.append(stack.extend(x[:, start:stop], stored, start))
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), expected, rtol=1e-4, atol=1e-5)
+
+
+class Returns(nn.Layer):
+    """A block that returns or allocates another shape."""
+
+    def __init__(self, *shapes):
+        self.shapes = shapes
+
+    def forward(self, x, **options):
+        return x[:, 1:], None
+
+    def allocate(self, x, length):
+        return [np.empty(shape) for shape in self.shapes]
+
+    def extend(self, x, stored, past):
+        return x
+
+
+def test_blocks_that_do_not_fit():
+    x = np.ones((B, T, C))
+    with pytest.raises(ValueError, match=r"block 0: expected to return \(2, 5, 6\), as it got, returned \(2, 4, 6\)"):
+        nn.Stack([Returns()])(x)
+    for wrong in (B, 1), (B + 1, 1, 9, 3), (B, 1, 8, 3), (B, 9):
+        with pytest.raises(ValueError, match=r"block 1: allocate: expected arrays \(2, \.\.\., 9, \.\.\.\)"):
+            nn.Stack([Returns((B, 1, 9)), Returns((B, 1, 9, 3), wrong)]).allocate(x, 9)
+    with pytest.raises(TypeError, match="block 0: a block with shared inputs needs an extend of its own"):
+        nn.Stack([nn.Linear(C, C)]).extend(x, [None], 0, [None])
+
+
+def test_the_models_that_recompute_are_those_that_have_blocks():
+    stack = nn.Stack([nn.FeedForward(C)])
+    assert not recomputes_blocks(stack)
+    for recompute in True, False:
+        recompute_blocks(stack, recompute)
+        assert stack.recompute is recomputes_blocks(stack) is recompute
+    with pytest.raises(ValueError, match=r"model: expected blocks to recompute .*, got a FeedForward without any"):
+        recompute_blocks(nn.FeedForward(C))

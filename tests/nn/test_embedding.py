@@ -141,7 +141,35 @@ def test_a_sum_of_embeddings_is_its_parts_one_after_another(scale, start, device
     parts[1].backward(scale * dx, parts[1].forward(ids)[1])
     for name, p in layer.named_parameters().items():
         np.testing.assert_array_equal(found[name], to_cpu(p.grad))
+
+
+def test_inputs_of_a_sum_that_do_not_fit():
+    both = nn.EmbeddingSum([nn.TokenEmbedding(5, 4), nn.TokenEmbedding(5, 4)])
     with pytest.raises(ValueError, match="inputs: expected 2, one for each embedding, got 1"):
-        layer(units)
-    with pytest.raises(ValueError, match=r"inputs: expected vectors of one shape, got \(2, 3, 4\) and \(2, 2, 4\)"):
-        layer(units, ids[:, :2])
+        both(np.zeros((1, 2), int))
+    with pytest.raises(ValueError, match=r"inputs: expected vectors of one shape, got \(1, 2, 4\) and \(1, 3, 4\)"):
+        both(np.zeros((1, 2), int), np.zeros((1, 3), int))
+
+
+@pytest.mark.parametrize("positions", [False, True])
+@pytest.mark.parametrize("norm", [None, nn.LayerNorm, lambda C: nn.Frozen(nn.LayerNorm(C))])
+@pytest.mark.parametrize("inputs", ["ids", "vectors", "both", "all"])
+def test_the_gradients_of_a_sum(positions, norm, inputs):
+    """For each input that is not ids; nothing passes through a frozen norm."""
+    embeddings = {"ids": "i", "vectors": "v", "both": "iv", "all": "viv"}[inputs]
+    layer = nn.EmbeddingSum(
+        [nn.TokenEmbedding(5, 4) if kind == "i" else nn.Linear(3, 4) for kind in embeddings],
+        nn.PositionEmbedding(6, 4) if positions else None,
+        norm and norm(4),
+    )
+    given = [np.array([[1, 2]]) if kind == "i" else np.full((1, 2, 3), 0.5, np.float32) for kind in embeddings]
+    dy = np.arange(8, dtype=np.float32).reshape(1, 2, 4) ** 2
+    _, cache = layer.forward(*given)
+    result = layer.backward(dy, cache)
+    count = 0 if isinstance(layer.norm, nn.Frozen) else embeddings.count("v")
+    assert (0 if result is None else len(result) if type(result) is tuple else 1) == count
+    assert layer.backward(None, cache) is None
+    if norm is None and count:
+        linears = [e for e in layer.embeddings if isinstance(e, nn.Linear)]
+        for e, dx in zip(linears, result if count > 1 else [result], strict=True):
+            np.testing.assert_allclose(dx, dy @ e.w.data.T, rtol=1e-5)

@@ -5,10 +5,12 @@ import copy
 import numpy as np
 import pytest
 
-from scratchformer import models, nn
+from scratchformer import models, nn, ops
 from scratchformer.backend import CPU, DeviceError, array_module, to_cpu, to_device
+from scratchformer.dispatch import Twin
 from scratchformer.models import LanguageModel
 from scratchformer.nn import FlatParameters, Layer, Linear, Param, PositionEmbedding
+from scratchformer.nn.layer import Part, add_gradients
 from scratchformer.records import NGrams
 from scratchformer.rng import Key
 from scratchformer.testing import check_layer
@@ -408,3 +410,92 @@ def test_positions_of_small_integers():
         found.append(model.extend(ids[:, :1], stored, kind(127)))
     np.testing.assert_array_equal(*found)
     assert PositionEmbedding(200, 4)(np.ones((1, 1, 4), np.float32), np.int8(127)).shape == (1, 1, 4)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("plus", [None, np.float32, np.float64])
+def test_gradients_are_added_by_a_twin_that_can_or_to_what_it_returns(monkeypatch, adds, plus):
+    """A dy or a plus of another type than y is no case for the twin's own sum."""
+    calls = []
+
+    def backward(dy, cache, into=None, plus=None):
+        dx, *gradients = ops.linear_backward.reference(dy, cache)
+        if into is None:
+            return dx, *gradients
+        calls.append(1)
+        for grad, gradient in zip(into, gradients, strict=True):
+            grad += gradient
+        return dx if plus is None else dx + plus, *into
+
+    twin = Twin("linear", lambda *_: True, ops.linear.reference, backward, adds=adds)
+    monkeypatch.setitem(ops.linear.chosen[False], np.ndarray, [twin])
+    draw = np.random.default_rng(0).standard_normal
+    x, w, b, dy = (draw(shape).astype(np.float32) for shape in ((4, 3), (3, 2), 2, (4, 2)))
+    more = None if plus is None else draw((4, 3)).astype(plus)
+    dx, dw, db = ops.linear_backward.reference(dy, ops.linear.reference(x, w, b)[1])
+    for cast, direct in (np.float32, adds and plus is not np.float64), (np.float64, False):
+        grads = [np.ones_like(w), np.ones_like(b)]
+        calls.clear()
+        _, cache = ops.linear(x, w, b)
+        result = add_gradients(ops.linear_backward, dy.astype(cast), cache, grads, more)
+        assert len(calls) == direct
+        np.testing.assert_allclose(result, dx if plus is None else dx + more, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(grads[0], dw + 1, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(grads[1], db + 1, rtol=1e-5, atol=1e-6)
+
+
+def test_two_parameters_of_one_name():
+    layer = Layer()
+    layer.parts = {0: Linear(2, 2, bias=False), "0": Linear(2, 2, bias=False)}
+    with pytest.raises(ValueError, match=r"^parts\.0\.w is the name of two parameters"):
+        layer.named_parameters()
+
+
+def test_at_most_eight_problems_of_weights_are_listed():
+    layer = Linear(2, 2)
+    for count, more in (6, ""), (7, "; and 1 more"):
+        state = {f"x{i}": np.ones(1) for i in range(count)}
+        with pytest.raises(ValueError) as error:
+            layer.load_state_dict(state)
+        message = str(error.value)
+        assert message.count(";") == 7 + bool(more) and message.endswith(more or "x5")
+
+
+def test_a_part_is_read_and_assigned_wherever_it_is():
+    """Also in a list; and on the class it is the `Part` itself."""
+
+    class Outer(Layer):
+        inner, first = Part("two.b", "one.w"), Part("layers.0")
+
+        def __init__(self):
+            self.one, self.two, self.layers = Linear(2, 2), Linear(2, 2), [Linear(2, 2)]
+
+    outer, w, linear = Outer(), Param(np.ones((2, 2)), "w"), Linear(2, 3)
+    assert isinstance(Outer.inner, Part)
+    outer.inner, outer.first = w, linear
+    assert outer.two.b is outer.one.w is outer.inner is w and outer.layers == [outer.first] == [linear]
+    outer.layers.clear()
+    assert outer.first is None
+
+
+def test_a_replica_with_arrays_of_its_own():
+    layer = Linear(2, 3)
+    half, grad = layer.flat.data.astype(np.float16), np.ones(9, np.float32)
+    twin = layer.replica(half, grad)
+    assert twin.flat.data is half and twin.flat.grad is grad
+    twin.zero_grad()
+    assert not grad.any() and np.array_equal(twin.w.data, layer.w.data.astype(np.float16))
+
+
+def test_a_parameter_without_a_name_is_called_data():
+    with pytest.raises(TypeError, match=r"^data: expected an array of floating-point numbers, got int64"):
+        Param(np.ones(2, int), "")
+    with pytest.raises(TypeError, match=r"^w: expected an array of floating-point numbers, got int64"):
+        Param(np.ones(2, int), "w")
+
+
+def test_adding_in_place_to_the_flat_gradient():
+    layer = Linear(2, 3)
+    grad = layer.flat.grad
+    layer.flat.grad += 1
+    assert layer.flat.grad is grad and (grad == 1).all() and (layer.w.grad == 1).all()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from scratchformer import nn, ops
+from scratchformer.nn.quantized import QuantizedLinear
 from scratchformer.rng import Key
 
 
@@ -73,3 +74,29 @@ def test_p_out_of_range(p):
 def test_p_that_is_not_a_number():
     with pytest.raises(TypeError, match=r"^p: expected a number, got '0\.1'$"):
         nn.Dropout("0.1")
+
+
+def test_arguments_that_do_not_fit_each_other():
+    with pytest.raises(ValueError, match="bias: expected True, since the layer has an activation, got False"):
+        nn.Linear(2, 3, bias=False, activation="relu")
+    with pytest.raises(ValueError, match="norm: expected a width that divides 6, the width of the linear layer, got 4"):
+        nn.NormedLinear(nn.Linear(2, 6), nn.RMSNorm(4))
+
+
+@pytest.mark.parametrize("kind", ["linear", "without a bias", "with an activation", "tied"])
+def test_a_quantized_layer_is_the_layer_with_the_rounded_matrix(kind):
+    tied = kind == "tied"
+    layer = (
+        nn.TiedOutput(nn.TokenEmbedding(8, 32))
+        if tied
+        else nn.Linear(
+            32,
+            8,
+            bias=kind == "linear" or kind == "with an activation",
+            activation="relu" if "activation" in kind else None,
+        )
+    )
+    x = np.random.default_rng(0).standard_normal((5, 32)).astype(np.float32)
+    y, cache = QuantizedLinear(layer, 8).forward(x)
+    assert cache is None
+    np.testing.assert_allclose(y, layer(x), atol=0.05 * np.abs(layer(x)).max())

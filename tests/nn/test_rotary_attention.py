@@ -86,6 +86,7 @@ def test_extend_agrees_with_the_whole_sequence(device, options, pattern):
     [
         (dict(heads=4, kv_heads=3), "kv_heads: 3 does not divide heads 4"),
         (dict(heads=3), "heads: 3 does not divide d_model 10"),
+        (dict(heads=2, rotary_width=6), "rotary_width: expected at most 5, the width of a head, got 6"),
         (dict(heads=2), "head_width: expected an even number, .* got 5"),
         (dict(heads=2, head_width=4, rotary_width=-2), "rotary_width: expected a number >= 0, got -2"),
         (dict(heads=2, head_width=4, rotary_width=6), "rotary_width: expected at most 4, the width of a head, got 6"),

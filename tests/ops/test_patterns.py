@@ -484,3 +484,16 @@ def test_sizes_of_small_integers(kind):
         (found, _), (expected, _) = (ops.attention(q, q, q, Causal() & make(n)) for n in (kind, int))
         np.testing.assert_array_equal(found, expected)
     assert BlockEnds(kind(7), kind(3)).below(100) == BlockEnds(7, 3).below(100)
+
+
+@given(
+    stride=st.integers(1, 5), step=st.integers(1, 12), start=st.integers(0, 9), more=st.integers(0, 30), data=st.data()
+)
+def test_a_tile_of_block_ends_tells_the_truth_about_columns_with_steps(stride, step, start, more, data):
+    """With a step that is a multiple of the stride, all columns are alike, and the tile says so."""
+    pattern = BlockEnds(stride, data.draw(st.integers(1, stride), "width"))
+    rows, columns = slice(0, 2), slice(start, start + more + 1, step)
+    mask = pattern.mask(0, rows, columns, 2, start + more + 1, np)
+    tile = pattern.tile(0, rows, columns, 2, start + more + 1)
+    exact = Tile.FULL if mask.all() else Tile.MIXED if mask.any() else Tile.EMPTY
+    assert tile is exact or (tile is Tile.MIXED and step > 1 and step % stride)

@@ -95,6 +95,48 @@ def test_the_attention_factor_scales_what_is_rotated(settings, factor):
 
 
 @pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, 1 + 0.1 * math.log(4)),
+        ({"attention_factor": None, "mscale": 0.5}, 1 + 0.1 * math.log(4)),
+        ({"mscale_all_dim": 0.5}, 1 + 0.1 * math.log(4)),
+        ({"mscale": 0.5, "mscale_all_dim": 0.25}, (1 + 0.05 * math.log(4)) / (1 + 0.025 * math.log(4))),
+        ({"attention_factor": 0.7, "mscale": 0.5, "mscale_all_dim": 0.25}, 0.7),
+        ({"factor": 0.5}, 1.0),
+    ],
+    ids=str,
+)
+def test_the_attention_factor_of_yarn(more, expected):
+    q = np.random.default_rng(0).standard_normal((1, 1, 3, 4))
+    (scaled, _), (plain, _) = (ops.rotary(q, scaling=YARN | more | also) for also in ({}, {"attention_factor": 1.0}))
+    np.testing.assert_allclose(scaled, expected * plain, rtol=1e-14)
+    for scaling in None, {"rope_type": "linear", "factor": 4.0}:
+        assert np.array_equal(ops.rotary(q, scaling=scaling)[0][:, :, 0], q[:, :, 0])  # which is not rotated
+
+
+@pytest.mark.parametrize(
+    ("more", "ends"),
+    [
+        ({"beta_fast": 4.0}, (3, 9)),  # of 3.25 ... 8.07, rounded outwards
+        ({"beta_fast": 4.0, "truncate": False}, None),
+        ({"beta_fast": 3.0, "beta_slow": 3.0, "truncate": False}, None),  # every pair is on one side of the ramp
+        ({"beta_fast": 1e9, "beta_slow": 1e-9}, (0, 15)),  # at most as far as there are columns
+    ],
+    ids=str,
+)
+def test_the_ramp_of_yarn(more, ends):
+    """From pair to pair r moves from 0 to 1 in equal steps, between two places that need not be whole numbers."""
+    D, base, turns = 16, 10.0, {"beta_fast": 32.0, "beta_slow": 1.0} | more
+    if ends is None:
+        names = "beta_fast", "beta_slow"
+        ends = [D * math.log(64 / (2 * math.pi * turns[name])) / (2 * math.log(base)) for name in names]
+    pairs = np.arange(D // 2)
+    theta, r = base ** (-2 * pairs / D), np.interp(pairs, ends, [0, 1]) if ends[0] < ends[1] else pairs > ends[0]
+    expected = r * theta / 4 + (1 - r) * theta
+    np.testing.assert_allclose(ops.rotary_frequencies(D, base, YARN | more), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
     ("scaling", "message"),
     [
         ({"rope_type": "longrope"}, "scaling: expected a rope_type of default, linear, llama3, yarn, got 'longrope'"),
@@ -113,6 +155,11 @@ def test_the_attention_factor_scales_what_is_rotated(settings, factor):
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "linear takes factor, rope_type, got beta, factor, rope"),
         ({"rope_type": "linear", "factor": 0}, "scaling: factor: expected a finite number > 0, got 0"),
         (LLAMA3 | {"low_freq_factor": 4.0}, "scaling: expected low_freq_factor < high_freq_factor"),
+        (LLAMA3 | {"truncate": True}, "scaling: llama3 takes factor, .*_embeddings, rope_type, got factor"),
+        (
+            YARN | {"beta": 1},
+            "scaling: yarn takes factor, .*, rope_type and perhaps attention_factor, beta_fast, .*got",
+        ),
     ],
 )
 def test_scalings_that_are_not_supported(scaling, message):
@@ -135,5 +182,11 @@ def test_arguments_that_do_not_fit():
             ops.rotary(x, base=number, scaling=YARN)
     with pytest.raises(TypeError, match="scaling: expected None or a mapping, got str"):
         ops.rotary(x, scaling="linear")
+    with pytest.raises(TypeError, match="scaling: factor: expected a number, got None"):
+        ops.rotary(x, scaling=YARN | {"factor": None})
+    with pytest.raises(TypeError, match="scaling: truncate: expected True or False, got 'no'"):
+        ops.rotary(x, scaling=YARN | {"truncate": "no"})
+    with pytest.raises(ValueError, match=r"base: expected a number > 1 with yarn, got 1\.0"):
+        ops.rotary(x, base=1.0, scaling=YARN)
     with pytest.raises(ValueError, match=r"head_width: expected an even number, .* got 5"):
         ops.rotary_frequencies(5)

@@ -118,6 +118,8 @@ def test_a_value_out_of_range_is_refused_by_name(device, make, name):
         (dict(eps="1e-8"), "eps: expected a number, got '1e-8'"),
         (dict(betas=(0.9, 1.0)), "betas: expected 0 <= beta < 1, got 1.0"),
         (dict(betas=0.9), "betas: expected two numbers, got 0.9"),
+        (dict(betas=(0.9,)), r"betas: expected two numbers, got \(0.9,\)"),
+        (dict(betas="ab"), "betas: expected two numbers, got 'ab'"),
         (dict(lr=math.inf), "lr: expected a finite number >= 0, got inf"),
         (dict(lr=10**400), "lr: expected a finite number >= 0, got a number of 401 digits"),
         (dict(params=3), "params: expected an Iterable, got 3"),

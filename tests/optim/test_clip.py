@@ -5,11 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from scratchformer.backend import to_cpu, to_device
+from scratchformer.backend import CPU, to_cpu, to_device
+from scratchformer.dispatch import Twin
 from scratchformer.nn import Param
-from scratchformer.optim import clip_by_global_norm
-from scratchformer.optim.optimizer import CHUNK
+from scratchformer.optim import clip_by_global_norm, optimizer
+from scratchformer.optim.optimizer import CHUNK, global_norm, share_for, sum_of_squares
 from scratchformer.rng import Key
+from scratchformer.testing.strict import STRICT, DeviceArray, traffic
 
 
 def gradient(size, dtype=np.float32, scale=1.0):
@@ -80,3 +82,46 @@ def test_several_arrays_are_scaled_together(device):
         clip_by_global_norm([np.ones((4, 3)).T], 1.0)
     with pytest.raises(TypeError, match="grad: expected a floating-point array, got Param"):
         clip_by_global_norm([Param(np.ones(2), "w")], 1.0)
+
+
+def test_the_norm_of_a_gradient_of_which_others_have_parts(device):
+    mine, theirs = (to_device(gradient(size), device) for size in (5, 9))
+    norm = global_norm(mine, gather=lambda squares: [squares, [sum_of_squares(theirs)]])
+    assert float(norm) == pytest.approx(float(global_norm([mine, theirs])), rel=1e-12)
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_gradient_on_a_device_is_whole_if_its_sum_of_squares_has_a_twin(device, monkeypatch, fits):
+    """A twin there needs no intermediate results. On a CPU the pieces are for threads."""
+    twin = Twin("sum_of_squares", lambda x: fits, sum_of_squares.reference, None)
+    for name in "CHUNK", "LARGE_CHUNK":
+        monkeypatch.setattr(optimizer, name, 10)
+    g = gradient(25)
+    clipped = to_device(g.copy(), device)
+    monkeypatch.setitem(sum_of_squares.chosen[False], type(clipped), [twin])
+    sizes = []
+
+    def noted(function, pieces):
+        sizes.append([piece.size for piece in pieces])
+        return map(function, pieces)
+
+    norm = float(clip_by_global_norm(clipped, 0.5, map=noted))
+    assert sizes == 2 * [[25] if fits and device is not CPU else [10, 10, 5]]
+    assert norm == pytest.approx(np.linalg.norm(g.astype(np.float64)), rel=1e-12)
+    np.testing.assert_allclose(to_cpu(clipped), g * (0.5 / norm), rtol=1e-5)
+
+
+def test_clipping_does_not_make_the_host_wait():
+    """On a device norm and share are arrays there, and on a CPU numbers."""
+    g = to_device(gradient(50), STRICT)
+    with traffic() as copies:
+        norm = clip_by_global_norm(g, 0.5)
+        share = share_for(norm, 0.5)
+    assert copies == [] and type(norm) is type(share) is DeviceArray
+    assert type(clip_by_global_norm(gradient(50), 0.5)) is type(share_for(2.0, 0.5)) is float
+
+
+def test_a_short_gradient_is_not_written_to():
+    g = gradient(50, scale=0.01)
+    g.flags.writeable = False
+    clip_by_global_norm(g, 1.0)

@@ -206,6 +206,7 @@ def test_invalid_groups_are_refused(options, message):
 def test_a_groups_rate_with_an_optimizers_rate_of_zero_is_refused():
     with pytest.raises(ValueError, match="lr: expected a number > 0, since a group has its own, got 0"):
         Adam(language_model().parameters(), 0, groups=[Group("output.*", lr=1.0)])
+    Adam(language_model().parameters(), 0, groups=[Group("output.*", weight_decay=1.0)])
 
 
 # Copies
@@ -288,14 +289,17 @@ def test_a_cast_model_is_noticed_by_whatever_comes_first(call):
     assert adam.steps == 0
 
 
-def test_an_added_block_is_noticed():
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_added_block_is_noticed(steps):
     model = language_model()
     adam = Adam(model.parameters(), 1e-2)
+    for _ in range(steps):
+        adam.step()
     model.body.blocks.append(TransformerBlock(4, 2, causal=True, key=Key(9)))
     before = model.state_dict()
-    with pytest.raises(ValueError, match=r"params: .*body\.blocks\.1\.attention\.query\.w.* after the optimizer"):
+    with pytest.raises(ValueError, match=r"params: .*\.query\.w.*, \S+, \S+ and 10 more added after the optimizer"):
         adam.step()
-    assert not moved(model, before) and adam.steps == 0
+    assert not moved(model, before) and adam.steps == steps
     assert model.flat.data.size == sum(p.data.size for p in model.parameters())  # a new one can be made
     Adam(model.parameters(), 1e-2).step()
 
@@ -334,6 +338,10 @@ def test_an_unfrozen_parameter_is_noticed():
     adam.step()
     model.output.b.frozen = False
     with pytest.raises(ValueError, match=r"params: output\.b frozen or unfrozen after the optimizer"):
+        adam.step()
+    model.output.w.frozen = True
+    model.body.tokens.table.frozen = True
+    with pytest.raises(ValueError, match=r"params: \S+, \S+, \S+ frozen or unfrozen after the optimizer"):
         adam.step()
 
 
@@ -440,3 +448,8 @@ def test_settings_are_json_and_say_what_the_optimizer_is():
     assert [g["parameters"] for g in settings["groups"] if g["frozen"]] == [["output.w", "output.b"]]
     assert {g["weight_decay"] for g in settings["groups"]} == {0.0, 0.01}
     assert to_cpu(adamw.m).size == sum(p.data.size for p in model.body.parameters())
+    muon = Muon(model.parameters(), groups=[Group("output.*", frozen=True)])
+    for optimizer, whole in (adamw, []), (muon, [True]):
+        groups = optimizer.settings()["groups"]
+        assert [g["whole"] for g in groups if "whole" in g] == whole
+        assert {*groups[0]} - {"whole"} == {"lr", "weight_decay", "frozen", "parameters"}

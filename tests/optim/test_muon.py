@@ -4,6 +4,8 @@ Groups, frozen parameters and states are in test_groups.py and test_optimizer.py
 training on several ranks is in tests/parallel/test_ranks.py.
 """
 
+import operator
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -15,6 +17,7 @@ from scratchformer.dispatch import fast
 from scratchformer.models import LanguageModel
 from scratchformer.nn import Param
 from scratchformer.optim import AdamW, Group, Muon, newton_schulz
+from scratchformer.optim.muon import normalized
 from scratchformer.optim.optimizer import CHUNK
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
@@ -71,6 +74,7 @@ def test_the_singular_vectors_stay(shape):
 def test_a_transposed_matrix_gives_the_transposed_result():
     g = matrix((4, 9))
     np.testing.assert_allclose(newton_schulz(g.T), newton_schulz(g).T, rtol=0, atol=1e-12)
+    assert normalized(g).shape == normalized(g.T).shape == (4, 9)  # so that the products are small
 
 
 def test_a_gradient_of_zero_gives_zero():
@@ -242,6 +246,7 @@ def test_gradients_on_a_device_are_few_arrays():
             muon = Muon(model.parameters(), groups=frozen)
             gradients = muon.gradients()
             assert sum(g.size for g in gradients) == sum(p.data.size for p in muon.stepped)
+            assert all(map(operator.is_, gradients, muon.gradients()))  # the views are made once
             counts.append(len(gradients))
     assert counts[1] == 1 and counts[3] == 2 and min(counts[0], counts[2]) > 10
 
@@ -286,6 +291,7 @@ def test_v_is_not_used_for_matrices():
             r"hidden: '\*blocks\.\*' matches no matrix that is not frozen; the last parameters are w, b",
         ),
         (dict(hidden="b"), "hidden: 'b' matches no matrix"),
+        (dict(groups=[Group("w", frozen=True)]), r"hidden: '\*' matches no matrix that is not frozen"),
         (dict(betas=(0.9, 1.0)), "betas: expected 0 <= beta < 1, got 1.0"),
     ],
     ids=str,
@@ -294,6 +300,17 @@ def test_arguments_out_of_range(options, message):
     params = [Param(np.ones((2, 3)), "w"), Param(np.ones(3), "b")]
     with pytest.raises((TypeError, ValueError), match=f"^{message}"):
         Muon(params, **{"hidden": "*"} | options)
+
+
+def test_bfloat16_needs_a_package(device, monkeypatch):
+    params = [Param(device.xp.ones((2, 3), np.float32), "w")]
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    Muon(params, hidden="*")
+    extra = "fast" if device is CPU else "cuda13"
+    with pytest.raises(
+        ImportError, match=rf"^bfloat16 needs the package ml_dtypes: pip install 'scratchformer\[{extra}\]'"
+    ):
+        Muon(params, hidden="*", precision="bfloat16")
 
 
 def test_the_state_of_muon_is_not_for_adamw():

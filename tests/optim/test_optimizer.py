@@ -1,18 +1,22 @@
 """Properties of every optimizer, over flat arrays."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from scratchformer import optim
 from scratchformer.backend import to_cpu
-from scratchformer.dispatch import fast, reference_only
-from scratchformer.nn import Layer, Linear, Param
+from scratchformer.compiler.in_place import IN_PLACE
+from scratchformer.dispatch import Twin, fast, reference_only
+from scratchformer.nn import FlatParameters, Layer, Linear, Param
 from scratchformer.ops.rounding import round_into
-from scratchformer.optim import SGD, Adam, AdamW, Group, Muon
-from scratchformer.optim.optimizer import CHUNK
+from scratchformer.optim import SGD, Adam, AdamW, Group, Muon, optimizer
+from scratchformer.optim.optimizer import CHUNK, MAX_STEPS, Pieces
 from scratchformer.rng import Key
+from scratchformer.testing.strict import STRICT
 
 OPTIMIZERS = {
     "Adam": lambda params: Adam(params, 1e-2, weight_decay=0.1),
@@ -148,6 +152,40 @@ def test_a_wrong_state_is_refused_and_nothing_is_changed(device, make_params, se
     assert_same(everything(optimizer), before)
 
 
+@every_optimizer
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda state: None, TypeError, "state: expected a dict of arrays, got NoneType"),
+        (
+            lambda state: state | {"steps": 3},
+            ValueError,
+            r"state of another optimizer: steps: expected int64 \(\), got int",
+        ),
+        (
+            lambda state: state | {"steps": np.array(-1)},
+            ValueError,
+            f"steps: expected a number from 0 to {MAX_STEPS}, got -1",
+        ),
+        (
+            lambda state: state | {"steps": np.array(MAX_STEPS + 1)},
+            ValueError,
+            f"steps: expected .*, got {MAX_STEPS + 1}",
+        ),
+    ],
+    ids=["none", "a number", "negative", "too many"],
+)
+def test_what_is_not_a_state_is_refused(make_params, make, change, error, message):
+    one = make(make_params(*SHAPES))
+    before = everything(one)
+    with pytest.raises(error, match=f"^{message}$"):
+        one.load_state_dict(change(one.state_dict()))
+    assert_same(everything(one), before)
+    for steps in 0, MAX_STEPS:
+        one.load_state_dict(one.state_dict() | {"steps": np.array(steps)})
+        assert one.steps == steps
+
+
 class Two(Layer):
     """Two parameters of one shape, in either order."""
 
@@ -172,21 +210,65 @@ def test_a_state_for_other_parameters_is_refused():
         Adam(Two("a", "b").parameters(), 0.1, groups=[Group("a", frozen=True)]).load_state_dict(states[1])
 
 
-def test_a_part_of_a_state_comes_back_to_the_process_that_keeps_it():
-    model = Two("a", "b")
-    optimizer = Adam(model.parameters(), 0.1)
-    model.a.grad[...] = model.b.grad[...] = 1
-    optimizer.step()
-    whole = optimizer.state_dict()
-    optimizer.keep(optimizer.slices(2)[1])
-    own = optimizer.state_dict()
-    optimizer.m[...] = 0
-    optimizer.load_state_dict(own)
-    assert_same(optimizer.state_dict(), own)
-    if own["m"].size < whole["m"].size:
-        with pytest.raises(ValueError, match=r"m: expected float32 \(\d\,\), got float32 \(8,\)"):
-            optimizer.load_state_dict(whole)
-    assert_same(optimizer.state_dict(), own)
+@every_optimizer
+@pytest.mark.parametrize("count", [1, 3, 30])
+def test_processes_that_keep_a_part_each_step_like_one_that_keeps_all(
+    device, make_params, set_gradients, make, count, monkeypatch
+):
+    """30 are more than there are pieces, so some keep nothing. A state comes back to the process that keeps it."""
+    monkeypatch.setattr(optimizer, "CHUNK", 3)
+    monkeypatch.setattr(optimizer, "LARGE_CHUNK", 3)
+    everywhere = make_params(*SHAPES, device=device)
+    whole = make(everywhere)
+    before = to_cpu(whole.flats[0].data).copy()
+    parts, places = whole.slices(count), [whole.state_of(part) for part in whole.slices(count)]
+    assert [parts[0].start, *(part.stop for part in parts)] == [0, *(part.start for part in parts[1:]), before.size]
+    for step in range(2):
+        set_gradients(everywhere, step)
+        whole.step()
+    state, after = whole.state_dict(), to_cpu(whole.flats[0].data)
+    for part, place in zip(parts, places, strict=True):
+        params = make_params(*SHAPES, device=device)
+        one = make(params)
+        one.keep(part)
+        for step in range(2):
+            set_gradients(params, step)
+            one.step()
+        kept = one.state_dict()
+        assert sum(g.size for g in one.gradients()) == part.stop - part.start
+        assert_same(kept, state | {name: state[name][place] for name in one.buffers})
+        expected = before.copy()
+        expected[part] = after[part]
+        np.testing.assert_array_equal(to_cpu(one.flats[0].data), expected)
+        if count > 1:
+            with pytest.raises(ValueError, match=r": expected float32 \(\d+,\), got float32 \(25,\)"):
+                one.load_state_dict(state)
+        for name in one.buffers:
+            getattr(one, name)[...] = 0
+        one.load_state_dict(kept)
+        assert_same(one.state_dict(), kept)
+
+
+def test_parameters_that_cannot_be_divided_are_refused(make_params):
+    first, second = (make_params(*SHAPES, seed=seed) for seed in range(2))
+    FlatParameters.of(first)
+    FlatParameters.of(second)
+    with pytest.raises(ValueError, match=r"^params: expected one flat array, got 2$"):
+        AdamW([*first, *second], 0.01).slices(3)
+    with pytest.raises(ValueError, match=r"^params: expected them in the order of the flat array"):
+        AdamW(first[::-1], 0.01).slices(3)
+
+
+def test_gradients_in_two_flat_arrays_are_not_joined(make_params):
+    """Even if in the second one they begin where those in the first one end."""
+    first, second = make_params((4,), device=STRICT), make_params((4,), (3,), device=STRICT)
+    FlatParameters.of(first)
+    FlatParameters.of(second)
+    for i, p in enumerate([*first, *second]):
+        p.grad[...] = i
+    second[0].frozen = True
+    gradients = SGD([*first, *second], 0.1).gradients()
+    assert [to_cpu(g).tolist() for g in gradients] == [[0.0] * 4, [2.0] * 3]
 
 
 def test_a_long_parameter_is_divided_between_its_pieces(monkeypatch):
@@ -240,10 +322,21 @@ def test_steps_on_a_thread_pool_and_in_pieces_are_the_same_steps(make_params, se
             pooled[0].grad[...] = whole[0].grad
             for part, gradient in zip(parts, (g for g in np.array_split(whole[0].grad, 5) if len(g)), strict=True):
                 part[0].grad[...] = gradient
-            for i, optimizer in enumerate(optimizers):
-                optimizer.step(*([pool.map] if i == 1 else []))
+            for i, each in enumerate(optimizers):
+                each.step(*([pool.map] if i == 1 else []))
+    sizes = [w.size for (w, *_), _ in optimizers[0].work[2]]
+    assert sum(sizes) == size and max(sizes) <= CHUNK
     assert_same(everything(optimizers[1]), everything(optimizers[0]))
     np.testing.assert_array_equal(np.concatenate([part[0].data for part in parts]), whole[0].data)
+
+
+def test_pieces_are_as_large_as_the_device_can_take():
+    """A CPU's fit in its cache. A share of 1 needs no copy of the gradient."""
+    for xp, count in (np, 4), (STRICT.xp, 1):
+        x = xp.zeros(3 * CHUNK + 17, np.float32)
+        parts = optimizer.pieces(x)
+        assert [parts[0].start, *(part.stop for part in parts)] == [*(part.start for part in parts), x.size]
+        assert len(parts) == count and optimizer.scaled(x, 1.0) is x
 
 
 @pytest.mark.parametrize(
@@ -287,3 +380,127 @@ def test_clipping_and_rounding_in_the_step_change_no_bit(device, make_params, se
             np.testing.assert_array_equal(to_cpu(flats[0].grad), before)
     assert_same(everything(first), everything(second))
     np.testing.assert_array_equal(*map(to_cpu, halves))
+
+
+@every_optimizer
+def test_a_share_may_be_an_array(device, make_params, set_gradients, make):
+    """As on a GPU, where it is computed without the host."""
+    results = []
+    for share in 0.3, device.xp.asarray(0.3):
+        params = make_params(*SHAPES, device=device)
+        one = make(params)
+        for step in range(2):
+            set_gradients(params, step)
+            one.step(share=share)
+        results.append(everything(one))
+    assert_same(*results)
+
+
+def test_each_step_may_round_into_another_array(device, make_params, set_gradients):
+    params = make_params(*SHAPES, device=device)
+    one = AdamW(params, 0.1)
+    halves, after = [device.xp.zeros(25, np.float16) for _ in range(2)], []
+    for step, half in enumerate([*halves, None]):
+        set_gradients(params, step)
+        one.step(half=half)
+        after.append(to_cpu(one.flats[0].data).astype(np.float16))
+    for half, expected in zip(halves, after, strict=False):
+        np.testing.assert_array_equal(to_cpu(half), expected)
+
+
+def test_what_stays_the_same_is_not_done_again_in_each_step(monkeypatch):
+    """Neither the views are made again, nor are the parameters of the layer looked up."""
+    model = Two("a", "b")
+    one = AdamW(model.parameters(), 0.1)
+    one.step()
+    work = one.work
+    monkeypatch.setattr(Two, "named_parameters", None)
+    one.step()
+    assert one.work is work
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Lets operations that change arrays take `Pieces` without a GPU, one piece after the other. A list of the calls:
+    the operation, and the shapes of the pieces.
+    """
+    calls = []
+
+    def twin(op):
+        def forward(*args):
+            shapes = args[0].shapes
+            calls.append((op.__name__, shapes))
+            for i, shape in enumerate(shapes):
+
+                def piece(x, i=i, size=math.prod(shape), shape=shape):
+                    return x.flat[x.starts[i] : x.starts[i] + size].reshape(shape) if isinstance(x, Pieces) else x
+
+                op.reference(*map(piece, args))
+
+        return Twin(op.__name__, lambda *_: True, forward, None)
+
+    for op in IN_PLACE:
+        monkeypatch.setitem(op.chosen[False], Pieces, [twin(op)])
+    return calls
+
+
+class AdamOfAUser(Adam):
+    """Its `update` neither takes a share nor `Pieces`."""
+
+    def update(self, w, g, m, v, lr, weight_decay):
+        assert not isinstance(w, Pieces)
+        super().update(w, g, m, v, lr, weight_decay)
+
+
+TOGETHER = {  # the operations that then take `Pieces`, besides `round_into`
+    "AdamW": {"adam_step"},
+    "Muon": {"adam_step", "nesterov", "move"},
+    "Adam": set(),  # which adds the weight decay to the gradient
+    "Adam without weight decay": {"adam_step"},
+    "Adam of a user": set(),
+    "SGD": set(),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("rounded", [False, True])
+def test_what_is_stepped_together_is_stepped_as_apart(make_params, set_gradients, together, monkeypatch, name, rounded):
+    """On a device that takes `Pieces`, matrices are stepped with those of the same shape, and with the transposed."""
+    more = {
+        "Adam without weight decay": lambda params: Adam(params, 1e-2),
+        "Adam of a user": lambda params: AdamOfAUser(params, 1e-2),
+    }
+    monkeypatch.setattr(optimizer, "LARGE_CHUNK", 36)  # at most three matrices of twelve numbers at once
+    results = []
+    for inside in reference_only, nullcontext:
+        params = make_params((3, 4), (5,), (4, 3), (2, 2), (3, 4), (4, 3), (4, 3), (7,), (2, 2, 2), device=STRICT)
+        params[3].frozen = True  # the rest is in two places
+        one = (OPTIMIZERS | more)[name](params)
+        half = STRICT.xp.zeros(one.flats[0].data.shape, np.float16) if rounded else None
+        with inside():
+            for step in range(2):
+                set_gradients(params, step)
+                one.step(half=half, share=0.5)
+                one.lr *= 0.5
+        assert bool(together) == (inside is nullcontext and bool(TOGETHER[name]))
+        results.append(everything(one) | ({"half": to_cpu(half)} if rounded else {}))
+    for key, expected in results[0].items():
+        np.testing.assert_allclose(results[1][key], expected, rtol=2e-5, atol=1e-7, err_msg=key)
+    assert {op for op, _ in together} == TOGETHER[name] | ({"round_into"} if rounded and TOGETHER[name] else set())
+    if name == "Muon":
+        matrices = [shapes for op, shapes in together if op == "nesterov"]
+        assert sorted(map(len, matrices)) == [2, 2, 3, 3]
+        assert max(len(set(shapes)) for shapes in matrices) == 2
+
+
+def test_a_device_begins_to_take_pieces_between_two_steps(make_params, set_gradients, together):
+    """As inside and outside `fast()`."""
+    params = make_params(*SHAPES, device=STRICT)
+    one = AdamW(params, 1e-2)
+    counts = []
+    for inside in nullcontext, reference_only, nullcontext:
+        set_gradients(params, 0)
+        with inside():
+            one.step()
+        counts.append(len(together))
+    assert counts[0] and counts == [counts[0], counts[0], 2 * counts[0]]

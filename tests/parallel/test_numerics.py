@@ -129,7 +129,7 @@ def ranks_train(ranks, out, make_model, make_batches):
 def test_ranks_that_compute_other_bits_are_refused(tmp_path, make_model, make_batches, monkeypatch):
     """Before anything is written."""
     here = threading.local()
-    kinds = lambda precision: numerics(precision) | {"kind of processor": ("AVX2", "AVX-512")[here.rank // 2]}  # noqa: E731
+    kinds = lambda *given: numerics(*given) | {"kind of processor": ("AVX2", "AVX-512")[here.rank // 2]}  # noqa: E731
     monkeypatch.setattr(run_module, "numerics", kinds)
 
     def run(ranks):

@@ -253,13 +253,6 @@ def test_the_files_of_a_program():
     assert files_of(module.main) == {path}
 
 
-def test_a_sharded_optimizer_in_another_order_is_refused():
-    model = LanguageModel(29, d_model=96, heads=2, depth=2, context=8)
-    assert model.flat.data.size  # it is laid out in the model's order
-    with pytest.raises(ValueError, match=r"^params: expected them in the order of the flat array"):
-        AdamW(list(model.parameters())[::-1], 0.01).slices(3)
-
-
 def test_an_error_in_rank_0_ends_the_others():
     ended = []
 

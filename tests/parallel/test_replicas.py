@@ -27,7 +27,7 @@ from scratchformer.models import (
     SparseTransformer,
     TransformerXL,
 )
-from scratchformer.nn import LayerNorm, Recompute, TransformerBlock, recompute_blocks
+from scratchformer.nn import LayerNorm, TransformerBlock, recompute_blocks
 from scratchformer.ops import IGNORED
 from scratchformer.optim import Adam, clip_by_global_norm
 from scratchformer.parallel.replicas import AHEAD, SHARES
@@ -403,15 +403,6 @@ def test_recomputed_blocks_give_the_same_bits(kind, count, rows, precision):
         model.loss_backward(1.0, cache)
         gradients.append(model.flat.grad.copy())
     np.testing.assert_array_equal(*gradients)
-
-
-def test_only_a_model_with_blocks_recomputes_them(make_model):
-    model = make_model("LanguageModel")
-    recompute_blocks(model)
-    recompute_blocks(model, False)
-    assert not any(isinstance(block, Recompute) for block in model.body.stack.trained())
-    with pytest.raises(ValueError, match=r"^model: expected blocks to recompute .*, got a Linear without any$"):
-        recompute_blocks(model.output)
 
 
 # Items in a stream

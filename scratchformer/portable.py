@@ -1,0 +1,393 @@
+"""Arithmetic with the same bits on every processor.
+
+IEEE 754 says what + − × ÷ and the square root give, bit by bit. It does not say in which order a sum is added, whether
+a product and a sum are rounded once or twice, or what exp gives; so libraries differ, and so does one library on two
+processors. Here these are defined:
+
+- `product`: each element is a chain of fused multiply-adds, from the first term to the last.
+- `total`: the upper half of the terms is added to the lower half, and so on.
+- `exp`, `log`, `tanh`, `erf`: polynomials of separate multiplications and additions.
+
+These take NumPy arrays and are operations, so twins can compute the same bits in less time. A `PortableArray` is an
+array whose functions are these; with parameters of this kind the references of all operations are portable. A
+`PortableKey` draws the weights, and `sine`, `cosine` and `power` are for tables of positions and for schedules.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+
+from .backend import ERF_ABOVE, ERF_BELOW, ERF_BOUND
+from .dispatch import operation
+from .rng import BoundedGenerator, Key, take_room
+
+Axes = int | tuple[int, ...] | None
+DEFINITION = 1  # to be raised when any of the bits defined here change
+
+
+def _numbers(*values: float) -> tuple[np.float32, ...]:
+    return tuple(map(np.float32, values))
+
+
+@operation
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """c = a b, the matrix product of two arrays of float32 or of float64, of at least two axes; those before the last
+    two are broadcast.
+
+    In float32 an element is the chain c = fma(a_ik, b_kj, c) for k = 0, 1, ..., K − 1, from c = 0, where fma rounds
+    once. A chain has the same bits for any size of blocks, vectors and threads. In float64 it is the `total` of its
+    terms.
+    """
+    if a.dtype == np.float64:
+        return total(a[..., :, :, None] * b[..., None, :, :], axis=-2)
+    a, b = a.astype(np.float64), b.astype(np.float64)  # the product of two numbers of 24 bits is then exact
+    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    c = np.zeros((*shape, a.shape[-2], b.shape[-1]), np.float32)
+    for k in range(a.shape[-1]):
+        c = _sum_rounded_once(a[..., :, k, None] * b[..., None, k, :], c)
+    return c
+
+
+def _sum_rounded_once(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x + y, an array of float64 and one of float32, as float32.
+
+    The sum in float64 is rounded again. That changes the result only where it lies half-way between two numbers of
+    float32, or is too small for 24 bits. There a sum that is not exact is moved so that its last bit is 1 ("rounded to
+    odd"), and is then rounded to the right side.
+    """
+    z = x + y
+    bits = z.view(np.int64)
+    doubtful = (bits & 0x1FFFFFFF) == 0x10000000
+    doubtful |= (abs(z) < np.finfo(np.float32).tiny) & (z != 0)
+    if doubtful.any():
+        x, y, s = np.broadcast_to(x, z.shape)[doubtful], y[doubtful].astype(np.float64), z[doubtful]
+        of_y = s - x
+        error = (x - (s - of_y)) + (y - of_y)  # s + error = x + y: Knuth's TwoSum
+        toward = np.where((error > 0) == (s > 0), 1, -1)  # in the bits of s, to the neighbour on the error's side
+        inexact = (error != 0) & (bits[doubtful] % 2 == 0)
+        bits[doubtful] += np.where(inexact, toward, 0)
+    return z.astype(np.float32)
+
+
+@operation
+def total(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> np.ndarray:
+    """The sum of a floating-point array over an axis, several, or all, as an array.
+
+    The n terms, in the order of C if there are several axes, are added in one tree: while n > 1, the last h = ⌊n/2⌋ of
+    them are added to the first h, and n − h are left. The sum of no terms is 0.
+    """
+    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(sorted(a % x.ndim for a in axes))
+    others = [a for a in range(x.ndim) if a not in axes]
+    shape = tuple(x.shape[a] for a in others)
+    n = math.prod(x.shape[a] for a in axes)
+    terms = x.transpose(*axes, *others).reshape(n, *shape)
+    if n == 0:
+        terms = np.zeros((1, *shape), x.dtype)
+    while n > 1:
+        h = n // 2
+        upper = terms[n - h : n]
+        terms = np.concatenate([terms[:h] + upper, terms[h : n - h]])
+        n -= h
+    y = terms[0, ...].copy()
+    return y.reshape([1 if a in axes else size for a, size in enumerate(x.shape)]) if keepdims else y
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """a where the condition holds, b elsewhere."""
+    return np.where(condition, a, b)
+
+
+def bits_of(x: Any) -> Any:
+    """The bits of float32 numbers, as int32."""
+    return x.view(np.int32)
+
+
+def with_bits(bits: Any) -> Any:
+    """The float32 numbers with these bits."""
+    return bits.view(np.float32)
+
+
+# The following functions also run in compiled loops, a number at a time.
+# x = n log 2 + r with |r| ≤ ½ log 2, so exp(x) = 2ⁿ exp(r). log 2 is the sum of a number with few digits, whose product
+# with n is exact, and a small one. The sum of x/log 2 and 1.5 · 2²³ is rounded to a whole number, which is then in its
+# last bits. With the bias of an exponent added too, these bits are moved to where a number has its exponent: n = −127
+# gives 0, and n = 128 infinity. The polynomial is that of Cephes (Moshier's expf).
+LOG2_E, LOG2_HIGH, LOG2_LOW = _numbers(math.log2(math.e), 0.693359375, math.log(2) - 0.693359375)
+EXP_POLYNOMIAL = _numbers(1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+LOWEST, HIGHEST, SHIFT = _numbers(-88, 88.8, 1.5 * 2**23 + 127)
+LOG_POLYNOMIAL = _numbers(  # of (log(1 + r) − r + r²/2)/r³ for √½ ≤ 1 + r < √2: Cephes, Moshier's logf
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+# Quotients of polynomials in x², as in Eigen and XLA, for x not far out, where these functions are nearly ±1.
+TANH_ABOVE = _numbers(  # tanh(x)/x
+    -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-8, 1.48572235717979e-5,
+    6.37261928875436e-4, 4.89352455891786e-3,
+)  # fmt: skip
+TANH_BELOW = _numbers(1.19825839466702e-6, 1.18534705686654e-4, 2.26843463243900e-3, 4.89352518554385e-3)
+A6, A5, A4, A3, A2, A1, A0 = _numbers(*ERF_ABOVE)
+B4, B3, B2, B1, B0 = _numbers(*ERF_BELOW)
+TANH_BOUND, ERF_LIMIT = _numbers(7.99881172180175781, ERF_BOUND)
+ZERO, HALF, ONE, TWENTY_FOUR, LARGE = _numbers(0, 0.5, 1, 24, 2**24)
+TINY, ROOT, INFINITY, NAN = _numbers(2.0**-126, math.sqrt(0.5), math.inf, math.nan)
+
+
+def exp32(x: Any) -> Any:
+    c5, c4, c3, c2, c1, c0 = EXP_POLYNOMIAL
+    inside = where(x < LOWEST, LOWEST, x)  # NaN stays
+    inside = where(inside > HIGHEST, HIGHEST, inside)
+    shifted = inside * LOG2_E + SHIFT
+    n = shifted - SHIFT
+    r = (inside - n * LOG2_HIGH) - n * LOG2_LOW
+    p = ((((c5 * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
+    return (p * r * r + r + ONE) * with_bits(bits_of(shifted) << np.int32(23))
+
+
+def log32(x: Any) -> Any:
+    c8, c7, c6, c5, c4, c3, c2, c1, c0 = LOG_POLYNOMIAL
+    small = x < TINY
+    bits = bits_of(where(small, x * LARGE, x))
+    e = number((bits >> np.int32(23)) - np.int32(126)) - where(small, TWENTY_FOUR, ZERO)
+    m = with_bits((bits & np.int32(0x7FFFFF)) | np.int32(0x3F000000))  # from ½ to 1
+    low = m < ROOT
+    r, e = where(low, m + m, m) - ONE, e - where(low, ONE, ZERO)
+    p = (((((((c8 * r + c7) * r + c6) * r + c5) * r + c4) * r + c3) * r + c2) * r + c1) * r + c0
+    y = (r + ((p * r * r * r + e * LOG2_LOW) - HALF * r * r)) + e * LOG2_HIGH
+    y = where(x < INFINITY, y, x)  # ∞ and NaN
+    y = where(x == ZERO, -INFINITY, y)
+    return where(x < ZERO, NAN, y)
+
+
+def tanh32(x: Any) -> Any:
+    a6, a5, a4, a3, a2, a1, a0 = TANH_ABOVE
+    b3, b2, b1, b0 = TANH_BELOW
+    inside = where(x < -TANH_BOUND, -TANH_BOUND, x)
+    inside = where(inside > TANH_BOUND, TANH_BOUND, inside)
+    z = inside * inside
+    above = (((((a6 * z + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0
+    return inside * above / (((b3 * z + b2) * z + b1) * z + b0)
+
+
+def erf32(x: Any) -> Any:
+    inside = where(x < -ERF_LIMIT, -ERF_LIMIT, x)
+    inside = where(inside > ERF_LIMIT, ERF_LIMIT, inside)
+    z = inside * inside
+    above = (((((A6 * z + A5) * z + A4) * z + A3) * z + A2) * z + A1) * z + A0
+    return inside * above / ((((B4 * z + B3) * z + B2) * z + B1) * z + B0)
+
+
+def number(x: Any) -> Any:
+    """Whole numbers, int32, as float32."""
+    return x.astype(np.float32)
+
+
+@operation
+def exp(x: np.ndarray) -> np.ndarray:
+    """exp(x), float32, right to about one unit in the last place; 0 below −87.7, infinity above 88.7."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return exp32(x)
+
+
+@operation
+def log(x: np.ndarray) -> np.ndarray:
+    """log(x), float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return log32(x)
+
+
+@operation
+def tanh(x: np.ndarray) -> np.ndarray:
+    """tanh(x), float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return tanh32(x)
+
+
+@operation
+def erf(x: np.ndarray) -> np.ndarray:
+    """The error function 2/√π ∫₀ˣ exp(−t²) dt, float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return erf32(x)
+
+
+# Functions of float64, of exact operations too: for tables and schedules of every run, which cost little.
+
+QUARTERS = tuple(map(float.fromhex, ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2e037073p-69")))  # their sum: π/2
+SINE = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(9, 0, -1))  # of sin(r)/r − 1, in r²
+COSINE = tuple((-1) ** k / math.factorial(2 * k) for k in range(9, 0, -1))
+
+
+def sine(x: Any) -> Any:
+    """sin(x), float64, for |x| below 10⁶, where its error is about 10⁻¹⁶."""
+    return _circular(x, 0)
+
+
+def cosine(x: Any) -> Any:
+    """cos(x), as `sine`."""
+    return _circular(x, 1)
+
+
+def _circular(x: Any, quarters: int) -> np.ndarray:
+    """sin(x + quarters · π/2). With x = n π/2 + r and |r| ≤ π/4, it is a series of r, for cos or for sin."""
+    x = np.asarray(x, np.float64)
+    n = np.rint(x * (2 / math.pi))
+    r = x
+    for part in QUARTERS:
+        r = r - n * part  # the products with the first two are exact
+    z = r * r
+    of_sine, of_cosine = (functools.reduce(lambda y, c: (y + c) * z, series, 0.0) for series in (SINE, COSINE))
+    turns = n.astype(np.int64) + quarters
+    y = np.where(turns % 2 == 0, r + r * of_sine, 1 + of_cosine)
+    return np.where(turns % 4 >= 2, -y, y)
+
+
+@functools.lru_cache(maxsize=4096)
+def power(base: float, exponent: float) -> float:
+    """base^exponent for base > 0, rounded from decimal numbers, which are the same everywhere."""
+    return float(_DECIMAL.power(Decimal(float(base)), Decimal(float(exponent))))
+
+
+_DECIMAL = Context(prec=30)
+
+
+class PortableKey(Key):
+    """A key whose generator draws normal and uniform numbers with the same bits on every machine. NumPy's calls the
+    system's logarithm in some of them, and its compiler may fuse a product and a sum.
+    """
+
+    def fold(self, *parts: int | str) -> PortableKey:
+        return PortableKey(*super().fold(*parts).words)
+
+    def generator(self) -> np.random.Generator:
+        return PortableGenerator(np.random.Philox(self.seed_sequence()))
+
+
+class PortableGenerator(BoundedGenerator):
+    """NumPy's generator with the two methods that the layers use, computed from its exact uniform numbers."""
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """√(−2 log u) cos(2π v) for uniform u and v (Box and Muller), with the precision of float32."""
+        take_room(size)
+        u, v = 1 - self.random(size, np.float32), self.random(size)
+        return (np.sqrt(-2 * log(np.asarray(u))) * cosine(2 * math.pi * v)).astype(dtype)
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        take_room(size)
+        return low + (high - low) * self.random(size)
+
+
+# IEEE 754 says what these give, or they only compare or move numbers.
+EXACT = {
+    *(np.add, np.subtract, np.multiply, np.divide, np.negative, np.positive, np.absolute, np.sqrt, np.square),
+    *(np.reciprocal, np.sign, np.signbit, np.copysign, np.floor, np.ceil, np.rint, np.trunc),
+    *(np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal),
+    *(np.isnan, np.isinf, np.isfinite, np.logical_and, np.logical_or, np.logical_xor, np.logical_not),
+}
+MOVING = {  # or they are made of the others
+    *(np.all, np.any, np.argmax, np.argmin, np.array_equal, np.array_repr, np.array_str, np.array2string),
+    *(np.array_split, np.broadcast_to, np.clip, np.concatenate, np.copy, np.copyto, np.count_nonzero, np.cumsum),
+    *(np.empty_like, np.expand_dims, np.full_like, np.matrix_transpose, np.max, np.mean, np.min, np.moveaxis),
+    *(np.ndim, np.nonzero, np.ones_like, np.repeat, np.reshape, np.result_type, np.shape, np.size, np.split),
+    *(np.squeeze, np.stack, np.sum, np.swapaxes, np.take, np.take_along_axis, np.transpose, np.where, np.zeros_like),
+}
+
+
+class PortableArray(np.ndarray):
+    """A NumPy array whose functions have the same bits on every processor.
+
+    They are those that have them by themselves, and those that are defined in this module. Any other raises TypeError.
+    What is computed from such an array, perhaps with ordinary ones, is one too.
+    """
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        given = [x.view(np.ndarray) if isinstance(x, PortableArray) else x for x in inputs]
+        exact = ufunc in EXACT if method not in ("reduce", "reduceat") else ufunc in (np.logical_and, np.logical_or)
+        if exact and out is not None:
+            getattr(ufunc, method)(*given, out=tuple(x.view(np.ndarray) for x in out), **options)
+            return out[0]
+        if exact:
+            result = getattr(ufunc, method)(*given, **options)
+        elif all(isinstance(x, int) or getattr(x, "dtype", np.dtype(float)).kind in "biu" for x in given):
+            result = getattr(ufunc, method)(*given, **options)
+            if result.dtype.kind not in "biu":
+                raise _undefined(ufunc)
+        elif (ufunc, method) in DEFINED:
+            result = DEFINED[ufunc, method](*given, **options)
+        else:
+            raise _undefined(ufunc)
+        if out is None:
+            return portable(result)
+        out[0][...] = result
+        return out[0]
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function not in MOVING:
+            raise _undefined(function)
+        return portable(super().__array_function__(function, types, args, kwargs))
+
+    def clip(self, low: Any = None, high: Any = None, out: Any = None) -> Any:
+        x = self if low is None else np.maximum(self, low)
+        x = x if high is None else np.minimum(x, high)
+        return x if out is None else np.positive(x, out=out)
+
+    def dot(self, *_: Any, **__: Any) -> Any:
+        raise _undefined(np.dot)
+
+    def erf(self) -> Any:
+        """The error function, for `backend.erf`."""
+        return portable(erf(self.view(np.ndarray)))
+
+
+def portable(x: Any) -> Any:
+    """x as a `PortableArray`, if it is an array or a number of NumPy, or a list or tuple with such ones."""
+    if isinstance(x, np.ndarray | np.generic):
+        return np.asarray(x).view(PortableArray)
+    return type(x)(map(portable, x)) if type(x) in (list, tuple) else x
+
+
+def _undefined(function: Any) -> TypeError:
+    name = function.__name__
+    return TypeError(f"{name}: not one of the functions of real numbers that have the same bits on every processor")
+
+
+def _sum(x: np.ndarray, axis: Axes = 0, dtype: Any = None, keepdims: bool = False, where: Any = True) -> np.ndarray:
+    x = x if dtype is None else x.astype(dtype)
+    return total(x if where is True else np.where(where, x, 0), axis, keepdims)
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    dtype = np.result_type(a, b)
+    if dtype not in (np.float32, np.float64):
+        raise TypeError(f"portable product: expected float32 or float64, got {dtype}")
+    c = product(*(x.astype(dtype, copy=False) for x in (a if a.ndim > 1 else a[None], b if b.ndim > 1 else b[:, None])))
+    c = c if b.ndim > 1 else c[..., 0]
+    return c if a.ndim > 1 else c[..., 0, :] if b.ndim > 1 else c[..., 0]
+
+
+def _elementwise(function: Any) -> Callable:
+    def of_float32(x: np.ndarray) -> np.ndarray:
+        if x.dtype != np.float32:
+            raise TypeError(f"portable {function.__name__}: expected float32, got {x.dtype}")
+        return function(x)
+
+    return of_float32
+
+
+# NumPy does not say which of two zeros is the greater one, so that is the second; the greatest of a row is never −0.
+DEFINED: dict[tuple[Any, str], Callable] = {
+    (np.add, "reduce"): _sum,
+    (np.matmul, "__call__"): _product,
+    (np.maximum, "__call__"): lambda a, b: np.where((a > b) | np.isnan(a), a, b),
+    (np.minimum, "__call__"): lambda a, b: np.where((a < b) | np.isnan(a), a, b),
+    (np.maximum, "reduce"): lambda x, **options: np.maximum.reduce(x, **options) + 0,
+    (np.minimum, "reduce"): lambda x, **options: np.minimum.reduce(x, **options) + 0,
+    (np.exp, "__call__"): _elementwise(exp),
+    (np.log, "__call__"): _elementwise(log),
+    (np.tanh, "__call__"): _elementwise(tanh),
+}

@@ -1,0 +1,141 @@
+"""The compiled twins of `portable`: bit by bit what the definitions give, on every processor."""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scratchformer import portable
+from scratchformer.dispatch import fast, turned_off
+
+pytest.importorskip("numba")
+if turned_off():
+    pytest.skip(f"{turned_off()} keeps the twins from running", allow_module_level=True)
+with fast():
+    twins = pytest.importorskip("scratchformer.kernels.numba_portable")
+
+SPECIAL = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, 3e38, 2.0**-75, 1 + 2.0**-23])
+FUNCTIONS = portable.exp, portable.log, portable.tanh, portable.erf
+BLOCK = twins.DEPTH + 1
+SIZES = st.sampled_from([0, 1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 50])
+# Of compiled code; the last has no instruction for a fused multiply-add, which is then a call.
+PROCESSORS = {
+    "AVX2": ("haswell", "+avx,+avx2,+fma"),
+    "SSE": ("x86-64", ""),
+}
+
+
+def numbers(seed, shape, kind):
+    """Numbers of many sizes; those of few digits make sums that lie half-way between two numbers of float32."""
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal(shape) * 2.0 ** draw.integers(-20, 20, shape)
+    if kind == "special":
+        x = np.where(draw.random(shape) < 0.1, draw.choice(SPECIAL, shape), x)
+    if kind == "subnormal":
+        x = x * 2.0**-70
+    if kind == "ties":
+        x = draw.integers(-9, 9, shape) * 2.0 ** draw.integers(-14, 14, shape)
+    return x.astype(np.float32)
+
+
+def strided(x, how):
+    """The same numbers, stored in another way."""
+    if how == "transposed":
+        return x.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+    if how == "reversed":
+        return x[..., ::-1, ::-1].copy()[..., ::-1, ::-1]
+    if how == "cut out":
+        room = np.full((*x.shape[:-2], x.shape[-2] + 1, x.shape[-1] + 3), np.nan, x.dtype)
+        room[..., 1:, 2:-1] = x
+        return room[..., 1:, 2:-1]
+    return x
+
+
+def same_bits(operation, *args):
+    with fast():
+        y = operation(*args)
+    with np.errstate(all="ignore"):
+        expected = operation.reference(*args)
+    assert y.dtype == expected.dtype and y.shape == expected.shape
+    bits = np.dtype(f"i{y.itemsize}")
+    same = (y.view(bits) == expected.view(bits)) | (np.isnan(y) & np.isnan(expected))
+    assert same.all(), f"{(~same).sum()} of {y.size} numbers differ"
+
+
+KINDS = st.sampled_from(["plain", "special", "subnormal", "ties"])
+STRIDES = st.sampled_from(["plain", "transposed", "reversed", "cut out"])
+
+
+@given(
+    sizes=st.tuples(SIZES, st.one_of(SIZES, st.just(BLOCK)), SIZES),
+    kinds=st.tuples(KINDS, KINDS),
+    strides=st.tuples(STRIDES, STRIDES),
+    stacks=st.sampled_from([((), ()), ((3,), ()), ((), (2,)), ((2, 3), (3,)), ((2, 1, 2), (1, 2, 1)), ((0,), ())]),
+    seed=st.integers(0, 2**32),
+)
+def test_products(sizes, kinds, strides, stacks, seed):
+    M, K, N = sizes
+    a = strided(numbers(seed, (*stacks[0], M, K), kinds[0]), strides[0])
+    b = strided(numbers(seed + 1, (*stacks[1], K, N), kinds[1]), strides[1])
+    same_bits(portable.product, a, b)
+
+
+@pytest.mark.parametrize(("M", "N"), [(twins.HEIGHT + 1, twins.COLUMNS), (3, twins.WIDTH + twins.COLUMNS + 1)])
+def test_products_of_several_blocks(M, N):
+    same_bits(portable.product, numbers(0, (M, BLOCK), "plain"), numbers(1, (BLOCK, N), "plain"))
+
+
+@given(
+    shape=st.lists(st.sampled_from([0, 1, 2, 3, 5, 16, 33, 70]), min_size=1, max_size=3),
+    axes=st.sets(st.integers(0, 2)),
+    every=st.booleans(),
+    keepdims=st.booleans(),
+    double=st.booleans(),
+    transposed=st.booleans(),
+    kind=KINDS,
+    seed=st.integers(0, 2**32),
+)
+def test_totals(shape, axes, every, keepdims, double, transposed, kind, seed):
+    x = numbers(seed, tuple(shape), kind).astype(np.float64 if double else np.float32)
+    x = x.T if transposed else x
+    same_bits(portable.total, x, None if every else tuple(axis for axis in axes if axis < x.ndim), keepdims)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_functions_of_any_bits(function):
+    bits = np.random.default_rng(0).integers(0, 2**32, 30_000, dtype=np.uint32).view(np.float32)
+    for x in bits.reshape(3, -1).T, numbers(0, 5000, "plain"), SPECIAL.astype(np.float32), np.float32(2).reshape(()):
+        same_bits(function, x)
+
+
+def fingerprint():
+    """SHA-256 of the results of all twins for some numbers."""
+    found = hashlib.sha256()
+    with fast():
+        for kind in "plain", "special", "subnormal", "ties":
+            a, b = numbers(0, (2, 19, BLOCK), kind), numbers(1, (2, BLOCK, 37), kind)
+            sums = (portable.total(a.astype(dtype), axis) for dtype in (np.float32, np.float64) for axis in (1, 2))
+            products = portable.product(a, b), portable.product(b.swapaxes(1, 2), a.swapaxes(1, 2))
+            for y in (*products, *sums, *(function(a) for function in FUNCTIONS)):
+                found.update(np.where(np.isnan(y), 0, y).tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="for processors of this kind")
+@pytest.mark.parametrize("instructions", PROCESSORS)
+def test_the_bits_do_not_depend_on_the_instructions(instructions):
+    name, features = PROCESSORS[instructions]
+    if instructions == "AVX2" and twins.LANES < 8:
+        pytest.skip("this processor has no AVX2")
+    code = "import test_portable; print(test_portable.fingerprint())"
+    changed = dict(NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, PYTHONPATH=os.path.dirname(__file__))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | changed, check=True, capture_output=True, text=True, timeout=600
+    )
+    assert done.stdout.strip() == fingerprint()

@@ -1,0 +1,270 @@
+"""Arithmetic with the same bits on every processor."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+import pytest
+
+from scratchformer import portable as portable_module
+from scratchformer.backend import erf as erf_of
+from scratchformer.catalogue import LAYERS, OPERATIONS, Draw
+from scratchformer.data import TextBatches
+from scratchformer.dispatch import fast, reference_only
+from scratchformer.models import LanguageModel, Llama, TransformerXL
+from scratchformer.optim import Adam, AdamW, Cosine, Muon
+from scratchformer.portable import (
+    PortableArray,
+    PortableKey,
+    cosine,
+    portable,
+    power,
+    product,
+    sine,
+    total,
+)
+from scratchformer.testing.contracts import as_tuple, is_array, is_floating
+from scratchformer.training import Replicas, Run, load_snapshot
+
+FUNCTIONS = [getattr(portable_module, name) for name in ("exp", "log", "tanh", "erf")]
+# All that NumPy chooses by the kind of processor, and its own loops for those it would choose for any.
+PLAIN = "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR ASIMDHP ASIMDDP ASIMDFHM SVE"
+
+
+def rounded(x):
+    """A Fraction rounded to float32, to even in a tie, as IEEE 754 says."""
+    if not x:
+        return np.float32(0)
+    exponent = abs(x.numerator).bit_length() - x.denominator.bit_length()
+    exponent -= abs(x) < Fraction(2) ** exponent
+    unit = Fraction(2) ** (max(exponent, -126) - 23)
+    return np.float32(float(round(x / unit) * unit))
+
+
+@pytest.mark.parametrize("scale", [2.0**-12, 2.0**-71])
+def test_a_product_is_a_chain_of_fused_multiply_adds(scale):
+    """Also of numbers below 2⁻¹²⁶."""
+    rng = np.random.default_rng(0)
+    a = np.float32(scale) * (rng.integers(-(2**13), 2**13, (20, 3)) * 2.0 ** rng.integers(-12, 12, (20, 3))).astype(
+        "f4"
+    )
+    b = np.float32(scale) * rng.integers(-(2**13), 2**13, (3, 20)).astype("f4")
+    c = product.reference(a, b)
+    assert (c != 0).any()
+    for i, j in np.ndindex(c.shape):
+        chain = Fraction(0)
+        for k in range(3):
+            chain = Fraction(float(rounded(Fraction(float(a[i, k])) * Fraction(float(b[k, j])) + chain)))
+        assert Fraction(float(c[i, j])) == chain
+
+
+@pytest.mark.parametrize("size", [1.0, -1.0, 2.0**-60, 2.0**60])
+def test_a_sum_that_float64_rounds_to_a_tie_is_rounded_once(size):
+    """1 + 2⁻²³ + 2⁻²⁴ (1 − 2⁻³⁶) is less than the middle of two numbers of float32, but not in float64."""
+    a = np.array([[1 + 2.0**-23, 2.0**-24 * (1 + 2.0**-18)]], np.float32)
+    b = np.array([[size], [size * (1 - 2.0**-18)]], np.float32)
+    assert product.reference(a, b).item() == size * (1 + 2.0**-23)
+    assert product.reference(a, -b).item() == -size * (1 + 2.0**-23)
+
+
+def test_a_sum_is_one_tree():
+    x = np.float32([1e8, 1, -1e8, 3, 5])
+    assert total(x) == np.float32((np.float32(1e8) + np.float32(3)) + np.float32(-1e8)) + np.float32(1 + 5)
+    y = np.random.default_rng(0).standard_normal((3, 4, 5)).astype(np.float32)
+    assert np.array_equal(total(y, (2, 0)), total(y.transpose(1, 0, 2).reshape(4, 15), 1))
+    assert total(y, -1, True).shape == (3, 4, 1) and total(y[:0], 0).tolist() == np.zeros((4, 5)).tolist()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_functions_are_near_the_exact_ones(function):
+    x = np.linspace(-87, 88, 10_001, dtype=np.float32)
+    x = np.concatenate([x, x / 1000, np.float32([0, -np.inf, np.inf, np.nan])])
+    x = abs(x) if function.__name__ == "log" else x
+    with np.errstate(divide="ignore"):
+        expected = (erf_of if function.__name__ == "erf" else getattr(np, function.__name__))(x.astype(np.float64))
+    np.testing.assert_allclose(function(x), expected, rtol=6e-7, atol=1e-37)
+
+
+def test_functions_for_tables_are_near_the_exact_ones():
+    x = np.linspace(-1000, 1000, 10_001)
+    np.testing.assert_allclose(sine(x), np.sin(x), rtol=0, atol=2e-16)
+    np.testing.assert_allclose(cosine(x), np.cos(x), rtol=0, atol=2e-16)
+    assert power(10_000, -0.25) == 0.1 and power(0.5, 1000) == 0.5**1000
+
+
+def test_a_portable_key_draws_normal_and_uniform_numbers():
+    draw = PortableKey(0).fold("weights").generator()
+    z, u = draw.standard_normal((100, 1000), np.float32), draw.uniform(-1, 3, 100_000)
+    moments = [(z**n).mean(dtype=float) for n in (1, 2, 3, 4)]
+    np.testing.assert_allclose(moments, [0, 1, 0, 3], atol=0.1)
+    assert z.dtype == np.float32 and -1 <= u.min() < -0.99 and 2.99 < u.max() < 3 and abs(u.mean() - 1) < 0.02
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: np.sin(x),
+        lambda x: np.einsum("ij,ij", x, x),
+        lambda x: np.linalg.norm(x),
+        lambda x: x.dot(x),
+        lambda x: x**3,
+        lambda x: np.prod(x),
+        lambda x: np.exp(x.astype(np.float64)),
+        lambda x: np.exp(x > 0),
+        lambda x: x.astype(np.float16) @ x.astype(np.float16),
+        lambda x: np.add.reduceat(x, [0, 1]),
+    ],
+)
+def test_other_functions_are_refused_by_name(call):
+    with pytest.raises(
+        TypeError, match=r"^\w+: not one of the functions of real numbers|^portable \w+: expected float32"
+    ):
+        call(portable(np.ones((2, 2), np.float32)))
+
+
+def test_a_zero_has_the_same_sign_whatever_the_order():
+    zeros = np.float32([0, -0.0, 0, -0.0])
+    for x in zeros, zeros[::-1], zeros[[1, 3, 1, 3]]:
+        assert not np.signbit(np.max(portable(x))) and not np.signbit(np.min(portable(x)))
+        assert np.signbit(np.maximum(portable(x), zeros)).tolist() == np.signbit(zeros).tolist()
+
+
+def as_float32(x, kind):
+    return kind(x.astype(np.float32) if is_floating(x) else x) if is_array(x) else x
+
+
+def of_operation(name, kind):
+    """The results of a case of an operation, for arrays of a kind."""
+    case = OPERATIONS[name](Draw(3, 1.0))
+    y, cache = case.op(*(as_float32(x, kind) for x in case.args), **case.options)
+    dy = kind(np.random.default_rng(0).standard_normal(y.shape).astype(np.float32))
+    return [y, *as_tuple(case.op_backward(dy, cache))]
+
+
+def of_layer(name, kind):
+    """The same for a layer, with the gradients of its parameters."""
+    case = LAYERS[name](Draw(3, 1.0))
+    layer = case.layer.to(dtype=np.float32)
+    if kind is portable and layer.parameters():
+        layer.make_portable()
+    y, cache = layer.forward(*(as_float32(x, kind) for x in case.inputs), **case.options)
+    random = np.random.default_rng(0)
+    dy = [kind(random.standard_normal(each.shape).astype(np.float32)) for each in as_tuple(y)]
+    gradients = layer.backward(dy[0] if is_array(y) else type(y)(dy), cache)
+    return [*as_tuple(y), *filter(is_array, as_tuple(gradients)), *(p.grad for p in layer.parameters())]
+
+
+def all_cases(kind):
+    cases = [(of_operation, name) for name in OPERATIONS]
+    cases += [(of_layer, name) for name in LAYERS if name != "BidirectionalLanguageModel"]  # its dy has another form
+    return {name: function(name, kind) for function, name in cases}
+
+
+def digest_of(arrays):
+    digest = hashlib.sha256()
+    for x in arrays:
+        digest.update(np.ascontiguousarray(np.asarray(x), "<f4").tobytes())
+    return digest.hexdigest()
+
+
+def digest(cases):
+    """SHA-256 of these results, and of three small models after some steps."""
+    arrays = [x for results in cases.values() for x in results]
+    sizes = dict(d_model=12, heads=2, depth=1, context=8, dropout=0.1, key=PortableKey(0))
+    for kind, optimizer in (LanguageModel, Adam), (Llama, Muon), (partial(TransformerXL, memory=8), AdamW):
+        model = kind(31, **sizes).make_portable()
+        arrays.append(trained(model, optimizer(model.parameters(), 0.01)))
+    return digest_of(arrays)
+
+
+def trained(model, optimizer, steps=3, **options):
+    """The parameters after some steps on a text of integers that is always the same."""
+    text = (np.arange(700) ** 2 % 31).astype(np.uint8)
+    batches = TextBatches(text, 16, 8, PortableKey(1))
+    with Replicas(model, **{"count": 2, **options}) as replicas:
+        for step in range(steps):
+            replicas.gradients(batches.batch(step), PortableKey(2, step))
+            replicas.clip(optimizer, 0.1)
+            replicas.step(optimizer)
+    return model.flat.data
+
+
+def test_the_bits_depend_neither_on_the_processor_nor_on_numba():
+    """Of all operations, layers and models: here with the compiled twins for this processor, in another process with
+    NumPy's plainest loops alone. All results are near the ordinary ones.
+    """
+    environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": PLAIN, "SCRATCHFORMER_FAST": "0"}
+    command = [sys.executable, "-W", "ignore", __file__]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as other:
+        with fast():
+            cases = all_cases(portable)
+            here = digest(cases)
+        assert other.communicate(timeout=300)[0].strip() == here
+    ordinary = all_cases(np.asarray)
+    for name, results in cases.items():
+        for x, expected in zip(results, ordinary[name], strict=True):
+            assert type(x) is PortableArray, name
+            size = max(1.0, abs(expected).max())
+            np.testing.assert_allclose(np.asarray(x), expected, rtol=0, atol=5e-5 * size, err_msg=name)
+
+
+def llama():
+    return Llama(31, d_model=12, heads=2, depth=1, context=8, dropout=0.1, key=PortableKey(0)).make_portable()
+
+
+def test_a_batch_is_always_cut_in_the_same_way():
+    """So the bits depend neither on the number of micro-batches, nor on that of replicas and ranks."""
+    from .parallel.ranks_in_threads import run_ranks  # here, since this file is also run as a program
+
+    def parameters(**options):
+        model = llama()
+        return digest_of([trained(model, Muon(model.parameters(), 0.01), **options)])
+
+    once = parameters(count=1)
+    assert {parameters(micro_batch=1), parameters(micro_batches=2), parameters(count=3)} == {once}
+    assert {*run_ranks(3, lambda ranks: parameters(count=1, ranks=ranks))} == {once}
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
+def test_portable_bits_are_of_float32(precision):
+    with pytest.raises(ValueError, match=f"^bits: portable ones are of float32, so leave out --precision {precision}"):
+        Replicas(llama(), precision=precision)
+    with pytest.raises(ValueError, match=r"^bits: portable ones need float32 on a CPU, got float64 on cpu$"):
+        llama().to(dtype=np.float64).make_portable()
+
+
+def run_of(out, steps, **options):
+    """A run of some steps; returns what it prints and the record in its snapshot."""
+    run = Run(out, steps, bits="portable", replicas=1, **options)
+    batches = TextBatches((np.arange(700) ** 2 % 31).astype(np.uint8), 16, 8, run.key("batches"))
+    model = Llama(31, d_model=12, heads=2, depth=1, context=8, dropout=0.1, key=run.key("weights"))
+    with run.replicas(model, batches) as replicas:
+        optimizer = Adam(model.parameters(), 0.01)
+        for step in run.steps(replicas, optimizer, batches):
+            loss = replicas.gradients(batches.batch(step), run.key("train", step))
+            norm = replicas.clip(optimizer, 1.0)
+            optimizer.lr = Cosine(0.01, 2, 6)(step)
+            replicas.step(optimizer)
+            run.log(loss=loss, norm=norm)
+    return load_snapshot(out).state["numerics"]
+
+
+def test_a_run_prints_its_hash_and_is_resumed_without_numba(tmp_path, capsys):
+    record = run_of(tmp_path / "whole", 4)
+    printed = capsys.readouterr().out
+    (whole,) = re.findall("SHA-256 of the parameters after step 4: ([0-9a-f]{64})\n", printed)
+    assert record == {"bits": "portable, definition 1"} and "micro-batches of 2 rows, always" in printed
+    run_of(tmp_path / "part", 2)
+    with reference_only():
+        run_of(tmp_path / "part", 4, resume=True)
+    captured = capsys.readouterr()
+    assert f"after step 4: {whole}\n" in captured.out and "bits differ" not in captured.err
+
+
+if __name__ == "__main__":
+    print(digest(all_cases(portable)))
