@@ -332,7 +332,9 @@ def test_a_frozen_body_remembers_nothing():
         model.remember(cache[0])
 
 
-@pytest.mark.parametrize(("part", "norm"), [("attention", "post"), ("feedforward", "pre"), ("norm1", "pre"), ("after1", "pre")])
+@pytest.mark.parametrize(
+    ("part", "norm"), [("attention", "post"), ("feedforward", "pre"), ("norm1", "pre"), ("after1", "pre")]
+)
 def test_a_frozen_part_whose_gradient_is_needed_is_named(part, norm):
     block = TransformerBlock(8, 2, norm=norm)
     block.after1 = LayerNorm(8)
@@ -343,14 +345,3 @@ def test_a_frozen_part_whose_gradient_is_needed_is_named(part, norm):
         TypeError, match=rf"^{name}: expected a layer through which the gradient passes, got a Frozen one"
     ):
         block.backward(y, cache)
-
-
-@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-def test_a_copy_of_a_frozen_layer_is_frozen(twin):
-    """Although it looks attributes up on its layer, which a copy that is being made does not have yet."""
-    frozen = Frozen(Linear(3, 4, key=Key(1)))
-    copied, x = twin(frozen), np.ones((2, 3), np.float32)
-    np.testing.assert_array_equal(copied(x), frozen(x))
-    assert copied.w.frozen and copied.b.frozen and type(copied) is Frozen
-    with pytest.raises(AttributeError):
-        getattr(Frozen.__new__(Frozen), "layer")  # noqa: B009
