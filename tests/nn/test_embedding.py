@@ -3,6 +3,7 @@ import pytest
 
 from scratchformer import nn, ops
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.nn.embedding import extend_by_token
 from scratchformer.rng import Key
 
 
@@ -173,3 +174,15 @@ def test_the_gradients_of_a_sum(positions, norm, inputs):
         linears = [e for e in layer.embeddings if isinstance(e, nn.Linear)]
         for e, dx in zip(linears, result if count > 1 else [result], strict=True):
             np.testing.assert_allclose(dx, dy @ e.w.data.T, rtol=1e-5)
+
+
+def test_a_token_after_the_stored_ones_of_each_sequence():
+    """What a GPU repeats for every token, from layers of any kind."""
+    embedding = nn.EmbeddingSum([nn.TokenEmbedding(5, 4, key=Key(1))], nn.PositionEmbedding(6, 4, key=Key(2)))
+    stack, output = nn.Stack([nn.TransformerBlock(4, 2, causal=True, key=Key(3))]), nn.Linear(4, 5, key=Key(4))
+    ids = np.array([[0, 1, 2, 3], [4, 3, 1, 0], [2, 2, 2, 2]])
+    x = embedding(ids)
+    expected, stored = output(stack(x)), stack.allocate(x, 6)
+    for t in range(4):
+        y = extend_by_token(np.array([t, *ids[:, t]]), embedding, stack, output, stored)
+        np.testing.assert_allclose(y, expected[:, t], rtol=1e-5, atol=1e-6)

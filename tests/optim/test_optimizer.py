@@ -1,5 +1,6 @@
 """Properties of every optimizer, over flat arrays."""
 
+import inspect
 import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -427,7 +428,8 @@ def together(monkeypatch):
 
                 op.reference(*map(piece, args))
 
-        return Twin(op.__name__, lambda *_: True, forward, None)
+        fits = inspect.signature(op.reference).bind  # all its arguments are there
+        return Twin(op.__name__, lambda *args: bool(fits(*args)), forward, None)
 
     for op in IN_PLACE:
         monkeypatch.setitem(op.chosen[False], Pieces, [twin(op)])
