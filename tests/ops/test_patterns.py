@@ -231,6 +231,11 @@ def test_a_users_own_pattern_is_never_mistaken_for_another():
         np.testing.assert_array_equal(to_cpu(pattern.table(1, 5, 5, STRICT.xp)), pattern.table(1, 5, 5, np))
 
 
+def test_lengths_on_a_device_are_cut_not_checked():
+    begin, end = Padding(to_device(np.array([-3, 2, 9]), STRICT)).intervals(1, 5, STRICT.xp)
+    assert to_cpu(begin).ravel().tolist() == [0, 0, 0] and to_cpu(end).ravel().tolist() == [0, 2, 5]
+
+
 def test_a_table_that_depends_on_the_batch_is_not_kept():
     for lengths in [3, 1], [2, 3]:
         pattern = Padding(to_device(np.array(lengths), STRICT))
