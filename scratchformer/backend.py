@@ -128,7 +128,8 @@ def kept(count: int) -> Callable[[Callable], Callable]:
     """A decorator for a function that makes a table on a GPU: the results of the last `count` calls are kept.
 
     A CUDA graph reads a table where it was when the step was recorded. So inside `recording` each table that is asked
-    for is also put into a dict, which lives as long as the graph, and is looked up there first.
+    for is also put into a dict, which lives as long as the graph, and is looked up there first. Nothing is
+    kept if the last argument is a device of another library: inside jax.jit, a table has no values.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -136,6 +137,8 @@ def kept(count: int) -> Callable[[Callable], Callable]:
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
+            if not is_numpy_like(getattr(args[-1], "xp", np)):
+                return function(*args)
             used = _recorded.get()
             if used is None:
                 return cached(*args)
@@ -423,6 +426,10 @@ def erf(x: Array) -> Array:
         from cupyx.scipy.special import erf as erf_cupy
 
         return erf_cupy(x)
+    if xp.__name__ == "jax.numpy":  # in a function that jax.jit compiles, an array has no values for SciPy
+        from jax.scipy.special import erf as erf_jax
+
+        return erf_jax(x)
     return xp.asarray(erf(to_cpu(x)))
 
 

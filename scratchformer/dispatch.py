@@ -64,7 +64,7 @@ class TwinCache(NamedTuple):
 NUMBERS = ("f", "b", "i", "u", "c", "V")  # values of NumPy's `dtype.kind`; "V" is bfloat16
 _reference_depth = 0  # the number of open `reference_only()` blocks in the whole process
 _fast_depth = 0  # the same for `fast()`, which threads enter
-_entering = threading.RLock()
+_entering = threading.RLock()  # held while these are changed: without the interpreter lock, += may lose a change
 _loaders: list[Callable[[], object]] = []  # these import the modules that register fast twins, see `when_fast`
 
 
@@ -76,11 +76,13 @@ def reference_only() -> Iterator[None]:
     made before the block still goes to that twin's backward.
     """
     global _reference_depth
-    _reference_depth += 1
+    with _entering:
+        _reference_depth += 1
     try:
         yield
     finally:
-        _reference_depth -= 1
+        with _entering:
+            _reference_depth -= 1
 
 
 @contextmanager

@@ -44,6 +44,8 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     once. A chain has the same bits for any size of blocks, vectors and threads. In float64 it is the `total` of its
     terms.
     """
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"b: expected {a.shape[-1]} rows, one for each column of a, got shape {b.shape}")
     if a.dtype == np.float64:
         return total(a[..., :, :, None] * b[..., None, :, :], axis=-2)
     a, b = a.astype(np.float64), b.astype(np.float64)  # the product of two numbers of 24 bits is then exact
@@ -126,7 +128,9 @@ LOG_POLYNOMIAL = _numbers(  # of (log(1 + r) − r + r²/2)/r³ for √½ ≤ 1 
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
     2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
 )  # fmt: skip
-# Quotients of polynomials in x², as in Eigen and XLA, for x not far out, where these functions are nearly ±1.
+# Quotients of polynomials in x², as in Eigen and XLA. From a bound on these functions are ±1; there the quotient may be
+# off by some units in the last place, depending on whether the processor rounds a product and a sum once or twice, and
+# slopes such as 1 − tanh² would not vanish.
 TANH_ABOVE = _numbers(  # tanh(x)/x
     -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-8, 1.48572235717979e-5,
     6.37261928875436e-4, 4.89352455891786e-3,
@@ -168,19 +172,19 @@ def log32(x: Any) -> Any:
 def tanh32(x: Any) -> Any:
     a6, a5, a4, a3, a2, a1, a0 = TANH_ABOVE
     b3, b2, b1, b0 = TANH_BELOW
-    inside = where(x < -TANH_BOUND, -TANH_BOUND, x)
-    inside = where(inside > TANH_BOUND, TANH_BOUND, inside)
-    z = inside * inside
+    z = x * x
     above = (((((a6 * z + a5) * z + a4) * z + a3) * z + a2) * z + a1) * z + a0
-    return inside * above / (((b3 * z + b2) * z + b1) * z + b0)
+    y = x * above / (((b3 * z + b2) * z + b1) * z + b0)
+    y = where(x > TANH_BOUND, ONE, y)  # NaN stays
+    return where(x < -TANH_BOUND, -ONE, y)
 
 
 def erf32(x: Any) -> Any:
-    inside = where(x < -ERF_LIMIT, -ERF_LIMIT, x)
-    inside = where(inside > ERF_LIMIT, ERF_LIMIT, inside)
-    z = inside * inside
+    z = x * x
     above = (((((A6 * z + A5) * z + A4) * z + A3) * z + A2) * z + A1) * z + A0
-    return inside * above / ((((B4 * z + B3) * z + B2) * z + B1) * z + B0)
+    y = x * above / ((((B4 * z + B3) * z + B2) * z + B1) * z + B0)
+    y = where(x > ERF_LIMIT, ONE, y)
+    return where(x < -ERF_LIMIT, -ONE, y)
 
 
 def number(x: Any) -> Any:
@@ -200,6 +204,13 @@ def log(x: np.ndarray) -> np.ndarray:
     """log(x), float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return log32(x)
+
+
+def log1p(x: np.ndarray) -> np.ndarray:
+    """log(1 + x), float32, for one number of each row: the error of u = 1 + x cancels in x/(u − 1)."""
+    with np.errstate(all="ignore"):
+        u = ONE + x
+        return np.where(u == ONE, x, np.where(u < INFINITY, log(u) * (x / (u - ONE)), u))
 
 
 @operation
@@ -389,5 +400,6 @@ DEFINED: dict[tuple[Any, str], Callable] = {
     (np.minimum, "reduce"): lambda x, **options: np.minimum.reduce(x, **options) + 0,
     (np.exp, "__call__"): _elementwise(exp),
     (np.log, "__call__"): _elementwise(log),
+    (np.log1p, "__call__"): _elementwise(log1p),
     (np.tanh, "__call__"): _elementwise(tanh),
 }

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path("/")
-# By their flags in /proc/cpuinfo.
+# By their flags in /proc/cpuinfo: of x86 processors, then of ARM's.
 INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}
+INSTRUCTIONS |= {"asimd": "Neon", "sve": "SVE"}
 BFLOAT16 = ("AMX", "AVX512-BF16")  # those that multiply bfloat16, the fastest first
 
 
@@ -69,13 +70,19 @@ def quota(root: Path = ROOT) -> float:
 
 
 def described(root: Path = ROOT) -> str:
-    """The name of the processor; "" if the system does not report it."""
-    return next(_fields(root, "model name"), "")
+    """The name of the processor; "" if the system does not report it.
+
+    Linux reports no name of an ARM processor, but the numbers of the maker and the model of each core, such as 0x41 and
+    0xd0c for ARM's Neoverse N1.
+    """
+    cores = dict.fromkeys(zip(_fields(root, "CPU implementer"), _fields(root, "CPU part"), strict=False))
+    numbers = "; ".join(f"implementer {implementer}, part {part}" for implementer, part in cores)
+    return next(_fields(root, "model name"), f"ARM ({numbers})" if numbers else "")
 
 
 def instructions(root: Path = ROOT) -> list[str]:
     """Those vector instructions that matter here, and that the processor has."""
-    flags = next(_fields(root, "flags"), "").split()
+    flags = (next(_fields(root, "flags"), "") or next(_fields(root, "Features"), "")).split()
     return [name for flag, name in INSTRUCTIONS.items() if flag in flags]
 
 
@@ -145,6 +152,6 @@ def _fields(root: Path, name: str) -> Iterator[str]:
 def _text(path: Path) -> str:
     """The content of a file of the system; "" if it cannot be read."""
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""

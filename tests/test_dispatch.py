@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.dispatch import backward, fast, operation, reference_only, twins_of, when_fast
+from scratchformer.dispatch import backward, fast, is_fast, operation, reference_only, twins_of, when_fast
 from scratchformer.testing.strict import STRICT
 
 
@@ -241,3 +241,23 @@ def test_what_registers_fast_twins_runs_once_and_late():
         with fast():
             pass
     assert loaded == [1]
+
+
+def test_threads_that_enter_and_leave_blocks_leave_no_block_open(double):
+    """Without the interpreter lock, a change of a counter may be lost; then all later calls would run the reference."""
+    op, _, ran = double
+
+    def enter():
+        start.wait()
+        for _ in range(1000):
+            with reference_only(), fast():
+                pass
+
+    threads = [threading.Thread(target=enter) for _ in range(8)]
+    start = threading.Barrier(len(threads))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    op(ones(2))
+    assert ran == ["fast"] and not is_fast()

@@ -88,6 +88,22 @@ def test_type_checkers_are_told_that_the_package_is_annotated():
     assert (Path(sf.__file__).parent / "py.typed").is_file()
 
 
+def test_the_same_pythons_are_named_everywhere():
+    """The oldest, also in the README and the settings of the tools; all, in the classifiers and the documentation."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    supported = re.findall(r"Python :: (3\.\d+)", setup["metadata"]["classifiers"])
+    versions = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8").partition("\n## Versions\n")[2]
+    assert re.findall(r"^\| (3\.\d+) \|", versions, re.MULTILINE) == supported
+    oldest = supported[0]
+    assert setup["options"]["python_requires"] == f">={oldest}"
+    assert f"You need Python {oldest} or later" in PAGES and f"\nPython {oldest} or later" in versions
+    numpy = re.search(r"NumPy (\S+) or later", versions)[1]
+    assert f"numpy>={numpy}" in setup["options"]["install_requires"].split()
+    tools = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'python_version = "{oldest}"' in tools and f'"py{oldest}"'.replace(".", "") in tools
+
+
 # Defaults of ops, nn and optim: published values. What is not here is 0, or off.
 DEFAULTS = {
     "eps": 1e-5, "rmsnorm.eps": 1e-6, "RMSNorm.eps": 1e-6, "RotarySelfAttention.eps": 1e-6, "Adam.eps": 1e-8,

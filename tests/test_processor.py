@@ -8,7 +8,7 @@ import pytest
 
 from scratchformer import processor
 from scratchformer.commands import doctor
-from scratchformer.processor import Processors, instructions, processors, quota
+from scratchformer.processor import Processors, described, instructions, processors, quota
 
 SLICE, JOB = "/user.slice", "/user.slice/job"
 V2 = "0::/user.slice/job"
@@ -157,8 +157,8 @@ FLAGS = "model name\t: Some CPU\nflags\t\t: fpu {}\n\nmodel name\t: Some CPU\nfl
             "",
             {"numba", "ml_dtypes", "mkl"},
             None,
-            "none of AVX2, AVX-512, AVX512-BF16, AMX",
-            "numba, ml_dtypes not installed; for faster kernels: pip install 'scratchformer[fast]'",
+            "none of AVX2, AVX-512, AVX512-BF16, AMX, Neon, SVE",
+            "numba, ml_dtypes, mkl not installed; for faster kernels: pip install 'scratchformer[fast]'",
         ),
     ],
 )
@@ -166,6 +166,7 @@ def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, half, f
     for variable in ("SCRATCHFORMER_FAST", "NUMBA_DISABLE_JIT"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(doctor, "_installed", lambda package: package not in missing)
+    monkeypatch.setattr(doctor, "_requirements", lambda: {name: ["fast"] for name in ("numba", "ml_dtypes", "mkl")})
     choice = half and SimpleNamespace(bfloat16=half)
     monkeypatch.setattr(doctor, "_products", lambda: (choice, half or ""))
     files = topology(*SMT) | proc(V2, MOUNT2) | limit2(JOB, "250000 100000")
@@ -187,3 +188,36 @@ def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, half, f
         if not missing:
             advice = f"installed, but {variable}={value} turns it off"
             assert dict(doctor._processor(root, range(8)))["fast"] == advice
+
+
+ARM = """processor\t: {0}
+BogoMIPS\t: 243.75
+Features\t: fp asimd evtstrm aes atomics {3}
+CPU implementer\t: {1}
+CPU architecture: 8
+CPU variant\t: 0x1
+CPU part\t: {2}
+CPU revision\t: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("cores", "more", "name", "found"),
+    [
+        (["0xd0c"] * 4, "asimdhp asimddp", "ARM (implementer 0x41, part 0xd0c)", ["Neon"]),  # Neoverse N1
+        (["0xd40"] * 2, "sve bf16 i8mm", "ARM (implementer 0x41, part 0xd40)", ["Neon", "SVE"]),  # Neoverse V1
+        (
+            ["0xd05", "0xd05", "0xd0a"],  # small cores and a large one
+            "",
+            "ARM (implementer 0x41, part 0xd05; implementer 0x41, part 0xd0a)",
+            ["Neon"],
+        ),
+    ],
+)
+def test_arm(write, monkeypatch, cores, more, name, found):
+    """As Linux 6 describes it: without a name, and with fields of its own."""
+    root = write({"proc/cpuinfo": "\n".join(ARM.format(i, "0x41", core, more) for i, core in enumerate(cores))})
+    assert (described(root), instructions(root)) == (name, found)
+    monkeypatch.setattr(doctor, "_products", lambda: (None, ""))  # as without Numba
+    facts = dict(doctor._processor(root, range(len(cores))))
+    assert facts["CPU"].startswith(name) and facts["instructions"] == ", ".join(found)

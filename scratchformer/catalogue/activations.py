@@ -161,7 +161,7 @@ ENTRIES = [
         wrong="dx_i = dy_i (1 − x_i²)",
     ),
     OperationEntry("softmax", analytic=True)
-    .extension("Safe from overflow", "overflow")
+    .extension("Safe from overflow and rounding", "overflow|round")
     .case("", normal("B T V"))
     .mistake(
         "Only the diagonal of the Jacobian is used",
@@ -178,13 +178,11 @@ ENTRIES = [
         wrong="dz_nk = 1/N y_nk (dy_nk − Σ_i dy_ni y_ni)",
         code="return dz / len(y)",
         replace={
-            "dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))\n    return": (
-                "dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True)) / y.shape[0]\n    return"
-            )
+            "    dz = from_others(dz, y)\n    return": "    dz = from_others(dz, y) / y.shape[0]\n    return",
         },
     ),
     OperationEntry("log_softmax", analytic=True)
-    .extension("Safe from overflow", "overflow")
+    .extension("Safe from overflow and rounding", "overflow|round")
     .case("", normal("B T V"))
     .mistake(
         "y is taken for a probability",

@@ -35,7 +35,7 @@ ENTRIES = [
     .case("smoothing, ignored", partial(cross_entropy, label_smoothing=0.1, ignore_index=0))
     .extension("Label smoothing", "label smoothing", ε="0")
     .extension("Ignored rows", "ignored", k="1", count="N")
-    .extension("Safe from overflow", "overflow|round to 0")
+    .extension("Safe from overflow and rounding", "overflow|round")
     .derivation("", some_ignored)
     .derivation("ignored", partial(some_ignored, ignore_index=-1))
     .derivation("all ignored", partial(some_ignored, ignore_index=-100, ignored=1000))
@@ -63,6 +63,25 @@ ENTRIES = [
         "The more rows of a batch are ignored, the smaller its gradient.",
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)/N",
+    )
+    .survivors(
+        "cross_entropy_backward",
+        {
+            "dlogits[xp.arange(N), targets] = label_smoothing * (1 - 1 / V) - (rest * xp.exp(-log_z))[:, 0] -> "
+            "dlogits[xp.arange(N), targets] = label_smoothing * (1 - 1 / V) - (rest * xp.exp(-log_z))[:, -1]": (
+                "there is one column"
+            )
+        },
     ),
-    OperationEntry("soft_cross_entropy").case("", normal("B T V", "B T V")).extension("Safe from overflow", "overflow"),
+    OperationEntry("soft_cross_entropy")
+    .case("", normal("B T V", "B T V"))
+    .extension("Safe from overflow and rounding", "overflow|round")
+    .survivors(
+        "soft_cross_entropy_backward",
+        {
+            "dlogits = from_others(dlogits, p) -> dlogits = from_others(dlogits, t)": (
+                "digits are lost only where both are nearly 1"
+            )
+        },
+    ),
 ]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from packaging.requirements import Requirement
 from threadpoolctl import threadpool_info
 
 from .. import processor
@@ -95,8 +96,8 @@ def _products() -> tuple[Choice | None, str]:
 def _fast(instructions: Collection[str], choice: Choice | None) -> str:
     """What the extra `fast` does, with this choice of products, or would do on a processor with these instructions."""
     unit = next((unit for unit in processor.BFLOAT16 if unit in instructions), None)
-    packages = ("numba", "ml_dtypes", "mkl") if instructions else ("numba", "ml_dtypes")  # there is no MKL for others
-    if missing := [package for package in packages if not _installed(package)]:
+    packages = [package for package, extras in _requirements().items() if "fast" in extras]
+    if missing := [package for package in packages or ["numba"] if not _installed(package)]:
         gain = f" and {IN_HARDWARE} ({unit})" if unit else ""
         return f"{', '.join(missing)} not installed; for faster kernels{gain}: pip install 'scratchformer[fast]'"
     if setting := turned_off():
@@ -121,7 +122,7 @@ def _mpi() -> str:
         return "mpi4py not installed; to train with several processes: pip install 'scratchformer[distributed]'"
     command = [sys.executable, "-c", MPI_VERSION]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        told = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return "mpi4py finds no MPI: pip install 'scratchformer[distributed]'"
     beside = Path(sys.executable).with_name("mpiexec")
@@ -135,23 +136,33 @@ _OF_EXTRAS = (*_CUPY, *_KERNELS, "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")  # of
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """The version of every package that the metadata of this one requires, or the extras that install it."""
-    try:
-        requirements = importlib.metadata.requires("scratchformer") or []
-    except importlib.metadata.PackageNotFoundError:
+    """The version of every package that this one requires here, or the extras that install it."""
+    packages = _requirements()
+    if not packages:
         yield "packages", "unknown, since scratchformer is not installed"
-        return
-    extras: dict[str, list[str]] = {}
-    for requirement in requirements:
-        package, *_ = re.findall(r"[\w.-]+", requirement)
-        extras.setdefault(package, []).extend(re.findall(r"extra == ['\"](.+?)['\"]", requirement))
-    for package, names in extras.items():
+    for package, extras in packages.items():
         if package in ("numpy", *_OF_EXTRAS):  # these have lines of their own
             continue
         if _installed(package):
             yield package, importlib.metadata.version(package)
         else:
-            yield package, "not installed; " + " or ".join(f"pip install 'scratchformer[{name}]'" for name in names)
+            yield package, "not installed; " + " or ".join(f"pip install 'scratchformer[{name}]'" for name in extras)
+
+
+def _requirements() -> dict[str, list[str]]:
+    """The packages that the metadata of this one requires on such a system and processor, with the extras that install
+    each; empty without metadata.
+    """
+    packages: dict[str, list[str]] = {}
+    try:
+        requirements = importlib.metadata.requires("scratchformer") or []
+    except importlib.metadata.PackageNotFoundError:
+        return packages
+    for requirement in map(Requirement, requirements):
+        for extra in re.findall(r'extra == "(.+?)"', str(requirement.marker)) or [""]:
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                packages.setdefault(requirement.name, []).extend([extra] if extra else [])
+    return packages
 
 
 def _installed(distribution: str) -> bool:
@@ -166,7 +177,9 @@ def _driver() -> Iterator[tuple[str, str]]:
     """The NVIDIA driver, its GPUs, and the extra of this package whose CUDA version it supports."""
     query = ["nvidia-smi", "--query-gpu=driver_version,name,memory.free", "--format=csv,noheader"]
     try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+        lines = subprocess.run(
+            query, capture_output=True, text=True, errors="replace", timeout=20, check=True
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         yield "NVIDIA driver", "none found (nvidia-smi does not answer): no GPU can be used"
         return

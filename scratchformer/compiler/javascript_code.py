@@ -14,7 +14,7 @@ from .trees import COLUMN
 
 __all__ = ["javascript_source"]
 
-MATH = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "floor", "max", "min")
+MATH = ("exp", "log", "log1p", "sqrt", "tanh", "sin", "cos", "abs", "floor", "max", "min")
 HELPERS = {
     "erf": """\
   function erf(x) {  // 2/√π exp(−x²) Σ_k 2^k x^(2k+1)/(1 · 3 · ... · (2k+1)): no term is subtracted from another

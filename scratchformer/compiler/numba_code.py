@@ -18,7 +18,7 @@ __all__ = ["numba_source"]
 
 BLOCK = 1024  # random integers that are drawn before they are used
 RESERVED = """R np c n t rows columns finite read narrow plus column_of maximum_of_row greater lesser
-    words place first drawn draw i sqrt floor abs max min exp log tanh erf sin cos range""".split()
+    words place first drawn draw i sqrt floor abs max min exp log log1p tanh erf sin cos range""".split()
 
 
 def numba_source(plan: Plan) -> str:

@@ -59,7 +59,7 @@ def loops(source: str, name: str, wide: Any, exact: bool) -> Any:
     """
     unique = f"{name}_{sha256(source.encode()).hexdigest()[:12]}_{np.dtype(wide).name}"
     space = {"__name__": __name__, "np": np, "R": wide, "plus": plus, "maximum_of_row": numba_rows.maximum_of_row}
-    functions = "read narrow column_of draw drawn_at greater lesser exp log tanh erf"
+    functions = "read narrow column_of draw drawn_at greater lesser exp log log1p tanh erf"
     space |= {name: getattr(numba_math, name) for name in functions.split()}
     space |= {"sin": np.sin, "cos": np.cos}
     exec(compile(source.replace(f"def {name}(", f"def {unique}(", 1), __file__, "exec"), space)

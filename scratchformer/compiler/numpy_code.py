@@ -15,7 +15,7 @@ from .trees import COLUMN
 __all__ = ["numpy_source"]
 
 BLOCK = 1 << 16  # numbers of a block: a few arrays of this size fit in the second-level cache
-CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "abs", "floor")
+CALLS = ("exp", "log", "log1p", "sqrt", "tanh", "sin", "cos", "abs", "floor")
 OTHER_HALF = ("-", ("num", 1.0), ("at", HALF))
 PLAIN = (OTHER_HALF, ("num", 0.0))  # places that are slices
 UFUNCS = {"+": "np.add", "-": "np.subtract", "*": "np.multiply", "/": "np.divide", "neg": "np.negative"}

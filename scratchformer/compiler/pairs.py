@@ -10,7 +10,7 @@ import numpy as np
 from ..backend import DeviceError, gpus
 from ..dispatch import backward, operation, turned_off
 from ..notation import DerivationError
-from .derivation import Derivation
+from .derivation import Derivation, Plans
 from .errors import CompileError
 from .twins import CompiledTwin, Kept, Target
 
@@ -66,13 +66,13 @@ class Compared(CompiledTwin):
 
     def __init__(self, op: Any, op_backward: Any, target: Target) -> None:
         super().__init__(op, op_backward, target)
-        self.compared: set[int] = set()  # the ids of pairs of plans, which the derivation keeps
+        self.compared: list[Plans] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         y, kept = super().forward(*args, **kwargs)
-        if type(kept) is Kept and id(kept.call.pair) not in self.compared:
+        if type(kept) is Kept and not any(kept.call.pair is pair for pair in self.compared):
             self.compare([in_float64(x) for x in args], {name: in_float64(x) for name, x in kwargs.items()})
-            self.compared.add(id(kept.call.pair))
+            self.compared.append(kept.call.pair)
         return y, kept
 
     def compare(self, args: list, kwargs: dict[str, Any]) -> None:

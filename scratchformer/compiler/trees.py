@@ -27,7 +27,7 @@ from .equations import Definition, Definitions, is_product
 from .errors import CompileError
 
 COLUMN, ROW = "column", "n"
-SLOW = ("exp", "log", "tanh", "erf", "sin", "cos")
+SLOW = ("exp", "log", "log1p", "tanh", "erf", "sin", "cos")
 OPERATORS: Mapping[str, Callable] = {
     "+": operator.add,
     "-": operator.sub,
@@ -43,7 +43,13 @@ OPERATORS: Mapping[str, Callable] = {
     "≤": operator.le,
     "≥": operator.ge,
 }
-CONSTANT = {**OPERATORS, "sqrt": math.sqrt, "exp": math.exp, "log": math.log}  # what is computed with constants
+CONSTANT = {
+    **OPERATORS,
+    "sqrt": math.sqrt,
+    "exp": math.exp,
+    "log": math.log,
+    "log1p": math.log1p,
+}  # what is computed with constants
 HEAD, LOOPS, TAIL = range(3)  # the stages of a plan: before the loops, in them, after them; see `plan`
 
 

@@ -105,16 +105,16 @@ class CompiledTwin:
     def __init__(self, op: Operation, op_backward: Operation | None, target: Target) -> None:
         self.op, self.op_backward, self.target = op, op_backward, target
         self.given = getattr(op, "given", None)
-        self.loops: dict[tuple[int, np.dtype], Callable] = {}
+        self.loops: dict[tuple[int, np.dtype], tuple[Plan, Callable]] = {}  # holds the plan, so no other has its id
         self.call = lru_cache(CALLS)(self.make_call)
         self.asked: tuple[tuple, Any] = NOTHING  # the arguments of the latest `fits`, and its call
 
     def loops_of(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
-        """The loops of a plan, which the derivation, or a dictionary of orders, keeps."""
+        """The loops of a plan, which are made when they are first asked for."""
         key = id(plan), dtype
         if key not in self.loops:
-            self.loops[key] = self.target.loops(plan, dtype)
-        return self.loops[key]
+            self.loops[key] = plan, self.target.loops(plan, dtype)
+        return self.loops[key][1]
 
     @cached_property
     def derivation(self) -> Derivation:

@@ -67,6 +67,10 @@ def log(x: Any) -> Any:
     """log(x)"""
 
 
+def log1p(x: Any) -> Any:
+    """log(1 + x)"""
+
+
 def tanh(x: Any) -> Any:
     """tanh(x)"""
 
@@ -195,6 +199,11 @@ def column_of(place: Any, columns: Any) -> Any:
 @overload(log, strict=False, jit_options={"fastmath": {"contract"}})
 def _log(x: Any) -> Any:
     return portable.log32 if x == numba.float32 else lambda x: math.log(x)
+
+
+@overload(log1p, strict=False)
+def _log1p(x: Any) -> Any:
+    return lambda x: math.log1p(x)  # once for each row
 
 
 @overload(tanh, strict=False, jit_options={"fastmath": {"contract"}})

@@ -37,26 +37,33 @@ exp, log, tanh, erf = (
 )
 
 
-def are_numbers(x: np.ndarray, *others: Any, **options: Any) -> bool:
+def are_matrices(a: np.ndarray, b: np.ndarray) -> bool:
+    return is_float32(a) and is_float32(b) and min(a.ndim, b.ndim) > 1 and a.shape[-1] == b.shape[-2]
+
+
+def are_numbers(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> bool:
     return x.dtype in (np.float32, np.float64)
 
 
-def are_float32(*arrays: np.ndarray) -> bool:
-    return all(x.dtype == np.float32 and type(x) is np.ndarray for x in arrays)
+def is_float32(x: np.ndarray) -> bool:
+    return x.dtype == np.float32
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """c = a b, float32, for stacks a (..., M, K) and b (..., K, N) of any strides."""
     if b.ndim == 2 and a.ndim > 2:
-        return product(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
-    stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return product(a.reshape(math.prod(a.shape[:-1]), a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
+    stack = a.shape[:-2]
+    if b.shape[:-2] != stack:
+        stack = np.broadcast_shapes(stack, b.shape[:-2])
     c = np.empty((*stack, a.shape[-2], b.shape[-1]), np.float32)
-    matrices = [stacked(x, stack) for x in (a, b, c)]  # which must not be freed before they are read
-    multiply_stacks(*(part for x in matrices for part in placed(x)))
+    left, right, to = stacked(a, stack), stacked(b, stack), stacked(c, stack)
+    places = (x.__array_interface__["data"][0] for x in (left, right, to))
+    multiply_stacks(*places, left.shape, right.shape, to.shape, left.strides, right.strides, to.strides)
     return c
 
 
-portable.product.add_twin(np.ndarray, are_float32, product, fast=True)
+portable.product.add_twin(np.ndarray, are_matrices, product, fast=True)
 
 
 def stacked(x: np.ndarray, stack: tuple[int, ...]) -> np.ndarray:
@@ -65,11 +72,9 @@ def stacked(x: np.ndarray, stack: tuple[int, ...]) -> np.ndarray:
         x = np.ascontiguousarray(x)
     if x.shape[:-2] != stack:
         x = np.broadcast_to(x, stack + x.shape[-2:])
-    return x.reshape((-1,) * (x.ndim > 3) + (1,) * (4 - x.ndim) + x.shape[-3:])
-
-
-def placed(x: np.ndarray) -> tuple:
-    return x.__array_interface__["data"][0], x.shape, x.strides
+    if x.ndim == 4:
+        return x
+    return x.reshape(math.prod(x.shape[:-3]), *(1,) * (3 - x.ndim), *x.shape[-3:])
 
 
 @intrinsic
@@ -100,7 +105,7 @@ def continue_tile(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s
 
 
 @exact
-def multiply_stacks(a, a_shape, a_strides, b, b_shape, b_strides, c, c_shape, c_strides):  # type: ignore[no-untyped-def]
+def multiply_stacks(a, b, c, a_shape, b_shape, c_shape, a_strides, b_strides, c_strides):  # type: ignore[no-untyped-def]
     """c = a b for stacks of matrices with two leading axes."""
     left, right = array_at(a, a_shape, a_strides), array_at(b, b_shape, b_strides)
     result = array_at(c, c_shape, c_strides)
@@ -265,4 +270,4 @@ def erf_of(x: Any, y: Any) -> None:
 for operation, loop in zip(
     (portable.exp, portable.log, portable.tanh, portable.erf), (exp_of, log_of, tanh_of, erf_of), strict=True
 ):
-    operation.add_twin(np.ndarray, are_float32, elementwise(loop), fast=True)
+    operation.add_twin(np.ndarray, is_float32, elementwise(loop), fast=True)

@@ -37,7 +37,7 @@ GREEK = {
 }
 GREEK |= {letter.upper(): name.capitalize() for letter, name in GREEK.items()} | {"ℓ": "ell"}
 SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "erf", "max", "min", "abs")
+CALLS = ("exp", "log", "log1p", "sqrt", "tanh", "sin", "cos", "erf", "max", "min", "abs")
 OVER = ("sum", "prod", "mean", "max", "min", "argmax", "softmax")
 WORDS = ("with", "for", "where", "elsewhere", "mod", "and")
 RELATIONS = {"<=": "≤", ">=": "≥", "!=": "≠", ":=": ":=", "=": "=", "<": "<", ">": ">", "≤": "≤", "≥": "≥", "≠": "≠"}

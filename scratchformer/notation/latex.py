@@ -126,7 +126,7 @@ def call(node: Node) -> str:
     inside = [expression(a[1] if a[0] == "group" else a) for a in arguments]
     if function == "sqrt":
         return rf"\sqrt{{{inside[0]}}}"
-    standard = function in CALLS and function != "erf"
+    standard = function in CALLS and function not in ("erf", "log1p")
     command = rf"\{function}" if standard else rf"\operatorname{{{function}}}"
     return rf"{command}\left({', '.join(inside)}\right)"
 

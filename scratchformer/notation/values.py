@@ -160,7 +160,7 @@ def gather(name: str, data: np.ndarray, leading: tuple[Any, ...], indices: Seque
     valid = np.array(True)
     places: list[np.ndarray] = []
     for place, size, axis in zip(aligned, data.shape, [*leading, *(None for _ in indices)], strict=True):
-        whole = np.rint(place.real).astype(int)
+        whole = np.rint(place.real.astype(float)).astype(int)
         if axis is not None and size == 1:
             whole = np.zeros_like(whole)
         inside = (whole >= 0) & (whole < size)
@@ -205,6 +205,7 @@ def erf(x: np.ndarray) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
+    "log1p": np.log1p,
     "sqrt": np.sqrt,
     "tanh": np.tanh,
     "sin": np.sin,

@@ -24,6 +24,7 @@ class CrossEntropyCache(NamedTuple):
     logits: Array  # (..., V)
     z_max: Array  # (N, 1)
     log_z: Array  # (N, 1), of z − z_max
+    rest: Array  # (N, 1), of exp(z − z_max), without the target's
     targets: Array  # (N,), 0 where ignored
     counted: Array  # (N,), boolean
     count: Array  # how many targets count, but at least 1
@@ -70,9 +71,12 @@ def cross_entropy(
         count = max(1, Σ_n k_n)        loss = 1/count Σ_n k_n ℓ_n
 
     No exponential overflows if the row's maximum is subtracted, which does not change the softmax. Since t sums to 1,
-    the loss of a row can be computed without the softmax, whose small numbers may round to 0, with the logarithm −∞:
+    the loss of a row can be computed without the softmax, whose small numbers may round to 0, with the logarithm −∞.
+    The exponential of the target is added last, so that a small rest does not round to 0; log1p(x) is log(1 + x):
 
-        z_max_n = max_v(z_nv)        log_z_n = λ_n − z_max_n = log(Σ_v exp(z_nv − z_max_n))
+        z_max_n = max_v(z_nv)        rest_n = Σ_v [v ≠ targets_n] exp(z_nv − z_max_n)
+        log_z_n = λ_n − z_max_n = log(Σ_v exp(z_nv − z_max_n))
+            = log1p(exp(z_nv − z_max_n) − 1 + rest_n) with v = targets_n
         ℓ_n = log_z_n − (1 − ε) (z_nv − z_max_n) − ε mean_v'(z_nv' − z_max_n) with v = targets_n
 
     Backward. The derivative of λ is the softmax p. The logarithm undoes the exponential, and what is left is prediction
@@ -85,14 +89,19 @@ def cross_entropy(
 
         dℓ_n := dloss k_n/count        dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dℓ_n (p_nv − t_nv)
 
+    If the target's p is nearly 1, rounding leaves little of 1 − p, which is computed as the sum of the others:
+
+        gap_nv := ε (1 − 1/V) − rest_n exp(−log_z_n) where v = targets_n, p_nv − ε/V elsewhere
+        dz_nv = dℓ_n gap_nv
+
     The code works in one array, which starts as p. Then t is subtracted, and each row is multiplied by its weight:
 
         dlogits = xp.exp(z - z_max - log_z)
         dlogits -= label_smoothing / V
-        dlogits -= (1 - label_smoothing) * cast(xp.arange(V) == targets[:, None], z.dtype)
+        dlogits[xp.arange(N), targets] = label_smoothing * (1 - 1 / V) - (rest * xp.exp(-log_z))[:, 0]
         dlogits *= dloss / count * cast(counted[:, None], z.dtype)
 
-    The cache keeps the logits, their maxima and log_z, from which the first line computes p again.
+    The cache keeps the logits, and of each row the maximum, log_z and the rest. From these p is computed again.
 
     Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
     """
@@ -101,15 +110,17 @@ def cross_entropy(
     z = xp.reshape(widen(logits), (-1, logits.shape[-1]))
     z_max = xp.max(z, axis=-1, keepdims=True)
     shifted = z - z_max
-    log_z = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))  # (N, 1)
-    z_target = xp.take_along_axis(shifted, targets[:, None], axis=1)
+    e, z_target = xp.exp(shifted), xp.take_along_axis(shifted, targets[:, None], axis=1)
+    e[xp.arange(z.shape[0]), targets] = 0
+    rest = xp.sum(e, axis=-1, keepdims=True)
+    log_z = xp.log1p(xp.exp(z_target) - 1 + rest)  # (N, 1)
     row = log_z - (1 - label_smoothing) * z_target
     if label_smoothing:
         row -= label_smoothing * xp.mean(shifted, axis=-1, keepdims=True)
     # Not a Python number, for which the host would wait for a GPU.
     count = xp.maximum(1, xp.sum(cast(counted, row.dtype)))
     loss = xp.sum(xp.where(counted[:, None], row, 0)) / count
-    return loss, CrossEntropyCache(logits, z_max, log_z, targets, counted, count, label_smoothing)
+    return loss, CrossEntropyCache(logits, z_max, log_z, rest, targets, counted, count, label_smoothing)
 
 
 def counted_targets(targets: Array, V: int, ignore_index: int | None) -> tuple[Array, Array]:
@@ -132,11 +143,11 @@ def counted_targets(targets: Array, V: int, ignore_index: int | None) -> tuple[A
 def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Array:
     """dlogits: see `cross_entropy`. dloss: a number, or a zero-dimensional array."""
     expect_gradient("dloss", dloss, ())
-    logits, z_max, log_z, targets, counted, count, label_smoothing = cache
-    xp, V = array_module(logits), logits.shape[-1]
+    logits, z_max, log_z, rest, targets, counted, count, label_smoothing = cache
+    xp, N, V = array_module(logits), log_z.shape[0], logits.shape[-1]
     z = xp.reshape(widen(logits), (-1, V))
     dlogits = xp.exp(z - z_max - log_z)  # the softmax
     dlogits -= label_smoothing / V
-    dlogits -= (1 - label_smoothing) * cast(xp.arange(V) == targets[:, None], z.dtype)
+    dlogits[xp.arange(N), targets] = label_smoothing * (1 - 1 / V) - (rest * xp.exp(-log_z))[:, 0]
     dlogits *= dloss / count * cast(counted[:, None], z.dtype)
     return cast(xp.reshape(dlogits, logits.shape), logits.dtype)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ..backend import Array, array_module, cast, widen
 from ..checks import expect_columns, expect_floating, expect_gradient, expect_like
 from ..dispatch import backward, operation
+from .softmax import from_others, log_sum
 
 
 class SoftCrossEntropyCache(NamedTuple):
@@ -41,9 +42,11 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
         s_nv = z_nv − log(Σ_v' exp(z_nv'))        p_nv := exp(s_nv)
         loss = −1/N Σ_n Σ_v t_nv s_nv
 
-    With the row's maximum subtracted, no exponential overflows:
+    With the row's maximum subtracted, no exponential overflows, and with log1p no small one rounds to 0:
 
-        z_max_n = max_v(z_nv)        log_z_n = log(Σ_v exp(z_nv − z_max_n))        s_nv = z_nv − z_max_n − log_z_n
+        z_max_n = max_v(z_nv)        k_n = Σ_v [z_nv = z_max_n]
+        log_z_n = log(Σ_v exp(z_nv − z_max_n)) = log1p(k_n − 1 + Σ_v [z_nv < z_max_n] exp(z_nv − z_max_n))
+        s_nv = z_nv − z_max_n − log_z_n
 
     A class whose target is 0 adds nothing to the loss, even if its logit is −∞. (Then dtargets is infinite there.)
 
@@ -59,8 +62,14 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
 
     In code:
 
-        dlogits = share * (xp.exp(log_p) * xp.sum(t, axis=-1, keepdims=True) - t)
         dtargets = -share * log_p
+        dlogits = share * (p * xp.sum(t, axis=-1, keepdims=True) - t)
+
+    If p is nearly 1, rounding leaves little of 1 − p, which is then computed as the sum of the others:
+
+        r_n := Σ_v [p_nv ≤ ½] p_nv        a_n := Σ_v [p_nv ≤ ½] t_nv
+        dz_nv = dloss/N (p_nv a_n − t_nv r_n) where p_nv > ½, dloss/N (p_nv Σ_v' t_nv' − t_nv) elsewhere
+        dlogits = from_others(dlogits, p)
 
     The cache keeps z and t, and two numbers of each row. s and p are computed again.
 
@@ -70,7 +79,7 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
     xp, z = array_module(logits), widen(logits)
     t = cast(targets, z.dtype)
     z_max = xp.max(z, axis=-1, keepdims=True)
-    log_z = xp.log(xp.sum(xp.exp(z - z_max), axis=-1, keepdims=True))
+    log_z = log_sum(z - z_max)
     log_p = (z - z_max) - log_z
     loss = -xp.sum(t * xp.where(t == 0, t, log_p)) / math.prod(log_z.shape)  # 0 log 0 = 0
     return loss, SoftCrossEntropyCache(logits, targets, z_max, log_z)
@@ -83,6 +92,8 @@ def soft_cross_entropy_backward(dloss: Array | float, cache: SoftCrossEntropyCac
     logits, targets, z_max, log_z = cache
     xp, share = array_module(logits), dloss / math.prod(log_z.shape)
     t, log_p = cast(targets, z_max.dtype), (widen(logits) - z_max) - log_z
-    dlogits = share * (xp.exp(log_p) * xp.sum(t, axis=-1, keepdims=True) - t)
+    p = xp.exp(log_p)
     dtargets = -share * log_p
+    dlogits = share * (p * xp.sum(t, axis=-1, keepdims=True) - t)
+    dlogits = from_others(dlogits, p)
     return tuple(cast(dx, x.dtype) for dx, x in ((dlogits, logits), (dtargets, targets)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..backend import Array, array_module, cast, copy, widen
 from ..checks import expect_columns, expect_floating, expect_like
 from ..dispatch import backward, operation
@@ -36,6 +38,13 @@ def softmax(z: Array) -> tuple[Array, Array]:
 
         dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))
 
+    If y_k is nearly 1, rounding leaves little of this difference, so 1 − y_k is then computed as the sum r of the
+    others (in code dz_k, as minus the sum of the others, which is the same):
+
+        r := Σ_i [y_i ≤ ½] y_i        a := Σ_i [y_i ≤ ½] dy_i y_i
+        dz_k = y_k (dy_k r − a) where y_k > ½, y_k (dy_k − Σ_i dy_i y_i) elsewhere
+        dz = from_others(dz, y)
+
     The cache keeps only y, since the Jacobian is a function of y. It is a copy, so the caller may change its own y.
     """
     expect_floating(z=z)
@@ -54,7 +63,18 @@ def softmax_backward(dy: Array, y: Array) -> Array:
     expect_like("dy", dy, y.shape)
     xp, dtype, dy = array_module(dy, y), dy.dtype, widen(dy)
     dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))
+    dz = from_others(dz, y)
     return cast(dz, dtype)
+
+
+def from_others(dz: Array, p: Array) -> Array:
+    """dz (..., V), whose rows sum to 0, with minus the sum of the others where the probability p is above ½."""
+    xp, (shape, dz, p) = array_module(dz, p), (dz.shape, *as_rows(dz, p))
+    top = xp.arange(dz.shape[0]), xp.argmax(p, axis=-1)
+    large, before = p[top] > 0.5, dz[top]
+    dz[top] = 0
+    dz[top] = xp.where(large, -xp.sum(dz, axis=-1), before)
+    return xp.reshape(dz, shape)
 
 
 @operation
@@ -67,18 +87,26 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
 
         Z = Σ_j exp(z_j)        y_i = z_i − log(Z)
 
-    The row's maximum is subtracted before the sum, so that nothing overflows; the sum is at least 1:
+    The row's maximum is subtracted before the sum, so that nothing overflows, and the exponential of the maximum, 1, is
+    added last (there may be k of them), so that a small rest does not round to 0; log1p(x) is log(1 + x):
 
-        m = max_j(z_j)        y_i = z_i − m − log(Σ_j exp(z_j − m))
+        m = max_j(z_j)        k = Σ_j [z_j = m]
+        y_i = z_i − m − log(Σ_j exp(z_j − m)) = z_i − m − log1p(k − 1 + Σ_j [z_j < m] exp(z_j − m))
 
     Backward. Z depends on every score:
 
         ∂Z/∂z_k = exp(z_k)      ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k)
         dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i (δ_ik − exp(y_k)) = dy_k − exp(y_k) Σ_i dy_i
 
-    In NumPy:
+    In NumPy, with p for exp(y):
 
-        dz = dy - xp.exp(y) * xp.sum(dy, axis=-1, keepdims=True)
+        dz = dy - p * xp.sum(dy, axis=-1, keepdims=True)
+
+    If p_k is nearly 1, rounding leaves little of 1 − p_k, which is then computed as the sum of the others:
+
+        p_k := exp(y_k)        r := Σ_i [p_i ≤ ½] p_i        a := Σ_i [p_i ≤ ½] dy_i
+        dz_k = dy_k r − p_k a where p_k > ½, dy_k − p_k Σ_i dy_i elsewhere
+        dz = from_others(dz, p)
 
     The cache keeps only y: exp(y) is the softmax.
     """
@@ -87,7 +115,7 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
     xp = array_module(z)
     wide = widen(z)
     shifted = wide - xp.max(wide, axis=-1, keepdims=True)
-    y = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
+    y = shifted - log_sum(shifted)
     y = cast(y, z.dtype)
     return y, copy(y)
 
@@ -97,6 +125,20 @@ def log_softmax_backward(dy: Array, y: Array) -> Array:
     """dz: see `log_softmax`."""
     expect_like("dy", dy, y.shape)
     xp = array_module(dy, y)
-    dtype, dy, y = dy.dtype, widen(dy), widen(y)
-    dz = dy - xp.exp(y) * xp.sum(dy, axis=-1, keepdims=True)
+    dtype, dy, p = dy.dtype, widen(dy), xp.exp(widen(y))
+    dz = dy - p * xp.sum(dy, axis=-1, keepdims=True)
+    dz = from_others(dz, p)
     return cast(dz, dtype)
+
+
+def log_sum(z: Array) -> Array:
+    """log Σ_j exp(z_j) for each row of z (..., V) whose largest number is 0, as (..., 1)."""
+    xp, (rows,) = array_module(z), as_rows(z)
+    e = xp.exp(rows)
+    e[xp.arange(e.shape[0]), xp.argmax(rows, axis=-1)] = 0  # one of the largest, whose exponential is 1
+    return xp.reshape(xp.log1p(xp.sum(e, axis=-1)), (*z.shape[:-1], 1))
+
+
+def as_rows(*arrays: Array) -> tuple[Array, ...]:
+    """Arrays (..., V) with all leading axes folded into one."""
+    return tuple(array_module(x).reshape(x, (math.prod(x.shape[:-1]), x.shape[-1])) for x in arrays)

@@ -1,12 +1,12 @@
 """What `scratchformer doctor` says about the driver, without one and with a stand-in for nvidia-smi."""
 
 import configparser
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 
 from scratchformer import kernels
 from scratchformer.commands import doctor
@@ -22,7 +22,8 @@ def test_it_lists_every_package_of_the_metadata(monkeypatch):
     setup = configparser.ConfigParser()
     setup.read(Path(__file__).parents[2] / "setup.cfg", encoding="utf-8")
     lists = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
-    named = {re.split("[><=;]", line)[0] for lines in lists for line in lines.split("\n") if line}
+    requirements = [Requirement(line) for lines in lists for line in lines.split("\n") if line]
+    named = {each.name for each in requirements if each.marker is None or each.marker.evaluate()}
     installed = doctor._installed
     monkeypatch.setattr(doctor, "_installed", lambda package: package != "sacrebleu" and installed(package))
     found = dict(doctor.report())
@@ -31,6 +32,15 @@ def test_it_lists_every_package_of_the_metadata(monkeypatch):
     assert {name for name in named if not name.startswith(apart)} <= found.keys()
     ways = ("pip install 'scratchformer[test]'", "pip install 'scratchformer[translate]'")
     assert found["sacrebleu"] == f"not installed; {' or '.join(ways)}"
+
+
+def test_it_names_no_package_that_the_extra_does_not_install_here(monkeypatch):
+    """Such as MKL, which there is for x86 only."""
+    metadata = ["numpy", "mkl; platform_machine == 'other' and extra == 'fast'", "numba; extra == 'fast'"]
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda package: metadata)
+    assert doctor._requirements() == {"numpy": [], "numba": ["fast"]}
+    monkeypatch.setattr(doctor, "_installed", lambda package: False)
+    assert doctor._fast(["Neon"], None).startswith("numba not installed; for faster kernels: pip")
 
 
 @pytest.mark.parametrize(("version", "extra"), [("580.65.06", "cuda13"), ("550.54", "cuda12")])
@@ -75,6 +85,7 @@ SLOWER = "installed; bfloat16 would be slower than float32 on this processor"
 def test_bfloat16_is_recommended_where_it_is_multiplied_or_would_be(monkeypatch, instructions, missing, half, advice):
     monkeypatch.setattr(doctor, "turned_off", lambda: "")
     monkeypatch.setattr(doctor, "_installed", lambda package: package not in missing)
+    monkeypatch.setattr(doctor, "_requirements", lambda: {name: ["fast"] for name in ("numba", "ml_dtypes", "mkl")})
     found = doctor._fast(instructions, half and SimpleNamespace(bfloat16=half))
     assert found == advice + ": pip install 'scratchformer[fast]'" * bool(missing)
 

@@ -15,7 +15,7 @@ class UncompiledTarget:
         return dtype in (np.float32, np.float64)
 
     def loops(self, plan, dtype):
-        space = {name: getattr(np, name) for name in ("exp", "log", "tanh", "sin", "cos")}
+        space = {name: getattr(np, name) for name in ("exp", "log", "log1p", "tanh", "sin", "cos")}
         space |= {"np": np, "R": np.float64, "erf": erf, "read": np.float64, "narrow": lambda x, to: x, "plus": np.add}
         space |= {"maximum_of_row": lambda x, row: x[row].max(), "greater": np.maximum, "lesser": np.minimum}
         space |= {"column_of": lambda place, columns: place if 0 <= place < columns else -1}

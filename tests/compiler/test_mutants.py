@@ -66,7 +66,7 @@ class Interpreted:
 
     def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
         space = {"np": np, "R": float, "read": float, "narrow": lambda x, to: x, "plus": lambda a, b: a + b}
-        space |= {name: getattr(math, name) for name in ("exp", "log", "tanh", "erf", "sin", "cos")}
+        space |= {name: getattr(math, name) for name in ("exp", "log", "log1p", "tanh", "erf", "sin", "cos")}
         space |= {"maximum_of_row": lambda x, n: x[n].max(), "column_of": lambda place, columns: place, "draw": draw}
         space |= {"greater": np.maximum, "lesser": np.minimum}
         exec(self.source_of(plan).replace(f"def {plan.name}(", "def loops("), space)

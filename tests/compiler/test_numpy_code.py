@@ -1,5 +1,6 @@
 """Blocks of rows in NumPy give what the references give."""
 
+import gc
 from typing import NamedTuple
 
 import numpy as np
@@ -93,3 +94,14 @@ def test_a_mean_over_rows():
     loss, kept = twin.forward(x)
     np.testing.assert_allclose(loss, mean_square(x)[0], rtol=1e-14)
     np.testing.assert_allclose(twin.backward(3.0, kept), 3 * x / 2, rtol=1e-14)
+
+
+def test_loops_are_those_of_their_plan_when_earlier_plans_are_gone():
+    """Plans of shapes that are no longer remembered are deleted, and another may then lie at the same address."""
+    twin = CompiledTwin(ops.relu, ops.relu_backward, NumpyTarget())
+    plan = twin.derivation.compile().forward
+    loops = set()
+    for _ in range(5):
+        loops.add(twin.loops_of(plan._replace(results=plan.results), np.dtype(np.float64)))
+        gc.collect()
+    assert len(loops) == 5

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -84,6 +85,14 @@ def test_products(sizes, kinds, strides, stacks, seed):
     a = strided(numbers(seed, (*stacks[0], M, K), kinds[0]), strides[0])
     b = strided(numbers(seed + 1, (*stacks[1], K, N), kinds[1]), strides[1])
     same_bits(portable.product, a, b)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("quick", [False, True])
+def test_sizes_that_do_not_fit_are_an_error(rows, quick):
+    a, b = np.ones((2, 3), np.float32), np.ones((rows, 5), np.float32)
+    with pytest.raises(ValueError, match="b: expected 3 rows"), fast() if quick else nullcontext():
+        portable.product(a, b)
 
 
 @pytest.mark.parametrize(("M", "N"), [(twins.HEIGHT + 1, twins.COLUMNS), (3, twins.WIDTH + twins.COLUMNS + 1)])

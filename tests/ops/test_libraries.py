@@ -1,23 +1,29 @@
 """Every operation on arrays of other libraries: the references use nothing beyond the Array API standard."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from scratchformer import ops
 from scratchformer.backend import CPU, Device, array_module, to_cpu
 from scratchformer.catalogue import OPERATIONS, Draw
+from scratchformer.checks import checked_on_host
 from scratchformer.dispatch import reference_only
 from scratchformer.testing import GradientError, check_gradients
 from scratchformer.testing.contracts import as_tuple
 
-# What Dask does not have, and the operations that need it.
-NOT_IN_DASK = {
-    "take_along_axis": ("gather", "max_pool", "relative_shift", "relative_attention", "cross_entropy"),
-    "reshape": ("attention, grouped, a pattern for each head",),  # if it moves the limits of its pieces
-}
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+# (library, operations that do not run on it, what it lacks): the table of the page.
+TABLE = [
+    [re.findall("`(.*?)`", cell) for cell in row.split("|")[1:4]]
+    for row in re.findall(r"^\| `.*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+]
+LIBRARIES = list(dict.fromkeys(library for (library,), _, _ in TABLE))
 
 
-@pytest.fixture(scope="module", params=["array_api_strict", "torch", "jax.numpy", "dask.array"])
+@pytest.fixture(scope="module", params=LIBRARIES)
 def library(request):
     xp = pytest.importorskip(request.param)
     pytest.importorskip("array_api_compat")
@@ -25,22 +31,32 @@ def library(request):
 
 
 def results(name, device):
-    """y and the gradients of a case, whose arrays are on a device, in float32."""
+    """y and the gradients of a case, whose arrays are on a device, in float32. JAX's are compiled by jax.jit."""
     case = OPERATIONS[name](Draw(3, 1.0, device))
     args = [
         device.xp.asarray(x.astype(np.float32) if x.dtype == np.float64 else x) if isinstance(x, np.ndarray) else x
         for x in case.args
     ]
-    y, cache = case.op(*args, **case.options)
-    dy = np.random.default_rng(0).standard_normal(tuple(y.shape)).astype(np.float32)
-    return y, *as_tuple(case.op_backward(device.xp.asarray(dy), cache))
+
+    def forward_and_backward(*args):
+        y, cache = case.op(*args, **case.options)
+        dy = np.random.default_rng(0).standard_normal(tuple(y.shape)).astype(np.float32)
+        return y, *as_tuple(case.op_backward(device.xp.asarray(dy), cache))
+
+    if device.xp.__name__ != "jax.numpy":
+        return forward_and_backward(*args)
+    import jax
+
+    fixed = [i for i, x in enumerate(args) if not isinstance(x, jax.Array)]
+    with checked_on_host():  # in a function that is being compiled, an array has no values that could be checked
+        return jax.jit(forward_and_backward, static_argnums=fixed)(*args)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_reference_runs_on_other_libraries(name, library):
     """With the results that it has on NumPy, in the precision of its arguments."""
-    dask = library.__name__.endswith("dask.array")
-    missing = [lack for lack, names in NOT_IN_DASK.items() if dask and name.startswith(names)]
+    rows = [row for row in TABLE if library.__name__.endswith(row[0][0])]
+    missing = [lacks[0] for _, names, lacks in rows if name.startswith(tuple(names))]
     with reference_only():
         expected = results(name, CPU)
         if missing:
@@ -73,3 +89,10 @@ def test_tensors_that_require_a_gradient_are_for_another_check():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="a tensor of PyTorch that requires a gradient: use check_torch"):
         check_gradients(ops.relu, ops.relu_backward, torch.ones(2, requires_grad=True))
+
+
+def test_the_table_names_every_library_and_only_operations_that_there_are():
+    assert LIBRARIES == ["jax.numpy", "torch", "array_api_strict", "dask.array"]
+    listed = [name for _, names, lacks in TABLE for name in names if lacks]
+    assert not [name for name in listed if not any(case.startswith(name) for case in OPERATIONS)]
+    assert len(listed) == sum(len(names) for _, names, _ in TABLE)

@@ -80,3 +80,11 @@ def test_wrong_arguments():
         ops.soft_cross_entropy(Z, IDS)
     with pytest.raises(ValueError, match=r"logits: expected at least one row, got \(0, 3\)"):
         ops.soft_cross_entropy(Z[:0], Z[:0])
+
+
+def test_what_is_left_of_a_probability_of_nearly_1_keeps_its_digits(device):
+    tail, z = np.exp(-37.43), np.array([[37.43, 0.0], [0.0, 37.43]])
+    loss, dlogits, dtargets = run(device, z, np.eye(2))
+    np.testing.assert_allclose(loss, tail, rtol=1e-13)
+    np.testing.assert_allclose(dlogits, [[-tail / 2, tail / 2], [tail / 2, -tail / 2]], rtol=1e-13)
+    np.testing.assert_allclose(np.diag(dtargets), [tail / 2, tail / 2], rtol=1e-13)

@@ -70,6 +70,24 @@ def test_rows_without_columns(op, name, shape):
         op(np.zeros(shape))
 
 
+TAIL = np.exp(-37.43)  # in [1 − TAIL, TAIL] the first number rounds to 1
+
+
+@pytest.mark.parametrize(
+    ("name", "y", "dy", "dz"),
+    [
+        ("softmax", [1, TAIL], [1.0, 0.0], [TAIL, -TAIL]),
+        ("softmax", [1, TAIL], [1.0, 2.0], [-TAIL, TAIL]),
+        ("log_softmax", [-TAIL, -37.43], [1.0, 0.0], [TAIL, -TAIL]),
+    ],
+)
+def test_what_is_left_of_a_probability_of_nearly_1_keeps_its_digits(device, name, y, dy, dz):
+    found, cache = getattr(ops, name)(to_device(np.array([[37.43, 0.0], [0.0, 37.43]]), device))
+    gradient = getattr(ops, f"{name}_backward")(to_device(np.array([dy, dy[::-1]]), device), cache)
+    np.testing.assert_allclose(to_cpu(found), [y, y[::-1]], rtol=1e-13)
+    np.testing.assert_allclose(to_cpu(gradient), [dz, dz[::-1]], rtol=1e-13)
+
+
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_a_backward_in_half_precision_rounds_only_its_result(name, device):
     """It computes in float32 with the y that the cache holds."""

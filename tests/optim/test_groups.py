@@ -448,6 +448,7 @@ def test_settings_are_json_and_say_what_the_optimizer_is():
     assert [g["parameters"] for g in settings["groups"] if g["frozen"]] == [["output.w", "output.b"]]
     assert {g["weight_decay"] for g in settings["groups"]} == {0.0, 0.01}
     assert to_cpu(adamw.m).size == sum(p.data.size for p in model.body.parameters())
+    assert SGD(model.parameters(), 0.1, momentum=0.5).settings()["momentum"] == 0.5
     muon = Muon(model.parameters(), groups=[Group("output.*", frozen=True)])
     for optimizer, whole in (adamw, []), (muon, [True]):
         groups = optimizer.settings()["groups"]

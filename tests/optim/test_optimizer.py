@@ -496,3 +496,16 @@ def test_a_device_begins_to_take_pieces_between_two_steps(make_params, set_gradi
             one.step()
         counts.append(len(together))
     assert counts[0] and counts == [counts[0], counts[0], 2 * counts[0]]
+
+
+def test_an_optimizer_without_an_update(make_params):
+    with pytest.raises(TypeError, match=r"^Optimizer has no update$"):
+        optimizer.Optimizer(make_params((2,)), 0.1).step()
+
+
+def test_pieces_are_like_an_array():
+    x = np.arange(12, dtype=np.float16)
+    parts = Pieces(x, (0, 7), ((2, 3), (4,)))
+    assert (parts.dtype, parts.shape, parts.size) == (np.float16, ((2, 3), (4,)), 10)
+    assert parts.flags.c_contiguous and parts.reshape(-1) is parts
+    assert parts.part(slice(1, 2)) == Pieces(x, (7,), ((4,),))

@@ -35,9 +35,14 @@ CODE = {
     "tanh: x is used in place of y": [("return y, y\n\n\n@backward\ndef tanh", "return y, x\n\n\n@backward\ndef tanh")],
     "swiglu: the gate gets no factor from the other branch": [("dgate = dy * up * (s", "dgate = dy * (s")],
     "softmax: only the diagonal of the Jacobian is used": [
-        ("dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))\n", "dz = y * (dy - dy * y)\n")
+        (
+            "    dz = y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))\n    dz = from_others",
+            "    return y * (dy - dy * y)\n    dz = from_others",
+        )
     ],
-    "log_softmax: y is taken for a probability": [("dz = dy - xp.exp(y) * xp", "dz = dy - y * xp")],
+    "log_softmax: y is taken for a probability": [
+        ("dtype, dy, p = dy.dtype, widen(dy), xp.exp(widen(y))", "return dy - y * xp.sum(dy, axis=-1, keepdims=True)")
+    ],
     "cross_entropy: rows that do not count still pass a gradient": [(" * cast(counted[:, None], z.dtype)\n", "\n")],
     "cross_entropy: the mean is over all rows, not those that count": [("dloss / count *", "dloss / len(targets) *")],
     "layernorm: the third term is forgotten": [(" - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))", ")")],

@@ -12,7 +12,7 @@ from scipy import special
 from scratchformer.backend import CPU, DeviceError, array_module, device_name, erf, scatter_add, to_cpu, to_device
 from scratchformer.rng import Key, random_uint16
 from scratchformer.testing import strict
-from scratchformer.testing.strict import STRICT, DeviceArray
+from scratchformer.testing.strict import STRICT, DeviceArray, traffic
 from scratchformer.testing.strict import library as xp
 
 HOST = np.arange(6.0).reshape(2, 3)
@@ -62,44 +62,105 @@ def test_backend_functions():
 # Mixing with NumPy arrays is refused.
 
 MIXED = {
-    "asarray": lambda x: np.asarray(x),
-    "array of arrays": lambda x: np.array([x, x]),
-    "ufunc": lambda x: np.exp(x),
-    "ufunc of two": lambda x: np.add(x, 1.0),
-    "ufunc with out": lambda x: np.exp(HOST, out=x),
-    "function": lambda x: np.sum(x),
-    "concatenate": lambda x: np.concatenate([x, x]),
-    "zeros_like": lambda x: np.zeros_like(x),
-    "where": lambda x: np.where(HOST > 2, x, 0),
-    "einsum": lambda x: np.einsum("ij->i", x),
-    "NumPy's index": lambda x: HOST[x.astype(np.int64)],
-    "NumPy's assignment": lambda x: operator.setitem(HOST.copy(), ..., x),
-    "NumPy's in-place": lambda x: operator.iadd(HOST.copy(), x),
-    "index": lambda x: x[np.array([0, 1])],
-    "index in a tuple": lambda x: x[:, np.array([0, 1])],
-    "mask": lambda x: x[HOST > 2],
-    "assigned": lambda x: operator.setitem(x, ..., HOST),
-    "assigned list": lambda x: operator.setitem(x, 0, [1.0, 2.0, 3.0]),
-    "assigned by index": lambda x: operator.setitem(x, np.array([0]), 1.0),
-    "method": lambda x: x.dot(HOST.T),
-    "method index": lambda x: x.take(np.array([0])),
-    "library": lambda x: xp.add(x, HOST),
-    "library of NumPy": lambda x: xp.exp(HOST),
-    "library function of NumPy": lambda x: xp.sum(HOST),
-    "library list": lambda x: xp.concatenate([x, HOST]),
-    "library out": lambda x: xp.exp(x, out=HOST.copy()),
-    "library where": lambda x: xp.where(HOST > 2, x, 0.0),
-    "library matmul": lambda x: xp.matmul(x, HOST.T),
-    "library einsum": lambda x: xp.einsum("ij,ij->i", x, HOST),
-    "add.at": lambda x: xp.add.at(x, np.array([0]), 1.0),
-    "0-d array": lambda x: x + np.array(2.0),
+    "asarray": lambda xp, x: np.asarray(x),
+    "array of arrays": lambda xp, x: np.array([x, x]),
+    "ufunc": lambda xp, x: np.exp(x),
+    "ufunc of two": lambda xp, x: np.add(x, 1.0),
+    "ufunc with out": lambda xp, x: np.exp(HOST, out=x),
+    "function": lambda xp, x: np.sum(x),
+    "concatenate": lambda xp, x: np.concatenate([x, x]),
+    "zeros_like": lambda xp, x: np.zeros_like(x),
+    "where": lambda xp, x: np.where(HOST > 2, x, 0),
+    "einsum": lambda xp, x: np.einsum("ij->i", x),
+    "NumPy's index": lambda xp, x: HOST[xp.astype(x, xp.int64) % 2],
+    "NumPy's assignment": lambda xp, x: operator.setitem(HOST.copy(), ..., x),
+    "NumPy's in-place": lambda xp, x: operator.iadd(HOST.copy(), x),
+    "index": lambda xp, x: x[np.array([0, 1]), :],
+    "index in a tuple": lambda xp, x: x[:, np.array([0, 1])],
+    "mask": lambda xp, x: x[HOST > 2],
+    "assigned": lambda xp, x: operator.setitem(x, ..., HOST),
+    "assigned list": lambda xp, x: operator.setitem(x, 0, [1.0, 2.0, 3.0]),
+    "assigned by index": lambda xp, x: operator.setitem(x, np.array([0]), 1.0),
+    "method": lambda xp, x: x.dot(HOST.T),
+    "method index": lambda xp, x: x.take(np.array([0])),
+    "library": lambda xp, x: xp.add(x, HOST),
+    "library of NumPy": lambda xp, x: xp.exp(HOST),
+    "library function of NumPy": lambda xp, x: xp.sum(HOST),
+    "library list": lambda xp, x: xp.concat([x, HOST]),
+    "library out": lambda xp, x: xp.exp(x, out=HOST.copy()),
+    "library where": lambda xp, x: xp.where(HOST > 2, x, 0.0),
+    "library matmul": lambda xp, x: xp.matmul(x, HOST.T),
+    "library einsum": lambda xp, x: xp.einsum("ij,ij->i", x, HOST),
+    "add.at": lambda xp, x: xp.add.at(x, np.array([0]), 1.0),
+    "0-d array": lambda xp, x: x + np.array(2.0),
 }
+
+
+# Mistakes that only a GPU's library, or a clock, would reveal otherwise.
+OTHERS = {
+    "not in CuPy": lambda xp, x: xp.vecdot(x, x),
+    "a number for its index": lambda xp, x: range(xp.astype(xp.sum(x), xp.int64)),
+    "float": lambda xp, x: float(xp.sum(x)),
+    "if": lambda xp, x: bool(xp.sum(x) > 0),
+    "iteration": lambda xp, x: [float(xp.sum(row)) for row in (x[0, :], x[1, :])],
+    "mask of its own": lambda xp, x: x[x > 2],
+    "nonzero": lambda xp, x: xp.nonzero(x),
+    "a list in every step": lambda xp, x: xp.asarray([1.0, 2.0]),
+}
+PLANTED = MIXED | OTHERS
+
+# What is right on a GPU.
+RIGHT = {
+    "a new array": lambda xp, x: x + xp.zeros((2, 3)),
+    "a number of NumPy": lambda xp, x: np.float64(2) * x,
+    "a sum over rows": lambda xp, x: xp.add.at(x, xp.zeros(1, dtype=xp.int64), 1.0),
+    "einsum": lambda xp, x: xp.einsum("ij->i", x),
+    "a copy": lambda xp, x: x.copy(),
+}
+
+# array-api-strict, on its default device and on another, which refuses more of what is wrong, and of what is right.
+MISSED = """asarray|array of arrays|ufunc|ufunc of two|function|concatenate|zeros_like|where|einsum|NumPy's index|
+NumPy's assignment|NumPy's in-place""".replace("\n", "")
+MISSED_ON_BOTH = "not in CuPy|a number for its index|float|if|iteration|a list in every step"
+
+
+def is_reported(code, xp, x):
+    """Whether an error, or an entry of `traffic`, reports the code."""
+    try:
+        with traffic() as reported:
+            code(xp, x)
+    except (TypeError, ValueError, IndexError, AttributeError, RuntimeError):
+        return True
+    return bool(reported)
 
 
 @pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
 def test_mixing_is_refused(mix):
     with pytest.raises(TypeError):
-        mix(device_array())
+        mix(xp, device_array())
+
+
+@pytest.mark.parametrize("code", [*PLANTED.values(), *RIGHT.values()], ids=[*PLANTED, *RIGHT])
+def test_planted_mistakes_are_reported_and_right_code_is_not(code):
+    assert is_reported(code, xp, device_array()) == (code in PLANTED.values())
+
+
+def test_array_api_strict_misses_mistakes_and_reports_right_code():
+    """Why this stand-in is needed beside it, with all its flags set. If it finds more, see what it can replace."""
+    library = pytest.importorskip("array_api_strict")
+
+    def reported(code, name):
+        x = library.asarray(HOST.copy(), device=library.Device(name))
+        with library.ArrayAPIStrictFlags(boolean_indexing=False, data_dependent_shapes=False):
+            return is_reported(code, library, x)
+
+    missed = {
+        name: [k for k, code in PLANTED.items() if not reported(code, name)] for name in ("CPU_DEVICE", "device1")
+    }
+    wrong = {name: [k for k, code in RIGHT.items() if reported(code, name)] for name in missed}
+    assert missed["device1"] == MISSED_ON_BOTH.split("|")
+    assert missed["CPU_DEVICE"] == [*MISSED.split("|"), *MISSED_ON_BOTH.split("|")]
+    assert wrong == {"CPU_DEVICE": ["a sum over rows", "einsum", "a copy"], "device1": [*RIGHT]}
 
 
 ARITHMETIC = "add sub mul truediv floordiv mod pow".split()

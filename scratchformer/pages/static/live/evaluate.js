@@ -14,7 +14,7 @@
     "≤": (a, b) => a <= b, ">": (a, b) => a > b, "≥": (a, b) => a >= b,
   };
   const CALL = {
-    exp: Math.exp, log: Math.log, sqrt: Math.sqrt, tanh: Math.tanh, sin: Math.sin, cos: Math.cos,
+    exp: Math.exp, log: Math.log, log1p: Math.log1p, sqrt: Math.sqrt, tanh: Math.tanh, sin: Math.sin, cos: Math.cos,
     max: Math.max, min: Math.min, erf,
   };
   const BINARY = {
