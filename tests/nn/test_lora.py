@@ -1,6 +1,7 @@
 """Low-rank adaptation and frozen layers: what is trained, what is not, and that merging changes nothing."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -337,3 +338,14 @@ def test_a_frozen_part_whose_gradient_is_needed_is_named(part, norm):
         TypeError, match=rf"^{name}: expected a layer through which the gradient passes, got a Frozen one"
     ):
         block.backward(y, cache)
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_a_copy_of_a_frozen_layer_is_frozen(twin):
+    """Although it looks attributes up on its layer, which a copy that is being made does not have yet."""
+    frozen = Frozen(Linear(3, 4, key=Key(1)))
+    copied, x = twin(frozen), np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(copied(x), frozen(x))
+    assert copied.w.frozen and copied.b.frozen and type(copied) is Frozen
+    with pytest.raises(AttributeError):
+        getattr(Frozen.__new__(Frozen), "layer")  # noqa: B009
