@@ -95,13 +95,13 @@ def array_at(typing: Any, address: Any, shape: Any, strides: Any) -> Any:
 @intrinsic
 def begin_tile(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
     """As `numba_vectors.product`, for a tile of the size here."""
-    return tile(c, a, b, ROWS, VECTORS)
+    return tile(c, a, b, ROWS, VECTORS, once=True)
 
 
 @intrinsic
 def continue_tile(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
     """As `numba_vectors.add_product`, for a tile of the size here."""
-    return tile(c, a, b, ROWS, VECTORS, added=True)
+    return tile(c, a, b, ROWS, VECTORS, added=True, once=True)
 
 
 @exact
