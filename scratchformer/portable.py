@@ -206,13 +206,6 @@ def log(x: np.ndarray) -> np.ndarray:
         return log32(x)
 
 
-def log1p(x: np.ndarray) -> np.ndarray:
-    """log(1 + x), float32, for one number of each row: the error of u = 1 + x cancels in x/(u − 1)."""
-    with np.errstate(all="ignore"):
-        u = ONE + x
-        return np.where(u == ONE, x, np.where(u < INFINITY, log(u) * (x / (u - ONE)), u))
-
-
 @operation
 def tanh(x: np.ndarray) -> np.ndarray:
     """tanh(x), float32."""
