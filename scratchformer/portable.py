@@ -324,7 +324,7 @@ class PortableArray(np.ndarray):
             return out[0]
         if exact:
             result = getattr(ufunc, method)(*given, **options)
-        elif all(isinstance(x, int) or getattr(x, "dtype", np.dtype(float)).kind in "biu" for x in given):
+        elif options.get("dtype") is None and all(map(_is_whole, given)):
             result = getattr(ufunc, method)(*given, **options)
             if result.dtype.kind not in "biu":
                 raise _undefined(ufunc)
@@ -360,6 +360,11 @@ def portable(x: Any) -> Any:
     if isinstance(x, np.ndarray | np.generic):
         return np.asarray(x).view(PortableArray)
     return type(x)(map(portable, x)) if type(x) in (list, tuple) else x
+
+
+def _is_whole(x: Any) -> bool:
+    """Whether x is an integer, or an array of integers or of truth values."""
+    return isinstance(x, int) or getattr(x, "dtype", np.dtype(float)).kind in "biu"
 
 
 def _undefined(function: Any) -> TypeError:
