@@ -41,7 +41,7 @@ OPTIONS = {
 
 def check(run):
     if run.bits == "portable":
-        raise ValueError("--bits portable: SciPy fits the linear model, with other bits on other processors, so leave it out")
+        raise ValueError("--bits portable: SciPy fits the linear model, whose bits are not portable, so leave it out")
 
 
 def data(run):
