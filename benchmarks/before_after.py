@@ -94,7 +94,7 @@ def save_gpt2(folder: Path) -> None:
     from scratchformer.models import GPT2
 
     sizes = {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
-    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}), encoding="utf-8")
     tensors: dict[str, list[np.ndarray]] = {}
     model = GPT2(*sizes.values())
     for source, array in zip(model.tensors().values(), model.state_dict().values(), strict=True):

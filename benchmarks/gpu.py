@@ -85,13 +85,13 @@ class Results:
 
     def add(self, part: str, **values: Any) -> None:
         line = json.dumps({"part": part, "minutes": round((time.perf_counter() - self.started) / 60, 2), **values})
-        with self.lock, (self.out / "results.jsonl").open("a") as file:
+        with self.lock, (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
             print(line[:1000], flush=True)
             file.write(line + "\n")
 
     def keep(self, title: str, text: str) -> None:
         """Add the last 100,000 characters of what was printed to OUT/output.txt."""
-        with self.lock, (self.out / "output.txt").open("a") as file:
+        with self.lock, (self.out / "output.txt").open("a", encoding="utf-8") as file:
             file.write(f"\n======== {title}\n{text[-100_000:]}\n")
 
     def run(
@@ -99,7 +99,7 @@ class Results:
     ) -> int | None:
         """Run a program, and return its status; None if it takes too long. Its last lines go into the results."""
         begun = time.perf_counter()
-        with tempfile.TemporaryFile("w+") as file:
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
             streams: dict[str, Any] = dict(stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0)
             process = subprocess.Popen(command, cwd=ROOT, env=os.environ | (environment or {}), **streams)
             code: int | None
@@ -161,7 +161,9 @@ def agree(device: Device, results: Results) -> None:
 def suite(results: Results, device: Device, seconds: float) -> None:
     """The tests on CuPy. Only files that mention a device are collected, since each worker imports all of them."""
     files = [
-        path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"\bdevice\b|[Cc]u[Pp]y", path.read_text())
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"\bdevice\b|[Cc]u[Pp]y", path.read_text(encoding="utf-8"))
     ]
 
     def place(path: Path) -> tuple[int, Path]:
@@ -176,7 +178,7 @@ def suite(results: Results, device: Device, seconds: float) -> None:
     limits = ["--maxfail", "100", "--maxschedchunk", "1", "--continue-on-collection-errors"]
     names = [str(path.relative_to(ROOT)) for path in sorted(files, key=place)]
     results.run("suite", [sys.executable, "-m", "pytest", *options, *limits, *names], seconds, environment)
-    lines = [json.loads(line) for line in reports.read_text().splitlines()] if reports.exists() else []
+    lines = [json.loads(line) for line in reports.read_text(encoding="utf-8").splitlines()] if reports.exists() else []
     failed = [line for line in lines if line["outcome"] == "failed"]
     slowest = sorted(lines, key=lambda line: -line["seconds"])[:15]
     results.add(
@@ -308,7 +310,7 @@ def attempt(results: Results, what: str, part: Callable[[], None]) -> None:
 
 def table(path: Path) -> str:
     """The results in short."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return "\n".join(_table(lines))
 
 
@@ -396,7 +398,7 @@ def main() -> None:
         if name in args.only or (name == "suite" and not {"agree", "programs"}.isdisjoint(args.only)):
             attempt(results, name, part)
     if (log := results.log("speed")).exists():
-        results.keep("speed: errors", log.read_text(errors="replace"))
+        results.keep("speed: errors", log.read_text(encoding="utf-8", errors="replace"))
     print(f"\n{table(results.out / 'results.jsonl')}")
     return None
 

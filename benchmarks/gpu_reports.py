@@ -17,5 +17,5 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         line["why"] = report.longreprtext[-3000:]
     elif report.skipped:
         line["why"] = str(report.longrepr)[-200:]
-    with open(os.environ["GPU_REPORTS"], "a") as file:
+    with open(os.environ["GPU_REPORTS"], "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

@@ -69,7 +69,7 @@ def train(results: Any, device: Device, small: bool, seconds: float, enwik8: Pat
 
 def write(out: Path, records: list[dict[str, Any]]) -> None:
     names = dict.fromkeys(name for record in records for name in record)
-    with (out / "training.csv").open("w", newline="") as file:
+    with (out / "training.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [*names])
         writer.writeheader()
         writer.writerows(records)

@@ -148,7 +148,7 @@ def run(
             trained.log(loss=loss, norm=norm)
             if trained.due(0):
                 trained.keep_best(evaluate_language_model(replicas, data.validation[:30_000]))
-        lines = (Path(out) / "metrics.jsonl").read_text().splitlines()
+        lines = (Path(out) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [r for r in map(json.loads, lines) if "loss" in r]
     skipped = 0 if replicas.loss_scale is None else replicas.loss_scale.skipped
     return Finished(trained.best["bits_per_byte"], records, skipped, model)

@@ -257,7 +257,7 @@ def measure_memory(ranks: Ranks, args: argparse.Namespace) -> None:
     with fast():  # it loads libraries
         base = resident_bytes()
     steps = TimedSteps(ranks, 1, args)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # forget the peak so far
     with steps.replicas as replicas:
         for _ in range(2):
             steps.run()

@@ -124,7 +124,7 @@ class Process:
     def __init__(
         self, command: list[str], log: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        with nullcontext() if log is None else log.open("a") as errors:
+        with nullcontext() if log is None else log.open("a", encoding="utf-8") as errors:
             pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
             self.process = subprocess.Popen(command, **pipes, text=True, env=environment, process_group=0)
 

@@ -109,7 +109,7 @@ class Competitors:
         self.running.pop(name).stop()
         if not why:
             return
-        lines = (self.folder / name).read_text(errors="replace").splitlines()
+        lines = (self.folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line.strip() for line in lines if any(map(str.isalpha, line))]
         self.failed[name] = f"{why}: {errors[-1][:200]}" if errors and why.startswith("it ended") else why
         print(f"{name} is left out: {self.failed[name]}", flush=True)

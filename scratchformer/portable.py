@@ -206,6 +206,13 @@ def log(x: np.ndarray) -> np.ndarray:
         return log32(x)
 
 
+def log1p(x: np.ndarray) -> np.ndarray:
+    """log(1 + x), float32, for one number of each row: the error of u = 1 + x cancels in x/(u − 1)."""
+    with np.errstate(all="ignore"):
+        u = ONE + x
+        return np.where(u == ONE, x, np.where(u < INFINITY, log(u) * (x / (u - ONE)), u))
+
+
 @operation
 def tanh(x: np.ndarray) -> np.ndarray:
     """tanh(x), float32."""
@@ -393,5 +400,6 @@ DEFINED: dict[tuple[Any, str], Callable] = {
     (np.minimum, "reduce"): lambda x, **options: np.minimum.reduce(x, **options) + 0,
     (np.exp, "__call__"): _elementwise(exp),
     (np.log, "__call__"): _elementwise(log),
+    (np.log1p, "__call__"): _elementwise(log1p),
     (np.tanh, "__call__"): _elementwise(tanh),
 }

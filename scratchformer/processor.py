@@ -152,6 +152,6 @@ def _fields(root: Path, name: str) -> Iterator[str]:
 def _text(path: Path) -> str:
     """The content of a file of the system; "" if it cannot be read."""
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""

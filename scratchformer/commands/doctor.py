@@ -122,7 +122,7 @@ def _mpi() -> str:
         return "mpi4py not installed; to train with several processes: pip install 'scratchformer[distributed]'"
     command = [sys.executable, "-c", MPI_VERSION]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        told = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return "mpi4py finds no MPI: pip install 'scratchformer[distributed]'"
     beside = Path(sys.executable).with_name("mpiexec")
@@ -177,7 +177,9 @@ def _driver() -> Iterator[tuple[str, str]]:
     """The NVIDIA driver, its GPUs, and the extra of this package whose CUDA version it supports."""
     query = ["nvidia-smi", "--query-gpu=driver_version,name,memory.free", "--format=csv,noheader"]
     try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+        lines = subprocess.run(
+            query, capture_output=True, text=True, errors="replace", timeout=20, check=True
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         yield "NVIDIA driver", "none found (nvidia-smi does not answer): no GPU can be used"
         return

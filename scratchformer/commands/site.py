@@ -41,7 +41,7 @@ def unpack(folder: Path) -> Path:
         with replacing_folder(folder) as new:
             names = write_all(data, new)
             contents = {"sha256": digest, "files": sorted(names)}
-            (new / CONTENTS).write_text(json.dumps(contents), encoding="utf-8")
+            (new / CONTENTS).write_text(json.dumps(contents), encoding="utf-8", newline="\n")
     return folder / FIRST
 
 

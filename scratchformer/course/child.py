@@ -121,7 +121,7 @@ def alone(folder: Path) -> None:
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     sys.addaudithook(lambda event, args: expect_harmless(folder, event, args))
 

@@ -77,7 +77,7 @@ class Progress:
 def write(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     with replacing(path) as new:
-        new.write_text(text, encoding="utf-8")
+        new.write_text(text, encoding="utf-8", newline="\n")
 
 
 def find(folder: str | None = None) -> Progress:

@@ -395,7 +395,7 @@ class Subwords:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the vocabulary to `path`, in the library's JSON format; a failure leaves no partial file."""
         with replacing(Path(path)) as unfinished:
-            unfinished.write_text(self.tokenizer.to_str(), encoding="utf-8")
+            unfinished.write_text(self.tokenizer.to_str(), encoding="utf-8", newline="\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Subwords:

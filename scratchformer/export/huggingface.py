@@ -120,7 +120,7 @@ def write_settings(model: PublishedDecoder, kind: str, folder: Path, ends: dict[
     if (folder / "config.json").exists():  # another kind fits
         return None
     text = json.dumps(model.settings(kind) | ends, indent=2) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    (folder / "config.json").write_text(text, encoding="utf-8", newline="\n")
     try:
         reason = difference(model, type(model).from_pretrained(folder, dropout=0.0))
     except PretrainedError as error:
@@ -138,9 +138,9 @@ def write_vocabulary(folder: Path, vocabulary: Subwords | PublishedTokenizer | N
                 shutil.copyfile(source / name, folder / name)
         return
     tokenizer = byte_vocabulary() if vocabulary is None else vocabulary.tokenizer
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8", newline="\n")
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if tokenizer.token_to_id(GPT2_END) is not None:  # learned as GPT-2's was
         ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), GPT2_END)
         settings |= {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **ends}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n")

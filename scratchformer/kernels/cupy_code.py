@@ -22,7 +22,7 @@ BYTES = 16  # that a thread reads at once
 
 def source(file: str, dtype: str, **constants: float | str) -> str:
     """The text of a file in `kernels/cuda` for arrays of `dtype`, with these constants."""
-    return program((FOLDER / f"{file}.cu").read_text(), dtype, **constants)
+    return program((FOLDER / f"{file}.cu").read_text(encoding="utf-8"), dtype, **constants)
 
 
 def program(text: str, dtype: str, **constants: float | str) -> str:
@@ -30,7 +30,7 @@ def program(text: str, dtype: str, **constants: float | str) -> str:
     types = {"T": TYPES[dtype], "REAL": "double" if dtype == "float64" else "float"}
     headers = ["#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
     defined = [f"#define {name} {value}" for name, value in (types | constants).items()]
-    return "\n".join([*headers, *defined, (FOLDER / "common.cuh").read_text(), text])
+    return "\n".join([*headers, *defined, (FOLDER / "common.cuh").read_text(encoding="utf-8"), text])
 
 
 @functools.cache

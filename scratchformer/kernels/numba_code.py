@@ -105,11 +105,14 @@ def sources() -> str:
 
 
 def source_files() -> list[Path]:
-    """All modules of this folder, all others called numba_*, and those from which they take constants."""
+    """All modules of this folder, all others called numba_*, those from which they take constants, and `portable`,
+    whose functions are compiled, with `backend`, from which it takes constants.
+    """
     folder = Path(__file__).parent
     files = {*folder.glob("*.py"), *folder.parent.rglob("numba_*.py")}
+    files |= {folder.parent / "portable.py", folder.parent / "backend.py"}
     for file in list(files):
-        for module, names in IMPORT.findall(file.read_text("utf-8")):
+        for module, names in IMPORT.findall(file.read_text(encoding="utf-8")):
             if CONSTANT.search(names):
                 files.add(folder.parent / f"{module.replace('.', '/')}.py")
     return sorted(files)

@@ -85,8 +85,8 @@ def splat(builder: Any, vector: ir.VectorType, value: Any) -> Any:
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a b + c, rounded once."""
-    name = f"llvm.fma.v{LANES}f{64 if isinstance(a.type.element, ir.DoubleType) else 32}"
+    """a b + c, rounded once if the processor has an instruction for that. (LLVM's `fma` would call a function.)"""
+    name = f"llvm.fmuladd.v{LANES}f{64 if isinstance(a.type.element, ir.DoubleType) else 32}"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
     return builder.call(function, (a, b, c))
 

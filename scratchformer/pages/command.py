@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     except (DerivationError, NotationError) as error:
         sys.exit("\n".join(map(one_line, f"error: {error}".splitlines())))
     with replacing(out) as path:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", newline="\n")
     kilobytes, seconds = out.stat().st_size / 1000, time.perf_counter() - started
     equations = len(report.derivation.equations)
     print(

@@ -36,7 +36,7 @@ def resident_bytes(peak: bool = False) -> int:
     (On Linux `getrusage` would not do: its `ru_maxrss` includes the parent process from before this one started.)
     """
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
         return 1024 * int(status.split("VmHWM:" if peak else "VmRSS:")[1].split()[0])
     except (OSError, IndexError):
         pass

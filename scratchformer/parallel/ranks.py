@@ -97,7 +97,7 @@ class Ranks:
 
     def __enter__(self) -> Self:
         if not self.first:
-            sys.stdout = open(os.devnull, "w")
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")
             os.environ["TQDM_DISABLE"] = "1"
         if self.size > 1:
             self.heartbeat = Heartbeat(self.comm.Dup())

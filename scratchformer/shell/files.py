@@ -123,7 +123,8 @@ def force_to_disk(path: Path) -> None:
 
 def append(path: Path, line: str) -> None:
     """Add a line to the end of a text file. It may be lost in a power cut until `force_to_disk` is called."""
-    with _naming(path), open(opened_in_place(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_APPEND
+    with _naming(path), open(opened_in_place(path, flags), "a", encoding="utf-8", newline="\n") as file:
         file.write(line + "\n")
 
 

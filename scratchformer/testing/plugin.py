@@ -150,7 +150,7 @@ def write_module(file: Path, counterexamples: list[dict[str, Any]], keep: bool) 
         lines = [f"# {each['nodeid']}", *_paths(each["folders"], file), head.strip(), *["import pytest"] * bool(skip)]
         text = text.rstrip() + "\n\n\n" + "\n".join(lines) + f"\n\n\n{skip}def test_{name}():\n{body}"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    file.write_text(text, encoding="utf-8", newline="\n")
 
 
 def _paths(folders: Iterable[str], file: Path) -> list[str]:

@@ -146,7 +146,9 @@ class Metrics:
         self.board = _summary_writer(run / "tensorboard", resume_at) if tensorboard else None
         self.summary, self.crc = Summary(), 0
         with replacing(self.path) as unfinished:
-            unfinished.write_text("".join(self._sealed(record) + "\n" for record in kept), encoding="utf-8")
+            unfinished.write_text(
+                "".join(self._sealed(record) + "\n" for record in kept), encoding="utf-8", newline="\n"
+            )
 
     def write(self, step: int, **values: float) -> None:
         numbers = {name: value if isinstance(value, int) else float(value) for name, value in values.items()}

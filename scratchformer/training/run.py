@@ -517,7 +517,8 @@ class Run:
             (self.out / UNSAVED).unlink(missing_ok=True)  # left by a run that was killed after its first snapshot
         else:
             with replacing(self.out / UNSAVED) as unfinished:
-                unfinished.write_text("Training has begun. This file is deleted once the first snapshot is saved.\n")
+                text = "Training has begun. This file is deleted once the first snapshot is saved.\n"
+                unfinished.write_text(text, encoding="utf-8", newline="\n")
         return metrics
 
     def close(self, *exception: Any) -> None:

@@ -275,13 +275,6 @@ def test_a_frozen_layer_keeps_no_cache():
     assert cache is None and y.shape == (1, 3, 4)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_copy_of_a_frozen_layer_is_frozen(copied):
-    layer = Frozen(Linear(2, 3))
-    twin = copied(layer)
-    assert np.array_equal(twin.w.data, layer.w.data) and twin.w is not layer.w and twin.w.frozen
-
-
 def test_a_frozen_model_gets_no_lora():
     with pytest.raises(ValueError, match=r"layers: .*query is in the model, which is Frozen: it gets no gradient"):
         add_lora(Frozen(language_model()), 2)

@@ -74,12 +74,16 @@ TAIL = np.exp(-37.43)  # in [1 − TAIL, TAIL] the first number rounds to 1
 
 
 @pytest.mark.parametrize(
-    ("name", "y", "dz"),
-    [("softmax", [1, TAIL], [TAIL, -TAIL]), ("log_softmax", [-TAIL, -37.43], [TAIL, -TAIL])],
+    ("name", "y", "dy", "dz"),
+    [
+        ("softmax", [1, TAIL], [1.0, 0.0], [TAIL, -TAIL]),
+        ("softmax", [1, TAIL], [1.0, 2.0], [-TAIL, TAIL]),
+        ("log_softmax", [-TAIL, -37.43], [1.0, 0.0], [TAIL, -TAIL]),
+    ],
 )
-def test_what_is_left_of_a_probability_of_nearly_1_keeps_its_digits(device, name, y, dz):
+def test_what_is_left_of_a_probability_of_nearly_1_keeps_its_digits(device, name, y, dy, dz):
     found, cache = getattr(ops, name)(to_device(np.array([[37.43, 0.0], [0.0, 37.43]]), device))
-    gradient = getattr(ops, f"{name}_backward")(to_device(np.array([[1.0, 0.0], [0.0, 1.0]]), device), cache)
+    gradient = getattr(ops, f"{name}_backward")(to_device(np.array([dy, dy[::-1]]), device), cache)
     np.testing.assert_allclose(to_cpu(found), [y, y[::-1]], rtol=1e-13)
     np.testing.assert_allclose(to_cpu(gradient), [dz, dz[::-1]], rtol=1e-13)
 

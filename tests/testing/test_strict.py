@@ -146,7 +146,7 @@ def test_planted_mistakes_are_reported_and_right_code_is_not(code):
 
 
 def test_array_api_strict_misses_mistakes_and_reports_right_code():
-    """Why this stand-in is needed beside it, with all its flags set. If it finds more one day, see what it can replace."""
+    """Why this stand-in is needed beside it, with all its flags set. If it finds more, see what it can replace."""
     library = pytest.importorskip("array_api_strict")
 
     def reported(code, name):

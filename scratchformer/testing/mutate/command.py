@@ -86,7 +86,7 @@ def report(outcomes: list[MutationResult], total: int, seconds: float, output: P
     line += f"; for {late} of them the tests did not end" if late else ""
     print(line + (f"; stopped after {count} of {total}" if count < total else ""))
     if output:
-        output.write_text(json.dumps(as_data(outcomes), indent=1) + "\n", encoding="utf-8")
+        output.write_text(json.dumps(as_data(outcomes), indent=1) + "\n", encoding="utf-8", newline="\n")
 
 
 def print_mistake(target: TargetFunction, what: str, line: int, before: Sequence[str], after: Sequence[str]) -> None:
