@@ -60,7 +60,7 @@ def check_scaling(scaling: Scaling) -> None:
         more = f" and perhaps {', '.join(sorted(optional))}" if optional else ""
         raise ValueError(f"scaling: {kind} takes {', '.join(sorted(needed))}{more}, got {', '.join(sorted(scaling))}")
     for name, value in scaling.items():
-        if name == "truncate":
+        if name == "truncate":  # not None, which published code takes for False, though the default is True
             expect_boolean(**{f"scaling: {name}": value})
         elif name != "rope_type" and (name in needed or value is not None):
             expect_number(f"scaling: {name}", value, zero=False)
@@ -73,7 +73,7 @@ def check_scaling(scaling: Scaling) -> None:
 
 
 def filled(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of "yarn", with the defaults for those that are missing or None."""
+    """The settings of "yarn", with the defaults for numbers that are missing or None, and for a missing "truncate"."""
     return {**YARN, **{name: value for name, value in scaling.items() if value is not None}}
 
 

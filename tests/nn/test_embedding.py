@@ -3,6 +3,8 @@ import pytest
 
 from scratchformer import nn, ops
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.models import LanguageModel
+from scratchformer.nn.embedding import extend_by_token
 from scratchformer.rng import Key
 
 
@@ -169,3 +171,13 @@ def test_a_sum_of_embeddings_is_its_parts_one_after_another(scale, start, device
         layer(units)
     with pytest.raises(ValueError, match=r"inputs: expected vectors of one shape, got \(2, 3, 4\) and \(2, 2, 4\)"):
         layer(units, ids[:, :2])
+
+
+def test_one_token_after_those_that_are_stored():
+    model = LanguageModel(5, 8, 2, 1, 6, key=Key(1)).to(dtype=np.float64)
+    ids = np.random.default_rng(0).integers(0, 5, (3, 6))
+    stored, whole = model.allocate(3), model(ids)
+    for t in range(6):
+        numbers = np.array([t, *ids[:, t]])
+        logits = extend_by_token(numbers, model.body.embedding, model.body.stack, model.output, stored)
+        np.testing.assert_allclose(logits, whole[:, t], rtol=1e-9)

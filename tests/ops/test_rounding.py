@@ -22,7 +22,5 @@ def test_bfloat16_is_a_type_or_an_error_that_says_what_to_install(device, monkey
     half = pytest.importorskip("ml_dtypes").bfloat16
     assert bfloat16(device) == half
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(
-        ImportError, match=rf"needs the package ml_dtypes: pip install .scratchformer\[{extra}"
-    ):
+    with pytest.raises(ImportError, match=rf"needs the package ml_dtypes: pip install .scratchformer\[{extra}"):
         bfloat16(device)
