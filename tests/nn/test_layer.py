@@ -511,6 +511,9 @@ def test_an_assignment_copies_into_the_array():
             value = np.full(array.shape, 5, np.float64)
             setattr(owner, name, value)
             assert getattr(owner, name) is array and (array == 5).all() and array.dtype == np.float32
+            array.flags.writeable = False
+            setattr(owner, name, array)  # as `+=` does at its end: nothing is copied
+            array.flags.writeable = True
             full, shape = f"{'flat' if owner is layer.flat else 'w'}.{name}", re.escape(str(array.shape))
             for wrong, error, message in (
                 (5.0, TypeError, rf"^{full}: expected an array {shape}, got float"),
