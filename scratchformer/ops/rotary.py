@@ -8,7 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import CPU, Array, Device, array_module, cast, device_of, kept, to_device, type_of, widen
+from ..backend import (
+    CPU,
+    Array,
+    Device,
+    array_module,
+    cast,
+    cosine,
+    device_of,
+    kept,
+    power,
+    sine,
+    to_device,
+    type_of,
+    widen,
+)
 from ..checks import (
     expect_at_least,
     expect_boolean,
@@ -19,7 +33,6 @@ from ..checks import (
     expect_shape,
 )
 from ..dispatch import backward, operation
-from ..portable import cosine, power, sine
 from .positions import BASE, kept_range
 
 # The rope types, and the numbers that each needs; names and meanings are those of published configurations.
