@@ -207,13 +207,6 @@ def log(x: np.ndarray) -> np.ndarray:
         return log32(x)
 
 
-def log1p(x: np.ndarray) -> np.ndarray:
-    """log(1 + x), float32, for one number of each row: the error of u = 1 + x cancels in x/(u − 1)."""
-    with np.errstate(all="ignore"):
-        u = ONE + x
-        return np.where(u == ONE, x, np.where(u < INFINITY, log(u) * (x / (u - ONE)), u))
-
-
 @operation
 def tanh(x: np.ndarray) -> np.ndarray:
     """tanh(x), float32."""
@@ -349,6 +342,13 @@ def _elementwise(function: Any) -> Callable:
         return function(x)
 
     return of_float32
+
+
+def log1p(x: np.ndarray) -> np.ndarray:
+    """log(1 + x), float32: the rounding of u = 1 + x is made up for by the quotient of x and u − 1 (Kahan)."""
+    u = 1 + x
+    same = (u == 1) | np.isinf(u)
+    return np.where(same, x, log(u) * (x / np.where(same, 1, u - 1)))
 
 
 # NumPy does not say which of two zeros is the greater one, so that is the second; the greatest of a row is never −0.

@@ -13,6 +13,9 @@ from types import ModuleType
 import scratchformer as sf
 from scratchformer import nn, ops, optim
 from scratchformer.commands.doctor import report
+from scratchformer.optim.adam import adam_step
+from scratchformer.optim.muon import nesterov
+from scratchformer.optim.optimizer import Optimizer
 from scratchformer.rng import Key
 
 ROOT = Path(__file__).parent.parent
@@ -111,10 +114,13 @@ DEFAULTS = {
 }  # fmt: skip
 
 
+INNER = {"adam_step": adam_step, "nesterov": nesterov, "Optimizer": Optimizer}
+
+
 def test_numbers_that_are_left_out():
     seen = set()
     for room in ops, nn, optim:
-        for name, thing in ((name, getattr(room, name)) for name in room.__all__):
+        for name, thing in [*((name, getattr(room, name)) for name in room.__all__), *INNER.items()]:
             methods = [f for f in vars(thing).values() if inspect.isfunction(f)] if inspect.isclass(thing) else []
             for function in [thing, *methods] if callable(thing) else []:
                 for argument in inspect.signature(function).parameters.values():

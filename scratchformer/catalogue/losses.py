@@ -63,15 +63,6 @@ ENTRIES = [
         "The more rows of a batch are ignored, the smaller its gradient.",
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)/N",
-    )
-    .survivors(
-        "cross_entropy_backward",
-        {
-            "dlogits[xp.arange(N), targets] = label_smoothing * (1 - 1 / V) - (rest * xp.exp(-log_z))[:, 0] -> "
-            "dlogits[xp.arange(N), targets] = label_smoothing * (1 - 1 / V) - (rest * xp.exp(-log_z))[:, -1]": (
-                "there is one column"
-            )
-        },
     ),
     OperationEntry("soft_cross_entropy")
     .case("", normal("B T V", "B T V"))

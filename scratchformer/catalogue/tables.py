@@ -118,8 +118,8 @@ ENTRIES = [
     .survivors(
         "embedding_backward",
         {
-            "dtable = xp.zeros(cache.shape, dtype=dy.dtype) if out is None or dy.dtype != dtype else out -> "
-            "dtable = xp.zeros(cache.shape, dtype=dy.dtype)": "a table of its own is added to out afterwards"
+            "dtable = zeros_like(dy, cache.shape) if out is None or dy.dtype != dtype else out -> "
+            "dtable = zeros_like(dy, cache.shape)": "a table of its own is added to out afterwards"
         },
     ),
     OperationEntry("gather", analytic=True)

@@ -94,11 +94,12 @@ def cross_entropy(
         gap_nv := ε (1 − 1/V) − rest_n exp(−log_z_n) where v = targets_n, p_nv − ε/V elsewhere
         dz_nv = dℓ_n gap_nv
 
-    The code works in one array, which starts as p. Then t is subtracted, and each row is multiplied by its weight:
+    The code starts with p, puts the gap in place of it, and multiplies each row by its weight:
 
         dlogits = xp.exp(z - z_max - log_z)
         dlogits -= label_smoothing / V
-        dlogits[xp.arange(N), targets] = label_smoothing * (1 - 1 / V) - (rest * xp.exp(-log_z))[:, 0]
+        of_target = label_smoothing * (1 - 1 / V) - rest * xp.exp(-log_z)
+        dlogits = xp.where(xp.arange(V) == targets[:, None], of_target, dlogits)
         dlogits *= dloss / count * cast(counted[:, None], z.dtype)
 
     The cache keeps the logits, and of each row the maximum, log_z and the rest. From these p is computed again.
@@ -110,9 +111,9 @@ def cross_entropy(
     z = xp.reshape(widen(logits), (-1, logits.shape[-1]))
     z_max = xp.max(z, axis=-1, keepdims=True)
     shifted = z - z_max
-    e, z_target = xp.exp(shifted), xp.take_along_axis(shifted, targets[:, None], axis=1)
-    e[xp.arange(z.shape[0]), targets] = 0
-    rest = xp.sum(e, axis=-1, keepdims=True)
+    z_target = xp.take_along_axis(shifted, targets[:, None], axis=1)
+    others = xp.arange(z.shape[1]) != targets[:, None]
+    rest = xp.sum(xp.where(others, xp.exp(shifted), 0), axis=-1, keepdims=True)
     log_z = xp.log1p(xp.exp(z_target) - 1 + rest)  # (N, 1)
     row = log_z - (1 - label_smoothing) * z_target
     if label_smoothing:
@@ -144,10 +145,11 @@ def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Ar
     """dlogits: see `cross_entropy`. dloss: a number, or a zero-dimensional array."""
     expect_gradient("dloss", dloss, ())
     logits, z_max, log_z, rest, targets, counted, count, label_smoothing = cache
-    xp, N, V = array_module(logits), log_z.shape[0], logits.shape[-1]
+    xp, V = array_module(logits), logits.shape[-1]
     z = xp.reshape(widen(logits), (-1, V))
     dlogits = xp.exp(z - z_max - log_z)  # the softmax
     dlogits -= label_smoothing / V
-    dlogits[xp.arange(N), targets] = label_smoothing * (1 - 1 / V) - (rest * xp.exp(-log_z))[:, 0]
+    of_target = label_smoothing * (1 - 1 / V) - rest * xp.exp(-log_z)
+    dlogits = xp.where(xp.arange(V) == targets[:, None], of_target, dlogits)
     dlogits *= dloss / count * cast(counted[:, None], z.dtype)
     return cast(xp.reshape(dlogits, logits.shape), logits.dtype)

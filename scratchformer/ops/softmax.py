@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ..backend import Array, array_module, cast, copy, widen
 from ..checks import expect_columns, expect_floating, expect_like
 from ..dispatch import backward, operation
@@ -69,12 +67,9 @@ def softmax_backward(dy: Array, y: Array) -> Array:
 
 def from_others(dz: Array, p: Array) -> Array:
     """dz (..., V), whose rows sum to 0, with minus the sum of the others where the probability p is above ½."""
-    xp, (shape, dz, p) = array_module(dz, p), (dz.shape, *as_rows(dz, p))
-    top = xp.arange(dz.shape[0]), xp.argmax(p, axis=-1)
-    large, before = p[top] > 0.5, dz[top]
-    dz[top] = 0
-    dz[top] = xp.where(large, -xp.sum(dz, axis=-1), before)
-    return xp.reshape(dz, shape)
+    xp, large = array_module(dz, p), p > 0.5
+    others = xp.sum(xp.where(large, 0, dz), axis=-1, keepdims=True)
+    return xp.where(large, -others, dz)
 
 
 @operation
@@ -133,12 +128,6 @@ def log_softmax_backward(dy: Array, y: Array) -> Array:
 
 def log_sum(z: Array) -> Array:
     """log Σ_j exp(z_j) for each row of z (..., V) whose largest number is 0, as (..., 1)."""
-    xp, (rows,) = array_module(z), as_rows(z)
-    e = xp.exp(rows)
-    e[xp.arange(e.shape[0]), xp.argmax(rows, axis=-1)] = 0  # one of the largest, whose exponential is 1
-    return xp.reshape(xp.log1p(xp.sum(e, axis=-1)), (*z.shape[:-1], 1))
-
-
-def as_rows(*arrays: Array) -> tuple[Array, ...]:
-    """Arrays (..., V) with all leading axes folded into one."""
-    return tuple(array_module(x).reshape(x, (math.prod(x.shape[:-1]), x.shape[-1])) for x in arrays)
+    xp = array_module(z)
+    largest = xp.argmax(z, axis=-1, keepdims=True) == xp.arange(z.shape[-1])  # one of them, whose exponential is 1
+    return xp.log1p(xp.sum(xp.where(largest, 0, xp.exp(z)), axis=-1, keepdims=True))

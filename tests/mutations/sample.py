@@ -1,12 +1,11 @@
-"""Mutants drawn at random from rooms of the package, each with only the tests that run its lines.
+"""Mutants drawn at random from rooms of the package, each with the tests that run its lines.
 
     python tests/mutations/sample.py FOLDER --cover    # once: which tests run which lines; needs `pip install coverage`
-    python tests/mutations/sample.py FOLDER            # plant the mutants that results.jsonl in the folder lacks
-    python tests/mutations/sample.py FOLDER --again    # plant those that survived; tests added since then run first
+    python tests/mutations/sample.py FOLDER            # plant the mutants that FOLDER/results.jsonl does not have
+    python tests/mutations/sample.py FOLDER --again    # plant those that survived; the file is imported afresh
 
-The mutants are those of `scratchformer.testing.mutate` in every function, and besides: defaults and numbers of the
-module changed, truth values negated, arguments exchanged. A survivor is run once more in a process that imports the
-changed file afresh, since some functions run when their module is imported.
+The mutants are those of `scratchformer.testing.mutate` in every function, and besides: numbers of the module and
+defaults off by one, truth values negated, arguments exchanged.
 """
 
 import argparse
@@ -36,65 +35,53 @@ IMPORTS = ["hypothesis.extra.numpy", "numpy", "scipy.special", "safetensors.nump
 
 
 def more_mutants(source):
-    """Changes that are in no function's body, or that a mistake in a gradient would not be."""
-    tree, lines = ast.parse(source), [0]
-    for line in source.encode().split(b"\n"):
-        lines.append(lines[-1] + len(line) + 1)
+    """Changes in no function's body, or that no gradient shows; with function "" where the module must be run again."""
+    data, starts = source.encode(), [0]
+    for line in data.split(b"\n"):
+        starts.append(starts[-1] + len(line) + 1)
 
     def span(node):
-        return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
-
-    def text(node):
-        return source.encode()[slice(*span(node))].decode()
+        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
     def walk(node, name, body):
-        """body: whether this is code of a function, whose numbers `mutants` changes."""
-        if isinstance(node, ast.FunctionDef):
-            name = name if body else [*name, node.name]
-            below = [(node.args, False), *((part, True) for part in node.body)]
-        elif isinstance(node, ast.arguments):
-            below = [(part, False) for part in (*node.defaults, *node.kw_defaults) if part]
-        elif isinstance(node, ast.AnnAssign):
-            below = [(node.value, body)] if node.value else []
-        elif isinstance(node, (*LEFT_ALONE, ast.arg)):
-            return
-        else:
-            name = [*name, node.name] if isinstance(node, ast.ClassDef) else name
-            below = [(part, body) for part in ast.iter_child_nodes(node)]
-        if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            yield name, body, "a truth value negated", node, str(not node.value)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not body:
-            yield name, body, "off by one", node, repr(node.value + 1)
-            yield name, body, "off by one", node, repr(node.value - 1)
-        elif isinstance(node, ast.Call) and not any(isinstance(a, ast.Starred) for a in node.args):
+        value = node.value if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else None
+        if isinstance(value, bool):
+            yield name * body, "a truth value negated", node, str(not value).encode()
+        elif value is not None and not body:  # `mutants` changes those in bodies
+            yield from ((name * body, "off by one", node, repr(value + i).encode()) for i in (1, -1))
+        elif isinstance(node, ast.Call):
             for a, b in pairwise(node.args):
-                if any(isinstance(x, ast.Constant) and isinstance(x.value, str) for x in (a, b)):
-                    continue  # a name for messages: no call would run
-                (start, end), (i, j), (k, m) = span(node), span(a), span(b)
-                data = source.encode()
-                parts = data[start:i], data[k:m], data[j:k], data[i:j], data[m:end]
-                yield name, body, "arguments exchanged", node, b"".join(parts).decode()
-        for part, inside in below:
-            yield from walk(part, name, inside)
+                if not any(isinstance(x, ast.Starred) or isinstance(getattr(x, "value", 0), str) for x in (a, b)):
+                    (start, end), (i, j), (k, m) = span(node), span(a), span(b)
+                    new = data[start:i] + data[k:m] + data[j:k] + data[i:j] + data[m:end]
+                    yield name * body, "arguments exchanged", node, new
+        inner = body or isinstance(node, ast.FunctionDef)
+        if not body and isinstance(node, ast.ClassDef | ast.FunctionDef):
+            name = f"{name}.{node.name}".strip(".")
+        for field, part in ast.iter_fields(node):
+            if field not in ("annotation", "returns", "decorator_list") or isinstance(node, ast.ClassDef):
+                for child in part if isinstance(part, list) else [part]:
+                    if isinstance(child, ast.AST) and not isinstance(child, LEFT_ALONE):
+                        yield from walk(child, name, inner and not isinstance(child, ast.arguments))
 
-    for name, body, what, node, new in walk(tree, [], False):
-        if text(node) != new and new.count("\n") == text(node).count("\n"):
-            yield Mutant(".".join(name) if body else "", what, node.lineno, *span(node), new)
+    for name, what, node, new in walk(ast.parse(source), "", False):
+        yield Mutant(name, what, node.lineno, *span(node), new.decode())
 
 
 def all_mutants():
-    """{(file, function, kind, lines before, lines after, which of these): mutant}"""
-    found = {}
+    """By file, function, kind, lines before, lines after, and which of these."""
+    every = {}
     for path in sorted(path for room in ROOMS for path in (ROOT / "scratchformer" / room).glob("*.py")):
-        source, file, seen = path.read_text("utf-8"), str(path.relative_to(ROOT)), set()
-        every = [m for name, _ in functions(ast.parse(source)) for m in mutants(source, name)]
-        for mutant in [*every, *more_mutants(source)]:
+        seen = {source := path.read_text("utf-8")}
+        of_functions = [m for name, _ in functions(ast.parse(source)) for m in mutants(source, name)]
+        for mutant in [*of_functions, *more_mutants(source)]:
             if (planted := mutant.plant(source)) not in seen:
                 seen.add(planted)
-                key = (file, mutant.function, mutant.what, *map("\n".join, mutant.difference(source)))
-                number = next(n for n in range(99) if (*key, n) not in found)
-                found[(*key, number)] = mutant
-    return found
+                lines = map("\n".join, mutant.difference(source))
+                key = [str(path.relative_to(ROOT)), mutant.function, mutant.what, *lines]
+                number = next(n for n in range(99) if json.dumps([*key, n]) not in every)
+                every[json.dumps([*key, number])] = mutant
+    return every
 
 
 class Cover:
@@ -128,8 +115,8 @@ def cover(folder):
 
 
 def choose(mutant, file, lines, listed, seconds):
-    """The tests that run the lines of a mutant, the fast ones and one of each test function first; before them those
-    that were added, after them those from elsewhere.
+    """The tests that run the lines of a mutant, the fast ones and one of each test function first; those that were added
+    come before them if their file is named after the module, else after them.
     """
     end = mutant.line + (ROOT / file).read_bytes()[mutant.start : mutant.end].count(b"\n")
     of_file, known = lines["tests"].get(file, {}), lines["seconds"].keys() & listed
@@ -139,12 +126,13 @@ def choose(mutant, file, lines, listed, seconds):
     for test in sorted(tests, key=lambda test: lines["seconds"][test]):
         groups[function := test.partition("[")[0]] += 1
         cost[test] = lines["seconds"][test] * groups[function]
-    chosen, spent = [test for test in listed if test not in known and test.startswith(tuple(TESTS))], 0.0
+    new = [test for test in listed if test not in known]
+    chosen, spent = [test for test in new if f"/test_{Path(file).stem}.py" in test], 0.0
     for test in sorted(tests, key=cost.__getitem__):
         if (spent := spent + lines["seconds"][test]) > seconds:
             break
         chosen.append(test)
-    return chosen + [test for test in listed if not test.startswith(tuple(TESTS))], spent
+    return list(dict.fromkeys(chosen + new)), spent
 
 
 def plant_all(folder, again, also, seconds, processes):
@@ -168,7 +156,7 @@ def plant_all(folder, again, also, seconds, processes):
         code, pair = mutant.plant((ROOT / file).read_text("utf-8")), runners.get()
         tests, spent = choose(mutant, file, lines, listed, seconds)
         try:
-            answer, limit = Answer(0, True, "", ""), 10 * spent + 60
+            answer, limit = Answer(0, True, "", ""), 20 * spent + 200
             if mutant.function:
                 answer = pair[0].run_function([*TESTS, *also], ROOT / file, mutant.function, code, limit, chosen=tests)
             if answer.status == 0 and (again or not mutant.function):

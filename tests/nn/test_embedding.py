@@ -3,7 +3,6 @@ import pytest
 
 from scratchformer import nn, ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.models import LanguageModel
 from scratchformer.nn.embedding import extend_by_token
 from scratchformer.rng import Key
 
@@ -120,6 +119,39 @@ def test_integers_get_no_positions(layer):
         layer(np.ones((2, 3, 4), int))
 
 
+@pytest.mark.parametrize("scale", [1, 2, 0.5])
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_sum_of_embeddings_is_its_parts_one_after_another(scale, start, device):
+    parts = [nn.Linear(3, 4, key=Key(1)), nn.TokenEmbedding(5, 4, key=Key(2))]
+    after = [nn.PositionEmbedding(7, 4, key=Key(3)), nn.LayerNorm(4), nn.Dropout(0.5)]
+    layer = nn.EmbeddingSum(parts, *after, scale=scale).to(device, np.float64)
+    draw, key = np.random.default_rng(0), Key(4)
+    units, ids = to_device(draw.standard_normal((2, 3, 3)), device), to_device(draw.integers(0, 5, (2, 3)), device)
+    dy = to_device(draw.standard_normal((2, 3, 4)), device)
+    y, cache = layer.forward(units, ids, key=key, start=start)
+    a, positions = layer.positions.forward(scale * (parts[0](units) + parts[1](ids)), start)
+    o, norm = layer.norm.forward(a)
+    expected, dropout = layer.dropout.forward(o, key)
+    np.testing.assert_array_equal(to_cpu(y), to_cpu(expected))
+    layer.zero_grad()
+    du = layer.backward(dy, cache)
+    found = {name: to_cpu(p.grad).copy() for name, p in layer.named_parameters().items()}
+    layer.zero_grad()
+    dx = layer.positions.backward(layer.norm.backward(layer.dropout.backward(dy, dropout), norm), positions)
+    np.testing.assert_array_equal(to_cpu(du), to_cpu(parts[0].backward(scale * dx, parts[0].forward(units)[1])))
+    parts[1].backward(scale * dx, parts[1].forward(ids)[1])
+    for name, p in layer.named_parameters().items():
+        np.testing.assert_array_equal(found[name], to_cpu(p.grad))
+
+
+def test_inputs_of_a_sum_that_do_not_fit():
+    both = nn.EmbeddingSum([nn.TokenEmbedding(5, 4), nn.TokenEmbedding(5, 4)])
+    with pytest.raises(ValueError, match="inputs: expected 2, one for each embedding, got 1"):
+        both(np.zeros((1, 2), int))
+    with pytest.raises(ValueError, match=r"inputs: expected vectors of one shape, got \(1, 2, 4\) and \(1, 3, 4\)"):
+        both(np.zeros((1, 2), int), np.zeros((1, 3), int))
+
+
 @pytest.mark.parametrize("positions", [False, True])
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm, lambda C: nn.Frozen(nn.LayerNorm(C))])
 @pytest.mark.parametrize("inputs", ["ids", "vectors", "both", "all"])
@@ -144,40 +176,13 @@ def test_the_gradients_of_a_sum(positions, norm, inputs):
             np.testing.assert_allclose(dx, dy @ e.w.data.T, rtol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1, 2, 0.5])
-@pytest.mark.parametrize("start", [0, 2])
-def test_a_sum_of_embeddings_is_its_parts_one_after_another(scale, start, device):
-    parts = [nn.Linear(3, 4, key=Key(1)), nn.TokenEmbedding(5, 4, key=Key(2))]
-    after = [nn.PositionEmbedding(7, 4, key=Key(3)), nn.LayerNorm(4), nn.Dropout(0.5)]
-    layer = nn.EmbeddingSum(parts, *after, scale=scale).to(device, np.float64)
-    draw, key = np.random.default_rng(0), Key(4)
-    units, ids = to_device(draw.standard_normal((2, 3, 3)), device), to_device(draw.integers(0, 5, (2, 3)), device)
-    dy = to_device(draw.standard_normal((2, 3, 4)), device)
-    y, cache = layer.forward(units, ids, key=key, start=start)
-    a, positions = layer.positions.forward(scale * (parts[0](units) + parts[1](ids)), start)
-    o, norm = layer.norm.forward(a)
-    expected, dropout = layer.dropout.forward(o, key)
-    np.testing.assert_array_equal(to_cpu(y), to_cpu(expected))
-    layer.zero_grad()
-    du = layer.backward(dy, cache)
-    found = {name: to_cpu(p.grad).copy() for name, p in layer.named_parameters().items()}
-    layer.zero_grad()
-    dx = layer.positions.backward(layer.norm.backward(layer.dropout.backward(dy, dropout), norm), positions)
-    np.testing.assert_array_equal(to_cpu(du), to_cpu(parts[0].backward(scale * dx, parts[0].forward(units)[1])))
-    parts[1].backward(scale * dx, parts[1].forward(ids)[1])
-    for name, p in layer.named_parameters().items():
-        np.testing.assert_array_equal(found[name], to_cpu(p.grad))
-    with pytest.raises(ValueError, match="inputs: expected 2, one for each embedding, got 1"):
-        layer(units)
-    with pytest.raises(ValueError, match=r"inputs: expected vectors of one shape, got \(2, 3, 4\) and \(2, 2, 4\)"):
-        layer(units, ids[:, :2])
-
-
-def test_one_token_after_those_that_are_stored():
-    model = LanguageModel(5, 8, 2, 1, 6, key=Key(1)).to(dtype=np.float64)
-    ids = np.random.default_rng(0).integers(0, 5, (3, 6))
-    stored, whole = model.allocate(3), model(ids)
-    for t in range(6):
-        numbers = np.array([t, *ids[:, t]])
-        logits = extend_by_token(numbers, model.body.embedding, model.body.stack, model.output, stored)
-        np.testing.assert_allclose(logits, whole[:, t], rtol=1e-9)
+def test_a_token_after_the_stored_ones_of_each_sequence():
+    """What a GPU repeats for every token, from layers of any kind."""
+    embedding = nn.EmbeddingSum([nn.TokenEmbedding(5, 4, key=Key(1))], nn.PositionEmbedding(6, 4, key=Key(2)))
+    stack, output = nn.Stack([nn.TransformerBlock(4, 2, causal=True, key=Key(3))]), nn.Linear(4, 5, key=Key(4))
+    ids = np.array([[0, 1, 2, 3], [4, 3, 1, 0], [2, 2, 2, 2]])
+    x = embedding(ids)
+    expected, stored = output(stack(x)), stack.allocate(x, 6)
+    for t in range(4):
+        y = extend_by_token(np.array([t, *ids[:, t]]), embedding, stack, output, stored)
+        np.testing.assert_allclose(y, expected[:, t], rtol=1e-5, atol=1e-6)

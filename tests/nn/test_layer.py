@@ -448,6 +448,7 @@ def test_gradients_are_added_by_a_twin_that_can_or_to_what_it_returns(monkeypatc
 
 def test_two_parameters_of_one_name():
     layer = Layer()
+    layer.first = Linear(2, 2)
     layer.parts = {0: Linear(2, 2, bias=False), "0": Linear(2, 2, bias=False)}
     with pytest.raises(ValueError, match=r"^parts\.0\.w is the name of two parameters"):
         layer.named_parameters()

@@ -164,6 +164,12 @@ def test_a_gradient_of_the_loss_that_is_not_finite(cross_entropy, dloss):
         ops.cross_entropy_backward(dloss, cache)
 
 
+@pytest.mark.parametrize("wrong", [-(2**31), 2**31])
+def test_an_ignored_target_that_no_array_of_ids_holds(wrong):
+    with pytest.raises(ValueError, match="ignore_index: expected a number"):
+        ops.cross_entropy(np.ones((2, 3)), np.array([0, 1]), ignore_index=wrong)
+
+
 def test_what_is_left_of_a_probability_of_nearly_1_keeps_its_digits(device):
     tail = math.exp(-37.43)
     loss, dlogits = loss_and_gradient(device, np.array([[37.43, 0.0], [0.0, 37.43]]), np.array([0, 1]))

@@ -94,10 +94,8 @@ def test_eps_out_of_range(eps, error, message):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_each_row_has_a_root_mean_square_of_its_own(dtype, device):
     """Rows of numbers whose squares overflow are beside rows of small ones."""
-    x = (
-        np.random.default_rng(0).normal(size=(2, 3, 5))
-        * np.array([1e-3, 1.0, 1e-3 * float(np.finfo(dtype).max)])[:, None]
-    )
+    sizes = np.array([1e-3, 1.0, 1e-3 * float(np.finfo(dtype).max)])
+    x = np.random.default_rng(0).normal(size=(2, 3, 5)) * sizes[:, None]
     found = to_cpu(root_mean_square(to_device(x.astype(dtype), device), 1e-5))
     size = abs(x).max(axis=-1, keepdims=True)
     expected = size * np.sqrt(((x / size) ** 2).mean(axis=-1, keepdims=True) + 1e-5 / size / size)

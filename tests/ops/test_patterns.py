@@ -164,10 +164,10 @@ def test_intervals(device, name, table):
         assert np.array_equal(np.broadcast_to(seen, (3, T, S)), brute_force(may_see, T, S, n))
 
 
-@pytest.mark.parametrize("pattern", [Strided(3), BlockEnds(3, 2), BlockEnds(3)], ids=str)
-def test_tiles_of_every_third_column_are_known(pattern):
-    """As in the pieces of a strided pattern: all their columns are alike."""
-    table = np.broadcast_to(pattern.dense(12, 12, np), (12, 12))
+def test_tiles_of_rows_and_columns_with_the_stride_are_known():
+    """As in the pieces of the pattern: all their pairs are alike."""
+    pattern = Strided(3)
+    table = pattern.dense(12, 12, np)
     for first, left, step in np.ndindex(3, 3, 2):
         rows, columns = slice(first, 12, 3), slice(left, 12, 3 * (step + 1))
         part = table[rows, columns]
@@ -229,6 +229,11 @@ def test_a_users_own_pattern_is_never_mistaken_for_another():
     Local(2).table(1, 5, 5, STRICT.xp)
     for pattern in Shifted(2), Listed([1, 3]), Listed([2]), Shifted(2) & Causal():
         np.testing.assert_array_equal(to_cpu(pattern.table(1, 5, 5, STRICT.xp)), pattern.table(1, 5, 5, np))
+
+
+def test_lengths_on_a_device_are_cut_not_checked():
+    begin, end = Padding(to_device(np.array([-3, 2, 9]), STRICT)).intervals(1, 5, STRICT.xp)
+    assert to_cpu(begin).ravel().tolist() == [0, 0, 0] and to_cpu(end).ravel().tolist() == [0, 2, 5]
 
 
 def test_a_table_that_depends_on_the_batch_is_not_kept():

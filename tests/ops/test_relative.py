@@ -151,6 +151,7 @@ def test_large_scores_do_not_overflow(pattern, dtype, device):
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
+        ("q", (2, 5, 3), r"q: expected \(B, H, T, D\), got \(2, 5, 3\)"),
         ("k", (2, 2, 5, 4), r"k: expected \(2, 2, S, 3\), got \(2, 2, 5, 4\)"),
         ("r", (2, 6, 3), r"r: expected \(2, 9, 3\), got \(2, 6, 3\)"),
         ("r", (2, 2, 9, 3), r"r: expected \(2, 9, 3\), got \(2, 2, 9, 3\)"),

@@ -75,26 +75,6 @@ def test_frequencies_and_angles_are_in_the_precision_of_x(scaling):
 
 
 @pytest.mark.parametrize(
-    ("settings", "factor"),
-    [
-        ({}, 1 + 0.1 * math.log(4)),
-        ({"factor": 0.5}, 1),  # shorter contexts need no sharper softmax
-        ({"mscale": 0.7}, 1 + 0.1 * math.log(4)),
-        ({"mscale": 0.7, "mscale_all_dim": 0.3}, (1 + 0.07 * math.log(4)) / (1 + 0.03 * math.log(4))),
-        ({"attention_factor": 2, "mscale": 0.7, "mscale_all_dim": 0.3}, 2),
-        ({"rope_type": "linear"}, 1),
-    ],
-)
-def test_the_attention_factor_scales_what_is_rotated(settings, factor):
-    scaling = YARN | settings
-    if scaling["rope_type"] == "linear":
-        scaling = {"rope_type": "linear", "factor": 4.0}
-    x = np.random.default_rng(0).normal(size=(1, 1, 3, 4))
-    y, _ = ops.rotary(x, scaling=scaling)
-    np.testing.assert_allclose(np.linalg.norm(y, axis=-1), factor * np.linalg.norm(x, axis=-1), rtol=1e-12)
-
-
-@pytest.mark.parametrize(
     ("more", "expected"),
     [
         ({}, 1 + 0.1 * math.log(4)),

@@ -17,7 +17,7 @@ from scratchformer.dispatch import fast
 from scratchformer.models import LanguageModel
 from scratchformer.nn import Param
 from scratchformer.optim import AdamW, Group, Muon, newton_schulz
-from scratchformer.optim.muon import normalized
+from scratchformer.optim.muon import normalized, to_bfloat16
 from scratchformer.optim.optimizer import CHUNK
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
@@ -323,3 +323,13 @@ def test_the_state_of_muon_is_not_for_adamw():
     with pytest.raises(ValueError, match="state of another optimizer: matrices: expected 1, got 6"):
         fewer.load_state_dict(muon.state_dict())
     muon.load_state_dict({name: value for name, value in muon.state_dict().items() if name != "matrices"})
+
+
+def test_rounding_to_bfloat16_keeps_eight_digits():
+    """Half of the last one is rounded to even."""
+    pytest.importorskip("ml_dtypes")
+    last = 2.0**-7
+    x = np.array([1 + last / 2, -1 - 1.5 * last, 1 + 0.6 * last, -3], np.float32)
+    rounded = to_bfloat16(x)
+    assert rounded.dtype == np.float32
+    np.testing.assert_array_equal(rounded, np.array([1, -1 - 2 * last, 1 + last, -3], np.float32))
