@@ -207,6 +207,13 @@ def log(x: np.ndarray) -> np.ndarray:
         return log32(x)
 
 
+def log1p(x: np.ndarray) -> np.ndarray:
+    """log(1 + x), float32: the rounding of u = 1 + x is made up for by the quotient of x and u − 1 (Kahan)."""
+    u = 1 + x
+    same = (u == 1) | np.isinf(u)
+    return np.where(same, x, log(u) * (x / np.where(same, 1, u - 1)))
+
+
 @operation
 def tanh(x: np.ndarray) -> np.ndarray:
     """tanh(x), float32."""
@@ -278,7 +285,7 @@ class PortableArray(np.ndarray):
             return out[0]
         if exact:
             result = getattr(ufunc, method)(*given, **options)
-        elif all(isinstance(x, int) or getattr(x, "dtype", np.dtype(float)).kind in "biu" for x in given):
+        elif options.get("dtype") is None and all(map(_is_whole, given)):
             result = getattr(ufunc, method)(*given, **options)
             if result.dtype.kind not in "biu":
                 raise _undefined(ufunc)
@@ -316,6 +323,11 @@ def portable(x: Any) -> Any:
     return type(x)(map(portable, x)) if type(x) in (list, tuple) else x
 
 
+def _is_whole(x: Any) -> bool:
+    """Whether x is an integer, or an array of integers or of truth values."""
+    return isinstance(x, int) or getattr(x, "dtype", np.dtype(float)).kind in "biu"
+
+
 def _undefined(function: Any) -> TypeError:
     name = function.__name__
     return TypeError(f"{name}: not one of the functions of real numbers that have the same bits on every processor")
@@ -342,13 +354,6 @@ def _elementwise(function: Any) -> Callable:
         return function(x)
 
     return of_float32
-
-
-def log1p(x: np.ndarray) -> np.ndarray:
-    """log(1 + x), float32: the rounding of u = 1 + x is made up for by the quotient of x and u − 1 (Kahan)."""
-    u = 1 + x
-    same = (u == 1) | np.isinf(u)
-    return np.where(same, x, log(u) * (x / np.where(same, 1, u - 1)))
 
 
 # NumPy does not say which of two zeros is the greater one, so that is the second; the greatest of a row is never −0.
