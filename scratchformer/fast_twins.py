@@ -19,6 +19,7 @@ FAST = (  # the modules of the extra `fast`
     "numba_extend",
     "numba_linear",
     "numba_portable",
+    "numba_portable_ops",
     "mkl_muon",
 )
 

@@ -95,13 +95,13 @@ def array_at(typing: Any, address: Any, shape: Any, strides: Any) -> Any:
 @intrinsic
 def begin_tile(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
     """As `numba_vectors.product`, for a tile of the size here."""
-    return tile(c, a, b, ROWS, VECTORS)
+    return tile(c, a, b, ROWS, VECTORS, once=True)
 
 
 @intrinsic
 def continue_tile(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
     """As `numba_vectors.add_product`, for a tile of the size here."""
-    return tile(c, a, b, ROWS, VECTORS, added=True)
+    return tile(c, a, b, ROWS, VECTORS, added=True, once=True)
 
 
 @exact
@@ -212,14 +212,21 @@ def fold(x: Any, y: Any) -> None:
                     add(numbers, at + i * Q, at + (rest + i) * Q, room, i * width, width)
             for j in range(h * width, rest * width):
                 room[j] = numbers[at + h * Q + j - h * width]
-            while size > 1 and (width > 1 or size != LANES):
-                half = size // 2
-                size -= half
-                add(room, 0, size * width, room, 0, half * width)
-            if size > 1:
-                room[0] = total_of(load(room, (0,)))  # in the same order
+            collapse(room, size, width)
             for j in range(width):
                 y[p, first + j] = room[j]
+
+
+@partial(exact, inline=True)
+def collapse(x: Any, n: Any, width: Any) -> Any:
+    """The sum of n rows, each of so many numbers, which replaces the first of them; returns the first number of it."""
+    while n > 1 and (width > 1 or n != LANES):
+        half = n // 2
+        n -= half
+        add(x, 0, n * width, x, 0, half * width)
+    if n > 1:
+        x[0] = total_of(load(x, (0,)))  # in the same order
+    return x[0]
 
 
 @partial(exact, inline=True)

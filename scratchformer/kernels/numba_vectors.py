@@ -84,9 +84,11 @@ def splat(builder: Any, vector: ir.VectorType, value: Any) -> Any:
     return builder.shuffle_vector(one, one, constant(ir.VectorType(INTEGER, LANES), 0))
 
 
-def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a b + c, rounded once if the processor has an instruction for that. (LLVM's `fma` would call a function.)"""
-    name = f"llvm.fmuladd.v{LANES}f{64 if isinstance(a.type.element, ir.DoubleType) else 32}"
+def multiply_add(builder: Any, a: Any, b: Any, c: Any, once: bool = False) -> Any:
+    """a b + c, rounded once if the processor has an instruction for that, or always: then without one, LLVM calls a
+    function for each number.
+    """
+    name = f"llvm.{'fma' if once else 'fmuladd'}.v{LANES}f{64 if isinstance(a.type.element, ir.DoubleType) else 32}"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
     return builder.call(function, (a, b, c))
 
@@ -384,8 +386,12 @@ def add_narrow_product(
     return tile(c, a, b, TALL, 1, added=True)
 
 
-def tile(c: Any, a: Any, b: Any, rows: int = ROWS, across: int = VECTORS, added: bool = False) -> Any:
-    """What `product` and the others return, for a tile of so many rows, each of so many vectors."""
+def tile(
+    c: Any, a: Any, b: Any, rows: int = ROWS, across: int = VECTORS, added: bool = False, once: bool = False
+) -> Any:  # fmt: skip
+    """What `product` and the others return, for a tile of so many rows, each of so many vectors. For `once` see
+    `multiply_add`.
+    """
     vector, size = vector_of(c.dtype), c.dtype.bitwidth // 8
 
     def write(
@@ -418,7 +424,7 @@ def tile(c: Any, a: Any, b: Any, rows: int = ROWS, across: int = VECTORS, added:
                     factor = builder.load(pointer(builder, builder.add(address, shift), vector.element))
                     factor = splat(builder, vector, factor)
                     for one, number in zip(sums[row * across :], numbers, strict=False):
-                        builder.store(multiply_add(builder, factor, number, builder.load(one)), one)
+                        builder.store(multiply_add(builder, factor, number, builder.load(one), once), one)
             for goal, one in zip(goals, sums, strict=True):
                 builder.store(builder.load(one), goal, align=size)
 

@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratchformer import portable
-from scratchformer.dispatch import fast, turned_off
+from scratchformer import ops, portable
+from scratchformer.dispatch import TwinCache, fast, turned_off
+from scratchformer.ops import patterns
+from scratchformer.portable import PortableArray
+from scratchformer.testing.contracts import as_tuple
 
 pytest.importorskip("numba")
 if turned_off():
@@ -63,6 +66,10 @@ def same_bits(operation, *args):
         y = operation(*args)
     with np.errstate(all="ignore"):
         expected = operation.reference(*args)
+    expect_same(y, expected)
+
+
+def expect_same(y, expected):
     assert y.dtype == expected.dtype and y.shape == expected.shape
     bits = np.dtype(f"i{y.itemsize}")
     same = (y.view(bits) == expected.view(bits)) | (np.isnan(y) & np.isnan(expected))
@@ -121,6 +128,46 @@ def test_functions_of_any_bits(function):
     bits = np.random.default_rng(0).integers(0, 2**32, 30_000, dtype=np.uint32).view(np.float32)
     for x in bits.reshape(3, -1).T, numbers(0, 5000, "plain"), SPECIAL.astype(np.float32), np.float32(2).reshape(()):
         same_bits(function, x)
+
+
+def scores(x, n):
+    """Arguments of attention with n keys; some queries see none of them."""
+    edges = np.arange(n * n).reshape(n, n) % 5 < 3
+    edges[-1] = False
+    seen = patterns.Edges(edges)
+    pattern = [None, seen, patterns.Padding(np.array([0, n])), patterns.Heads(None, seen)][n % 4]
+    return x(2, 4, min(3, n), 8), x(2, 2, n, 8), x(2, 2, n, 8), pattern
+
+
+OPERATIONS = {
+    "swiglu": lambda x, n: (x(2, 3, n), x(2, 3, n)),
+    "rmsnorm": lambda x, n: (x(2, 3, n), x(n)),
+    "rotary": lambda x, n: (x(2, n, 3, 2 * n).swapaxes(1, 2), 3),
+    "attention": scores,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@given(n=st.sampled_from([1, 2, 3, 8, 15, 16, 17, 33, 64, 70]), kind=KINDS, seed=st.integers(0, 2**32))
+def test_operations(name, n, kind, seed):
+    operation, backward = getattr(ops, name), getattr(ops, f"{name}_backward")
+
+    def draw(*shape):
+        nonlocal seed
+        seed += 1
+        return portable.portable(numbers(seed, shape, kind))
+
+    args = OPERATIONS[name](draw, n)
+    with fast(), np.errstate(all="ignore"):
+        y, cache = operation(*args)
+        expected, expected_cache = operation.reference(*args)
+        dy = draw(*y.shape)
+        results = y, *as_tuple(backward(dy, cache))
+        expected = expected, *as_tuple(backward(dy, expected_cache))
+    assert type(cache) is TwinCache
+    for each, other in zip(results, expected, strict=True):
+        assert type(each) is type(other) is PortableArray
+        expect_same(each, other)
 
 
 def fingerprint():
