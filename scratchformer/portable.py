@@ -15,15 +15,16 @@ array whose functions are these; with parameters of this kind the references of 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
 
 from .backend import ERF_ABOVE, ERF_BELOW, ERF_BOUND
+from .backend import cosine as cosine
+from .backend import power as power
+from .backend import sine as sine
 from .dispatch import operation
 from .rng import BoundedGenerator, Key, take_room
 
@@ -206,6 +207,13 @@ def log(x: np.ndarray) -> np.ndarray:
         return log32(x)
 
 
+def log1p(x: np.ndarray) -> np.ndarray:
+    """log(1 + x), float32: the rounding of u = 1 + x is made up for by the quotient of x and u − 1 (Kahan)."""
+    u = 1 + x
+    same = (u == 1) | np.isinf(u)
+    return np.where(same, x, log(u) * (x / np.where(same, 1, u - 1)))
+
+
 @operation
 def tanh(x: np.ndarray) -> np.ndarray:
     """tanh(x), float32."""
@@ -218,46 +226,6 @@ def erf(x: np.ndarray) -> np.ndarray:
     """The error function 2/√π ∫₀ˣ exp(−t²) dt, float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return erf32(x)
-
-
-# Functions of float64, of exact operations too: for tables and schedules of every run, which cost little.
-
-QUARTERS = tuple(map(float.fromhex, ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2e037073p-69")))  # their sum: π/2
-SINE = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(9, 0, -1))  # of sin(r)/r − 1, in r²
-COSINE = tuple((-1) ** k / math.factorial(2 * k) for k in range(9, 0, -1))
-
-
-def sine(x: Any) -> Any:
-    """sin(x), float64, for |x| below 10⁶, where its error is about 10⁻¹⁶."""
-    return _circular(x, 0)
-
-
-def cosine(x: Any) -> Any:
-    """cos(x), as `sine`."""
-    return _circular(x, 1)
-
-
-def _circular(x: Any, quarters: int) -> np.ndarray:
-    """sin(x + quarters · π/2). With x = n π/2 + r and |r| ≤ π/4, it is a series of r, for cos or for sin."""
-    x = np.asarray(x, np.float64)
-    n = np.rint(x * (2 / math.pi))
-    r = x
-    for part in QUARTERS:
-        r = r - n * part  # the products with the first two are exact
-    z = r * r
-    of_sine, of_cosine = (functools.reduce(lambda y, c: (y + c) * z, series, 0.0) for series in (SINE, COSINE))
-    turns = n.astype(np.int64) + quarters
-    y = np.where(turns % 2 == 0, r + r * of_sine, 1 + of_cosine)
-    return np.where(turns % 4 >= 2, -y, y)
-
-
-@functools.lru_cache(maxsize=4096)
-def power(base: float, exponent: float) -> float:
-    """base^exponent for base > 0, rounded from decimal numbers, which are the same everywhere."""
-    return float(_DECIMAL.power(Decimal(float(base)), Decimal(float(exponent))))
-
-
-_DECIMAL = Context(prec=30)
 
 
 class PortableKey(Key):
@@ -317,7 +285,7 @@ class PortableArray(np.ndarray):
             return out[0]
         if exact:
             result = getattr(ufunc, method)(*given, **options)
-        elif all(isinstance(x, int) or getattr(x, "dtype", np.dtype(float)).kind in "biu" for x in given):
+        elif options.get("dtype") is None and all(map(_is_whole, given)):
             result = getattr(ufunc, method)(*given, **options)
             if result.dtype.kind not in "biu":
                 raise _undefined(ufunc)
@@ -355,6 +323,11 @@ def portable(x: Any) -> Any:
     return type(x)(map(portable, x)) if type(x) in (list, tuple) else x
 
 
+def _is_whole(x: Any) -> bool:
+    """Whether x is an integer, or an array of integers or of truth values."""
+    return isinstance(x, int) or getattr(x, "dtype", np.dtype(float)).kind in "biu"
+
+
 def _undefined(function: Any) -> TypeError:
     name = function.__name__
     return TypeError(f"{name}: not one of the functions of real numbers that have the same bits on every processor")
@@ -381,13 +354,6 @@ def _elementwise(function: Any) -> Callable:
         return function(x)
 
     return of_float32
-
-
-def log1p(x: np.ndarray) -> np.ndarray:
-    """log(1 + x), float32: the rounding of u = 1 + x is made up for by the quotient of x and u − 1 (Kahan)."""
-    u = 1 + x
-    same = (u == 1) | np.isinf(u)
-    return np.where(same, x, log(u) * (x / np.where(same, 1, u - 1)))
 
 
 # NumPy does not say which of two zeros is the greater one, so that is the second; the greatest of a row is never −0.

@@ -127,6 +127,12 @@ def test_other_functions_are_refused_by_name(call):
         call(portable(np.ones((2, 2), np.float32)))
 
 
+def test_the_mean_of_whole_numbers_is_a_sum_and_a_quotient():
+    x = portable(np.array([3, 1, 2, 2, 5]))
+    assert x.mean() == 2.6 and (x > 2).mean() == 0.4 and type(x.mean()) is PortableArray
+    assert x.sum().dtype == np.int64
+
+
 def test_a_zero_has_the_same_sign_whatever_the_order():
     zeros = np.float32([0, -0.0, 0, -0.0])
     for x in zeros, zeros[::-1], zeros[[1, 3, 1, 3]]:
@@ -236,6 +242,8 @@ def test_portable_bits_are_of_float32(precision):
         Replicas(llama(), precision=precision)
     with pytest.raises(ValueError, match=r"^bits: portable ones need float32 on a CPU, got float64 on cpu$"):
         llama().to(dtype=np.float64).make_portable()
+    with pytest.raises(ValueError, match=r"^bits: expected ordinary or portable, got 'float32'$"):
+        Run("unused", 1, bits="float32")
 
 
 def run_of(out, steps, **options):

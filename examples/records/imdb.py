@@ -39,6 +39,11 @@ OPTIONS = {
 }
 
 
+def check(run):
+    if run.bits == "portable":
+        raise ValueError("--bits portable: SciPy fits the linear model, whose bits are not portable, so leave it out")
+
+
 def data(run):
     vocabulary = run.saved_vocabulary(Vocabulary)
     reviews = load_imdb(run.data, run.vocabulary, run.validation, run.seed, vocabulary)

@@ -33,6 +33,8 @@ OPTIONS = {"stage": STAGE, **VALIDATION_OPTION}
 
 def check(run):
     chosen = run.settings["stage"]
+    if run.bits == "portable":
+        raise ValueError("--bits portable: SciPy fits the linear model, whose bits are not portable, so leave it out")
     if run.estimating and chosen not in ("pretrain", "all"):
         raise ValueError("--estimate: only pre-training is estimated: use --stage pretrain")
     if run.resumed and chosen in ("pretrain", "all"):

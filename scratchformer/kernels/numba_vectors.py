@@ -85,8 +85,8 @@ def splat(builder: Any, vector: ir.VectorType, value: Any) -> Any:
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any, once: bool = False) -> Any:
-    """a b + c, rounded once if the processor has an instruction for that, or in any case. (Without one, LLVM's `fma`
-    calls a function.)
+    """a b + c, rounded once if the processor has an instruction for that, or always: then without one, LLVM calls a
+    function for each number.
     """
     name = f"llvm.{'fma' if once else 'fmuladd'}.v{LANES}f{64 if isinstance(a.type.element, ir.DoubleType) else 32}"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
@@ -388,8 +388,8 @@ def add_narrow_product(
 
 def tile(
     c: Any, a: Any, b: Any, rows: int = ROWS, across: int = VECTORS, added: bool = False, once: bool = False
-) -> Any:
-    """What `product` and the others return, for a tile of so many rows, each of so many vectors. once: see
+) -> Any:  # fmt: skip
+    """What `product` and the others return, for a tile of so many rows, each of so many vectors. For `once` see
     `multiply_add`.
     """
     vector, size = vector_of(c.dtype), c.dtype.bitwidth // 8

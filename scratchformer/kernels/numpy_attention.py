@@ -198,11 +198,6 @@ def finite_squares(*arrays: np.ndarray) -> bool:
     return all(math.isfinite(np.vdot(x, x)) for x in arrays)
 
 
-def skips(runs: list[Strip], T: int, S: int) -> bool:
-    """Whether some of the T S pairs are in no run."""
-    return sum(len(range(*run.rows.indices(T))) * len(range(*run.columns.indices(S))) for run in runs) < T * S
-
-
 def zero_or_nan(values: np.ndarray) -> np.ndarray:
     """Σ_s 0 v_sd, (..., 1, D), for values (..., S, D): 0, or NaN for a column that has NaN or infinity."""
     return (0 * values).sum(axis=-2, keepdims=True)
@@ -366,7 +361,8 @@ def attend(
     sums = total[..., -1]
     seen = sums != 0
     np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y)
-    if skips(runs, T, S) and not finite_squares(values):
+    pairs = sum(len(range(*run.rows.indices(T))) * len(range(*run.columns.indices(S))) for run in runs)
+    if pairs < T * S and not finite_squares(values):
         y += zero_or_nan(values[..., :-1])
     log_sum[...] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(y.dtype).max)
 

@@ -110,7 +110,7 @@ def root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
 def normalised(x: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """x̂ (..., C) and 1/σ (..., 1) of the rows of x (..., C)."""
     C = x.shape[-1]
-    share = 2.0 ** -C.bit_length()  # as in `ops.layernorm.row_mean`
+    share = 2.0 ** -C.bit_length()  # as in `ops.layernorm`
     shares = np.full(C, share, x.dtype)
     mean = x @ shares
     mean /= C * share

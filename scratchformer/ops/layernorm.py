@@ -87,21 +87,13 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     """
     check_layernorm(x, gamma, beta, eps)
     u = widen(x) - widen(x[..., :1])
-    shift = row_mean(u)
+    xp, C = array_module(x), x.shape[-1]
+    share = 2.0 ** -C.bit_length()  # below 1/C; multiplying by it changes no digits, and then no sum overflows
+    shift = xp.sum(u * share, axis=-1, keepdims=True) / (C * share)
     centred = u - shift
     rstd = 1 / root_mean_square(centred, eps)
     y = gamma * (centred * rstd) + beta
     return cast(y, x.dtype), LayerNormCache(x, shift, rstd, gamma)
-
-
-def row_mean(x: Array) -> Array:
-    """1/C Σ_c x_c for each row of x (..., C), as (..., 1).
-
-    The numbers are multiplied by a power of 2 below 1/C, which changes no digits, so that no sum overflows.
-    """
-    xp, C = array_module(x), x.shape[-1]
-    share = 2.0 ** -C.bit_length()
-    return xp.sum(x * share, axis=-1, keepdims=True) / (C * share)
 
 
 def root_mean_square(x: Array, eps: float) -> Array:

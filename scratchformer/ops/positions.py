@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, Device, current_device, is_numpy_like, kept, to_device
+from ..backend import Array, Device, cosine, current_device, is_numpy_like, kept, power, sine, to_device
 from ..checks import MAX_SIZE, expect_at_least, expect_floating_type, expect_memory, expect_positive
-from ..portable import cosine, power, sine
 
 MAX_KEPT = 1 << 16  # positions of a table that is longer than a text needs
 BASE = 10_000  # wavelengths run from 2π to BASE · 2π

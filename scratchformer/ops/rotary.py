@@ -8,7 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import CPU, Array, Device, array_module, cast, device_of, kept, to_device, type_of, widen
+from ..backend import (
+    CPU,
+    Array,
+    Device,
+    array_module,
+    cast,
+    cosine,
+    device_of,
+    kept,
+    power,
+    sine,
+    to_device,
+    type_of,
+    widen,
+)
 from ..checks import (
     expect_at_least,
     expect_boolean,
@@ -19,7 +33,6 @@ from ..checks import (
     expect_shape,
 )
 from ..dispatch import backward, operation
-from ..portable import cosine, power, sine
 from .positions import BASE, kept_range
 
 # The rope types, and the numbers that each needs; names and meanings are those of published configurations.
@@ -60,7 +73,7 @@ def check_scaling(scaling: Scaling) -> None:
         more = f" and perhaps {', '.join(sorted(optional))}" if optional else ""
         raise ValueError(f"scaling: {kind} takes {', '.join(sorted(needed))}{more}, got {', '.join(sorted(scaling))}")
     for name, value in scaling.items():
-        if name == "truncate":
+        if name == "truncate":  # not None, which published code takes for False, though the default is True
             expect_boolean(**{f"scaling: {name}": value})
         elif name != "rope_type" and (name in needed or value is not None):
             expect_number(f"scaling: {name}", value, zero=False)
@@ -73,7 +86,7 @@ def check_scaling(scaling: Scaling) -> None:
 
 
 def filled(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of "yarn", with the defaults for those that are missing or None."""
+    """The settings of "yarn", with the defaults for numbers that are missing or None, and for a missing "truncate"."""
     return {**YARN, **{name: value for name, value in scaling.items() if value is not None}}
 
 

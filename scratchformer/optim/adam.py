@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, power
 from ..checks import expect_fraction, expect_number
 from ..dispatch import operation
 from ..nn import Param
-from ..portable import power
 from ..shell.text import shown
 from .optimizer import Group, Optimizer, Treatment, scaled
 

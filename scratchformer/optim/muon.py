@@ -240,10 +240,8 @@ class Muon(AdamW):
         alike, count, size = w.shapes.count(shape), len(w.shapes), I * J
         u = array_module(g.flat).empty((count, size), g.flat.dtype)
         nesterov(as_pieces(u, w.shapes), g, m, self.momentum, share)
-        x, transposed = u.reshape(count, I, J), u[alike:].reshape(count - alike, J, I)
-        if alike < count:
-            x = x.copy()
-            x[alike:] = transposed.swapaxes(1, 2)
+        transposed = u[alike:].reshape(count - alike, J, I)
+        x = array_module(u).concatenate([u[:alike].reshape(alike, I, J), transposed.swapaxes(1, 2)])
         x = newton_schulz(x, STEPS, self.precision)
         u[:alike].reshape(alike, I, J)[...] = x[:alike]
         transposed[...] = x[alike:].swapaxes(1, 2)

@@ -241,7 +241,7 @@ class Optimizer:
         """The gradients of the stepped parameters, for clipping: as few views of the flat arrays as possible."""
         self._lay_out()
         if not self.views:
-            runs = [(run.flat, run.where) for run in self._kept(self.together)]
+            runs = [(run.flat, run.where) for run in self._kept(self.together, self.part)]
             # On a GPU each view takes several calls, and is not cut for threads.
             if runs and array_module(runs[0][0].grad) is not np:
                 runs = neighbours_joined(runs)
@@ -283,9 +283,8 @@ class Optimizer:
         for name in self.buffers:
             setattr(self, name, getattr(self, name)[self.kept].copy())
 
-    def _kept(self, runs: list[Stretch], part: slice | None = None) -> Iterator[Stretch]:
-        """What is to be stepped of runs; part: of the flat array, by default the one that is kept."""
-        part = part or self.part
+    def _kept(self, runs: list[Stretch], part: slice | None) -> Iterator[Stretch]:
+        """What is to be stepped of runs if only a part of the flat array is; with None, everything."""
         for run in runs:
             if part is None:
                 yield run
@@ -342,7 +341,7 @@ class Optimizer:
         work: list[tuple[list[Any], Treatment]] = []
         first = 0 if self.part is None else self.kept.start  # of the state that is kept
         joined: dict[tuple, list[Stretch]] = {}
-        for run in self._kept(self.alike):
+        for run in self._kept(self.alike, self.part):
             if together and self.joins(run.treatment):
                 joined.setdefault((run.flat, run.treatment, *sorted(run.shape or ())), []).append(run)
                 continue
@@ -356,7 +355,7 @@ class Optimizer:
                 work += [([a[part] for a in arrays], run.treatment) for part in pieces(arrays[0])]
         for (flat, treatment, *shape), runs in joined.items():
             runs.sort(key=lambda run: run.shape or ())
-            count = max(1, LARGE_CHUNK // math.prod(shape)) if shape else len(runs)
+            count = max(1, LARGE_CHUNK // math.prod(shape))
             for some in (runs[start : start + count] for start in range(0, len(runs), count)):
                 shapes = tuple(run.shape or (run.where.stop - run.where.start,) for run in some)
                 here, place = tuple(run.where.start for run in some), tuple(run.state.start - first for run in some)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..backend import cosine
 from ..checks import as_integers, expect_at_least, expect_number, expect_positive
-from ..portable import cosine
 
 
 @dataclass(frozen=True)

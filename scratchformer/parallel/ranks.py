@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from ..backend import Array, cores
-from ..dispatch import turned_off
 from ..optim.optimizer import pieces
 from ..shell.process import in_words
 from ..shell.text import shown
@@ -183,7 +182,6 @@ class Ranks:
         if self.size > 1:
             code = {"version": __version__, "checksum of the package's code": code_checksum(PACKAGE.rglob("*.py"))}
             code |= {"checksum of the program": code_checksum(program), "version of NumPy": np.__version__}
-            code["setting of the fast twins"] = turned_off() or "on"
             options = re.split(r" (?=--)", " ".join(argv))
             self.expect_same(code | dict(option.partition(" ")[::2] for option in options))
 

@@ -40,7 +40,7 @@ from .estimate import estimate, gpu_need
 from .folder import UNSAVED, holds_run, load_run
 from .metrics import Metrics, Summary
 from .readers import MEAN, load_vocabulary, vocabulary_file
-from .settings import COMMON, save_settings
+from .settings import BITS, COMMON, save_settings
 from .snapshot import (
     BEST,
     LAST,
@@ -130,7 +130,9 @@ class Run:
         self.settings: dict[str, Any] = {**COMMON, "steps": steps, "seed": seed, **settings}
         self.out, self.resumed, self.device, self.ranks = Path(out), resume, device, ranks or Ranks()
         self.identity = dict(identity or {})
-        self.root = (PortableKey if self.settings["bits"] == "portable" else Key)(seed)
+        if (bits := self.settings["bits"]) not in BITS:
+            raise ValueError(f"bits: expected {' or '.join(BITS)}, got {shown(bits)}")
+        self.root = (PortableKey if bits == "portable" else Key)(seed)
         self._opened = ExitStack()  # what is open while there are steps to do: the lock, the log, handlers of signals
         self._room = ExitStack()  # the limit of the weights that may be drawn, until the model is made
         self._unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU

@@ -38,15 +38,16 @@ _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 # Options that a resumed run keeps, so --resume refuses them.
 KEPT = ("preset", "seed", "out", "micro_batch", "tensorboard")
 CHANGEABLE = ("steps", "data", "recompute", "shard", "replicas")  # options that it accepts
+BITS = ("ordinary", "portable")  # see `portable`
 # Options of every program that are newer than the first runs.
 NEWER: Mapping[str, Mapping[str, Any]] = {
     "precision": dict(
         choices=PRECISIONS, default="float32", help="float32 (default), bfloat16 or float16; tf32 on a GPU"
     ),
     "bits": dict(
-        choices=("ordinary", "portable"),
+        choices=BITS,
         default="ordinary",
-        help="portable: the same on every processor, in float32 on a CPU; slower",
+        help="portable: the same results on every processor, in float32 on a CPU; slower (default: ordinary)",
     ),
     "micro-batches": dict(
         type=int,

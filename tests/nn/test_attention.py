@@ -236,6 +236,15 @@ def test_extend_with_a_pattern_agrees_with_the_whole_sequence(pattern, device):
 # Errors
 
 
+@pytest.mark.parametrize("past", [-1, 2])
+def test_positions_for_which_there_is_no_room(past):
+    layer, x = nn.SelfAttention(C, H, causal=True), normal(B, 3, C).astype(np.float32)
+    stored = [np.zeros_like(array) for array in layer.allocate(x, 4)]
+    with pytest.raises(ValueError, match=f"^past: expected 0 to 1, for which there is room, got {past}$"):
+        layer.extend(x, stored, past)
+    assert not any(array.any() for array in stored)
+
+
 @pytest.mark.parametrize("make", [nn.SelfAttention, nn.CrossAttention, nn.MultiHeadLoop, nn.TransformerBlock])
 def test_heads_that_do_not_divide_the_width(make):
     with pytest.raises(ValueError, match="heads: 4 does not divide d_model 6"):

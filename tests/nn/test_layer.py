@@ -1,6 +1,7 @@
 """Parameters, the flat arrays, moving, replicas, and saved weights."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scratchformer.dispatch import Twin
 from scratchformer.models import LanguageModel
 from scratchformer.nn import FlatParameters, Layer, Linear, Param, PositionEmbedding
 from scratchformer.nn.layer import Part, add_gradients
+from scratchformer.portable import PortableArray
 from scratchformer.records import NGrams
 from scratchformer.rng import Key
 from scratchformer.testing import check_layer
@@ -500,3 +502,44 @@ def test_adding_in_place_to_the_flat_gradient():
     grad = layer.flat.grad
     layer.flat.grad += 1
     assert layer.flat.grad is grad and (grad == 1).all() and (layer.w.grad == 1).all()
+
+
+def test_an_assignment_copies_into_the_array():
+    layer = Linear(2, 3)
+    for owner in layer.w, layer.flat:
+        for name in "data", "grad":
+            array = getattr(owner, name)
+            value = np.full(array.shape, 5, np.float64)
+            setattr(owner, name, value)
+            assert getattr(owner, name) is array and (array == 5).all() and array.dtype == np.float32
+            array.flags.writeable = False
+            setattr(owner, name, array)  # as `+=` does at its end: nothing is copied
+            array.flags.writeable = True
+            full, shape = f"{'flat' if owner is layer.flat else 'w'}.{name}", re.escape(str(array.shape))
+            for wrong, error, message in (
+                (5.0, TypeError, rf"^{full}: expected an array {shape}, got float"),
+                (np.full(array.shape, 6), TypeError, f"^{full}: expected floating-point numbers, got int64"),
+                (np.full(2, 6.0), ValueError, rf"^{full}: expected {shape}, got \(2,\)"),
+                (STRICT.xp.asarray(value + 1), DeviceError, "strict"),
+            ):
+                with pytest.raises(error, match=message):
+                    setattr(owner, name, wrong)
+            assert (array == 5).all()
+
+
+def test_portable_parameters_have_the_same_values_and_are_of_float32_on_a_cpu():
+    layer = Linear(2, 3)
+    layer.flat.grad[...] = 7
+    before = layer.state_dict()
+    assert layer.make_portable() is layer and type(layer.flat.data) is PortableArray
+    for name, p in layer.named_parameters().items():
+        assert isinstance(p.data, PortableArray) and isinstance(p.grad, PortableArray) and (p.grad == 7).all()
+        np.testing.assert_array_equal(p.data, before[name])
+    for wrong, got in (dict(dtype=np.float64), "float64 on cpu"), (dict(device=STRICT), "float32 on strict"):
+        with pytest.raises(ValueError, match=f"^bits: portable ones need float32 on a CPU, got {got}$"):
+            Linear(2, 3).to(**wrong).make_portable()
+
+
+def test_what_is_no_device():
+    with pytest.raises(TypeError, match=r"^device: expected .* or its name, got .*float32.*; pass a type as dtype="):
+        Linear(2, 3).to(np.float32)

@@ -346,6 +346,11 @@ def test_sizes_out_of_range(make, message):
         make()
 
 
+def test_a_pattern_is_printed_as_it_is_written():
+    for text in "Heads(Local(radius=1), Full())", "Heads(Heads(Causal()), Strided(stride=2))":
+        assert repr(eval(text)) == text
+
+
 def test_lengths_that_do_not_fit():
     with pytest.raises(ValueError, match=r"lengths: expected \(B\), got \(2, 1\)"):
         Padding(np.ones((2, 1), int))

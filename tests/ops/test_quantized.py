@@ -1,5 +1,7 @@
 """Matrices of integers: how they are rounded and stored, and products with them."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -50,6 +52,11 @@ def test_integers_times_a_scale_are_kept(bits):
     np.testing.assert_array_equal(dequantize(quantize(w, bits)), w)
     assert quantize(w, bits).bits == bits
     assert not any(array.flags.writeable for array in quantize(w, bits)[:2])  # copies of a model share them
+
+
+def test_a_copy_is_the_same_object():
+    w = quantize(drawn(0, 3, 2), 8)
+    assert copy.deepcopy([w])[0] is w
 
 
 @pytest.mark.parametrize("kind", [reference_only, fast])

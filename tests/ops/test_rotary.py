@@ -164,8 +164,9 @@ def test_arguments_that_do_not_fit():
         ops.rotary(x, scaling="linear")
     with pytest.raises(TypeError, match="scaling: factor: expected a number, got None"):
         ops.rotary(x, scaling=YARN | {"factor": None})
-    with pytest.raises(TypeError, match="scaling: truncate: expected True or False, got 'no'"):
-        ops.rotary(x, scaling=YARN | {"truncate": "no"})
+    for wrong in "no", None:
+        with pytest.raises(TypeError, match=f"scaling: truncate: expected True or False, got {wrong!r}"):
+            ops.rotary(x, scaling=YARN | {"truncate": wrong})
     with pytest.raises(ValueError, match=r"base: expected a number > 1 with yarn, got 1\.0"):
         ops.rotary(x, base=1.0, scaling=YARN)
     with pytest.raises(ValueError, match=r"head_width: expected an even number, .* got 5"):

@@ -1,4 +1,4 @@
-"""Programs with --precision."""
+"""Programs with --precision and --bits."""
 
 import json
 
@@ -33,3 +33,17 @@ def test_a_precision_that_cannot_be_had_is_refused(fail, text_file, tmp_path):
 def test_the_estimate_knows_the_precision(call, text_file, tmp_path):
     options = ("--data", text_file, "--out", tmp_path, "--device", "cpu", "--precision", "float16", "--estimate")
     assert "their copy in half precision" in call("enwik8", *options).stdout
+
+
+def test_portable_bits_are_refused_where_scipy_fits_a_model(fail, tmp_path):
+    for program in "records/imdb", "records/reviews":
+        line = fail(program, "--out", tmp_path / "run", "--device", "cpu", "--bits", "portable")
+        assert line.startswith("error: --bits portable: SciPy fits the linear model")
+    assert not (tmp_path / "run").exists()
+
+
+def test_portable_bits_and_half_precision_exclude_each_other(fail, text_file, tmp_path):
+    options = ("--data", text_file, "--out", tmp_path, "--device", "cpu", "--precision", "bfloat16")
+    line = fail("enwik8", *options, "--bits", "portable")
+    assert line == "error: bits: portable ones are of float32, so leave out --precision bfloat16"
+    assert not list(tmp_path.iterdir())
