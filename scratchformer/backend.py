@@ -406,7 +406,7 @@ def erf(x: Array) -> Array:
     as a quotient of polynomials.
     """
     xp = array_module(x)
-    if hasattr(x, "erf"):  # an array with functions of its own
+    if hasattr(x, "erf"):  # a `PortableArray`, or a tensor of PyTorch
         return x.erf()
     if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.ndim:
         y = np.ascontiguousarray(x).clip(-ERF_BOUND, ERF_BOUND)

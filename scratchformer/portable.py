@@ -1,16 +1,17 @@
 """Arithmetic with the same bits on every processor.
 
-IEEE 754 says what + − × ÷ and the square root give, bit by bit. It does not say in which order a sum is added, whether
-a product and a sum are rounded once or twice, or what exp gives; so libraries differ, and so does one library on two
-processors. Here these are defined:
+IEEE 754 defines, bit by bit, the results of + − × ÷ and of the square root. It says nothing about the order in which a
+sum is added, whether a product and a sum are rounded once or twice, or the value of exp. So libraries differ, and so
+does one library on two processors. This module defines them:
 
 - `product`: each element is a chain of fused multiply-adds, from the first term to the last.
 - `total`: the upper half of the terms is added to the lower half, and so on.
-- `exp`, `log`, `tanh`, `erf`: polynomials of separate multiplications and additions.
+- `exp`, `log`, `tanh`, `erf`: polynomials and their quotients, by separate multiplications and additions.
 
-These take NumPy arrays and are operations, so twins can compute the same bits in less time. A `PortableArray` is an
-array whose functions are these; with parameters of this kind the references of all operations are portable. A
-`PortableKey` draws the weights, and `sine`, `cosine` and `power` are for tables of positions and for schedules.
+These functions take NumPy arrays and are operations, so that twins can compute the same bits in less time. A
+`PortableArray` is an array that computes with them: if the parameters are of this kind, the references of all
+operations are portable. A `PortableKey` draws the weights, and `sine`, `cosine` and `power` are for tables of positions
+and for schedules.
 """
 
 from __future__ import annotations
@@ -229,8 +230,9 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 class PortableKey(Key):
-    """A key whose generator draws normal and uniform numbers with the same bits on every machine. NumPy's calls the
-    system's logarithm in some of them, and its compiler may fuse a product and a sum.
+    """A key whose generator draws normal and uniform numbers with the same bits on every machine.
+
+    NumPy's own generator calls the system's logarithm for some of them, and its compiler may fuse a product and a sum.
     """
 
     def fold(self, *parts: int | str) -> PortableKey:
@@ -254,14 +256,14 @@ class PortableGenerator(BoundedGenerator):
         return low + (high - low) * self.random(size)
 
 
-# IEEE 754 says what these give, or they only compare or move numbers.
+# IEEE 754 defines the results of these, or they only compare numbers.
 EXACT = {
     *(np.add, np.subtract, np.multiply, np.divide, np.negative, np.positive, np.absolute, np.sqrt, np.square),
     *(np.reciprocal, np.sign, np.signbit, np.copysign, np.floor, np.ceil, np.rint, np.trunc),
     *(np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal),
     *(np.isnan, np.isinf, np.isfinite, np.logical_and, np.logical_or, np.logical_xor, np.logical_not),
 }
-MOVING = {  # or they are made of the others
+MOVING = {  # these move numbers, or call the other functions
     *(np.all, np.any, np.argmax, np.argmin, np.array_equal, np.array_repr, np.array_str, np.array2string),
     *(np.array_split, np.broadcast_to, np.clip, np.concatenate, np.copy, np.copyto, np.count_nonzero, np.cumsum),
     *(np.empty_like, np.expand_dims, np.full_like, np.matrix_transpose, np.max, np.mean, np.min, np.moveaxis),
@@ -273,8 +275,9 @@ MOVING = {  # or they are made of the others
 class PortableArray(np.ndarray):
     """A NumPy array whose functions have the same bits on every processor.
 
-    They are those that have them by themselves, and those that are defined in this module. Any other raises TypeError.
-    What is computed from such an array, perhaps with ordinary ones, is one too.
+    These are the functions that IEEE 754 defines, those that only move or compare numbers, and those of this module.
+    Any other function raises TypeError. A result that is computed from such an array, also together with ordinary ones,
+    is such an array too.
     """
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
@@ -317,7 +320,7 @@ class PortableArray(np.ndarray):
 
 
 def portable(x: Any) -> Any:
-    """x as a `PortableArray`, if it is an array or a number of NumPy, or a list or tuple with such ones."""
+    """x as a `PortableArray` if it is an array or a number of NumPy; a list or tuple of these item by item."""
     if isinstance(x, np.ndarray | np.generic):
         return np.asarray(x).view(PortableArray)
     return type(x)(map(portable, x)) if type(x) in (list, tuple) else x

@@ -104,6 +104,12 @@ def continue_tile(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s
     return tile(c, a, b, ROWS, VECTORS, added=True, once=True)
 
 
+@intrinsic
+def begin_row(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
+    """The same for a single row."""
+    return tile(c, a, b, 1, VECTORS, once=True)
+
+
 @exact
 def multiply_stacks(a, b, c, a_shape, b_shape, c_shape, a_strides, b_strides, c_strides):  # type: ignore[no-untyped-def]
     """c = a b for stacks of matrices with two leading axes."""
@@ -124,6 +130,11 @@ def multiply_stacks(a, b, c, a_shape, b_shape, c_shape, a_strides, b_strides, c_
 def multiply(a: Any, b: Any, c: Any, panels: Any, edge: Any, part: Any) -> None:
     """c = a b, with room for panels of b, for the rows of a that fill no tile, and for a tile at an edge of c."""
     (M, N), K = c.shape, a.shape[1]
+    if M < ROWS and N % COLUMNS == 0 and b.strides[1] == b.itemsize:  # a copy of b would take longer than the product
+        for i in range(M):
+            for j in range(0, N, COLUMNS):
+                begin_row(c, i, j, a, i, b, j, 0, K)
+        return
     whole = M - M % ROWS
     edge[: M - whole] = a[whole:]
     for j in range(0, N, WIDTH):

@@ -30,10 +30,12 @@ LARGE_32, LARGEST = np.float32(LARGE), np.finfo(np.float32).max
 
 
 def fits(check: Callable, arrays: int) -> Callable:
-    """Whether the first arguments are arrays of float32, so many of them, and all pass the check of the reference."""
+    """A function that says whether the first arguments, so many of them, are arrays of float32 that are not empty, and
+    all arguments pass the check of the reference.
+    """
 
     def fit(*args: Any, **options: Any) -> bool:
-        float32 = (type(x) in (PortableArray, np.ndarray) and x.dtype == np.float32 for x in args[:arrays])
+        float32 = (type(x) in (PortableArray, np.ndarray) and x.dtype == np.float32 and x.size for x in args[:arrays])
         return len(args) >= arrays and all(float32) and accepted(partial(check, **options), *args)
 
     return fit
@@ -142,7 +144,7 @@ ops.rmsnorm.add_twin(
 
 def rotary(x: np.ndarray, *args: Any, **options: Any) -> tuple[np.ndarray, Any]:
     cos, sin = tables(x, *args, **options).values()
-    return rotated(x, cos, sin * ONE), (cos, -sin)  # neither may be read-only, as compiled code is for one of the two
+    return rotated(x, cos, sin * ONE), (cos, -sin)  # both sines are new: for a read-only one, code is compiled anew
 
 
 def rotary_backward(dy: np.ndarray, cache: Any) -> np.ndarray:

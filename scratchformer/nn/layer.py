@@ -300,13 +300,13 @@ class Layer:
 
     def make_portable(self) -> Self:
         """Let the layer compute the same bits on every processor, and return it: its parameters become
-        `PortableArray`s, for which optimizers and replicas are made afterwards.
+        `PortableArray`s. Make optimizers and replicas afterwards.
 
-        Raises ValueError unless they are float32 on a CPU.
+        Raises ValueError unless the parameters are float32 on a CPU.
         """
         flat = self.flat
         if self.device is not CPU or flat.data.dtype != np.float32:
-            raise ValueError(f"bits: portable ones need float32 on a CPU, got {flat.data.dtype} on {self.device}")
+            raise ValueError(f"bits: portable bits need float32 on a CPU, got {flat.data.dtype} on {self.device}")
         FlatParameters(flat.params, portable(flat.data), portable(flat.grad))
         return self
 

@@ -26,8 +26,8 @@ SETTINGS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_L2_SIZE")  # in the
 
 
 def numerics(precision: str = "float32", portable: bool = False) -> dict[str, str]:
-    """What the bits of a computation on the CPU depend on at present, each by the name that is used in messages. Those
-    of a portable one depend on their definition alone.
+    """What the bits of a computation on the CPU depend on at present, each by the name that is used in messages.
+    Portable bits depend on their definition alone.
     """
     if portable:
         return {"bits": f"portable, definition {DEFINITION}"}

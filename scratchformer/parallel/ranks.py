@@ -181,6 +181,7 @@ class Ranks:
         """
         if self.size > 1:
             code = {"version": __version__, "checksum of the package's code": code_checksum(PACKAGE.rglob("*.py"))}
+            # Also for portable bits: NumPy draws the batches, and may draw other ones in another version.
             code |= {"checksum of the program": code_checksum(program), "version of NumPy": np.__version__}
             options = re.split(r" (?=--)", " ".join(argv))
             self.expect_same(code | dict(option.partition(" ")[::2] for option in options))

@@ -176,7 +176,7 @@ class Replicas:
         self.flat, self.precision, self.ranks = model.flat, precision, ranks or Ranks()
         self.portable = isinstance(self.flat.data, PortableArray)
         if self.portable and precision != "float32":
-            raise ValueError(f"bits: portable ones are of float32, so leave out --precision {precision}")
+            raise ValueError(f"bits: portable bits are those of float32, so leave out --precision {precision}")
         self.half: Array | None = None  # the copy of the weights in half precision, if the replicas compute in it
         dtype = half_type(precision, model)
         if dtype is not None:

@@ -69,7 +69,7 @@ def more_mutants(source):
 
 
 def all_mutants():
-    """By file, function, kind, lines before, lines after, and which of these."""
+    """By the JSON text of a list: file, function, kind, lines before, lines after, and which of these it is."""
     every = {}
     for path in sorted(path for room in ROOMS for path in (ROOT / "scratchformer" / room).glob("*.py")):
         seen = {source := path.read_text("utf-8")}
@@ -139,11 +139,10 @@ def plant_all(folder, again, also, seconds, processes):
     path, every = folder / "results.jsonl", all_mutants()
     lines = json.loads((folder / "lines.json").read_text())
     if not (drawn := folder / "sample.json").exists():
-        drawn.write_text(json.dumps(random.Random(SEED).sample(list(every), COUNT)))
+        drawn.write_text(json.dumps([json.loads(key) for key in random.Random(SEED).sample(list(every), COUNT)]))
     dead = dict(map(json.loads, path.read_text().splitlines())) if path.exists() else {}
-    left = [
-        text for key in json.loads(drawn.read_text()) if not dead.get(text := json.dumps(key), "" if again else None)
-    ]
+    sample = map(json.dumps, json.loads(drawn.read_text()))
+    left = [text for text in sample if (dead.get(text) == "" if again else text not in dead)]
     command = [sys.executable, "-m", "pytest", "--collect-only", *TESTS, *also]
     output = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
     listed = dict.fromkeys(line for line in output.splitlines() if "::" in line)
@@ -151,7 +150,7 @@ def plant_all(folder, again, also, seconds, processes):
 
     def run(text):
         file = json.loads(text)[0]
-        if (mutant := every.get(tuple(json.loads(text)))) is None:
+        if (mutant := every.get(text)) is None:
             return "no longer in the code"
         code, pair = mutant.plant((ROOT / file).read_text("utf-8")), runners.get()
         tests, spent = choose(mutant, file, lines, listed, seconds)
