@@ -78,7 +78,7 @@ def call_of_adam() -> Call:
     w, g, m, v = np.random.default_rng(0).standard_normal((4, 7))
     args = dict(w=w, g=g, m=m, v=v * v, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, decay=0.01, steps=3, share=0.5)
     plan = Derivation(adam_step.reference, None).compile().forward
-    after = {name: np.copy(x) for name, x in args.items()}
+    after = {name: np.copy(x) if isinstance(x, np.ndarray) else x for name, x in args.items()}
     adam_step.reference(**after)
     return Call("adam_step", plan, args, {name: after[name] for name in ("w", "m", "v")})
 

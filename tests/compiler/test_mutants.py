@@ -92,7 +92,7 @@ def cases() -> dict[str, list[tuple]]:
 
     targets, none, key = np.array([[1, 4, 0], [2, 2, 3]]), np.full((2, 3), 2), Key(1)
     rows = [x(2, 3, 5), x(2, 3, 5) + 1000 * x(2, 3, 1), np.round(x(2, 3, 5))]
-    logits = [rows[0], 300 * rows[2], rows[1]]
+    logits = [rows[0], 300 * rows[2], rows[1], 4 * rows[0]]  # in the last most rows have a probability above ½
     return {
         "add": [(x(2, 3, 4), x(2, 3, 4))],
         "cross_entropy": [(z, targets, *more) for z in logits for more in ((None, 0.0), (2, 0.1))]

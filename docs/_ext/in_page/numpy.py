@@ -244,8 +244,8 @@ def function(name):
 
 
 for _name in (
-    "add subtract multiply divide power maximum negative exp log sqrt tanh sin cos floor rint equal not_equal less "
-    "less_equal greater greater_equal isfinite where erf"
+    "add subtract multiply divide power maximum negative exp log log1p sqrt tanh sin cos floor rint equal not_equal "
+    "less less_equal greater greater_equal isfinite where erf"
 ).split():
     globals()[_name] = function(_name)
 round = rint  # noqa: F821

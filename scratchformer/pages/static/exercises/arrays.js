@@ -10,7 +10,8 @@ globalThis.Arrays = (() => {
   const REAL = {
     add: (a, b) => a + b, subtract: (a, b) => a - b, multiply: (a, b) => a * b, divide: (a, b) => a / b, power: Math.pow,
     maximum: (a, b) => (Number.isNaN(a) || a > b ? a : b), negative: (a) => -a, absolute: Math.abs, exp: Math.exp,
-    log: Math.log, sqrt: Math.sqrt, tanh: Math.tanh, sin: Math.sin, cos: Math.cos, floor: Math.floor, rint: half,
+    log: Math.log, log1p: Math.log1p, sqrt: Math.sqrt, tanh: Math.tanh, sin: Math.sin, cos: Math.cos,
+    floor: Math.floor, rint: half,
     equal: (a, b) => +(a === b), not_equal: (a, b) => +(a !== b), less: (a, b) => +(a < b), less_equal: (a, b) => +(a <= b),
     greater: (a, b) => +(a > b), greater_equal: (a, b) => +(a >= b), logical_and: (a, b) => +(a && b),
     logical_or: (a, b) => +(a || b), logical_not: (a) => +!a, isfinite: (a) => +Number.isFinite(a),
