@@ -67,7 +67,7 @@ portable.product.add_twin(np.ndarray, are_matrices, product, fast=True)
 
 
 def stacked(x: np.ndarray, stack: tuple[int, ...]) -> np.ndarray:
-    """x with two axes before those of its matrices, which are contiguous along one of their axes."""
+    """x with exactly two axes before the two of its matrices; each matrix is contiguous along one axis."""
     if x.itemsize not in x.strides[-2:]:
         x = np.ascontiguousarray(x)
     if x.shape[:-2] != stack:
