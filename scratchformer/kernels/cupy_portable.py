@@ -118,9 +118,12 @@ class PortableGPUArray(NDArrayOperatorsMixin):
             return function(self.get(), *args[1:], **kwargs)
         if hasattr(PortableGPUArray, name):
             return getattr(args[0], name)(*args[1:], **kwargs)
-        if FLOAT64 in (kinds := {x.dtype for x in arrays_in((args, kwargs))}) and FLOAT32 in kinds:
-            raise TypeError(f"portable {name}: expected arrays of one type, got float32 and float64")
-        return wrapped(getattr(cupy, name)(*unwrapped(args), **unwrapped(kwargs)))
+        if function is np.copyto:
+            raise portable.undefined(function)  # which converts numbers
+        as_float64 = function in (np.array_equal, np.count_nonzero, np.nonzero)  # which look at the numbers
+        as_float64 |= any(x.dtype == FLOAT64 for x in arrays_in((args, kwargs)))
+        as_float64 |= function is np.where and np.float64 in map(type, args)
+        return wrapped(getattr(cupy, name)(*unwrapped(args, as_float64), **unwrapped(kwargs, as_float64)))
 
     def __getitem__(self, key: Any) -> Any:
         return PortableGPUArray(self.x[unwrapped(key)])
@@ -190,15 +193,15 @@ for _name in "get item tolist tobytes __float__ __int__ __bool__ __repr__".split
 REDUCED = {np.add: "sum", np.maximum: "max", np.minimum: "min", np.logical_and: "all", np.logical_or: "any"}
 
 
-def unwrapped(x: Any) -> Any:
-    """x with CuPy arrays in place of those here, also in lists, tuples and dicts."""
+def unwrapped(x: Any, as_float64: bool = False) -> Any:
+    """x with CuPy arrays in place of those here, also in lists, tuples and dicts. as_float64: those of float32."""
     if isinstance(x, PortableGPUArray):
-        return x.x
+        return wide(x.x) if as_float64 else x.x
     if isinstance(x, np.ndarray):
         raise TypeError(f"an array {x.shape} on the CPU, and one on a GPU: move one with scratchformer.to_device")
     if isinstance(x, list | tuple):
-        return type(x)(map(unwrapped, x))
-    return {name: unwrapped(value) for name, value in x.items()} if isinstance(x, dict) else x
+        return type(x)(unwrapped(each, as_float64) for each in x)
+    return {name: unwrapped(value, as_float64) for name, value in x.items()} if isinstance(x, dict) else x
 
 
 def wrapped(x: Any) -> Any:

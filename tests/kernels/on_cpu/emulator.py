@@ -109,14 +109,27 @@ def elementwise_source(given, result, operation, name, preamble):
     kind, y = output
     return f"""{preamble}
 extern "C" __global__ void {name}({pointers}, {types[kind]}* all_{y}, long long size) {{
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= size) return;
-    {numbers}
-    {types[kind]} {y};
-    {operation};
-    all_{y}[i] = {y};
+    for (long long i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {{
+        {numbers}
+        {types[kind]} {y};
+        {operation};
+        all_{y}[i] = {y};
+    }}
 }}
 """
+
+
+def plant(code, file, old, new):
+    """Make the kernels of a file wrong. code: the module `cupy_code`."""
+    source = code.source
+
+    def changed(name, *args, **constants):
+        text = source(name, *args, **constants)
+        if name == file and old not in text:
+            raise LookupError(f"{old!r} is not in {file}.cu")
+        return text.replace(old, new) if name == file else text
+
+    code.source = changed
 
 
 class Kernel:
