@@ -1,10 +1,10 @@
 """Portable arrays on a GPU: NumPy's functions of a `PortableGPUArray` have the bits of those of a `PortableArray`.
 
-CuPy compiles all its kernels with -ftz=true (`_compile_with_cache_cuda` in cupy/cuda/compiler.py of CuPy 14 appends it to
-the options, after those of the caller, and the last one counts). Then a float32 number below 2⁻¹²⁶ is 0 wherever it is
-computed with, compared or converted. Integers, float64 and copies are not affected. So CuPy only moves float32 numbers:
-sums, differences, products and quotients are by kernels here, and all other functions are computed by CuPy in float64,
-where these numbers are exact, and are then rounded.
+CuPy compiles all kernels with -ftz=true (`_compile_with_cache_cuda` in cupy/cuda/compiler.py of CuPy 14 adds it to the
+options of the caller, and the last one counts). Then a float32 number below 2⁻¹²⁶ is 0 wherever it is computed with,
+compared or converted. Integers, float64 and copies are not affected. So CuPy only moves float32 numbers: sums,
+differences, products and quotients are by kernels here, and all other functions are computed by CuPy in float64, where
+these numbers are exact, and are then rounded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any
 
 import cupy
@@ -70,11 +70,15 @@ def computed(ufunc: Any, inputs: list) -> Any:
 
 
 class PortableGPUArray(NDArrayOperatorsMixin):
-    """A CuPy array `x` whose functions have the bits of those of a `PortableArray`.
+    """A CuPy array `x` whose functions have the bits of those of a `PortableArray`; all others raise TypeError.
 
-    All others raise TypeError. It has NumPy's operators, and is an argument of NumPy's functions, which are those of its
-    library, `LIBRARY`.
+    Its operators are NumPy's, and so are the functions of its library, `LIBRARY`. It does not mix with CuPy's arrays.
     """
+
+    dtype: np.dtype
+    size: int
+    copy: Callable
+    get: Callable  # these, and other members of CuPy's arrays, are set below
 
     def __init__(self, x: Any) -> None:
         self.x = x
@@ -159,6 +163,14 @@ class PortableGPUArray(NDArrayOperatorsMixin):
             raise portable.undefined(np.cumsum)
         return PortableGPUArray(self.x.cumsum(axis))
 
+    @property
+    def T(self) -> Any:
+        return PortableGPUArray(self.x.T)
+
+    @property
+    def mT(self) -> Any:
+        return PortableGPUArray(self.x.mT)
+
     clip, dot = PortableArray.clip, PortableArray.dot
 
     def erf(self) -> Any:
@@ -180,16 +192,19 @@ def comparing(name: str) -> Callable:
     return method
 
 
+def of_host(name: str) -> Callable:
+    """A method that brings numbers to the CPU."""
+    return lambda self: getattr(self.x, name)()
+
+
 for _name in "copy ravel flatten reshape swapaxes transpose squeeze repeat take view".split():
     setattr(PortableGPUArray, _name, moving(_name))
 for _name in "all any argmax argmin max min".split():
     setattr(PortableGPUArray, _name, comparing(_name))
-for _name in "shape ndim size dtype nbytes itemsize strides flags device".split():
+for _name in "shape ndim size dtype nbytes itemsize flags device".split():
     setattr(PortableGPUArray, _name, property(attrgetter(f"x.{_name}")))
-for _name in "T mT".split():
-    setattr(PortableGPUArray, _name, property(lambda self, name=_name: PortableGPUArray(getattr(self.x, name))))
 for _name in "get item tolist tobytes __float__ __int__ __bool__ __repr__".split():
-    setattr(PortableGPUArray, _name, lambda self, call=methodcaller(_name): call(self.x))
+    setattr(PortableGPUArray, _name, of_host(_name))
 REDUCED = {np.add: "sum", np.maximum: "max", np.minimum: "min", np.logical_and: "all", np.logical_or: "any"}
 
 

@@ -85,7 +85,7 @@ def test_portable_arrays_have_the_bits_of_numpy(what, run):
 
 OF_PORTABLE = {
     "rows and columns that are not there": ("int depth = min(Index(DEPTH), K - start)", "int depth = DEPTH"),
-    "a product that is rounded before it is added": ("c) : \"f\"(a), \"f\"(b), \"f\"(plus));", "c) : \"f\"(a), \"f\"(b), \"f\"(plus)); c = a * b + plus;"),
+    "a product that is rounded before it is added": ('"f"(plus));', '"f"(plus)); c = a * b + plus;'),
     "terms in another order": ("i + left - left / 2", "i + left / 2"),
     "sums that begin with 0": ("T sum = table[(Index)v * C + c]", "T sum = 0"),
 }

@@ -7,9 +7,12 @@ must not compute with float32, and the kernels are emulated (see `emulator.py`).
 Exits with 3 at the first result that differs.
 """
 
+import io
 import itertools
+import re
 import sys
-from contextlib import nullcontext
+import tempfile
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +23,10 @@ from emulator import Kernel, elementwise_source, plant
 from scratchformer.testing import strict
 from scratchformer.testing.strict import STRICT, DeviceArray
 
-MOVING = """view copy copyto ravel flatten reshape swapaxes transpose squeeze repeat take take_along_axis where concatenate stack
-    array_split split broadcast_to expand_dims moveaxis matrix_transpose zeros_like ones_like empty_like full_like""".split()
+MOVING = """
+view copy ravel flatten reshape swapaxes transpose squeeze repeat take take_along_axis where concatenate stack split
+array_split broadcast_to expand_dims moveaxis matrix_transpose zeros_like ones_like empty_like full_like
+""".split()
 
 
 def host(x):
@@ -79,10 +84,10 @@ sys.modules["cupy"] = cupy
 sys.path.append(str(Path(__file__).parents[3]))
 
 from scratchformer import portable  # noqa: E402
-from scratchformer.backend import device_of, to_cpu, to_device  # noqa: E402
+from scratchformer.backend import CPU, device_of, to_cpu, to_device  # noqa: E402
 from scratchformer.catalogue import LAYERS, OPERATIONS  # noqa: E402
 from scratchformer.dispatch import reference_only  # noqa: E402
-from scratchformer.kernels import cupy_code, cupy_portable  # noqa: E402
+from scratchformer.kernels import cupy_code  # noqa: E402
 from scratchformer.kernels.cupy_portable import LIBRARY, PortableGPUArray  # noqa: E402
 from scratchformer.models import LanguageModel, Llama, TransformerXL  # noqa: E402
 from scratchformer.optim import Adam, AdamW, Muon  # noqa: E402
@@ -198,10 +203,27 @@ def compare_training():
         assert hashes[0] == hashes[1], kind
 
 
+def compare_runs():
+    """A run on one device is resumed on the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        for out, device, steps, options in (
+            ("whole", CPU, 4, {}),
+            ("here", CPU, 2, {}),
+            ("here", STRICT, 4, dict(resume=True)),
+            ("there", STRICT, 2, {}),
+            ("there", CPU, 4, dict(resume=True)),
+        ):
+            with redirect_stdout(io.StringIO()) as printed:
+                test_portable.run_of(Path(folder, out), steps, device=device, **options)
+            (found,) = re.findall(f"SHA-256 of the parameters after step {steps}: (.*)", printed.getvalue())
+            whole = found if out == "whole" else whole
+            assert steps == 2 or found == whole, (out, device)
+
+
 CHECKS = {
     "kernels": [compare_products, compare_sums, compare_functions, compare_exact, compare_assignments],
     "operations": [compare_cases],
-    "training": [compare_training],
+    "training": [compare_training, compare_runs],
 }
 
 if __name__ == "__main__":
