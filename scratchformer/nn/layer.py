@@ -308,7 +308,7 @@ class Layer:
         data, grad = portable(flat.data), portable(flat.grad)
         if not is_portable(data) or data.dtype != np.float32:
             place = f"{flat.data.dtype} on {self.device}"
-            raise ValueError(f"bits: portable bits need float32, and on a GPU its twins, got {place}")
+            raise ValueError(f"bits: portable bits need float32 on a CPU, or on a GPU with its twins, got {place}")
         FlatParameters(flat.params, data, grad)
         return self
 
