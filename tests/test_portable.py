@@ -241,9 +241,7 @@ def test_a_batch_is_always_cut_in_the_same_way():
 def test_portable_bits_are_of_float32(precision):
     with pytest.raises(ValueError, match=f"^bits: portable bits are .* leave out --precision {precision}"):
         Replicas(llama(), precision=precision)
-    with pytest.raises(
-        ValueError, match=r"^bits: portable bits need float32 .*, got float64 on cpu$"
-    ):
+    with pytest.raises(ValueError, match=r"^bits: portable bits need float32 .*, got float64 on cpu$"):
         llama().to(dtype=np.float64).make_portable()
     with pytest.raises(ValueError, match=r"^bits: expected ordinary or portable, got 'float32'$"):
         Run("unused", 1, bits="float32")

@@ -92,9 +92,9 @@ class PortableGPUArray(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         whole = options.get("dtype") is None and all(map(portable.is_whole, inputs))
         if method == "reduce" and ufunc in REDUCED:
-            result = getattr(self, REDUCED[ufunc])(**options)
-        elif method == "at" and ufunc is np.add:
-            return add_at(*(unwrapped(x) for x in inputs))
+            result = getattr(inputs[0], REDUCED[ufunc])(**{"axis": 0, **options})
+        elif method == "at" and ufunc is np.add and not whole:
+            return add_at(*unwrapped(inputs))
         elif method == "__call__" and whole:
             result = wrapped(getattr(cupy, ufunc.__name__)(*unwrapped(inputs), **options))
             if ufunc not in EXACT and not portable.is_whole(result):
@@ -149,12 +149,12 @@ class PortableGPUArray(NDArrayOperatorsMixin):
         y = cast(self.x, np.dtype(dtype))
         return PortableGPUArray(y.copy() if copy and y is self.x else y)
 
-    def sum(self, axis: Axes = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    def sum(self, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Any:
         if portable.is_whole(self) and dtype is None:
             return PortableGPUArray(self.x.sum(axis, keepdims=keepdims))
         return DEFINED[np.add, "reduce"](self, axis, dtype, keepdims)
 
-    def mean(self, axis: Axes = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    def mean(self, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Any:
         total = self.sum(axis, FLOAT64 if portable.is_whole(self) else dtype, keepdims=keepdims)
         return (total / np.int64(self.size // max(1, total.size))).astype(total.dtype)
 
@@ -178,14 +178,16 @@ class PortableGPUArray(NDArrayOperatorsMixin):
 
 
 def moving(name: str) -> Callable:
-    """A method that moves numbers, or looks at those that are not real."""
-    return lambda self, *args, **options: PortableGPUArray(getattr(self.x, name)(*unwrapped(args), **options))
+    """A method that moves numbers."""
+    return lambda self, *args, **options: PortableGPUArray(
+        getattr(self.x, name)(*unwrapped(args), **unwrapped(options))
+    )
 
 
 def comparing(name: str) -> Callable:
     """A method that compares numbers along an axis."""
 
-    def method(self: Any, axis: Axes = None, out: Any = None, keepdims: bool = False) -> Any:
+    def method(self: Any, axis: Axes = None, keepdims: bool = False) -> Any:
         y = PortableGPUArray(getattr(wide(self.x), name)(axis, keepdims=keepdims))
         return y.astype(self.dtype) + 0 if name in ("max", "min") and not portable.is_whole(self) else y
 

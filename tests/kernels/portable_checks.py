@@ -82,6 +82,8 @@ def compare_exact(gpu):
         compare(gpu, ufunc, *((x, y) if ufunc.nin == 2 else (x,)))
         compare(gpu, ufunc, *((x, y.astype(np.float64)) if ufunc.nin == 2 else (x.astype(np.float64),)))
     compare(gpu, lambda x: [0.1 * x, x / 3, 1 - x, x < 1e-40, x * np.float32(0.1), x * np.float64(0.1), x > 0], x)
+    for ufunc in np.add, np.maximum, np.minimum:
+        compare(gpu, lambda x, ufunc=ufunc: [ufunc.reduce(x), ufunc.reduce(x > 0)][: 1 + (ufunc is np.add)], x)
     for dtype in (np.float64, bool):
         compare(gpu, lambda x, dtype=dtype: x.astype(dtype), x)
     compare(gpu, lambda x: x.astype(np.float32), x.astype(np.float64) * 2.0**-140)
