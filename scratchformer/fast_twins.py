@@ -30,6 +30,7 @@ CUDA = (  # the modules for a GPU
     "cupy_extend",
     "cupy_linear",
     "cupy_muon",
+    "cupy_portable",
     "cupy_relative",
 )
 

@@ -10,7 +10,7 @@ does one library on two processors. This module defines them:
 
 These functions take NumPy arrays and are operations, so that twins can compute the same bits in less time. A
 `PortableArray` is an array that computes with them: if the parameters are of this kind, the references of all
-operations are portable. A `PortableKey` draws the weights, and `sine`, `cosine` and `power` are for tables of positions
+operations are portable; on a GPU `kernels.cupy_portable` has such arrays. A `PortableKey` draws the weights, and `sine`, `cosine` and `power` are for tables of positions
 and for schedules.
 """
 
@@ -52,7 +52,7 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return total(a[..., :, :, None] * b[..., None, :, :], axis=-2)
     a, b = a.astype(np.float64), b.astype(np.float64)  # the product of two numbers of 24 bits is then exact
     shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    c = np.zeros((*shape, a.shape[-2], b.shape[-1]), np.float32)
+    c = np.zeros_like(a, np.float32, shape=(*shape, a.shape[-2], b.shape[-1]))
     for k in range(a.shape[-1]):
         c = _sum_rounded_once(a[..., :, k, None] * b[..., None, k, :], c)
     return c
@@ -93,7 +93,7 @@ def total(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> np.ndarra
     n = math.prod(x.shape[a] for a in axes)
     terms = x.transpose(*axes, *others).reshape(n, *shape)
     if n == 0:
-        terms = np.zeros((1, *shape), x.dtype)
+        terms = np.zeros_like(x, shape=(1, *shape))
     while n > 1:
         h = n // 2
         upper = terms[n - h : n]
@@ -288,14 +288,14 @@ class PortableArray(np.ndarray):
             return out[0]
         if exact:
             result = getattr(ufunc, method)(*given, **options)
-        elif options.get("dtype") is None and all(map(_is_whole, given)):
+        elif options.get("dtype") is None and all(map(is_whole, given)):
             result = getattr(ufunc, method)(*given, **options)
             if result.dtype.kind not in "biu":
-                raise _undefined(ufunc)
+                raise undefined(ufunc)
         elif (ufunc, method) in DEFINED:
             result = DEFINED[ufunc, method](*given, **options)
         else:
-            raise _undefined(ufunc)
+            raise undefined(ufunc)
         if out is None:
             return portable(result)
         out[0][...] = result
@@ -303,7 +303,7 @@ class PortableArray(np.ndarray):
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if function not in MOVING:
-            raise _undefined(function)
+            raise undefined(function)
         return portable(super().__array_function__(function, types, args, kwargs))
 
     def clip(self, low: Any = None, high: Any = None, out: Any = None) -> Any:
@@ -312,26 +312,38 @@ class PortableArray(np.ndarray):
         return x if out is None else np.positive(x, out=out)
 
     def dot(self, *_: Any, **__: Any) -> Any:
-        raise _undefined(np.dot)
+        raise undefined(np.dot)
 
     def erf(self) -> Any:
         """The error function, for `backend.erf`."""
         return portable(erf(self.view(np.ndarray)))
 
 
+KINDS: dict[type, type] = {}  # of arrays of other libraries: the class of those that compute with the functions here
+
+
+def is_portable(x: Any) -> bool:
+    """Whether x is a `PortableArray`, or such an array on a GPU."""
+    return isinstance(x, (PortableArray, *KINDS.values()))
+
+
 def portable(x: Any) -> Any:
-    """x as a `PortableArray` if it is an array or a number of NumPy; a list or tuple of these item by item."""
+    """x as a `PortableArray` if it is an array or a number of NumPy; a list or tuple of these item by item. On a GPU it
+    becomes an array of another class, with the same functions.
+    """
     if isinstance(x, np.ndarray | np.generic):
         return np.asarray(x).view(PortableArray)
+    if type(x) in KINDS:
+        return KINDS[type(x)](x)
     return type(x)(map(portable, x)) if type(x) in (list, tuple) else x
 
 
-def _is_whole(x: Any) -> bool:
+def is_whole(x: Any) -> bool:
     """Whether x is an integer, or an array of integers or of truth values."""
     return isinstance(x, int) or getattr(x, "dtype", np.dtype(float)).kind in "biu"
 
 
-def _undefined(function: Any) -> TypeError:
+def undefined(function: Any) -> TypeError:
     name = function.__name__
     return TypeError(f"{name}: not one of the functions of real numbers that have the same bits on every processor")
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from scratchformer import portable as portable_module
+from scratchformer.backend import CPU, to_cpu
 from scratchformer.backend import erf as erf_of
 from scratchformer.catalogue import LAYERS, OPERATIONS, Draw
 from scratchformer.data import TextBatches
@@ -144,18 +145,18 @@ def as_float32(x, kind):
     return kind(x.astype(np.float32) if is_floating(x) else x) if is_array(x) else x
 
 
-def of_operation(name, kind):
-    """The results of a case of an operation, for arrays of a kind."""
-    case = OPERATIONS[name](Draw(3, 1.0))
+def of_operation(name, kind, device=CPU):
+    """The results of a case of an operation, for arrays of a kind, on the CPU or on a device of portable arrays."""
+    case = OPERATIONS[name](Draw(3, 1.0, device))
     y, cache = case.op(*(as_float32(x, kind) for x in case.args), **case.options)
     dy = kind(np.random.default_rng(0).standard_normal(y.shape).astype(np.float32))
     return [y, *as_tuple(case.op_backward(dy, cache))]
 
 
-def of_layer(name, kind):
+def of_layer(name, kind, device=CPU):
     """The same for a layer, with the gradients of its parameters."""
-    case = LAYERS[name](Draw(3, 1.0))
-    layer = case.layer.to(dtype=np.float32)
+    case = LAYERS[name](Draw(3, 1.0, device))
+    layer = case.layer.to(device, np.float32)
     if kind is portable and layer.parameters():
         layer.make_portable()
     y, cache = layer.forward(*(as_float32(x, kind) for x in case.inputs), **case.options)
@@ -165,16 +166,16 @@ def of_layer(name, kind):
     return [*as_tuple(y), *filter(is_array, as_tuple(gradients)), *(p.grad for p in layer.parameters())]
 
 
-def all_cases(kind):
+def all_cases(kind, device=CPU):
     cases = [(of_operation, name) for name in OPERATIONS]
     cases += [(of_layer, name) for name in LAYERS if name != "BidirectionalLanguageModel"]  # its dy has another form
-    return {name: function(name, kind) for function, name in cases}
+    return {name: function(name, kind, device) for function, name in cases}
 
 
 def digest_of(arrays):
     digest = hashlib.sha256()
     for x in arrays:
-        digest.update(np.ascontiguousarray(np.asarray(x), "<f4").tobytes())
+        digest.update(np.ascontiguousarray(to_cpu(x), "<f4").tobytes())
     return digest.hexdigest()
 
 
@@ -240,7 +241,7 @@ def test_a_batch_is_always_cut_in_the_same_way():
 def test_portable_bits_are_of_float32(precision):
     with pytest.raises(ValueError, match=f"^bits: portable bits are .* leave out --precision {precision}"):
         Replicas(llama(), precision=precision)
-    with pytest.raises(ValueError, match=r"^bits: portable bits need float32 on a CPU, got float64 on cpu$"):
+    with pytest.raises(ValueError, match=r"^bits: portable bits need float32 .*, got float64 on cpu$"):
         llama().to(dtype=np.float64).make_portable()
     with pytest.raises(ValueError, match=r"^bits: expected ordinary or portable, got 'float32'$"):
         Run("unused", 1, bits="float32")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cupy
 import numpy as np
 
@@ -60,13 +62,19 @@ def by_product(dy: Array, ids: Array, dtable: Array) -> bool:
 
 def by_sorting(dy: Array, ids: Array, dtable: Array) -> None:
     """dtable[v] += Σ dy[n] over the n with ids[n] = v."""
-    (N, C), kind = dy.shape, dy.dtype.name
+    sum_rows(kernel("embedding", "embedding_backward", dy.dtype.name), dy, ids, dtable)
+
+
+def sum_rows(run: Any, rows: Array, ids: Array, table: Array) -> None:
+    """Run a kernel that adds rows (N, C) to those of a table that ids (N,), int32, name. It also gets the order of the
+    rows by id, where those of one id keep their order, and the ids in this order.
+    """
+    (N, C), kind = rows.shape, rows.dtype.name
     place, order, ordered = cupy.zeros(N, np.int32), cupy.empty(N, np.int32), cupy.empty(N, np.int32)
     tiles = -(-N // 256)
     kernel("embedding", "places", kind)((tiles, tiles), (256,), (ids, place, np.int32(N)))
     kernel("embedding", "order_by_place", kind)((tiles,), (256,), (ids, place, order, ordered, np.int32(N)))
-    sum_rows = kernel("embedding", "embedding_backward", kind)
-    sum_rows((N,), (min(256, 32 * -(-C // 32)),), (dy, order, ordered, dtable, np.int32(N), np.int32(C)))
+    run((N,), (min(256, 32 * -(-C // 32)),), (rows, order, ordered, table, np.int32(N), np.int32(C)))
 
 
 ops.embedding.add_twin(cupy.ndarray, fits, embedding, embedding_backward, fast=True)

@@ -26,7 +26,7 @@ from ..checks import (
     expect_real,
 )
 from ..dispatch import TwinCache, expect_cache
-from ..portable import portable
+from ..portable import is_portable, portable
 from ..rng import Key, expect_key
 from ..shell.text import printable
 
@@ -300,14 +300,16 @@ class Layer:
 
     def make_portable(self) -> Self:
         """Let the layer compute the same bits on every processor, and return it: its parameters become
-        `PortableArray`s. Make optimizers and replicas afterwards.
+        `PortableArray`s, or such arrays on a GPU. Make optimizers and replicas afterwards.
 
-        Raises ValueError unless the parameters are float32 on a CPU.
+        Raises ValueError unless the parameters are float32 on a CPU, or on a GPU whose twins are not turned off.
         """
         flat = self.flat
-        if self.device is not CPU or flat.data.dtype != np.float32:
-            raise ValueError(f"bits: portable bits need float32 on a CPU, got {flat.data.dtype} on {self.device}")
-        FlatParameters(flat.params, portable(flat.data), portable(flat.grad))
+        data, grad = portable(flat.data), portable(flat.grad)
+        if not is_portable(data) or data.dtype != np.float32:
+            place = f"{flat.data.dtype} on {self.device}"
+            raise ValueError(f"bits: portable bits need float32 on a CPU, or on a GPU with its twins, got {place}")
+        FlatParameters(flat.params, data, grad)
         return self
 
     def replica(self, data: Array | None = None, grad: Array | None = None) -> Self:

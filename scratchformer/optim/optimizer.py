@@ -20,6 +20,7 @@ from ..dispatch import has_twin, operation
 from ..nn import FlatParameters, Param
 from ..nn.layer import Structure
 from ..ops.rounding import round_into
+from ..portable import is_portable
 from ..shell.text import printable, shown
 
 MAX_STEPS = 1 << 53  # a float64 is exact up to here
@@ -28,8 +29,10 @@ LARGE_CHUNK = 1 << 24  # elements that another device processes at once; interme
 
 
 def pieces(flat: Array) -> list[slice]:
-    """Slices of a flat array (P,): of cache size on a CPU, larger ones on any other device."""
-    size = CHUNK if array_module(flat) is np else LARGE_CHUNK
+    """Slices of a flat array (P,): of cache size on a CPU, larger ones on any other device. Sums of portable arrays
+    depend on them, so these are cut alike.
+    """
+    size = CHUNK if array_module(flat) is np or is_portable(flat) else LARGE_CHUNK
     return [slice(start, min(start + size, flat.size)) for start in range(0, flat.size, size)]
 
 
@@ -513,13 +516,13 @@ def global_norm(grad: Array | Sequence[Array], map: Callable = map, gather: Call
     """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. It is computed
     in float64, since in float32 the squares of a large but finite gradient overflow. map: as for `Optimizer.step`.
     gather: for a gradient of which every process has a part; makes of a list the lists of all processes, in order.
-    On a GPU the norm is an array () there, since for a number the host would have to wait.
+    On a GPU the norm is an array () there, since for a number the host would have to wait; but not of portable arrays.
     """
     squares = list(map(sum_of_squares, _cut(grad)))
     squares = squares if gather is None else [*chain(*gather(squares))]
     total = sum(squares[1:], *squares[:1])
     xp = array_module(total)
-    return math.sqrt(float(total)) if xp is np else xp.sqrt(total)
+    return math.sqrt(float(total)) if xp is np or is_portable(total) else xp.sqrt(total)
 
 
 def clip_by_global_norm(

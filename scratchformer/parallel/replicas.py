@@ -34,7 +34,7 @@ from ..nn import Layer
 from ..nn.layer import Structure
 from ..ops.rounding import round_into
 from ..optim.optimizer import Optimizer, global_norm, pieces, share_for
-from ..portable import PortableArray, portable
+from ..portable import is_portable, portable
 from ..rng import Key, expect_key
 from ..shell.text import shown
 from .diagnose import Diverged, first_nonfinite
@@ -174,7 +174,8 @@ class Replicas:
         self.model, self.device = model, model.device
         self.micro_batch, self.micro_batches = micro_batch, micro_batches
         self.flat, self.precision, self.ranks = model.flat, precision, ranks or Ranks()
-        self.portable = isinstance(self.flat.data, PortableArray)
+        self.portable = is_portable(self.flat.data)
+        self.divides = on_cpu or self.portable  # a batch into shares whose sums have an order
         if self.portable and precision != "float32":
             raise ValueError(f"bits: portable bits are those of float32, so leave out --precision {precision}")
         self.half: Array | None = None  # the copy of the weights in half precision, if the replicas compute in it
@@ -203,7 +204,8 @@ class Replicas:
         self.note: Callable[[str], None] = partial(note, self.ranks)  # and here
         self.tokens = 0  # in all batches of `gradients`
         self.structure = Structure(model)  # as it was when its parameters were last found to be the same
-        self.graphs = None if self.device.index is None else Graphs(self.device, self.step_on_device, first.flat.grad)
+        recorded = self.device.index is not None and not self.portable
+        self.graphs = Graphs(self.device, self.step_on_device, first.flat.grad) if recorded else None
         self.refresh()
 
     def __deepcopy__(self, _memo: dict) -> Replicas:
@@ -349,7 +351,7 @@ class Replicas:
             return min(rows, self.micro_batch)
         if self.micro_batches is not None and not self.portable:
             return math.ceil(rows / self.micro_batches)
-        if self.device is not CPU:
+        if not self.divides:
             return rows
         fewest = SHARES if self.portable else FEWEST
         limit = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / fewest))
@@ -474,7 +476,7 @@ class Replicas:
             sums.release(total_sum)
         if remember is not None:
             remember(list(memories))
-        mean = float(sum(losses)) if self.device is CPU else sum(losses)
+        mean = float(sum(losses)) if self.divides else sum(losses)
         self.computed = batch, key, mean
         return mean
 
@@ -522,7 +524,7 @@ class Replicas:
             return norm
         batch, key, loss = computed
         number: Any = norm
-        if self.device is not CPU:  # in one transfer
+        if not self.divides:  # in one transfer
             loss, number = to_cpu(self.device.xp.stack([loss.astype(np.float64), norm])).tolist()
         if not (math.isfinite(loss) and math.isfinite(number)):
             self.overflowed(batch, key, loss, number)
@@ -589,8 +591,10 @@ class Replicas:
             self.map(put, pieces(grad))
 
     def shares(self, micro_batches: int) -> int:
-        """Into how many shares micro-batches are divided: one on a GPU, whose sums have no fixed order anyway."""
-        return min(micro_batches, SHARES) if self.device is CPU else 1
+        """Into how many shares micro-batches are divided: one on a GPU, whose sums have no fixed order anyway, unless
+        they are portable.
+        """
+        return min(micro_batches, SHARES) if self.divides else 1
 
     def expect_work(self, batch: Any) -> None:
         """Raise ValueError if some of them would have no micro-batch of a batch like this one."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..backend import CPU, free_memory, to_cpu
+from ..backend import free_memory, to_cpu
 from ..checks import (
     expect_array,
     expect_at_least,
@@ -253,10 +253,10 @@ def _scored(
 
 
 def at_once(replicas: Replicas, length: int) -> int:
-    """How many rows of `length` tokens a replica evaluates at once: on a CPU no more than in training, on a GPU as many
-    as are expected to fill half of its free memory.
+    """How many rows of `length` tokens a replica evaluates at once: on a CPU, and of portable arrays, no more than in
+    training, on a GPU as many as are expected to fill half of its free memory.
     """
-    if replicas.micro_batch is None and replicas.device is not CPU:
+    if replicas.micro_batch is None and not replicas.divides:
         room, row = free_memory(replicas.device) / 2, _bytes_of_a_row(replicas.model, length)
         if row and math.isfinite(room):
             return min(MAX_ROWS, max(1, int(room) // row))
@@ -269,7 +269,7 @@ def as_in_training(replicas: Replicas, length: int) -> int:
     """
     if replicas.micro_batch is not None:
         return replicas.micro_batch
-    return (replicas.fitting(length) if replicas.device is CPU else None) or 16
+    return (replicas.fitting(length) if replicas.divides else None) or 16
 
 
 def _bytes_of_a_row(model: Any, length: int) -> int | None:

@@ -357,7 +357,7 @@ class Run:
             if (scale := replicas.loss_scale) is not None and scale.skipped and self.ranks.first:
                 print(f"batches skipped because their gradients overflowed: {scale.skipped}", file=sys.stderr)
             if replicas.portable and self.ranks.first:
-                digest = hashlib.sha256(replicas.flat.data.astype("<f4").tobytes()).hexdigest()
+                digest = hashlib.sha256(to_cpu(replicas.flat.data).astype("<f4").tobytes()).hexdigest()
                 print(f"SHA-256 of the parameters after step {self.step}: {digest}", flush=True)
         finally:
             self.close(*sys.exc_info())

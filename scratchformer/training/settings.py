@@ -47,7 +47,7 @@ NEWER: Mapping[str, Mapping[str, Any]] = {
     "bits": dict(
         choices=BITS,
         default="ordinary",
-        help="portable: the same results on every processor, in float32 on a CPU; slower (default: ordinary)",
+        help="portable: the same results on every processor, in float32; slower (default: ordinary)",
     ),
     "micro-batches": dict(
         type=int,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scratchformer import ops
+from scratchformer import ops, portable
 from scratchformer.compiler import CompileError
 from scratchformer.compiler.cuda_code import BITS, BITS_AT, cuda_source
 from scratchformer.compiler.derivation import Derivation
@@ -16,10 +16,14 @@ from scratchformer.ops.rounding import round_into
 from scratchformer.optim.adam import adam_step
 from scratchformer.optim.optimizer import scale
 
+from .on_cpu.emulator import elementwise_source
+
 cupy_code = pytest.importorskip("scratchformer.kernels.cupy_code")
+code_of = pytest.importorskip("scratchformer.kernels.cuda_trace").code_of
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 REAL = ("float32", "float64")
 HALF = ("bfloat16", "float16")
+PORTABLE = {"SIDE": 64, "LEVELS": 5}
 # The types of each file's arrays, and its constants, as the twins set them; W numbers are 16 bytes.
 FILES = {
     "attend": ((*REAL, *HALF), lambda W: [{"V": 1, "KEYS": 1, "D": 1}, {"V": W, "KEYS": 2, "D": 64}]),
@@ -38,6 +42,7 @@ FILES = {
             {"V": W, "ROWS": 4, "LANES": 2, "OUT": "REAL"},
         ],
     ),
+    "portable": (REAL, lambda W: [PORTABLE]),
     "optimizer": (REAL, lambda W: [{"V": 1}, {"V": W}]),
 }
 
@@ -76,21 +81,36 @@ def headers():
     return found[0].parent
 
 
-def compiled_size(text, architecture):
-    """The bytes of machine code that NVIDIA's compiler makes of a CUDA program."""
+def compiled(text, *options):
+    """NVIDIA's compiler, and a CUDA program that it has compiled."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
     try:
         status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, None, None)
     except RuntimeError as error:
         pytest.skip(f"nvidia-cuda-nvrtc is not installed: {error}")
-    options = ["-std=c++17", f"-arch={architecture}", f"-I{headers()}"]
+    options = ["-std=c++17", f"-I{headers()}", *options]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
     log = b" " * (size + 1)  # NVRTC writes into it; there is one b" " in the whole process, which must stay as it is
     nvrtc.nvrtcGetProgramLog(program, log)
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+    return nvrtc, program
+
+
+def compiled_size(text, architecture):
+    """The bytes of machine code that NVIDIA's compiler makes of a CUDA program."""
+    nvrtc, program = compiled(text, f"-arch={architecture}")
     _, size = nvrtc.nvrtcGetCUBINSize(program)
     return size
+
+
+def instructions(text):
+    """The PTX that it makes of a program with the options of CuPy."""
+    nvrtc, program = compiled(text, "-arch=sm_80", "-ftz=true")
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    ptx = b" " * (size + 1)  # as for the log
+    nvrtc.nvrtcGetPTX(program, ptx)
+    return ptx.decode()
 
 
 def test_every_file_is_compiled():
@@ -125,6 +145,20 @@ def test_the_compiler_takes_it(program, architecture, thorough):
     """All texts for the oldest processor, some for the others: none asks for which one it is compiled."""
     for text in PROGRAMS[program](thorough or architecture == ARCHITECTURES[0]):
         assert compiled_size(text, architecture) > 1000
+
+
+def test_portable_kernels_keep_small_numbers():
+    """CuPy's option -ftz=true makes float32 numbers below 2⁻¹²⁶ 0, by all instructions that are called .ftz."""
+
+    def elementwise(operation):
+        return elementwise_source("float32 x", "float32 z", operation, "apply", cupy_code.shared("float32"))
+
+    functions = (portable.exp32, portable.log32, portable.tanh32, portable.erf32)
+    operations = ["z = ieee::round(ieee::widen(x))", *(code_of(function, "x", "z") for function in functions)]
+    for text in (*map(elementwise, operations), *sources("portable", True)):
+        ptx = instructions(text)
+        assert ".rn.f32" in ptx and ".ftz" not in ptx
+    assert ".ftz" in instructions(elementwise("z = x * x"))
 
 
 def test_no_file_asks_for_which_processor_it_is_compiled():

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +19,14 @@ from scratchformer.ops import patterns
 from scratchformer.portable import PortableArray
 from scratchformer.testing.contracts import as_tuple
 
+from .drawn_bits import SPECIAL, expect_same, numbers, strided
+
 pytest.importorskip("numba")
 if turned_off():
     pytest.skip(f"{turned_off()} keeps the twins from running", allow_module_level=True)
 with fast():
     twins = pytest.importorskip("scratchformer.kernels.numba_portable")
 
-SPECIAL = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, 3e38, 2.0**-75, 1 + 2.0**-23])
 FUNCTIONS = portable.exp, portable.log, portable.tanh, portable.erf
 BLOCK = twins.DEPTH + 1
 SIZES = st.sampled_from([0, 1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 50, 64])
@@ -35,45 +37,12 @@ PROCESSORS = {
 }
 
 
-def numbers(seed, shape, kind):
-    """Numbers of many sizes; those of few digits make sums that lie half-way between two numbers of float32."""
-    draw = np.random.default_rng(seed)
-    x = draw.standard_normal(shape) * 2.0 ** draw.integers(-20, 20, shape)
-    if kind == "special":
-        x = np.where(draw.random(shape) < 0.1, draw.choice(SPECIAL, shape), x)
-    if kind == "subnormal":
-        x = x * 2.0**-70
-    if kind == "ties":
-        x = draw.integers(-9, 9, shape) * 2.0 ** draw.integers(-14, 14, shape)
-    return x.astype(np.float32)
-
-
-def strided(x, how):
-    """The same numbers, stored in another way."""
-    if how == "transposed":
-        return x.swapaxes(-1, -2).copy().swapaxes(-1, -2)
-    if how == "reversed":
-        return x[..., ::-1, ::-1].copy()[..., ::-1, ::-1]
-    if how == "cut out":
-        room = np.full((*x.shape[:-2], x.shape[-2] + 1, x.shape[-1] + 3), np.nan, x.dtype)
-        room[..., 1:, 2:-1] = x
-        return room[..., 1:, 2:-1]
-    return x
-
-
 def same_bits(operation, *args):
     with fast():
         y = operation(*args)
     with np.errstate(all="ignore"):
         expected = operation.reference(*args)
     expect_same(y, expected)
-
-
-def expect_same(y, expected):
-    assert y.dtype == expected.dtype and y.shape == expected.shape
-    bits = np.dtype(f"i{y.itemsize}")
-    same = (y.view(bits) == expected.view(bits)) | (np.isnan(y) & np.isnan(expected))
-    assert same.all(), f"{(~same).sum()} of {y.size} numbers differ"
 
 
 KINDS = st.sampled_from(["plain", "special", "subnormal", "ties"])
@@ -189,8 +158,8 @@ def test_the_bits_do_not_depend_on_the_instructions(instructions):
     name, features = PROCESSORS[instructions]
     if instructions == "AVX2" and twins.LANES < 8:
         pytest.skip("this processor has no AVX2")
-    code = "import test_portable; print(test_portable.fingerprint())"
-    changed = dict(NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, PYTHONPATH=os.path.dirname(__file__))
+    code = "from tests.kernels.test_portable import fingerprint; print(fingerprint())"
+    changed = dict(NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, PYTHONPATH=str(Path(__file__).parents[2]))
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | changed, check=True, capture_output=True, text=True, timeout=600
     )

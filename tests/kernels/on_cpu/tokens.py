@@ -196,7 +196,7 @@ def compare_tokens(make, context, B, past, dtype):
 
 def main(*mistake):
     if mistake:
-        run.plant(*mistake)
+        run.plant(run.cupy_code, *mistake)
     checks = [
         ((dtype.name, make, *sizes), partial(compare_tokens, make, *sizes, dtype))
         for make, *sizes in TOKENS
