@@ -321,7 +321,7 @@ class PortableArray(np.ndarray):
 
 def portable(x: Any) -> Any:
     """x as a `PortableArray` if it is an array or a number of NumPy; a list or tuple of these item by item."""
-    if isinstance(x, np.ndarray | np.generic):
+    if isinstance(x, (np.ndarray, np.generic)):
         return np.asarray(x).view(PortableArray)
     return type(x)(map(portable, x)) if type(x) in (list, tuple) else x
 

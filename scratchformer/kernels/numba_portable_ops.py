@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..checks import expect_floating
 from ..ops.attention import check_attention, stack_groups, without_nan
 from ..ops.layernorm import LARGE, check_layernorm
 from ..ops.patterns import Full, Pattern
@@ -46,6 +47,34 @@ def fits(check: Callable, arrays: int) -> Callable:
 def rows_of(x: np.ndarray) -> np.ndarray:
     """x (..., C) as a contiguous ordinary array (N, C)."""
     return np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+
+
+def relu(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    y, positive = np.empty(x.shape, np.float32), np.empty(x.shape, bool)
+    relu_of(*(np.ascontiguousarray(each).reshape(-1) for each in (x, y, positive)))
+    return y.view(PortableArray), positive
+
+
+def relu_backward(dy: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    dx = np.empty(dy.shape, np.float32)
+    relu_gradients(*(np.ascontiguousarray(each).reshape(-1) for each in (dy, positive, dx)))
+    return dx.view(PortableArray)
+
+
+@exact
+def relu_of(x: Any, y: Any, positive: Any) -> None:
+    for i in range(y.size):
+        positive[i] = x[i] > ZERO
+        y[i] = where(x[i] <= ZERO, ZERO, x[i])  # NaN stays
+
+
+@exact
+def relu_gradients(dy: Any, positive: Any, dx: Any) -> None:
+    for i in range(dy.size):
+        dx[i] = dy[i] * where(positive[i], ONE, ZERO)
+
+
+ops.relu.add_twin(PortableArray, fits(lambda x: expect_floating(x=x), 1), relu, relu_backward, fast=True)
 
 
 def swiglu(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, Any]:

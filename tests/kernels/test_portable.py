@@ -149,6 +149,7 @@ def relative_scores(x, n):
 
 
 OPERATIONS = {
+    "relu": lambda x, n: (x(2, 3, n),),
     "swiglu": lambda x, n: (x(2, 3, n), x(2, 3, n)),
     "rmsnorm": lambda x, n: (x(2, 3, n), x(n)),
     "layernorm": lambda x, n: (x(2, 3, n), x(n), x(n)),
