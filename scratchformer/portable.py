@@ -331,7 +331,7 @@ def portable(x: Any) -> Any:
     """x as a `PortableArray` if it is an array or a number of NumPy; a list or tuple of these item by item. On a GPU it
     becomes an array of another class, with the same functions.
     """
-    if isinstance(x, np.ndarray | np.generic):
+    if isinstance(x, (np.ndarray, np.generic)):
         return np.asarray(x).view(PortableArray)
     if type(x) in KINDS:
         return KINDS[type(x)](x)

@@ -58,8 +58,7 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         stack = np.broadcast_shapes(stack, b.shape[:-2])
     c = np.empty((*stack, a.shape[-2], b.shape[-1]), np.float32)
     left, right, to = stacked(a, stack), stacked(b, stack), stacked(c, stack)
-    places = (x.__array_interface__["data"][0] for x in (left, right, to))
-    multiply_stacks(*places, left.shape, right.shape, to.shape, left.strides, right.strides, to.strides)
+    multiply_stacks(address(left), address(right), address(to), left.shape, right.shape, to.shape, left.strides, right.strides, to.strides)
     return c
 
 
@@ -72,9 +71,12 @@ def stacked(x: np.ndarray, stack: tuple[int, ...]) -> np.ndarray:
         x = np.ascontiguousarray(x)
     if x.shape[:-2] != stack:
         x = np.broadcast_to(x, stack + x.shape[-2:])
-    if x.ndim == 4:
-        return x
-    return x.reshape(math.prod(x.shape[:-3]), *(1,) * (3 - x.ndim), *x.shape[-3:])
+    return x[(None,) * (4 - x.ndim)] if x.ndim <= 4 else x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+
+
+@exact
+def address(x: Any) -> Any:
+    return x.ctypes.data
 
 
 @intrinsic

@@ -99,20 +99,32 @@ def test_functions_of_any_bits(function):
         same_bits(function, x)
 
 
-def scores(x, n):
-    """Arguments of attention with n keys; some queries see none of them."""
+def pattern_of(n):
+    """A pattern of n keys; some queries see none of them."""
     edges = np.arange(n * n).reshape(n, n) % 5 < 3
     edges[-1] = False
     seen = patterns.Edges(edges)
-    pattern = [None, seen, patterns.Padding(np.array([0, n])), patterns.Heads(None, seen)][n % 4]
-    return x(2, 4, min(3, n), 8), x(2, 2, n, 8), x(2, 2, n, 8), pattern
+    return [None, seen, patterns.Padding(np.array([0, n])), patterns.Heads(None, seen)][n % 4]
+
+
+def scores(x, n):
+    """Arguments of attention with n keys."""
+    return x(2, 4, min(3, n), 8), x(2, 2, n, 8), x(2, 2, n, 8), pattern_of(n)
+
+
+def relative_scores(x, n):
+    T = min(3, n)
+    return x(2, 4, T, 8), x(2, 4, n, 8), x(2, 4, n, 8), x(4, n + T - 1, 8), x(4, 8), x(4, 8), pattern_of(n)
 
 
 OPERATIONS = {
+    "relu": lambda x, n: (x(2, 3, n),),
     "swiglu": lambda x, n: (x(2, 3, n), x(2, 3, n)),
     "rmsnorm": lambda x, n: (x(2, 3, n), x(n)),
+    "layernorm": lambda x, n: (x(2, 3, n), x(n), x(n)),
     "rotary": lambda x, n: (x(2, n, 3, 2 * n).swapaxes(1, 2), 3),
     "attention": scores,
+    "relative_attention": relative_scores,
 }
 
 
