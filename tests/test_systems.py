@@ -107,17 +107,25 @@ for options in (["--data", "stdlib", "--out", "a run ≤ θ", "--steps", "2"], [
 
 
 def test_the_public_ci_calls_pieces_that_exist():
-    """All pieces of .ci/run, on actions of a fixed version; it has no secrets."""
+    """All pieces of .ci/run, with every Python that the package names; it has no secrets."""
     yaml = pytest.importorskip("yaml")
     text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     jobs = yaml.safe_load(text)["jobs"]
+    named = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text(encoding="utf-8"))
+    assert {*named} == {*jobs["python"]["strategy"]["matrix"]["python"]} - {"3.14t"}
     pieces = re.findall(r"^#     (\w+)  ", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
     matrix = jobs["piece"]["strategy"]["matrix"]
     assert len(pieces) > 5 and matrix["piece"] == pieces
     assert {each["piece"] for each in matrix["include"]} <= {*pieces}
     steps = [step for job in jobs.values() for step in job["steps"]]
-    assert all(re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", step["uses"]) for step in steps if "uses" in step)
     assert [step["run"] for step in steps if ".ci/run" in step.get("run", "")] == ["bash .ci/run ${{ matrix.piece }}"]
     paths = [word for step in steps for word in step.get("run", "").split() if word.startswith("tests/")]
     assert paths and all((ROOT / path).exists() for path in paths)
     assert "secrets" not in text
+
+
+def test_the_public_ci_uses_one_fixed_version_of_each_action():
+    files = (ROOT / ".github" / "workflows").glob("*.yml")
+    used = [each for file in files for each in re.findall(r"uses: (.*)", file.read_text(encoding="utf-8"))]
+    assert len(used) > 4 and all(re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", each) for each in used)
+    assert len({*used}) == len({each.partition("@")[0] for each in used})
