@@ -81,6 +81,47 @@ def test_a_file_without_encoding_is_noticed():
     ]  # fmt: skip
 
 
+def sorted_paths(tree):
+    """The calls of `sorted` that compare paths, which Windows does without regard to case."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if getattr(call.func, "id", "") == "sorted" and "key" not in {each.arg for each in call.keywords}:
+            (what,) = call.args
+            if isinstance(what, ast.GeneratorExp):
+                what = what.generators[0].iter if isinstance(what.elt, ast.Name) else None
+            if getattr(getattr(what, "func", None), "attr", "") in ("glob", "iterdir", "rglob"):
+                yield call.lineno
+
+
+def test_files_have_the_same_order_on_every_system():
+    calls = "p.iterdir()", "x for x in p.glob(y)", "x.name for x in p.glob(y)", "p.glob(y), key=str"
+    text = "\n".join(f"sorted({each})" for each in calls)
+    assert [*sorted_paths(ast.parse(text))] == [1, 2]
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
+    assert not [f"{file}:{line}" for file, tree in trees.items() for line in sorted_paths(tree)]
+
+
+def test_what_some_systems_lack_is_asked_for():
+    """In the functions that use it; what plants mistakes needs fork, and says so where there is none."""
+    lacking, bad = {("os", name) for name in OF_OS} | {("signal", name) for name in OF_SIGNAL}, []
+    for file in FILES:
+        text = file.read_text(encoding="utf-8")
+        if (
+            file.name == "runner.py"
+            or not file.is_relative_to(ROOT / "scratchformer")
+            or not re.search("os|signal", text)
+        ):
+            continue
+        for function in ast.walk(ast.parse(text)):
+            if not isinstance(function, ast.FunctionDef) or re.search("hasattr|AttributeError", ast.unparse(function)):
+                continue
+            bad += [
+                f"{file}:{node.lineno}"
+                for node in ast.walk(function)
+                if isinstance(node, ast.Attribute) and (getattr(node.value, "id", ""), node.attr) in lacking
+            ]
+    assert not bad
+
+
 def test_a_run_where_nothing_of_posix_exists(tmp_path):
     """A run is trained and continued, in a folder with spaces and other letters."""
     code = f"""{WITHOUT}
