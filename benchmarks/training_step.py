@@ -183,7 +183,7 @@ def main() -> None:
     first, peaks = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         competitors = Competitors(args.patience, Path(folder))
-        definitions = {(PEERS[name].package, PEERS[name].fused): name for name in reversed(chosen)}
+        definitions = {(PEERS[name].package, PEERS[name].fused, PEERS[name].ours): name for name in reversed(chosen)}
         for name in reversed(definitions.values()):
             competitors.compare(name)
         for number in range(args.rounds + 1):

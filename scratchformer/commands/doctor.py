@@ -50,7 +50,7 @@ def report() -> Iterator[tuple[str, str]]:
     try:
         existing = next(p for p in (folder, *folder.parents) if p.exists())
         free = shutil.disk_usage(existing).free / 2**30
-        held = [p.name for p in sorted(folder.iterdir())] if folder.is_dir() else []
+        held = [p.name for p in sorted(folder.iterdir(), key=str)] if folder.is_dir() else []
         yield "data cache", f"{folder} ({free:.1f} GiB free; holds {', '.join(held) or 'nothing yet'})"
     except OSError as error:
         yield "data cache", f"{folder} cannot be read: {error.strerror}"

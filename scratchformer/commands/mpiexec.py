@@ -78,7 +78,8 @@ def run(command: list[str]) -> tuple[int, bool]:
     def stop(number: int, _frame: Any) -> None:
         received.append(number)
         if process is not None:
-            process.send_signal(signal.SIGUSR1 if len(received) == 1 else signal.SIGTERM)
+            first = getattr(signal, "SIGUSR1", signal.SIGTERM)  # Windows has no SIGUSR1
+            process.send_signal(first if len(received) == 1 else signal.SIGTERM)
 
     with signals_caught(stop):
         # In a process group of its own it gets no Ctrl-C from the terminal, and may not read from it.

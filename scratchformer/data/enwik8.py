@@ -140,7 +140,7 @@ def _find(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    candidates = [path / FILENAME, path / f"{MEMBER}.gz", path / MEMBER, *sorted(path.glob(f"{MEMBER}*.gz"))]
+    candidates = [path / FILENAME, path / f"{MEMBER}.gz", path / MEMBER, *sorted(path.glob(f"{MEMBER}*.gz"), key=str)]
     for file in candidates:
         if file.is_file():
             return file

@@ -244,12 +244,15 @@ def _sources(path: Path) -> list[Path]:
     folders = [path]
     for _ in range(DEPTH):
         folders += [
-            each for folder in folders for each in sorted(folder.iterdir()) if each.is_dir() and each not in folders
+            each
+            for folder in folders
+            for each in sorted(folder.iterdir(), key=str)
+            if each.is_dir() and each not in folders
         ]
     for folder in folders:
         if any((folder / part).is_dir() for parts in FOLDERS.values() for part in parts):
             return [folder]
-    files = [file for folder in folders for file in sorted(folder.iterdir()) if file.is_file()]
+    files = [file for folder in folders for file in sorted(folder.iterdir(), key=str) if file.is_file()]
     archives = [file for file in files if file.name.startswith("aclImdb") and _ARCHIVE.search(file.name)]
     tables = [file for file in files if {suffix.lower() for suffix in file.suffixes} & {*SUFFIXES, ".zip"}]
     if not archives and not tables:
@@ -302,7 +305,7 @@ def _skip(stream: Any, size: int, archive: Path) -> None:
 def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
     """The reviews of `splits` in the folder aclImdb, which may have another name."""
     for part in (part for split in splits for part in FOLDERS[split]):
-        for file in sorted((folder / part).glob("*.txt")):
+        for file in sorted((folder / part).glob("*.txt"), key=str):
             parsed = _parse(f"aclImdb/{part}/{file.name}", splits)
             if parsed:
                 yield str(file), *parsed, read_bytes(file, max_bytes=MAX_REVIEW)

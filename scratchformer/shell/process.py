@@ -71,7 +71,7 @@ def in_words(error: Exception) -> str:
         return f"out of memory in {_place(error)}{': ' * bool(text)}{text}; {LESS_MEMORY}"
     if isinstance(error, RecursionError):
         return f"the input is nested too deeply for {_place(error)}"
-    if isinstance(error, OSError) and error.strerror and text.startswith("[Errno"):
+    if isinstance(error, OSError) and error.strerror and text.startswith(("[Errno", "[WinError")):
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     return text or f"{type(error).__name__} in {_place(error)}"
 

@@ -140,7 +140,7 @@ def start_run(
     else:
         out = Path(args.resume)
         settings = _resumed_settings(out, args.estimate, name, presets, options, passing, given, given_again)
-        for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
+        for folder in (out, *sorted((path for path in out.iterdir() if path.is_dir()), key=str)):
             if folder != out and holds_run(folder):
                 expect_no_link(folder)
             snapshot = read_run(folder)  # of every stage, before the first one starts

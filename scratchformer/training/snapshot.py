@@ -263,7 +263,7 @@ def best_snapshot(path: Path | str) -> Path:
 
 def kept_snapshots(run: Path | str) -> list[Path]:
     """The snapshots that `train` kept in a run's folder (its `keep`), oldest first."""
-    return sorted(Path(run).glob("step-*.safetensors"))
+    return sorted(Path(run).glob("step-*.safetensors"), key=str)
 
 
 def average_snapshots(paths: Sequence[Path | str], model: Layer) -> None:

@@ -4,7 +4,6 @@ import builtins
 import errno
 import os
 import re
-import signal
 import subprocess
 import sys
 
@@ -63,7 +62,7 @@ def test_another_process_is_named(tmp_path, holder):
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path, holder):
-    holder.send_signal(signal.SIGKILL)
+    holder.kill()
     holder.wait()
     assert (tmp_path / "run" / LOCK).exists()
     with locked(tmp_path / "run"):

@@ -11,6 +11,7 @@ import pytest
 
 from scratchformer.shell import process, starting
 from scratchformer.shell.process import (
+    SIGNALS,
     Stopped,
     Stream,
     in_words,
@@ -21,6 +22,7 @@ from scratchformer.shell.process import (
 )
 
 pytestmark = pytest.mark.usefixtures("default_signals")
+posix = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 
 
 def ended(program, **options):
@@ -39,12 +41,18 @@ def raising(error):
     return program
 
 
+class OnWindows(OSError):
+    def __str__(self):
+        return f"[WinError 32] {self.strerror}: {self.filename!r}"
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
         (MemoryError(), "out of memory in program (test_process.py); use a smaller model, batch, text or file"),
         (FileNotFoundError(2, "No such file or directory", "x"), "x: No such file or directory"),
         (OSError(28, "No space left on device"), "No space left on device"),
+        (OnWindows(13, "It is used by another process", "x"), "x: It is used by another process"),
         (RecursionError("maximum recursion depth exceeded"), "the input is nested too deeply for program ("),
         (ValueError(), "ValueError in program (test_process.py)"),
         (ValueError("x: expected y"), "x: expected y"),
@@ -61,18 +69,18 @@ def test_memory_that_numpy_does_not_get():
     assert "Unable to allocate 2.00 PiB" in said and "--replicas" in said
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"])
-def test_a_signal_ends_a_program_with_its_status(name, capsys):
-    number = getattr(signal, name)
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_ends_a_program_with_its_status(number, capsys):
     before = signal.getsignal(number)
     assert ended(lambda: signal.raise_signal(number)) == 128 + number
-    said = "interrupted" if name == "SIGINT" else f"stopped by {name}"
+    said = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
     assert capsys.readouterr().err == f"{said}\n"
     assert ended(raising(Stopped(number, "step 3 is saved"))) == 128 + number
     assert capsys.readouterr().err == f"{said}; step 3 is saved: continue with --resume\n"
     assert signal.getsignal(number) is before
 
 
+@posix
 @pytest.mark.parametrize("own", [signal.SIG_IGN, lambda *_: None])
 def test_ignored_signals_and_handlers_of_a_user_stay(own):
     received = []
@@ -105,6 +113,8 @@ def test_a_stream_that_is_needed_fails_once():
 
 def in_a_fork(function):
     """Whether a function returns True in a fork of this process."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this system cannot fork")
     if (child := os.fork()) == 0:
         right = False
         try:
@@ -172,6 +182,7 @@ def called_back(function):
     return ctypes.CFUNCTYPE(ctypes.c_int)(function)()
 
 
+@posix
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_while_c_calls_python_costs_no_result_and_still_ends_the_program(name):
     number, results = getattr(signal, name), []
@@ -250,6 +261,7 @@ def test_a_kept_error_of_an_earlier_program_hides_no_signal():
     assert ended(program) == ended(program) == 128 + signal.SIGTERM and len(kept) == 2
 
 
+@posix
 def test_a_signal_just_before_the_end_is_not_lost():
     assert ended(lambda: os.kill(os.getpid(), signal.SIGTERM)) == 128 + signal.SIGTERM
 

@@ -115,7 +115,7 @@ def choose_tests(target: TargetFunction, folder: Path = Path()) -> tuple[list[st
 
 def test_files(folder: Path) -> Iterator[Path]:
     """test_*.py and *_test.py in a folder and all below it, without hidden folders and environments."""
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.iterdir(), key=str):
         if path.is_dir():
             if path.name not in NO_TESTS and path.name[0] != "." and not (path / "pyvenv.cfg").exists():
                 yield from test_files(path)

@@ -1,0 +1,48 @@
+"""benchmarks/functional_models.py: the models that libraries compile have our loss and our gradients."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scratchformer import Key, models, ops
+from scratchformer.training.snapshot import load_file
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "functional_models.py"
+IDS = Key(1).generator().integers(0, 29, (3, 8))
+
+
+@pytest.fixture(params=["jax", "torch"])
+def peer(request):
+    """The loss and gradients of a model by our references, compiled by a library."""
+    pytest.importorskip(request.param)
+    pytest.importorskip("array_api_compat")
+    module = load_file(FILE)
+    kinds = {"jax": lambda model: module.jax_peer(model, bfloat16=False, ours=True), "torch": module.torch_peer}
+    return lambda model, batch: kinds[request.param](model)[0](batch)
+
+
+@pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
+def test_our_references_in_another_library_have_our_gradients(peer, kind, monkeypatch):
+    """The library differentiates none of the operations itself: each backward is ours."""
+    sizes, pooled = dict(d_model=6, heads=2, depth=1, key=Key(0)), kind == "Classifier"
+    if pooled:
+        model, batch = models.Classifier(29, 2, max_length=8, **sizes), (IDS, np.array([8, 5, 1]), np.array([0, 1, 1]))
+    else:
+        model, batch = models.LanguageModel(29, context=8, **sizes), (IDS, np.roll(IDS, -1, axis=1))
+    model, called = model.to(dtype=np.float64), set()
+    loss, cache = model.loss(*batch)
+    model.loss_backward(1.0, cache)
+    names = {"embedding", "linear", "relu", "layernorm", "attention", "cross_entropy", *["mean_pool"] * pooled}
+    for name in names:
+
+        def backward(dy, cache, name=name, backward=getattr(ops, f"{name}_backward")):
+            called.add(name)
+            return backward(dy, cache)
+
+        monkeypatch.setattr(ops, f"{name}_backward", backward)
+    value, gradients = peer(model, batch)
+    assert value == pytest.approx(float(loss), rel=1e-12)
+    assert called == names and gradients.keys() == model.named_parameters().keys()
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, model.named_parameters()[name].grad, rtol=1e-10, atol=1e-12, err_msg=name)
