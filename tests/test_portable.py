@@ -7,9 +7,11 @@ import subprocess
 import sys
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+from mpmath import mp
 
 from scratchformer import portable as portable_module
 from scratchformer.backend import erf as erf_of
@@ -22,6 +24,7 @@ from scratchformer.portable import (
     PortableArray,
     PortableKey,
     cosine,
+    logarithm,
     portable,
     power,
     product,
@@ -95,6 +98,18 @@ def test_functions_for_tables_are_near_the_exact_ones():
     np.testing.assert_allclose(sine(x), np.sin(x), rtol=0, atol=2e-16)
     np.testing.assert_allclose(cosine(x), np.cos(x), rtol=0, atol=2e-16)
     assert power(10_000, -0.25) == 0.1 and power(0.5, 1000) == 0.5**1000
+    with mp.workprec(200):
+        assert all(logarithm(x) == float(mp.log(x)) for x in (1, 1 + 2.0**-52, 2, 4.0, np.float32(0.3), 1e300, 5e-324))
+
+
+def test_what_is_computed_before_a_step_calls_no_function_of_the_system():
+    """Its exp, log, sin and pow differ between systems. `math` gives only what is exact, or rounded as IEEE 754 says."""
+    exact = {"ceil", "factorial", "floor", "frexp", "inf", "isfinite", "nan", "pi", "prod", "sqrt"}
+    root = Path(portable_module.__file__).parent
+    sources = [path.read_text("utf-8") for room in ("ops", "nn", "optim", "models") for path in (root / room).glob("*.py")]
+    used = {name for source in sources for name in re.findall(r"\bmath\.(\w+)", source)}
+    assert "sqrt" in used and used <= exact
+    assert not any("from math import" in source for source in sources)
 
 
 def test_a_portable_key_draws_normal_and_uniform_numbers():
