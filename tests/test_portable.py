@@ -103,10 +103,10 @@ def test_functions_for_tables_are_near_the_exact_ones():
 
 
 def test_what_is_computed_before_a_step_calls_no_function_of_the_system():
-    """Its exp, log, sin and pow differ between systems. `math` gives only what is exact, or rounded as IEEE 754 says."""
+    """Its exp, log, sin and pow differ. From `math` comes only what is exact, or rounded as IEEE 754 says."""
     exact = {"ceil", "factorial", "floor", "frexp", "inf", "isfinite", "nan", "pi", "prod", "sqrt"}
-    root = Path(portable_module.__file__).parent
-    sources = [path.read_text("utf-8") for room in ("ops", "nn", "optim", "models") for path in (root / room).glob("*.py")]
+    root, rooms = Path(portable_module.__file__).parent, ("ops", "nn", "optim", "models")
+    sources = [path.read_text("utf-8") for room in rooms for path in (root / room).glob("*.py")]
     used = {name for source in sources for name in re.findall(r"\bmath\.(\w+)", source)}
     assert "sqrt" in used and used <= exact
     assert not any("from math import" in source for source in sources)

@@ -411,7 +411,7 @@ def test_repeated_layers_must_fit_in_memory(monkeypatch, kind):
     assert len(repeated(make, kind(3))) == 3 and made == [0, 1, 2]
     made.clear()
     monkeypatch.setattr(checks, "memory", lambda: room - 1)
-    with pytest.raises(ValueError, match="^depth: expected weights that fit in 0 GB of memory, got 0 GB for depth 3$"):
+    with pytest.raises(ValueError, match=r"^depth: expected weights that fit in 0 GB of memory, got 0 GB for depth 3$"):
         repeated(make, kind(3))
     assert made == [0]
 
