@@ -480,6 +480,11 @@ def power(base: float, exponent: float) -> float:
     return float(DECIMAL.power(Decimal(float(base)), Decimal(float(exponent))))
 
 
+def logarithm(x: float) -> float:
+    """log(x) for x > 0, rounded from decimal numbers."""
+    return float(DECIMAL.ln(Decimal(float(x))))
+
+
 def zeros_like(x: Array, shape: tuple[int, ...]) -> Array:
     """Zeros (shape), of the library and the type of x."""
     return np.zeros_like(x, shape=shape) if isinstance(x, np.ndarray) else array_module(x).zeros(shape, dtype=x.dtype)

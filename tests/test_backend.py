@@ -1,3 +1,7 @@
+import copy
+import math
+import os
+import pickle
 import re
 import subprocess
 import sys
@@ -5,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from mpmath import mp
 
 from scratchformer import backend, nn
 from scratchformer.backend import (
@@ -13,14 +18,31 @@ from scratchformer.backend import (
     Device,
     DeviceError,
     array_module,
+    cast,
+    cosine,
+    current_device,
     device_name,
     device_of,
     erf,
+    free_memory,
     get_device,
+    is_floating_type,
+    is_recording,
+    kept,
+    library_of,
+    logarithm,
+    memory,
+    power,
+    recording,
     scatter_add,
+    sine,
     to_cpu,
     to_device,
+    type_of,
+    use_tf32,
     when_gpu,
+    widen,
+    zeros_like,
 )
 from scratchformer.commands import doctor
 from scratchformer.testing.strict import STRICT
@@ -302,3 +324,162 @@ def test_what_is_no_name_and_texts_in_place_of_numbers():
     for texts in (np.array(["1"]), ["1"], np.array([b"1"])):
         with pytest.raises(TypeError, match=r"^x: expected an array or numbers, got "):
             to_device(texts, CPU)
+
+
+def test_a_copy_of_a_device_is_the_device():
+    for device in CPU, STRICT:
+        assert copy.deepcopy(device) is device
+    assert pickle.loads(pickle.dumps(CPU)) is CPU
+
+
+def test_where_a_library_makes_new_arrays(monkeypatch):
+    assert current_device(np) is CPU
+    assert (current_device(STRICT.xp).name, current_device(STRICT.xp).xp) == ("strict", STRICT.xp)
+    cupy = fake_cupy(2)
+    cupy.cuda.runtime.getDevice = lambda: 1
+    assert current_device(cupy) == Device("gpu:1", cupy, 1)
+
+
+def test_a_system_that_does_not_report_its_memory(monkeypatch):
+    assert 2**28 < memory() < math.inf
+    for error in AttributeError, ValueError, OSError:
+
+        def sysconf(name, error=error):
+            raise error(name)
+
+        monkeypatch.setattr(os, "sysconf", sysconf, raising=False)
+        assert memory.__wrapped__() == math.inf
+
+
+def test_the_memory_of_a_gpu_and_the_precision_of_its_products(monkeypatch):
+    cupy, settings = fake_cupy(2), []
+    cupy.get_default_memory_pool = lambda: SimpleNamespace(free_bytes=lambda: 5)
+    products = SimpleNamespace(COMPUTE_TYPE_TF32="tf32", COMPUTE_TYPE_DEFAULT="default")
+    products.set_compute_type = lambda *setting: settings.append((*setting, cupy.cuda.Device.current))
+    for name in "cupy", "cupy._core":
+        monkeypatch.setitem(sys.modules, name, cupy)
+    cupy._routines_linalg = products
+    gpu = Device("gpu:1", cupy, 1)
+    assert free_memory(gpu) == 2**30 + 5 and free_memory(CPU) == free_memory(STRICT) == math.inf
+    for device in CPU, STRICT, gpu:
+        use_tf32(device, True)
+        use_tf32(device, False)
+    assert settings == [(np.float32, "tf32", 1), (np.float32, "default", 1)]
+
+
+def test_tables_are_kept_and_those_of_a_recorded_step_live_as_long_as_it():
+    made = []
+
+    @kept(1)
+    def table(size, device):
+        made.append(size)
+        return [size]
+
+    assert table(3, CPU) is table(3, CPU) and made == [3]
+    with recording() as used:
+        assert is_recording()
+        first = table(4, CPU)
+        table(5, CPU)
+        assert table(4, CPU) is first and made == [3, 4, 5]
+    assert not is_recording() and [*used.values()] == [[4], [5]]
+    table(4, CPU)
+    assert made == [3, 4, 5, 4]
+    other = Device("other", ModuleType("other"))
+    with recording() as used:
+        assert table(6, other) is not table(6, other)  # inside jax.jit, it would have no values
+    assert made[4:] == [6, 6] and not used
+    with pytest.raises(ZeroDivisionError), recording():
+        raise ZeroDivisionError
+    assert not is_recording()
+
+
+class Foreign:
+    """An array of the Array API standard: a library of its own, with types of its own and without NumPy's methods."""
+
+    def __init__(self, x, **functions):
+        self.x, self.functions = x, functions
+        self.dtype, self.shape = f"foreign.{x.dtype.name}", x.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return self.x
+
+    def __array_namespace__(self):
+        names = dict(float32="foreign.float32", zeros=lambda shape, dtype: (shape, dtype))
+        names |= dict(asarray=lambda x, copy=None: Foreign(np.array(np.asarray(x), copy=copy)))
+        names |= dict(astype=lambda x, dtype: Foreign(x.x.astype(type_of(dtype))), __name__="foreign")
+        return SimpleNamespace(**(names | self.functions))
+
+
+def test_arrays_of_a_library_with_types_of_its_own():
+    x = Foreign(np.array([0.5, -1.0], np.float16))
+    assert cast(x, x.dtype) is x and cast(x, "foreign.float64").dtype == "foreign.float64"
+    assert widen(x).dtype == "foreign.float32" and widen(widen(x)).dtype == "foreign.float32"
+    twin = backend.copy(x)
+    assert twin is not x and twin.x is not x.x and np.array_equal(twin.x, x.x)
+    assert zeros_like(x, (2, 3)) == ((2, 3), "foreign.float16")
+    assert np.array_equal(to_cpu(x), x.x) and type_of(x.dtype) == np.float16
+
+
+def test_types_by_name():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    assert type_of("torch.bfloat16") == bfloat16 and type_of("torch.float64") == np.float64
+    assert is_floating_type(np.dtype(bfloat16)) and not is_floating_type(np.dtype(np.complex64))
+    x = np.ones(2, bfloat16)
+    assert widen(x).dtype == np.float32 and widen(x.astype(np.float64)).dtype == np.float64
+    y = np.ones(2)
+    assert widen(y) is y and cast(y, np.float64) is y and backend.copy(y) is not y
+    zeros = zeros_like(y, (2, 3))
+    assert zeros.shape == (2, 3) and zeros.dtype == np.float64 and not zeros.any()
+
+
+def test_the_error_function_of_each_library(monkeypatch):
+    """Its own, the one beside it, or SciPy's."""
+    x = np.array([0.5, -1.0])
+    assert erf(SimpleNamespace(erf=lambda: "its method")) == "its method"
+    assert erf(Foreign(x, erf=lambda x: "its function")) == "its function"
+    assert np.array_equal(erf(Foreign(x)).x, erf(x))
+    for library, module in ("cupy", "cupyx.scipy.special"), ("jax.numpy", "jax.scipy.special"):
+        beside = ModuleType(module)
+        beside.erf = lambda x, module=module: module
+        monkeypatch.setitem(sys.modules, module.partition(".")[0], ModuleType(module.partition(".")[0]))
+        monkeypatch.setitem(sys.modules, module.rpartition(".")[0], ModuleType(module.rpartition(".")[0]))
+        monkeypatch.setitem(sys.modules, module, beside)
+        assert erf(Foreign(x, __name__=library)) == module
+
+
+def test_what_is_beside_an_array_belongs_to_no_library():
+    assert library_of(np.float32(1)) is library_of(2.0) is library_of([1.0]) is None
+    assert library_of(np.ones(1)) is np
+
+
+def test_arrays_of_libraries_that_need_a_package(monkeypatch):
+    kind = type("Tensor", (), {"__module__": "torch"})
+    monkeypatch.setitem(sys.modules, "array_api_compat", None)
+    with pytest.raises(
+        ImportError, match=r"^arrays of PyTorch and Dask need the package array-api-compat: pip install"
+    ):
+        library_of(kind())
+    beside = ModuleType("array_api_compat")
+    beside.array_namespace, beside.is_array_api_obj = lambda x: STRICT.xp, lambda x: hasattr(x, "shape")
+    monkeypatch.setitem(sys.modules, "array_api_compat", beside)
+    assert library_of(kind()) is None
+    kind.shape = ()
+    assert library_of(kind()) is STRICT.xp
+
+
+def test_scatter_add_without_a_function_for_it():
+    """As a product with a one-hot matrix, in an array of its own."""
+    jax = pytest.importorskip("jax.numpy")
+    target = jax.asarray(np.ones((3, 2), np.float32))
+    found = scatter_add(target, jax.asarray([0, 2, 0]), jax.asarray([[1.0, 2], [3, 4], [5, 6]]))
+    assert np.asarray(found).tolist() == [[7, 9], [1, 1], [4, 5]] and found.dtype == np.float32
+    assert np.asarray(target).tolist() == [[1, 1]] * 3
+
+
+def test_functions_for_tables_are_near_the_exact_ones():
+    x = np.linspace(-1000, 1000, 10_001)
+    np.testing.assert_allclose(sine(x), np.sin(x), rtol=0, atol=2e-16)
+    np.testing.assert_allclose(cosine(x), np.cos(x), rtol=0, atol=2e-16)
+    assert power(10_000, -0.25) == 0.1 and power(0.5, 1000) == 0.5**1000
+    with mp.workprec(200):
+        assert all(logarithm(x) == float(mp.log(x)) for x in (1, 1 + 2.0**-52, 2, 4.0, np.float32(0.3), 1e300, 5e-324))

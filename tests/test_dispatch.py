@@ -1,10 +1,21 @@
 import threading
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.dispatch import backward, fast, is_fast, operation, reference_only, twins_of, when_fast
+from scratchformer.dispatch import (
+    backward,
+    fast,
+    has_twin,
+    is_fast,
+    operation,
+    reference_only,
+    turned_off,
+    twins_of,
+    when_fast,
+)
 from scratchformer.testing.strict import STRICT
 
 
@@ -261,3 +272,111 @@ def test_threads_that_enter_and_leave_blocks_leave_no_block_open(double):
         thread.join()
     op(ones(2))
     assert ran == ["fast"] and not is_fast()
+
+
+def test_a_twin_may_be_for_numbers_of_some_bytes(double):
+    """Whether it fits is not asked for others."""
+    op, _, ran = double
+
+    def fits(x, by=2):
+        assert x.dtype == np.float64
+        return x.ndim == 1
+
+    op.add_twin(np.ndarray, fits, *recording(ran, "eight bytes"), bytes=8)
+    for dtype in np.float32, np.float64, np.float16:
+        op(np.ones(2, dtype))
+    assert ran == ["fast", "eight bytes", "reference"]
+    assert [has_twin(op, np.ones(2, dtype)) for dtype in (np.float32, np.float64, np.float16)] == [True, True, False]
+    assert not has_twin(op, np.ones((2, 2))) and not has_twin(op, STRICT.xp.ones(2)) and not has_twin(op, 1.0)
+
+
+def test_whether_there_is_a_twin_depends_on_the_block(double):
+    op, _, ran = double
+    op.add_twin(np.ndarray, lambda x, by=2: x.dtype == np.float16, *recording(ran, "compiled"), fast=True)
+    half = np.ones(2, np.float16)
+    assert has_twin(op, ones(2)) and not has_twin(op, half)
+    with fast():
+        assert has_twin(op, ones(2)) and has_twin(op, half)
+        with reference_only():
+            assert not has_twin(op, ones(2)) and not has_twin(op, half)
+    assert not ran
+
+
+def test_an_error_of_what_asks_whether_a_twin_fits_is_not_hidden(double):
+    op, _, _ = double
+    op.add_twin(np.ndarray, lambda x, by=2: x.size > "3", *recording([], "wrong"))
+    with pytest.raises(TypeError, match="not supported between instances of 'int' and 'str'"):
+        op(np.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_several_gradients_are_converted_too(dtype):
+    @operation
+    def both(x): ...
+
+    @backward
+    def both_backward(dy, cache): ...
+
+    both.add_twin(np.ndarray, lambda x: True, lambda x: (x, None), lambda dy, kept: (dy, dy + dy.dtype.itemsize))
+    _, cache = both(ones(2))
+    dx, dw = both_backward(np.ones(2, dtype), cache)
+    assert dx.dtype == dw.dtype == dtype and dx.tolist() == [1, 1] and dw.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ""),
+        ({"SCRATCHFORMER_FAST": "1", "NUMBA_DISABLE_JIT": "0"}, ""),
+        ({"SCRATCHFORMER_FAST": "0", "NUMBA_DISABLE_JIT": "1"}, "SCRATCHFORMER_FAST=0"),
+        ({"NUMBA_DISABLE_JIT": "1"}, "NUMBA_DISABLE_JIT=1"),
+    ],
+)
+def test_what_turns_fast_twins_off(monkeypatch, environment, expected):
+    for name in "SCRATCHFORMER_FAST", "NUMBA_DISABLE_JIT":
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert turned_off() == expected
+
+
+class Kept(NamedTuple):
+    x: int
+
+
+@pytest.mark.parametrize(
+    ("annotation", "right", "kind"),
+    [
+        (Kept, [Kept(1)], "Kept"),
+        ("Kept", [Kept(1)], "Kept"),
+        ("slice", [slice(1)], "slice"),
+        ("Array", [np.ones(2), STRICT.xp.ones(2), np.ones(2, bool)], "array"),
+    ],
+)
+def test_a_cache_of_another_type_than_the_annotation(annotation, right, kind):
+    def of_cache_backward(dy, kept):
+        return dy
+
+    of_cache_backward.__annotations__["kept"] = annotation
+    op_backward = backward(of_cache_backward)
+    for each in right:
+        assert op_backward(3, each) == op_backward(kept=each, dy=3) == 3
+    wrong = {"None": None, "tuple": (1,), "float": 1.0}
+    if kind == "array":
+        wrong |= {"MaskedArray": np.ma.MaskedArray([1.0]), "ndarray": np.array(["a"]), "str": "a"}
+    else:
+        wrong |= {"ndarray": np.ones(2)}
+    for got, each in wrong.items():
+        with pytest.raises(TypeError, match=f"^kept: expected the {kind} that forward returned, got {got}$"):
+            op_backward(3, each)
+
+
+def test_a_cache_without_an_annotation_or_with_that_of_any_object_is_not_checked():
+    for annotation in None, "Any", dict:
+
+        def of_cache_backward(dy, kept):
+            return dy
+
+        if annotation is not None:
+            of_cache_backward.__annotations__["kept"] = annotation
+        assert backward(of_cache_backward)(3, None) == 3

@@ -16,6 +16,12 @@ SCORES = "dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')"
 KEYS = "dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd"
 Rule = Callable[[Any], ops.Pattern | None]  # of a draw
 
+PRODUCT = "dp = widen(dy) @ xp.matrix_transpose(widen(v))"
+WIDENED = {  # survivors
+    f"{PRODUCT} -> {line}": "NumPy widens the other factor of a product too; PyTorch refuses factors of two types"
+    for line in ("dp = dy @ xp.matrix_transpose(widen(v))", "dp = widen(dy) @ xp.matrix_transpose(v)")
+}
+
 
 def attention(d: Draw, pattern: Rule = lambda d: None, keys: str = "S", group: int = 0, scale: float = 1) -> Arguments:
     """group: the number of query heads that share each of two key heads. scale: that of the queries; with a large one,
@@ -223,7 +229,8 @@ ENTRIES = [
         "attention_backward",
         {
             "xp, shape, G = array_module(q), q.shape, k.shape[1] -> "
-            "xp, shape, G = array_module(q), q.shape, v.shape[1]": "v has the heads of k"
+            "xp, shape, G = array_module(q), q.shape, v.shape[1]": "v has the heads of k",
+            **WIDENED,
         },
     ),
     OperationEntry("relative_shift", analytic=True)
@@ -286,5 +293,6 @@ ENTRIES = [
         equation="dk_hsd = Σ_t da_hts qu_htd",
         wrong="dk_hsd = Σ_t da_hts qw_htd",
         replace={"@ (q + content_bias[:, None, :])\n    dr": "@ (q + position_bias[:, None, :])\n    dr"},
-    ),
+    )
+    .survivors("relative_attention_backward", WIDENED),
 ]

@@ -100,7 +100,7 @@ def cross_entropy(
         dlogits -= label_smoothing / V
         of_target = label_smoothing * (1 - 1 / V) - rest * xp.exp(-log_z)
         dlogits = xp.where(xp.arange(V) == targets[:, None], of_target, dlogits)
-        dlogits *= dloss / count * cast(counted[:, None], z.dtype)
+        dlogits *= dloss / count * cast(counted[:, None], z_max.dtype)
 
     The cache keeps the logits, and of each row the maximum, log_z and the rest. From these p is computed again.
 
@@ -146,10 +146,10 @@ def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Ar
     expect_gradient("dloss", dloss, ())
     logits, z_max, log_z, rest, targets, counted, count, label_smoothing = cache
     xp, V = array_module(logits), logits.shape[-1]
-    z = xp.reshape(widen(logits), (-1, V))
-    dlogits = xp.exp(z - z_max - log_z)  # the softmax
+    z = xp.reshape(logits, (-1, V))
+    dlogits = xp.exp(z - z_max - log_z)  # the softmax, in the type of z_max
     dlogits -= label_smoothing / V
     of_target = label_smoothing * (1 - 1 / V) - rest * xp.exp(-log_z)
     dlogits = xp.where(xp.arange(V) == targets[:, None], of_target, dlogits)
-    dlogits *= dloss / count * cast(counted[:, None], z.dtype)
+    dlogits *= dloss / count * cast(counted[:, None], z_max.dtype)
     return cast(xp.reshape(dlogits, logits.shape), logits.dtype)

@@ -52,8 +52,8 @@ def geglu(gate: Array, up: Array) -> tuple[Array, GegluCache]:
 def geglu_backward(dy: Array, cache: GegluCache) -> tuple[Array, Array]:
     """(dgate, dup): see `geglu`."""
     expect_like("dy", dy, cache.gate.shape)
-    dtype, dy, up = dy.dtype, widen(dy), widen(cache.up)
-    a, of_gate = gelu.reference(widen(cache.gate), "tanh")
+    gate, up = widen(cache.gate), widen(cache.up)
+    a, of_gate = gelu.reference(gate, "tanh")
     dgate = gelu_backward.reference(dy * up, of_gate)
     dup = dy * a
-    return cast(dgate, dtype), cast(dup, dtype)
+    return cast(dgate, dy.dtype), cast(dup, dy.dtype)

@@ -86,7 +86,7 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     Source: Ba, Kiros, Hinton, "Layer normalization", 2016, equations 3 and 4.
     """
     check_layernorm(x, gamma, beta, eps)
-    u = widen(x) - widen(x[..., :1])
+    u = widen(x) - x[..., :1]
     xp, C = array_module(x), x.shape[-1]
     share = 2.0 ** -C.bit_length()  # below 1/C; multiplying by it changes no digits, and then no sum overflows
     shift = xp.sum(u * share, axis=-1, keepdims=True) / (C * share)
@@ -115,7 +115,7 @@ def layernorm_backward(dy: Array, cache: LayerNormCache) -> tuple[Array, Array, 
     x, shift, rstd, _ = cache
     expect_like("dy", dy, x.shape)
     xp, dtype, rows = array_module(dy), dy.dtype, tuple(range(dy.ndim - 1))
-    dy, xhat = widen(dy), (widen(x) - widen(x[..., :1]) - shift) * rstd
+    dy, xhat = widen(dy), (widen(x) - x[..., :1] - shift) * rstd
     dgamma = xp.sum(dy * xhat, axis=rows)
     dbeta = xp.sum(dy, axis=rows)
     g = dy * cache.gamma

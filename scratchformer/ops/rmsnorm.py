@@ -78,7 +78,7 @@ def rmsnorm_backward(dy: Array, cache: RMSNormCache) -> tuple[Array, Array]:
     x, rrms, _ = cache
     expect_like("dy", dy, x.shape)
     xp, dtype, rows = array_module(dy), dy.dtype, tuple(range(dy.ndim - 1))
-    dy, xhat = widen(dy), widen(x) * rrms
+    dy, xhat = widen(dy), x * rrms
     dgamma = xp.sum(dy * xhat, axis=rows)
     g = dy * cache.gamma
     dx = rrms * (g - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))

@@ -17,6 +17,7 @@ from ..backend import (
     cosine,
     device_of,
     kept,
+    logarithm,
     power,
     sine,
     to_device,
@@ -97,7 +98,7 @@ def attention_factor(scaling: Scaling) -> float:
     yarn = filled(scaling)
     if yarn["attention_factor"] is not None:
         return float(yarn["attention_factor"])
-    growth = 0.1 * math.log(max(yarn["factor"], 1))
+    growth = 0.1 * logarithm(max(yarn["factor"], 1))
     if yarn["mscale"] is None or yarn["mscale_all_dim"] is None:
         return 1 + growth
     return (1 + yarn["mscale"] * growth) / (1 + yarn["mscale_all_dim"] * growth)
@@ -165,7 +166,7 @@ def rotary_frequencies(
         yarn = filled(scaling)
         length = yarn["original_max_position_embeddings"]
         first, last = (
-            head_width * math.log(length / (2 * math.pi * yarn[turns])) / (2 * math.log(base))
+            head_width * logarithm(length / (2 * math.pi * yarn[turns])) / (2 * logarithm(base))
             for turns in ("beta_fast", "beta_slow")
         )
         if yarn["truncate"]:

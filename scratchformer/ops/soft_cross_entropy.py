@@ -91,7 +91,7 @@ def soft_cross_entropy_backward(dloss: Array | float, cache: SoftCrossEntropyCac
     expect_gradient("dloss", dloss, ())
     logits, targets, z_max, log_z = cache
     xp, share = array_module(logits), dloss / math.prod(log_z.shape)
-    t, log_p = cast(targets, z_max.dtype), (widen(logits) - z_max) - log_z
+    t, log_p = cast(targets, z_max.dtype), (logits - z_max) - log_z
     p = xp.exp(log_p)
     dtargets = -share * log_p
     dlogits = share * (p * xp.sum(t, axis=-1, keepdims=True) - t)

@@ -1,17 +1,18 @@
 """Parameters, the flat arrays, moving, replicas, and saved weights."""
 
 import copy
+import pickle
 import re
 
 import numpy as np
 import pytest
 
-from scratchformer import models, nn, ops
+from scratchformer import checks, models, nn, ops
 from scratchformer.backend import CPU, DeviceError, array_module, to_cpu, to_device
 from scratchformer.dispatch import Twin
 from scratchformer.models import LanguageModel
 from scratchformer.nn import FlatParameters, Layer, Linear, Param, PositionEmbedding
-from scratchformer.nn.layer import Part, add_gradients
+from scratchformer.nn.layer import LAYER_OBJECTS, Part, add_gradients, repeated
 from scratchformer.portable import PortableArray
 from scratchformer.records import NGrams
 from scratchformer.rng import Key
@@ -202,6 +203,22 @@ def test_a_deep_copy_has_arrays_of_its_own():
     assert are_views(twin) and are_views(block)
 
 
+def test_a_copy_of_a_parameter_has_arrays_of_its_own():
+    """Its gradient and whether it is frozen are copied too; it is in no flat array."""
+    layer = Linear(2, 3)
+    assert layer.flat.params[0] is layer.w
+    layer.w.grad[...] = 7
+    layer.w.frozen = True
+    for twin in copy.deepcopy(layer.w), pickle.loads(pickle.dumps(layer.w)):
+        assert twin.name == "w" and twin.frozen is True and twin.flat is None
+        np.testing.assert_array_equal(twin.data, layer.w.data)
+        assert (twin.grad == 7).all()
+        assert not np.shares_memory(twin.data, layer.w.data) and not np.shares_memory(twin.grad, layer.w.grad)
+    data = np.ones((2, 3))
+    twin = layer.w.twin(data)
+    assert twin.data is data and twin.grad.shape == (2, 3) and not twin.grad.any() and twin.flat is None
+
+
 # Replicas
 
 
@@ -377,6 +394,26 @@ def test_layers_with_one_key_start_the_same():
 def test_sizes_below_one(make, name):
     with pytest.raises(ValueError, match=f"^{name}: expected a number >= 1, got (0|-1)$"):
         make()
+
+
+@pytest.mark.parametrize("kind", [int, np.int8])
+def test_repeated_layers_must_fit_in_memory(monkeypatch, kind):
+    """What they take is known from the first: no other is made if they do not fit."""
+    made = []
+
+    def make(i):
+        made.append(i)
+        assert len(made) <= 3
+        return Linear(2, 3)
+
+    room = 4 * 3 * (9 + LAYER_OBJECTS)
+    monkeypatch.setattr(checks, "memory", lambda: room)
+    assert len(repeated(make, kind(3))) == 3 and made == [0, 1, 2]
+    made.clear()
+    monkeypatch.setattr(checks, "memory", lambda: room - 1)
+    with pytest.raises(ValueError, match=r"^depth: expected weights that fit in 0 GB of memory, got 0 GB for depth 3$"):
+        repeated(make, kind(3))
+    assert made == [0]
 
 
 def test_bfloat16_weights_are_copied_and_assigned_as_others_are(tmp_path):

@@ -43,7 +43,7 @@ CODE = {
     "log_softmax: y is taken for a probability": [
         ("dtype, dy, p = dy.dtype, widen(dy), xp.exp(widen(y))", "return dy - y * xp.sum(dy, axis=-1, keepdims=True)")
     ],
-    "cross_entropy: rows that do not count still pass a gradient": [(" * cast(counted[:, None], z.dtype)\n", "\n")],
+    "cross_entropy: rows that do not count still pass a gradient": [(" * cast(counted[:, None], z_max.dtype)\n", "\n")],
     "cross_entropy: the mean is over all rows, not those that count": [("dloss / count *", "dloss / len(targets) *")],
     "layernorm: the third term is forgotten": [(" - xhat * xp.mean(g * xhat, axis=-1, keepdims=True))", ")")],
     "layernorm: β gets the mean over the rows": [("dbeta = xp.sum(dy", "dbeta = xp.mean(dy")],
