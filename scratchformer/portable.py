@@ -10,8 +10,8 @@ does one library on two processors. This module defines them:
 
 These functions take NumPy arrays and are operations, so that twins can compute the same bits in less time. A
 `PortableArray` is an array that computes with them: if the parameters are of this kind, the references of all
-operations are portable; on a GPU `kernels.cupy_portable` has such arrays. A `PortableKey` draws the weights, and `sine`, `cosine` and `power` are for tables of positions
-and for schedules.
+operations are portable; on a GPU `kernels.cupy_portable` has such arrays. A `PortableKey` draws the weights, and
+`sine`, `cosine` and `power` are for tables of positions and for schedules.
 """
 
 from __future__ import annotations
