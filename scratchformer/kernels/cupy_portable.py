@@ -179,9 +179,7 @@ class PortableGPUArray(NDArrayOperatorsMixin):
 
 def moving(name: str) -> Callable:
     """A method that moves numbers."""
-    return lambda self, *args, **options: PortableGPUArray(
-        getattr(self.x, name)(*unwrapped(args), **unwrapped(options))
-    )
+    return lambda self, *args, **options: wrapped(getattr(self.x, name)(*unwrapped(args), **unwrapped(options)))
 
 
 def comparing(name: str) -> Callable:
