@@ -10,7 +10,7 @@ from collections import namedtuple
 from typing import Any, NamedTuple
 
 from .. import ops
-from ..backend import Array, array_module
+from ..backend import Array, array_module, zeros_like
 from ..checks import expect_instance, is_checked
 from ..nn import Layer, LayerNorm, Linear, TiedOutput, TokenEmbedding
 from ..nn.layer import expect_backward
@@ -59,7 +59,7 @@ class Pooler(Layer):
     def backward(self, dy: Array, cache: PoolerCache) -> Array:
         expect_backward(cache, PoolerCache, dy=dy)
         _, activation_backward = POOLING[self.pooling]
-        dx = array_module(dy).zeros(cache.shape, dtype=dy.dtype)
+        dx = zeros_like(dy, cache.shape)
         dx[:, 0] = self.dense.backward(activation_backward(dy, cache.activation), cache.dense)
         return dx
 
