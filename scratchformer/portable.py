@@ -195,18 +195,23 @@ def number(x: Any) -> Any:
     return x.astype(np.float32)
 
 
-@operation
-def exp(x: np.ndarray) -> np.ndarray:
-    """exp(x), float32, right to about one unit in the last place; 0 below −87.7, infinity above 88.7."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return exp32(x)
+def of_arrays(number: Callable, name: str, docstring: str) -> Any:
+    """The operation of this name that computes a function of every number of an array."""
+
+    def function(x: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return number(x)
+
+    function.__name__, function.__doc__ = name, docstring
+    return operation(function)
 
 
-@operation
-def log(x: np.ndarray) -> np.ndarray:
-    """log(x), float32."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return log32(x)
+exp = of_arrays(
+    exp32, "exp", "exp(x), float32, right to about one unit in the last place; 0 below −87.7, infinity above 88.7."
+)
+log = of_arrays(log32, "log", "log(x), float32.")
+tanh = of_arrays(tanh32, "tanh", "tanh(x), float32.")
+erf = of_arrays(erf32, "erf", "The error function 2/√π ∫₀ˣ exp(−t²) dt, float32.")
 
 
 def log1p(x: np.ndarray) -> np.ndarray:
@@ -214,20 +219,6 @@ def log1p(x: np.ndarray) -> np.ndarray:
     u = 1 + x
     same = (u == 1) | np.isinf(u)
     return np.where(same, x, log(u) * (x / np.where(same, 1, u - 1)))
-
-
-@operation
-def tanh(x: np.ndarray) -> np.ndarray:
-    """tanh(x), float32."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return tanh32(x)
-
-
-@operation
-def erf(x: np.ndarray) -> np.ndarray:
-    """The error function 2/√π ∫₀ˣ exp(−t²) dt, float32."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return erf32(x)
 
 
 class PortableKey(Key):
@@ -283,6 +274,8 @@ class PortableArray(np.ndarray):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         given = [x.view(np.ndarray) if isinstance(x, PortableArray) else x for x in inputs]
+        if isinstance(options.get("where"), PortableArray):
+            options["where"] = options["where"].view(np.ndarray)
         exact = ufunc in EXACT if method not in ("reduce", "reduceat") else ufunc in (np.logical_and, np.logical_or)
         if exact and out is not None:
             getattr(ufunc, method)(*given, out=tuple(x.view(np.ndarray) for x in out), **options)

@@ -18,6 +18,7 @@ from scratchformer.backend import erf as erf_of
 from scratchformer.catalogue import LAYERS, OPERATIONS, Draw
 from scratchformer.data import TextBatches
 from scratchformer.dispatch import fast, reference_only
+from scratchformer.generation import quantize
 from scratchformer.models import LanguageModel, Llama, TransformerXL
 from scratchformer.optim import Adam, AdamW, Cosine, Muon
 from scratchformer.portable import (
@@ -251,6 +252,16 @@ def test_portable_bits_are_of_float32(precision):
         llama().to(dtype=np.float64).make_portable()
     with pytest.raises(ValueError, match=r"^bits: expected ordinary or portable, got 'float32'$"):
         Run("unused", 1, bits="float32")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantised_layers_have_portable_bits(bits):
+    model = quantize(Llama(31, d_model=64, heads=2, depth=1, context=8, key=PortableKey(0)), bits).make_portable()
+    ids = portable(np.arange(8, dtype=np.int32)[None])
+    logits = model(ids)
+    with fast():
+        again = model(ids)
+    assert type(logits) is type(again) is PortableArray and digest_of([logits]) == digest_of([again])
 
 
 def run_of(out, steps, **options):

@@ -58,7 +58,8 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         stack = np.broadcast_shapes(stack, b.shape[:-2])
     c = np.empty((*stack, a.shape[-2], b.shape[-1]), np.float32)
     left, right, to = stacked(a, stack), stacked(b, stack), stacked(c, stack)
-    multiply_stacks(address(left), address(right), address(to), left.shape, right.shape, to.shape, left.strides, right.strides, to.strides)
+    places = address(left), address(right), address(to)
+    multiply_stacks(*places, left.shape, right.shape, to.shape, left.strides, right.strides, to.strides)
     return c
 
 
@@ -263,6 +264,7 @@ def elementwise(loop: Any) -> Any:
     return function
 
 
+# A function that makes these loops would have to close over exp and so on; Numba would then keep no code on disk.
 @exact
 def exp_of(x: Any, y: Any) -> None:
     for i in range(x.size):

@@ -142,7 +142,7 @@ def dequantize(w: Quantized, panels: slice = slice(None)) -> np.ndarray:
 def rounded_rows(x: np.ndarray) -> np.ndarray:
     """x (N, I), each group of GROUP numbers of a row rounded to integers of 8 bits times a scale."""
     N, I = x.shape
-    groups = np.zeros((N, -(-I // GROUP), GROUP), x.dtype)
+    groups = np.zeros_like(x, shape=(N, -(-I // GROUP), GROUP))
     groups.reshape(N, -1)[:, :I] = x
     largest = abs(groups).max(axis=2, keepdims=True)
     inverse = np.divide(127, largest, out=np.zeros_like(largest), where=~(largest < SMALLEST))
@@ -184,7 +184,7 @@ def quantized_linear(x: Array, w: Quantized, b: Array | None = None) -> Array:
         expect_floating(b=b)
         expect_shape("b", b, "O", O=O)
     rows = rounded_rows(x.reshape(-1, I).astype(np.float64 if x.dtype == np.float64 else np.float32, copy=False))
-    y = np.empty((len(rows), O), rows.dtype)
+    y = np.empty_like(rows, shape=(len(rows), O))
     for first in range(0, len(w.numbers), AT_ONCE // PANEL):
         last = first + AT_ONCE // PANEL
         y[:, first * PANEL : last * PANEL] = rows @ dequantize(w, slice(first, last))

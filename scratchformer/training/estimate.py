@@ -19,6 +19,7 @@ from ..parallel.memory import resident_bytes
 from ..parallel.replicas import Replicas
 from ..rng import Key
 from ..shell.text import shown
+from .evaluate import as_in_training
 from .snapshot import needed_key
 
 WATCHED = 32  # rows to measure with, at most; with too few, other arrays than usual determine the peak
@@ -42,16 +43,19 @@ class Estimate(NamedTuple):
     gradients: int  # of all replicas, and the sums of shares that wait for others
     activations: dict[str, int]  # what one replica keeps for backward: of the blocks, and the rest
     transient: int  # what forward and backward of one replica use temporarily
+    scoring: int  # activations of one replica in evaluation, which may take more rows at once than training
     cache: int  # keys and values for generating one sequence; 0 if the model does not generate
     memory: int  # of earlier segments, for the whole batch; 0 for a model without one
 
     @property
     def peak(self) -> int:
-        """The most bytes that training uses at once, in a step or when writing a snapshot; excludes the cache."""
+        """The most bytes that training uses at once, in a step, in evaluation or when writing a snapshot; excludes the
+        cache.
+        """
         step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next segment's
         snapshot = (1 + BUFFERS) * self.weights  # copies of the weights and of Adam's means
         always = self.before + self.code + self.weights + self.half + self.optimizer + self.gradients + self.memory
-        return always + max(step, snapshot)
+        return always + max(step, self.replicas * self.scoring, snapshot)
 
     def __str__(self) -> str:
         kept = sum(self.activations.values())
@@ -65,6 +69,7 @@ class Estimate(NamedTuple):
             (f"activations of {self.working} replica(s)", self.working * kept),
             *((f"    {name}, each replica", size) for name, size in self.activations.items()),
             (f"temporary, of {self.working} replica(s)", self.working * self.transient),
+            (f"activations in evaluation, of {self.replicas} replica(s)", self.replicas * self.scoring),
             *([("memory of two segments", 2 * self.memory)] if self.memory else []),
             ("peak while training", self.peak),
             *([("keys and values to generate one sequence", self.cache)] if self.cache else []),
@@ -127,6 +132,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
         gradients=replicas.gradient_arrays(micro_batches) * model.flat.grad.nbytes,
         activations=activations,
         transient=max(0, transient),
+        scoring=sum(activations.values()) * as_in_training(replicas, whole[0].shape[1]) // rows,
         cache=cache,
         memory=whole.memory.nbytes if "memory" in config else 0,
     )

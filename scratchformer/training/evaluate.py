@@ -91,15 +91,16 @@ def predicted_bytes(data: np.ndarray, sizes: np.ndarray | None) -> int:
 def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = None) -> float:
     """The model's mean loss over `batches`, each weighted by its `weight`.
 
-    rows: the number of rows of all batches, for a progress bar; None if it is not known. Raises ValueError if nothing
-    in the batches counts.
+    A replica takes only as many rows of a batch at once as in training, or as fit on a GPU. rows: the number of rows of
+    all batches, for a progress bar; None if it is not known. Raises ValueError if nothing in the batches counts.
     """
+    parts = (part for batch in batches for part in batch.split(at_once(replicas, batch[0].shape[1])))
 
     def weighted(model: Any, batch: Any) -> tuple[float, int]:
         loss, _ = replicas.loss(model, batch)
         return float(loss) * batch.weight, batch.weight
 
-    losses = _scored(replicas, weighted, batches, "rows", rows, lambda batch: len(batch[0]))
+    losses = _scored(replicas, weighted, parts, "rows", rows, lambda batch: len(batch[0]))
     if not (total := sum(count for _, count in losses)):
         raise ValueError(f"batches: expected some with a weight, got {len(losses)} without")
     return math.fsum(loss for loss, _ in losses) / total
