@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scratchformer import Key, models, ops
+from scratchformer.optim import Adam, clip_by_global_norm
 from scratchformer.training.snapshot import load_file
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "functional_models.py"
@@ -13,13 +14,15 @@ IDS = Key(1).generator().integers(0, 29, (3, 8))
 
 
 @pytest.fixture(params=["jax", "torch"])
-def peer(request):
-    """The loss and gradients of a model by our references, compiled by a library."""
+def peer(request, monkeypatch):
+    """A function of a model: its loss and gradients, and a training step, by our references in another library."""
     pytest.importorskip(request.param)
     pytest.importorskip("array_api_compat")
     module = load_file(FILE)
-    kinds = {"jax": lambda model: module.jax_peer(model, bfloat16=False, ours=True), "torch": module.torch_peer}
-    return lambda model, batch: kinds[request.param](model)[0](batch)
+    if request.param == "jax":
+        return lambda model: module.jax_peer(model, bfloat16=False, ours=True)
+    monkeypatch.setattr("torch.compile", lambda graph: graph)  # which takes a minute
+    return module.torch_peer
 
 
 @pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
@@ -41,8 +44,17 @@ def test_our_references_in_another_library_have_our_gradients(peer, kind, monkey
             return backward(dy, cache)
 
         monkeypatch.setattr(ops, f"{name}_backward", backward)
-    value, gradients = peer(model, batch)
+    of_batch, step = peer(model)
+    value, gradients = of_batch(batch)
     assert value == pytest.approx(float(loss), rel=1e-12)
     assert called == names and gradients.keys() == model.named_parameters().keys()
     for name, gradient in gradients.items():
         np.testing.assert_allclose(gradient, model.named_parameters()[name].grad, rtol=1e-10, atol=1e-12, err_msg=name)
+    adam = Adam(model.parameters(), 1e-4)
+    for _ in range(3):
+        assert step(batch) == pytest.approx(float(loss), rel=1e-9)
+        clip_by_global_norm(model.flat.grad, 1.0)
+        adam.step()
+        model.flat.grad[...] = 0
+        loss, cache = model.loss(*batch)
+        model.loss_backward(1.0, cache)
