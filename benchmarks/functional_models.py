@@ -250,7 +250,7 @@ def torch_peer(model: Layer) -> tuple[Gradients, Step]:
         with torch.no_grad():
             value, gradients = compiled(values, *(torch.from_numpy(a).long() for a in arguments(batch)))
         for each, grad in zip(values, gradients, strict=True):
-            each.grad = grad
+            each.grad = grad.contiguous()  # not a slice of another, which the fused Adam would misread
         torch.nn.utils.clip_grad_norm_(values, 1.0)
         adam.step()
         return value.item()

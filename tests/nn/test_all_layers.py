@@ -18,7 +18,7 @@ from scratchformer.testing.contracts import as_tuple, is_array, is_floating, lab
 from scratchformer.testing.strategies import SCALES
 
 LARGE = ("MultiHeadLoop", "TransformerBlock", "DecoderBlock", "Recompute", "Block", "Stack")
-MODELS = [name for name in LAYERS if name.partition(",")[0] in models.__all__]
+MODELS = [name for name in LAYERS if re.split(", | with ", name)[0] in (*models.__all__, *records.__all__)]
 BLOCKS = [name for name in LAYERS if name.startswith(LARGE)]
 SMALL = [name for name in LAYERS if name not in MODELS + BLOCKS]
 
