@@ -321,3 +321,5 @@ def test_the_models_that_recompute_are_those_that_have_blocks():
         assert stack.recompute is recomputes_blocks(stack) is recompute
     with pytest.raises(ValueError, match=r"model: expected blocks to recompute .*, got a FeedForward without any"):
         recompute_blocks(nn.FeedForward(C))
+    with pytest.raises(TypeError, match=r"^recompute: expected True or False, got 1$"):
+        recompute_blocks(stack, 1)
