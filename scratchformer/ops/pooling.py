@@ -59,7 +59,7 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
     The cache keeps the a_bt and C; x is not needed.
     """
     weights = mean_weights(x, lengths)["weights"]
-    y = array_module(x).sum(widen(x) * weights[:, :, None], axis=1)
+    y = array_module(x).sum(x * weights[:, :, None], axis=1)
     return cast(y, x.dtype), MeanPoolCache(weights, x.shape[2])
 
 

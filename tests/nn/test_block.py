@@ -279,11 +279,25 @@ def test_extend_is_forward_whoever_wrote_it(kind, frozen):
     stack = nn.Stack([block, block])
     (stored, _) = stack.allocate(x, T)
     assert len(stored) == (2 if kind is nn.SelfAttention else 1)  # keys and values, or inputs
+    if kind is OwnAttention:
+        assert stored[0].shape == (B, 1, T, C) and stored[0].dtype == x.dtype
     expected = stack(x, pattern=ops.Causal())
     stored, parts = stack.allocate(x, T), []
     for start, stop in (0, 2), (2, 3), (3, T):
         parts.append(stack.extend(x[:, start:stop], stored, start))
     np.testing.assert_allclose(np.concatenate(parts, axis=1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_stack_with_memories_keeps_the_input_of_each_block():
+    """They are the memories of the next positions. Without memories none is kept."""
+    first, second = (nn.TransformerBlock(C, 2, relative=True, key=Key(i)) for i in range(2))
+    stack, x, memories = nn.Stack([first, second]), normal(B, T, C), normal(B, 2, 3, C, seed=1)
+    h = first(x, memory=memories[:, 0])
+    y, cache = stack.forward(x, memories=memories)
+    assert len(cache.block_inputs) == 2 and cache.block_inputs[0] is x
+    np.testing.assert_array_equal(cache.block_inputs[1], h)
+    np.testing.assert_array_equal(y, second(h, memory=memories[:, 1]))
+    assert stack.forward(x)[1].block_inputs == []
 
 
 class Returns(nn.Layer):
@@ -321,3 +335,5 @@ def test_the_models_that_recompute_are_those_that_have_blocks():
         assert stack.recompute is recomputes_blocks(stack) is recompute
     with pytest.raises(ValueError, match=r"model: expected blocks to recompute .*, got a FeedForward without any"):
         recompute_blocks(nn.FeedForward(C))
+    with pytest.raises(TypeError, match=r"^recompute: expected True or False, got 1$"):
+        recompute_blocks(stack, 1)

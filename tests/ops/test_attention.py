@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.dispatch import reference_only
+from scratchformer.ops.attention import check_attention
+from scratchformer.ops.relative import check_relative_attention
 from scratchformer.testing.strategies import tensors
 
 
@@ -173,6 +175,24 @@ def test_large_scores_do_not_overflow(pattern, dtype, device):
 def test_shapes_that_do_not_fit(q, k, v, message):
     with pytest.raises(ValueError, match=message):
         ops.attention(np.ones(q), np.ones(k), np.ones(v))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (ops.Heads(None, ops.Causal()), "patterns: expected a number that divides 3 heads, got 2"),
+        (ops.Padding(np.array([4, 4, 4])), r"lengths: expected \(2\), got \(3,\)"),
+    ],
+    ids=["heads", "sequences"],
+)
+def test_the_check_alone_refuses_a_pattern_of_other_heads_or_sequences(pattern, message):
+    """A twin that asks it whether its arguments fit may not look at the pattern again."""
+    x = np.ones((2, 3, 4, 5))
+    relative = np.ones((3, 7, 5)), np.ones((3, 5)), np.ones((3, 5))
+    for check, args in (check_attention, (x, x, x)), (check_relative_attention, (x, x, x, *relative)):
+        check(*args, ops.Causal())
+        with pytest.raises(ValueError, match=message):
+            check(*args, pattern)
 
 
 def test_backward_runs_in_float32_for_float16(device):

@@ -100,3 +100,16 @@ def test_each_row_has_a_root_mean_square_of_its_own(dtype, device):
     size = abs(x).max(axis=-1, keepdims=True)
     expected = size * np.sqrt(((x / size) ** 2).mean(axis=-1, keepdims=True) + 1e-5 / size / size)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_float16_is_rounded_once(device):
+    """At the end: the results are those of float32, rounded."""
+    x, dy = (3 * np.random.default_rng(0).standard_normal((2, 5, 50))).astype(np.float16)
+    gamma, beta = np.random.default_rng(1).standard_normal((2, 50)).astype(np.float16)
+    results = []
+    for dtype in np.float16, np.float32:
+        *args, dy_here = (to_device(a.astype(dtype), device) for a in (x, gamma, beta, dy))
+        y, cache = ops.layernorm.reference(*args)
+        results.append([to_cpu(a).astype(np.float16) for a in (y, *ops.layernorm_backward(dy_here, cache))])
+    for half, single in zip(*results, strict=True):
+        assert np.array_equal(half, single)

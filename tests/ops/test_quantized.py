@@ -11,11 +11,13 @@ from scratchformer.dispatch import fast, reference_only
 from scratchformer.ops.quantized import (
     AT_ONCE,
     GROUP,
+    LEVELS,
     PANEL,
     Quantized,
     dequantize,
     quantize,
     quantized_linear,
+    rounded,
     rounded_rows,
 )
 from scratchformer.rng import Key
@@ -52,6 +54,21 @@ def test_integers_times_a_scale_are_kept(bits):
     np.testing.assert_array_equal(dequantize(quantize(w, bits)), w)
     assert quantize(w, bits).bits == bits
     assert not any(array.flags.writeable for array in quantize(w, bits)[:2])  # copies of a model share them
+
+
+def test_four_bits_take_the_level_with_the_least_squared_error():
+    """Of each group; and every level is taken by some."""
+    w = drawn(0, 3, GROUP, 200).astype(np.float64)
+    largest = np.take_along_axis(w, abs(w).argmax(axis=1)[:, None], axis=1)
+
+    def errors(n):
+        scale = (w * n).sum(axis=1) / (n * n).sum(axis=1)
+        return ((w - scale[:, None] * n) ** 2).sum(axis=1)
+
+    each = np.stack([errors(np.clip(np.rint(-level * w / largest), -8, 7)) for level in LEVELS])
+    assert {*each.argmin(axis=0).ravel()} == {*range(len(LEVELS))}
+    integers, _ = rounded(w.astype(np.float32), 4)
+    np.testing.assert_allclose(errors(integers), each.min(axis=0), rtol=1e-4)
 
 
 def test_a_copy_is_the_same_object():

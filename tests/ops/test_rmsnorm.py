@@ -62,3 +62,16 @@ def test_no_columns():
 def test_eps_below_zero():
     with pytest.raises(ValueError, match="eps: expected a finite number >= 0, got -1"):
         ops.rmsnorm(np.ones((2, 3)), np.ones(3), -1)
+
+
+def test_float16_is_rounded_once(device):
+    """At the end: the results are those of float32, rounded."""
+    x, dy = (3 * np.random.default_rng(0).standard_normal((2, 5, 50))).astype(np.float16)
+    gamma = np.random.default_rng(1).standard_normal(50).astype(np.float16)
+    results = []
+    for dtype in np.float16, np.float32:
+        *args, dy_here = (to_device(a.astype(dtype), device) for a in (x, gamma, dy))
+        y, cache = ops.rmsnorm.reference(*args)
+        results.append([to_cpu(a).astype(np.float16) for a in (y, *ops.rmsnorm_backward(dy_here, cache))])
+    for half, single in zip(*results, strict=True):
+        assert np.array_equal(half, single)

@@ -160,6 +160,7 @@ def test_arguments_that_do_not_fit():
     for number in 0.5, 1:
         with pytest.raises(ValueError, match=f"base: expected a number > 1 with yarn, got {number}"):
             ops.rotary(x, base=number, scaling=YARN)
+    assert ops.rotary(x, base=1.5, scaling=YARN)[0].shape == x.shape
     with pytest.raises(TypeError, match="scaling: expected None or a mapping, got str"):
         ops.rotary(x, scaling="linear")
     with pytest.raises(TypeError, match="scaling: factor: expected a number, got None"):

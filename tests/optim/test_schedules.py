@@ -109,3 +109,4 @@ def test_steps_of_small_integers():
     """127 + 1 does not fit."""
     for make in (partial(Constant, 1e-3), partial(InverseSquareRoot, 1e-3), lambda n: Cosine(1e-3, n, 1000)):
         assert make(np.int8(100))(np.int8(127)) == make(100)(127)
+        assert make(200)(np.int8(127)) == make(200)(127)
