@@ -142,6 +142,10 @@ class PortableGPUArray(NDArrayOperatorsMixin):
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
+    def set(self, values: np.ndarray) -> None:
+        """Overwrite the contents from a NumPy array of the same shape and type."""
+        self.x.set(values)
+
     def __deepcopy__(self, _memo: dict) -> Any:
         return self.copy()
 

@@ -16,9 +16,11 @@ from scratchformer import portable
 from scratchformer.backend import CPU, device_of, to_cpu, to_device
 from scratchformer.catalogue import LAYERS, OPERATIONS
 from scratchformer.dispatch import reference_only
+from scratchformer.generation import generate
 from scratchformer.models import LanguageModel, Llama, TransformerXL
 from scratchformer.optim import Adam, AdamW, Muon
 from scratchformer.portable import PortableKey
+from scratchformer.training import Replicas, evaluate_language_model
 
 from .. import test_portable
 from .drawn_bits import SPECIAL, expect_same, numbers, strided
@@ -146,6 +148,20 @@ def compare_training(gpu):
         assert hashes[0] == hashes[1], kind
 
 
+def compare_texts(gpu):
+    """What a model appends to a text, and its scores."""
+    text = (np.arange(300) ** 2 % 31).astype(np.uint8)
+    for kind in LanguageModel, Llama:
+        found = []
+        for device in CPU, gpu:
+            model = kind(31, d_model=12, heads=2, depth=1, context=8, key=PortableKey(0)).to(device).make_portable()
+            with Replicas(model, count=1) as replicas:
+                scores = evaluate_language_model(replicas, text)
+            tokens = np.concatenate([*generate(model, text[None, :3], 5, key=PortableKey(3))])
+            found.append((scores, tokens.tolist()))
+        assert found[0] == found[1], found
+
+
 def compare_runs(gpu):
     """A run on one device is resumed on the other."""
     whole = None
@@ -167,5 +183,5 @@ def compare_runs(gpu):
 CHECKS = {
     "kernels": [compare_products, compare_sums, compare_functions, compare_exact, compare_assignments],
     "operations": [compare_cases],
-    "training": [compare_training, compare_runs],
+    "training": [compare_training, compare_texts, compare_runs],
 }

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 from emulator import Kernel, elementwise_source, plant
 
+from scratchformer.backend import Device
 from scratchformer.testing import strict
-from scratchformer.testing.strict import STRICT, DeviceArray
+from scratchformer.testing.strict import DeviceArray
 
 MOVING = """
 view copy ravel flatten reshape swapaxes transpose squeeze repeat take take_along_axis where concatenate stack split
@@ -75,11 +76,16 @@ for operator in "add sub mul truediv neg lt le gt ge eq ne iadd isub imul itrued
 cupy = strict.library
 vars(cupy).update(RawKernel=RawKernel, ElementwiseKernel=ElementwiseKernel)
 cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0), Device=nullcontext)
+cupy.__name__, DeviceArray.device = "cupy", SimpleNamespace(id=0)
 sys.modules["cupy"] = cupy
 sys.path.append(str(Path(__file__).parents[3]))
 
 from scratchformer.kernels import cupy_code, cupy_portable  # noqa: E402, F401
+from scratchformer.parallel import precision  # noqa: E402
 from tests.kernels.portable_checks import CHECKS  # noqa: E402
+
+precision.use_tf32 = lambda *_: None  # it sets what only CuPy has
+GPU = Device("gpu:0", cupy, 0)
 
 if __name__ == "__main__":
     which, *mistake = sys.argv[1:]
@@ -88,7 +94,7 @@ if __name__ == "__main__":
     try:
         with np.errstate(all="ignore"):
             for check in CHECKS[which]:
-                check(STRICT)
+                check(GPU)
                 print("ok", check.__name__, flush=True)
     except AssertionError as error:  # anything else is no comparison, and ends the program
         print("FAILED", check.__name__, error)
