@@ -3,7 +3,7 @@
 All have the parameters of scratchformer's model, with its names and shapes. A training step is the same as for the
 other peers: forward, backward, clipping to norm 1, and Adam. JAX and tinygrad compile the whole step as one function.
 JAX and PyTorch also compile our own references: every operation and its backward are those of `scratchformer.ops`, and
-the library only differentiates what joins them: sums, reshapes and slices.
+the library itself differentiates only what joins them: sums, reshapes and slices.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ def mean(x: Any, real: Any) -> Any:
 
 
 def references(pair: Callable, swapped: Callable, causal: bool) -> dict[str, Callable]:
-    """The functions of `forward`, and the loss, by the operations of `scratchformer.ops`.
+    """The functions that `forward` calls, and the loss, computed by the operations of `scratchformer.ops`.
 
-    pair: makes of an operation and its backward a function that the library differentiates with this backward.
-    swapped: exchanges the second and the third axis.
+    pair: makes a function from an operation and its backward, which is then the derivative that the library uses.
+    swapped: exchanges the second and the third axis. causal: whether attention is causal; otherwise it is masked by
+    `real`.
     """
     names = "embedding", "linear", "relu", "layernorm", "mean_pool", "attention", "cross_entropy"
     op = {name: pair(checked_on_host()(getattr(ops, name)), getattr(ops, f"{name}_backward")) for name in names}
@@ -161,7 +162,7 @@ def jax_peer(model: Layer, bfloat16: bool, ours: bool = False) -> tuple[Gradient
 
 
 def jax_pair(op: Callable, backward: Callable) -> Callable:
-    """A function of arrays, and of options by name: an operation, whose derivative is its backward."""
+    """An operation as a function of arrays and keyword options, whose derivative in JAX is the backward."""
     import jax
 
     @jax.tree_util.register_static
@@ -220,8 +221,8 @@ def torch_pair(op: Callable, backward: Callable) -> Callable:
 def torch_peer(model: Layer) -> tuple[Gradients, Step]:
     """As `jax_peer` with our references, by PyTorch.
 
-    `torch.compile` cannot read Python code that checks its arguments. So forward and backward are run once on arrays
-    without values, and the graph of what they call is compiled.
+    `torch.compile` cannot trace our checks of arguments. So forward and backward are run once on fake tensors, which
+    have no values, and the graph of the functions that they call is compiled.
     """
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -250,7 +251,7 @@ def torch_peer(model: Layer) -> tuple[Gradients, Step]:
         with torch.no_grad():
             value, gradients = compiled(values, *(torch.from_numpy(a).long() for a in arguments(batch)))
         for each, grad in zip(values, gradients, strict=True):
-            each.grad = grad.contiguous()  # not a slice of another, which the fused Adam would misread
+            each.grad = grad.contiguous()  # a copy if it is a strided view, which the fused Adam would misread
         torch.nn.utils.clip_grad_norm_(values, 1.0)
         adam.step()
         return value.item()

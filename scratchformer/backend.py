@@ -476,12 +476,12 @@ cosine = functools.partial(sine, quarters=1)
 
 @functools.lru_cache(maxsize=4096)
 def power(base: float, exponent: float) -> float:
-    """base^exponent for base > 0, rounded from decimal numbers."""
+    """base^exponent for base > 0, computed in decimal arithmetic and rounded."""
     return float(DECIMAL.power(Decimal(float(base)), Decimal(float(exponent))))
 
 
 def logarithm(x: float) -> float:
-    """log(x) for x > 0, rounded from decimal numbers."""
+    """log(x) for x > 0, computed in decimal arithmetic and rounded."""
     return float(DECIMAL.ln(Decimal(float(x))))
 
 

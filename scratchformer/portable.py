@@ -10,7 +10,7 @@ does one library on two processors. This module defines them:
 
 These functions take NumPy arrays and are operations, so that twins can compute the same bits in less time. A
 `PortableArray` is an array that computes with them: if the parameters are of this kind, the references of all
-operations are portable; on a GPU `kernels.cupy_portable` has such arrays. A `PortableKey` draws the weights, and
+operations are portable. `kernels.cupy_portable` has the same for a GPU. A `PortableKey` draws the weights, and
 `sine`, `cosine`, `power` and `logarithm` are for tables of positions and for schedules.
 """
 
@@ -195,23 +195,23 @@ def number(x: Any) -> Any:
     return x.astype(np.float32)
 
 
-def of_arrays(number: Callable, name: str, docstring: str) -> Any:
-    """The operation of this name that computes a function of every number of an array."""
+def elementwise(formula: Callable, name: str, docstring: str) -> Any:
+    """An operation with this name and docstring, which applies `formula` to each element of an array."""
 
     def function(x: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore", invalid="ignore"):
-            return number(x)
+            return formula(x)
 
     function.__name__, function.__doc__ = name, docstring
     return operation(function)
 
 
-exp = of_arrays(
+exp = elementwise(
     exp32, "exp", "exp(x), float32, right to about one unit in the last place; 0 below −87.7, infinity above 88.7."
 )
-log = of_arrays(log32, "log", "log(x), float32.")
-tanh = of_arrays(tanh32, "tanh", "tanh(x), float32.")
-erf = of_arrays(erf32, "erf", "The error function 2/√π ∫₀ˣ exp(−t²) dt, float32.")
+log = elementwise(log32, "log", "log(x), float32.")
+tanh = elementwise(tanh32, "tanh", "tanh(x), float32.")
+erf = elementwise(erf32, "erf", "The error function 2/√π ∫₀ˣ exp(−t²) dt, float32.")
 
 
 def log1p(x: np.ndarray) -> np.ndarray:
@@ -313,22 +313,22 @@ class PortableArray(np.ndarray):
         return portable(erf(self.view(np.ndarray)))
 
 
-KINDS: dict[type, type] = {}  # of arrays of other libraries: the class of those that compute with the functions here
+PORTABLE_CLASSES: dict[type, type] = {}  # for the array class of another library, its portable counterpart
 
 
 def is_portable(x: Any) -> bool:
-    """Whether x is a `PortableArray`, or such an array on a GPU."""
-    return isinstance(x, (PortableArray, *KINDS.values()))
+    """Whether x is a `PortableArray`, or its counterpart on a GPU."""
+    return isinstance(x, (PortableArray, *PORTABLE_CLASSES.values()))
 
 
 def portable(x: Any) -> Any:
-    """x as a `PortableArray` if it is an array or a number of NumPy; a list or tuple of these item by item. On a GPU it
-    becomes an array of another class, with the same functions.
+    """x as a `PortableArray` if it is an array or a number of NumPy; a list or tuple of these item by item. An
+    array on a GPU becomes the counterpart there, an array of another class with the same functions.
     """
     if isinstance(x, (np.ndarray, np.generic)):
         return np.asarray(x).view(PortableArray)
-    if type(x) in KINDS:
-        return KINDS[type(x)](x)
+    if type(x) in PORTABLE_CLASSES:
+        return PORTABLE_CLASSES[type(x)](x)
     return type(x)(map(portable, x)) if type(x) in (list, tuple) else x
 
 
@@ -338,6 +338,7 @@ def is_whole(x: Any) -> bool:
 
 
 def undefined(function: Any) -> TypeError:
+    """The error for a function that has no portable definition."""
     name = function.__name__
     return TypeError(f"{name}: not one of the functions of real numbers that have the same bits on every processor")
 

@@ -332,7 +332,7 @@ def test_a_copy_of_a_device_is_the_device():
     assert pickle.loads(pickle.dumps(CPU)) is CPU
 
 
-def test_where_a_library_makes_new_arrays(monkeypatch):
+def test_the_device_where_a_library_makes_new_arrays():
     assert current_device(np) is CPU
     assert (current_device(STRICT.xp).name, current_device(STRICT.xp).xp) == ("strict", STRICT.xp)
     cupy = fake_cupy(2)
@@ -386,7 +386,7 @@ def test_tables_are_kept_and_those_of_a_recorded_step_live_as_long_as_it():
     assert made == [3, 4, 5, 4]
     other = Device("other", ModuleType("other"))
     with recording() as used:
-        assert table(6, other) is not table(6, other)  # inside jax.jit, it would have no values
+        assert table(6, other) is not table(6, other)  # inside jax.jit, a table that is kept would have no values
     assert made[4:] == [6, 6] and not used
     with pytest.raises(ZeroDivisionError), recording():
         raise ZeroDivisionError
@@ -394,7 +394,7 @@ def test_tables_are_kept_and_those_of_a_recorded_step_live_as_long_as_it():
 
 
 class Foreign:
-    """An array of the Array API standard: a library of its own, with types of its own and without NumPy's methods."""
+    """An array of a library that follows the Array API standard, with types of its own and without NumPy's methods."""
 
     def __init__(self, x, **functions):
         self.x, self.functions = x, functions
@@ -433,7 +433,7 @@ def test_types_by_name():
 
 
 def test_the_error_function_of_each_library(monkeypatch):
-    """Its own, the one beside it, or SciPy's."""
+    """It is a method of the array, a function of the library, one of its package for special functions, or SciPy's."""
     x = np.array([0.5, -1.0])
     assert erf(SimpleNamespace(erf=lambda: "its method")) == "its method"
     assert erf(Foreign(x, erf=lambda x: "its function")) == "its function"
@@ -447,7 +447,7 @@ def test_the_error_function_of_each_library(monkeypatch):
         assert erf(Foreign(x, __name__=library)) == module
 
 
-def test_what_is_beside_an_array_belongs_to_no_library():
+def test_numbers_and_lists_belong_to_no_library():
     assert library_of(np.float32(1)) is library_of(2.0) is library_of([1.0]) is None
     assert library_of(np.ones(1)) is np
 
@@ -468,7 +468,7 @@ def test_arrays_of_libraries_that_need_a_package(monkeypatch):
 
 
 def test_scatter_add_without_a_function_for_it():
-    """As a product with a one-hot matrix, in an array of its own."""
+    """It is a product with a one-hot matrix, and gives a new array."""
     jax = pytest.importorskip("jax.numpy")
     target = jax.asarray(np.ones((3, 2), np.float32))
     found = scatter_add(target, jax.asarray([0, 2, 0]), jax.asarray([[1.0, 2], [3, 4], [5, 6]]))

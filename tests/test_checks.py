@@ -63,7 +63,7 @@ ACCEPTED = [
     lambda: checks.expect_range("x", np.array([2, 3]), 2, 3),
 ]
 
-OF_ANOTHER_TYPE = [
+WRONG_TYPES = [
     (lambda: checks.expect_shape("x", 3.0, "B C"), "x: expected an array (B, C), got float"),
     (
         lambda: checks.expect_floating(x=F, y=I),
@@ -152,19 +152,19 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.parametrize("check", ACCEPTED)
-def test_what_is_accepted(check):
+def test_values_that_are_accepted(check):
     check()
 
 
-@pytest.mark.parametrize(("check", "message"), OF_ANOTHER_TYPE)
-def test_what_is_of_another_type(check, message):
+@pytest.mark.parametrize(("check", "message"), WRONG_TYPES)
+def test_values_of_a_wrong_type(check, message):
     with pytest.raises(TypeError) as info:
         check()
     assert str(info.value) == message
 
 
 @pytest.mark.parametrize(("check", "message"), OUT_OF_RANGE)
-def test_what_is_out_of_range(check, message):
+def test_values_out_of_range(check, message):
     with pytest.raises(ValueError) as info:
         check()
     assert str(info.value) == message
@@ -192,7 +192,7 @@ def test_bfloat16_is_a_floating_point_type():
         checks.expect_floating(x=np.zeros(2, "V2"))
 
 
-def test_what_does_not_fit_in_memory(monkeypatch):
+def test_sizes_that_do_not_fit_in_memory(monkeypatch):
     monkeypatch.setattr(checks, "memory", lambda: 2**30)
     checks.expect_memory(2**28, depth=3)
     with pytest.raises(ValueError) as info:
@@ -223,7 +223,7 @@ def test_numbers_become_an_array():
 
 
 def test_values_on_a_device_are_checked_unless_they_were_checked_before():
-    """Those on the CPU are always checked."""
+    """Values on the CPU are always checked."""
     ids, p = STRICT.xp.asarray(np.array([0, 7])), STRICT.xp.asarray(np.array([[0.5, 3.0]]))
     for _ in range(2):
         with pytest.raises(IndexError, match=r"^ids: expected values from 0 to 3, got 7$"):

@@ -274,8 +274,8 @@ def test_threads_that_enter_and_leave_blocks_leave_no_block_open(double):
     assert ran == ["fast"] and not is_fast()
 
 
-def test_a_twin_may_be_for_numbers_of_some_bytes(double):
-    """Whether it fits is not asked for others."""
+def test_a_twin_may_be_for_numbers_of_one_size(double):
+    """Its `fits` is not called for numbers with another number of bytes."""
     op, _, ran = double
 
     def fits(x, by=2):
@@ -290,7 +290,7 @@ def test_a_twin_may_be_for_numbers_of_some_bytes(double):
     assert not has_twin(op, np.ones((2, 2))) and not has_twin(op, STRICT.xp.ones(2)) and not has_twin(op, 1.0)
 
 
-def test_whether_there_is_a_twin_depends_on_the_block(double):
+def test_has_twin_depends_on_the_block(double):
     op, _, ran = double
     op.add_twin(np.ndarray, lambda x, by=2: x.dtype == np.float16, *recording(ran, "compiled"), fast=True)
     half = np.ones(2, np.float16)
@@ -302,7 +302,7 @@ def test_whether_there_is_a_twin_depends_on_the_block(double):
     assert not ran
 
 
-def test_an_error_of_what_asks_whether_a_twin_fits_is_not_hidden(double):
+def test_an_error_in_fits_is_not_hidden(double):
     op, _, _ = double
     op.add_twin(np.ndarray, lambda x, by=2: x.size > "3", *recording([], "wrong"))
     with pytest.raises(TypeError, match="not supported between instances of 'int' and 'str'"):
@@ -310,7 +310,7 @@ def test_an_error_of_what_asks_whether_a_twin_fits_is_not_hidden(double):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_several_gradients_are_converted_too(dtype):
+def test_each_of_several_gradients_is_converted(dtype):
     @operation
     def both(x): ...
 
@@ -371,7 +371,7 @@ def test_a_cache_of_another_type_than_the_annotation(annotation, right, kind):
             op_backward(3, each)
 
 
-def test_a_cache_without_an_annotation_or_with_that_of_any_object_is_not_checked():
+def test_a_cache_without_an_annotation_of_its_type_is_not_checked():
     for annotation in None, "Any", dict:
 
         def of_cache_backward(dy, kept):

@@ -32,7 +32,7 @@ from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.training import Replicas, Run, load_snapshot
 
 FUNCTIONS = [getattr(portable_module, name) for name in ("exp", "log", "log1p", "tanh", "erf")]
-# What NumPy chooses by the kind of processor; the names differ between its versions.
+# The instructions that NumPy found on this processor and chose loops for; their names differ between its versions.
 CHOSEN = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])  # type: ignore[call-overload, index]
 
 
@@ -63,7 +63,7 @@ def test_a_product_is_a_chain_of_fused_multiply_adds(scale):
         assert Fraction(float(c[i, j])) == chain
 
 
-def test_factors_of_a_product_that_do_not_fit():
+def test_factors_whose_shapes_do_not_fit():
     with pytest.raises(ValueError, match=r"^b: expected 3 rows, one for each column of a, got shape \(2, 3\)$"):
         product(np.ones((2, 3), np.float32), np.ones((2, 3), np.float32))
 
@@ -95,8 +95,8 @@ def test_functions_are_near_the_exact_ones(function):
     np.testing.assert_allclose(function(x), expected, rtol=6e-7, atol=1e-37)
 
 
-def test_what_is_computed_before_a_step_calls_no_function_of_the_system():
-    """Its exp, log, sin and pow differ. From `math` comes only what is exact, or rounded as IEEE 754 says."""
+def test_no_inexact_function_of_math_is_used():
+    """exp, log, sin and pow differ between systems. What is used is exact, or rounded as IEEE 754 says."""
     exact = {"ceil", "factorial", "floor", "frexp", "inf", "isfinite", "nan", "pi", "prod", "sqrt"}
     root, rooms = Path(portable_module.__file__).parent, ("ops", "nn", "optim", "models")
     sources = [path.read_text("utf-8") for room in rooms for path in (root / room).glob("*.py")]
@@ -153,7 +153,7 @@ def as_float32(x, kind):
 
 
 def of_operation(name, kind, device=CPU):
-    """The results of a case of an operation, for arrays of a kind, on the CPU or on a device of portable arrays."""
+    """The results of a case of an operation, for arrays of a kind, on the CPU or on another device."""
     case = OPERATIONS[name](Draw(3, 1.0, device))
     y, cache = case.op(*(as_float32(x, kind) for x in case.args), **case.options)
     dy = kind(np.random.default_rng(0).standard_normal(y.shape).astype(np.float32))

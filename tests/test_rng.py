@@ -128,7 +128,7 @@ def test_a_wrong_part_is_named():
         Key(0).fold(1, -2)
 
 
-def test_a_key_that_may_be_left_out():
+def test_a_key_that_may_be_none():
     expect_key(Key(0))
     expect_key(None, none=True)
     assert fold(None, 1) is None and fold(Key(1), 2, "a") == Key(1).fold(2, "a")
@@ -143,7 +143,7 @@ def test_a_key_that_may_be_left_out():
 
 @pytest.mark.parametrize("key", [Key(0), Zeros()])
 def test_far_more_numbers_than_there_is_room_for_are_not_drawn(key):
-    """Those that are drawn are the same as elsewhere; and each block has room of its own."""
+    """Numbers inside the block are the same as outside it, and each block counts anew."""
     plain = key.generator()
     expected = [plain.standard_normal((30, 40), np.float32), plain.uniform(-1, 3, 199)]
     for _ in range(2):

@@ -82,7 +82,7 @@ def test_a_file_without_encoding_is_noticed():
 
 
 def sorted_paths(tree):
-    """The calls of `sorted` that compare paths, which Windows does without regard to case."""
+    """The lines that call `sorted` to compare paths, which Windows compares without regard to case."""
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if getattr(call.func, "id", "") == "sorted" and "key" not in {each.arg for each in call.keywords}:
             (what,) = call.args
@@ -100,8 +100,8 @@ def test_files_have_the_same_order_on_every_system():
     assert not [f"{file}:{line}" for file, tree in trees.items() for line in sorted_paths(tree)]
 
 
-def test_what_some_systems_lack_is_asked_for():
-    """In the functions that use it; what plants mistakes needs fork, and says so where there is none."""
+def test_a_function_checks_for_what_some_systems_lack():
+    """The exception is runner.py, which plants mistakes: it needs fork, and says so where there is none."""
     lacking, bad = {("os", name) for name in OF_OS} | {("signal", name) for name in OF_SIGNAL}, []
     for file in FILES:
         text = file.read_text(encoding="utf-8")
@@ -148,7 +148,7 @@ for options in (["--data", "stdlib", "--out", "a run ≤ θ", "--steps", "2"], [
 
 
 def test_the_public_ci_calls_pieces_that_exist():
-    """All pieces of .ci/run, with every Python that the package names; it has no secrets."""
+    """It runs all pieces of .ci/run, tests every Python that setup.cfg names, and has no secrets."""
     yaml = pytest.importorskip("yaml")
     text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     jobs = yaml.safe_load(text)["jobs"]

@@ -17,8 +17,8 @@ KEYS = "dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd"
 Rule = Callable[[Any], ops.Pattern | None]  # of a draw
 
 PRODUCT = "dp = widen(dy) @ xp.matrix_transpose(widen(v))"
-WIDENED = {  # survivors
-    f"{PRODUCT} -> {line}": "NumPy widens the other factor of a product too; PyTorch refuses factors of two types"
+WIDENED = {  # survivors of both backwards
+    f"{PRODUCT} -> {line}": "NumPy widens the other factor itself; PyTorch refuses factors of two types"
     for line in ("dp = dy @ xp.matrix_transpose(widen(v))", "dp = widen(dy) @ xp.matrix_transpose(v)")
 }
 

@@ -1,7 +1,7 @@
-"""CUDA code of the functions of one number in `portable`, printed while they run.
+"""Translates functions of one number, such as `portable.exp32`, into CUDA code by running them.
 
-A function such as `exp32` is called with a `Traced` in place of a number. Each NumPy function that it calls becomes a
-line of code, which names the result. float32 numbers are computed with by `ieee`, see cuda/float32.cuh.
+The function is called with a `Traced` in place of a number. Each NumPy function that it calls becomes a line of code,
+which names the result. Arithmetic of float32 uses the namespace `ieee` of cuda/float32.cuh.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-TYPES = {"f": "float", "i": "int", "b": "bool"}  # by NumPy's letter of the kind
-COMPARED = {"less": "<", "greater": ">", "equal": "=="}
-OF_INTEGERS = {
+TYPES = {"f": "float", "i": "int", "b": "bool"}  # in CUDA, by the letter of NumPy's `dtype.kind`
+COMPARISONS = {"less": "<", "greater": ">", "equal": "=="}
+INTEGER_OPERATIONS = {
     **{"add": "{} + {}", "subtract": "{} - {}", "bitwise_and": "{} & {}", "bitwise_or": "{} | {}"},
     **{"right_shift": "{} >> {}", "left_shift": "int((unsigned){} << {})"},
 }
 
 
 def code_of(function: Callable, x: str, y: str) -> str:
-    """The lines that compute y = function(x), of float32 numbers with these names."""
+    """CUDA code that computes y = function(x) for float32 variables with the names x and y."""
     lines: list[str] = []
     result = function(Traced(x, "f", lines))
     return "\n".join([*lines, f"{y} = {result.name};"])
@@ -34,17 +34,18 @@ class Traced(NDArrayOperatorsMixin):
         self.name, self.kind, self.lines = name, kind, lines
 
     def line(self, kind: str, text: str) -> Traced:
+        """A new number, which a line of code sets to the expression `text`."""
         name = f"t{len(self.lines)}"
         self.lines.append(f"const {TYPES[kind]} {name} = {text};")
         return Traced(name, kind, self.lines)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any) -> Traced:
         name, names = ufunc.__name__, [name_of(x) for x in inputs]
-        if name in COMPARED:
+        if name in COMPARISONS:
             a, b = (f"ieee::widen({each})" for each in names)
-            return self.line("b", f"{a} {COMPARED[name]} {b}")
+            return self.line("b", f"{a} {COMPARISONS[name]} {b}")
         if self.kind == "i":
-            return self.line("i", OF_INTEGERS[name].format(*names))
+            return self.line("i", INTEGER_OPERATIONS[name].format(*names))
         return self.line("f", f"ieee::{name}({', '.join(names)})")
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Traced:

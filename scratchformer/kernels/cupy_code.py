@@ -30,10 +30,10 @@ def program(text: str, dtype: str, **constants: float | str) -> str:
     types = {"T": TYPES[dtype], "REAL": "double" if dtype == "float64" else "float"}
     headers = ["#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
     defined = [f"#define {name} {value}" for name, value in (types | constants).items()]
-    return "\n".join([*headers, *defined, *(shared(name) for name in ("common", "float32")), text])
+    return "\n".join([*headers, *defined, *(header(name) for name in ("common", "float32")), text])
 
 
-def shared(name: str) -> str:
+def header(name: str) -> str:
     """The text of a header in `kernels/cuda`."""
     return (FOLDER / f"{name}.cuh").read_text(encoding="utf-8")
 

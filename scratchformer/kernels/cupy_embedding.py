@@ -66,8 +66,9 @@ def by_sorting(dy: Array, ids: Array, dtable: Array) -> None:
 
 
 def sum_rows(run: Any, rows: Array, ids: Array, table: Array) -> None:
-    """Run a kernel that adds rows (N, C) to those of a table that ids (N,), int32, name. It also gets the order of the
-    rows by id, where those of one id keep their order, and the ids in this order.
+    """Call the kernel `run`, which adds rows (N, C) to the rows of a table (V, C) that ids (N,), int32, name.
+
+    The kernel also gets the order of the rows by id, where rows of one id keep their order, and the ids in this order.
     """
     (N, C), kind = rows.shape, rows.dtype.name
     place, order, ordered = cupy.zeros(N, np.int32), cupy.empty(N, np.int32), cupy.empty(N, np.int32)

@@ -1,10 +1,10 @@
 """Portable arrays on a GPU: NumPy's functions of a `PortableGPUArray` have the bits of those of a `PortableArray`.
 
 CuPy compiles all kernels with -ftz=true (`_compile_with_cache_cuda` in cupy/cuda/compiler.py of CuPy 14 adds it to the
-options of the caller, and the last one counts). Then a float32 number below 2⁻¹²⁶ is 0 wherever it is computed with,
-compared or converted. Integers, float64 and copies are not affected. So CuPy only moves float32 numbers: sums,
-differences, products and quotients are by kernels here, and all other functions are computed by CuPy in float64, where
-these numbers are exact, and are then rounded.
+options of the caller, and the last one counts). Then a float32 number below 2⁻¹²⁶ in magnitude (a subnormal one) counts
+as 0 wherever it is computed with, compared or converted. Integers, float64 and copies are not affected. So CuPy is used
+only to move float32 numbers. Kernels of this module compute sums, differences, products and quotients. CuPy computes
+all other functions in float64, where these numbers are not subnormal, and the results are then rounded.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from .. import portable
 from ..portable import DEFINED, EXACT, MOVING, Axes, PortableArray
 from .cuda_trace import code_of
-from .cupy_code import contiguous, kernel, shared
+from .cupy_code import contiguous, header, kernel
 from .cupy_embedding import sum_rows
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-SIDE, LEVELS = 64, 5  # of a tile of a product; of the tree of a sum that a thread adds
+SIDE, LEVELS = 64, 5  # see cuda/portable.cu
 STACKS = 65_535  # the most blocks along the second axis of a grid
 portable_kernel = partial(kernel, "portable", SIDE=SIDE, LEVELS=LEVELS)
 
 
 def elementwise(name: str, code: str, given: str = "float32 x", result: str = "float32 z") -> Any:
-    """A kernel of arrays, which are broadcast, and numbers: see `cupy.ElementwiseKernel`."""
-    return cupy.ElementwiseKernel(given, result, code, f"portable_{name}", preamble=shared("float32"))
+    """A kernel of arrays and numbers, which are broadcast: see `cupy.ElementwiseKernel`."""
+    return cupy.ElementwiseKernel(given, result, code, f"portable_{name}", preamble=header("float32"))
 
 
 WIDEN = elementwise("widen", "z = ieee::widen(x)", result="float64 z")
@@ -45,7 +45,7 @@ ARITHMETIC = {
 
 
 def wide(x: Any) -> Any:
-    """x, as float64 if it is an array of float32."""
+    """x, converted to float64 if it is a float32 array."""
     return WIDEN(x) if isinstance(x, cupy.ndarray) and x.dtype == FLOAT32 else x
 
 
@@ -57,7 +57,7 @@ def cast(x: Any, dtype: Any) -> Any:
 
 
 def computed(ufunc: Any, inputs: list) -> Any:
-    """An exact function of CuPy arrays and numbers, of which some are real."""
+    """The result of an exact function of CuPy arrays and numbers, at least one of which is of floating-point type."""
     kind = np.result_type(*(x.dtype if isinstance(x, cupy.ndarray) else x for x in inputs))
     if kind not in (FLOAT32, FLOAT64):
         raise TypeError(f"portable {ufunc.__name__}: expected float32 or float64, got {kind}")
@@ -72,13 +72,13 @@ def computed(ufunc: Any, inputs: list) -> Any:
 class PortableGPUArray(NDArrayOperatorsMixin):
     """A CuPy array `x` whose functions have the bits of those of a `PortableArray`; all others raise TypeError.
 
-    Its operators are NumPy's, and so are the functions of its library, `LIBRARY`. It does not mix with CuPy's arrays.
+    Its operators call NumPy's functions, and so does its namespace, `LIBRARY`. It does not mix with CuPy's arrays.
     """
 
     dtype: np.dtype
     size: int
     copy: Callable
-    get: Callable  # these, and other members of CuPy's arrays, are set below
+    get: Callable  # these four, and other members of CuPy's arrays, are set below
 
     def __init__(self, x: Any) -> None:
         self.x = x
@@ -123,8 +123,8 @@ class PortableGPUArray(NDArrayOperatorsMixin):
         if hasattr(PortableGPUArray, name):
             return getattr(args[0], name)(*args[1:], **kwargs)
         if function is np.copyto:
-            raise portable.undefined(function)  # which converts numbers
-        as_float64 = function in (np.array_equal, np.count_nonzero, np.nonzero)  # which look at the numbers
+            raise portable.undefined(function)  # it converts numbers
+        as_float64 = function in (np.array_equal, np.count_nonzero, np.nonzero)  # these look at the numbers
         as_float64 |= any(x.dtype == FLOAT64 for x in arrays_in((args, kwargs)))
         as_float64 |= function is np.where and np.float64 in map(type, args)
         return wrapped(getattr(cupy, name)(*unwrapped(args, as_float64), **unwrapped(kwargs, as_float64)))
@@ -182,12 +182,12 @@ class PortableGPUArray(NDArrayOperatorsMixin):
 
 
 def moving(name: str) -> Callable:
-    """A method that moves numbers."""
+    """The method of CuPy's arrays with this name, which only moves numbers."""
     return lambda self, *args, **options: wrapped(getattr(self.x, name)(*unwrapped(args), **unwrapped(options)))
 
 
 def comparing(name: str) -> Callable:
-    """A method that compares numbers along an axis."""
+    """The method of CuPy's arrays with this name, which compares the numbers along an axis."""
 
     def method(self: Any, axis: Axes = None, keepdims: bool = False) -> Any:
         y = PortableGPUArray(getattr(wide(self.x), name)(axis, keepdims=keepdims))
@@ -196,8 +196,8 @@ def comparing(name: str) -> Callable:
     return method
 
 
-def of_host(name: str) -> Callable:
-    """A method that brings numbers to the CPU."""
+def fetching(name: str) -> Callable:
+    """The method of CuPy's arrays with this name, which brings numbers to the CPU."""
     return lambda self: getattr(self.x, name)()
 
 
@@ -208,12 +208,12 @@ for _name in "all any argmax argmin max min".split():
 for _name in "shape ndim size dtype nbytes itemsize flags device".split():
     setattr(PortableGPUArray, _name, property(attrgetter(f"x.{_name}")))
 for _name in "get item tolist tobytes __float__ __int__ __bool__ __repr__".split():
-    setattr(PortableGPUArray, _name, of_host(_name))
+    setattr(PortableGPUArray, _name, fetching(_name))
 REDUCED = {np.add: "sum", np.maximum: "max", np.minimum: "min", np.logical_and: "all", np.logical_or: "any"}
 
 
 def unwrapped(x: Any, as_float64: bool = False) -> Any:
-    """x with CuPy arrays in place of those here, also in lists, tuples and dicts. as_float64: those of float32."""
+    """x with CuPy arrays in place of portable ones, also in lists, tuples and dicts. as_float64: float32 as float64."""
     if isinstance(x, PortableGPUArray):
         return wide(x.x) if as_float64 else x.x
     if isinstance(x, np.ndarray):
@@ -240,7 +240,7 @@ def arrays_in(x: Any) -> Iterator[Any]:
 
 
 class Library:
-    """The array library of a `PortableGPUArray`: functions of arrays are NumPy's, and CuPy makes new arrays."""
+    """The array namespace of a `PortableGPUArray`: functions of arrays are NumPy's, and CuPy makes new arrays."""
 
     __name__ = cupy.__name__
 
@@ -256,7 +256,7 @@ class Library:
 
 
 LIBRARY = Library()
-portable.KINDS[cupy.ndarray] = PortableGPUArray
+portable.PORTABLE_CLASSES[cupy.ndarray] = PortableGPUArray
 
 
 def is_float32(x: Any, *_: Any) -> bool:
@@ -268,7 +268,7 @@ def are_matrices(a: Any, b: Any) -> bool:
 
 
 def product(a: Any, b: Any) -> Any:
-    """c = a b, float32, for stacks a (..., M, K) and b (..., K, N) of any strides."""
+    """c = a b, float32, for stacks of matrices a (..., M, K) and b (..., K, N) of any strides."""
     a, b = a.x, b.x
     if b.ndim == 2:
         shape = *a.shape[:-1], b.shape[1]
@@ -288,12 +288,12 @@ def product(a: Any, b: Any) -> Any:
     return PortableGPUArray(c.reshape(shape))
 
 
-def are_numbers(x: Any, axis: Axes = None, keepdims: bool = False) -> bool:
+def is_floating(x: Any, axis: Axes = None, keepdims: bool = False) -> bool:
     return x.dtype in (FLOAT32, FLOAT64)
 
 
 def total(x: Any, axis: Axes = None, keepdims: bool = False) -> Any:
-    """As `portable.total`. The axes that are added become one, and so do those before it and those after it."""
+    """As `portable.total`. The axes of the sum are joined into one, and so are those before it and those after it."""
     x = x.x
     axes = sorted(a % x.ndim for a in (range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)))
     others = [a for a in range(x.ndim) if a not in axes]
@@ -330,7 +330,7 @@ def twin_of(run: Any) -> Callable:
 
 
 portable.product.add_twin(PortableGPUArray, are_matrices, product)
-portable.total.add_twin(PortableGPUArray, are_numbers, total)
+portable.total.add_twin(PortableGPUArray, is_floating, total)
 for _function, _formula in (
     (portable.exp, portable.exp32),
     (portable.log, portable.log32),

@@ -264,7 +264,7 @@ def elementwise(loop: Any) -> Any:
     return function
 
 
-# A function that makes these loops would have to close over exp and so on; Numba would then keep no code on disk.
+# If one function made these loops, they would close over exp, log and the others, and Numba would not cache their code.
 @exact
 def exp_of(x: Any, y: Any) -> None:
     for i in range(x.size):

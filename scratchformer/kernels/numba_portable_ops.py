@@ -115,7 +115,7 @@ ops.swiglu.add_twin(PortableArray, fits(check_swiglu, 2), swiglu, swiglu_backwar
 
 @partial(exact, inline=True)
 def root_mean_square(x: Any, eps: Any, room: Any) -> Any:
-    """As `ops.layernorm.root_mean_square`, of a row x (C,). room: (C,), which is overwritten."""
+    """As `ops.layernorm.root_mean_square`, for one row x (C,). room (C,) is overwritten."""
     C = x.size
     beyond = False
     for c in range(C):
@@ -157,7 +157,7 @@ def rmsnorm_of(x: Any, gamma: Any, eps: Any, y: Any, rrms: Any) -> None:
 
 @exact
 def rmsnorm_gradients(dy: Any, x: Any, rrms: Any, gamma: Any, dx: Any, terms: Any) -> None:
-    """dx, and the terms of dgamma, of each row."""
+    """Compute dx, and each row's terms of dgamma."""
     N, C = x.shape
     room = np.empty(C, np.float32)
     for n in range(N):
@@ -215,7 +215,7 @@ def layernorm_of(x: Any, gamma: Any, beta: Any, eps: Any, y: Any, shift: Any, rs
 
 @exact
 def layernorm_gradients(dy: Any, x: Any, shift: Any, rstd: Any, gamma: Any, dx: Any, terms: Any) -> None:
-    """dx, and the terms of dgamma, of each row."""
+    """Compute dx, and each row's terms of dgamma."""
     N, C = x.shape
     g, along, xhat = np.empty(C, np.float32), np.empty(C, np.float32), np.empty(C, np.float32)
     for n in range(N):
@@ -286,7 +286,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
 
 def masked_softmax(z: np.ndarray, pattern: Pattern | None) -> None:
-    """z (B, H, T, S), which is contiguous, = `ops.attention.masked_softmax` of it."""
+    """Replace z (B, H, T, S), which is contiguous, by its `ops.attention.masked_softmax`."""
     B, H, T, S = z.shape
     allowed = (pattern or Full()).table(H, T, S, np)
     if allowed is None:

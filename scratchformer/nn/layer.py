@@ -300,15 +300,15 @@ class Layer:
 
     def make_portable(self) -> Self:
         """Let the layer compute the same bits on every processor, and return it: its parameters become
-        `PortableArray`s, or such arrays on a GPU. Make optimizers and replicas afterwards.
+        `PortableArray`s, or their counterparts on a GPU. Make optimizers and replicas afterwards.
 
-        Raises ValueError unless the parameters are float32 on a CPU, or on a GPU whose twins are not turned off.
+        Raises ValueError unless the parameters are float32 on a CPU, or on a GPU whose fast twins are not turned off.
         """
         flat = self.flat
         data, grad = portable(flat.data), portable(flat.grad)
         if not is_portable(data) or data.dtype != np.float32:
             place = f"{flat.data.dtype} on {self.device}"
-            raise ValueError(f"bits: portable bits need float32 on a CPU, or on a GPU with its twins, got {place}")
+            raise ValueError(f"bits: portable bits need float32 on a CPU, or on a GPU with fast twins, got {place}")
         FlatParameters(flat.params, data, grad)
         return self
 

@@ -29,8 +29,8 @@ LARGE_CHUNK = 1 << 24  # elements that another device processes at once; interme
 
 
 def pieces(flat: Array) -> list[slice]:
-    """Slices of a flat array (P,): of cache size on a CPU, larger ones on any other device. Sums of portable arrays
-    depend on them, so these are cut alike.
+    """Slices of a flat array (P,): of cache size on a CPU, larger ones on any other device. Portable arrays
+    are cut alike on every device, since the bits of their sums depend on the slices.
     """
     size = CHUNK if array_module(flat) is np or is_portable(flat) else LARGE_CHUNK
     return [slice(start, min(start + size, flat.size)) for start in range(0, flat.size, size)]
@@ -516,7 +516,8 @@ def global_norm(grad: Array | Sequence[Array], map: Callable = map, gather: Call
     """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. It is computed
     in float64, since in float32 the squares of a large but finite gradient overflow. map: as for `Optimizer.step`.
     gather: for a gradient of which every process has a part; makes of a list the lists of all processes, in order.
-    On a GPU the norm is an array () there, since for a number the host would have to wait; but not of portable arrays.
+    On a GPU the norm is an array () there, since for a number the host would have to wait. That of portable arrays is a
+    number on every device.
     """
     squares = list(map(sum_of_squares, _cut(grad)))
     squares = squares if gather is None else [*chain(*gather(squares))]

@@ -175,7 +175,7 @@ class Replicas:
         self.micro_batch, self.micro_batches = micro_batch, micro_batches
         self.flat, self.precision, self.ranks = model.flat, precision, ranks or Ranks()
         self.portable = is_portable(self.flat.data)
-        self.divides = on_cpu or self.portable  # a batch into shares whose sums have an order
+        self.fixed_order = on_cpu or self.portable  # whether gradients are summed in a fixed order
         if self.portable and precision != "float32":
             raise ValueError(f"bits: portable bits are those of float32, so leave out --precision {precision}")
         self.half: Array | None = None  # the copy of the weights in half precision, if the replicas compute in it
@@ -351,7 +351,7 @@ class Replicas:
             return min(rows, self.micro_batch)
         if self.micro_batches is not None and not self.portable:
             return math.ceil(rows / self.micro_batches)
-        if not self.divides:
+        if not self.fixed_order:
             return rows
         fewest = SHARES if self.portable else FEWEST
         limit = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / fewest))
@@ -476,7 +476,7 @@ class Replicas:
             sums.release(total_sum)
         if remember is not None:
             remember(list(memories))
-        mean = float(sum(losses)) if self.divides else sum(losses)
+        mean = float(sum(losses)) if self.fixed_order else sum(losses)
         self.computed = batch, key, mean
         return mean
 
@@ -524,7 +524,7 @@ class Replicas:
             return norm
         batch, key, loss = computed
         number: Any = norm
-        if not self.divides:  # in one transfer
+        if not self.fixed_order:  # in one transfer
             loss, number = to_cpu(self.device.xp.stack([loss.astype(np.float64), norm])).tolist()
         if not (math.isfinite(loss) and math.isfinite(number)):
             self.overflowed(batch, key, loss, number)
@@ -591,10 +591,10 @@ class Replicas:
             self.map(put, pieces(grad))
 
     def shares(self, micro_batches: int) -> int:
-        """Into how many shares micro-batches are divided: one on a GPU, whose sums have no fixed order anyway, unless
-        they are portable.
+        """Into how many shares micro-batches are divided: one on a GPU, whose sums have no fixed order anyway,
+        unless its arrays are portable.
         """
-        return min(micro_batches, SHARES) if self.divides else 1
+        return min(micro_batches, SHARES) if self.fixed_order else 1
 
     def expect_work(self, batch: Any) -> None:
         """Raise ValueError if some of them would have no micro-batch of a batch like this one."""

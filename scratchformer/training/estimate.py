@@ -43,19 +43,19 @@ class Estimate(NamedTuple):
     gradients: int  # of all replicas, and the sums of shares that wait for others
     activations: dict[str, int]  # what one replica keeps for backward: of the blocks, and the rest
     transient: int  # what forward and backward of one replica use temporarily
-    scoring: int  # activations of one replica in evaluation, which may take more rows at once than training
+    evaluation: int  # activations of one replica in evaluation, which may take more rows at once than a training step
     cache: int  # keys and values for generating one sequence; 0 if the model does not generate
     memory: int  # of earlier segments, for the whole batch; 0 for a model without one
 
     @property
     def peak(self) -> int:
-        """The most bytes that training uses at once, in a step, in evaluation or when writing a snapshot; excludes the
+        """The most bytes that a run uses at once, in a step, in evaluation or when writing a snapshot; excludes the
         cache.
         """
         step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next segment's
         snapshot = (1 + BUFFERS) * self.weights  # copies of the weights and of Adam's means
         always = self.before + self.code + self.weights + self.half + self.optimizer + self.gradients + self.memory
-        return always + max(step, self.replicas * self.scoring, snapshot)
+        return always + max(step, self.replicas * self.evaluation, snapshot)
 
     def __str__(self) -> str:
         kept = sum(self.activations.values())
@@ -69,7 +69,7 @@ class Estimate(NamedTuple):
             (f"activations of {self.working} replica(s)", self.working * kept),
             *((f"    {name}, each replica", size) for name, size in self.activations.items()),
             (f"temporary, of {self.working} replica(s)", self.working * self.transient),
-            (f"activations in evaluation, of {self.replicas} replica(s)", self.replicas * self.scoring),
+            (f"activations in evaluation, of {self.replicas} replica(s)", self.replicas * self.evaluation),
             *([("memory of two segments", 2 * self.memory)] if self.memory else []),
             ("peak while training", self.peak),
             *([("keys and values to generate one sequence", self.cache)] if self.cache else []),
@@ -132,7 +132,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
         gradients=replicas.gradient_arrays(micro_batches) * model.flat.grad.nbytes,
         activations=activations,
         transient=max(0, transient),
-        scoring=sum(activations.values()) * as_in_training(replicas, whole[0].shape[1]) // rows,
+        evaluation=sum(activations.values()) * as_in_training(replicas, whole[0].shape[1]) // rows,
         cache=cache,
         memory=whole.memory.nbytes if "memory" in config else 0,
     )

@@ -91,8 +91,8 @@ def predicted_bytes(data: np.ndarray, sizes: np.ndarray | None) -> int:
 def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = None) -> float:
     """The model's mean loss over `batches`, each weighted by its `weight`.
 
-    A replica takes only as many rows of a batch at once as in training, or as fit on a GPU. rows: the number of rows of
-    all batches, for a progress bar; None if it is not known. Raises ValueError if nothing in the batches counts.
+    A replica takes no more rows of a batch at once than `at_once` says. rows: the number of rows of all batches, for a
+    progress bar; None if it is not known. Raises ValueError if nothing in the batches counts.
     """
     parts = (part for batch in batches for part in batch.split(at_once(replicas, batch[0].shape[1])))
 
@@ -254,10 +254,11 @@ def _scored(
 
 
 def at_once(replicas: Replicas, length: int) -> int:
-    """How many rows of `length` tokens a replica evaluates at once: on a CPU, and of portable arrays, no more than in
-    training, on a GPU as many as are expected to fill half of its free memory.
+    """How many rows of `length` tokens a replica evaluates at once. On a CPU, with portable arrays, or if micro_batch
+    is given, they are as many as `as_in_training` says; on a GPU as many as are expected to fill half of its free
+    memory.
     """
-    if replicas.micro_batch is None and not replicas.divides:
+    if replicas.micro_batch is None and not replicas.fixed_order:
         room, row = free_memory(replicas.device) / 2, _bytes_of_a_row(replicas.model, length)
         if row and math.isfinite(room):
             return min(MAX_ROWS, max(1, int(room) // row))
@@ -265,12 +266,12 @@ def at_once(replicas: Replicas, length: int) -> int:
 
 
 def as_in_training(replicas: Replicas, length: int) -> int:
-    """How many rows of `length` tokens a replica takes at once in training on a CPU: micro_batch, or as many as fit its
-    cache; 16 if that is not known.
+    """The most rows of `length` tokens that a replica takes at once in training on a CPU: micro_batch, or as many as
+    fit in a core's cache; 16 if that is not known.
     """
     if replicas.micro_batch is not None:
         return replicas.micro_batch
-    return (replicas.fitting(length) if replicas.divides else None) or 16
+    return (replicas.fitting(length) if replicas.fixed_order else None) or 16
 
 
 def _bytes_of_a_row(model: Any, length: int) -> int | None:

@@ -15,13 +15,13 @@ IDS = Key(1).generator().integers(0, 29, (3, 8))
 
 @pytest.fixture(params=["jax", "torch"])
 def peer(request, monkeypatch):
-    """A function of a model: its loss and gradients, and a training step, by our references in another library."""
+    """A function of a model. It returns its gradients and a training step, by our references in another library."""
     pytest.importorskip(request.param)
     pytest.importorskip("array_api_compat")
     module = load_file(FILE)
     if request.param == "jax":
         return lambda model: module.jax_peer(model, bfloat16=False, ours=True)
-    monkeypatch.setattr("torch.compile", lambda graph: graph)  # which takes a minute
+    monkeypatch.setattr("torch.compile", lambda graph: graph)  # compiling takes a minute
     return module.torch_peer
 
 

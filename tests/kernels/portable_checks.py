@@ -23,7 +23,7 @@ from scratchformer.portable import PortableKey
 from scratchformer.training import Replicas, evaluate_language_model
 
 from .. import test_portable
-from .drawn_bits import SPECIAL, expect_same, numbers, strided
+from .bitwise import SPECIAL, expect_same_bits, numbers, strided
 
 KINDS = "plain", "special", "subnormal", "ties"
 STRIDES = "plain", "transposed", "reversed", "cut out"
@@ -31,14 +31,14 @@ STACKS = ((), ()), ((3,), ()), ((), (2,)), ((2, 3), (3,)), ((2, 1, 2), (1, 2, 1)
 FUNCTIONS = [getattr(portable, name) for name in ("exp", "log", "log1p", "tanh", "erf")]
 
 
-def of_portable_arrays(gpu):
-    """The device of portable arrays on a GPU."""
+def portable_device(gpu):
+    """The device whose arrays are the portable ones of a GPU."""
     return device_of(portable.portable(gpu.xp.zeros(1)))
 
 
 def compare(gpu, function, *args):
-    """function(*args) for arrays on the CPU and on the GPU."""
-    device = of_portable_arrays(gpu)
+    """Compare function(*args) of portable arrays on the GPU with that on the CPU."""
+    device = portable_device(gpu)
     here = function(*(portable.portable(x) if isinstance(x, np.ndarray) else x for x in args))
     there = function(*(to_device(x, device) if isinstance(x, np.ndarray) else x for x in args))
     expect_same_arrays(*(each if isinstance(each, list | tuple) else [each] for each in (there, here)))
@@ -47,7 +47,7 @@ def compare(gpu, function, *args):
 def expect_same_arrays(there, here):
     for x, y in zip(there, here, strict=True):
         assert portable.is_portable(x) and device_of(x) is not CPU
-        expect_same(np.ascontiguousarray(to_cpu(x)), np.ascontiguousarray(y))
+        expect_same_bits(np.ascontiguousarray(to_cpu(x)), np.ascontiguousarray(y))
 
 
 def compare_products(gpu):
@@ -57,7 +57,7 @@ def compare_products(gpu):
         stack_a, stack_b = STACKS[(M + K + N + len(a_how)) % len(STACKS)]
         a = strided(numbers(M, (*stack_a, M, K), a_kind), a_how)
         compare(gpu, np.matmul, a, strided(numbers(N, (*stack_b, K, N), b_kind), b_how))
-        next(sizes)  # of 13, so that each of the three takes all
+        next(sizes)  # the fourth of 13, so that M, K and N each take every size
 
 
 def compare_sums(gpu):
@@ -77,7 +77,7 @@ def compare_functions(gpu):
 
 
 def compare_exact(gpu):
-    """All exact functions of pairs of numbers, also with a number of Python, and what compares or converts."""
+    """All exact functions for pairs of numbers, also with a Python number, and functions that compare or convert."""
     x, y = (a.reshape(-1).astype(np.float32) for a in np.meshgrid(SPECIAL, SPECIAL))
     x, y = (np.concatenate([a, *(numbers(seed, 200, kind) for kind in KINDS)]) for seed, a in enumerate((x, y)))
     for ufunc in (*portable.EXACT, np.maximum, np.minimum):
@@ -105,7 +105,7 @@ def compare_exact(gpu):
 
 
 def compare_assignments(gpu):
-    """Into an array, and into its parts."""
+    """Assignments to an array and to parts of it."""
 
     def change(x, y, ids):
         x = x.copy()
@@ -121,7 +121,7 @@ def compare_assignments(gpu):
 
 
 def compare_case(gpu, function, name):
-    device = of_portable_arrays(gpu)
+    device = portable_device(gpu)
     expect_same_arrays(function(name, partial(to_device, device=device), device), function(name, portable.portable))
 
 

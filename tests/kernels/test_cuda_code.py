@@ -82,7 +82,7 @@ def headers():
 
 
 def compiled(text, *options):
-    """NVIDIA's compiler, and a CUDA program that it has compiled."""
+    """The bindings of NVIDIA's compiler, and a CUDA program that it has compiled with these options."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
     try:
         status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, None, None)
@@ -105,7 +105,7 @@ def compiled_size(text, architecture):
 
 
 def instructions(text):
-    """The PTX that it makes of a program with the options of CuPy."""
+    """The PTX that NVIDIA's compiler makes of a CUDA program with CuPy's options."""
     nvrtc, program = compiled(text, "-arch=sm_80", "-ftz=true")
     _, size = nvrtc.nvrtcGetPTXSize(program)
     ptx = b" " * (size + 1)  # as for the log
@@ -147,11 +147,11 @@ def test_the_compiler_takes_it(program, architecture, thorough):
         assert compiled_size(text, architecture) > 1000
 
 
-def test_portable_kernels_keep_small_numbers():
-    """CuPy's option -ftz=true makes float32 numbers below 2⁻¹²⁶ 0, by all instructions that are called .ftz."""
+def test_portable_kernels_keep_subnormal_numbers():
+    """With CuPy's option -ftz=true, C++ becomes instructions with .ftz, which treat subnormal float32 numbers as 0."""
 
     def elementwise(operation):
-        return elementwise_source("float32 x", "float32 z", operation, "apply", cupy_code.shared("float32"))
+        return elementwise_source("float32 x", "float32 z", operation, "apply", cupy_code.header("float32"))
 
     functions = (portable.exp32, portable.log32, portable.tanh32, portable.erf32)
     operations = ["z = ieee::round(ieee::widen(x))", *(code_of(function, "x", "z") for function in functions)]

@@ -19,7 +19,7 @@ from scratchformer.ops import patterns
 from scratchformer.portable import PortableArray
 from scratchformer.testing.contracts import as_tuple
 
-from .drawn_bits import SPECIAL, expect_same, numbers, strided
+from .bitwise import SPECIAL, expect_same_bits, numbers, strided
 
 pytest.importorskip("numba")
 if turned_off():
@@ -42,7 +42,7 @@ def same_bits(operation, *args):
         y = operation(*args)
     with np.errstate(all="ignore"):
         expected = operation.reference(*args)
-    expect_same(y, expected)
+    expect_same_bits(y, expected)
 
 
 KINDS = st.sampled_from(["plain", "special", "subnormal", "ties"])
@@ -100,7 +100,7 @@ def test_functions_of_any_bits(function):
 
 
 def pattern_of(n):
-    """A pattern of n keys; some queries see none of them."""
+    """A pattern for n keys; some queries see none of them."""
     edges = np.arange(n * n).reshape(n, n) % 5 < 3
     edges[-1] = False
     seen = patterns.Edges(edges)
@@ -148,7 +148,7 @@ def test_operations(name, n, kind, seed):
     assert type(cache) is TwinCache
     for each, other in zip(results, expected, strict=True):
         assert type(each) is type(other) is PortableArray
-        expect_same(each, other)
+        expect_same_bits(each, other)
 
 
 def fingerprint():

@@ -289,7 +289,7 @@ def test_extend_is_forward_whoever_wrote_it(kind, frozen):
 
 
 def test_a_stack_with_memories_keeps_the_input_of_each_block():
-    """They are the memories of the next positions. Without memories none is kept."""
+    """The inputs are the memories of the next segment. Without memories, none are kept."""
     first, second = (nn.TransformerBlock(C, 2, relative=True, key=Key(i)) for i in range(2))
     stack, x, memories = nn.Stack([first, second]), normal(B, T, C), normal(B, 2, 3, C, seed=1)
     h = first(x, memory=memories[:, 0])

@@ -204,7 +204,7 @@ def test_a_deep_copy_has_arrays_of_its_own():
 
 
 def test_a_copy_of_a_parameter_has_arrays_of_its_own():
-    """Its gradient and whether it is frozen are copied too; it is in no flat array."""
+    """Its gradient and whether it is frozen are copied too; the copy is in no flat array."""
     layer = Linear(2, 3)
     assert layer.flat.params[0] is layer.w
     layer.w.grad[...] = 7
@@ -398,7 +398,7 @@ def test_sizes_below_one(make, name):
 
 @pytest.mark.parametrize("kind", [int, np.int8])
 def test_repeated_layers_must_fit_in_memory(monkeypatch, kind):
-    """What they take is known from the first: no other is made if they do not fit."""
+    """The first layer tells how much memory all of them need; if they do not fit, no other is made."""
     made = []
 
     def make(i):
@@ -564,7 +564,7 @@ def test_an_assignment_copies_into_the_array():
             assert (array == 5).all()
 
 
-def test_portable_parameters_have_the_same_values_and_are_of_float32():
+def test_portable_parameters_have_the_same_values_and_are_float32():
     layer = Linear(2, 3)
     layer.flat.grad[...] = 7
     before = layer.state_dict()

@@ -185,8 +185,8 @@ def test_shapes_that_do_not_fit(q, k, v, message):
     ],
     ids=["heads", "sequences"],
 )
-def test_the_check_alone_refuses_a_pattern_of_other_heads_or_sequences(pattern, message):
-    """A twin that asks it whether its arguments fit may not look at the pattern again."""
+def test_the_check_alone_refuses_a_pattern_for_other_heads_or_sequences(pattern, message):
+    """A twin whose `fits` calls the check does not have to check the pattern again."""
     x = np.ones((2, 3, 4, 5))
     relative = np.ones((3, 7, 5)), np.ones((3, 5)), np.ones((3, 5))
     for check, args in (check_attention, (x, x, x)), (check_relative_attention, (x, x, x, *relative)):

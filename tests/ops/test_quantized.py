@@ -56,8 +56,8 @@ def test_integers_times_a_scale_are_kept(bits):
     assert not any(array.flags.writeable for array in quantize(w, bits)[:2])  # copies of a model share them
 
 
-def test_four_bits_take_the_level_with_the_least_squared_error():
-    """Of each group; and every level is taken by some."""
+def test_four_bits_take_the_level_with_the_smallest_squared_error():
+    """This holds for each group, and every level is the best for some group."""
     w = drawn(0, 3, GROUP, 200).astype(np.float64)
     largest = np.take_along_axis(w, abs(w).argmax(axis=1)[:, None], axis=1)
 

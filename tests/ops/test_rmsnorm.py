@@ -65,7 +65,7 @@ def test_eps_below_zero():
 
 
 def test_float16_is_rounded_once(device):
-    """At the end: the results are those of float32, rounded."""
+    """The results are those of float32, rounded at the end."""
     x, dy = (3 * np.random.default_rng(0).standard_normal((2, 5, 50))).astype(np.float16)
     gamma = np.random.default_rng(1).standard_normal(50).astype(np.float16)
     results = []

@@ -22,7 +22,7 @@ from scratchformer.shell.process import (
 )
 
 pytestmark = pytest.mark.usefixtures("default_signals")
-posix = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+posix = pytest.mark.skipif(os.name != "posix", reason="needs the signals of POSIX")
 
 
 def ended(program, **options):

@@ -23,7 +23,7 @@ class Refused(ValueError):
     pass
 
 
-@pytest.mark.skipif(os.name != "posix", reason="the kinds of files of POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs the kinds of files that POSIX has")
 def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")

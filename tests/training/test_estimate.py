@@ -107,7 +107,7 @@ def test_what_grows_with_what(make_model, make_batches):
     assert two.gradients == 3 * two.weights  # of two replicas, and a sum: 4 micro-batches
     assert sum(two.activations.values()) == 2 * sum(one.activations.values())
     step = 2 * (sum(two.activations.values()) + two.transient)
-    assert two.peak == 1000 + two.code + 6 * one.weights + max(step, 2 * two.scoring, 3 * one.weights)
+    assert two.peak == 1000 + two.code + 6 * one.weights + max(step, 2 * two.evaluation, 3 * one.weights)
     assert "peak while training" in str(one) and "micro-batches of 2 rows" in str(two)
 
 

@@ -1,5 +1,6 @@
-// IEEE arithmetic of float. CuPy compiles every kernel with -ftz=true, for which a float below 2^-126 is 0 in all that C++
-// computes, compares or converts. PTX without .ftz keeps such numbers, and with .rn no two operations become one.
+// Arithmetic of float as IEEE 754 defines it. CuPy compiles every kernel with -ftz=true; then a float below 2^-126 in
+// magnitude (a subnormal one) counts as 0 wherever C++ computes with it, compares it or converts it. PTX instructions
+// without .ftz keep such numbers, and those with .rn are not contracted: a product and a sum stay two operations.
 namespace ieee {
 __device__ inline float add(float a, float b) {
     float c;

@@ -99,7 +99,7 @@ template <class To, class From> To with_bits_of(From x) {
 static int __float_as_int(float x) { return with_bits_of<int>(x); }
 static float __int_as_float(int x) { return with_bits_of<float>(x); }
 
-// Instructions of PTX, with dots as underscores.
+// Instructions of PTX, with underscores in place of dots.
 static float add_rn_f32(float a, float b) { return a + b; }
 static float sub_rn_f32(float a, float b) { return a - b; }
 static float mul_rn_f32(float a, float b) { return a * b; }

@@ -50,7 +50,7 @@ PTX = re.compile(r'asm\("(\S+) [^"]*" : "=\w"\((\w+)\) : ([^;]*)\);')  # an inst
 
 
 def as_call(match):
-    """A PTX instruction as a call of the function that cuda.h has for it."""
+    """A call of the function in cuda.h that does what a PTX instruction does."""
     instruction, result, operands = match.groups()
     names = ", ".join(re.findall(r"\((\w+)\)", operands))
     return f"{result} = {instruction.replace('.', '_')}({names});"
@@ -101,7 +101,7 @@ def code(dtype):
 
 
 def elementwise_source(given, result, operation, name, preamble):
-    """The source of a kernel of flat arrays that does what cupy.ElementwiseKernel with these arguments does."""
+    """The source of a kernel for flat arrays that does what a cupy.ElementwiseKernel with these arguments does."""
     (*inputs, output) = (each.split() for each in (*given.split(", "), result))
     types = {"float32": "float", "float64": "double"}
     pointers = ", ".join(f"const {types[kind]}* all_{x}" for kind, x in inputs)

@@ -1,5 +1,5 @@
-"""Runs portable arrays for a GPU on a CPU, and compares all bits with NumPy's. CuPy is the strict stand-in here, which
-must not compute with float32, and the kernels are emulated (see `emulator.py`).
+"""Runs portable arrays for a GPU on a CPU, and compares all bits with those of portable arrays on the CPU. The strict
+stand-in takes the place of CuPy and refuses to compute with float32; the kernels are emulated (see `emulator.py`).
 
     python tests/kernels/on_cpu/portable_arrays.py kernels                   # or operations, or training
     python tests/kernels/on_cpu/portable_arrays.py kernels FILE OLD NEW      # with a mistake planted in FILE.cu
@@ -35,7 +35,7 @@ class RawKernel(Kernel):
 
 
 class ElementwiseKernel:
-    """As CuPy's, of float32 and float64 numbers. One thread computes all."""
+    """As cupy.ElementwiseKernel, for float32 and float64. One thread computes all elements."""
 
     def __init__(self, given, result, operation, name, preamble=""):
         self.types = [np.dtype(each.split()[0]) for each in (*given.split(", "), result)]
@@ -51,7 +51,7 @@ class ElementwiseKernel:
 
 
 def guarded(call):
-    """Let CuPy only move float32 numbers, since it makes those below 2⁻¹²⁶ 0 where it computes."""
+    """Let CuPy only move float32 numbers, since it treats subnormal ones as 0 when it computes with them."""
 
     def guarded_call(name, function, args, keywords):
         given = getattr(function, "__self__", None), *args
@@ -96,6 +96,6 @@ if __name__ == "__main__":
             for check in CHECKS[which]:
                 check(GPU)
                 print("ok", check.__name__, flush=True)
-    except AssertionError as error:  # anything else is no comparison, and ends the program
+    except AssertionError as error:  # any other error is not a difference of bits, and is raised
         print("FAILED", check.__name__, error)
         sys.exit(3)

@@ -1,4 +1,4 @@
-"""Numbers whose rounding is easily got wrong, and the comparison of all bits."""
+"""Numbers that are easily rounded wrongly, and the comparison of arrays bit by bit."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ SPECIAL = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-3
 
 
 def numbers(seed, shape, kind):
-    """Numbers of many sizes; those of few digits make sums that lie half-way between two numbers of float32."""
+    """Numbers of many magnitudes. "ties" have few digits, so that some sums lie half-way between float32 numbers."""
     draw = np.random.default_rng(seed)
     x = draw.standard_normal(shape) * 2.0 ** draw.integers(-20, 20, shape)
     if kind == "special":
@@ -19,7 +19,7 @@ def numbers(seed, shape, kind):
 
 
 def strided(x, how):
-    """The same numbers, stored in another way."""
+    """The same numbers with other strides."""
     if how == "transposed":
         return x.swapaxes(-1, -2).copy().swapaxes(-1, -2)
     if how == "reversed":
@@ -31,7 +31,8 @@ def strided(x, how):
     return x
 
 
-def expect_same(y, expected):
+def expect_same_bits(y, expected):
+    """All NaNs count as the same."""
     assert y.dtype == expected.dtype and y.shape == expected.shape
     bits = np.dtype(f"i{y.itemsize}")
     same = (y.view(bits) == expected.view(bits)) | (np.isnan(y) & np.isnan(expected))
