@@ -11,7 +11,7 @@ LEFT_OUT = (".doctrees", ".buildinfo", "objects.inv")  # what only Sphinx reads
 def pack(site: Path, archive: Path) -> None:
     """Write all files of the folder `site` to `archive`."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
-        for path in sorted(site.rglob("*"), key=str):
+        for path in sorted(site.rglob("*"), key=Path.as_posix):
             name = path.relative_to(site)
             if path.is_file() and name.parts[0] not in LEFT_OUT:
                 entry = zipfile.ZipInfo(name.as_posix())  # dated 1980
