@@ -29,7 +29,14 @@ from scratchformer.portable import (
     total,
 )
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
-from scratchformer.training import Replicas, Run, load_snapshot
+from scratchformer.training import (
+    Replicas,
+    Run,
+    evaluate_language_model,
+    evaluate_transformer_xl,
+    load_snapshot,
+    mean_loss,
+)
 
 FUNCTIONS = [getattr(portable_module, name) for name in ("exp", "log", "log1p", "tanh", "erf")]
 # What NumPy chooses by the kind of processor; the names differ between its versions.
@@ -242,6 +249,17 @@ def test_a_batch_is_always_cut_in_the_same_way():
     once = parameters(count=1)
     assert {parameters(micro_batch=1), parameters(micro_batches=2), parameters(count=3)} == {once}
     assert {*run_ranks(3, lambda ranks: parameters(count=1, ranks=ranks))} == {once}
+
+
+def test_the_scores_do_not_depend_on_the_micro_batches():
+    text, scores = (np.arange(300) ** 2 % 31).astype(np.uint8), set()
+    for micro_batch in None, 1, 3, 8:
+        with Replicas(llama(), 1, micro_batch) as replicas:
+            batches = [TextBatches(text, 16, 8, PortableKey(1)).batch(0)]
+            scores.add((*evaluate_language_model(replicas, text).values(), mean_loss(replicas, batches)))
+    xl = TransformerXL(31, d_model=12, heads=2, depth=1, context=8, memory=8, key=PortableKey(0)).make_portable()
+    streams = {evaluate_transformer_xl(Replicas(xl, 1, n), text)["loss"] for n in (None, 1)}
+    assert len(scores) == len(streams) == 1
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])

@@ -265,10 +265,10 @@ def at_once(replicas: Replicas, length: int) -> int:
 
 
 def as_in_training(replicas: Replicas, length: int) -> int:
-    """How many rows of `length` tokens a replica takes at once in training on a CPU: micro_batch, or as many as fit its
-    cache; 16 if that is not known.
+    """How many rows of `length` tokens a replica takes at once in training on a CPU: micro_batch, unless its arrays are
+    portable, or as many as fit its cache; 16 if that is not known.
     """
-    if replicas.micro_batch is not None:
+    if replicas.micro_batch is not None and not replicas.portable:
         return replicas.micro_batch
     return (replicas.fitting(length) if replicas.divides else None) or 16
 
