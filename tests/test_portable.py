@@ -16,7 +16,7 @@ from scratchformer import portable as portable_module
 from scratchformer.backend import CPU, to_cpu
 from scratchformer.backend import erf as erf_of
 from scratchformer.catalogue import LAYERS, OPERATIONS, Draw
-from scratchformer.data import TextBatches
+from scratchformer.data import TextBatch, TextBatches
 from scratchformer.dispatch import fast, reference_only
 from scratchformer.generation import quantize
 from scratchformer.models import LanguageModel, Llama, TransformerXL
@@ -249,6 +249,16 @@ def test_a_batch_is_always_cut_in_the_same_way():
     once = parameters(count=1)
     assert {parameters(micro_batch=1), parameters(micro_batches=2), parameters(count=3)} == {once}
     assert {*run_ranks(3, lambda ranks: parameters(count=1, ranks=ranks))} == {once}
+
+
+@pytest.mark.parametrize("width", [12, 4096])
+def test_a_batch_has_eight_micro_batches_if_it_has_as_many_rows(width):
+    """Whatever the number of rows; `width` decides how many fit in a cache."""
+    replicas = Replicas(llama(), 1)
+    replicas.model.config["d_model"] = width
+    for rows in range(1, 65):
+        batch = TextBatch(*np.zeros((2, rows, 8), np.int32))
+        assert len(batch.split(replicas.rows(batch))) >= min(rows, 8), rows
 
 
 def test_the_scores_do_not_depend_on_the_micro_batches():

@@ -344,7 +344,7 @@ class Replicas:
 
         As micro_batch or micro_batches says. On a CPU by default as many as fit, but few enough for FEWEST
         micro-batches; and down to half as many if the number of micro-batches is then a multiple of FEWEST, so that 2
-        or 4 replicas have equal work.
+        or 4 replicas have equal work. Of portable arrays always so, with SHARES in place of FEWEST.
         """
         rows = len(batch[0])
         if self.micro_batch is not None and not self.portable:
@@ -353,8 +353,10 @@ class Replicas:
             return math.ceil(rows / self.micro_batches)
         if not self.divides:
             return rows
-        fewest = SHARES if self.portable else FEWEST
-        limit = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / fewest))
+        fewest, limit = FEWEST, math.ceil(rows / FEWEST)
+        if self.portable:
+            fewest, limit = SHARES, max(1, rows // SHARES)
+        limit = min(self.fitting(batch[0].shape[1]) or rows, limit)
         even = (size for size in range(limit, limit // 2, -1) if rows % (fewest * size) == 0)
         return next(even, math.ceil(rows / math.ceil(rows / limit)))
 
