@@ -170,7 +170,8 @@ class Replicas:
         if ranks is not None and ranks.size > 1 and not on_cpu:
             raise ValueError("ranks: several processes train on CPUs only, so add --device cpu")
         if self.count > 1 and not on_cpu:
-            raise ValueError("replicas: expected 1 on a GPU; use micro_batch to accumulate gradients")
+            how = "a portable batch is cut anyway" if is_portable(model.flat.data) else "use micro_batch"
+            raise ValueError(f"replicas: expected 1 on a GPU; {how} to accumulate gradients")
         self.model, self.device = model, model.device
         self.micro_batch, self.micro_batches = micro_batch, micro_batches
         self.flat, self.precision, self.ranks = model.flat, precision, ranks or Ranks()
@@ -604,7 +605,8 @@ class Replicas:
         if self.shares(micro_batches) < self.ranks.size:
             what = f"{self.ranks.size} ranks, but a batch has only {micro_batches} micro-batches"
             more = f" (and at most {SHARES} ranks can work at it)" if micro_batches > SHARES else ""
-            raise ValueError(f"{what}{more}: use fewer ranks, a smaller --micro-batch, or more --micro-batches")
+            how = "or larger batches" if self.portable else "a smaller --micro-batch, or more --micro-batches"
+            raise ValueError(f"{what}{more}: use fewer ranks, {how}")
 
     def gradient_arrays(self, micro_batches: int) -> int:
         """How many gradient arrays there are as a rule: one for each replica, those of sums that wait, and one for what
