@@ -1,5 +1,6 @@
 """Arithmetic with the same bits on every processor."""
 
+import ast
 import hashlib
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +18,13 @@ from scratchformer import portable as portable_module
 from scratchformer.backend import CPU, to_cpu
 from scratchformer.backend import erf as erf_of
 from scratchformer.catalogue import LAYERS, OPERATIONS, Draw
-from scratchformer.data import TextBatches
+from scratchformer.data import LabelledBatch, TextBatch, TextBatches, TranslationBatch
 from scratchformer.dispatch import fast, reference_only
 from scratchformer.generation import quantize
-from scratchformer.models import LanguageModel, Llama, TransformerXL
+from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, Llama, TransformerXL
+from scratchformer.nn import recompute_blocks
 from scratchformer.optim import Adam, AdamW, Cosine, Muon
+from scratchformer.parallel.diagnose import Diverged
 from scratchformer.portable import (
     PortableArray,
     PortableKey,
@@ -29,7 +33,15 @@ from scratchformer.portable import (
     total,
 )
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
-from scratchformer.training import Replicas, Run, load_snapshot
+from scratchformer.testing.strict import STRICT
+from scratchformer.training import (
+    Replicas,
+    Run,
+    evaluate_language_model,
+    evaluate_transformer_xl,
+    load_snapshot,
+    mean_loss,
+)
 
 FUNCTIONS = [getattr(portable_module, name) for name in ("exp", "log", "log1p", "tanh", "erf")]
 # The instructions that NumPy found on this processor and chose loops for; their names differ between its versions.
@@ -103,6 +115,11 @@ def test_no_inexact_function_of_math_is_used():
     used = {name for source in sources for name in re.findall(r"\bmath\.(\w+)", source)}
     assert "sqrt" in used and used <= exact
     assert not any("from math import" in source for source in sources)
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+    powers += [node.value for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Pow)]
+    numbers = [node.value for power in powers for node in ast.walk(power) if isinstance(node, ast.Constant)]
+    assert numbers and not any(isinstance(number, float) for number in numbers)
 
 
 def test_a_portable_key_draws_normal_and_uniform_numbers():
@@ -196,11 +213,13 @@ def digest(cases):
     return digest_of(arrays)
 
 
-def trained(model, optimizer, steps=3, **options):
+def trained(model, optimizer, steps=3, shard=False, **options):
     """The parameters after some steps on a text of integers that is always the same."""
     text = (np.arange(700) ** 2 % 31).astype(np.uint8)
     batches = TextBatches(text, 16, 8, PortableKey(1))
     with Replicas(model, **{"count": 2, **options}) as replicas:
+        if shard:
+            replicas.shard(optimizer)
         for step in range(steps):
             replicas.gradients(batches.batch(step), PortableKey(2, step))
             replicas.clip(optimizer, 0.1)
@@ -232,16 +251,62 @@ def llama():
 
 
 def test_a_batch_is_always_cut_in_the_same_way():
-    """So the bits depend neither on the number of micro-batches, nor on that of replicas and ranks."""
+    """So the bits depend neither on the number of micro-batches, nor on that of replicas and ranks; nor on whether the
+    ranks share the optimizer's state, or blocks are recomputed.
+    """
     from .parallel.ranks_in_threads import run_ranks  # here, since this file is also run as a program
 
-    def parameters(**options):
+    def parameters(recompute=False, **options):
         model = llama()
+        if recompute:
+            recompute_blocks(model)
         return digest_of([trained(model, Muon(model.parameters(), 0.01), **options)])
 
     once = parameters(count=1)
     assert {parameters(micro_batch=1), parameters(micro_batches=2), parameters(count=3)} == {once}
-    assert {*run_ranks(3, lambda ranks: parameters(count=1, ranks=ranks))} == {once}
+    assert parameters(recompute=True) == once
+    for shard in False, True:
+        assert {*run_ranks(3, lambda ranks, shard=shard: parameters(count=1, ranks=ranks, shard=shard))} == {once}
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize("kind", ["Classifier", "EncoderDecoder"])
+def test_padded_texts_in_micro_batches_of_one_row_and_of_two(kind, rows):
+    """With the compiled twins and without."""
+    ids, lengths, hashes = (np.arange(rows * 6) % 9 + 2).astype(np.int32).reshape(rows, 6), np.full(rows, 4), set()
+    for context in fast, reference_only:
+        with context():
+            if kind == "Classifier":
+                model = Classifier(11, 2, d_model=12, heads=2, depth=1, max_length=8, key=PortableKey(0))
+                batch = LabelledBatch(ids, lengths, ids[:, 0] % 2)
+            else:
+                model = EncoderDecoder(11, d_model=12, heads=2, depth=1, key=PortableKey(0))
+                batch = TranslationBatch(ids, lengths, ids, ids)
+            replicas = Replicas(model.make_portable(), 1)
+            replicas.gradients(batch, PortableKey(1))
+            hashes.add(digest_of([model.flat.grad]))
+    assert replicas.rows(batch) == rows // 8 and len(hashes) == 1
+
+
+@pytest.mark.parametrize("width", [12, 4096])
+def test_a_batch_has_eight_micro_batches_if_it_has_as_many_rows(width):
+    """Whatever the number of rows; `width` decides how many fit in a cache."""
+    replicas = Replicas(llama(), 1)
+    replicas.model.config["d_model"] = width
+    for rows in range(1, 65):
+        batch = TextBatch(*np.zeros((2, rows, 8), np.int32))
+        assert len(batch.split(replicas.rows(batch))) >= min(rows, 8), rows
+
+
+def test_the_scores_do_not_depend_on_the_micro_batches():
+    text, scores = (np.arange(300) ** 2 % 31).astype(np.uint8), set()
+    for micro_batch in None, 1, 3, 8:
+        with Replicas(llama(), 1, micro_batch) as replicas:
+            batches = [TextBatches(text, 16, 8, PortableKey(1)).batch(0)]
+            scores.add((*evaluate_language_model(replicas, text).values(), mean_loss(replicas, batches)))
+    xl = TransformerXL(31, d_model=12, heads=2, depth=1, context=8, memory=8, key=PortableKey(0)).make_portable()
+    streams = {evaluate_transformer_xl(Replicas(xl, 1, n), text)["loss"] for n in (None, 1)}
+    assert len(scores) == len(streams) == 1
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
@@ -290,6 +355,32 @@ def test_a_run_prints_its_hash_and_is_resumed_without_numba(tmp_path, capsys):
         run_of(tmp_path / "part", 4, resume=True)
     captured = capsys.readouterr()
     assert f"after step 4: {whole}\n" in captured.out and "bits differ" not in captured.err
+
+
+def test_ranks_without_work_are_refused_with_what_helps():
+    """For portable arrays no option changes how a batch is cut."""
+    batch = TextBatch(*np.zeros((2, 2, 8), np.int32))
+    with pytest.raises(ValueError, match=r"^3 ranks, but .* only 2 micro-batches: use fewer ranks, or larger batches$"):
+        Replicas(llama(), 1, ranks=SimpleNamespace(size=3)).expect_work(batch)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """A run takes this computer's arrays for those of another device."""
+    monkeypatch.setattr("scratchformer.training.run.CPU", STRICT)
+
+
+def test_a_run_on_a_gpu_records_the_definition_of_its_bits(as_on_a_gpu, tmp_path):
+    assert run_of(tmp_path, 2) == {"bits": "portable, definition 1"}
+
+
+def test_a_run_on_a_gpu_ends_before_a_step_that_is_not_finite(as_on_a_gpu, tmp_path, monkeypatch):
+    def spoil(model, dloss, cache):
+        model.flat.grad[...] = np.nan
+
+    monkeypatch.setattr(Llama, "loss_backward", spoil)
+    with pytest.raises(Diverged, match=r"^step 1: loss .*, gradient norm nan"):
+        run_of(tmp_path, 4)
 
 
 if __name__ == "__main__":

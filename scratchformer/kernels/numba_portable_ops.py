@@ -292,7 +292,7 @@ def masked_softmax(z: np.ndarray, pattern: Pattern | None) -> None:
     if allowed is None:
         allowed = np.ones((1, S), bool)
     if allowed.ndim > 2 or allowed.shape != (T, S):  # where it is the same for all heads, it stays so
-        shape = (B, H, T) if any(size > 1 for size in allowed.shape[:-2]) else allowed.shape[-2:-1]
+        shape = (B, H, T) if any(size > 1 for size in allowed.shape[:-2]) else allowed.shape[:-1]
         allowed = np.broadcast_to(allowed, (*shape, S)).reshape(-1, S)
     softmax_rows(z.reshape(-1, S), np.ascontiguousarray(allowed))
 

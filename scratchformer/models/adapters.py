@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,4 +85,4 @@ def _scale(path: Path) -> float:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
         raise PretrainedError(f"{path}: r and lora_alpha: expected numbers, got {shown(rank)} and {shown(alpha)}")
-    return alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

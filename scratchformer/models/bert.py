@@ -6,6 +6,7 @@ understanding", 2019.
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from typing import Any, NamedTuple, Self
 
@@ -97,7 +98,7 @@ class Bert(Model):
         tokens = nn.TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
         positions = nn.PositionEmbedding(first_position + max_length, d_model, key=Zeros())
         clocks = ops.sinusoidal_positions(first_position + max_length, d_model)
-        positions.table.data[...] = np.float32(embedding_std * 2**0.5) * clocks
+        positions.table.data[...] = np.float32(embedding_std * math.sqrt(2)) * clocks
         tables = [tokens]
         if segments:
             tables.append(nn.TokenEmbedding(segments, d_model, embedding_std, fold(key, "segments")))

@@ -170,7 +170,8 @@ class Replicas:
         if ranks is not None and ranks.size > 1 and not on_cpu:
             raise ValueError("ranks: several processes train on CPUs only, so add --device cpu")
         if self.count > 1 and not on_cpu:
-            raise ValueError("replicas: expected 1 on a GPU; use micro_batch to accumulate gradients")
+            how = "a portable batch is cut anyway" if is_portable(model.flat.data) else "use micro_batch"
+            raise ValueError(f"replicas: expected 1 on a GPU; {how} to accumulate gradients")
         self.model, self.device = model, model.device
         self.micro_batch, self.micro_batches = micro_batch, micro_batches
         self.flat, self.precision, self.ranks = model.flat, precision, ranks or Ranks()
@@ -344,7 +345,7 @@ class Replicas:
 
         As micro_batch or micro_batches says. On a CPU by default as many as fit, but few enough for FEWEST
         micro-batches; and down to half as many if the number of micro-batches is then a multiple of FEWEST, so that 2
-        or 4 replicas have equal work.
+        or 4 replicas have equal work. Of portable arrays always so, with SHARES in place of FEWEST.
         """
         rows = len(batch[0])
         if self.micro_batch is not None and not self.portable:
@@ -353,8 +354,10 @@ class Replicas:
             return math.ceil(rows / self.micro_batches)
         if not self.fixed_order:
             return rows
-        fewest = SHARES if self.portable else FEWEST
-        limit = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / fewest))
+        fewest, limit = FEWEST, math.ceil(rows / FEWEST)
+        if self.portable:
+            fewest, limit = SHARES, max(1, rows // SHARES)
+        limit = min(self.fitting(batch[0].shape[1]) or rows, limit)
         even = (size for size in range(limit, limit // 2, -1) if rows % (fewest * size) == 0)
         return next(even, math.ceil(rows / math.ceil(rows / limit)))
 
@@ -602,7 +605,8 @@ class Replicas:
         if self.shares(micro_batches) < self.ranks.size:
             what = f"{self.ranks.size} ranks, but a batch has only {micro_batches} micro-batches"
             more = f" (and at most {SHARES} ranks can work at it)" if micro_batches > SHARES else ""
-            raise ValueError(f"{what}{more}: use fewer ranks, a smaller --micro-batch, or more --micro-batches")
+            how = "or larger batches" if self.portable else "a smaller --micro-batch, or more --micro-batches"
+            raise ValueError(f"{what}{more}: use fewer ranks, {how}")
 
     def gradient_arrays(self, micro_batches: int) -> int:
         """How many gradient arrays there are as a rule: one for each replica, those of sums that wait, and one for what

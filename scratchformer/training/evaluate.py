@@ -266,10 +266,10 @@ def at_once(replicas: Replicas, length: int) -> int:
 
 
 def as_in_training(replicas: Replicas, length: int) -> int:
-    """The most rows of `length` tokens that a replica takes at once in training on a CPU: micro_batch, or as many as
-    fit in a core's cache; 16 if that is not known.
+    """The most rows of `length` tokens that a replica takes at once in training on a CPU: micro_batch, unless its
+    arrays are portable, or as many as fit in a core's cache; 16 if that is not known.
     """
-    if replicas.micro_batch is not None:
+    if replicas.micro_batch is not None and not replicas.portable:
         return replicas.micro_batch
     return (replicas.fitting(length) if replicas.fixed_order else None) or 16
 

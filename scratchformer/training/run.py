@@ -341,7 +341,7 @@ class Run:
         self._kept, self._log_every = keep, log_every
         try:
             self.begin()
-            always, every = replicas.device is CPU or replicas.loss_scale is not None, (log_every, snapshot_every)
+            always, every = replicas.fixed_order or replicas.loss_scale is not None, (log_every, snapshot_every)
             while self.step < self.total:
                 self._values["step"] += 1
                 replicas.reading = always or any(self.step % n == 0 for n in every) or self.step == self.total
@@ -378,12 +378,12 @@ class Run:
     def log(self, **numbers: Any) -> None:
         """Write a record of this step every 10 steps and after the last one, with the learning rate and the speed, and
         show it beside the progress bar. The numbers of all steps must be finite. On a GPU they are read only when one
-        of them is needed.
+        of them is needed, unless the bits are portable.
         """
         step = self.step
         self._unread.append(Measured(step, numbers))
         due = step == self.total or step % self._log_every == 0
-        if not (due or self.device is CPU):
+        if not (due or self._replicas.fixed_order):
             return
         numbers = self.read(step)
         if due:
@@ -468,7 +468,7 @@ class Run:
 
         records, values = ranks.from_first(start)
         self._values.update(values)
-        if self._replicas.device is CPU:
+        if self._replicas.device is CPU or self._replicas.portable:
             self.choose_libraries()
         self._values.update(ranks.from_first(write))
         self.best = self._values["best"]
@@ -584,7 +584,7 @@ class Run:
             if not all(map(math.isfinite, numbers.values())) and not skips:
                 self._unread.clear()
                 what = ", ".join(f"{name} {value}" for name, value in numbers.items())
-                if measured.step < step or self.device is not CPU:
+                if measured.step < step or not self._replicas.fixed_order:
                     why = "on a GPU they are read only when they are logged, scored or saved"
                     what += f" ({why}; this was noticed in step {step})"
                 raise self.diverged(what, measured.step)

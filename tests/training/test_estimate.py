@@ -21,6 +21,7 @@ from scratchformer.records import BidirectionalLanguageModel
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import Replicas, estimate
+from scratchformer.training.estimate import _watch
 
 from ..parallel.ranks_in_threads import run_ranks
 
@@ -215,6 +216,18 @@ def test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps(kind):
         recompute_blocks(model)
     stacks = 2 if kind in ("Bidirectional", "EncoderDecoder") else 1
     assert found.activations["6 blocks"] == stacks * 6 * 4 * (4 * 64 * 32)
+
+
+def test_portable_arrays_are_measured_as_such():
+    """Their operations keep more than ordinary ones."""
+    ids = np.ones((32, 64), np.int32)
+    model = LanguageModel(11, d_model=32, heads=2, depth=3, context=64, key=Key(0)).make_portable()
+    with Replicas(model, 1) as replicas:
+        found = estimate(replicas, TextBatch(ids, ids))
+        micro = replicas.move(TextBatch(ids[: found.rows], ids[: found.rows]))
+        kept, transient = _watch(model, micro)
+    assert kept == pytest.approx(sum(found.activations.values()), rel=0.03)
+    assert transient == pytest.approx(found.transient, rel=0.08)
 
 
 def test_the_memory_of_this_process():
