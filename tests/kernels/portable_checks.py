@@ -142,9 +142,9 @@ def compare_training(gpu):
         hashes = []
         for device in "cpu", gpu:
             model = kind(31, **sizes).to(device).make_portable()
-            data = test_portable.trained(model, optimizer(model.parameters(), 0.01), steps, count=1)
-            hashes.append(test_portable.digest_of([data]))
-        assert portable.is_portable(data) and device_of(data) is not CPU
+            results = test_portable.trained(model, optimizer(model.parameters(), 0.01), steps, count=1)
+            hashes.append(test_portable.digest_of(results))
+        assert portable.is_portable(results[0]) and device_of(results[0]) is not CPU
         assert hashes[0] == hashes[1], kind
 
 
