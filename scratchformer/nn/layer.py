@@ -302,8 +302,12 @@ class Layer:
         """Let the layer compute the same bits on every processor, and return it: its parameters become
         `PortableArray`s, or such arrays on a GPU. Make optimizers and replicas afterwards.
 
-        Raises ValueError unless the parameters are float32 on a CPU, or on a GPU whose twins are not turned off.
+        Raises ValueError unless the parameters are float32 on a CPU, or on a GPU whose twins are not turned off;
+        RuntimeError if this thread makes small numbers 0, as other libraries may have told the processor.
         """
+        if np.float32(1e-39) * np.float32(0.5) == 0:
+            reason = "the processor makes float32 numbers below 1.2e-38 zero, as another library has told it"
+            raise RuntimeError(f"bits: {reason}; turn that off (in PyTorch: torch.set_flush_denormal(False))")
         flat = self.flat
         data, grad = portable(flat.data), portable(flat.grad)
         if not is_portable(data) or data.dtype != np.float32:
