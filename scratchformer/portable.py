@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .backend import ERF_ABOVE, ERF_BELOW, ERF_BOUND
 from .backend import cosine as cosine
@@ -87,8 +88,7 @@ def total(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> np.ndarra
     The n terms, in the order of C if there are several axes, are added in one tree: while n > 1, the last h = ⌊n/2⌋ of
     them are added to the first h, and n − h are left. The sum of no terms is 0.
     """
-    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    axes = tuple(sorted(a % x.ndim for a in axes))
+    axes = axes_of(x, axis)
     others = [a for a in range(x.ndim) if a not in axes]
     shape = tuple(x.shape[a] for a in others)
     n = math.prod(x.shape[a] for a in axes)
@@ -102,6 +102,24 @@ def total(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> np.ndarra
         n -= h
     y = terms[0, ...].copy()
     return y.reshape([1 if a in axes else size for a, size in enumerate(x.shape)]) if keepdims else y
+
+
+def axes_of(x: Any, axis: Axes) -> list[int]:
+    """The axes of x that are added, from the first to the last."""
+    return sorted(a % x.ndim for a in (range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)))
+
+
+# What the twins are for.
+def is_float32(x: Any) -> bool:
+    return x.dtype == np.float32
+
+
+def are_matrices(a: Any, b: Any) -> bool:
+    return is_float32(a) and is_float32(b) and min(a.ndim, b.ndim) > 1 and a.shape[-1] == b.shape[-2]
+
+
+def is_floating(x: Any, axis: Axes = None, keepdims: bool = False) -> bool:
+    return x.dtype in (np.float32, np.float64)
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
@@ -255,34 +273,67 @@ EXACT = {
     *(np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal),
     *(np.isnan, np.isinf, np.isfinite, np.logical_and, np.logical_or, np.logical_xor, np.logical_not),
 }
+PRINTING = np.array_repr, np.array_str, np.array2string
 MOVING = {  # these move numbers, or call the other functions
-    *(np.all, np.any, np.argmax, np.argmin, np.array_equal, np.array_repr, np.array_str, np.array2string),
+    *(np.all, np.any, np.argmax, np.argmin, np.array_equal, *PRINTING),
     *(np.array_split, np.broadcast_to, np.clip, np.concatenate, np.copy, np.copyto, np.count_nonzero, np.cumsum),
     *(np.empty_like, np.expand_dims, np.full_like, np.matrix_transpose, np.max, np.mean, np.min, np.moveaxis),
     *(np.ndim, np.nonzero, np.ones_like, np.repeat, np.reshape, np.result_type, np.shape, np.size, np.split),
     *(np.squeeze, np.stack, np.sum, np.swapaxes, np.take, np.take_along_axis, np.transpose, np.where, np.zeros_like),
 }
+REFUSED = {  # also as methods
+    *(np.argpartition, np.argsort, np.cumprod, np.dot, np.partition, np.round, np.sort, np.std, np.trace, np.var),
+}
+# The options of each way to call a ufunc, and of the functions that move numbers. NumPy's own calls have some of them.
+OPTIONS = {"__call__": {"where", "casting", "subok"}, "reduce": {"axis", "dtype", "keepdims"}}
+OPTIONS |= {"accumulate": {"axis", "dtype"}, "at": set()}
+KEYWORDS = {"axis", "axes", "keepdims", "shape", "fill_value", "indices", "order", "subok", "device", "casting"}
+
+
+def options_of(ufunc: Any, method: str, out: Any, options: dict) -> dict:
+    """The options, without those that are as if not given. Raises TypeError for a call that a GPU does not know."""
+    empty = {"dtype": None, "where": True}
+    options = {name: x for name, x in options.items() if name not in empty or x is not empty[name]}
+    wrong = options.keys() - OPTIONS.get(method, set())
+    if "where" in options and (out is None or ufunc not in EXACT):
+        wrong = {"where"}
+    if wrong or method not in OPTIONS or (method == "at" and ufunc is not np.add):
+        raise undefined(ufunc, *sorted(wrong))
+    return options
+
+
+def expect_function(function: Any, options: dict) -> None:
+    """Raise TypeError for a function, or an option, that a GPU does not know."""
+    if function not in MOVING:
+        raise undefined(function)
+    known = KEYWORDS | {"dtype"} if function in (np.sum, np.mean) or "_like" in function.__name__ else KEYWORDS
+    wrong = {name for name, x in options.items() if x is not None} - known
+    if wrong and function not in PRINTING:
+        raise undefined(function, *sorted(wrong))
 
 
 class PortableArray(np.ndarray):
     """A NumPy array whose functions have the same bits on every processor.
 
     These are the functions that IEEE 754 defines, those that only move or compare numbers, and those of this module.
-    Any other function raises TypeError. A result that is computed from such an array, also together with ordinary ones,
-    is such an array too.
+    Any other function raises TypeError. Their results are such arrays too, also together with ordinary arrays. But a
+    number that an index takes out is an ordinary one, and so is the result of an ordinary array's method `dot`.
     """
+
+    __pow__, __ipow__ = NDArrayOperatorsMixin.__pow__, NDArrayOperatorsMixin.__ipow__  # ndarray's have shortcuts
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         given = [x.view(np.ndarray) if isinstance(x, PortableArray) else x for x in inputs]
+        options = options_of(ufunc, method, out, options)
         if isinstance(options.get("where"), PortableArray):
             options["where"] = options["where"].view(np.ndarray)
-        exact = ufunc in EXACT if method not in ("reduce", "reduceat") else ufunc in (np.logical_and, np.logical_or)
+        exact = ufunc in EXACT if method in ("__call__", "at") else ufunc in (np.logical_and, np.logical_or)
         if exact and out is not None:
             getattr(ufunc, method)(*given, out=tuple(x.view(np.ndarray) for x in out), **options)
             return out[0]
         if exact:
             result = getattr(ufunc, method)(*given, **options)
-        elif options.get("dtype") is None and all(map(is_whole, given)):
+        elif "dtype" not in options and all(map(is_whole, given)):
             result = getattr(ufunc, method)(*given, **options)
             if result.dtype.kind not in "biu":
                 raise undefined(ufunc)
@@ -296,8 +347,9 @@ class PortableArray(np.ndarray):
         return out[0]
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if function not in MOVING:
-            raise undefined(function)
+        expect_function(function, kwargs)
+        if function is np.cumsum:  # NumPy would go on with an ordinary array after the method's TypeError
+            return args[0].cumsum(*args[1:], **kwargs)
         return portable(super().__array_function__(function, types, args, kwargs))
 
     def clip(self, low: Any = None, high: Any = None, out: Any = None) -> Any:
@@ -305,12 +357,24 @@ class PortableArray(np.ndarray):
         x = x if high is None else np.minimum(x, high)
         return x if out is None else np.positive(x, out=out)
 
-    def dot(self, *_: Any, **__: Any) -> Any:
-        raise undefined(np.dot)
+    def cumsum(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
+        if not is_whole(self) or not (dtype is out is None):
+            raise undefined(np.cumsum)
+        return portable(self.view(np.ndarray).cumsum(axis))
 
     def erf(self) -> Any:
         """The error function, for `backend.erf`."""
         return portable(erf(self.view(np.ndarray)))
+
+
+def refuse_methods(kind: type) -> None:
+    """Make the methods of a class that have no portable definition raise TypeError."""
+    for function in REFUSED:
+
+        def method(*_: Any, function: Any = function, **__: Any) -> Any:
+            raise undefined(function)
+
+        setattr(kind, function.__name__, method)
 
 
 PORTABLE_CLASSES: dict[type, type] = {}  # for the array class of another library, its portable counterpart
@@ -337,15 +401,14 @@ def is_whole(x: Any) -> bool:
     return isinstance(x, int) or getattr(x, "dtype", np.dtype(float)).kind in "biu"
 
 
-def undefined(function: Any) -> TypeError:
-    """The error for a function that has no portable definition."""
-    name = function.__name__
+def undefined(function: Any, *options: str) -> TypeError:
+    """The error for a function, with these options, that has no portable definition."""
+    name = function.__name__ + (f" with {', '.join(options)}" if options else "")
     return TypeError(f"{name}: not one of the functions of real numbers that have the same bits on every processor")
 
 
-def _sum(x: np.ndarray, axis: Axes = 0, dtype: Any = None, keepdims: bool = False, where: Any = True) -> np.ndarray:
-    x = x if dtype is None else x.astype(dtype)
-    return total(x if where is True else np.where(where, x, 0), axis, keepdims)
+def _sum(x: np.ndarray, axis: Axes = 0, dtype: Any = None, keepdims: bool = False) -> np.ndarray:
+    return total(x if dtype is None else x.astype(dtype), axis, keepdims)
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -379,3 +442,4 @@ DEFINED: dict[tuple[Any, str], Callable] = {
     (np.log1p, "__call__"): _elementwise(log1p),
     (np.tanh, "__call__"): _elementwise(tanh),
 }
+refuse_methods(PortableArray)

@@ -18,6 +18,7 @@ from ..backend import Array
 FOLDER = Path(__file__).parent / "cuda"
 TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
 BYTES = 16  # that a thread reads at once
+PORTABLE = {"SIDE": 64, "LEVELS": 5}  # of a tile of a portable product; of the tree of a sum that a thread adds
 
 
 def source(file: str, dtype: str, **constants: float | str) -> str:

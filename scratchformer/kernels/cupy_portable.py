@@ -20,15 +20,26 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .. import portable
-from ..portable import DEFINED, EXACT, MOVING, Axes, PortableArray
+from ..portable import (
+    DEFINED,
+    EXACT,
+    PRINTING,
+    Axes,
+    PortableArray,
+    are_matrices,
+    axes_of,
+    expect_function,
+    is_float32,
+    is_floating,
+    options_of,
+)
 from .cuda_trace import code_of
-from .cupy_code import contiguous, header, kernel
+from .cupy_code import PORTABLE, contiguous, header, kernel
 from .cupy_embedding import sum_rows
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-SIDE, LEVELS = 64, 5  # see cuda/portable.cu
 STACKS = 65_535  # the most blocks along the second axis of a grid
-portable_kernel = partial(kernel, "portable", SIDE=SIDE, LEVELS=LEVELS)
+portable_kernel = partial(kernel, "portable", **PORTABLE)
 
 
 def elementwise(name: str, code: str, given: str = "float32 x", result: str = "float32 z") -> Any:
@@ -90,40 +101,44 @@ class PortableGPUArray(NDArrayOperatorsMixin):
         raise TypeError("this array is on a GPU: call x.get(), or scratchformer.backend.to_cpu(x)")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
-        whole = options.get("dtype") is None and all(map(portable.is_whole, inputs))
-        if method == "reduce" and ufunc in REDUCED:
-            result = getattr(inputs[0], REDUCED[ufunc])(**{"axis": 0, **options})
-        elif method == "at" and ufunc is np.add and not whole:
+        options = options_of(ufunc, method, out, options)
+        whole = all(map(portable.is_whole, inputs))
+        if (ufunc, method) in ALONG_AN_AXIS:
+            result = getattr(inputs[0], ALONG_AN_AXIS[ufunc, method])(**{"axis": 0, **options})
+        elif method == "at" and not whole:
             return add_at(*unwrapped(inputs))
         elif method == "__call__" and whole:
-            result = wrapped(getattr(cupy, ufunc.__name__)(*unwrapped(inputs), **options))
+            result = wrapped(getattr(cupy, ufunc.__name__)(*unwrapped(inputs)))
             if ufunc not in EXACT and not portable.is_whole(result):
                 raise portable.undefined(ufunc)
-        elif method == "__call__" and ufunc in EXACT and not options:
+        elif method == "__call__" and ufunc in EXACT:
             result = wrapped(computed(ufunc, list(unwrapped(inputs))))
         elif (ufunc, method) in DEFINED:
-            result = DEFINED[ufunc, method](*inputs, **options)
+            result = DEFINED[ufunc, method](*inputs)
         else:
             raise portable.undefined(ufunc)
         if out is None:
             return result
+        if "where" in options:
+            result = np.where(options["where"], result, out[0])
         out[0][...] = result
         return out[0]
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         name = function.__name__
-        if function not in MOVING:
-            raise portable.undefined(function)
+        expect_function(function, kwargs)
         if function in (np.ndim, np.shape, np.size):
             return getattr(self, name)
         if function is np.result_type:
             return np.result_type(*(x.dtype if isinstance(x, PortableGPUArray) else x for x in args))
-        if function in (np.array_repr, np.array_str, np.array2string):
+        if function in PRINTING:
             return function(self.get(), *args[1:], **kwargs)
         if hasattr(PortableGPUArray, name):
             return getattr(args[0], name)(*args[1:], **kwargs)
         if function is np.copyto:
             raise portable.undefined(function)  # it converts numbers
+        if function is np.where and isinstance(args[0], PortableGPUArray):  # CuPy would compare it with 0
+            args = args[0].astype(bool, copy=False), *args[1:]
         as_float64 = function in (np.array_equal, np.count_nonzero, np.nonzero)  # these look at the numbers
         as_float64 |= any(x.dtype == FLOAT64 for x in arrays_in((args, kwargs)))
         as_float64 |= function is np.where and np.float64 in map(type, args)
@@ -162,8 +177,8 @@ class PortableGPUArray(NDArrayOperatorsMixin):
         total = self.sum(axis, FLOAT64 if portable.is_whole(self) else dtype, keepdims=keepdims)
         return (total / np.int64(self.size // max(1, total.size))).astype(total.dtype)
 
-    def cumsum(self, axis: int | None = None) -> Any:
-        if not portable.is_whole(self):
+    def cumsum(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
+        if not portable.is_whole(self) or not (dtype is out is None):
             raise portable.undefined(np.cumsum)
         return PortableGPUArray(self.x.cumsum(axis))
 
@@ -175,7 +190,7 @@ class PortableGPUArray(NDArrayOperatorsMixin):
     def mT(self) -> Any:
         return PortableGPUArray(self.x.mT)
 
-    clip, dot = PortableArray.clip, PortableArray.dot
+    clip = PortableArray.clip
 
     def erf(self) -> Any:
         return portable.erf(self)
@@ -209,7 +224,10 @@ for _name in "shape ndim size dtype nbytes itemsize flags device".split():
     setattr(PortableGPUArray, _name, property(attrgetter(f"x.{_name}")))
 for _name in "get item tolist tobytes __float__ __int__ __bool__ __repr__".split():
     setattr(PortableGPUArray, _name, fetching(_name))
-REDUCED = {np.add: "sum", np.maximum: "max", np.minimum: "min", np.logical_and: "all", np.logical_or: "any"}
+portable.refuse_methods(PortableGPUArray)
+ALONG_AN_AXIS = {(np.add, "reduce"): "sum", (np.add, "accumulate"): "cumsum"}
+ALONG_AN_AXIS |= {(np.maximum, "reduce"): "max", (np.minimum, "reduce"): "min"}
+ALONG_AN_AXIS |= {(np.logical_and, "reduce"): "all", (np.logical_or, "reduce"): "any"}
 
 
 def unwrapped(x: Any, as_float64: bool = False) -> Any:
@@ -259,14 +277,6 @@ LIBRARY = Library()
 portable.PORTABLE_CLASSES[cupy.ndarray] = PortableGPUArray
 
 
-def is_float32(x: Any, *_: Any) -> bool:
-    return x.dtype == FLOAT32
-
-
-def are_matrices(a: Any, b: Any) -> bool:
-    return is_float32(a) and is_float32(b) and min(a.ndim, b.ndim) > 1 and a.shape[-1] == b.shape[-2]
-
-
 def product(a: Any, b: Any) -> Any:
     """c = a b, float32, for stacks of matrices a (..., M, K) and b (..., K, N) of any strides."""
     a, b = a.x, b.x
@@ -281,21 +291,17 @@ def product(a: Any, b: Any) -> Any:
     (count, M, K), N = a.shape, b.shape[2]
     c = cupy.empty((count, M, N), np.float32)
     if c.size:
-        tiles = -(-M // SIDE) * -(-N // SIDE)
+        tiles = math.prod(-(-size // PORTABLE["SIDE"]) for size in (M, N))
         numbers = *(count, M, K, N), *(step // FLOAT32.itemsize for x in (a, b) for step in x.strides)
         run = portable_kernel("product", "float32")
         run((tiles, min(count, STACKS)), (256,), (a, b, c, *map(np.int64, numbers)))
     return PortableGPUArray(c.reshape(shape))
 
 
-def is_floating(x: Any, axis: Axes = None, keepdims: bool = False) -> bool:
-    return x.dtype in (FLOAT32, FLOAT64)
-
-
 def total(x: Any, axis: Axes = None, keepdims: bool = False) -> Any:
     """As `portable.total`. The axes of the sum are joined into one, and so are those before it and those after it."""
     x = x.x
-    axes = sorted(a % x.ndim for a in (range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)))
+    axes = axes_of(x, axis)
     others = [a for a in range(x.ndim) if a not in axes]
     shape = [1 if a in axes else size for a, size in enumerate(x.shape)] if keepdims else [x.shape[a] for a in others]
     first = axes[0] if axes else 0
@@ -307,7 +313,7 @@ def total(x: Any, axis: Axes = None, keepdims: bool = False) -> Any:
     run = portable_kernel("halve", x.dtype.name)
     while n > 1 and before * after:
         m = n
-        for _ in range(LEVELS):
+        for _ in range(PORTABLE["LEVELS"]):
             m -= m // 2
         terms, y = y, cupy.empty((before, m, after), x.dtype)
         run((-(-y.size // 256),), (256,), (terms, y, *map(np.int64, (before, n, after, m))))
@@ -316,10 +322,16 @@ def total(x: Any, axis: Axes = None, keepdims: bool = False) -> Any:
 
 
 def add_at(table: Any, ids: Any, rows: Any) -> None:
-    """table[ids[n]] += rows[n] for CuPy arrays table (V, ...), ids (N,) and rows (N, ...), in the order of n."""
+    """table[ids[n]] += rows[n] for CuPy arrays table (V, ...), ids (N,) and rows (N, ...), in the order of n. As in all
+    indices of CuPy, those outside the table go around it. TypeError for other shapes, and for ids that are no integers.
+    """
+    ids_fit = isinstance(ids, cupy.ndarray) and ids.dtype.kind in "iu" and ids.ndim == 1
+    if not (ids_fit and isinstance(rows, cupy.ndarray) and rows.shape == (len(ids), *table.shape[1:])):
+        raise portable.undefined(np.add)
     if rows.size:
         sums = contiguous(table)
-        rows, ids = contiguous(cast(rows, table.dtype)).reshape(len(ids), -1), contiguous(ids).astype(np.int32)
+        ids = (contiguous(ids) % len(table)).astype(np.int32)
+        rows = contiguous(cast(rows, table.dtype)).reshape(len(ids), -1)
         sum_rows(portable_kernel("add_rows", table.dtype.name), rows, ids, sums)
         if sums is not table:
             table[...] = sums

@@ -21,7 +21,7 @@ from numba import types
 from numba.np.arrayobj import make_array, populate_array
 
 from .. import portable
-from ..portable import Axes
+from ..portable import Axes, are_matrices, axes_of, is_float32, is_floating
 from .numba_code import compiled
 from .numba_vectors import LANES, intrinsic, load, load_first, on_boundary, store, tile, transpose_tile
 from .numba_vectors import total as total_of
@@ -35,18 +35,6 @@ exact = partial(compiled, fastmath=())
 exp, log, tanh, erf = (
     exact(function, inline=True) for function in (portable.exp32, portable.log32, portable.tanh32, portable.erf32)
 )
-
-
-def are_matrices(a: np.ndarray, b: np.ndarray) -> bool:
-    return is_float32(a) and is_float32(b) and min(a.ndim, b.ndim) > 1 and a.shape[-1] == b.shape[-2]
-
-
-def are_numbers(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> bool:
-    return x.dtype in (np.float32, np.float64)
-
-
-def is_float32(x: np.ndarray) -> bool:
-    return x.dtype == np.float32
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -193,7 +181,7 @@ def pack(b: Any, panels: Any) -> None:
 
 def total(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> np.ndarray:
     """As `portable.total`. The axes that are added become one, and so do those before it and those after it."""
-    axes = sorted(a % x.ndim for a in (range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)))
+    axes = axes_of(x, axis)
     others = [a for a in range(x.ndim) if a not in axes]
     shape = [1 if a in axes else size for a, size in enumerate(x.shape)]
     n = math.prod(x.shape[a] for a in axes)
@@ -206,7 +194,7 @@ def total(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> np.ndarra
     return y.reshape(shape if keepdims else [x.shape[a] for a in others])
 
 
-portable.total.add_twin(np.ndarray, are_numbers, total, fast=True)
+portable.total.add_twin(np.ndarray, is_floating, total, fast=True)
 
 
 @exact

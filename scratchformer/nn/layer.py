@@ -302,8 +302,12 @@ class Layer:
         """Let the layer compute the same bits on every processor, and return it: its parameters become
         `PortableArray`s, or their counterparts on a GPU. Make optimizers and replicas afterwards.
 
-        Raises ValueError unless the parameters are float32 on a CPU, or on a GPU whose fast twins are not turned off.
+        Raises ValueError unless the parameters are float32 on a CPU, or on a GPU whose fast twins are not turned off;
+        RuntimeError if the processor replaces subnormal numbers by 0, which another library may have switched on.
         """
+        if np.float32(1e-39) * np.float32(0.5) == 0:
+            reason = "another library has made the processor replace subnormal numbers by 0"
+            raise RuntimeError(f"bits: {reason}; turn that off (in PyTorch: torch.set_flush_denormal(False))")
         flat = self.flat
         data, grad = portable(flat.data), portable(flat.grad)
         if not is_portable(data) or data.dtype != np.float32:

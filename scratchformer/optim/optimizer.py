@@ -245,8 +245,8 @@ class Optimizer:
         self._lay_out()
         if not self.views:
             runs = [(run.flat, run.where) for run in self._kept(self.together, self.part)]
-            # On a GPU each view takes several calls, and is not cut for threads.
-            if runs and array_module(runs[0][0].grad) is not np:
+            # On a GPU each view takes several calls, and is not cut for threads. But portable sums depend on the views.
+            if runs and not (array_module(runs[0][0].grad) is np or is_portable(runs[0][0].grad)):
                 runs = neighbours_joined(runs)
             self.views = [flat.grad[where] for flat, where in runs]
         return [*self.views]

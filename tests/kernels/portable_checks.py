@@ -9,8 +9,10 @@ import tempfile
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from scratchformer import portable
 from scratchformer.backend import CPU, device_of, to_cpu, to_device
@@ -28,7 +30,6 @@ from .bitwise import SPECIAL, expect_same_bits, numbers, strided
 KINDS = "plain", "special", "subnormal", "ties"
 STRIDES = "plain", "transposed", "reversed", "cut out"
 STACKS = ((), ()), ((3,), ()), ((), (2,)), ((2, 3), (3,)), ((2, 1, 2), (1, 2, 1)), ((0,), ())
-FUNCTIONS = [getattr(portable, name) for name in ("exp", "log", "log1p", "tanh", "erf")]
 
 
 def portable_device(gpu):
@@ -58,6 +59,10 @@ def compare_products(gpu):
         a = strided(numbers(M, (*stack_a, M, K), a_kind), a_how)
         compare(gpu, np.matmul, a, strided(numbers(N, (*stack_b, K, N), b_kind), b_how))
         next(sizes)  # the fourth of 13, so that M, K and N each take every size
+    from scratchformer.kernels import cupy_portable  # here, since it needs CuPy
+
+    with patch.object(cupy_portable, "STACKS", 2):  # fewer blocks than pairs of matrices
+        compare(gpu, np.matmul, numbers(0, (5, 17, 33), "plain"), numbers(1, (5, 33, 18), "plain"))
 
 
 def compare_sums(gpu):
@@ -71,7 +76,7 @@ def compare_sums(gpu):
 
 def compare_functions(gpu):
     bits = np.random.default_rng(0).integers(0, 2**32, 30_000, dtype=np.uint32).view(np.float32)
-    for function in FUNCTIONS:
+    for function in test_portable.FUNCTIONS:
         for x in bits.reshape(3, -1).T, numbers(0, 5000, "plain"), SPECIAL.astype(np.float32), np.array(2, np.float32):
             compare(gpu, function, x)
 
@@ -100,6 +105,7 @@ def compare_exact(gpu):
     compare(
         gpu, lambda x: [(x > 0).mean(), (x > 0).sum(), np.cumsum(x > 0), np.nonzero(x)[0], np.where(x > 0, x, np.pi)], x
     )
+    compare(gpu, lambda x: [np.where(x, x, 2), np.where(x)[0], np.where(x.astype(np.float64), x, 2)], x)
     compare(gpu, lambda x, y: [np.where(x > 0, x, y), np.where(x > 0, x, np.float64(1))], x, x.astype(np.float64) / 3)
     compare(gpu, lambda x: x[:1] * (int(np.count_nonzero(x)) + bool(np.array_equal(x, x))), x)
 
@@ -114,10 +120,27 @@ def compare_assignments(gpu):
         x[0] = y[1].astype(np.float64)
         np.add.at(x, ids, y[: len(ids)])
         np.add.at(x[:, 1:], ids, y[: len(ids), 1:])
+        np.add.at(x[:, 0], ids, y[: len(ids), 0])
+        np.divide(x, y, out=x, where=y > 1)
         return x
 
     for kind in KINDS:
-        compare(gpu, change, numbers(0, (9, 7), kind), numbers(1, (9, 7), kind), np.array([3, 0, 3, 8, 3, 0]))
+        compare(gpu, change, numbers(0, (9, 7), kind), numbers(1, (9, 7), kind), np.array([3, 0, -6, 8, 3, -9]))
+
+
+def compare_refusals(gpu):
+    """What is refused on a CPU is refused on a GPU, and so are additions to rows that are not given one by one."""
+    device = portable_device(gpu)
+    for call in test_portable.REFUSED:
+        for x in portable.portable(np.ones((2, 2), np.float32)), to_device(np.ones((2, 2), np.float32), device):
+            with pytest.raises(TypeError, match=test_portable.REFUSAL):
+                call(x)
+    table, rows, ids = (to_device(x, device) for x in (np.ones((4, 2), np.float32), np.ones((3, 2)), np.arange(3)))
+    others = (ids[0], rows[0]), (ids.reshape(3, 1), rows), (ids > 0, rows), (2, rows)
+    for wrong in (ids, rows[0]), (ids, rows[:, :1]), (ids, 1.0), *others:
+        with pytest.raises(TypeError, match=test_portable.REFUSAL):
+            np.add.at(table, *wrong)
+    assert (table == 1).all()
 
 
 def compare_case(gpu, function, name):
@@ -142,9 +165,9 @@ def compare_training(gpu):
         hashes = []
         for device in "cpu", gpu:
             model = kind(31, **sizes).to(device).make_portable()
-            data = test_portable.trained(model, optimizer(model.parameters(), 0.01), steps, count=1)
-            hashes.append(test_portable.digest_of([data]))
-        assert portable.is_portable(data) and device_of(data) is not CPU
+            results = test_portable.trained(model, optimizer(model.parameters(), 0.01), steps, count=1)
+            hashes.append(test_portable.digest_of(results))
+        assert portable.is_portable(results[0]) and device_of(results[0]) is not CPU
         assert hashes[0] == hashes[1], kind
 
 
@@ -182,6 +205,7 @@ def compare_runs(gpu):
 
 CHECKS = {
     "kernels": [compare_products, compare_sums, compare_functions, compare_exact, compare_assignments],
+    "refusals": [compare_refusals],
     "operations": [compare_cases],
     "training": [compare_training, compare_texts, compare_runs],
 }

@@ -23,7 +23,6 @@ code_of = pytest.importorskip("scratchformer.kernels.cuda_trace").code_of
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 REAL = ("float32", "float64")
 HALF = ("bfloat16", "float16")
-PORTABLE = {"SIDE": 64, "LEVELS": 5}
 # The types of each file's arrays, and its constants, as the twins set them; W numbers are 16 bytes.
 FILES = {
     "attend": ((*REAL, *HALF), lambda W: [{"V": 1, "KEYS": 1, "D": 1}, {"V": W, "KEYS": 2, "D": 64}]),
@@ -42,7 +41,7 @@ FILES = {
             {"V": W, "ROWS": 4, "LANES": 2, "OUT": "REAL"},
         ],
     ),
-    "portable": (REAL, lambda W: [PORTABLE]),
+    "portable": (REAL, lambda W: [cupy_code.PORTABLE]),
     "optimizer": (REAL, lambda W: [{"V": 1}, {"V": W}]),
 }
 

@@ -577,6 +577,18 @@ def test_portable_parameters_have_the_same_values_and_are_float32():
             Linear(2, 3).to(**wrong).make_portable()
 
 
+def test_portable_bits_need_small_numbers():
+    torch = pytest.importorskip("torch")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("PyTorch cannot make small numbers 0 on this processor")
+    try:
+        with pytest.raises(RuntimeError, match=r"^bits: the processor makes float32 numbers below 1\.2e-38 zero, .*"):
+            Linear(2, 3).make_portable()
+    finally:
+        torch.set_flush_denormal(False)
+    Linear(2, 3).make_portable()
+
+
 def test_what_is_no_device():
     with pytest.raises(TypeError, match=r"^device: expected .* or its name, got .*float32.*; pass a type as dtype="):
         Linear(2, 3).to(np.float32)

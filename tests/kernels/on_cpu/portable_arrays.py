@@ -1,7 +1,7 @@
 """Runs portable arrays for a GPU on a CPU, and compares all bits with those of portable arrays on the CPU. The strict
 stand-in takes the place of CuPy and refuses to compute with float32; the kernels are emulated (see `emulator.py`).
 
-    python tests/kernels/on_cpu/portable_arrays.py kernels                   # or operations, or training
+    python tests/kernels/on_cpu/portable_arrays.py kernels                   # or refusals, operations, training
     python tests/kernels/on_cpu/portable_arrays.py kernels FILE OLD NEW      # with a mistake planted in FILE.cu
 
 Exits with 3 at the first result that differs.
@@ -59,6 +59,8 @@ def guarded(call):
         types |= {np.dtype(args[0])} if name == "astype" else set()
         if np.float32 in types and not (name in MOVING or (name == "astype" and len(types) == 1)):
             raise TypeError(f"CuPy would compute {name} of float32")
+        if name == "where" and args[0].dtype == np.float32:
+            raise TypeError("CuPy would compare a condition of float32 with 0")
         return call(name, function, args, keywords)
 
     return guarded_call
