@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from scratchformer.records import BidirectionalLanguageModel
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import Replicas, estimate
-from scratchformer.training.estimate import _watch
+from scratchformer.training.estimate import _watch, gpu_need
 
 from ..parallel.ranks_in_threads import run_ranks
 
@@ -228,6 +229,26 @@ def test_portable_arrays_are_measured_as_such():
         kept, transient = _watch(model, micro)
     assert kept == pytest.approx(sum(found.activations.values()), rel=0.03)
     assert transient == pytest.approx(found.transient, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("portable", "rows", "needed", "advice"),
+    [
+        (False, "64 rows", 740, "with --micro-batch 4 or less it fits"),
+        (True, "micro-batches of 8 rows", 180, "batches of 32 rows or fewer fit"),
+    ],
+)
+def test_what_a_step_needs_on_a_gpu_of_which_each_row_takes_10_gb(portable, rows, needed, advice, monkeypatch):
+    """Portable micro-batches are only as large as the batch lets them be, so its size is what can be changed."""
+    model, measured = LanguageModel(11, d_model=8, heads=2, depth=1, context=8), []
+    replicas = Replicas(model.make_portable() if portable else model, 1, None if portable else 64)
+    monkeypatch.setitem(gpu_need.__globals__, "free_memory", lambda _: 20e9)
+    pool = SimpleNamespace(free_all_blocks=int, get_limit=int, total_bytes=lambda: 1e11 + 1e10 * measured[-1])
+    gpu = SimpleNamespace(xp=SimpleNamespace(get_default_memory_pool=lambda: pool))
+    monkeypatch.setattr(replicas, "device", gpu)
+    monkeypatch.setattr(replicas, "gradients", lambda batch, _: measured.append(replicas.rows(batch)))
+    expected = f"A step with {rows} needs about {needed}.0 GB, and 140.0 GB are available: {advice}"
+    assert gpu_need(replicas, TextBatch(*np.zeros((2, 64, 8), np.int32))) == expected
 
 
 def test_the_memory_of_this_process():
