@@ -320,6 +320,7 @@ class PortableArray(np.ndarray):
     number that an index takes out is an ordinary one, and so is the result of an ordinary array's method `dot`.
     """
 
+    __pow__: Any
     __pow__, __ipow__ = NDArrayOperatorsMixin.__pow__, NDArrayOperatorsMixin.__ipow__  # ndarray's have shortcuts
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:

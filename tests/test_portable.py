@@ -184,10 +184,11 @@ def test_an_array_of_another_library_has_its_own_class(monkeypatch):
     assert not portable_module.is_portable(x) and portable_module.is_portable(portable(x)) and portable(x).x is x
 
 
-def test_the_mean_of_whole_numbers_is_a_sum_and_a_quotient():
+def test_means_and_sums_of_whole_numbers():
     x = portable(np.array([3, 1, 2, 2, 5]))
     assert x.mean() == 2.6 and (x > 2).mean() == 0.4 and type(x.mean()) is PortableArray
     assert x.sum().dtype == np.int64
+    assert np.cumsum(x).tolist() == [3, 4, 6, 8, 13] and type(np.cumsum(x)) is PortableArray
 
 
 def test_a_zero_has_the_same_sign_whatever_the_order():

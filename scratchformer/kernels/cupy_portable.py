@@ -225,9 +225,14 @@ for _name in "shape ndim size dtype nbytes itemsize flags device".split():
 for _name in "get item tolist tobytes __float__ __int__ __bool__ __repr__".split():
     setattr(PortableGPUArray, _name, fetching(_name))
 portable.refuse_methods(PortableGPUArray)
-ALONG_AN_AXIS = {(np.add, "reduce"): "sum", (np.add, "accumulate"): "cumsum"}
-ALONG_AN_AXIS |= {(np.maximum, "reduce"): "max", (np.minimum, "reduce"): "min"}
-ALONG_AN_AXIS |= {(np.logical_and, "reduce"): "all", (np.logical_or, "reduce"): "any"}
+ALONG_AN_AXIS: dict[tuple[Any, str], str] = {
+    (np.add, "reduce"): "sum",
+    (np.add, "accumulate"): "cumsum",
+    (np.maximum, "reduce"): "max",
+    (np.minimum, "reduce"): "min",
+    (np.logical_and, "reduce"): "all",
+    (np.logical_or, "reduce"): "any",
+}
 
 
 def unwrapped(x: Any, as_float64: bool = False) -> Any:
