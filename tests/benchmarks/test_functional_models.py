@@ -20,9 +20,13 @@ def peer(request, monkeypatch):
     pytest.importorskip("array_api_compat")
     module = load_file(FILE)
     if request.param == "jax":
-        return lambda model: module.jax_peer(model, bfloat16=False, ours=True)
-    monkeypatch.setattr("torch.compile", lambda graph: graph)  # compiling takes a minute
-    return module.torch_peer
+        config = pytest.importorskip("jax").config
+        before = config.jax_enable_x64
+        yield lambda model: module.jax_peer(model, bfloat16=False, ours=True)
+        config.update("jax_enable_x64", before)  # a peer sets it
+    else:
+        monkeypatch.setattr("torch.compile", lambda graph: graph)  # compiling takes a minute
+        yield module.torch_peer
 
 
 def model_and_batch(kind):
