@@ -97,7 +97,9 @@ def test_the_estimate_is_within_15_percent(kind, recompute, tmp_path, thorough):
         return int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
     estimated, measured = peak("estimate"), peak("train")
-    for _ in range(3):  # the first may compile code; and a thread may find no freed memory, since that is in another's arena
+    for _ in range(
+        3
+    ):  # the first may compile code; a thread may find no freed memory, since that is in another's arena
         if measured > 1.15 * estimated:
             measured = min(measured, peak("train"))
     assert measured == pytest.approx(estimated, rel=0.15)
