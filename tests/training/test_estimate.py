@@ -35,8 +35,7 @@ from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, Tran
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
 from scratchformer.training import (
-    Replicas, estimate, evaluate_classifier, evaluate_language_model, evaluate_transformer_xl, mean_loss,
-    save_snapshot,
+    Replicas, estimate, evaluate_classifier, evaluate_language_model, evaluate_transformer_xl, save_snapshot,
 )
 from scratchformer.parallel.memory import resident_bytes
 
@@ -74,8 +73,6 @@ with Replicas(model, 2) as replicas:
         evaluate_transformer_xl(replicas, batches.data)
     elif kind == "Classifier":
         evaluate_classifier(replicas, texts, 300)
-    else:
-        mean_loss(replicas, [batches.batch(step) for step in range(4)])
     save_snapshot(sys.argv[4], model, adam, step=2)
 print(resident_bytes(peak=True))
 """
