@@ -27,7 +27,7 @@ import numpy as np
 from setups import Process, counted_work
 
 from scratchformer import Key, models
-from scratchformer.backend import CPU, Device, get_device, use_tf32
+from scratchformer.backend import CPU, Device, get_device, tf32
 from scratchformer.data import Labelled, LabelledBatches, SegmentBatches, TextBatches
 from scratchformer.generation import generate
 from scratchformer.optim import Adam, Muon
@@ -308,14 +308,14 @@ def device_rate(device: Device, precision: str) -> float:
     a = device.xp.asarray(Key(0).generator().standard_normal((n, n), np.float32))
     if precision == "bfloat16" and device is not CPU:
         a = a.astype(ml_dtypes.bfloat16)
-    use_tf32(device, precision == "tf32")
     best = float("inf")
-    for _ in range(10):
-        synchronize(device)
-        start = time.perf_counter()
-        a @ a
-        synchronize(device)
-        best = min(best, time.perf_counter() - start)
+    with tf32(device, precision == "tf32"):
+        for _ in range(10):
+            synchronize(device)
+            start = time.perf_counter()
+            a @ a
+            synchronize(device)
+            best = min(best, time.perf_counter() - start)
     return 2 * n**3 / best
 
 

@@ -291,18 +291,26 @@ def memory() -> float:
         return math.inf
 
 
-def use_tf32(device: Device, on: bool) -> None:
-    """Whether CuPy, and cuBLASLt, may round the factors of float32 products to TF32: a setting of the process. No
-    effect on a CPU.
+@contextmanager
+def tf32(device: Device, on: bool) -> Iterator[None]:
+    """Inside the block, CuPy and cuBLASLt may round the factors of float32 products to TF32 if `on`, and otherwise not:
+    a setting of the process. No effect on a CPU.
 
     CuPy has no public function for it, only the variable CUPY_TF32, which it reads before its first product.
     """
     if device.xp.__name__ != "cupy":
+        yield
         return
     from cupy._core import _routines_linalg as products
 
     with device.current():  # whose processor must be able to do it
+        before = products.get_compute_type(np.float32)
         products.set_compute_type(np.float32, products.COMPUTE_TYPE_TF32 if on else products.COMPUTE_TYPE_DEFAULT)
+    try:
+        yield
+    finally:
+        with device.current():
+            products.set_compute_type(np.float32, before)
 
 
 def free_memory(device: Device) -> float:

@@ -36,10 +36,10 @@ from scratchformer.backend import (
     recording,
     scatter_add,
     sine,
+    tf32,
     to_cpu,
     to_device,
     type_of,
-    use_tf32,
     when_gpu,
     widen,
     zeros_like,
@@ -355,6 +355,7 @@ def test_the_memory_of_a_gpu_and_the_precision_of_its_products(monkeypatch):
     cupy, settings = fake_cupy(2), []
     cupy.get_default_memory_pool = lambda: SimpleNamespace(free_bytes=lambda: 5)
     products = SimpleNamespace(COMPUTE_TYPE_TF32="tf32", COMPUTE_TYPE_DEFAULT="default")
+    products.get_compute_type = lambda dtype: settings[-1][1] if settings else "first"
     products.set_compute_type = lambda *setting: settings.append((*setting, cupy.cuda.Device.current))
     for name in "cupy", "cupy._core":
         monkeypatch.setitem(sys.modules, name, cupy)
@@ -362,9 +363,9 @@ def test_the_memory_of_a_gpu_and_the_precision_of_its_products(monkeypatch):
     gpu = Device("gpu:1", cupy, 1)
     assert free_memory(gpu) == 2**30 + 5 and free_memory(CPU) == free_memory(STRICT) == math.inf
     for device in CPU, STRICT, gpu:
-        use_tf32(device, True)
-        use_tf32(device, False)
-    assert settings == [(np.float32, "tf32", 1), (np.float32, "default", 1)]
+        with tf32(device, True), tf32(device, False):
+            pass
+    assert settings == [(np.float32, kind, 1) for kind in ("tf32", "default", "tf32", "first")]
 
 
 def test_tables_are_kept_and_those_of_a_recorded_step_live_as_long_as_it():

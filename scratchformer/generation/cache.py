@@ -41,13 +41,18 @@ def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> No
     expect_ids("ids", ids, vocab_size)
 
 
+def extends_as(x: Any, kind: Any) -> bool:
+    """Whether `extend` of x is that of the class `kind`: neither a derived class nor x itself has another."""
+    return getattr(x.extend, "__func__", None) is kind.extend
+
+
 def has_token_step(model: Any) -> bool:
     """Whether `extend` of a model on a GPU is, for one token, what `extend_by_token` computes from its layers."""
     return (
         isinstance(model, LanguageModel)
         and model.device.index is not None
-        and type(model).extend is LanguageModel.extend
-        and type(model.body).extend is Body.extend
+        and extends_as(model, LanguageModel)
+        and extends_as(model.body, Body)
         and model.pattern is None
         and not model.body.further
     )
@@ -118,7 +123,7 @@ class KeyValueCache:
         self.stored = model.allocate(batch_size)
         self.token_step = TokenStep(model, self.stored, batch_size) if has_token_step(model) else None
         # Whether reading several tokens at once takes less time than one by one, for the same logits up to rounding.
-        plain = isinstance(model, LanguageModel) and type(model).extend is LanguageModel.extend
+        plain = isinstance(model, LanguageModel) and extends_as(model, LanguageModel)
         floats = self.weights.dtype in (np.float32, np.float64) and not any(
             isinstance(layer, QuantizedLinear) for _, layer in model.named_layers()
         )

@@ -227,7 +227,7 @@ def readable(x: Array) -> Array:
 
 
 def _tf32() -> bool:
-    """Whether the factors of float32 products may be rounded to TF32: what `backend.use_tf32` has set."""
+    """Whether the factors of float32 products may be rounded to TF32: what `backend.tf32` has set."""
     from cupy._core import _routines_linalg as setting
 
     return setting.get_compute_type(np.float32) == setting.COMPUTE_TYPE_TF32

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import CPU, Array, use_tf32
+from ..backend import CPU, Array
 from ..checks import expect_at_least, expect_number, expect_one_of, expect_positive
 from ..dispatch import turned_off
 from ..ops.rounding import bfloat16
@@ -23,14 +23,12 @@ PATIENCE = 500  # batches without an overflow after which the scale doubles
 def half_type(precision: str, model: Any) -> np.dtype | None:
     """The type in which replicas of `model` compute, or None if it is that of the model.
 
-    "tf32" lets CuPy and cuBLASLt round the factors of float32 products to TF32; any other word forbids it.
     Raises ValueError for another word, for "tf32" on a CPU, for half precision of a model that is not in float32, and
     for bfloat16 on a GPU without the fast twins; ImportError if bfloat16 needs a package that is missing.
     """
     expect_one_of("precision", precision, PRECISIONS)
     if precision == "tf32" and model.device is CPU:
         raise ValueError("precision: tf32 is for products on a GPU, and this model is on the CPU: use bfloat16")
-    use_tf32(model.device, precision == "tf32")
     if precision in ("float32", "tf32"):
         return None
     if model.flat.data.dtype != np.float32:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..backend import CPU, Array, array_module, cores, is_floating_type, to_cpu, to_device, widen
+from ..backend import CPU, Array, array_module, cores, is_floating_type, tf32, to_cpu, to_device, widen
 from ..checks import checked_on_host, expect_instance, expect_number, expect_positive
 from ..dispatch import fast, is_fast
 from ..nn import Layer
@@ -216,6 +216,7 @@ class Replicas:
         if self.device is CPU:
             keep_freed_memory()
         self.at_end.enter_context(fast())  # first, so that the threads of the BLAS that it loads are limited too
+        self.at_end.enter_context(tf32(self.device, self.precision == "tf32"))
         if self.device is CPU:
             self.at_end.enter_context(threadpool_limits(1, "blas"))
         self.threads = [ThreadPoolExecutor(1) for _ in self.models] if self.count > 1 else []

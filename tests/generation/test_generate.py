@@ -465,13 +465,14 @@ def test_recall_changes_no_greedy_text(name, dtype, monkeypatch):
         assert texts[0] == texts[1] == texts[2] and len(texts[0][0]) == 40
 
 
-def test_a_text_that_repeats_itself_takes_few_steps(make_model):
+def test_a_text_that_repeats_itself_takes_few_steps(make_model, monkeypatch):
     """Many tokens are read at once, up to the end of the context and of the text."""
     model, read = make_model(context=100, positions="none"), []
     model.output.w.data[...] = 0
     model.output.b.data[4] = 9
-    extend = LanguageModel.extend.__get__(model)
-    model.extend = lambda ids, *rest, **last: read.append(ids.shape[1]) or extend(ids, *rest, **last)
+    extend = LanguageModel.extend
+    spy = lambda self, ids, *rest, **last: read.append(ids.shape[1]) or extend(self, ids, *rest, **last)  # noqa: E731
+    monkeypatch.setattr(LanguageModel, "extend", spy)
     assert run(model, prompt(1), 60, temperature=0).tolist() == [[4] * 60]
     assert read == [5, *[1] * 12, 16, 16, 15]
     read.clear()

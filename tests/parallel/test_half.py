@@ -353,18 +353,24 @@ def test_the_estimate_of_half_precision(make_model, make_batches, precision):
     assert "their copy in half precision" in str(half) and "copy" not in str(whole)
 
 
-def test_tf32_is_on_only_while_it_is_asked_for(monkeypatch):
+def test_tf32_is_on_only_inside_replicas_that_ask_for_it(make_model, monkeypatch):
     """With a stand-in for the part of CuPy that has this setting."""
-    used = {}
+    used = {"float32": 1}
     products = ModuleType("cupy._core._routines_linalg")
     products.COMPUTE_TYPE_DEFAULT, products.COMPUTE_TYPE_TF32 = 1, 7
+    products.get_compute_type = lambda dtype: used[np.dtype(dtype).name]
     products.set_compute_type = lambda dtype, kind: used.update({np.dtype(dtype).name: kind})
     core = ModuleType("cupy._core")
     core._routines_linalg = products
     cupy = ModuleType("cupy")
     for name, module in {"cupy": cupy, "cupy._core": core, "cupy._core._routines_linalg": products}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    model = SimpleNamespace(device=Device("gpu", cupy))
-    for precision, kind in ("tf32", 7), ("float32", 1), ("tf32", 7), ("float32", 1):
-        assert half_type(precision, model) is None
-        assert used == {"float32": kind}
+    assert half_type("tf32", SimpleNamespace(device=Device("gpu", cupy))) is None
+    tf32, float32 = (Replicas(make_model("LanguageModel"), 1) for _ in range(2))
+    tf32.device, tf32.precision, float32.device = Device("gpu", cupy), "tf32", Device("gpu", cupy)
+    with tf32:
+        assert used == {"float32": 7}
+        with float32:
+            assert used == {"float32": 1}
+        assert used == {"float32": 7}
+    assert used == {"float32": 1}

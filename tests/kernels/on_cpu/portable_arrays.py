@@ -83,10 +83,10 @@ sys.modules["cupy"] = cupy
 sys.path.append(str(Path(__file__).parents[3]))
 
 from scratchformer.kernels import cupy_code, cupy_portable  # noqa: E402, F401
-from scratchformer.parallel import precision  # noqa: E402
+from scratchformer.parallel import replicas  # noqa: E402
 from tests.kernels.portable_checks import CHECKS  # noqa: E402
 
-precision.use_tf32 = lambda *_: None  # it sets what only CuPy has
+replicas.tf32 = lambda *_: nullcontext()  # it sets what only CuPy has
 GPU = Device("gpu:0", cupy, 0)
 
 if __name__ == "__main__":
