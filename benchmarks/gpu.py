@@ -362,7 +362,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small models, and few steps")
     precisions, modes = gpu_speed.PRECISIONS, [*gpu_speed.MODES]
     parser.add_argument("--precision", nargs="+", choices=precisions, default=precisions, help="in speed (all)")
-    parser.add_argument("--modes", nargs="+", choices=modes, default=modes, help="of PyTorch in speed (all)")
+    parser.add_argument("--modes", nargs="*", choices=modes, default=modes, help="of PyTorch in speed (all)")
     for name, value, what in (
         ("minutes", 9.5, "for everything"),
         ("beside-minutes", 3.5, "for the parts that run at the same time"),

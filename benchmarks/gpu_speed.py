@@ -125,7 +125,7 @@ def our_steps(row: Row, device: Device, precision: str) -> Steps:
         return Steps(lambda count: [*generate(model, prompt, count)][-1][0], lambda: held(device))
     model = row.make().to(device)
     batches, optimizer, numbers = row.batches(model), row.optimizer(model, precision), itertools.count()
-    replicas = Replicas(model, precision=precision)
+    replicas = Replicas(model, precision=precision, micro_batches=1)  # as on a GPU, since dropout depends on it
     replicas.reading = device is CPU  # as a `Run` has it
     replicas.__enter__()  # for good, since leaving forgets the recorded steps
 
