@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
     gradients: int  # of all replicas, and the sums of shares that wait for others
     activations: dict[str, int]  # what one replica keeps for backward: of the blocks, and the rest
     transient: int  # what forward and backward of one replica use temporarily
-    evaluation: int  # activations of one replica in evaluation, which may take more rows at once than a training step
+    evaluation: int  # what forward of one replica uses in evaluation, which may take more rows at once than a step
     cache: int  # keys and values for generating one sequence; 0 if the model does not generate
     memory: int  # of earlier segments, for the whole batch; 0 for a model without one
 
@@ -70,7 +70,7 @@ class Estimate(NamedTuple):
             (f"activations of {self.working} replica(s)", self.working * kept),
             *((f"    {name}, each replica", size) for name, size in self.activations.items()),
             (f"temporary, of {self.working} replica(s)", self.working * self.transient),
-            (f"activations in evaluation, of {self.replicas} replica(s)", self.replicas * self.evaluation),
+            (f"evaluation, of {self.replicas} replica(s)", self.replicas * self.evaluation),
             *([("memory of two segments", 2 * self.memory)] if self.memory else []),
             ("peak while training", self.peak),
             *([("keys and values to generate one sequence", self.cache)] if self.cache else []),
@@ -111,7 +111,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
             code = _first_use(small, _longest(batch, small.model.config, working))
         watched = [_watch(small.models[0], small.move(_longest(batch, small.model.config, n))) for n in counts]
         measured.append([_extrapolate(sizes, counts, rows) for sizes in zip(*watched, strict=True)])
-    (kept, _), (kept_by_two, transient) = measured[0], measured[-1]
+    (kept, _, _), (kept_by_two, forward, backward) = measured[0], measured[-1]
     block = kept_by_two - kept
     activations = {f"{depth} blocks": depth * block} if block else {}
     activations["embedding, output and loss" if block else "the model"] = kept - block
@@ -132,8 +132,8 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
         optimizer=BUFFERS * model.flat.data.nbytes // (ranks if shard else 1),
         gradients=replicas.gradient_arrays(micro_batches) * model.flat.grad.nbytes,
         activations=activations,
-        transient=max(0, transient),
-        evaluation=sum(activations.values()) * as_in_training(replicas, whole[0].shape[1]) // rows,
+        transient=max(0, forward, backward),
+        evaluation=(sum(activations.values()) + forward) * as_in_training(replicas, whole[0].shape[1]) // rows,
         cache=cache,
         memory=whole.memory.nbytes if "memory" in config else 0,
     )
@@ -209,18 +209,20 @@ def _first_use(replicas: Replicas, batch: Any) -> int:
     return max(0, resident_bytes() - before - (peak - start))
 
 
-def _watch(model: Any, batch: Any) -> tuple[int, int]:
-    """The bytes of the arrays that the cache of a micro-batch keeps, and those that backward uses in addition."""
+def _watch(model: Any, batch: Any) -> tuple[int, int, int]:
+    """The bytes of the arrays that the cache of a micro-batch keeps, and what forward and backward use temporarily."""
     model.loss(*batch, key=Key(0))  # which makes what is made once, such as tables of positions
     with _tracing():
         before = _bytes_of_arrays()
+        tracemalloc.reset_peak()
         _, cache = model.loss(*batch, key=Key(0))
+        end, highest = tracemalloc.get_traced_memory()
         kept = _bytes_of_arrays() - before
         tracemalloc.reset_peak()
         start, _ = tracemalloc.get_traced_memory()
         model.loss_backward(1.0, cache)
         _, peak = tracemalloc.get_traced_memory()
-    return kept, peak - start
+    return kept, highest - end, peak - start
 
 
 def _bytes_of_arrays() -> int:

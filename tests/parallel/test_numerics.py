@@ -88,13 +88,12 @@ def test_a_library_that_is_gone_is_named(tmp_path, train_tiny, monkeypatch, caps
     train_tiny("LanguageModel", tmp_path, 4)
     record = load_snapshot(tmp_path).state["numerics"]
     monkeypatch.setattr(
-        folder, "is_record", lambda found: found.update({PRODUCTS: "MKL 1\n\x1b[1m", "old": "x"}) is None
+        folder, "is_record", lambda found: found.update({PRODUCTS: "Gone 1\n\x1b[1m", "old": "x"}) is None
     )
-    monkeypatch.setattr(mkl_products, "libraries", lambda: {})
     train_tiny("LanguageModel", tmp_path, 6, resume=True)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if SAYS in line]
     assert line.startswith(f"{tmp_path}: ") and "\x1b" not in line
-    assert rf"library for products: 'MKL 1\n\x1b[1m' before, {record.get(PRODUCTS)!r} now" in line
+    assert rf"library for products: 'Gone 1\n\x1b[1m' before, {record.get(PRODUCTS)!r} now" in line
     monkeypatch.undo()
     train_tiny("LanguageModel", tmp_path, 8, resume=True)
     assert SAYS not in capsys.readouterr().err  # the snapshot says what was used last
