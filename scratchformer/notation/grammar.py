@@ -21,6 +21,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 Node = tuple[Any, ...]
@@ -112,27 +113,26 @@ def canonical(name: str) -> str:
 def tokens(text: str, names: Iterable[str]) -> Iterator[Token]:
     """The tokens of a text. `names`: known names, with underscores and dots; those of functions end in ()."""
     names = (name.removesuffix("()") for name in names if re.search(r"[_.]", name))
-    compound = sorted(names, key=len, reverse=True)
+    compound = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    known = re.compile(rf"(?:{compound})(?![^\W_]|\.)" if compound else r"(?!)")
     position = 0
     while position < len(text):
         if text[position].isspace():
             position += 1
             continue
-        for name in compound:
-            if re.match(rf"{re.escape(name)}(?![^\W_]|\.)", text[position:]):
-                yield Token("word", name, position)
-                position += len(name)
-                break
-        else:
-            match = TOKEN.match(text, position)
-            if not match or text.startswith("==", position):
-                raise NotationError(without_meaning(text, position), text, position)
-            kind = next(kind for kind, part in match.groupdict().items() if part is not None)
-            yield Token(kind, match[0], position)
-            position = match.end()
-            if kind == "underscore":
-                yield from letters(text, position)
-                position = re.compile(r"(?:[a-z]['’′]*)*").match(text, position).end()  # type: ignore[union-attr]
+        if name := known.match(text, position):
+            yield Token("word", name[0], position)
+            position = name.end()
+            continue
+        match = TOKEN.match(text, position)
+        if not match or text.startswith("==", position):
+            raise NotationError(without_meaning(text, position), text, position)
+        kind = next(kind for kind, part in match.groupdict().items() if part is not None)
+        yield Token(kind, match[0], position)
+        position = match.end()
+        if kind == "underscore":
+            yield from letters(text, position)
+            position = re.compile(r"(?:[a-z]['’′]*)*").match(text, position).end()  # type: ignore[union-attr]
     yield Token("end", "", len(text))
 
 
@@ -463,6 +463,11 @@ def parse(text: str, names: Iterable[str] = ()) -> Equation:
     not an index. A name that ends with "()" is a function of whole arrays. Raises NotationError, which points at a
     column and says what was expected.
     """
+    return _parse(text, frozenset(names))
+
+
+@lru_cache(4096)  # a derivation is read again for each run that it is checked on
+def _parse(text: str, names: frozenset[str]) -> Equation:
     try:
         return EquationParser(text, names).equation()
     except RecursionError:
@@ -471,12 +476,12 @@ def parse(text: str, names: Iterable[str] = ()) -> Equation:
 
 def walk(node: Any) -> Iterator[Node]:
     """A node and all nodes below it, parents first."""
-    if isinstance(node, tuple):
+    left = [node] if isinstance(node, tuple) else []
+    while left:
+        node = left.pop()
         if node and isinstance(node[0], str):
             yield node
-        for part in node:
-            if isinstance(part, tuple):
-                yield from walk(part)
+        left += [part for part in reversed(node) if isinstance(part, tuple)]
 
 
 def rebuilt(tree: Any, change: Callable[[Node], Any]) -> Any:

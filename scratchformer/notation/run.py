@@ -95,10 +95,15 @@ def docstring_of(function: Callable) -> tuple[str, int | None]:
     return (value, margin) if value and inspect.cleandoc(value) == text else (text, None)
 
 
-def statements(function: Callable) -> list[Statement]:
+def statements(function: Callable) -> tuple[Statement, ...]:
     """The simple statements of a function, in order; none if its source is not available, as in a terminal session."""
+    return _statements(function if isinstance(function, type) else source_of(function))
+
+
+@functools.lru_cache(1024)  # reading the source takes longer than a small run
+def _statements(function: Callable) -> tuple[Statement, ...]:
     if (at_hand := source_tree(function)) is None:
-        return []
+        return ()
     source, tree, start = at_hand
     statements = []
     for node in ast.walk(tree):
@@ -107,7 +112,7 @@ def statements(function: Callable) -> list[Statement]:
             last = start + (node.end_lineno or node.lineno) - 1
             variables = tuple(targets(node)) or tuple(names_in(node))
             statements.append(Statement(text, start + node.lineno - 1, last, variables))
-    return sorted(statements, key=lambda statement: statement.first)
+    return tuple(sorted(statements, key=lambda statement: statement.first))
 
 
 def names_in(node: ast.stmt) -> Iterator[str]:

@@ -25,6 +25,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -191,7 +192,9 @@ def find(name: str, program: ModuleType | None = None) -> Any:
 
 
 def load_file(path: Path | str) -> ModuleType:
-    """Execute a Python file as a module. Like `python FILE`, it can import from its folder. Raises ValueError."""
+    """Execute a Python file as a module. Meanwhile, as with `python FILE`, modules in its folder can be imported, and
+    come before installed ones of the same name. Raises ValueError.
+    """
     path = Path(path)
     spec = importlib.util.spec_from_file_location(f"_program_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -199,12 +202,14 @@ def load_file(path: Path | str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     module.__spec__ = None  # like a script, it cannot be imported by its name
     sys.modules[spec.name] = module
-    if (folder := str(path.absolute().parent)) not in sys.path:
-        sys.path.insert(0, folder)
+    sys.path.insert(0, folder := str(path.absolute().parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the file does
         raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    finally:
+        with suppress(ValueError):  # the file may have changed the path itself
+            sys.path.remove(folder)
     return module
 
 

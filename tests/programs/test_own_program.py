@@ -12,6 +12,7 @@ import pytest
 
 from scratchformer.commands import cli
 from scratchformer.training import load_snapshot
+from scratchformer.training.snapshot import load_file
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "programs.md").read_text(encoding="utf-8")
 LISTING = re.search(r"\n    (\"\"\"Train a small.*?start\(main\))\n", GUIDE, re.DOTALL)[1]
@@ -38,7 +39,6 @@ def runs(call, text_file, tmp_path_factory):
 def command(runs, monkeypatch, capsys):
     """command("evaluate", "poems", ...): the output of a command on the run of this name, called in its folder."""
     monkeypatch.chdir(runs[0])
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def command(name, run, *options):
         capsys.readouterr()
@@ -111,3 +111,14 @@ def test_a_file_elsewhere_is_executed_only_if_named(call, fail, runs, tmp_path):
     assert line.endswith(f"scratchformer generate {run} --program {shlex.quote(own['made_by'])}")
     named = call("scratchformer", "evaluate", runs[0] / "poems", "--program", script, "--device", "cpu").stdout
     assert named.startswith("test: loss") and (tmp_path / "executed").exists()
+
+
+def test_a_program_leaves_the_path_as_it_was(runs, tmp_path):
+    """Also one that fails: a module beside it must not hide an installed one of the same name afterwards."""
+    (tmp_path / "fails.py").write_text("import json\nimport beside\n1 / 0")
+    (tmp_path / "beside.py").write_text("")
+    before = [*sys.path]
+    assert load_file(runs[0] / "own.py").__name__ == "_program_own"
+    with pytest.raises(ValueError, match=r"fails\.py cannot be loaded: ZeroDivisionError"):
+        load_file(tmp_path / "fails.py")
+    assert sys.path == before

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,8 @@ def in_time():
 
 
 @pytest.fixture
-def told(tiny_main, monkeypatch):
+def told(tiny_main):
     """told("evaluate", run): all that a command prints on a run, its error included; it must end in time."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def told(command, run):
         options = {"evaluate": ["--device", "cpu"], "generate": ["--tokens", "3"], "plot": []}
