@@ -59,6 +59,7 @@ class suppress:
     def __exit__(self, kind, error, trace):
         return kind is not None and issubclass(kind, self.errors)
 """,
+    "functools": "lru_cache = lambda size: lambda function: function\n",
     "html": """\
 def escape(text):
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")

@@ -1,6 +1,7 @@
 """The living training step: its numbers are NumPy's, its gradients are right, and readers can do what it says."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -283,11 +284,12 @@ def test_the_parts_that_are_chosen_are_numpys(page: Page, choice: dict[str, Any]
 
 
 def test_every_combination_of_parts_runs(page: Page) -> None:
-    """Each plan, for the smallest and the largest sizes."""
+    """Each plan, for the smallest and the largest sizes; in CI for one of them."""
     keys = [living.key_of(parts) for parts in living.combinations()]
     assert {key for key in page.models if key in keys} == {*keys}
-    for parts in living.combinations():
-        for width, heads in (8, 4), (32, 1):
+    sizes = (8, 4), (32, 1)
+    for number, parts in enumerate(living.combinations()):
+        for width, heads in sizes[number % 2 :][:1] if os.environ.get("CI") else sizes:
             page.choose(**parts, width=width, heads=heads)
             learned = page.run("for (let k = 0; k < 12; k++) page.once(); return page.losses[0] - page.step.loss()")
             assert learned > 0, parts
