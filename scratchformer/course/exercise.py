@@ -25,6 +25,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from ..shell.source import syntax_tree
 from .equations import UNFILLED
 
 CUT = "# The student's file ends here."
@@ -64,7 +65,7 @@ class Exercise(NamedTuple):
     @property
     def task(self) -> str:
         """The docstring of the student's file, without its title."""
-        return (ast.get_docstring(ast.parse(self.start)) or "").partition("\n")[2].strip()
+        return (ast.get_docstring(syntax_tree(self.start)) or "").partition("\n")[2].strip()
 
     @property
     def answers(self) -> list[str]:
@@ -85,7 +86,7 @@ def read_exercise(name: str) -> Exercise:
     solution = BLANK.sub(lambda match: match[1], TODO.sub(lambda match: match[1] + match[2] + match[3], upper))
     return Exercise(
         name,
-        (ast.get_docstring(ast.parse(start)) or "").partition("\n")[0],
+        (ast.get_docstring(syntax_tree(start)) or "").partition("\n")[0],
         "derivation" if BLANK.search(upper) else "code",
         start,
         solution,
@@ -105,7 +106,7 @@ def check_of(derivation: Callable[[Any], Any]) -> Callable[[Any], str]:
 def blank(match: re.Match) -> str:
     """What the student sees in place of some lines of code."""
     indent, todo, code = match[1], match[2], match[3]
-    tree = ast.parse("\n".join(line[len(indent) :] for line in code.splitlines()))
+    tree = syntax_tree("\n".join(line[len(indent) :] for line in code.splitlines()))
     if any(isinstance(node, ast.Return) for node in tree.body):
         return f"{indent}{todo}{indent}return ...\n"
     names: dict[str, None] = {}

@@ -26,6 +26,7 @@ from ..notation.run import Execution, run, source_of
 from ..notation.spelling import spelled
 from ..rng import Key
 from ..shell.reading import expect_file
+from ..shell.source import syntax_tree
 from ..shell.text import apart
 from ..testing import GradientError, check_gradients
 from ..testing.contracts import HOUSE
@@ -205,7 +206,7 @@ def expect_defined(exercise: Exercise, student: ModuleType) -> None:
 
 def functions(text: str) -> dict[str, ast.FunctionDef]:
     """The functions of a module and the methods of its classes, by name."""
-    tree = ast.parse(text)
+    tree = syntax_tree(text)
     bodies = [("", tree.body), *((f"{node.name}.", node.body) for node in tree.body if isinstance(node, ast.ClassDef))]
     return {scope + node.name: node for scope, body in bodies for node in body if isinstance(node, ast.FunctionDef)}
 
@@ -221,7 +222,7 @@ def in_file(error: Exception, text: str) -> str:
     it.
     """
     message = re.sub(r" rules=\{.*?\} switches this rule off\.", "", str(error).partition("\nRepeat with")[0])
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(syntax_tree(text)):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
             return in_docstring(error, message, node.body[0].lineno - 1)
     return message

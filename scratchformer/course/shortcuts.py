@@ -23,6 +23,7 @@ import numpy as np
 
 from ..notation.run import source_of
 from ..rng import Key
+from ..shell.source import syntax_tree
 
 if TYPE_CHECKING:
     from .exercise import Exercise
@@ -84,7 +85,7 @@ class Calls:
 
     def __init__(self, exercise: Exercise, path: Path) -> None:
         self.path, self.message = str(path), ""
-        nodes = list(ast.walk(ast.parse(exercise.solution)))
+        nodes = list(ast.walk(syntax_tree(exercise.solution)))
         self.allowed = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         prints = str(Path(__file__).with_name("child.py"))  # what an answer prints goes there
         self.libraries = {self.path: "", prints: ""}
@@ -123,7 +124,7 @@ class Calls:
 
 def expect_not_named(name: str, text: str) -> None:
     """Raise Shortcut if a student's file uses this class of the package."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(syntax_tree(text)):
         if name in (getattr(node, field, None) for field in ("id", "attr", "name")):
             line = f"line {getattr(node, 'lineno', 0)}: {ast.unparse(node)}"
             raise Shortcut(f"{line}\n    This is the solution in scratchformer. Write the answer yourself")
@@ -138,7 +139,7 @@ def name_of(frame: FrameType) -> str:
 
 def expect_doubles(text: str, pairs: bool = False) -> None:
     """Raise Shortcut if a student's file uses other numbers than doubles, or complex ones where they are no `pairs`."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(syntax_tree(text)):
         names = [getattr(node, field, None) for field in ("id", "attr", "name", "module", "value")]
         names += ["complex"] if isinstance(names[-1], complex) else []
         for kind, pattern in NUMBERS.items():

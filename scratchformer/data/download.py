@@ -6,10 +6,8 @@ renamed only if its checksum is right, and is deleted otherwise.
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ..shell.files import cache_dir
 from ..shell.reading import DataError, expect_file
@@ -31,7 +29,7 @@ def fetch(url: str, checksum: str, filename: str) -> Path:
     folder = cache_dir()
     if (folder / filename).exists():
         expect_file(folder / filename, max_bytes=math.inf)
-    pooch.get_logger().setLevel(logging.WARNING)
+    pooch.get_logger().setLevel("WARNING")
     try:
         file = pooch.retrieve(url, known_hash=checksum, fname=filename, path=folder, progressbar=True)
     except (OSError, ValueError) as error:
@@ -44,6 +42,8 @@ def fetch(url: str, checksum: str, filename: str) -> Path:
 
 def _reason(error: Exception, url: str, checksum: str) -> str:
     """Why a download failed, in one line, unlike the libraries' own messages."""
+    from urllib.parse import urlsplit
+
     from requests.exceptions import ConnectionError, HTTPError, RequestException, Timeout
 
     host = urlsplit(url).netloc

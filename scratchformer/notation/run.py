@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..shell.source import syntax_tree
 from .grammar import CALLS, OVER, canonical
 from .layout import normal
 
@@ -60,7 +61,7 @@ def source_tree(function: Callable) -> tuple[str, ast.Module, int] | None:
     try:
         lines, start = inspect.getsourcelines(function if isinstance(function, type) else source_of(function))
         source = textwrap.dedent("".join(lines))
-        return source, ast.parse(source), start
+        return source, syntax_tree(source), start
     except (OSError, TypeError, SyntaxError):  # of a lambda, the source may begin in the middle of a call
         return None
 

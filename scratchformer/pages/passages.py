@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..notation import DerivationReport, DerivationRow, Item, NotationError
 from ..notation.grammar import CALLS, OVER, canonical, walk
 from ..notation.layout import normal
+from ..shell.source import syntax_tree
 from .live import is_short_name
 from .mathml import mathml
 
@@ -174,7 +175,7 @@ def is_code(text: str) -> bool:
     if text.startswith(">>>"):
         return True
     try:
-        statements = ast.parse(text).body
+        statements = syntax_tree(text).body
     except SyntaxError:
         return False
     return all(not isinstance(s, ast.Expr) or isinstance(s.value, ast.Call) for s in statements)
@@ -188,7 +189,7 @@ def equation_id(name: str, item: int) -> str:
 def source_without_docstring(function: Any) -> str:
     """The source of a function, without the docstring, which the page has already."""
     source = dedent(inspect.getsource(function)).rstrip()
-    definition = ast.parse(source).body[0]
+    definition = syntax_tree(source).body[0]
     first = definition.body[0] if isinstance(definition, ast.FunctionDef) else None
     lines = source.splitlines()
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):

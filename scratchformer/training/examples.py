@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from ..shell.source import syntax_tree
+
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -37,4 +39,4 @@ def is_example(path: Path) -> bool:
 
 def first_line(file: Path) -> str:
     """The first line of a program's docstring; the program is not executed."""
-    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+    return (ast.get_docstring(syntax_tree(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ...shell.source import syntax_tree
 from .kinds import edits
 from .source import Source, functions
 
@@ -42,7 +43,7 @@ def mutants(source: str, name: str) -> list[Mutant]:
     Each compiles, and none is equal to another or to the function as it stands. Raises ValueError if there is no such
     function, SyntaxError if the source is not Python.
     """
-    node = next((node for function, node in functions(ast.parse(source)) if function == name), None)
+    node = next((node for function, node in functions(syntax_tree(source)) if function == name), None)
     if node is None:
         raise ValueError(f"there is no function {name}")
     return list(_Planter(Source(source, node), name).mutants())
@@ -84,7 +85,7 @@ class _Planter:
         rest = self.source.data[mutant.end : end].decode()
         code = "if 1:\n" * self.source.indented + self.source.data[start : mutant.start].decode() + mutant.text + rest
         try:
-            tree = ast.parse(code)
+            tree = syntax_tree(code)
             compile(tree, "mutant", "exec")
         except (SyntaxError, ValueError):
             return ""

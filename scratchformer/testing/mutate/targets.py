@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ...shell.source import syntax_tree
 from .source import functions
 
 NO_TESTS = {"node_modules", "build", "dist", "site-packages", "__pycache__"}
@@ -37,7 +38,7 @@ def find_targets(text: str, helpers: bool = False) -> list[TargetFunction]:
     try:
         with tokenize.open(path) as file:  # in the encoding that it declares
             source = file.read()
-        tree = ast.parse(source)
+        tree = syntax_tree(source)
     except (SyntaxError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a Python file: {error}") from None
     defined = dict(functions(tree))
