@@ -73,6 +73,7 @@ _ODD = (3 - 5**0.5) / 2  # no ratio of small numbers, so that no three chords of
 _DECADES = 2  # by which the derivatives of elements that move together may differ
 _CLOSER = 100  # times as closely as one element
 _NUDGES = 4  # evaluations for measuring noise
+_MORE_NUDGES = 40  # where y does not change but the gradient is not 0: its round-off may be 0 at most points
 
 
 @dataclass
@@ -227,6 +228,7 @@ class Differences:
         self.y = outputs()
         self.tensors: list[Variable] = []  # those whose noise was measured
         self.noise = np.zeros(self.y.shape)  # the round-off in each output
+        self.measured_again = False
         self.eps = _EPS  # of the type that y is computed in
         self.grain = 0.0  # in all of them
         self.floor = 0.0  # of terms that cancel in a gradient
@@ -251,30 +253,44 @@ class Differences:
         largest = max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
         self.grain = self.eps * largest
         self.floor = self.eps * float(self.weight.max(initial=0)) * (1 + largest) ** 2
+        self.cancelling = self.floor * (1 + largest) ** 2  # in a product of four
         signs = [rng.choice([-self.eps, self.eps], t.base.shape) for t in tensors]
-        beside = [
+        self.beside = [
             t.base * (1 + sign * rng.uniform(16, 1024, t.base.shape)) for t, sign in zip(tensors, signs, strict=True)
         ]
+        of_y = self._measure_near([self.beside] * _NUDGES, rng)
+        self.noise = 4 * self.eps * np.abs(self.y) + 0.75 * of_y.sum(axis=0)  # two differ by 4/3 of one, on average
+
+    def measure_again(self) -> None:
+        """Measure the round-off in the gradients at many more points, which lie in the same direction from x. Where y
+        does not change, as where softmax saturates, a gradient may be a difference of numbers that are equal but for
+        their last digit, and equal at most points.
+        """
+        if not self.measured_again:
+            self.measured_again, rng = True, np.random.default_rng(0)
+            far = rng.uniform(0.5, 4, _MORE_NUDGES)
+            ways = [(t.base, x - t.base) for t, x in zip(self.tensors, self.beside, strict=True)]
+            self._measure_near([[base + c * way for base, way in ways] for c in far], rng)
+
+    def _measure_near(self, points: list[list[np.ndarray]], rng: np.random.Generator) -> np.ndarray:
+        """The changes of y from near each point to near the next. Those of the gradients count as their noise."""
         values = []
-        for _ in range(_NUDGES):
-            for tensor, x in zip(tensors, beside, strict=True):
+        for point in points:
+            for tensor, x in zip(self.tensors, point, strict=True):
                 tensor.write(x * (1 + 4 * self.eps * rng.uniform(-1, 1, x.shape)))
             try:
-                y, gradients = evaluate()
+                y, gradients = self.evaluate()
             except Exception:  # it is outside the domain of y
-                y, gradients = self.y * np.nan, [t.gradient * np.nan for t in tensors]
+                y, gradients = self.y * np.nan, [t.gradient * np.nan for t in self.tensors]
             values.append([y, *(np.array(g) for g in gradients)])
-        for tensor in tensors:
+        for tensor in self.tensors:
             tensor.write(tensor.base)
         of_y, *of_gradients = map(_changes, zip(*values, strict=True))
-        self.noise = 4 * self.eps * np.abs(self.y) + 0.75 * of_y.sum(
-            axis=0
-        )  # two nudges differ by 4/3 of one, on average
-        for tensor, changes in zip(tensors, of_gradients, strict=True):
-            cancelled = min(float(changes.max(initial=0)), self.floor * (1 + largest) ** 2)  # a product of four
-            tensor.noise = 4 * np.maximum(
-                np.maximum(self.eps * np.abs(tensor.gradient), changes.max(axis=0)), cancelled
-            )
+        for tensor, changes in zip(self.tensors, of_gradients, strict=True):
+            cancelled = min(float(changes.max(initial=0)), self.cancelling)
+            last = np.maximum(self.eps * np.abs(tensor.gradient), changes.max(axis=0))
+            tensor.noise = np.maximum(tensor.noise, 4 * np.maximum(last, cancelled))
+        return of_y
 
     def _is_single(self) -> bool:
         """Whether y is computed in float32: it has that type, or most of it does not change when the tensors change by
@@ -410,6 +426,7 @@ class Differences:
         if comparison.agrees:
             return comparison
         if not np.any(estimate.moved):  # the gradient may be what is left of terms as large as those of other elements
+            self.measure_again()
             noise = sum(float(t.noise.max() * (1 if isinstance(u, tuple) else np.abs(u).sum())) for t, u in along)
             comparison = compare(where, analytic, estimate, noise, rtol)
             if comparison.agrees:

@@ -925,3 +925,16 @@ def test_gradients_in_another_order():
     assert "got (4, 2). That is the shape of b: are the gradients in the order of the arguments?" in message
     message = fails(lambda p: (p["a"] @ p["b"], p), lambda dy, p: dy @ p["b"].T, {"a": a, "b": b})
     assert "gradient of p: expected p['a'], p['b'], got an array (3, 4)" in message
+
+
+def test_round_off_that_is_zero_at_most_points_is_no_gradient():
+    """Where y does not change, a right gradient may be a difference of numbers that differ in the last digit."""
+
+    def saturated(x):
+        return np.tanh(1e3 * x), x
+
+    for seed in range(60):
+        x = np.random.default_rng(seed).uniform(1, 2, (1,))
+        check_gradients(saturated, lambda dy, x: dy * ((x / 1.1) * 1.1 - x) * 1e4, x, seed=seed)
+    with pytest.raises(GradientError, match="wrong gradient at x"):
+        check_gradients(saturated, lambda dy, x: dy * 1e-9 * x, x)
