@@ -24,7 +24,9 @@ sched_getaffinity sched_setaffinity setsid statvfs sysconf wait WNOHANG
 OF_SIGNAL = "SIGHUP SIGUSR1 SIGUSR2 SIGKILL SIGALRM SIGCHLD SIGPIPE setitimer pthread_kill pthread_sigmask".split()
 
 WITHOUT = f"""
-import asyncio, multiprocessing, os, selectors, shutil, signal, subprocess, sys, tarfile, tempfile, threading
+import os
+os.supports_dir_fd = set()  # what shutil looks at when it is imported
+import asyncio, multiprocessing, selectors, signal, subprocess, sys, tarfile, tempfile, threading
 import numpy, pooch, rich.console, scipy.special, threadpoolctl, tqdm, watchfiles  # these know each system
 for name in {MODULES}:
     sys.modules[name] = None
@@ -32,7 +34,6 @@ for name in {OF_OS}:
     vars(os).pop(name, None)
 for name in {OF_SIGNAL}:
     vars(signal).pop(name, None)
-shutil._use_fd_functions = False  # as where os.open takes no dir_fd
 class Msvcrt:
     LK_NBLCK = 1
     locking = staticmethod(lambda *_: None)
