@@ -35,6 +35,7 @@ class TorchMuon:
         hidden = [p for p in parameters[2:-2] if p.ndim == 2]
         own = {id(p) for p in hidden}
         others = [p for p in parameters if id(p) not in own]
+        self.dtype = hidden[0].dtype
         muon = torch.optim.Muon(hidden, lr, weight_decay=weight_decay, adjust_lr_fn="original")
         self.optimizers = [muon, adamw(others, adam_lr, weight_decay)]
 
@@ -45,6 +46,7 @@ class TorchMuon:
     def step(self):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+            patch.setattr(torch, "bfloat16", self.dtype)  # for which newer versions than 2.13 look
             for optimizer in self.optimizers:
                 optimizer.step()
 
