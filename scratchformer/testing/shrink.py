@@ -42,7 +42,8 @@ def shrink(check: Callable, args: Sequence[Any], seconds: float = SECONDS) -> tu
 
     Axes of one size are shortened together, then in every combination. Values become zeros, ones, small integers, or
     numbers with few decimals. Arguments that are not arrays are kept, and so is the type of each array. Arguments that
-    raise any other error are rejected. The search is deterministic, but stops after `seconds`.
+    raise any other error are rejected. The search is deterministic, but stops after `seconds` of the thread's
+    processor time, so that it does not depend on what else runs.
 
     Raises ValueError if the check passes.
     """
@@ -52,16 +53,16 @@ def shrink(check: Callable, args: Sequence[Any], seconds: float = SECONDS) -> tu
 def shrink_call(call: CheckCall, error: GradientError, seconds: float = SECONDS) -> tuple[CheckCall, Search]:
     """A smaller call that fails in the same way as `error`, and its search. Options that do not matter are dropped."""
     check, args, options = call
-    deadline = time.monotonic() + seconds
+    deadline = time.thread_time() + seconds
 
     def with_options(names: Iterable[str]) -> Callable:
         return lambda *xs: check(*xs[: len(args)], **dict(zip(names, xs[len(args) :], strict=True)))
 
     for name in call.options:
         fewer = {other: x for other, x in options.items() if other != name}
-        if time.monotonic() < deadline and _fails(with_options(fewer), (*args, *fewer.values()), _reason(error)):
+        if time.thread_time() < deadline and _fails(with_options(fewer), (*args, *fewer.values()), _reason(error)):
             options = fewer
-    search = Search(with_options(options), (*args, *options.values()), deadline - time.monotonic())
+    search = Search(with_options(options), (*args, *options.values()), deadline - time.thread_time())
     smaller = dict(zip(options, search.args[len(args) :], strict=True))
     return CheckCall(check, tuple(search.args[: len(args)]), smaller), search
 
@@ -80,7 +81,7 @@ class Search:
 
     def __init__(self, check: Callable, args: Sequence[Any], seconds: float = SECONDS) -> None:
         self.check, self.args = check, list(args)
-        self.deadline = time.monotonic() + seconds
+        self.deadline = time.thread_time() + seconds
         self.tries, self.finished = 0, True
         self.seen: set[tuple] = set()
         error = _failure(check, self.args)
@@ -95,7 +96,7 @@ class Search:
 
     def _accept(self, changed: dict[int, np.ndarray]) -> bool:
         """Whether the check still fails with these arrays, by the number of their argument. If so, they are kept."""
-        if time.monotonic() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise TimeoutError
         args = [_as_kind_of(x, changed[i]) if i in changed else x for i, x in enumerate(self.args)]
         key = tuple((x.shape, x.tobytes()) for x in map(values, filter(is_array, args)))
