@@ -114,7 +114,7 @@ def test_a_file_elsewhere_is_executed_only_if_named(call, fail, runs, tmp_path):
 
 
 def test_a_program_leaves_the_path_as_it_was(runs, tmp_path):
-    """Also one that fails: a module beside it must not hide an installed one of the same name afterwards."""
+    """A module in its folder must not hide an installed one of the same name afterwards, even if the program fails."""
     (tmp_path / "fails.py").write_text("import json\nimport beside\n1 / 0")
     (tmp_path / "beside.py").write_text("")
     before = [*sys.path]
