@@ -22,6 +22,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from inspect import Parameter
@@ -57,7 +58,8 @@ PRIMES = {"H": 5, "D": 7}  # of the sizes of heads: their number and their width
 ZERO = -1  # the position of a number that is 0 wherever the others come from
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True, eq=False)  # of the same text there is one
+class Source:
     """A derivation: the definitions in it, the names that its cache keeps, and all that it takes as given."""
 
     name: str
@@ -267,7 +269,7 @@ class StepPlan:
     def forward(self, call: TracedCall, source: Source, phase: str, above: tuple[TracedCall, ...]) -> None:
         (arguments, more), output = arguments_of(call, source), output_of(call)
         arrays = {name: x for name, x in arguments.items() if is_array(x)}
-        axes = {name: letters_of(source.definitions, name, x.ndim) for name, x in arrays.items()}
+        axes = {name: letters_of(source, name, x.ndim) for name, x in arrays.items()}
         numbers = {name: float(x) for name, x in arguments.items() if is_number(x)}
         options = {name: x for name, x in arguments.items() if x is None or isinstance(x, str | bool)}
         results = [output, *(name for name in source.kept if name in source.definitions.known)]
@@ -618,8 +620,10 @@ def gradients_of(source: Source, arguments: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name in {*source.definitions.known, *source.definitions.partial}]
 
 
-def letters_of(definitions: Definitions, name: str, rank: int) -> tuple[str, ...]:
+@cache
+def letters_of(source: Source, name: str, rank: int) -> tuple[str, ...]:
     """The letters of the axes of an array, with n for all axes before the others."""
+    definitions = source.definitions
     gradient = definitions.known.get(f"d{name}")
     shapes = [gradient.letters] if gradient is not None else []
     bound = {letter for each in definitions.known.values() for letter, _ in each.bindings}
