@@ -59,7 +59,17 @@ class suppress:
     def __exit__(self, kind, error, trace):
         return kind is not None and issubclass(kind, self.errors)
 """,
-    "functools": "lru_cache = lambda size: lambda function: function\n",
+    "functools": """\
+def lru_cache(size):
+    def cached(function):
+        results = {}
+        def call(*arguments):
+            if arguments not in results:
+                results[arguments] = function(*arguments)
+            return results[arguments]
+        return call
+    return cached
+""",
     "html": """\
 def escape(text):
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
