@@ -1,7 +1,6 @@
 """Fixtures and Hypothesis profiles for all tests."""
 
 import ctypes
-import gc
 import itertools
 import math
 import os
@@ -35,12 +34,6 @@ settings.register_profile("ci", settings.get_profile("default"), derandomize=Tru
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=500)
 settings.register_profile("unshrunk", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
-
-
-def pytest_collection_finish() -> None:
-    """What the tests consist of stays until the end: the collector of garbage need not look at it again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
