@@ -1,11 +1,13 @@
 """Every exercise: its solution passes, and every known mistake in it is found."""
 
+import inspect
 import re
 
 import pytest
 
 from scratchformer.course.course import NAMES, exercise
 from scratchformer.course.exercise import blanks_left
+from scratchformer.course.grading import load
 
 MISTAKES = [
     pytest.param(name, mistake, id=f"{name}-{number}")
@@ -34,6 +36,13 @@ def test_a_known_mistake_is_found(name, mistake, verdict):
     wrong = verdict(name, solution.replace(mistake.right, mistake.wrong))
     assert not wrong.passed, mistake.wrong
     assert re.search(mistake.says, wrong.message, re.DOTALL), wrong.message
+
+
+def test_the_source_of_a_planted_mistake_is_not_that_of_the_file(tmp_path):
+    path = tmp_path / "relu.py"
+    path.write_text("def relu(x):\n    return 1\n")
+    assert "return 2" in inspect.getsource(load(path, "def relu(x):\n    return 2\n").relu)
+    assert "return 1" in inspect.getsource(load(path, path.read_text()).relu)
 
 
 @pytest.mark.parametrize(
