@@ -2,7 +2,7 @@
 
 `check_gradients(op, op_backward, *args)` and `check_layer(layer, *inputs)` raise GradientError or return a Report.
 `check_drawn(op, op_backward, "B T C")` draws the arrays itself, of several kinds. `check_torch` and `check_jax` check
-functions of PyTorch and JAX, and `check` those of other libraries too, and objects. `check_precision` checks float16,
+functions of PyTorch and JAX, and `check` also objects with a forward and a backward. `check_precision` checks float16,
 bfloat16 or float32, and `diagnose` says what a wrong gradient looks like.
 
 Other modules are imported separately: `strategies` draws shapes and arrays with Hypothesis; `strict` is a stand-in for

@@ -1,12 +1,10 @@
-"""check with functions of TensorFlow, MLX and PyTensor, as a decorator, and gradients of kernels and C functions."""
+"""check as a decorator, what it does not know, and gradients of kernels and C functions."""
 
 import ctypes
 import shutil
 import subprocess
 import sys
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,83 +26,6 @@ def complaint(*args, **options):
 
 def names(report):
     return [row.tensor for row in report]
-
-
-def test_tensorflow():
-    if not find_spec("tensorflow"):
-        pytest.skip("TensorFlow is not installed")
-    tests = Path(__file__).with_name("on_tensorflow.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stdout
-
-
-# MLX
-
-
-@pytest.fixture
-def mx():
-    return pytest.importorskip("mlx.core")
-
-
-def test_mlx(mx, x):
-    def cube_of(factor):
-        @mx.custom_function
-        def cube(x):
-            return x**3
-
-        cube.vjp(lambda x, dy, y: factor * 3 * x**2 * dy)
-        return cube
-
-    x = mx.array(x)
-    report = check(lambda a, ids: [cube_of(1.0)(a["x"][ids]), ids], {"x": x}, mx.array([0, 1, 1]))
-    assert names(report) == ["a['x']"]
-    assert report.notes == (
-        "y is computed in float32: compared to within its round-off, which may hide derivatives below 0.001",
-    )
-    assert "<lambda>: wrong gradient at x[" in complaint(lambda x: cube_of(1.01)(x), x)
-    assert "no gradient reaches x: look for mx.stop_gradient" in complaint(lambda x: 0 * x + mx.stop_gradient(x), x)
-    assert names(check(lambda x: mx.softmax(x, -1), x, rules=True)) == ["x"]
-
-
-def test_mlx_a_module(mx, x):
-    import mlx.nn
-
-    module = mlx.nn.Sequential(mlx.nn.Linear(3, 4), mlx.nn.GELU(), mlx.nn.LayerNorm(4))
-    before = np.array(module.layers[0].weight)
-    assert set(names(check(module, mx.array(x)))) >= {"x", "layers.0.weight", "layers.0.bias", "layers.2.weight"}
-    assert np.array_equal(module.layers[0].weight, before)
-
-
-# PyTensor
-
-
-def test_pytensor(x):
-    pytensor = pytest.importorskip("pytensor")
-    pt = pytest.importorskip("pytensor.tensor")
-    graph = pytest.importorskip("pytensor.graph")
-
-    class Cube(graph.Op):
-        factor = 1.0
-
-        def make_node(self, x):
-            return graph.Apply(self, [pt.as_tensor(x)], [pt.as_tensor(x).type()])
-
-        def perform(self, node, inputs, outputs):
-            outputs[0][0] = inputs[0] ** 3
-
-        def grad(self, inputs, gradients):
-            return [self.factor * 3 * inputs[0] ** 2 * gradients[0]]
-
-    cube, w = Cube(), pytensor.shared(x.T.copy(), name="w")
-    assert names(check(cube, pt.constant(x))) == ["x"]
-    assert names(check(lambda a, ids, axis: (a[ids].sum(axis) @ w, ids), pt.constant(x), np.array([0, 1]), axis=0)) == [
-        "a",
-        "w",
-    ]
-    assert np.array_equal(w.get_value(), x.T)
-    cube.factor = 1.0001
-    assert "Cube: wrong gradient at x[" in complaint(cube, pt.constant(x))
 
 
 # The decorator, and what is not known.
