@@ -10,7 +10,7 @@ import time
 import traceback
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -36,7 +36,6 @@ from ..testing.diagnosis import paragraph, without_diagnosis
 from ..testing.mutate.mutants import mutants
 from .equations import Restricted, Verdict, Wrong, check_text, findings, first_blank, in_docstring, judge
 from .exercise import Exercise, blanks_left
-from .shortcuts import Shortcut, expect_formula, expect_no_shortcut
 
 SETS = re.compile(r"( *(\w+) = )([^#]*[^#,(\s])")  # a line of code that sets one variable
 SECONDS = 2.0  # that the search for the name of a mistake may take
@@ -51,30 +50,26 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
     except UnicodeDecodeError as error:
         return Verdict(False, f"{path.name} is not in UTF-8, see its byte {error.start}: save it as UTF-8")
     try:
-        with expect_no_shortcut(exercise, path, text) if exercise.kind == "code" else nullcontext():
-            # in a derivation "\frac" is no escape sequence, but LaTeX, which gets a message of its own
-            student = load(path, text if exercise.kind == "code" else text.replace("\\", r"\\"))
-            student.__dict__["__source__"] = text
-            student.__dict__["__exercise__"] = exercise
-            expect_functions(exercise, text)
-            expect_defined(exercise, student)
-            if exercise.kind == "derivation":
-                return judge(exercise.start, exercise.solution, text, lambda: exercise.check(student))
-            try:
-                with without_diagnosis():
-                    return Verdict(True, exercise.check(student) or "")
-            except Exception:
-                if left := blanks_left(text, exercise.kind):  # a blank that the answer does without is none
-                    return Verdict(False, first_blank(text, left))
-                raise
+        # in a derivation "\frac" is no escape sequence, but LaTeX, which gets a message of its own
+        student = load(path, text if exercise.kind == "code" else text.replace("\\", r"\\"))
+        student.__dict__["__source__"] = text
+        expect_functions(exercise, text)
+        expect_defined(exercise, student)
+        if exercise.kind == "derivation":
+            return judge(exercise.start, exercise.solution, text, lambda: exercise.check(student))
+        try:
+            with without_diagnosis():
+                return Verdict(True, exercise.check(student) or "")
+        except Exception:
+            if left := blanks_left(text, exercise.kind):  # a blank that the answer does without is none
+                return Verdict(False, first_blank(text, left))
+            raise
     except SyntaxError as error:
         line = f"line {error.lineno}: " if error.lineno else ""  # text with a null byte has none
         return Verdict(False, f"{line}{error.msg}: {(error.text or '').strip()}".removesuffix(": "))
     except GradientError as error:
         message = explained(exercise, student, text) or in_file(error, text)
         return Verdict(False, recognised(exercise, path, error, text) or slip(exercise, path, error, message))
-    except Shortcut as error:
-        return Verdict(False, str(error))
     except (DerivationError, NotationError, Wrong) as error:
         named = recognised(exercise, path, error, text)
         return Verdict(False, named or slip(exercise, path, error, in_file(error, text)))
@@ -276,7 +271,6 @@ def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) 
         if "inputs are float32" not in str(error):
             raise
         raise Wrong("The values are right in float64. " + in_file(error, "") + FLOAT32) from error
-    expect_formula(op, op_backward, *args)
 
 
 def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:

@@ -72,9 +72,6 @@ def test_a_right_answer_is_right_whatever_it_does_besides(lines, answer):
         (("import os", "os.fork()"), "line 23: .*\n    PermissionError: an answer must not start another process"),
         (("input()",), r"line 22: input\(\)\n    EOFError"),
         (("np.empty(1 << 40)",), r"line 22: .*\n    .*MemoryError: Unable to allocate"),
-        (("np.exp = np.log",), "replaces numpy.exp"),
-        (("np.allclose = lambda *a, **k: True",), "replaces numpy.allclose"),
-        (("import builtins", "builtins.max = min"), "replaces builtins.max"),
     ],
 )
 def test_an_answer_that_breaks_its_check_is_told_so(lines, says, answer):

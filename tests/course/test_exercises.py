@@ -252,3 +252,48 @@ def test_a_letter_that_is_used_twice_is_marked_in_a_true_equation(verdict):
     assert not given.passed and "line 25:" in given.message
     assert "k is an index of this equation already: in the sum, write k'" in given.message
     assert "already" not in verdict("softmax_equations", exercise("softmax_equations").solution).message
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "other"),
+    [
+        (
+            "softmax",
+            "dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))",
+            "dz = y * dy - y * np.einsum('...i,...i->...', dy, y)[..., None]",
+        ),
+        ("softmax", "    dz = y * (dy", "    y = softmax(np.log(y))[0]\n    dz = y * (dy"),
+        (
+            "chain_rule",
+            "    de = dy * s\n    ds = dy * e + de * e\n    dx = ds * np.cos(x)\n",
+            "    de = ...\n    dx = dy * (np.cos(x) * np.exp(np.sin(x)) * (1 + np.sin(x)))\n",
+        ),
+        ("relu", "dx = dy * (y > 0)", "dx = np.where(y > 0, dy, 0)"),
+    ],
+)
+def test_other_ways_to_the_same_gradient_are_right(name, right, other, verdict):
+    """Sums in another order, a forward that runs again, all in one line: rounding differs, and that is all."""
+    solution = exercise(name).solution
+    assert solution.count(right) == 1
+    found = verdict(name, solution.replace(right, other))
+    assert found.passed, found.message
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("dz = y * (dy - (dy * y) @ np.eye(y.shape[-1])[:, :1] * 0 - (dy * y).sum(axis=-1, keepdims=True))", "float32"),
+        ("dz = y.astype(float) * (dy - (dy * y).sum(axis=-1, keepdims=True))", "float32"),
+    ],
+)
+def test_right_values_of_a_wrong_type_are_called_right(line, says, verdict):
+    message = verdict("softmax", exercise("softmax").start.replace("    dz = ...", f"    {line}")).message
+    assert message.startswith("The values are right in float64. ") and says in message
+    assert "rules=" not in message  # which an answer cannot choose
+
+
+def test_numbers_that_differ_are_shown_with_digits_that_differ(verdict):
+    text = exercise("adam").solution.replace("    return w", "    w = w * (1 + 1e-8)\n    return w")
+    message = verdict("adam", text).message
+    expected, got = re.search(r"expected (\S+), got ([^\s.]*\.\d+)", message).groups()
+    assert expected != got
