@@ -17,14 +17,16 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import torch
-from checkers import checked_pair, jax_checker, line, torch_checker
+from jax.test_util import check_grads
 
 from scratchformer.museum.exhibits import GROUPS, NAMES, Exhibit, exhibit
 from scratchformer.testing import GradientError, check_drawn, check_gradients
+from scratchformer.testing.contracts import as_tuple, is_floating
 from scratchformer.testing.diagnosis import without_diagnosis
 from scratchformer.testing.draw import Sizes
 from scratchformer.testing.drawn import arguments
@@ -32,9 +34,98 @@ from scratchformer.testing.drawn import arguments
 Check = Callable[[Exhibit, Callable, int], object]
 
 
+class Pair(NamedTuple):
+    """An operation of NumPy arrays with its backward, and arguments."""
+
+    op: Callable
+    op_backward: Callable
+    args: tuple
+
+
+def as_torch(pair: Pair) -> tuple[Callable, list]:
+    """The pair as a function of tensors, and the tensors."""
+    places = [i for i, x in enumerate(pair.args) if is_floating(x)]
+
+    class Operation(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: Any) -> Any:
+            args = list(pair.args)
+            for i, t in zip(places, tensors, strict=True):
+                args[i] = t.detach().numpy()
+            y, ctx.cache = pair.op(*args)
+            ctx.single = not isinstance(y, tuple)
+            ys = tuple(torch.from_numpy(np.asarray(part)) for part in as_tuple(y))
+            return ys[0] if ctx.single else ys
+
+        @staticmethod
+        def backward(ctx: Any, *dys: Any) -> Any:
+            dy = tuple(d.numpy() for d in dys)
+            gradients = as_tuple(pair.op_backward(dy[0] if ctx.single else dy, ctx.cache))
+            return tuple(torch.from_numpy(np.asarray(g)) for g in gradients if g is not None)
+
+    return Operation.apply, [torch.tensor(pair.args[i], requires_grad=True) for i in places]
+
+
+def torch_checker(**settings: Any) -> Callable[[Pair], None]:
+    def check(pair: Pair) -> None:
+        function, tensors = as_torch(pair)
+        torch.autograd.gradcheck(function, tensors, **settings)
+
+    return check
+
+
+def as_jax(pair: Pair) -> tuple[Callable, list]:
+    """The pair as a function of JAX's arrays, and the arrays."""
+    places = [i for i, x in enumerate(pair.args) if is_floating(x)]
+
+    def run(*arrays: Any) -> tuple[Any, Any]:
+        args = list(pair.args)
+        for i, x in zip(places, arrays, strict=True):
+            args[i] = np.asarray(x)
+        return pair.op(*args)
+
+    def forward(*arrays: Any) -> Any:
+        return tuple(np.array(part) for part in as_tuple(run(*arrays)[0]))
+
+    def backward(dy: Any, *arrays: Any) -> tuple:
+        y, cache = run(*arrays)
+        dy = tuple(map(np.asarray, dy))
+        gradients = as_tuple(pair.op_backward(dy if isinstance(y, tuple) else dy[0], cache))
+        return tuple(np.array(g) for g in gradients if g is not None)
+
+    arrays = [jax.numpy.array(pair.args[i]) for i in places]
+    shapes = jax.tree_util.tree_map(shape_of, forward(*(pair.args[i].copy() for i in places)))
+
+    @jax.custom_vjp
+    def function(*arrays: Any) -> Any:
+        return jax.pure_callback(forward, shapes, *arrays)
+
+    def rule(arrays: Any, dy: Any) -> Any:
+        return jax.pure_callback(backward, tuple(map(shape_of, arrays)), dy, *arrays)
+
+    function.defvjp(lambda *arrays: (function(*arrays), arrays), rule)
+    return function, arrays
+
+
+def shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def jax_checker(**settings: Any) -> Callable[[Pair], None]:
+    def check(pair: Pair) -> None:
+        function, arrays = as_jax(pair)
+        check_grads(function, arrays, order=1, modes=["rev"], **settings)
+
+    return check
+
+
+def line(cells: list) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
 def on_normal_numbers(check: Callable) -> Check:
     def checked(shown: Exhibit, backward: Callable, seed: int) -> None:
-        check(checked_pair(shown.forward, backward, arguments(shown.arguments, Sizes(seed))))
+        check(Pair(shown.forward, backward, arguments(shown.arguments, Sizes(seed))))
 
     return checked
 

@@ -32,18 +32,15 @@ OURS_BFLOAT16 = "scratchformer, bfloat16"
 
 
 class Peer(NamedTuple):
-    """A library to compare with, and how it is used.
+    """A way to use PyTorch.
 
-    fused: with PyTorch's fused attention and fused Adam. mode: of `torch.compile`, or None. half: also in bfloat16.
-    ours: it compiles the references of `scratchformer.ops`.
+    fused: with fused attention and fused Adam. mode: of `torch.compile`, or None. half: also in bfloat16.
     """
 
     title: str
-    package: str = "torch"
     fused: bool = True
     mode: str | None = None
     half: bool = True
-    ours: bool = False
 
 
 PEERS = {
@@ -51,10 +48,6 @@ PEERS = {
     "tuned": Peer("PyTorch, tuned"),
     "compile": Peer("PyTorch, compiled", mode="default"),
     "max-autotune": Peer("PyTorch, max-autotune", mode="max-autotune"),
-    "jax": Peer("JAX, jit", "jax"),
-    "tinygrad": Peer("tinygrad, BEAM", "tinygrad", half=False),
-    "jax-ours": Peer("our references, JAX", "jax", half=False, ours=True),
-    "compile-ours": Peer("our references, PyTorch", half=False, ours=True),
 }
 
 
@@ -103,23 +96,10 @@ def our_step(model: Layer, replicas: Replicas) -> Callable[[Any], float]:
 
 def peer_step(model: Layer, peer: Peer, bfloat16: bool) -> tuple[Callable[[Any], Any], Callable[[Any], float]]:
     """Two functions of a batch: the model's loss and gradients by the peer, and the same training step."""
-    if peer.package == "jax":
-        from functional_models import jax_peer
-
-        return jax_peer(model, bfloat16, peer.ours)
-    if peer.package == "tinygrad":
-        from functional_models import tinygrad_peer
-
-        return tinygrad_peer(model)
     import torch
-
-    torch.set_num_threads(cores())
-    if peer.ours:
-        from functional_models import torch_peer
-
-        return torch_peer(model)
     from torch_model import TorchClassifier, TorchLanguageModel, gradients_of, training_step
 
+    torch.set_num_threads(cores())
     kind = TorchLanguageModel if isinstance(model, LanguageModel) else TorchClassifier
     theirs = kind(model, fused=peer.fused)
     adam = torch.optim.Adam(theirs.parameters(), 1e-4, fused=peer.fused or None)

@@ -1,4 +1,4 @@
-"""Time a training step of the tutorial's models: scratchformer against PyTorch, JAX and tinygrad, on the same weights.
+"""Time a training step of the tutorial's models: scratchformer against PyTorch, on the same weights.
 
     python benchmarks/training_step.py enwik8       # 12 blocks, width 256, context 256, batch 32
     python benchmarks/training_step.py imdb         # 6 blocks, width 128, 512 words, vocabulary 50,000, batch 32
@@ -177,13 +177,13 @@ def main() -> None:
     if args.bfloat16:
         names += [OURS_BFLOAT16, *(name + HALF for name in chosen if PEERS[name].half)]
     print(f"{processor.described()}: {', '.join(processor.instructions())}")
-    print(", ".join(f"{package} {version(package)}" for package in {PEERS[name].package: 0 for name in chosen}))
+    print(f"PyTorch {metadata.version('torch')}")
     rate = matrix_rate()
     times: dict[str, list[float]] = {name: [] for name in names}
     first, peaks = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         competitors = Competitors(args.patience, Path(folder))
-        definitions = {(PEERS[name].package, PEERS[name].fused, PEERS[name].ours): name for name in reversed(chosen)}
+        definitions = {PEERS[name].fused: name for name in reversed(chosen)}
         for name in reversed(definitions.values()):
             competitors.compare(name)
         for number in range(args.rounds + 1):
@@ -227,13 +227,6 @@ def main() -> None:
             ratio = middle[ours] / theirs[fastest]
             print(f"{ours} / the fastest: {ratio:.3f} ({title(fastest)})")
     return None
-
-
-def version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "is not installed"
 
 
 if __name__ == "__main__":
