@@ -34,7 +34,7 @@ from scratchformer.pages.passages import paragraphs
 
 HERE = Path(__file__).parent
 MODULES = (
-    *(f"notation.{name}" for name in "grammar spelling layout latex values ratios walk".split()),
+    *(f"notation.{name}" for name in "grammar spelling layout values ratios walk".split()),
     "shell.text",
     "course.equations",
     "pages.mathml",

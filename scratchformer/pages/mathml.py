@@ -7,8 +7,10 @@ from html import escape
 from typing import Any
 
 from ..notation.grammar import Condition, Equation, Node, NotationError, parse
-from ..notation.latex import FACTOR, PRODUCT, SPELLED, SUM
+from ..notation.spelling import GREEK_LETTERS
 
+# How tightly a node holds together: a part that is looser than its place needs parentheses.
+SUM, PRODUCT, FACTOR = range(3)
 LOOSENESS = dict.fromkeys(("+", "-", "neg", "cases"), SUM) | dict.fromkeys(("*", "flat /", "mod", "over"), PRODUCT)
 RELATIONS = {":=": "≔", "<": "&lt;", ">": "&gt;"}
 POWERS = {"²": "2", "³": "3", "⁴": "4", "⁻¹": "−1"}
@@ -112,13 +114,13 @@ def letter(name: str) -> str:
     if base.endswith("hat") and len(base) > 3:
         shown = f'<mover accent="true">{letter(base[:-3])}<mo stretchy="false">^</mo></mover>'
     else:
-        shown = f"<mi>{escape(SPELLED.get(base, base))}</mi>"
+        shown = f"<mi>{escape(GREEK_LETTERS.get(base, base))}</mi>"
     return f"<msub>{shown}<mn>{number}</mn></msub>" if number else shown
 
 
 def named(name: str) -> str:
     """A name; that of a gradient is an upright d and the name of the array."""
-    gradient = name.startswith("d") and len(name) > 1 and name.rstrip("0123456789") not in (*SPELLED, *WORDS)
+    gradient = name.startswith("d") and len(name) > 1 and name.rstrip("0123456789") not in (*GREEK_LETTERS, *WORDS)
     return f'<mi mathvariant="normal">d</mi>{letter(name[1:])}' if gradient else letter(name)
 
 

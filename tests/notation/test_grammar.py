@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scratchformer.notation import NotationError, latex, parse, read
+from scratchformer.notation import NotationError, parse, read
 from scratchformer.notation.spelling import spelled
 
 EQUATIONS = [
@@ -141,29 +141,6 @@ def test_constants_in_ascii():
 def test_what_cannot_be_read_is_an_error_with_its_line():
     with pytest.raises(NotationError, match="line 3, column 11"):
         read("First.\n\n        y_i = @\n    Last.")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "∂x̂_c/∂x_k = (δ_ck − 1/C)/σ",
-            r"\frac{\partial \hat{x}_{c}}{\partial x_{k}} = \frac{\delta_{ck} - \frac{1}{C}}{\sigma}",
-        ),
-        ("dγ_c = Σ_n dy_nc x̂_nc", r"\mathrm{d}\gamma_{c} = \sum_{n} \mathrm{d}y_{nc}\, \hat{x}_{nc}"),
-        ("y_i = x_i²/√D", r"y_{i} = \frac{{x_{i}}^{2}}{\sqrt{D}}"),
-        ("s = Σ_{s ≤ t} x_s", r"s = \sum_{s \le t} x_{s}"),
-    ],
-)
-def test_latex(text, expected):
-    assert latex(parse(text)) == expected
-
-
-@pytest.mark.parametrize("text", EQUATIONS)
-def test_braces_of_latex_match(text):
-    typeset = latex(parse(text))
-    assert typeset.count("{") == typeset.count("}")
-    assert typeset.count(r"\left") == typeset.count(r"\right")
 
 
 def test_subscript_digits_and_a_comma_at_the_end_of_a_line():
