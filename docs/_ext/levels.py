@@ -1,7 +1,7 @@
-"""The levels of a derivation: plain, and with what the operation can do besides, such as a mask or several heads.
+"""The two levels of a derivation: plain, and whole, with what the operation can do besides, such as a mask.
 
-What a level leaves out is an `Extension` in the operation's entry. Its names have one value, its letters are not
-written, the sentences about it are not there, and the equations are simplified. All levels are checked as the whole is.
+What the plain level leaves out is the `Extension` in the operation's entry. Its names have one value, its letters are
+not written, the sentences about it are not there, and the equations are simplified. It is checked as the whole is.
 """
 
 from __future__ import annotations
@@ -32,41 +32,32 @@ COMPARE = dict(
 
 
 class Without(NamedTuple):
-    """What a level leaves out: the values of names, the index letters, and words of the sentences about them."""
+    """What a level leaves out: the values of names, index letters, and words of the sentences about them."""
 
     values: dict[str, Node]
     letters: frozenset[str]
     words: re.Pattern[str] | None
 
 
-def extensions(name: str) -> tuple[Extension, ...]:
+WHOLE = Without({}, frozenset(), None)
+
+
+def extension(name: str) -> Extension | None:
     """What the page of an operation leaves out at first."""
-    return next((tuple(entry.extensions) for entry in entries_of("operations") if entry.name == name), ())
+    return next((entry.extended for entry in entries_of("operations") if entry.name == name), None)
 
 
-def levels(name: str) -> list[frozenset[str]]:
-    """The titles of what is left out at each level: all at level 0, nothing at the last. Bit i is extension i.
-
-    An extension is left out with the one that it is within, so some levels are the same.
-    """
-    every, found = extensions(name), []
-    for level in range(2 ** len(every)):
-        shown = {extension.title for i, extension in enumerate(every) if level >> i & 1}
-        found.append(frozenset(e.title for e in every if e.title not in shown or (e.within and e.within not in shown)))
-    return found
+def levels(name: str) -> list[Without]:
+    """What each level leaves out: the plain one, if there is one, and the whole."""
+    extended = extension(name)
+    return [WHOLE] if extended is None else [without(extended), WHOLE]
 
 
-def without(name: str, titles: Collection[str]) -> Without:
-    left_out = [extension for extension in extensions(name) if extension.title in titles]
-    words = "|".join(extension.words for extension in left_out)
-    values = {canonical(n): value_of(v) for each in left_out for n, v in each.values.items()}
-    letters = {letter for each in left_out for letter in each.letters}
+def without(extended: Extension) -> Without:
+    values = {canonical(n): value_of(v) for n, v in extended.values.items()}
+    letters = {*extended.letters}
     letters |= {name for name, value in values.items() if value[0] == "idx" and value[1] in letters}
-    return Without(
-        values,
-        frozenset(letters),
-        re.compile(rf"\b(?:{words})", re.IGNORECASE) if words else None,
-    )
+    return Without(values, frozenset(letters), re.compile(rf"\b(?:{extended.words})", re.IGNORECASE))
 
 
 def value_of(text: str) -> Node:
@@ -74,9 +65,8 @@ def value_of(text: str) -> Node:
     return ("idx", text) if re.fullmatch("[a-z]", text) else parse(f"{text} = 0").parts[0]
 
 
-def case_at(name: str, titles: Collection[str], draw: Sizes) -> DerivationCase:
+def case_at(name: str, left_out: Without, draw: Sizes) -> DerivationCase:
     """The arrays of a level: axes whose letters are not written have size 1."""
-    left_out = without(name, titles)
     draw.__dict__ |= {letter.upper(): 1 for letter in left_out.letters}
     for size, value in left_out.values.items():
         if is_size(value):
@@ -277,8 +267,8 @@ class Form(NamedTuple):
 def forms(name: str) -> dict[tuple[int, int], list[Form]]:
     """The forms of each item of an operation's derivation, by its line and column in the docstring, in order."""
     found = {(item.line, item.column): [Form(item, row, [])] for item, row in items(name)}
-    for number, titles in enumerate(levels(name)):
-        report = checked_without(case_at(name, titles, Sizes()), without(name, titles))
+    for number, left_out in enumerate(levels(name)):
+        report = checked_without(case_at(name, left_out, Sizes()), left_out)
         for item in report.derivation.items:
             known = found[item.line, item.column]
             form = next((form for form in known if form.item.text == item.text), None)

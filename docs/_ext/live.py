@@ -1,4 +1,4 @@
-"""The live part of an operation's page: its derivation and small arrays, at each of its levels."""
+"""The live part of an operation's page: its derivation and small arrays, at both its levels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from composed import Composed, composed
 from docutils import nodes
-from levels import Without, case_at, checked_without, extensions, levels, mistake_at, without
+from levels import WHOLE, Without, case_at, checked_without, extension, levels, mistake_at
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from static_files import load_files
@@ -87,21 +87,19 @@ class PageSizes(Sizes):
 
 
 def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
-    """The live section of a derivation, at all its levels.
+    """The live section of a derivation, at both its levels.
 
     mistakes: as in `scratchformer.catalogue`; those whose equation is not in the derivation are left out.
     """
-    mistakes = list(mistakes)
-    each = levels(name)
-    first = [each.index(titles) == i for i, titles in enumerate(each)]
-    levels_data = [live_data(name, mistakes, t) if is_first else None for t, is_first in zip(each, first, strict=True)]
-    return section(name, levels_data, extensions(name))
+    mistakes, extended = list(mistakes), extension(name)
+    each = [live_data(name, mistakes, left_out) for left_out in levels(name)]
+    return section(name, each, extended.title if extended else "")
 
 
-def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = ()) -> dict[str, Any]:
-    """What the page computes with at a level, see `page_data`. titles: of the extensions that the level leaves out."""
-    draw, left_out = PageSizes(name), without(name, [*titles])
-    case, calls = page_case(name, titles, draw)
+def live_data(name: str, mistakes: Iterable[Any] = (), left_out: Without = WHOLE) -> dict[str, Any]:
+    """What the page computes with at a level, see `page_data`."""
+    draw = PageSizes(name)
+    case, calls = page_case(name, left_out, draw)
     report = checked_without(case, left_out)
     begin_with = {n: fitted(x, report.values[n].shape) for n, x in VALUES.get(name, {}).items() if n in report.values}
     shown = [change for mistake in mistakes if (change := planted(mistake, report, left_out))]
@@ -111,9 +109,9 @@ def live_data(name: str, mistakes: Iterable[Any] = (), titles: Iterable[str] = (
     return data | {"zero": {n: by for n, by in ZERO_WITHOUT.get(name, {}).items() if by in data["inputs"]}}
 
 
-def page_case(name: str, titles: Iterable[str], draw: Sizes) -> Composed:
+def page_case(name: str, left_out: Without, draw: Sizes) -> Composed:
     """The case of a derivation at a level, as a page computes with it: without calls of functions."""
-    return composed(COMPOSED[name](draw) if name in COMPOSED else case_at(name, [*titles], draw))
+    return composed(COMPOSED[name](draw) if name in COMPOSED else case_at(name, left_out, draw))
 
 
 def constants(case: DerivationCase) -> tuple[str, ...]:
@@ -132,7 +130,7 @@ def fitted(value: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def checked(case: DerivationCase) -> DerivationReport:
-    return checked_without(case, Without({}, frozenset(), None))
+    return checked_without(case, WHOLE)
 
 
 def planted(mistake: Any, report: DerivationReport, left_out: Without) -> dict[str, Any] | None:

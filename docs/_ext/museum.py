@@ -56,7 +56,7 @@ def shown(exhibit: Exhibit) -> list[str]:
 def planted_html(exhibit: Exhibit) -> str:
     """The live part of the operation, at the first level of its derivation that has the line with the mistake."""
     mistake = Mistake(exhibit.title, "", *exhibit.planted, operation=exhibit.operation)
-    each = (live_data(exhibit.operation, [mistake], titles) for titles in levels(exhibit.operation))
+    each = (live_data(exhibit.operation, [mistake], left_out) for left_out in levels(exhibit.operation))
     return section(exhibit.operation, [next(data for data in each if data["mistakes"])], planted=True)
 
 

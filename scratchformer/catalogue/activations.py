@@ -161,7 +161,7 @@ ENTRIES = [
         wrong="dx_i = dy_i (1 − x_i²)",
     ),
     OperationEntry("softmax", analytic=True)
-    .extension("Safe from overflow and rounding", "overflow|round")
+    .extension("safe from overflow and rounding", "overflow|round")
     .case("", normal("B T V"))
     .mistake(
         "Only the diagonal of the Jacobian is used",
@@ -182,7 +182,7 @@ ENTRIES = [
         },
     ),
     OperationEntry("log_softmax", analytic=True)
-    .extension("Safe from overflow and rounding", "overflow|round")
+    .extension("safe from overflow and rounding", "overflow|round")
     .case("", normal("B T V"))
     .mistake(
         "y is taken for a probability",

@@ -151,10 +151,14 @@ ENTRIES = [
             group=2,
         ),
     )
-    .extension("Several heads", "head", "h")
-    .extension("Heads that share keys and values", "group", within="Several heads", g="h", G="H")
-    .extension("A mask", "mask|pattern", m="1")
-    .extension("Safe from overflow", "overflow|NaN")
+    .extension(
+        "several heads, heads that share keys and values, a mask, safe from overflow",
+        "head|group|mask|pattern|overflow|NaN",
+        "h",
+        g="h",
+        G="H",
+        m="1",
+    )
     .derivation("", derived_attention)
     .derivation("causal", partial(derived_attention, pattern=causal))
     .derivation("local", partial(derived_attention, pattern=lambda d: ops.Local(1)))
@@ -269,8 +273,7 @@ ENTRIES = [
         ),
     )
     .case("empty rows", partial(relative_attention, pattern=empty, keys="T"))
-    .extension("Several sequences and heads", "sequence|head", "bhn")
-    .extension("A mask", "mask|pattern", m="1")
+    .extension("several sequences and heads, a mask", "sequence|head|mask|pattern", "bhn", m="1")
     .derivation("", derived_relative_attention)
     .derivation("causal", partial(derived_relative_attention, pattern=causal))
     .derivation("padding", partial(derived_relative_attention, pattern=all_padding))

@@ -53,15 +53,14 @@ class Extension(NamedTuple):
     """What an operation can do besides, and what its page leaves out at first. Without it the derivation is simpler.
 
     title: on its switch. words: a regular expression, with which words of the docstring's sentences about it begin.
-    values: those that names have without it, and index letters that others stand for. letters: index letters that are
-    not written then, of axes of size 1. within: the title of the extension that it extends in turn.
+    letters: index letters that are not written without it, of axes of size 1. values: those that names have without it,
+    and index letters that others stand for.
     """
 
     title: str
     words: str
-    values: Mapping[str, str] = {}
-    letters: str = ""
-    within: str = ""
+    letters: str
+    values: Mapping[str, str]
 
 
 class Entry:
@@ -127,7 +126,7 @@ class OperationEntry(Entry):
         super().__init__(name, **options)
         self.names, self.analytic = names, analytic
         self.arguments: dict[str, Callable[[Any], Arguments]] = {}
-        self.extensions: list[Extension] = []
+        self.extended: Extension | None = None
 
     @property
     def op(self) -> Any:
@@ -150,9 +149,9 @@ class OperationEntry(Entry):
     def derivation(self, variant: str, case: Callable[[Sizes], Arguments]) -> Self:
         return super().derivation(variant, partial(self.derivation_case, case))
 
-    def extension(self, title: str, words: str, letters: str = "", within: str = "", **values: str) -> Self:
-        """Add what the page leaves out at first, see `Extension`."""
-        self.extensions.append(Extension(title, words, values, letters, within))
+    def extension(self, title: str, words: str, letters: str = "", **values: str) -> Self:
+        """What the page leaves out at first, see `Extension`."""
+        self.extended = Extension(title, words, letters, values)
         return self
 
     def derive_all(self) -> Self:

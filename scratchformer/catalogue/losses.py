@@ -33,9 +33,13 @@ ENTRIES = [
     .case("smoothing", partial(cross_entropy, label_smoothing=0.1))
     .case("ignored", partial(cross_entropy, ignore_index=0))
     .case("smoothing, ignored", partial(cross_entropy, label_smoothing=0.1, ignore_index=0))
-    .extension("Label smoothing", "label smoothing", ε="0")
-    .extension("Ignored rows", "ignored", k="1", count="N")
-    .extension("Safe from overflow and rounding", "overflow|round")
+    .extension(
+        "label smoothing, ignored rows, safe from overflow and rounding",
+        "label smoothing|ignored|overflow|round",
+        ε="0",
+        k="1",
+        count="N",
+    )
     .derivation("", some_ignored)
     .derivation("ignored", partial(some_ignored, ignore_index=-1))
     .derivation("all ignored", partial(some_ignored, ignore_index=-100, ignored=1000))
@@ -66,7 +70,7 @@ ENTRIES = [
     ),
     OperationEntry("soft_cross_entropy")
     .case("", normal("B T V", "B T V"))
-    .extension("Safe from overflow and rounding", "overflow|round")
+    .extension("safe from overflow and rounding", "overflow|round")
     .survivors(
         "soft_cross_entropy_backward",
         {

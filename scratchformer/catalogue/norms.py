@@ -16,7 +16,7 @@ def wide(d: Sizes) -> Arguments:
 
 ENTRIES = [
     OperationEntry("layernorm", analytic=True)
-    .extension("Safe from rounding", "round")
+    .extension("safe from rounding", "round")
     .case("", normal("B T C", "C", "C"))
     .derivation("", wide)
     .mistake(

@@ -23,7 +23,7 @@ def with_ties(d: Sizes) -> Arguments:
 
 ENTRIES = [
     OperationEntry("mean_pool", names=whole, analytic=True)
-    .extension("Padding", "padding", n="T")
+    .extension("padding", "padding", n="T")
     .case("", normal("B T C"))
     .case("padding", lambda d: given(d("B T C"), d.lengths()))
     .derivation("padding", with_ties)
@@ -45,7 +45,7 @@ ENTRIES = [
         wrong="dx_btc = dy_bc/max(n_b, 1)",
     ),
     OperationEntry("max_pool", names=whole)
-    .extension("Padding", "padding", n="T", live="1")
+    .extension("padding", "padding", n="T", live="1")
     .case("", normal("B T C"))
     .case("padding", lambda d: given(d("B T C"), d.lengths()))
     .derivation("padding", with_ties)

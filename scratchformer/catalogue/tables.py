@@ -65,7 +65,7 @@ ENTRIES = [
         analytic=True,
         helpers=True,
     )
-    .extension("Several sequences and heads", "sequence|head", "bh")
+    .extension("several sequences and heads", "sequence|head", "bh")
     .case("", rotary)
     .case("later, linear", partial(rotary, start=7, base=50.0, scaling={"rope_type": "linear", "factor": 3.0}))
     .case("llama3", partial(rotary, start=2, base=100.0, scaling=LLAMA3))
@@ -123,7 +123,7 @@ ENTRIES = [
         },
     ),
     OperationEntry("gather", analytic=True)
-    .extension("Several sequences", "several sequences", "b")
+    .extension("several sequences", "several sequences", "b")
     .case("", lambda d: given(d("B T C"), d.integers("B K", d.T)))
     .case("one place again and again", lambda d: given(d("B T C"), d.integers("B K", 1)))
     .mistake(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..catalogue import DerivationCase, Extension
+from ..catalogue import DerivationCase
 from ..notation import DerivationReport, Equation
 from ..notation.grammar import canonical, walk
 from ..notation.page import equation_as_json
@@ -27,23 +27,21 @@ FILES = ("live/evaluate.js", "live/live.js")
 
 def section(
     name: str,
-    levels_data: Sequence[dict[str, Any] | None],
-    extensions: Sequence[Extension] = (),
+    levels_data: Sequence[dict[str, Any]],
+    extension: str = "",
     planted: bool = False,
 ) -> str:
     """A live section, as HTML that needs the files of static/live and nothing else.
 
-    levels_data: what the page computes with at each level, see `page_data`; None for a level with an
-    extension but without the one that it is within. extensions: what the lower levels leave out. planted: whether it
-    begins with the first mistake.
+    levels_data: what the page computes with at each level, see `page_data`: the plain one and the whole, or the whole
+    alone. extension: what the plain level leaves out. planted: whether it begins with the first mistake.
     """
     typeset: dict[str, int] = {}  # each equation once, though several levels have it
     shown_in = ("items", "mistakes", "calls")
-    for item in (item for level in levels_data if level for kind in shown_in for item in level.get(kind, ())):
+    for item in (item for level in levels_data for kind in shown_in for item in level.get(kind, ())):
         item["html"] = typeset.setdefault(item["html"], len(typeset))
     shown = "".join(f'<span data-typeset="{number}">{html}</span>' for html, number in typeset.items())
-    switches = [{"title": extension.title, "within": extension.within} for extension in extensions]
-    whole = {"extensions": switches, "levels": [*levels_data]}
+    whole = {"extension": extension, "levels": [*levels_data]}
     return (
         f'<section class="live" data-operation="{escape(name)}"{" data-planted" * planted}>\n'
         "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"

@@ -22,7 +22,7 @@ pytest.importorskip("selenium")
 import live
 from docstrings import pieces
 from layers import LIVE
-from levels import extensions, levels
+from levels import WHOLE, levels
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -51,9 +51,9 @@ class Page:
         self.to(level)
 
     def to(self, level: int) -> None:
-        titles = levels(self.name)
-        self.level = level % len(titles)
-        self.case, _ = live.page_case(self.name, titles[level], live.PageSizes(self.name))
+        each = levels(self.name)
+        self.level = level % len(each)
+        self.case, _ = live.page_case(self.name, each[level], live.PageSizes(self.name))
         self.layer = getattr(self.case.op, "__self__", None)
         self.run("page.to(arguments[0])", self.level)
         self.run("for (const fold of document.querySelectorAll('.live-fold')) fold.open = true")
@@ -140,7 +140,7 @@ def converted(value: np.ndarray, old: Any) -> Any:
     return value.astype(int) if value.ndim else type(old if old is not None else 0)(value)
 
 
-LEVELS = [(name, level) for name in NAMES for level in sorted({0, len(levels(name)) - 1})]
+LEVELS = [(name, level) for name in NAMES for level in range(len(levels(name)))]
 
 
 @pytest.fixture(scope="module", params=LEVELS, ids=lambda one: f"{one[0]}-{one[1]}")
@@ -279,7 +279,7 @@ def test_every_mistake_of_a_layer_can_be_planted(layer: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_weight_of_a_layer_has_its_gradient(name: str) -> None:
     data = live.live_data(name)
-    case, _ = live.page_case(name, (), live.PageSizes(name))
+    case, _ = live.page_case(name, WHOLE, live.PageSizes(name))
     assert {canonical(weight) for weight in case.op.__self__.named_parameters()} <= {*data["gradients"].values()}
 
 
@@ -470,30 +470,21 @@ def test_few_words_stand_before_the_first_numbers_and_the_first_equation(page: P
     assert above + len(re.findall(r"[^\W\d_]{2,}", f"{page.name} Try it {summary.text}")) <= 120
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if extensions(name)])
-def test_switches_add_what_the_plain_derivation_leaves_out(browser: Any, tmp_path_factory: Any, name: str) -> None:
-    page = Page(browser, name, tmp_path_factory.mktemp("switches"), 0)
+@pytest.mark.parametrize("name", [name for name in NAMES if len(levels(name)) > 1])
+def test_the_switch_adds_what_the_plain_derivation_leaves_out(browser: Any, tmp_path_factory: Any, name: str) -> None:
+    page = Page(browser, name, tmp_path_factory.mktemp("switch"), 0)
     plain = set(page.run("return page.data.items.map(({ html }) => html)"))
     assert not page.find(".live-card.added")
     (x, *_), value = page.run("return page.data.inputs"), 0.25
     page.run("page.model.set(arguments[0], 0, arguments[1]); page.compute()", x, value)
     page.run("let x = 1; Math.random = () => (x = (x * 16807) % 2147483647) / 2147483647;")
-    level, every = 0, extensions(name)
-    within = {i: k for i, each in enumerate(every) for k, other in enumerate(every) if each.within == other.title}
-    for number in [*range(len(every)), *range(len(every))] * (1 if CI else 2):  # on, off, perhaps on, off
+    for level in 1, 0:
         shape = page.run("return page.model.array(arguments[0]).shape", x)
-        switch = page.find(".live-extensions input")[number]
-        assert switch.is_displayed() == (number not in within or bool(level >> within[number] & 1))
-        if not switch.is_displayed():
-            continue
+        (switch,) = page.find(".live-extension input")
         switch.send_keys(Keys.SPACE)
-        level ^= 1 << number
-        level &= ~sum(1 << i for i, around in within.items() if not level >> around & 1)
-        assert page.run("return [page.level, document.activeElement.checked]") == [level, bool(level >> number & 1)]
+        assert page.run("return [page.level, document.activeElement.checked]") == [level, bool(level)]
         if shape == page.run("return page.model.array(arguments[0]).shape", x):
             assert page.run("return page.model.array(arguments[0]).data[0]", x) == value
-        else:
-            page.run("page.model.set(arguments[0], 0, arguments[1]); page.compute()", x, value)
         marked = page.run("return page.cards.map(({ i, element }) => [i, element.classList.contains('added')])")
         items = page.run("return page.data.items.map(({ html }) => html)")
         assert all(added == (items[i] not in plain) for i, added in marked)
@@ -509,21 +500,21 @@ def test_switches_add_what_the_plain_derivation_leaves_out(browser: Any, tmp_pat
     assert not browser.get_log("browser")
 
 
-def test_the_text_of_a_derivation_follows_the_switches_and_links(browser: Any, tmp_path_factory: Any) -> None:
+def test_the_text_of_a_derivation_follows_the_switch_and_links(browser: Any, tmp_path_factory: Any) -> None:
     page = Page(browser, "attention", tmp_path_factory.mktemp("text"), 0)
     page.run(
         "document.querySelector('main').insertAdjacentHTML('beforeend', arguments[0])",
-        '<p class="level level-0 shown"></p><p class="level level-1"></p><p class="level level-15" id="all"></p>',
+        '<p class="level level-0 shown"></p><p class="level level-1" id="all"></p>',
     )
     visible = "return [...document.querySelectorAll('.level')].map((p) => p.checkVisibility())"
     added = "return [...document.querySelectorAll('.level')].map((p) => p.classList.contains('added'))"
-    assert page.run(visible) == [True, False, False]
-    page.find(".live-extensions input")[0].click()
-    assert page.run(visible) == [False, True, False]
-    assert page.run(added)[1]
+    assert page.run(visible) == [True, False]
+    for _ in range(2):
+        page.find(".live-extension input")[0].click()
+    assert page.run(visible) == [True, False]
     browser.execute_script("location.hash = 'all'")
-    WebDriverWait(browser, 5).until(lambda _: page.run(visible) == [False, False, True])
-    assert page.run("return page.level") == 15
+    WebDriverWait(browser, 5).until(lambda _: page.run(visible) == [False, True])
+    assert page.run("return page.level") == 1 and page.run(added) == [False, True]
 
 
 def test_what_is_no_number_is_refused_and_said_so(browser: Any, tmp_path_factory: Any) -> None:

@@ -1,8 +1,8 @@
 /* The interface of a live derivation: every equation with its numbers, computed again whenever a number changes.
 
-   An element of class `live` holds the data of all levels of a derivation (a script of type application/json) and each
+   An element of class `live` holds the data of both levels of a derivation (a script of type application/json) and each
    equation's typeset form (an element with data-typeset). Everything else is made here, for one level at a time: the
-   page begins with the plain derivation, and each extension has a switch. See evaluate.js for the computation. */
+   page begins with the plain derivation, and a switch adds the rest. See evaluate.js for the computation. */
 "use strict";
 
 (function () {
@@ -362,27 +362,17 @@
       const element = make("div", {}, make("p", { class: "live-intro" },
         make("b", {}, "Change an input"), ": drag it sideways, or type. ",
         make("b", {}, "Point at any number"), ": its terms appear below, and the numbers it came from light up. Click to keep it selected."));
-      const { extensions } = this.whole;
-      if (!extensions.length) return element;
-      const switches = extensions.map(({ title }, i) => make("label", { hidden: this.isOutside(i, this.level) },
-        make("input", { type: "checkbox", checked: Boolean((this.level >> i) & 1), onchange: () => this.toggle(i) }), ` ${title}`));
+      const { extension } = this.whole;
+      if (!extension) return element;
+      const change = () => {
+        this.to(1 - this.level);
+        this.root.querySelector(".live-extension input").focus();
+      };
       const note = this.level ? "What is added or changed is marked." : "";
-      element.append(make("fieldset", { class: "live-extensions" }, make("legend", {}, "Add:"), ...switches,
+      element.append(make("div", { class: "live-extension" },
+        make("label", {}, make("input", { type: "checkbox", checked: this.level === 1, onchange: change }), ` Add: ${extension}`),
         make("span", { class: "live-note", role: "status" }, note)));
       return element;
-    }
-
-    /** Whether a level lacks the extension that this one is within. */
-    isOutside(extension, level) {
-      const { extensions } = this.whole;
-      const of = extensions.findIndex(({ title }) => title === extensions[extension].within);
-      return of >= 0 && !((level >> of) & 1);
-    }
-
-    toggle(extension) {
-      const level = this.level ^ (1 << extension);
-      this.to(this.whole.extensions.reduce((kept, _, i) => (this.isOutside(i, kept) ? kept & ~(1 << i) : kept), level));
-      this.root.querySelectorAll(".live-extensions input")[extension].focus();
     }
 
     /** Whether the plain derivation has none like it. */
