@@ -14,7 +14,7 @@ from scratchformer.catalogue import LAYERS, Draw, check
 from scratchformer.catalogue.check import check_layer_case
 from scratchformer.dispatch import reference_only
 from scratchformer.testing import GradientError, check_layer
-from scratchformer.testing.contracts import as_tuple, is_array, is_floating, labelled
+from scratchformer.testing.contracts import arrays_in, as_tuple, is_array, is_floating, labelled
 from scratchformer.testing.strategies import SCALES
 
 LARGE = ("MultiHeadLoop", "TransformerBlock", "DecoderBlock", "Recompute", "Block", "Stack")
@@ -139,6 +139,48 @@ def test_float32_stays_float32_and_is_near_float64(name, device):
         size = np.abs(expected).max()
         floor = 1e-7 if size > 1e-12 else 1e-6  # a gradient that is zero up to rounding, as for the bias of keys
         np.testing.assert_allclose(x, expected, rtol=0, atol=2e-5 * size + floor, err_msg=tensor)
+
+
+def rms(x):
+    return np.sqrt(np.mean(x * x))
+
+
+def step(case, dtype, moved=0):
+    """The choices of forward, such as the signs at ReLU, and the gradients of a copy of the case's layer by name.
+
+    moved: first change every number of the arguments and parameters by up to a unit of float32, drawn with this seed.
+    """
+    rng = np.random.default_rng(moved)
+    move = lambda x: x * (1 + 2**-24 * rng.uniform(-1, 1, x.shape)) if moved else x  # noqa: E731
+    arguments = lambda x: move(x.astype(np.float32)).astype(dtype) if is_floating(x) else x  # noqa: E731
+    layer = copy.deepcopy(case.layer).to(dtype=dtype)
+    for p in layer.parameters():
+        p.data[...] = move(p.data)
+    inputs, options = map(arguments, case.inputs), {name: arguments(x) for name, x in case.options.items()}
+    y, cache = layer.forward(*inputs, **options)
+    layer.backward(like(y, np.random.default_rng(0), lambda x: x.astype(np.float32).astype(dtype)), cache)
+    chosen = [x.tobytes() for x in arrays_in("cache", cache).values() if not is_floating(x)]
+    return chosen, {name: p.grad for name, p in layer.named_parameters().items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_in_float32_keep_their_digits(name, combinations):
+    """A gradient is about as far from that in float64 as it moves when the last digits of all numbers move. It may be
+    further away if the two choose differently, as where a number is so near ReLU's corner that rounding decides.
+    """
+    compared = 0
+    for drawn in combinations(3):
+        case = LAYERS[name](Draw(drawn["seed"]))
+        with reference_only():
+            (chosen, single), (expected, double) = step(case, np.float32), step(case, np.float64)
+            _, moved = step(case, np.float64, moved=1)
+        if chosen == expected:
+            compared += 1
+            least = max(map(rms, double.values())) / 100  # the gradient of a key's bias is 0 but for rounding
+            for tensor, x in double.items():
+                unit = rms(moved[tensor] - x) + 2**-24 * max(rms(x), least)
+                assert rms(single[tensor] - x) <= 64 * unit, tensor  # 30 in 40 draws of each model, mostly 1.3
+    assert compared
 
 
 @pytest.mark.parametrize("name", LAYERS)

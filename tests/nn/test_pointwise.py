@@ -1,9 +1,11 @@
+import copy
 import math
 
 import numpy as np
 import pytest
 
 from scratchformer import nn, ops
+from scratchformer.dispatch import reference_only
 from scratchformer.nn.quantized import QuantizedLinear
 from scratchformer.rng import Key
 
@@ -100,3 +102,26 @@ def test_a_quantized_layer_is_the_layer_with_the_rounded_matrix(kind):
     y, cache = QuantizedLinear(layer, 8).forward(x)
     assert cache is None
     np.testing.assert_allclose(y, layer(x), atol=0.05 * np.abs(layer(x)).max())
+
+
+def test_at_the_corner_of_relu_float32_has_the_gradient_of_one_side():
+    """Where rounding decides the sign of a number, float32 and float64 may be on different sides of the corner. Moved a
+    little to the other side, float64 agrees.
+    """
+    rng, corner = np.random.default_rng(0), nn.FeedForward(8, key=Key(1))
+    x, dy = (rng.standard_normal((5, 8)).astype(np.float32) for _ in range(2))
+    corner.up.b.data[...] = -(x[0] @ corner.up.w.data)
+    positive, gradient = {}, {}
+    for side in (np.float32, np.float64, "moved"):
+        layer, dtype = copy.deepcopy(corner), np.float32 if side is np.float32 else np.float64
+        layer.to(dtype=dtype)
+        if side == "moved":
+            layer.up.b.data += np.where(positive[np.float32], 1e-6, -1e-6)
+        with reference_only():
+            _, cache = layer.forward(x.astype(dtype))
+        layer.backward(dy.astype(dtype), cache)
+        positive[side], gradient[side] = cache.up.activated[0], layer.up.w.grad
+    differ = positive[np.float32] != positive[np.float64]
+    error = abs(gradient[np.float32] - gradient[np.float64]).max(axis=0)
+    assert differ.any() and error[differ].min() > 1e-3 and error[~differ].max() < 1e-5
+    np.testing.assert_allclose(gradient[np.float32], gradient["moved"], atol=1e-5)

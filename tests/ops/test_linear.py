@@ -4,6 +4,7 @@ from hypothesis import given
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.dispatch import fast, reference_only
 from scratchformer.testing.strategies import tensors
 
 
@@ -107,3 +108,15 @@ def test_shapes_that_do_not_fit_a_dense_layer(device):
 def test_a_masked_bias_of_a_dense_layer_is_refused(dense):
     with pytest.raises(TypeError, match=r"^b: expected a floating-point array, got MaskedArray"):
         dense(np.ones((2, 3)), np.ones((3, 4)), np.ma.ones(4))
+
+
+@pytest.mark.parametrize("twins", [reference_only, fast])
+def test_the_gradient_of_the_bias_keeps_its_digits_over_many_rows(twins, combinations):
+    """Added up one after another, 2¹⁵ rows have an error of about 58 units."""
+    for drawn in combinations(2, mean=[0, 1]):
+        dy = np.random.default_rng(drawn["seed"]).normal(drawn["mean"], size=(1 << 15, 16)).astype(np.float32)
+        with twins():
+            _, cache = ops.linear(np.ones((len(dy), 1), np.float32), np.ones((1, 16), np.float32), np.ones(16, np.float32))
+            _, _, db = ops.linear_backward(dy, cache)
+        expected, unit = dy.sum(axis=0, dtype=np.float64), 2**-24 * np.linalg.norm(dy, axis=0)
+        np.testing.assert_array_less(abs(db - expected), 32 * np.maximum(unit, 2**-24 * abs(expected)))
