@@ -10,8 +10,6 @@ from ..checks import expect_columns, expect_floating, expect_like, expect_shape
 from ..dispatch import backward, operation
 from .activations import Activation, activation_pair
 
-BLOCK = 128  # rows
-
 
 class LinearCache(NamedTuple):
     x: Array  # (..., I)
@@ -44,11 +42,12 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
         ∂y_no'/∂w_io = x_ni δ_oo'      dw_io = Σ_n x_ni dy_no        (every row uses w: sum over the rows)
         ∂y_no'/∂b_o = δ_oo'            db_o = Σ_n dy_no
 
-    The remaining sums are matrix products:
+    The remaining sums are matrix products, and a sum of rows. NumPy adds rows one after another, in float32 with an
+    error that grows with √N. So they are added in float64:
 
         dx = dy @ w.T
         dw = x.T @ dy
-        db = cast(sum_of_rows(widen(dy)), dy.dtype)
+        db = cast(xp.sum(dy, axis=0, dtype=xp.float64), dy.dtype)
 
     The cache keeps x for dw and w for dx; neither needs b. Without b there is no db.
     """
@@ -83,19 +82,8 @@ def linear_backward(dy: Array, cache: LinearCache) -> tuple[Array, ...]:
     dx, dw = (cast(z, dy.dtype) for z in (xp.reshape(dx, shape), dw))
     if not cache.has_bias:
         return dx, dw
-    db = cast(sum_of_rows(widen(dy)), dy.dtype)
+    db = cast(xp.sum(dy, axis=0, dtype=xp.float64), dy.dtype)
     return dx, dw, db
-
-
-def sum_of_rows(x: Array) -> Array:
-    """Σ_n x_no for x (N, O), as (O,): blocks of rows are added up first, then their sums.
-
-    NumPy adds the rows one after another, with a rounding error that grows with √N.
-    """
-    xp, (N, O) = array_module(x), x.shape
-    blocks = N // BLOCK
-    sums = xp.sum(xp.reshape(x[: blocks * BLOCK], (blocks, BLOCK, O)), axis=1)
-    return xp.sum(sums, axis=0) + xp.sum(x[blocks * BLOCK :], axis=0)
 
 
 class DenseCache(NamedTuple):

@@ -27,7 +27,7 @@ X, GAMMA, BETA = RNG.normal(size=(2, 3, 5)), RNG.normal(size=5), RNG.normal(size
 
 # Mistakes that the catalogue has as equations, as code: what is replaced in the module of the operation.
 CODE = {
-    "linear: the bias gets the mean over the rows": [("sum_of_rows(widen(dy))", "xp.mean(widen(dy), axis=0)")],
+    "linear: the bias gets the mean over the rows": [("db = cast(xp.sum(dy", "db = cast(xp.mean(dy")],
     "linear: the weights' gradient is divided by the number of rows": [("dw = x.T @ dy\n", "dw = x.T @ dy / len(x)\n")],
     "relu: the result is compared with ≥": [("dy * cast(positive, dy.dtype)\n", "dy * (positive >= 0)\n")],
     "gelu: the product rule has two terms": [("dx = dy * (cdf + x * density)\n", "dx = dy * cdf\n")],
