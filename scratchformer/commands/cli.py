@@ -24,7 +24,7 @@ from ..parallel.replicas import MAX_REPLICAS
 from ..shell.options import SEED, CommandLine
 from ..shell.process import run_program, signals_caught, stop
 from ..shell.reading import read_text
-from ..shell.text import one_line, with_article
+from ..shell.text import one_line
 from ..version import __version__
 
 INTEGERS = {"int8": 8, "int4": 4}  # bits of the weights, by the name of a precision
@@ -148,7 +148,9 @@ def make_parser() -> CommandLine:
     command.set_defaults(run=generate)
 
     command = commands.add_parser("chat", help="talk to a published instruct model")
-    command.add_argument("run_folder", metavar="FOLDER", help="folder of a published decoder with a chat template")
+    command.add_argument(
+        "run_folder", metavar="FOLDER", help="a published decoder with a chat template, or a run of one"
+    )
     system = "the system message (default: that of the template, if it has one)"
     command.add_argument("--system", metavar="TEXT", help=system)
     tokens = "how many tokens an answer may have (default: 1000)"
@@ -429,16 +431,15 @@ def chat(args: argparse.Namespace) -> None:
     from ..generation import Chat, ChatTemplate, printable
     from ..models.pretrained import instead_of_folder
     from ..rng import Key
-    from ..training.readers import load_writer
+    from ..training.readers import load_writer, published_files
 
-    options, folder = sampling_options(args), Path(args.run_folder)
-    wanted = f"{folder}: expected a published model with config.json, tokenizer.json and a chat template"
-    if not (folder / "config.json").is_file():
-        raise ValueError(instead_of_folder(folder) or wanted)
+    options, path = sampling_options(args), args.run_folder
+    if (folder := published_files(path)) is None:
+        wanted = "expected a published model with config.json, tokenizer.json and a chat template, or a run of one"
+        raise ValueError(instead_of_folder(path) or f"{path}: {wanted}")
     template = ChatTemplate(folder)
-    model, vocabulary = load_writer(folder, "", args.context)
-    if not isinstance(vocabulary, PublishedTokenizer):
-        raise ValueError(f"{wanted}, got {with_article(type(model))} with another vocabulary")
+    model, vocabulary = load_writer(path, "", args.context)
+    assert isinstance(vocabulary, PublishedTokenizer)  # since there are its files
     system = None if args.system is None else as_typed(args.system)
     conversation = Chat(placed(model, args), vocabulary, template, system)
     typed, turn = sys.stdin.isatty(), 0

@@ -24,6 +24,7 @@ from ..checks import expect_at_least, expect_instance
 from ..rng import Key
 from ..shell.progress import counted, progress_bar
 from ..shell.reading import MEGABYTE, DataError, decoded, read_bytes
+from ..shell.text import printable, shown
 from ..shell.unpacking import is_tar, open_tar
 from .batching import Labelled
 from .download import fetch
@@ -60,7 +61,7 @@ _WITHOUT_CONTENT = (
     tarfile.FIFOTYPE,
 )
 _ARCHIVE = re.compile(r"\.(tar|tgz)\b")
-_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0-9]+)\.txt")
+_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/([^/]+)/([0-9]+)_([0-9]+)\.txt")
 
 
 class Imdb(NamedTuple):
@@ -304,19 +305,23 @@ def _skip(stream: Any, size: int, archive: Path) -> None:
 
 def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
     """The reviews of `splits` in the folder aclImdb, which may have another name."""
-    for part in (part for split in splits for part in FOLDERS[split]):
-        for file in sorted((folder / part).glob("*.txt"), key=str):
-            parsed = _parse(f"aclImdb/{part}/{file.name}", splits)
+    for half in sorted({Path(part).parent for split in splits for part in FOLDERS[split]}):
+        for file in sorted((folder / half).glob("*/*.txt"), key=str):
+            parsed = _parse(f"aclImdb/{half}/{file.parent.name}/{file.name}", splits)
             if parsed:
                 yield str(file), *parsed, read_bytes(file, max_bytes=MAX_REVIEW)
 
 
 def _parse(name: str, splits: Collection[str]) -> tuple[str, tuple[int, ...]] | None:
-    """Split and (label, number, rating) of the member `name`; None if it is not a review of `splits`."""
+    """Split and (label, number, rating) of the member `name`; None if it is not a review of `splits`. Raises DataError
+    for a review of a third class.
+    """
     match = _MEMBER.fullmatch(name)
     if match is None:
         return None
     half, kind, number, rating = match.groups()
+    if kind not in LABELS:
+        raise DataError(f"{printable(name)}: expected two classes, neg and pos, got the folder {shown(kind)}")
     if kind == "unsup" and half == "test":
         return None
     split = "unsup" if kind == "unsup" else half

@@ -17,7 +17,11 @@ from .vocabulary import has_word
 
 TEXT = ("review", "text", "sentence", "content")  # names of the columns that are read
 LABEL = ("sentiment", "label", "class")
-CLASSES = {"neg": 0, "negative": 0, "0": 0, "pos": 1, "positive": 1, "1": 1, "unsup": -1, "-1": -1}
+CLASSES = {
+    **dict.fromkeys(("neg", "negative", "0", "0.0", "false"), 0),
+    **dict.fromkeys(("pos", "positive", "1", "1.0", "true"), 1),
+    "unsup": -1,
+}
 # The split of a file, or of a value in a column `split`, by what is in its name.
 _SPLITS = {"unsup": re.compile("unsup|unlabel", re.I), "test": re.compile("test", re.I), "train": re.compile("", re.I)}
 
@@ -28,9 +32,10 @@ def read_tables(files: Sequence[Path], path: Path) -> dict[str, Reviews]:
     """The reviews in `files`, below or at `path`, for each split (train, test, unsup), numbered in their order.
 
     Each file has a column with the text (review, text, sentence or content) and one with the class (sentiment, label or
-    class: neg or negative or 0, pos or positive or 1); without the second, or with the class unsup or -1, its reviews
-    are unlabelled. The split stands in a column `split`, or in the file's name. If there is no test part, half of the
-    reviews of the rarer class and as many of the other become one, as a warning says.
+    class: neg, negative, 0 or false, and pos, positive, 1 or true); without the second, or with the class unsup, its
+    reviews are unlabelled. The split stands in a column `split`, or in the file's name; in an unlabelled one the class
+    may be -1. If there is no test part, half of the reviews of the rarer class and as many of the other become one, as
+    a warning says.
 
     Raises DataError, naming the file and the row.
     """
@@ -45,19 +50,21 @@ def read_tables(files: Sequence[Path], path: Path) -> dict[str, Reviews]:
                     f"{where}: expected a table with a column {' or '.join(TEXT)}, and with "
                     f"{' or '.join(LABEL)}, got the columns {got}"
                 )
-            text, label = row[columns[0]], _class("unsup" if columns[1] is None else row[columns[1]], where)
+            text, split = row[columns[0]], _split(str(row.get("split", name)))
+            label = _class("unsup" if columns[1] is None else row[columns[1]], split, where)
             if not isinstance(text, str) or not has_word(text):
                 raise DataError(f"{where}: an empty review (no word in it)")
-            found["unsup" if label < 0 else _split(str(row.get("split", name)))].append((label, text))
+            found["unsup" if label < 0 else split].append((label, text))
     if found["train"] and not found["test"]:
         found["train"], found["test"] = _halved(found["train"], path)
     return {split: {(label, i, 0): text for i, (label, text) in enumerate(reviews)} for split, reviews in found.items()}
 
 
-def _class(value: object, where: str) -> int:
-    label = CLASSES.get(str(value).strip().casefold())
+def _class(value: object, split: str, where: str) -> int:
+    classes = CLASSES | {"-1": -1} if split == "unsup" else CLASSES
+    label = classes.get(str(value).strip().casefold())
     if label is None:
-        raise DataError(f"{where}: expected a class, one of {', '.join(CLASSES)}, got {shown(value)}")
+        raise DataError(f"{where}: expected a class, one of {', '.join(classes)}, got {shown(value)}")
     return label
 
 

@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import expect_at_least, expect_instance, expect_texts
-from ..shell.files import replacing
+from ..shell.files import replacing, replacing_folder
 from ..shell.progress import counted
 from ..shell.reading import MAX_VOCABULARY, DataError, parsed, read_json, read_text
 from ..shell.text import printable, shown
@@ -32,7 +33,6 @@ PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 GPT2_END = "<|endoftext|>"
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-UNUSED = "<|unused"  # begins the names of tokens without a text
 # How BERT reads a text: a setting in a published folder, the library's name for it, and its default.
 BERT_SETTINGS = {
     "do_lower_case": ("lowercase", True),
@@ -95,6 +95,19 @@ GPT2_PARTS: Mapping[str, Mapping[str, tuple] | None] = {
 
 LLAMA_SPECIALS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}  # in config.json, and their defaults
 SETTINGS = "tokenizer_config.json"
+# The files of a published folder that say how a text becomes tokens, and how a model is used.
+FILES = (
+    "tokenizer.json",
+    SETTINGS,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+MAX_ID = 2**22  # above the ids of all published tokenizers; the library reserves memory for the largest id
 
 _TEXTS = 1_000  # encoded at once
 # Where no token of a byte-level encoding crosses, if its tokens are divided as in GPT-2, or as in Llama 3: there all
@@ -130,7 +143,6 @@ class Subwords:
         self.tokenizer = tokenizer
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self.tokenizer.encode_special_tokens = True  # despite its name: read special tokens in a text as plain text
 
     @classmethod
     def bpe(cls, texts: Iterable[str], size: int) -> Subwords:
@@ -276,29 +288,6 @@ class Subwords:
         tokenizer.add_special_tokens([*specials, *(word for word in words if len(word) > 1 and word not in made)])
         return cls(tokenizer)
 
-    @classmethod
-    def from_published(cls, folder: str | os.PathLike[str], size: int) -> Subwords:
-        """The byte-level encoding of a published model with `size` tokens, from tokenizer.json in its folder, to train
-        it further. Raises DataError as `PublishedTokenizer` does, and if the tokens are not made of bytes, as in
-        Llama 2, Mistral and Phi-3.
-        """
-        subwords = cls(PublishedTokenizer(folder, size).tokenizer)
-        try:
-            subwords = subwords.widened(size)
-            count = len(subwords.pieces)
-        except ValueError as error:
-            raise DataError(f"{Path(folder) / 'tokenizer.json'}: {error}") from error
-        if count != size:
-            raise DataError(f"{Path(folder) / 'tokenizer.json'}: expected {size:,} ids without gaps, got {count:,}")
-        return subwords
-
-    def widened(self, size: int) -> Subwords:
-        """The same vocabulary with `size` tokens: those that are new have no text. Published models may have them, so
-        that their number is a multiple of 64.
-        """
-        self.tokenizer.add_special_tokens([f"{UNUSED} {i}|>" for i in range(len(self), size)])
-        return self
-
     def __len__(self) -> int:
         return self.tokenizer.get_vocab_size()
 
@@ -343,33 +332,45 @@ class Subwords:
         normalized = [text if normalizer is None else normalizer.normalize_str(text) for text in texts]
         return [word for text in normalized for word, _ in divider.pre_tokenize_str(text)]
 
-    def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def _encode(self, texts: Sequence[str], special: bool = False, around: bool = False) -> list[np.ndarray]:
+        """special: whether the names of special tokens in a text are read as these. around: whether the tokens that
+        the tokenizer puts around a text are added.
+        """
         for text in texts:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise DataError(f"vocabulary: cannot encode the text {shown(text)}: {error}") from error
+        self.tokenizer.encode_special_tokens = not special  # despite its name: read their names as plain text
         with _naming("vocabulary: cannot encode the text"):
-            encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=around)
         return [np.array(e.ids, np.int32) for e in encoded]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` (T,), without special tokens. Raises IndexError if an id is out of range, TypeError or
         ValueError unless they are one row of integers.
         """
-        return _decode(self.tokenizer, expect_sequence(ids, len(self)))
+        ids = expect_sequence(ids, len(self)).tolist()
+        with _naming("vocabulary: cannot decode the ids"):
+            return self.tokenizer.decode(ids)
 
     @cached_property
     def pieces(self) -> list[bytes]:
-        """The bytes of each token of a byte-level encoding: joined, the pieces of a text are its UTF-8.
+        """The bytes of each token, none if the tokenizer lacks it: joined, the pieces of a text are its UTF-8.
 
-        The bytes of a special token are its name. Raises ValueError for any other kind of vocabulary.
+        The tokens are those of a byte-level encoding, as in GPT-2, or pieces of words and single bytes, as in Llama 2.
+        Raises ValueError for any other kind of vocabulary.
         """
         decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
-        if '"ByteLevel"' not in decoder:
-            raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got the decoder {decoder[:80]}")
-        largest = max(self.tokenizer.get_vocab().values(), default=-1)
-        return _pieces(self.tokenizer, largest + 1, _from_symbols)
+        kinds = {'"ByteLevel"': bytes_of_symbols, '"ByteFallback"': bytes_of_words}
+        if not (readers := [read for kind, read in kinds.items() if kind in decoder]):
+            raise ValueError(f"decoder: expected ByteLevel or ByteFallback, got {decoder[:80]}")
+        added = {token.content for token in self.tokenizer.get_added_tokens_decoder().values()}
+        pieces = [b""] * len(self)
+        for token, number in self.tokenizer.get_vocab().items():
+            if number < len(pieces):
+                pieces[number] = readers[0](token, token in added)
+        return pieces
 
     @property
     def around(self) -> tuple[str, str]:
@@ -403,71 +404,94 @@ class Subwords:
         return cls(_read(Path(path)))
 
 
-class PublishedTokenizer:
-    """The vocabulary of a published decoder other than GPT-2, with what `generation.stream_text` needs.
+class PublishedTokenizer(Subwords):
+    """The vocabulary of a published decoder, as the files in its folder describe it.
 
-    pieces: the bytes of each of the model's V tokens; joined, the pieces of a text are its UTF-8. Tokens that the
-    tokenizer lacks are empty. special: the ids of tokens that are no text. ends: the ids that end a text.
+    folder: where these files are. special: the ids of tokens that are no text. ends: the ids that end a text.
     """
 
     def __init__(self, folder: str | os.PathLike[str], vocab_size: int) -> None:
-        """Read tokenizer.json in `folder`, and eos_token_id in generation_config.json or else in config.json.
+        """Read tokenizer.json in `folder`, or else the vocab.json and merges.txt of a GPT-2; and eos_token_id in
+        generation_config.json, or else in config.json.
 
-        vocab_size: V, of the model, at least the number of tokens in the file. The tokens are those of a byte-level
-        encoding, as in Llama 3 and Qwen2, or pieces of words and single bytes, as in Llama 2 and Mistral. Raises
-        DataError if a file is missing, damaged or of another kind.
+        vocab_size: V, the number of the model's tokens. The tokenizer may have more or fewer. Raises DataError if a
+        file is missing, damaged or of another kind.
         """
-        path = Path(folder) / "tokenizer.json"
-        if not os.path.lexists(path):
+        self.folder, self.size = Path(folder), vocab_size
+        path, gpt2 = self.folder / "tokenizer.json", _of_model(self.folder / "config.json", "model_type") == "gpt2"
+        if os.path.lexists(path):
+            tokenizer = _read(path)
+        elif gpt2:
+            tokenizer = Subwords.from_gpt2(folder).tokenizer
+        else:
             raise DataError(
                 f"{path}: no such file; to make it from the folder's other files, run in Python: "
                 f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
             )
-        self.tokenizer = _read(path, vocab_size)
-        names = _special_tokens(Path(folder), self.tokenizer)
-        self.tokenizer.add_special_tokens(names)  # again, so that no normalizer applies to them
+        names = _special_tokens(self.folder, tokenizer)
+        tokenizer.add_special_tokens(names)  # again, so that no normalizer applies to them
         # Read again: before version 0.23.1, the library still finds them in a text as they were first added.
-        self.tokenizer = _library().Tokenizer.from_str(self.tokenizer.to_str())
+        super().__init__(_library().Tokenizer.from_str(tokenizer.to_str()))
         self.special = [self.tokenizer.token_to_id(name) for name in names]
-        decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
-        kinds = {'"ByteLevel"': _from_symbols, '"ByteFallback"': _from_words}
-        if not (readers := [read for kind, read in kinds.items() if kind in decoder]):
-            raise DataError(f"{path}: decoder: expected ByteLevel or ByteFallback, got {decoder[:80]}")
         try:
-            self.pieces = _pieces(self.tokenizer, vocab_size, readers[0])
+            self.pieces  # noqa: B018 (made now, since the tokens may be of another kind)
         except ValueError as error:
             raise DataError(f"{path}: {error}") from error
-        self.ends = _ends(Path(folder), vocab_size)
+        self.ends = end_ids(self.folder, vocab_size) or (self.ends if gpt2 else frozenset())
+
+    def __len__(self) -> int:
+        return self.size
 
     def encode(self, text: str, begin: bool = True) -> np.ndarray:
         """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one and `begin` is true. The
         name of a special token in the text, such as "<|im_start|>", is read as that token: chat models are prompted
-        with them.
+        with them. Raises DataError for a token that the model lacks.
         """
-        with _naming("vocabulary: cannot encode the text"):
-            return np.array(self.tokenizer.encode(text, add_special_tokens=begin).ids, np.int32)
+        expect_instance("text", text, str)
+        return self._encode([text], special=True, around=begin)[0]
+
+    def _encode(self, texts: Sequence[str], special: bool = False, around: bool = False) -> list[np.ndarray]:
+        encoded = super()._encode(texts, special, around)
+        for ids in encoded:
+            if (largest := int(ids.max(initial=-1))) >= self.size:
+                token = shown(self.tokenizer.id_to_token(largest))
+                raise DataError(f"vocabulary: the text has {token}, token {largest:,}, but the model has {self.size:,}")
+        return encoded
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` (T,), without special tokens and those that the tokenizer lacks, as transformers gives it
         with skip_special_tokens=True. Raises IndexError if an id is out of range, TypeError or ValueError unless they
         are one row of integers.
         """
-        ids = expect_sequence(ids, len(self.pieces))
-        return _decode(self.tokenizer, ids[~np.isin(ids, self.special)])
+        ids = expect_sequence(ids, self.size)
+        return super().decode(ids[~np.isin(ids, self.special)])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Copy the files to the folder `path`, with config.json; a failure leaves no partial folder."""
+        with replacing_folder(Path(path)) as folder:
+            copy_files(self.folder, folder, (*FILES, "config.json"))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PublishedTokenizer:
+        """The vocabulary that `save` wrote to `path`; raises DataError if a file is missing or damaged."""
+        config = Path(path) / "config.json"
+        if type(size := read_json(config).get("vocab_size")) is not int:
+            raise DataError(f"{config}: vocab_size: expected a whole number, got {shown(size)}")
+        return cls(path, size)
 
 
-def _decode(tokenizer: Any, ids: np.ndarray) -> str:
-    with _naming("vocabulary: cannot decode the ids"):
-        return tokenizer.decode(ids.tolist())
+def copy_files(source: Path, folder: Path, names: Sequence[str] = FILES) -> None:
+    """Copy those files from `source` to `folder` that are there."""
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
-def _read(path: Path, size: int | None = None) -> Any:
-    """The `tokenizers.Tokenizer` in a JSON file, whose ids are below `size` or, if it is None, below the number of
-    tokens. Raises DataError if the file is missing or damaged.
-    """
+def _read(path: Path) -> Any:
+    """The `tokenizers.Tokenizer` in a JSON file; raises DataError if the file is missing or damaged."""
     lib, text = _library(), read_text(path, max_bytes=MAX_VOCABULARY)
     settings = parsed(text, path)
-    _check_ids(settings, size, path)
+    _check_ids(settings, path)
     expect_bounded(settings, path)
     with _naming(f"{path} is damaged"):
         tokenizer = lib.Tokenizer.from_str(text)
@@ -491,8 +515,8 @@ def _naming(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {printable(' '.join(str(error).split()))}") from error
 
 
-def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> None:
-    """Raise DataError if an id is out of range. The library would reserve memory for the largest."""
+def _check_ids(settings: Mapping[str, Any], path: Path) -> None:
+    """Raise DataError if an id is out of range."""
     model, added = settings.get("model"), settings.get("added_tokens")
     words = model.get("vocab") if isinstance(model, dict) else None
     words = dict(words) if isinstance(words, dict) else {}
@@ -500,37 +524,23 @@ def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> Non
         if isinstance(token, dict):
             words[str(token.get("content"))] = token.get("id")
     expect_short(words, path)
-    count = len(words) if size is None else size
     for word, number in words.items():
-        if type(number) is not int or not 0 <= number < count:
-            tokens = "tokens in the file" if size is None else "tokens of the model"
-            raise DataError(
-                f"{path}: {shown(word)} has the id {shown(number)}; "
-                f"expected 0 to {count - 1:,}, for the {count:,} {tokens}"
-            )
+        if type(number) is not int or not 0 <= number < MAX_ID:
+            raise DataError(f"{path}: {shown(word)} has the id {shown(number)}; expected 0 to {MAX_ID - 1:,}")
 
 
-def _pieces(tokenizer: Any, size: int, as_bytes: Callable[[str], bytes]) -> list[bytes]:
-    """The bytes of the tokens 0 to `size` − 1; those of a special token are its name, unless it has no text."""
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    pieces = [b""] * size
-    for token, number in tokenizer.get_vocab().items():
-        try:
-            text = "" if token.startswith(UNUSED) else token
-            pieces[number] = text.encode() if token in special else as_bytes(token)
-        except KeyError:
-            raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got {shown(token)}") from None
-    return pieces
+def bytes_of_symbols(token: str, added: bool = False) -> bytes:
+    """The bytes of a token of a byte-level encoding. added: whether it was added, and may have other characters."""
+    if set(token) <= _BYTES.keys():
+        return bytes(_BYTES[symbol] for symbol in token)
+    if not added:
+        raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got {shown(token)}")
+    return token.encode()
 
 
-def _from_symbols(token: str) -> bytes:
-    """The bytes of a token of a byte-level encoding."""
-    return bytes(_BYTES[symbol] for symbol in token)
-
-
-def _from_words(token: str) -> bytes:
+def bytes_of_words(token: str, added: bool = False) -> bytes:
     """The bytes of a piece of words, where "▁" is a space, or of a single byte, such as "<0x0A>"."""
-    byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token)
     return bytes.fromhex(byte[1]) if byte else token.replace("▁", " ").encode()
 
 
@@ -561,7 +571,7 @@ def _special_tokens(folder: Path, tokenizer: Any) -> list[str]:
     return [name for name in names if isinstance(name, str) and name and tokenizer.token_to_id(name) is not None]
 
 
-def _ends(folder: Path, vocab_size: int) -> frozenset[int]:
+def end_ids(folder: Path, vocab_size: int) -> frozenset[int]:
     """The eos_token_id, a number or several, of generation_config.json; if it has none, of config.json."""
     for path in folder / "generation_config.json", folder / "config.json":
         if (given := _settings(path).get("eos_token_id")) is not None:
@@ -728,7 +738,7 @@ def _byte_level(lib: Any, model: Any, prefix: bool = False) -> Any:
 def byte_vocabulary() -> Any:
     """The `tokenizers.Tokenizer` of a model whose tokens are bytes: the id of a byte is its value."""
     lib = _library()
-    symbols = {symbol: _from_symbols(symbol)[0] for symbol in lib.pre_tokenizers.ByteLevel.alphabet()}
+    symbols = {symbol: bytes_of_symbols(symbol)[0] for symbol in lib.pre_tokenizers.ByteLevel.alphabet()}
     tokenizer = _byte_level(lib, lib.models.BPE(symbols, []))
     tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return tokenizer

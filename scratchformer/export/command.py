@@ -51,7 +51,8 @@ def export_model(path: Path | str, out: Path, program: ModuleType | None = None)
     formats = {".onnx": onnx_file.library, ".gguf": gguf_file.library}
     if out.suffix in formats:
         formats[out.suffix]()  # an error about a missing library comes before the work
-    model, vocabulary, source = load(path, program, text=out.suffix != ".onnx")
+    model, vocabulary = load(path, program, text=out.suffix != ".onnx")
+    source = getattr(vocabulary, "folder", None)  # of a published tokenizer
     merge_lora(model)
     if out.suffix == ".onnx":
         onnx_file.write_onnx(model, out)
@@ -63,17 +64,14 @@ def export_model(path: Path | str, out: Path, program: ModuleType | None = None)
         huggingface.write_folder(model, out, vocabulary, source)
 
 
-def load(path: Path | str, program: ModuleType | None, text: bool) -> tuple[LanguageModel, Any, Path | None]:
-    """A language model, its vocabulary (None: bytes), and the published folder that it comes from, if any.
-
-    text: whether the vocabulary is needed.
-    """
+def load(path: Path | str, program: ModuleType | None, text: bool) -> tuple[LanguageModel, Any]:
+    """A language model and its vocabulary (None: bytes). text: whether the vocabulary is needed."""
     from ..training.readers import load_reader, load_writer
     from ..training.snapshot import best_snapshot, load_model
 
     if (Path(path) / "config.json").is_file():
-        return *load_writer(path), Path(path)
+        return load_writer(path)
     model, state = load_model(best_snapshot(path), program=program)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{path} holds {with_article(type(model))}, and only language models are exported")
-    return model, load_reader(path, model, state) if text else None, None
+    return model, load_reader(path, model, state) if text else None

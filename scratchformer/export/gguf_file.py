@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.subwords import bytes_of_symbols, bytes_of_words, end_ids
 from ..models.pretrained import WEIGHTS, opened
 from ..ops import rotary_frequencies
 from ..ops.positions import BASE
@@ -174,11 +175,16 @@ def add_vocabulary(gguf: Any, writer: Any, folder: Path, config: Mapping[str, An
     sentencepiece = model.get("byte_fallback", False)  # the kind of vocabulary that Llama 2 has
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     for name, i in ids.items():
+        if i >= len(tokens):
+            continue
         tokens[i], types[i] = name, gguf.TokenType.NORMAL
         if name == model.get("unk_token") and sentencepiece:
             types[i] = gguf.TokenType.UNKNOWN
         elif name in added:
             types[i] = gguf.TokenType.CONTROL if added[name]["special"] else gguf.TokenType.USER_DEFINED
+            if not added[name]["special"]:  # llama.cpp writes its name
+                piece = (bytes_of_words if sentencepiece else bytes_of_symbols)(name, True)
+                tokens[i] = piece.decode("utf-8", "replace")
         elif sentencepiece and name.startswith("<0x") and len(name) == 6:
             types[i] = gguf.TokenType.BYTE
     if sentencepiece:  # pieces are joined in the order of their scores, as the merges are in theirs
@@ -195,7 +201,26 @@ def add_vocabulary(gguf: Any, writer: Any, folder: Path, config: Mapping[str, An
         writer.add_token_merges(merges or [NO_MERGE])
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    gguf.SpecialVocab(folder, n_vocab=len(tokens)).add_to_gguf(writer, quiet=True)
+    special = gguf.SpecialVocab(folder, n_vocab=len(tokens))
+    number = special.special_token_ids
+    around = {name: ids.get(token) for name, token in zip(("bos", "eos"), put_around(settings), strict=True)}
+    special.add_special_token = {name: i is not None for name, i in around.items()}
+    number |= {name: i for name, i in around.items() if i is not None}
+    ends = sorted(end_ids(folder, len(tokens)), key=lambda i: i != number.get("eos"))
+    number |= dict(zip(("eos", "eot", "eom"), ends, strict=False))  # names for as many ends as there may be
+    special.add_to_gguf(writer, quiet=True)
+
+
+def put_around(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The first and the last token that a tokenizer.json puts around a text, if it does."""
+    processor = settings.get("post_processor") or {}
+    for part in processor.get("processors", [processor]):
+        if "single" in part:
+            names = [piece.get("SpecialToken", {}).get("id") for piece in part["single"]]
+            return names[0], names[-1]
+        if "cls" in part:
+            return part["cls"][0], part["sep"][0]
+    return None, None
 
 
 def splitting(pre_tokenizer: Any, model: Mapping[str, Any]) -> str:

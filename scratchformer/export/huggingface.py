@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 from safetensors.numpy import save_file
 
 from ..backend import to_cpu
-from ..data import PublishedTokenizer, Subwords
-from ..data.subwords import GPT2_END, byte_vocabulary
+from ..data import Subwords
+from ..data.subwords import GPT2_END, SETTINGS, byte_vocabulary, copy_files
 from ..models import GPT2, LanguageModel
 from ..models.families import FAMILIES
 from ..models.pretrained import WEIGHTS, PretrainedError
@@ -22,19 +21,6 @@ from ..rng import Zeros
 from ..shell.files import replacing_folder
 from ..shell.reading import read_json
 from ..shell.text import shown, with_article
-
-# The files of a folder that say how a text becomes tokens, and how a model is used.
-VOCABULARY_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 
 
 class NotPublished(ValueError):
@@ -130,17 +116,17 @@ def write_settings(model: PublishedDecoder, kind: str, folder: Path, ends: dict[
     return None if reason is None else f"{kind}: {reason}"
 
 
-def write_vocabulary(folder: Path, vocabulary: Subwords | PublishedTokenizer | None, source: Path | None) -> None:
+def write_vocabulary(folder: Path, vocabulary: Subwords | None, source: Path | None) -> None:
     """Write the files of a vocabulary to `folder`: see `write_folder`."""
+    texts: dict[str, str] = {}
     if source is not None:
-        for name in VOCABULARY_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
-        return
-    tokenizer = byte_vocabulary() if vocabulary is None else vocabulary.tokenizer
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8", newline="\n")
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    if tokenizer.token_to_id(GPT2_END) is not None:  # learned as GPT-2's was
-        ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), GPT2_END)
-        settings |= {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **ends}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n")
+        copy_files(source, folder)
+    else:
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        if vocabulary is not None and vocabulary.ends:  # learned as GPT-2's was
+            settings |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), GPT2_END)
+        texts[SETTINGS] = json.dumps(settings, indent=2) + "\n"
+    if source is None or (vocabulary is not None and not (folder / "tokenizer.json").exists()):
+        texts["tokenizer.json"] = (byte_vocabulary() if vocabulary is None else vocabulary.tokenizer).to_str()
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")

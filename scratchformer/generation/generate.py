@@ -23,7 +23,7 @@ from ..checks import (
     expect_shape,
     expect_texts,
 )
-from ..data.subwords import PublishedTokenizer, Subwords
+from ..data.subwords import Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
 from ..rng import Key, expect_key
@@ -242,7 +242,7 @@ def stream_texts(
     model: LanguageModel,
     prompts: Sequence[str | bytes],
     tokens: int,
-    vocabulary: Subwords | PublishedTokenizer | None = None,
+    vocabulary: Subwords | None = None,
     stop: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[list[str]]:
@@ -277,7 +277,7 @@ def stream_text(
     model: LanguageModel,
     prompt: str | bytes,
     tokens: int,
-    vocabulary: Subwords | PublishedTokenizer | None = None,
+    vocabulary: Subwords | None = None,
     stop: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[str]:

@@ -15,7 +15,7 @@ from ..models.families import family
 from ..models.pretrained import PretrainedError, instead_of_folder
 from ..nn import Layer
 from ..shell.text import with_article
-from .folder import SUBWORDS, WORDS
+from .folder import SUBWORDS, TOKENIZER, WORDS
 from .settings import expect_unchanged
 from .snapshot import SnapshotError, best_snapshot, load_model
 
@@ -24,8 +24,20 @@ MEAN = "average.safetensors"  # the mean of a run's last snapshots
 
 
 def vocabulary_file(folder: Path, kind: Any) -> Path:
-    """The file in which a run in `folder` keeps its vocabulary, of class `kind`."""
+    """The file, or folder, in which a run in `folder` keeps its vocabulary, of class `kind`."""
+    if issubclass(kind, PublishedTokenizer):
+        return folder / TOKENIZER
     return folder / (WORDS if issubclass(kind, Vocabulary) else SUBWORDS)
+
+
+def published_files(path: Path | str) -> Path | None:
+    """The folder with the tokenizer and the chat template of a published model, which a run that tuned it keeps.
+
+    path: of the published folder, the run or its snapshot. None for other models.
+    """
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    folders = (folder, folder / TOKENIZER)
+    return next((each for each in folders if (each / "config.json").is_file()), None)
 
 
 def load_vocabulary(snapshot: Path | str, state: Mapping[str, Any], kind: Any = Subwords) -> Any:
@@ -35,6 +47,8 @@ def load_vocabulary(snapshot: Path | str, state: Mapping[str, Any], kind: Any = 
     if the file is missing or damaged, SnapshotError if the fingerprint differs.
     """
     folder = Path(snapshot) if Path(snapshot).is_dir() else Path(snapshot).parent
+    if kind is Subwords and (folder / TOKENIZER).is_dir():
+        kind = PublishedTokenizer
     path = vocabulary_file(folder, kind)
     expect_unchanged(path)
     vocabulary = kind.load(path)
@@ -62,13 +76,13 @@ def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> A
 
 def load_writer(
     path: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None, program: ModuleType | None = None
-) -> tuple[LanguageModel, Subwords | PublishedTokenizer | None]:
+) -> tuple[LanguageModel, Subwords | None]:
     """A language model and its vocabulary (None: bytes), from a run's folder, a snapshot, or a folder with a published
     decoder. prompt, tokens: see `load_published`. program: see `load_model`. Raises ValueError for a model that cannot
     generate text, and the errors of loading.
     """
     if (Path(path) / "config.json").is_file():
-        return load_gpt2(path, dropout=0.0) if family(path) is GPT2 else load_published(path, prompt, tokens)
+        return load_published(path, prompt, tokens)
     if (other := instead_of_folder(path)) and ("no such folder" not in other or "hf download" in other):
         raise PretrainedError(other)
     model, state = load_model(best_snapshot(path), program=program)
@@ -84,53 +98,35 @@ def mean_snapshot(run: Path) -> Path:
     return run / MEAN if os.path.lexists(run / MEAN) else best_snapshot(run)  # what is no file is named on loading
 
 
-def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
-    """A published GPT-2 and its vocabulary, which is widened if the model has more tokens. Raises the errors of
-    loading, and PretrainedError if the model has fewer.
-    """
-    model = GPT2.from_pretrained(folder, **options)
-    return model, _widened(Subwords.from_gpt2(folder), model, folder)
-
-
 def load_bert(folder: Path | str, num_classes: int, **options: Any) -> tuple[BertClassifier, Subwords]:
-    """A published BERT, RoBERTa or DistilBERT as a classifier, and its vocabulary: see `load_gpt2`."""
+    """A published BERT, RoBERTa or DistilBERT as a classifier, and its vocabulary. Raises the errors of loading."""
     model = BertClassifier.from_pretrained(folder, num_classes, **options)
-    if published_as(folder) != ROBERTA:
-        return model, Subwords.from_bert(folder)
-    return model, _widened(Subwords.from_roberta(folder), model, folder)
+    return model, (Subwords.from_roberta if published_as(folder) == ROBERTA else Subwords.from_bert)(folder)
 
 
-def _widened(vocabulary: Subwords, model: Any, folder: Path | str) -> Subwords:
-    if len(vocabulary) > (size := model.config["vocab_size"]):
-        raise PretrainedError(
-            f"{folder}: the vocabulary has {len(vocabulary):,} tokens, but the model of config.json has {size:,}"
-        )
-    return vocabulary.widened(size)
-
-
-def load_to_tune(folder: Path | str, context: int, dropout: float) -> tuple[LanguageModel, Subwords]:
+def load_to_tune(folder: Path | str, context: int, dropout: float) -> tuple[LanguageModel, PublishedTokenizer]:
     """A published decoder of any family, to train it further on texts of up to `context` tokens, and its vocabulary.
-    (The context of a GPT-2 is that of its table.) Raises the errors of loading, and DataError for a vocabulary whose
-    tokens are not made of bytes.
+    (The context of a GPT-2 is that of its table.) Raises the errors of loading.
     """
     kind: Any = family(folder)
-    if kind is GPT2:
-        return load_gpt2(folder, dropout=dropout)
-    sizes = kind.arguments(folder)
-    vocabulary = Subwords.from_published(folder, sizes["vocab_size"])
-    return kind.from_pretrained(folder, context=min(context, sizes["context"]), dropout=dropout), vocabulary
+    options: dict[str, Any] = {"dropout": dropout}
+    if kind is not GPT2:
+        options["context"] = min(context, kind.arguments(folder)["context"])
+    model = kind.from_pretrained(folder, **options)
+    return model, PublishedTokenizer(folder, model.config["vocab_size"])
 
 
 def load_published(
     folder: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None
 ) -> tuple[LanguageModel, PublishedTokenizer]:
-    """A published decoder of any family but GPT-2 and its vocabulary, to write `tokens` tokens after `prompt`, one text
-    or several.
+    """A published decoder and its vocabulary, to write `tokens` tokens after `prompt`, one text or several.
 
-    The model's context is no longer than these need, because generation reserves memory for all of it. tokens=None
-    keeps the full context. Raises the errors of loading.
+    The model's context is no longer than these need, because generation reserves memory for all of it, except in a
+    GPT-2. tokens=None keeps the full context. Raises the errors of loading.
     """
     kind: Any = family(folder)
+    if kind is GPT2:
+        return load_to_tune(folder, 0, dropout=0.0)
     sizes = kind.arguments(folder)
     vocabulary = PublishedTokenizer(folder, sizes["vocab_size"])
     context = sizes["context"]
