@@ -159,6 +159,18 @@ def hostile_members():
     return [outside, climbing, inner, absolute, *links, *wrong]
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_third_class_in_a_folder_or_an_archive_is_refused(tmp_path, split):
+    reviews = make_reviews() | {f"aclImdb/{split}/neutral/3_5.txt": b"neither good nor bad"}
+    archive, folder = write_archive(tmp_path / "a.tar.gz", reviews), tmp_path / "folder"
+    for name, text in reviews.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text)
+    for path in archive, folder, folder / "aclImdb":
+        with pytest.raises(DataError, match=r"3_5\.txt: expected two classes, neg and pos, got the folder 'neutral'"):
+            read_splits(path)
+
+
 def test_hostile_members_are_skipped_and_nothing_is_written(tmp_path, monkeypatch):
     reviews = make_reviews()
     plain = write_archive(tmp_path / "plain.tar.gz", reviews)

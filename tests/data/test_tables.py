@@ -91,6 +91,47 @@ def test_every_layout_gives_the_same_reviews(tmp_path, layout):
     assert splits["unsup"][0] == (UNLABELLED if layout == "hub" else [])
 
 
+def arrow(table):
+    return parquet(table, stream=True)
+
+
+FORMS = {
+    "csv": separated,
+    "tsv": lambda table: separated(table, "\t"),
+    "jsonl": json_lines,
+    "parquet": parquet,
+    "arrow": arrow,
+}
+TWO = [(0, 1), (0.0, 1.0), ("0", "1"), ("neg", "pos"), ("Negative", "POSITIVE"), (False, True), ("false", "True")]
+THREE = [
+    (-1, 0, 1),
+    (-1.0, 0.0, 1.0),
+    ("-1", "0", "1"),
+    (0, 1, 2),
+    (1, 2, 3),
+    ("negative", "neutral", "positive"),
+    (-1, 1),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_classes_are_read_and_others_refused(tmp_path, form):
+    """In whatever way the labels come. What is unlabelled says so: in its name, or by the class unsup."""
+
+    def read(labels, name="train"):
+        table = [{"text": f"good {i}", "label": labels[i % len(labels)]} for i in range(12)]
+        (tmp_path / f"{name}.{form}").write_bytes(FORMS[form](table))
+        (tmp_path / f"test.{form}").write_bytes(FORMS[form](table))
+        return read_splits(tmp_path, ("train", "test"))
+
+    for labels in TWO:
+        assert read(labels)["train"][1].tolist() == [0] * 6 + [1] * 6, labels
+    for labels in THREE:
+        with pytest.raises(DataError, match=r"(row|line) [0-9]+: expected a class, one of neg, .*, got "):
+            read(labels)
+    assert read(("neg", "pos", "unsup"))["train"][1].tolist() == [0] * 4 + [1] * 4
+
+
 def test_a_table_without_a_test_part_is_divided_always_alike(tmp_path):
     table = labelled("train", review=1, sentiment=2)
     (tmp_path / "archive.zip").write_bytes(zipped(separated([*table, table[0]])))  # one review twice
