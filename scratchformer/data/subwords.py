@@ -104,7 +104,9 @@ FILES = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "tekken.json",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
 )
 MAX_ID = 2**22  # above the ids of all published tokenizers; the library reserves memory for the largest id
@@ -239,7 +241,7 @@ class Subwords:
                 if words.setdefault(token, number) != number:
                     lines = f"line {words[token] + 1} and in line {number + 1}"
                     raise DataError(f"{path} is damaged: {shown(token)} is in {lines}")
-            expect_short(words, path)
+        _expect_numbered(words, path)
         options = _bert_options(settings, path if alone else Path(folder) / SETTINGS)
         if missing := [token for token in BERT_SPECIALS if token not in words]:
             raise DataError(f"{path} is not BERT's: {', '.join(missing)} missing")
@@ -618,11 +620,15 @@ def _all_words(whole: Mapping[str, Any], path: Path) -> dict[str, int]:
     entries = added if isinstance(added, list) and all(isinstance(token, dict) for token in added) else None
     if not isinstance(vocab, dict) or entries is None:
         raise DataError(f"{path} is damaged: expected tokens and their numbers in model.vocab and added_tokens")
-    words = vocab | {str(token.get("content")): token.get("id") for token in entries}
+    return vocab | {str(token.get("content")): token.get("id") for token in entries}
+
+
+def _expect_numbered(words: Mapping[str, Any], path: Path) -> None:
+    """Raise DataError unless the tokens have the numbers from 0 on."""
     expect_short(words, path)
-    if not all(type(i) is int for i in words.values()) or sorted(words.values()) != list(range(len(words))):
+    numbers = list(words.values())
+    if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
         raise DataError(f"{path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")
-    return words
 
 
 def _merge_lines(whole: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
@@ -636,10 +642,7 @@ def _merge_lines(whole: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
 
 def _gpt2_words(words: dict[str, int], path: Path, name: str, specials: Sequence[str]) -> dict[str, int]:
     """The tokens of a GPT-2 or RoBERTa and their ids: all bytes and `specials` among them."""
-    expect_short(words, path)
-    numbers = list(words.values())
-    if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
-        raise DataError(f"{path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")
+    _expect_numbered(words, path)
     if missing := [token for token in specials if token not in words]:
         raise DataError(f"{path} is not {name}'s: {', '.join(missing)} missing")
     if missing := sorted(_BYTES.keys() - words.keys()):

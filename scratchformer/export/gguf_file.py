@@ -169,27 +169,28 @@ def add_vocabulary(gguf: Any, writer: Any, folder: Path, config: Mapping[str, An
         raise NotInGGUF("the folder has no tokenizer.json, from which the vocabulary of a GGUF file is made")
     settings = json.loads(path.read_text(encoding="utf-8"))
     model, added = settings["model"], {each["content"]: each for each in settings.get("added_tokens", [])}
-    ids = {**model["vocab"], **{name: each["id"] for name, each in added.items()}}
-    tokens = [f"[PAD{i}]" for i in range(config["vocab_size"])]  # the model may have more than the vocabulary
+    tokens = [f"[PAD{i}]" for i in range(config["vocab_size"])]  # the vocabulary may have fewer, or more
+    numbers = {**model["vocab"], **{name: each["id"] for name, each in added.items()}}
+    ids = {name: i for name, i in numbers.items() if i < len(tokens)}
     types, scores = [gguf.TokenType.UNUSED] * len(tokens), [-1000.0] * len(tokens)
     sentencepiece = model.get("byte_fallback", False)  # the kind of vocabulary that Llama 2 has
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     for name, i in ids.items():
-        if i >= len(tokens):
-            continue
         tokens[i], types[i] = name, gguf.TokenType.NORMAL
         if name == model.get("unk_token") and sentencepiece:
             types[i] = gguf.TokenType.UNKNOWN
         elif name in added:
-            types[i] = gguf.TokenType.CONTROL if added[name]["special"] else gguf.TokenType.USER_DEFINED
-            if not added[name]["special"]:  # llama.cpp writes its name
-                piece = (bytes_of_words if sentencepiece else bytes_of_symbols)(name, True)
+            types[i] = gguf.TokenType.CONTROL
+            if not added[name]["special"]:
+                types[i] = gguf.TokenType.USER_DEFINED  # llama.cpp writes it as it is called
+                piece = (bytes_of_words if sentencepiece else bytes_of_symbols)(name, added=True)
                 tokens[i] = piece.decode("utf-8", "replace")
         elif sentencepiece and name.startswith("<0x") and len(name) == 6:
             types[i] = gguf.TokenType.BYTE
     if sentencepiece:  # pieces are joined in the order of their scores, as the merges are in theirs
         for rank, merge in reversed([*enumerate(merges)]):
-            scores[ids[merge.replace(" ", "")]] = -float(rank)
+            if (i := ids.get(merge.replace(" ", ""))) is not None:
+                scores[i] = -float(rank)
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
         writer.add_token_scores(scores)
@@ -202,12 +203,12 @@ def add_vocabulary(gguf: Any, writer: Any, folder: Path, config: Mapping[str, An
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     special = gguf.SpecialVocab(folder, n_vocab=len(tokens))
-    number = special.special_token_ids
-    around = {name: ids.get(token) for name, token in zip(("bos", "eos"), put_around(settings), strict=True)}
-    special.add_special_token = {name: i is not None for name, i in around.items()}
-    number |= {name: i for name, i in around.items() if i is not None}
-    ends = sorted(end_ids(folder, len(tokens)), key=lambda i: i != number.get("eos"))
-    number |= dict(zip(("eos", "eot", "eom"), ends, strict=False))  # names for as many ends as there may be
+    begin, end = put_around(settings)
+    special.add_special_token = {"bos": begin in ids, "eos": end in ids}
+    special.special_token_ids |= {kind: ids[name] for kind, name in (("bos", begin), ("eos", end)) if name in ids}
+    first = special.special_token_ids.get("eos")
+    ends = sorted(end_ids(folder, len(tokens)), key=lambda i: i != first)
+    special.special_token_ids |= dict(zip(("eos", "eot", "eom"), ends, strict=False))  # GGUF has names for three
     special.add_to_gguf(writer, quiet=True)
 
 
