@@ -288,6 +288,9 @@ class Subwords:
         tokenizer = _byte_level(lib, lib.models.BPE(words, merges), prefix is True)
         made = {first + second for first, second in merges}
         tokenizer.add_special_tokens([*specials, *(word for word in words if len(word) > 1 and word not in made)])
+        if settings.get("add_bos_token") is True and not alone:
+            begin = {"single": f"{specials[0]} $A", "special_tokens": [(specials[0], words[specials[0]])]}
+            tokenizer.post_processor = lib.processors.TemplateProcessing(**begin)
         return cls(tokenizer)
 
     def __len__(self) -> int:

@@ -240,18 +240,22 @@ def test_a_gguf_file_begins_and_ends_as_the_folder(published, tmp_path):
 
 
 @pytest.mark.parametrize("added", [None, True, False])
-@pytest.mark.parametrize("style", ["qwen", "llama3", "llama2"])
+@pytest.mark.parametrize("style", ["qwen", "llama3", "llama2", "gpt2"])
 def test_the_first_token_is_what_tokenizer_json_puts(style, added, tmp_path):
-    """As in transformers: whatever add_bos_token in tokenizer_config.json says."""
+    """As in transformers: add_bos_token in tokenizer_config.json counts only if there is no tokenizer.json."""
     transformers, gguf = pytest.importorskip("transformers"), pytest.importorskip("gguf")
     write_published(tmp_path / "model", style)
     path = tmp_path / "model/tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"add_bos_token": added}))
     ids = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")("the").input_ids
-    assert load_writer(tmp_path / "model")[1].encode("the").tolist() == ids
     export_model(tmp_path / "model", tmp_path / "out.gguf")
     add = gguf.GGUFReader(tmp_path / "out.gguf").fields["tokenizer.ggml.add_bos_token"].contents()
-    assert add is (style != "qwen")
+    assert add is (len(ids) > 1) is (style.startswith("llama") or (style == "gpt2" and added is True))
+    run = tuned(tmp_path / "model", tmp_path / "run")
+    export_model(run, tmp_path / "out")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("the").input_ids == ids
+    for path in run, tmp_path / "out":
+        assert load_writer(path)[1].encode("the").tolist() == ids
 
 
 def with_added(tokenizer):
@@ -288,20 +292,18 @@ def test_pieces_are_what_is_decoded_at_once(added, text):
 
 
 def test_tokens_beyond_the_model_are_refused_where_a_text_has_them(tmp_path):
-    beyond = ["<image_soft_token>", "[PAD]", *(f"[{i}]" for i in range(10))]
+    beyond = ["<image_soft_token>", "[PAD]", *(f"[U{i}]" for i in range(10))]
     for style in STYLES:
-        if style == "gpt2":
-            continue
         write_published(tmp_path / style, style, lambda tokenizer: tokenizer.add_special_tokens(beyond))
         model, vocabulary = load_writer(tmp_path / style)
         size = model.config["vocab_size"]
         assert len(vocabulary.pieces) == len(vocabulary) == size
         assert vocabulary.encode("the low").max() < size and vocabulary.encode("[PAD]").max() < size
         with pytest.raises(
-            DataError, match=rf"vocabulary: the text has '\[5\]', token {size}, but the model has {size}"
+            DataError, match=rf"vocabulary: the text has '\[U5\]', token {size}, but the model has {size}"
         ):
-            vocabulary.encode("the [5] low")
-        assert vocabulary.encode_long("the [5] low").max() < size  # a corpus has such names as plain text
+            vocabulary.encode("the [U5] low")
+        assert vocabulary.encode_long("the [U5] low").max() < size  # a corpus has such names as plain text
         export_model(tmp_path / style, tmp_path / f"{style}.gguf")
         run = tuned(tmp_path / style, tmp_path / f"{style} run")
         export_model(run, tmp_path / f"{style} out")
