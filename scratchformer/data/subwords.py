@@ -369,7 +369,7 @@ class Subwords:
         decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
         kinds = {'"ByteLevel"': bytes_of_symbols, '"ByteFallback"': bytes_of_words}
         if not (readers := [read for kind, read in kinds.items() if kind in decoder]):
-            raise ValueError(f"decoder: expected ByteLevel or ByteFallback, got {decoder[:80]}")
+            raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got the decoder {decoder[:80]}")
         added = {token.content for token in self.tokenizer.get_added_tokens_decoder().values()}
         pieces = [b""] * len(self)
         for token, number in self.tokenizer.get_vocab().items():

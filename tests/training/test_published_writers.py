@@ -188,7 +188,7 @@ def test_folders_that_cannot_be_read(published):
     path.write_text(json.dumps(settings | {"post_processor": lost | {"special_tokens": {}}}))  # the library panics
     assert "tokenizer.json is damaged: no entry found for key" in message()
     path.write_text(json.dumps(settings | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}))
-    assert "tokenizer.json: decoder: expected ByteLevel or ByteFallback, got {" in message()
+    assert "tokenizer.json: vocabulary: expected tokens made of bytes, like GPT-2's, got the decoder {" in message()
     path.write_text(json.dumps(settings | {"decoder": json.loads(decoders.ByteLevel().__getstate__())}))
     assert "tokenizer.json: vocabulary: expected tokens made of bytes" in message()
     path.write_text(json.dumps(settings).replace('"id": 1,', f'"id": {2**31},'))  # would end the process
