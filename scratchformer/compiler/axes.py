@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..notation.grammar import Node, rebuilt, walk
@@ -23,25 +23,23 @@ HERE = ("at", COLUMN)
 
 def arranged(plan: Plan) -> Plan:
     """The plan with one axis, or with the column in halves, where the heading of this module says so."""
-    trees = [value.tree for value in plan.values.values()] + [each.tree for each in plan.sums.values()]
-    if is_flat(plan, trees):
+    if is_flat(plan):
         return replaced(
             plan,
             lambda node: ("load", node[1], (HERE,)) if node[0] == "load" and node[2] else node,
             lambda _: (COLUMN,),
-        )
-    indices = {place for tree in trees for node in walk(tree) if node[0] == "load" for place in node[2]}
+        )._replace(flat=True)
+    indices = {place for tree in plan.trees for node in walk(tree) if node[0] == "load" for place in node[2]}
     if any(node[0] == "mod" for place in indices for node in walk(place)):
         return halved(plan)
     return plan
 
 
-def is_flat(plan: Plan, trees: Iterable[Node]) -> bool:
+def is_flat(plan: Plan) -> bool:
     """Whether each number depends only on numbers at the same place."""
     whole = all(array.axes in ((ROW, COLUMN), ()) for array in (*plan.reads, *plan.writes))
-    places = {node[2] for tree in trees for node in walk(tree) if node[0] == "load"}
-    loops = [value.tree for value in plan.values.values() if value.stage == LOOPS]
-    at = any(node[0] in ("at", "size") for tree in loops for node in leaves(tree))
+    places = {node[2] for tree in plan.trees for node in walk(tree) if node[0] == "load"}
+    at = any(node[0] in ("at", "size") for tree in plan.trees for node in leaves(tree))
     return whole and not plan.sums and not at and places <= {(("at", ROW), HERE), ()}
 
 

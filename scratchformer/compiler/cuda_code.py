@@ -292,9 +292,6 @@ class CudaPrinter(Printer):
             text = f"({text} * {self.size(axis)} + {self.index(place)})"
         return text
 
-    def place(self, axis: str) -> str:
-        return "c" if axis == COLUMN else f"{axis}_" if axis in WORDS else axis
-
     def size(self, axis: str) -> str:
         return super().size(axis) if axis in (COLUMN, "n") else f"size_{axis}"
 

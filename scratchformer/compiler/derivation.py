@@ -54,6 +54,7 @@ class Derivation:
         self.definitions = definitions_of(op, op_backward, wanted)
         arrays = arrays_of(self.definitions, wanted)
         self.arrays = {a.name: a._replace(kind="bits") if a.name in bits else a for a in arrays}
+        self.definitions = self.definitions._replace(gradients={f"d{a.name}": a.axes for a in arrays})
         sides = [node for _, side in self.definitions.sides for node in walk(side) if node[0] in ("cases", "bracket")]
         self.deciding = {leaf[1] for node in sides for leaf in walk(node) if leaf[0] == "name" and not leaf[2]}
         self.pair = cache(self.make_pair)
@@ -92,12 +93,19 @@ class Derivation:
         lost = frozenset(self.arguments) - {array.name for array in arrays}
         definitions = self.definitions._replace(lost=lost)
         backward = make_plan(definitions, [dy, *arrays], numbers, chosen, gradients, f"{name}_backward")
-        trees = [value.tree for value in backward.values.values()]
-        used = names([*trees, *(part for each in backward.sums.values() for part in each.trees)])
+        used = names(backward.trees)
         needed = [field for field in fields if field in used]
         computed = [field for field in needed if field in known and field not in (*self.arguments, *self.gives)]
         results = list(dict.fromkeys([self.output, *computed]))
         forward = make_plan(self.definitions, there, numbers, chosen, results, name, computed)
+        sizes = {axis for array in there for axis in array.axes if array.name in self.arguments}
+        for plan in (forward, backward):
+            asked = {node[1] for tree in plan.trees for node in walk(tree) if node[0] == "size"}
+            if unknown := ", ".join(sorted({*plan.axes, *asked} - sizes)):
+                raise self.definitions.error(
+                    f"the size of the axis {unknown} is not known: no argument is an array that has it",
+                    known[plan.results[0]],
+                )
         arranged_backward = arranged(backward)
         plus = with_term(arranged_backward, gradients[0], PLUS)
         return Plans(arranged(forward), arranged_backward, tuple(dict.fromkeys(needed)), plus)
@@ -125,7 +133,7 @@ def in_place(plan: Plan, definitions: Definitions) -> Plan:
     """The plan with earlier values, such as m0, read from the array to which the new ones, m, are written. That is safe
     only if each number depends only on numbers at the same place.
     """
-    if plan.axes != (COLUMN,):
+    if not plan.flat:
         raise definitions.error("in place only what is at the same place can be read: not sums, nor other indices")
     old = {before(name): name for name in plan.results}
 
@@ -153,8 +161,10 @@ def arrays_of(definitions: Definitions, wanted: Sequence[str]) -> list[Array]:
     """
     rows = row_letters(definitions)
     arrays: dict[str, Array] = {}
+    gradients = ((name, definitions.known.get(f"d{name}")) for name in wanted)
+    sides = [*definitions.sides, *(((), ("name", name, each.left[2])) for name, each in gradients if each)]
     for clear in (True, False):  # first from indices that no "with" clause defines
-        for bound, side in definitions.sides:
+        for bound, side in sides:
             for node in walk(side):
                 if node[0] != "name" or not node[2]:
                     continue

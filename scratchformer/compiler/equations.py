@@ -10,7 +10,7 @@ A derivation may give a quantity in several equal forms. These rules say which o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ class Definitions(NamedTuple):
     aliases: dict[str, str]
     sides: tuple[tuple[tuple[str, ...], Node], ...]  # each side of each equation, after its "with" letters
     lost: frozenset[str] = frozenset()  # the arguments that the backward does not have
+    gradients: Mapping[str, tuple[str, ...]] = {}  # the axes of each gradient: those of its argument
 
     def resolve(self, name: str) -> str:
         """The name that an alias stands for; the gradient du of an alias u is the gradient of what u stands for."""

@@ -57,8 +57,7 @@ class JavaScriptPrinter(Printer):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, 1)
-        trees = [part for each in plan.sums.values() for part in each.trees]
-        nodes = [node for tree in (*trees, *(value.tree for value in plan.values.values())) for node in walk(tree)]
+        nodes = [node for tree in plan.trees for node in walk(tree)]
         read = {node[1]: node[2] if node[0] == "load" else () for node in nodes if node[0] in ("load", "number")}
         self.stored: dict[str, tuple[str, tuple[str, ...]]] = {}  # the variables of arrays and numbers, and their axes
         for name in sorted(read):

@@ -17,7 +17,7 @@ from .trees import COLUMN, ROW, Array
 __all__ = ["numba_source"]
 
 BLOCK = 1024  # random integers that are drawn before they are used
-RESERVED = """R np c n t rows columns finite read narrow plus column_of maximum_of_row greater lesser
+RESERVED = """R np c rows columns finite read narrow plus column_of maximum_of_row greater lesser
     words place first drawn draw i sqrt floor abs max min exp log log1p tanh erf sin cos range""".split()
 
 
@@ -57,7 +57,7 @@ class NumbaPrinter(Printer):
         if self.bits:
             yield f"    words = np.empty({BLOCK // 4 + bool(self.outer)}, np.uint64)"
         for i, axis in enumerate(self.outer):
-            yield f"{self.indent * (i + 1)}for {axis} in range({self.size(axis)}):"
+            yield f"{self.indent * (i + 1)}for {self.place(axis)} in range({self.size(axis)}):"
         yield from (f"{self.indent * self.depth}{name} = {held}" for name, held in self.of_row.items())
         yield from (*self.body, "    return finite")
 
@@ -107,9 +107,9 @@ class NumbaPrinter(Printer):
 
     def row_number(self) -> str:
         """The number of the row among all rows, as code."""
-        number = self.outer[0] if self.outer else "0"
+        number = self.place(self.outer[0]) if self.outer else "0"
         for axis in self.outer[1:]:
-            number = f"({number} * {self.size(axis)} + {axis})"
+            number = f"({number} * {self.size(axis)} + {self.place(axis)})"
         return number
 
     def share(self, uses: Counter) -> None:
@@ -117,7 +117,8 @@ class NumbaPrinter(Printer):
         for node in uses:
             if uses[node] > 1 and node[2][-1:] == (HERE,):
                 element = self.text(node)
-                self.shared[node] = f"{self.variable(node[1])}_c" + "_" * sum(n[1] == node[1] for n in self.shared)
+                others = sum(known[1] == node[1] for known in self.shared)
+                self.shared[node] = f"{self.variable(node[1])}_c{others or ''}"
                 self.let(self.shared[node], element)
 
     def whole_row(self, name: str) -> str:
@@ -178,7 +179,7 @@ class NumbaPrinter(Printer):
         *lead, last = places
         if last == HERE and not self.has_column(tuple(lead)):
             where = ", ".join(map(self.index, lead))
-            return self.column_of(self.keep(f"{array}_{named(lead)}", f"{array}[{where}]") if lead else array)
+            return self.column_of(self.keep(f"{array}_{self.named(lead)}", f"{array}[{where}]") if lead else array)
         return f"{array}[{', '.join(map(self.index, places))}]"
 
     def load(self, array: Array, places: tuple[Node, ...]) -> str:
@@ -188,14 +189,13 @@ class NumbaPrinter(Printer):
             return variable
         if array.kind == "bits" and places[-1] != HERE:
             at = f"{self.row_number()} * columns + {self.index(places[-1])}"
-            return self.keep(f"{variable}_{named(places)}", f"R(drawn_at({variable}, {at}))")
+            return self.keep(f"{variable}_{self.named(places)}", f"R(drawn_at({variable}, {at}))")
         if array.kind == "bits":
             return "R(drawn[i])"
         element = self.element(self.pointer(array), places)
         number = f"read({element})" if array.kind == "real" else f"R({element})"
-        return number if self.has_column(places) else self.keep(f"{variable}_{named(places)}", number)
+        return number if self.has_column(places) else self.keep(f"{variable}_{self.named(places)}", number)
 
-
-def named(places: Iterable[Node]) -> str:
-    """What the variable of an element, or of a row, is called after its places."""
-    return "".join(place[1] if place[0] == "at" else "at" for place in places)
+    def named(self, places: Iterable[Node]) -> str:
+        """What the variable of an element, or of a row, is called after its places."""
+        return "".join(self.place(place[1]) if place[0] == "at" else "at" for place in places)

@@ -109,7 +109,8 @@ class NumpyPrinter(Printer):
             super().step(name)
 
     def written(self, name: str) -> str:
-        return self.view(f"to_{name}", self.arrays[name].axes)
+        view = self.view(f"to_{name}", self.arrays[name].axes)
+        return view if view.endswith("]") else f"{view}[...]"
 
     def expression(self, tree: Node) -> tuple[str, int]:
         if tree[0] == "/" and self.counting:
@@ -124,14 +125,14 @@ class NumpyPrinter(Printer):
 
     def view(self, name: str, axes: Sequence[str], places: Sequence[Node] | None = None) -> str:
         """The part of an array that belongs to the block, with axes of size 1 where it lacks some."""
-        loops = [*self.plan.axes]
+        loops, places = [*self.plan.axes], here(axes) if places is None else places
         parts = {}
-        for axis, place in zip(axes, places or here(axes), strict=True):
+        for axis, place in zip(axes, places, strict=True):
             axis = place[1] if place[0] == "at" else HALF if place == OTHER_HALF else axis
             part = {"at": ":", "-": "::-1"}.get(place[0], "0:1") if place in (*PLAIN, ("at", axis)) else ""
             parts[axis] = self.place(axis) if part == ":" and axis == loops[0] else part
         if "" in parts.values() or [*parts] != [axis for axis in loops if axis in parts] or len(parts) < len(axes):
-            return f"{name}[{self.index(*(places or ()))}]"
+            return f"{name}[{self.index(*places)}]"
         skipped = loops.index(next(iter(parts))) if parts else len(loops)
         indices = [parts.get(axis, "None") for axis in loops[skipped:]]
         while indices and indices[-1] == ":":

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from ..notation.grammar import Node, walk
 from .equations import Definitions
-from .trees import COLUMN, HEAD, LOOPS, ROW, SLOW, TAIL, Array, Lowering, Sum, Value, is_bracket
+from .trees import COLUMN, HEAD, LOOPS, ROW, SLOW, TAIL, Array, Lowering, Sum, Value, is_bracket, union
 
 
 class Pass(NamedTuple):
@@ -44,8 +44,7 @@ class Pass(NamedTuple):
 class Plan(NamedTuple):
     """The loops for some results of an operation.
 
-    axes: of the loops, the column last. Only ("column",) if each number depends only on numbers at the same place: then
-    all axes of the arrays are taken as one. reads: the arrays that the loops read. numbers: what else the loops read:
+    axes: of the loops, the column last. reads: the arrays that the loops read. numbers: what else the loops read:
     arguments that are numbers, and numbers of the head. writes: the arrays that they write; those of totals must be 0
     before.
     """
@@ -63,7 +62,13 @@ class Plan(NamedTuple):
     places: tuple[tuple[str, str], ...]  # integer arrays that are indices, each with the axis that it is an index of
     values: Mapping[str, Value]
     sums: Mapping[str, Sum]
+    flat: bool = False  # whether each number depends only on numbers at the same place; then all axes are one column
     in_place: bool = False  # whether the loops also read the arrays that they write, as they were before
+
+    @property
+    def trees(self) -> list[Node]:
+        """The trees of all values and sums."""
+        return [*(value.tree for value in self.values.values()), *(t for each in self.sums.values() for t in each.trees)]
 
 
 def make_plan(
@@ -125,13 +130,28 @@ def make_plan(
     trees = [values[key].tree for key in loops] + [part for each in sums.values() for part in each.trees]
     used = names(trees)
     arrays = [array for array in lowering.given.values() if array.name in used]
-    of_head = {key: ordered(values[key].axes, ()) for key in head if key in used}
+    of_head = {key: lowering.layout(values[key].tree) for key in head if key in used}
     in_arrays = {key for key in of_head if of_head[key] or names_of_arrays(values[key].tree, values)}
     reads = [*arrays, *(Array(key, of_head[key]) for key in of_head if key in in_arrays)]
     of_call = [key for key in lowering.numbers if key in used]
+    writes = [Array(key, lowering.axes_of(key), kind(values[key].tree)) for key in written]
+    trees += [("at", axis) for array in writes for axis in array.axes]
     axes = loop_axes([*(lowering.axes_of(result) for result in results), *(array.axes for array in reads)], trees)
-    writes = [Array(key, ordered(values[key].axes, axes), kind(values[key].tree)) for key in written]
-    writes += [Array(key, each.axes) for key, each in sums.items() if each.at is not None]
+    if any(each.at is None for each in sums.values()) and axes == (COLUMN,):
+        raise definitions.error(
+            "a sum over the only axis of the arrays cannot be compiled: give them the index n too",
+            definitions.known[results[0]],
+        )
+    totals = {key: each for key, each in sums.items() if each.at is not None}
+    for key, each in totals.items():
+        there = union(values[key].axes for key in reach(each.trees, values, sums) if key in values)
+        if again := {*axes} - there - {leaf[1] for part in each.trees for leaf in walk(part) if leaf[0] == "at"}:
+            letters = ", ".join(sorted(again))
+            raise definitions.error(
+                f"it would be added up again for each {letters}, over which the same loops go: make it another operation",
+                next(definitions.known[result] for result in results if values[result].tree == ("sum", key)),
+            )
+    writes += [Array(key, each.axes) for key, each in totals.items()]
     return Plan(
         name,
         axes,
@@ -154,8 +174,7 @@ def with_term(plan: Plan, result: str, term: str) -> Plan | None:
     write the result, or use it further.
     """
     array = next((array for array in plan.writes if array.name == result and result not in plan.sums), None)
-    trees = [*(value.tree for value in plan.values.values()), *(each.tree for each in plan.sums.values())]
-    if array is None or {result, term} & names(trees):
+    if array is None or {result, term} & names(plan.trees):
         return None
     value = plan.values[result]
     tree = ("+", value.tree, ("load", term, tuple(("at", axis) for axis in array.axes)))
@@ -211,10 +230,6 @@ def is_slow(tree: Node) -> bool:
 def kind(tree: Node) -> str:
     """The kind of an array that holds the values of a tree: booleans for a bracket."""
     return "bool" if is_bracket(tree) else "real"
-
-
-def ordered(axes: Collection[str], order: Sequence[str]) -> tuple[str, ...]:
-    return tuple(sorted(axes, key=lambda axis: (order.index(axis) if axis in order else -1, axis)))
 
 
 def loop_axes(arrays: Iterable[tuple[str, ...]], trees: Iterable[Node]) -> tuple[str, ...]:

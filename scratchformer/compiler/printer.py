@@ -156,7 +156,7 @@ class Printer:
     def size(self, axis: str) -> str:
         """The variable that holds the size of an axis."""
         self.sized.append(axis)
-        return {COLUMN: self.columns, ROW: "rows"}.get(axis, axis.upper())
+        return {COLUMN: self.columns, ROW: "rows"}.get(axis) or self.free(axis.upper())
 
     def find_size(self, axis: str) -> str:
         """The line that takes the size of an axis from an array."""
@@ -165,7 +165,11 @@ class Printer:
 
     def place(self, axis: str) -> str:
         """The variable that holds the place on an axis."""
-        return "c" if axis == COLUMN else axis
+        return "c" if axis == COLUMN else self.free(axis)
+
+    def free(self, name: str) -> str:
+        """A name for an axis that is no word of the loops."""
+        return f"{name}_" if name == "c" or name in self.reserved else name
 
     def variable(self, name: str) -> str:
         """The variable for a name of the equations; the loops have variables too."""
@@ -247,7 +251,8 @@ class Printer:
             return float(parts[0]).is_integer()
         if kind in ("+", "-", "*", "mod"):
             return all(map(self.is_place, parts))
-        return kind in ("at", "size") or (kind == "load" and self.arrays[parts[0]].kind == "integer")
+        array = self.arrays.get(parts[0]) if kind == "load" else None  # None for one that only the head reads
+        return kind in ("at", "size") or (array is not None and array.kind == "integer")
 
     def index(self, tree: Node) -> str:
         """The expression of a tree that is an integer."""

@@ -151,11 +151,14 @@ class Lowering:
         places: dict[str, Node] = {letter: ("at", self.axis(letter)) for letter in definition.letters}
         value = self.sum_over_rows(definition, self.bound(definition, places))
         value = value or self.defined(definition, places)
-        if extra := value.letters - set(definition.letters):
+        left = self.left(definition, value.axes)
+        if extra := (value.letters - {*definition.letters}) | (value.axes - {*left, COLUMN}):
             raise self.fail(f"the index {', '.join(sorted(extra))} is on the right only")
-        if value.stage != TAIL and (missing := {*map(self.axis, definition.letters)} - value.axes):
-            value = self.under_a_name(value, "k")  # the same all along these axes
-            value = value._replace(stage=LOOPS, axes=value.axes | missing)
+        same = value.stage != LOOPS and self.layout(value.tree) == left
+        if value.stage == TAIL and not same:
+            raise self.fail("a sum over all rows is known only after the loops, and cannot be given other indices there")
+        if not same:
+            value = self.under_a_name(value, "k")._replace(stage=LOOPS, axes=frozenset(left))
         self.open.pop()
         self.definition = outer
         self.values[name] = value = value._replace(text=definition.spelled())
@@ -168,10 +171,33 @@ class Lowering:
         stored = stored and COLUMN in map(self.axis, definition.letters)
         return value._replace(tree=("stored", value.tree)) if stored else value
 
+    def left(self, definition: Definition, axes: frozenset[str]) -> tuple[str, ...]:
+        """The axes on the left of a definition, with n, even if it is not written, where the right side has `axes`."""
+        written = len(definition.left[2]) > len(definition.letters)
+        of_argument = self.definitions.gradients.get(definition.name)
+        rows = written or ROW in axes or ROW in (of_argument or ())
+        left = (*((ROW,) if rows else ()), *map(self.axis, definition.letters))
+        if of_argument not in (None, left):
+            raise self.fail(f"{definition.name} needs the indices of {definition.name[1:]}, in the same order")
+        if len({*left}) < len(left) or {*definition.letters} & dict(definition.bindings).keys():
+            raise self.fail("on the left each index must stand once, n first, and none that a with clause defines")
+        return left
+
     def axes_of(self, name: str) -> tuple[str, ...]:
-        """The axes of a name that an equation defines, in the order of its indices."""
-        value, letters = self.value(name), self.definitions.known[name].letters
-        return (*((ROW,) if ROW in value.axes else ()), *map(self.axis, letters))
+        """The axes of a value; if an equation defines it, in the order of the indices on its left."""
+        value, definition = self.value(name), self.definitions.known.get(name)
+        return self.left(definition, value.axes) if definition else tuple(value.axes)
+
+    def layout(self, tree: Any) -> tuple[str, ...]:
+        """The axes, in order, of a tree that the head or the tail computes with whole arrays."""
+        if not isinstance(tree, tuple) or tree[:1] == ("over",):
+            return ()
+        if tree[:1] == ("load",):
+            return tuple(place[1] for place in tree[2])
+        if tree[:1] == ("sum",):
+            return self.sums[tree[1]].axes
+        parts = self.values[tree[1]].tree if tree[:1] == ("value",) else tree
+        return next(filter(None, map(self.layout, parts)), ())
 
     def bound(self, definition: Definition, places: dict[str, Node]) -> dict[str, Node]:
         """The place that each letter stands for, also those of the "with" clause."""
@@ -272,9 +298,12 @@ class Lowering:
     def join(self, parts: Sequence[Value], build: Callable[..., Node]) -> Value:
         """The value of an expression, from the values of its parts."""
         stage = max(part.stage for part in parts)
+        mixed = len({self.layout(part.tree) for part in parts if part.stage != LOOPS} - {()}) > 1
+        if stage == HEAD and mixed:  # only the loops can tell the axes of one array from those of another
+            stage = LOOPS
         if stage == LOOPS:
             parts = [self.under_a_name(part, "k") for part in parts]
-        if stage == TAIL and any(part.stage == LOOPS for part in parts):
+        if stage == TAIL and (mixed or any(part.stage == LOOPS for part in parts)):
             raise self.fail(
                 "a sum over all rows is known only after the loop over the rows, so no row can use it: make what uses "
                 "it a second operation, with the sum as an argument"
@@ -301,14 +330,14 @@ class Lowering:
         if value.tree in (("size", COLUMN), ("size", ROW)):
             return value
         if prefix == "k" and value.tree[0] == "value" and value.axes:  # an array that the head computes
-            return value._replace(tree=("load", value.tree[1], tuple(("at", axis) for axis in sorted(value.axes))))
+            return value._replace(tree=("load", value.tree[1], tuple(("at", axis) for axis in self.layout(value.tree))))
         if value.tree[0] == "value" or (prefix != "row" and value.tree[0] in ("num", "number", "load", "sum", "at")):
             return value
         same = (name for name, known in self.values.items() if known.tree == value.tree)
         name = next(same, None) or self.unused(f"{prefix}{len(self.values)}")
         self.values.setdefault(name, value)
         if value.stage == HEAD and value.axes:
-            return value._replace(tree=("load", name, tuple(("at", axis) for axis in sorted(value.axes))))
+            return value._replace(tree=("load", name, tuple(("at", axis) for axis in self.layout(value.tree))))
         return value._replace(tree=("value", name))
 
     def unused(self, name: str) -> str:
@@ -356,6 +385,8 @@ class Lowering:
         value = self.lower(body, {**places, **{letter: ("at", self.axis(letter)) for letter in letters}})
         if COLUMN not in axes:
             return self.of_rows(node, value, axes)
+        if COLUMN not in value.axes:  # it is the same in all columns
+            return self.join([value, Value(("size", COLUMN))], product) if function == "sum" else value
         if others := value.letters - set(letters):
             one, all_ = ", ".join(sorted(others)), ", ".join(letters)
             raise self.fail(f"{spelled(node)}: for each {one} a sum over every {all_} cannot be compiled")
@@ -388,7 +419,8 @@ class Lowering:
     def sum_over_rows(self, definition: Definition, places: dict[str, Node]) -> Value | None:
         """The value of `a_c = Σ_n ...`, or of `a_vc = Σ_n [ids_n = v] ...`; None for another definition."""
         node = definition.node
-        if node[0] != "over" or node[1] != "sum" or COLUMN in map(self.axis, node[2]):
+        axes = self.left(definition, frozenset())
+        if node[:2] != ("over", "sum") or node[4] or COLUMN in map(self.axis, node[2]) or axes[-1:] != (COLUMN,):
             return None
         if is_product(node):
             raise self.definitions.product(node, definition)
@@ -405,10 +437,15 @@ class Lowering:
             if factor[0] != "bracket" or others:
                 body.append(("bracket", tuple(others)) if others else factor)
         value = self.join([self.lower(factor, places) for factor in body or [("num", 1.0, "1")]], product)
-        if COLUMN not in value.axes:
+        at = (*((("at", ROW),) * (len(axes) - len(definition.letters))), *(places[letter] for letter in definition.letters))
+        if at[-1] != ("at", COLUMN):
             return None
-        at = tuple(places[letter] for letter in definition.letters)
-        axes = tuple(map(self.axis, definition.letters))
+        for letter in node[2]:
+            if ("at", self.axis(letter)) in at:
+                raise self.fail(f"{spelled(node)}: for each {self.axis(letter)} a sum over every {letter} cannot be compiled")
+            if self.axis(letter) not in value.axes:
+                times = letter.rstrip("'").upper()
+                raise self.fail(f"{spelled(node)}: what is added up is the same for each {letter}: write {times} times it")
         entry = Sum("sum", value.tree, value.level, at, axes, spelled(node))
         return Value(("sum", self.register(entry)), TAIL, 0, frozenset(axes), frozenset(definition.letters))
 

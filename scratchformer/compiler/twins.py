@@ -130,11 +130,11 @@ class CompiledTwin:
             for plan in pair[:2]:
                 if plan is not None:
                     self.target.source(plan)
-            reads = {array.name for array in pair.forward.reads}
         except CompileError:
             return {}
-        arguments = self.derivation.arguments
-        return {name: array for name, array in self.derivation.arrays.items() if name in arguments and name in reads}
+        there = {array.name for array in pair.forward.reads}
+        there |= {name for name, (_, default) in zip(self.names, self.parameters) if default is inspect.Parameter.empty}
+        return {name: array for name, array in self.derivation.arrays.items() if name in self.names and name in there}
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -325,7 +325,7 @@ class PlanRun:
     def __init__(self, twin: CompiledTwin, plan: Plan, shape: Shape, given: Plan | None = None) -> None:
         self.loops, self.plan, self.shape, self.twin = twin.loops_of(plan, shape.dtype), plan, shape, twin
         self.xp, self.orders = twin.target.xp, {plan.axes: self}
-        wide, flat = shape.wide, plan.axes == (COLUMN,)  # if flat, all axes of an array are one
+        wide, flat = shape.wide, plan.flat
         before = given or plan
         self.rows = [axis for axis in plan.axes if axis not in (COLUMN, HALF)]
 
@@ -358,7 +358,7 @@ class PlanRun:
 
     def in_order_of_memory(self, values: Mapping[str, Any]) -> PlanRun:
         """This run, or one whose loops over rows go as the first array with all rows lies in memory."""
-        array = next((array for array in self.plan.reads if {*self.rows} <= {*array.axes}), None)
+        array = next((a for a in self.plan.reads if {*self.rows} <= {*a.axes} and a.name in values), None)
         if array is None or (x := values[array.name]).ndim != len(axes := without_half(array.axes)):
             return self
         strides = dict(zip(axes, x.strides, strict=True))

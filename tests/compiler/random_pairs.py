@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-SHAPES = {"n": [(1,), (3,), (7,), (2, 3)], "b": [2], "t": [3, 5], "g": [3]}
+ROWS = [(1,), (3,), (7,), (2, 3)]  # n stands for all leading axes
 FUNCTIONS = {
     "{}": (lambda x: x, "1", np.ones_like),
     "{}²": (np.square, "2 {}", lambda x: 2 * x),
@@ -48,23 +48,32 @@ class RandomPair:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         choose = self.random.choice
-        rows = choose(["n", "n", "n", "bt", "ng", "b", ""])
-        every = rows + "c"
-        self.sizes = {letter: choose(SHAPES[letter]) for letter in rows} | {"c": choose([1, 2, 4, 5, 9])}
+        a, b, column = self.random.sample("btgricj", 3)
+        rows = choose(["n", "n", "n", a + b, f"n{a}", a, ""])
+        every = rows + column
+        self.sizes = {letter: choose(ROWS if letter == "n" else [2, 3, 5]) for letter in rows}
+        self.sizes[column] = choose([1, 2, 4, 5, 9])
         self.letters = {"x": self.some(every, least=1)}
         for name in "vw":
             if choose([True, False]):
                 self.letters[name] = self.some(every)
-        if rows in ("n", "b") and choose([True, False, False]):
-            self.letters |= {"table": "kc", "ids": rows}
+        if rows in ("n", a) and choose([True, False, False]):
+            self.letters |= {"table": f"k{column}", "ids": rows}
             self.sizes["k"] = 4
         self.letters = {name: letters for name, letters in self.letters.items() if letters}
         self.constant = choose([1, 1, 2, 0.5])
         self.terms = []
-        self.y = self.some("".join(each for each in every if any(each in x for x in self.letters.values())), least=0)
+        drawn = []
         for _ in range(choose([1, 1, 2])):
             names = self.random.sample([n for n in self.letters if n != "ids"], choose([1, 1, 2, 2, 3]) % len(self.letters) or 1)
             factors = [self.factor(name) for name in names]
+            drawn.append(factors)
+        used = {factor.name for factors in drawn for factor in factors}
+        used |= {"ids"} if "table" in used or "n" not in rows else set()
+        used |= {name for name, letters in self.letters.items() if name != "ids" and ("n" in letters or "n" not in rows)}
+        self.letters = {name: letters for name, letters in self.letters.items() if name in used}
+        self.y = self.some("".join(each for each in every if any(each in x for x in self.letters.values())))
+        for factors in drawn:
             inside = sorted({*"".join(f.spread for f in factors)} - {*self.y})
             self.terms.append((factors, [(letter, choose(["Σ", "mean"])) for letter in inside]))
         self.lines = [f"{indexed('y', self.y)} = {' + '.join(map(self.forward_text, self.terms))}"]
@@ -72,9 +81,15 @@ class RandomPair:
             if name != "ids":
                 self.lines.append(f"{indexed('d' + name, self.letters[name])} = {self.gradient_text(name)}")
         shared = [name for name in self.letters if "n" not in self.letters[name]]
-        alone = all(f"d{name}_{self.letters[name]} = Σ_n" in " ".join(self.lines) for name in shared)
+        alone = all(
+            any(line.startswith(f"d{name}_{self.letters[name]} = Σ_n") and " + " not in line for line in self.lines)
+            for name in shared
+        )
+        last = {letters[-1] for letters in [self.y, *self.letters.values()] if letters}
+        columns = last - {letter for letters in [self.y, *self.letters.values()] for letter in letters[:-1]} - {"n"}
+        self.clear = (rows != "n" or alone) and len(columns) < 2  # whether the rules say which array has which axes
         depends = all(any("n" in f.spread for f in factors) for factors, _ in self.terms)
-        if rows == "n" and self.y[:1] == "n" and alone and depends and choose([True, False]):  # n may be left out
+        if rows == "n" and self.y[:1] == "n" and alone and depends and "table" not in self.letters and choose([True, False]):  # n may be left out
             self.lines = [line if "_n " in line or " + " in line else without_n(line) for line in self.lines]
         self.op, self.op_backward = self.functions(seed)
 
