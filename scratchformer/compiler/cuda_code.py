@@ -83,7 +83,7 @@ class CudaPrinter(Printer):
     choice, both = "{0} ? {1} : {2}", " && "
     integers = {}  # noqa: RUF012
     starts = {"sum": "R {} = 0;", "max": "R {} = -infinity();"}  # noqa: RUF012
-    adds = {"sum": "{} += {};", "max": "{0} = max({0}, {1});"}  # noqa: RUF012
+    adds = {"sum": "{} += {};", "max": "{0} = greater({0}, {1});"}  # noqa: RUF012
     rounded, infinity = "wide(narrow({}))", "infinity()"
 
     def __init__(self, plan: Plan, types: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ def numba_source(plan: Plan) -> str:
 class NumbaPrinter(Printer):
     calls = {"sqrt": "np.sqrt", "floor": "np.floor", "max": "greater", "min": "lesser"}  # noqa: RUF012
     starts = {"sum": "{} = R(0)", "max": "{} = R(-np.inf)"}  # noqa: RUF012
-    adds = {"sum": "{0} = plus({0}, {1})", "max": "{0} = max({0}, {1})"}  # noqa: RUF012
+    adds = {"sum": "{0} = plus({0}, {1})", "max": "{0} = greater({0}, {1})"}  # noqa: RUF012
     powers = (2.0, 3.0, 4.0)
     reserved = (*keyword.kwlist, *RESERVED)
 

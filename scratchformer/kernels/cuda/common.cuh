@@ -55,7 +55,7 @@ template <class Number> __device__ inline Number warp_sum(Number x) {
 }
 
 template <class Number> __device__ inline Number warp_max(Number x) {
-    for (int apart = 16; apart; apart /= 2) x = max(x, __shfl_xor_sync(0xffffffff, x, apart));
+    for (int apart = 16; apart; apart /= 2) x = greater(x, __shfl_xor_sync(0xffffffff, x, apart));
     return x;
 }
 
@@ -83,7 +83,7 @@ template <int SIZE, class Number> __device__ inline Number block_max(Number x) {
     if (threadIdx.x % 32 == 0) greatest[threadIdx.x / 32] = x;
     __syncthreads();
     x = greatest[0];
-    for (int warp = 1; warp < SIZE / 32; ++warp) x = max(x, greatest[warp]);
+    for (int warp = 1; warp < SIZE / 32; ++warp) x = greater(x, greatest[warp]);
     return x;
 }
 
