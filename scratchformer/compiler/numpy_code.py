@@ -102,7 +102,9 @@ class NumpyPrinter(Printer):
         self.done.add(name)
         value = self.plan.values[name]
         kind, *parts = value.tree
-        if name in self.arrays and kind in UFUNCS and self.counts[value.tree] < 2 and not self.plan.in_place:
+        axes = self.arrays[name].axes if name in self.arrays else None
+        in_order = axes == tuple(axis for axis in self.plan.axes if axis in (axes or ()))  # so that it is a view
+        if in_order and kind in UFUNCS and self.counts[value.tree] < 2 and not self.plan.in_place:
             given = ", ".join([*map(self.text, parts), f"out={self.written(name)}"])
             self.let(self.variable(name), f"{UFUNCS[kind]}({given})", value.text)
         else:

@@ -98,7 +98,8 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     args: a string of letters such as "B T C" stands for a floating-point array of that shape; a word of several letters
     is one axis, whose size is their product ("B GR T D"). A function of one argument is called with the `Draw`, and
     gives what must be drawn in another way: `lambda draw: draw.integers("B T", draw.V)`. Anything else is passed on.
-    options: those of `check_gradients`, and keyword arguments of `op`.
+    options: those of `check_gradients`, and keyword arguments of `op`. With `order=2` op_backward_backward comes before
+    the arrays, as in `check_gradients`.
 
     The arrays are standard normal, of sizes that all differ; then there are whole numbers, zeros and repeats, and all
     sizes are equal; then they are activations recorded in a short training run; then numbers from 1 to more than
@@ -109,15 +110,16 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
     Returns the Reports. Raises GradientError, which says for which kind of numbers, and ValueError as
     `check_gradients` does, for normal numbers.
     """
-    reports, right = [], Sizes(seed)
+    reports, right, first = [], Sizes(seed), options.get("order", 1) - 1
+    args = (*(lambda draw, function=x: function for x in args[:first]), *args[first:])  # functions are not drawn
     for kind, draws in KINDS.items():
         draw = right if draws is Sizes else draws(seed)
         drawn, others = arguments(args, draw), draw is not right
-        if others and not _is_defined(op, drawn, options):
+        if others and not _is_defined(op, drawn[first:], options):
             continue
         try:
             with np.errstate(all="ignore") if others else nullcontext():  # exp(10,000) overflows in right code too
-                reports.append(_check(op, op_backward, drawn, {**options, "seed": seed}, rules=not others))
+                reports.append(_check(op, op_backward, drawn, {**options, "seed": seed} | ({"rules": False} if others else {})))
         except GradientError as error:
             message, _, _ = str(error).partition("\nRepeat with")
             causes = [_what_matters(op, op_backward, args, draw, right, seed, options)] if others else []
@@ -130,16 +132,15 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
         except ValueError:
             if not others:
                 raise
-    drawn = arguments(args, Sizes(seed))
+    drawn = arguments(args[first:], Sizes(seed))
     check_offset(op, op_backward, argument_names(op, drawn), drawn, _of_op(options), seed)
     return reports
 
 
-def _check(op: Callable, op_backward: Callable, args: tuple, options: dict[str, Any], rules: bool) -> Report:
+def _check(op: Callable, op_backward: Callable, args: tuple, options: dict[str, Any]) -> Report:
     """`check_in_groups`, which is for an order of 1; otherwise `check_gradients`."""
-    if options.get("order", 1) != 1:
-        return check_gradients(op, op_backward, *args, **options)
-    return check_in_groups(op, op_backward, *args, rules=rules, **options)
+    check = check_in_groups if options.get("order", 1) == 1 else check_gradients
+    return check(op, op_backward, *args, **options)
 
 
 def _what_matters(
@@ -176,7 +177,7 @@ def _is_right(op: Callable, op_backward: Callable, args: tuple, seed: int, optio
     """Whether the gradients are right; None if nothing can be compared."""
     try:
         with without_diagnosis():
-            check_gradients(op, op_backward, *args, seed=seed, **{"rules": False, **options})
+            check_gradients(op, op_backward, *args, **{**options, "seed": seed, "rules": False})
     except GradientError:
         return False
     except Exception:  # such sizes are not in its domain

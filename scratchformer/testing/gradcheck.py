@@ -313,16 +313,13 @@ def check_layer(
         return report
 
 
-def check_in_groups(op: Callable, op_backward: Callable, *args: Any, rules: bool, **options: Any) -> Report:
-    """`check_gradients` in fewer evaluations, with an `order` of 1: `compare_groups` compares the elements. With
-    `rules` as False none are checked, whatever the options say.
-    """
+def check_in_groups(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> Report:
+    """`check_gradients` in fewer evaluations, with an `order` of 1: `compare_groups` compares the elements."""
     known = inspect.signature(check_gradients).parameters
-    names = ("seed", "rtol", "max_elements", "directions", "device", "complex_step")
+    names = ("seed", "rtol", "max_elements", "directions", "device", "complex_step", "rules")
     chosen = {name: options.get(name, known[name].default) for name in names}
     kwargs = {name: x for name, x in options.items() if name not in known}
-    checked = options.get("rules") if rules else False
-    return _check_pair(op, op_backward, args, kwargs, "", rules=checked, in_groups=True, **chosen)[0]
+    return _check_pair(op, op_backward, args, kwargs, "", in_groups=True, **chosen)[0]
 
 
 def diagnose(

@@ -87,7 +87,7 @@ class RandomPair:
         )
         last = {letters[-1] for letters in [self.y, *self.letters.values()] if letters}
         columns = last - {letter for letters in [self.y, *self.letters.values()] for letter in letters[:-1]} - {"n"}
-        self.clear = (rows != "n" or alone) and len(columns) < 2  # whether the rules say which array has which axes
+        self.clear = ("n" not in rows or alone) and len(columns) < 2  # whether the rules say which array has which axes
         depends = all(any("n" in f.spread for f in factors) for factors, _ in self.terms)
         if rows == "n" and self.y[:1] == "n" and alone and depends and "table" not in self.letters and choose([True, False]):  # n may be left out
             self.lines = [line if "_n " in line or " + " in line else without_n(line) for line in self.lines]

@@ -1,5 +1,7 @@
 """`check_drawn` finds what is wrong only for numbers, or sizes, of one kind."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -142,3 +144,37 @@ def test_what_equal_elements_get_is_told():
     with pytest.raises(GradientError, match=r"must add up to .*: they add up to 2 times that\.") as caught:
         check_drawn(lambda x: (x.max(-1), x), lambda dy, x: (x == x.max(-1, keepdims=True)) * dy[..., None], "B C")
     assert "No known mistake" not in str(caught.value)
+
+
+OTHER = {"seed": 3, "rtol": 1e-5, "max_elements": 20, "directions": 1, "complex_step": True, "order": 2, "rules": True}
+OPTIONS = [name for name, each in inspect.signature(check_gradients).parameters.items() if each.kind is each.KEYWORD_ONLY]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_of_check_gradients_is_passed_on(name):
+    def cube_backward_backward(ddx, cache):
+        dy, x = cache
+        return 3 * x * x * ddx, 6 * x * dy * ddx
+
+    value = OTHER.get(name, inspect.signature(check_gradients).parameters[name].default)
+    more = (cube_backward_backward,) if name == "order" else ()
+    check_drawn(lambda x: (x**3, x), lambda dy, x: 3 * x * x * dy, *more, "B C", **{name: value})
+
+
+@pytest.mark.parametrize("rules", [True, {"in_place": True}])
+def test_writing_to_an_argument_is_found(rules):
+    def shifted_backward(dy, x):
+        dy *= 2
+        return dy
+
+    with pytest.raises(GradientError, match="wr(ote|ites) to"):
+        check_drawn(lambda x: (2 * x, x), shifted_backward, "B C", rules=rules)
+
+
+def test_a_wrong_second_derivative_is_found():
+    def square_backward_backward(ddx, cache):
+        dy, x = cache
+        return 2 * x * ddx, 2 * dy * ddx * np.where(x > 100, 2, 1)
+
+    with pytest.raises(GradientError, match="for numbers of very different sizes"):
+        check_drawn(lambda x: (x * x, x), lambda dy, x: 2 * x * dy, square_backward_backward, "B C", order=2)
