@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["CompileError", "add_all", "compile"]
 
 
-def compile(op: Callable, op_backward: Callable) -> tuple[Any, Any]:
+def compile(op: Callable, op_backward: Callable, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """An operation and its backward as a pair that runs compiled loops, made from the derivation in op's docstring.
 
     op, op_backward: functions as in `check_derivation`, or already decorated with `@operation` and `@backward`, which
@@ -42,17 +42,19 @@ def compile(op: Callable, op_backward: Callable) -> tuple[Any, Any]:
             y, cache = swish(x)
             dx = swish_backward(dy, cache)
 
-    The loops compute what the equations say, not what the functions do. So the first call also runs the functions, in
-    float64, and raises DerivationError if a result or a gradient differs; `check_derivation` then says which equation
-    is wrong. The loops do not check arguments as the functions may: `@operation(given=check)` names a function that
+    The loops compute what the equations say, not what the functions do. So both are compared here, with the functions,
+    on arguments that are drawn: of several sizes and scales, with each option, other numbers than by default, means of
+    1,000 in float32, and NaN. args, kwargs: an example of arguments to compare too, for functions that refuse all that
+    are drawn. The loops do not check arguments as the functions may: `@operation(given=check)` names a function that
     does.
 
-    Raises CompileError, with the line of the docstring, for what cannot be compiled; ImportError without the extra
+    Raises DerivationError if a result or a gradient differs; `check_derivation` then says which equation is wrong.
+    Raises CompileError, with the line of the docstring, for what cannot be compiled or compared; ImportError without the extra
     `fast`, unless there is a GPU; TypeError for anything but functions.
     """
     from .pairs import compiled
 
-    return compiled(op, op_backward)
+    return compiled(op, op_backward, args, kwargs)
 
 
 def add_all(target: Target) -> None:

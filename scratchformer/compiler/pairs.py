@@ -1,24 +1,37 @@
-"""Compiled functions of a user: an operation with twins, whose first call is compared with the functions."""
+"""Compiled functions of a user: an operation with twins, whose equations are compared with the functions.
+
+The plans are compared as NumPy computes them, which needs no compiler, on arguments that are drawn here: other sizes,
+scales, numbers and options, large means in float32, and NaN.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
+from inspect import Parameter
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from ..backend import DeviceError, gpus
-from ..dispatch import backward, operation, turned_off
+from ..dispatch import backward, operation, reference_only, turned_off
 from ..notation import DerivationError
-from .derivation import Derivation, Plans
+from ..notation.grammar import Node, canonical, walk
+from ..notation.spelling import spelled
 from .errors import CompileError
-from .twins import CompiledTwin, Kept, Target
+from .numpy_target import NumpyTarget
+from .show import loops_of
+from .trees import COLUMN
+from .twins import CompiledTwin, Kept, Target, is_number
 
 TOLERANCE = 1e-6  # of the largest number, in float64
+FAR = 1e-4  # of the largest number, in float32 and for a mean of 1,000, besides what the code itself loses
 ROUNDING = 1e-12  # of the largest argument: how far a result that is 0 may be from 0
 
 
-def compiled(op: Any, op_backward: Any) -> tuple[Any, Any]:
+def compiled(op: Any, op_backward: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """See `scratchformer.compile`."""
     for name, function in (("op", op), ("op_backward", op_backward)):
         if not callable(function) or not hasattr(function, "__name__"):
@@ -29,15 +42,17 @@ def compiled(op: Any, op_backward: Any) -> tuple[Any, Any]:
         )
     op = op if hasattr(op, "add_twin") else operation(op)
     op_backward = op_backward if hasattr(op_backward, "reference") else backward(op_backward)
-    derivation = Derivation(op.reference, op_backward.reference, op.gives)
-    derivation.compile()
-    if (first := next(iter(derivation.arguments))) not in derivation.arrays:
+    list(loops_of(op, op_backward, "numpy"))
+    twin = CompiledTwin(op, op_backward, NumpyTarget())
+    if (first := twin.names[0]) not in twin.derivation.arrays:
         raise CompileError(
             f"{op.__name__}: the first argument, {first}, must be an array with an index in the equations: its type "
             "says which loops run"
         )
-    for target in [] if turned_off() else targets():
-        twin = Compared(op, op_backward, target)
+    available = [] if turned_off() else targets()
+    compare_all(twin, args, kwargs)
+    for target in available:
+        twin = CompiledTwin(op, op_backward, target)
         op.add_twin(target.kind, twin.fits, twin.forward, twin.backward, fast=True)
     return op, op_backward
 
@@ -61,67 +76,208 @@ def targets() -> list[Target]:
     return available
 
 
-class Compared(CompiledTwin):
-    """A twin whose first call with each set of options also runs the functions, in float64, and compares."""
+def compare_all(twin: CompiledTwin, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Compare a twin with its functions, on the arguments of an example, if there is one, and on all that are drawn.
 
-    def __init__(self, op: Any, op_backward: Any, target: Target) -> None:
-        super().__init__(op, op_backward, target)
-        self.compared: list[Plans] = []
+    Raises DerivationError where they differ, and CompileError if nothing could be compared.
+    """
+    examples = [twin.in_order(args, kwargs)] if args or kwargs else []
+    refused: Exception | str = "the loops do not take them"
+    compared = False
+    for options in product(*(choices(twin, name, default) for name, default in twin.parameters)):
+        for drawn in (*examples, *draws(twin, options)):
+            try:
+                compared |= compare(twin, drawn)
+            except Refused as error:
+                refused = error
+        examples = []
+        if not compared:
+            raise CompileError(
+                f"{twin.op.__name__}: the derivation cannot be compared with the code on the arguments that are drawn "
+                f"({refused}): give an example, compile(op, op_backward, *args)"
+            )
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        y, kept = super().forward(*args, **kwargs)
-        if type(kept) is Kept and not any(kept.call.pair is pair for pair in self.compared):
-            self.compare([in_float64(x) for x in args], {name: in_float64(x) for name, x in kwargs.items()})
-            self.compared.append(kept.call.pair)
-        return y, kept
 
-    def compare(self, args: list, kwargs: dict[str, Any]) -> None:
-        """Raise DerivationError unless the equations give what the functions return, and the same gradients."""
-        y, kept = super().forward(*args, **kwargs)
-        if type(kept) is not Kept:  # a sum was not finite
-            return
-        assert self.op_backward is not None and kept.call.pair.backward is not None
-        expected, cache = self.op.reference(*args, **kwargs)
-        dy = self.target.xp.asarray(np.random.default_rng(0).standard_normal(y.shape))[()]
-        gradients, returned = self.backward(dy, kept), self.op_backward.reference(dy, cache)
-        names = kept.call.pair.backward.results
-        if (several := len(names)) > 1 and not (isinstance(returned, tuple) and len(returned) == several):
-            raise self.wrong(f"the equations give the gradients {', '.join(names)}, and the backward returns others")
-        if several == 1:
-            gradients, returned = (gradients,), (returned,)
-        scale = max(self.largest(x) for x in (dy, *args, *kwargs.values()))
-        self.expect_close(kept.call.pair.forward.results[0], y, expected, scale)
-        for name, gradient, other in zip(names, gradients, returned, strict=True):
-            self.expect_close(name, gradient, other, scale)
+class Refused(Exception):
+    """Arguments that a function does not take."""
 
-    def expect_close(self, name: str, x: Any, expected: Any, scale: float) -> None:
-        shapes = tuple(getattr(each, "shape", None) for each in (x, expected))
-        if shapes[0] != shapes[1]:
-            raise self.wrong(f"by the equations {name} has the shape {shapes[0]}; the functions return {shapes[1]}")
-        xp = self.target.xp
-        known = xp.isfinite(expected)
-        error = xp.where(known, abs(x - expected), 0)
-        largest = self.largest(expected)
-        if not (error <= TOLERANCE * largest + ROUNDING * scale).all():
-            share = float(error.max()) / largest if largest else float("inf")
-            raise self.wrong(f"{name} differs by {share:.1e} of its largest number")
 
-    def largest(self, x: Any) -> float:
-        """The largest finite number of an array; 1 for anything else."""
-        if getattr(getattr(x, "dtype", None), "kind", "") != "f":
-            return 1.0
-        xp = self.target.xp
-        return float(xp.where(xp.isfinite(x), abs(x), 0).max())
+def choices(twin: CompiledTwin, name: str, default: Any) -> list:
+    """The values of an option: both of a boolean, and of a string those that the equations name."""
+    if isinstance(default, bool):
+        return [default, not default]
+    if isinstance(default, str):
+        sides = [(b, c) for _, tree in twin.derivation.definitions.sides for b, c in conditions(tree)]
+        named = {spelled(right) for (_, left, right), _ in sides if left[:2] == ("name", canonical(name))}
+        return [default, *sorted(named - {default})]
+    return [default]
 
-    def wrong(self, what: str) -> DerivationError:
-        name = self.op.__name__
-        return DerivationError(
-            f"{name}: the derivation and the code differ: {what}. `check_derivation({name}, {name}_backward, ...)` on "
-            "small arrays says which equation is wrong"
+
+def conditions(tree: Node) -> Iterator[tuple]:
+    """The conditions in a tree, each with the numbers in it."""
+    for node in walk(tree):
+        found = (
+            [*node[1]]
+            if node[0] == "bracket"
+            else [c for _, part in node[1] for c in part]
+            if node[0] == "cases"
+            else []
         )
+        for condition in found:
+            yield condition, [leaf[1] for side in condition[1:] for leaf in walk(side) if leaf[0] == "num"]
 
 
-def in_float64(x: Any) -> Any:
-    """An array of floating-point numbers in float64; anything else as it is."""
-    dtype = getattr(x, "dtype", None)
-    return x.astype(np.float64) if getattr(dtype, "kind", "") in ("f", "V") else x
+def draws(twin: CompiledTwin, options: tuple) -> Iterator[tuple]:
+    """Arguments of several sizes and scales, and around the numbers of each condition; numbers other than by default."""
+    rng = np.random.default_rng(0)
+    sides = twin.derivation.definitions.sides
+    bounds = sorted({float(x) for _, tree in sides for _, numbers in conditions(tree) for x in numbers})
+    axes = list(dict.fromkeys(axis for array in twin.arrays.values() for axis in array.axes))
+    sizes = [[3 + i for i, _ in enumerate(axes)], [4 + i for i, _ in enumerate(axes)], [1] * len(axes), [2] * len(axes)]
+    large = [int(x) + more for x in bounds if 1 <= x <= 4096 for more in (0, 1)]
+    sizes += [[size if axis == one else 2 for axis in axes] for size in large for one in axes]
+    normal, uniform = rng.standard_normal, rng.random
+    kinds: list[Callable] = [normal, lambda shape: 0.05 + 0.9 * uniform(shape), lambda shape: 0.5 + abs(normal(shape))]
+    kinds += [lambda shape, scale=scale: scale * normal(shape) for scale in (0.01, 10, 100, 1000)]
+    kinds += [lambda shape, x=x * sign: x + (1 + abs(x) / 8) * normal(shape) for x in bounds for sign in (1, -1)]
+    kinds += [lambda shape: rng.choice([-1.0, 0.0, 1.0, 2.0, *bounds], shape)]
+    for size in sizes:
+        for kind in kinds[: None if size is sizes[0] else 3]:
+            for change in range(3 + 2 * len(bounds)) if size is sizes[0] and kind in kinds[:3] else (0, 1):
+                yield drawn(twin, options, dict(zip(axes, size, strict=True)), kind, change, bounds, rng)
+
+
+def drawn(
+    twin: CompiledTwin,
+    options: tuple,
+    sizes: dict[str, int],
+    kind: Callable,
+    change: int,
+    bounds: Sequence[float],
+    rng: Any,
+) -> tuple:
+    """One set of arguments. change: which of other numbers take the place of the defaults; 0 for none."""
+    places = dict(twin.derivation.compile().forward.places)
+    args = []
+    for name, value in zip(twin.names, options, strict=True):
+        array = twin.arrays.get(name)
+        if array is not None and array.kind == "integer":
+            end = sizes.get(places.get(name, COLUMN), 1)
+            args.append(rng.integers(0, end, [sizes[axis] for axis in array.axes]))
+        elif array is not None:
+            args.append(np.asarray(kind([sizes[axis] for axis in array.axes])))
+        elif value is Parameter.empty or is_number(type(value)):
+            value = 2 if value is Parameter.empty else value
+            whole = isinstance(value, int)
+            others = [value, value + 1, max(value - 1, 1)] if whole else [value, 1.5 * value or 0.5, value / 2 or 2.0]
+            others += [type(value)(x + more) for x in bounds for more in (-1, 1)]
+            args.append(others[change])
+        else:
+            args.append(value)
+    return tuple(args)
+
+
+def compare(twin: CompiledTwin, args: tuple) -> bool:
+    """Whether something could be compared: in float64, with a NaN in each array, and in float32 far from 0."""
+    args = in_types(args, np.float64)
+    some = results_differ(twin, args, TOLERANCE)
+    with suppress(Refused):
+        results_differ(
+            twin, tuple(x + np.float32(1000) if is_floating(x) else x for x in in_types(args, np.float32)), FAR
+        )
+    for i, x in enumerate(args):
+        if is_floating(x):
+            with_nan = x.copy()
+            with_nan.reshape(-1)[x.size // 2] = np.nan
+            with suppress(Refused):
+                results_differ(twin, (*args[:i], with_nan, *args[i + 1 :]), TOLERANCE, nan=True)
+    return some
+
+
+def results_differ(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool = False) -> bool:
+    """Raise DerivationError if the equations give other results than the functions in float64; whether some are finite.
+
+    In float32 the functions may be wrong too, and then the equations as well. nan: whether NaN must be in the same places.
+    """
+    assert twin.op_backward is not None
+    if not twin.fits(*args):
+        return False
+    exact = in_types(args, np.float64)
+    with np.errstate(all="ignore"), reference_only():
+        try:
+            if twin.given is not None:
+                twin.given(*args)
+            expected, cache = twin.op.reference(*exact)
+            dy = np.random.default_rng(0).standard_normal(np.shape(expected))
+            returned = twin.op_backward.reference(dy[()], cache)
+            rounded, rounded_cache = twin.op.reference(*args)
+            narrow = dy.astype(np.asarray(rounded).dtype)[()]
+            rounded_gradients = twin.op_backward.reference(narrow, rounded_cache)
+        except Exception as error:
+            raise Refused(f"{type(error).__name__}: {error}") from error
+        y, kept = twin.forward(*args)
+        if type(kept) is not Kept:  # a sum was not finite
+            return False
+        assert kept.call.pair.backward is not None
+        plan = kept.call.pair.backward
+        if np.shape(y) != np.shape(expected):
+            raise wrong(
+                twin, f"by the equations y has the shape {np.shape(y)}; the functions return {np.shape(expected)}"
+            )
+        gradients = as_tuple(twin.backward(narrow, kept))
+    if len(as_tuple(returned)) != len(plan.results):
+        raise wrong(
+            twin, f"the equations give the gradients {', '.join(plan.results)}, and the backward returns others"
+        )
+    scale = max(largest(x) for x in (dy, *args))
+    names = (kept.call.pair.forward.results[0], *plan.results)
+    found, right = (y, *gradients), (expected, *as_tuple(returned))
+    some = False
+    for name, x, known, other in zip(names, found, right, (rounded, *as_tuple(rounded_gradients)), strict=True):
+        if np.shape(x) != np.shape(known):
+            raise wrong(
+                twin, f"by the equations {name} has the shape {np.shape(x)}; the functions return {np.shape(known)}"
+            )
+        finite = np.isfinite(known)
+        some |= bool(finite.any())
+        if nan and not (np.isnan(x) == np.isnan(known)).all():
+            raise wrong(twin, f"{name} has NaN in other places where an argument has one")
+        with np.errstate(invalid="ignore"):
+            error, allowed = (np.where(finite, abs(each - known), 0) for each in (x, other))
+        bound = tolerance * largest(known) + ROUNDING * scale + 16 * np.nanmax(allowed, initial=0)
+        if not (error <= bound).all():
+            share = float(error.max()) / largest(known) if largest(known) else float("inf")
+            raise wrong(twin, f"{name} differs by {share:.1e} of its largest number {described(twin, args)}")
+    return some
+
+
+def described(twin: CompiledTwin, args: tuple) -> str:
+    """With which arguments the results differ: types and shapes of arrays, and other values."""
+    texts = (f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else repr(x) for x in args)
+    return f"for {', '.join(f'{name} = {text}' for name, text in zip(twin.names, texts, strict=True))}"
+
+
+def largest(x: Any) -> float:
+    """The largest finite number of an array; 1 for anything else."""
+    return float(np.where(np.isfinite(x), abs(x), 0).max(initial=0)) if is_floating(x) else 1.0
+
+
+def wrong(twin: CompiledTwin, what: str) -> DerivationError:
+    name = twin.op.__name__
+    return DerivationError(
+        f"{name}: the derivation and the code differ: {what}. `check_derivation({name}, {name}_backward, ...)` on small "
+        "arrays of this kind says which equation is wrong"
+    )
+
+
+def is_floating(x: Any) -> bool:
+    return getattr(getattr(x, "dtype", None), "kind", "") in ("f", "V")
+
+
+def in_types(args: tuple, dtype: Any) -> tuple:
+    """Arguments with arrays of floating-point numbers in a type."""
+    return tuple(x.astype(dtype) if is_floating(x) else x for x in args)
+
+
+def as_tuple(x: Any) -> tuple:
+    return x if isinstance(x, tuple) else (x,)

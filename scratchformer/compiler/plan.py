@@ -68,7 +68,10 @@ class Plan(NamedTuple):
     @property
     def trees(self) -> list[Node]:
         """The trees of all values and sums."""
-        return [*(value.tree for value in self.values.values()), *(t for each in self.sums.values() for t in each.trees)]
+        return [
+            *(value.tree for value in self.values.values()),
+            *(t for each in self.sums.values() for t in each.trees),
+        ]
 
 
 def make_plan(

@@ -156,7 +156,9 @@ class Lowering:
             raise self.fail(f"the index {', '.join(sorted(extra))} is on the right only")
         same = value.stage != LOOPS and self.layout(value.tree) == left
         if value.stage == TAIL and not same:
-            raise self.fail("a sum over all rows is known only after the loops, and cannot be given other indices there")
+            raise self.fail(
+                "a sum over all rows is known only after the loops, and cannot be given other indices there"
+            )
         if not same:
             value = self.under_a_name(value, "k")._replace(stage=LOOPS, axes=frozenset(left))
         self.open.pop()
@@ -437,15 +439,22 @@ class Lowering:
             if factor[0] != "bracket" or others:
                 body.append(("bracket", tuple(others)) if others else factor)
         value = self.join([self.lower(factor, places) for factor in body or [("num", 1.0, "1")]], product)
-        at = (*((("at", ROW),) * (len(axes) - len(definition.letters))), *(places[letter] for letter in definition.letters))
+        at = (
+            *((("at", ROW),) * (len(axes) - len(definition.letters))),
+            *(places[letter] for letter in definition.letters),
+        )
         if at[-1] != ("at", COLUMN):
             return None
         for letter in node[2]:
             if ("at", self.axis(letter)) in at:
-                raise self.fail(f"{spelled(node)}: for each {self.axis(letter)} a sum over every {letter} cannot be compiled")
+                raise self.fail(
+                    f"{spelled(node)}: for each {self.axis(letter)} a sum over every {letter} cannot be compiled"
+                )
             if self.axis(letter) not in value.axes:
                 times = letter.rstrip("'").upper()
-                raise self.fail(f"{spelled(node)}: what is added up is the same for each {letter}: write {times} times it")
+                raise self.fail(
+                    f"{spelled(node)}: what is added up is the same for each {letter}: write {times} times it"
+                )
         entry = Sum("sum", value.tree, value.level, at, axes, spelled(node))
         return Value(("sum", self.register(entry)), TAIL, 0, frozenset(axes), frozenset(definition.letters))
 

@@ -133,7 +133,11 @@ class CompiledTwin:
         except CompileError:
             return {}
         there = {array.name for array in pair.forward.reads}
-        there |= {name for name, (_, default) in zip(self.names, self.parameters) if default is inspect.Parameter.empty}
+        there |= {
+            name
+            for name, (_, default) in zip(self.names, self.parameters, strict=True)
+            if default is inspect.Parameter.empty
+        }
         return {name: array for name, array in self.derivation.arrays.items() if name in self.names and name in there}
 
     @cached_property

@@ -119,7 +119,9 @@ def check_drawn(op: Callable, op_backward: Callable, *args: Any, seed: int = 0, 
             continue
         try:
             with np.errstate(all="ignore") if others else nullcontext():  # exp(10,000) overflows in right code too
-                reports.append(_check(op, op_backward, drawn, {**options, "seed": seed} | ({"rules": False} if others else {})))
+                reports.append(
+                    _check(op, op_backward, drawn, {**options, "seed": seed} | ({"rules": False} if others else {}))
+                )
         except GradientError as error:
             message, _, _ = str(error).partition("\nRepeat with")
             causes = [_what_matters(op, op_backward, args, draw, right, seed, options)] if others else []

@@ -65,12 +65,16 @@ class RandomPair:
         self.terms = []
         drawn = []
         for _ in range(choose([1, 1, 2])):
-            names = self.random.sample([n for n in self.letters if n != "ids"], choose([1, 1, 2, 2, 3]) % len(self.letters) or 1)
+            names = self.random.sample(
+                [n for n in self.letters if n != "ids"], choose([1, 1, 2, 2, 3]) % len(self.letters) or 1
+            )
             factors = [self.factor(name) for name in names]
             drawn.append(factors)
         used = {factor.name for factors in drawn for factor in factors}
         used |= {"ids"} if "table" in used or "n" not in rows else set()
-        used |= {name for name, letters in self.letters.items() if name != "ids" and ("n" in letters or "n" not in rows)}
+        used |= {
+            name for name, letters in self.letters.items() if name != "ids" and ("n" in letters or "n" not in rows)
+        }
         self.letters = {name: letters for name, letters in self.letters.items() if name in used}
         self.y = self.some("".join(each for each in every if any(each in x for x in self.letters.values())))
         for factors in drawn:
@@ -89,7 +93,14 @@ class RandomPair:
         columns = last - {letter for letters in [self.y, *self.letters.values()] for letter in letters[:-1]} - {"n"}
         self.clear = ("n" not in rows or alone) and len(columns) < 2  # whether the rules say which array has which axes
         depends = all(any("n" in f.spread for f in factors) for factors, _ in self.terms)
-        if rows == "n" and self.y[:1] == "n" and alone and depends and "table" not in self.letters and choose([True, False]):  # n may be left out
+        if (
+            rows == "n"
+            and self.y[:1] == "n"
+            and alone
+            and depends
+            and "table" not in self.letters
+            and choose([True, False])
+        ):  # n may be left out
             self.lines = [line if "_n " in line or " + " in line else without_n(line) for line in self.lines]
         self.op, self.op_backward = self.functions(seed)
 
@@ -155,7 +166,11 @@ class RandomPair:
 
     def shape(self, letters: str, folded: bool = False) -> tuple[int, ...]:
         sizes = [self.sizes[letter] for letter in letters]
-        return tuple(n for size in sizes for n in ((int(np.prod(size)),) if folded else size if isinstance(size, tuple) else (size,)))
+        return tuple(
+            n
+            for size in sizes
+            for n in ((int(np.prod(size)),) if folded else size if isinstance(size, tuple) else (size,))
+        )
 
     def parts(self, values: dict, term: tuple, slope_of: Factor | None = None) -> list:
         found = []
@@ -180,7 +195,10 @@ class RandomPair:
                     self.sizes[letter] = x.shape[-1 - axis]
             if self.letters[name][:1] == "n":
                 self.sizes["n"] = x.shape[: x.ndim - len(self.letters[name]) + 1]
-        return {name: x.reshape(self.shape(self.letters[name], folded=True)) for name, x in zip(self.letters, args, strict=True)}
+        return {
+            name: x.reshape(self.shape(self.letters[name], folded=True))
+            for name, x in zip(self.letters, args, strict=True)
+        }
 
     def backward(self, dy: np.ndarray, *args: np.ndarray) -> list[np.ndarray]:
         values, gradients = self.folded(args), []
@@ -219,7 +237,9 @@ class RandomPair:
     def arguments(self, seed: int = 0) -> list[np.ndarray]:
         rng = np.random.default_rng(seed)
         return [
-            rng.integers(0, self.sizes["k"], self.shape(letters)) if name == "ids" else rng.standard_normal(self.shape(letters))
+            rng.integers(0, self.sizes["k"], self.shape(letters))
+            if name == "ids"
+            else rng.standard_normal(self.shape(letters))
             for name, letters in self.letters.items()
         ]
 

@@ -1,5 +1,6 @@
 """What `scratchformer.compile` takes, what it refuses, and how it notices that a docstring and its code differ."""
 
+import linecache
 from functools import partial
 from typing import NamedTuple
 
@@ -195,27 +196,95 @@ def test_what_the_loops_do_not_take_goes_to_the_functions(x):
     assert np.array_equal(y, x**3)
 
 
-def test_the_first_call_notices_a_wrong_equation_in_each_set_of_options():
-    compiled, _ = sf.compile(thrice, thrice_backward)
-    x = np.ones((2, 3), np.float32)
-    with sf.fast():
-        np.testing.assert_array_equal(compiled(x, twice=True)[0], 2 * x)
-        for _ in range(2):
-            with pytest.raises(DerivationError, match=r"dx differs by 3\.3e-01 .*check_derivation\(thrice, "):
-                compiled(x)
-
-
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        ((nearly, nearly_backward), r"by the equations y has the shape \(2,\); the functions return \(2, 3\)"),
+        ((thrice, thrice_backward), r"dx differs by 3\.3e-01 .*twice = False.*check_derivation\(thrice, "),
+        ((nearly, nearly_backward), r"by the equations y has the shape \(3,\); the functions return \(3, 4\)"),
         ((of_two, of_two_backward), "the equations give the gradients dx, dw, and the backward returns others"),
     ],
 )
-def test_the_first_call_notices_other_results(pair, message):
-    compiled, _ = sf.compile(*pair)
-    with sf.fast(), pytest.raises(DerivationError, match=message):
-        compiled(*[np.ones((2, 3))] * (2 if pair[0] is of_two else 1))
+def test_other_results_are_refused(pair, message):
+    with pytest.raises(DerivationError, match=message):
+        sf.compile(*pair)
+
+
+WRONG = {  # each is right for most arguments: y and dx by the equations; what the functions return; other arguments
+    "another number": ("scale x_i²", "dy_i scale² x_i", "scale * x * x", "2 * dy * scale * x", "scale=2.0"),
+    "a large number": ("x_i where scale < 50, 3 x_i elsewhere", "dy_i", "x", "dy", "scale=2.0"),
+    "a large x": ("x_i where x_i ≤ 100, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "a large −x": ("x_i where x_i ≥ −1000, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "x = 0": ("x_i where x_i ≠ 0, 3 elsewhere", "dy_i", "x", "dy", ""),
+    "x = 7": ("x_i where x_i ≠ 7, 3 elsewhere", "dy_i", "x", "dy", ""),
+    "an even size": ("x_i where C mod 2 = 1, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "an odd size": ("x_i where C mod 2 = 0, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "a size of 1": ("x_i where C > 1, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "a large size": ("x_i where C < 300, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "a far column": ("x_i where i < 90, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "only the gradient": ("x_i", "dy_i where x_i < 40, 3 dy_i elsewhere", "x", "dy", ""),
+    "an option": ("2 x_i where other = True, x_i elsewhere", "dy_i", "x", "dy", "other=False"),
+    "a string": ("2 x_i where kind = odd, x_i elsewhere", "dy_i", "x", "dy", "kind='even'"),
+    "a large mean": (
+        "x_i + mean_c(x_c²) − mean_c(x_c)²",
+        "dy_i + 2/C (x_i − mean_c(x_c)) Σ_c dy_c",
+        "x + x.var(-1, keepdims=True)",
+        "dy + 2 / x.shape[-1] * (x - x.mean(-1, keepdims=True)) * dy.sum(-1, keepdims=True)",
+        "",
+    ),
+    "NaN": ("x_i where x_i > 0, 0 elsewhere", "dy_i [x_i > 0]", "np.maximum(x, 0)", "dy * (x > 0)", ""),
+}
+
+
+def pair_of(y, dx, code, backward_code, given):
+    """A pair with these equations and this code."""
+    names = ["x", *(name.split("=")[0] for name in given.split() if name)]
+    source = f'''def op(x{", " * bool(given)}{given}):
+    """Wrong somewhere.
+
+    Forward, then backward:
+
+        y_i = {y}
+        dx_i = {dx}
+    """
+    return ({code}) * 1, ({", ".join(names)},)
+
+def op_backward(dy, cache):
+    {", ".join(names)}, = cache
+    return ({backward_code}) * 1
+'''
+    file = f"<{source}>"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    space = {"np": np}
+    exec(compile(source, file, "exec"), space)
+    return space["op"], space["op_backward"]
+
+
+@pytest.mark.parametrize("where", WRONG)
+def test_what_differs_for_some_arguments_only_is_refused(where):
+    with pytest.raises(DerivationError, match="the derivation and the code differ"):
+        sf.compile(*pair_of(*WRONG[where]))
+
+
+def test_without_arguments_to_compare_an_example_is_asked_for():
+    def picky(x, name):
+        """Twice, of whole hundreds.
+
+        Forward, then backward:
+
+            y_i = 2 x_i        dx_i = 2 dy_i
+        """
+        if name != "hundreds" or (x % 100).any():
+            raise ValueError("expected hundreds")
+        return 2 * x, None
+
+    def picky_backward(dy, cache):
+        return 2 * dy
+
+    with pytest.raises(sf.CompileError, match=r"picky: .*\(ValueError: expected hundreds\): give an example"):
+        sf.compile(picky, picky_backward)
+    op, _ = sf.compile(picky, picky_backward, np.full((2, 3), 100.0), name="hundreds")
+    with sf.fast():
+        assert isinstance(op(np.full((2, 3), 100.0), "hundreds")[1], TwinCache)
 
 
 def test_a_result_that_is_zero_is_no_difference():

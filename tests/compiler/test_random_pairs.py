@@ -34,7 +34,9 @@ def pairs():
         try:
             [*loops_of(op, op_backward, "numba")]
         except CompileError as error:
-            assert re.search(r"line \d+: .*\n    \S|no equation is left for a loop", str(error)), error  # the equation, and the reason
+            assert re.search(r"line \d+: .*\n    \S|no equation is left for a loop", str(error)), (
+                error
+            )  # the equation, and the reason
             continue
         found[seed] = pair, op, op_backward
     assert len(found) > COUNT / 2
@@ -89,7 +91,9 @@ def test_javascript_gives_what_the_functions_give(pairs, tmp_path):
         sizes = {{COLUMN: "columns", ROW: "rows"}.get(a, a.upper()): size for a, size in call.shape.sizes.items()}
         for plan, given, results in zip(call.pair[:2], (values, {**kept.values, "dy": dy}), expected, strict=True):
             source = javascript_source(plan)
-            inputs = {x: np.ravel(given[x]).tolist() if f"{x}[" in source else float(np.sum(given[x])) for x in given} | sizes
+            inputs = {
+                x: np.ravel(given[x]).tolist() if f"{x}[" in source else float(np.sum(given[x])) for x in given
+            } | sizes
             inputs |= {"columns": sizes["rows"] * sizes["columns"]} if plan.flat else {}
             calls.append({"source": source, "inputs": inputs, "results": plan.results})
             right.append((seed, pair, results if isinstance(results, tuple) else (results,)))

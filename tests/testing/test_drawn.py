@@ -147,7 +147,9 @@ def test_what_equal_elements_get_is_told():
 
 
 OTHER = {"seed": 3, "rtol": 1e-5, "max_elements": 20, "directions": 1, "complex_step": True, "order": 2, "rules": True}
-OPTIONS = [name for name, each in inspect.signature(check_gradients).parameters.items() if each.kind is each.KEYWORD_ONLY]
+OPTIONS = [
+    name for name, each in inspect.signature(check_gradients).parameters.items() if each.kind is each.KEYWORD_ONLY
+]
 
 
 @pytest.mark.parametrize("name", OPTIONS)
