@@ -49,8 +49,8 @@ def compile(op: Callable, op_backward: Callable, *args: Any, **kwargs: Any) -> t
     does.
 
     Raises DerivationError if a result or a gradient differs; `check_derivation` then says which equation is wrong.
-    Raises CompileError, with the line of the docstring, for what cannot be compiled or compared; ImportError without the extra
-    `fast`, unless there is a GPU; TypeError for anything but functions.
+    Raises CompileError, with the line of the docstring, for what cannot be compiled or compared; ImportError without
+    the extra `fast`, unless there is a GPU; TypeError for anything but functions.
     """
     from .pairs import compiled
 

@@ -23,7 +23,7 @@ from ..notation.spelling import spelled
 from .errors import CompileError
 from .numpy_target import NumpyTarget
 from .show import loops_of
-from .trees import COLUMN
+from .trees import COLUMN, ROW
 from .twins import CompiledTwin, Kept, Target, is_number
 
 TOLERANCE = 1e-6  # of the largest number, in float64
@@ -128,12 +128,13 @@ def conditions(tree: Node) -> Iterator[tuple]:
 
 
 def draws(twin: CompiledTwin, options: tuple) -> Iterator[tuple]:
-    """Arguments of several sizes and scales, and around the numbers of each condition; numbers other than by default."""
+    """Arguments of several sizes and scales, around the numbers of each condition, and with other numbers."""
     rng = np.random.default_rng(0)
     sides = twin.derivation.definitions.sides
     bounds = sorted({float(x) for _, tree in sides for _, numbers in conditions(tree) for x in numbers})
     axes = list(dict.fromkeys(axis for array in twin.arrays.values() for axis in array.axes))
-    sizes = [[3 + i for i, _ in enumerate(axes)], [4 + i for i, _ in enumerate(axes)], [1] * len(axes), [2] * len(axes)]
+    sizes: list[list] = [[3 + i for i, _ in enumerate(axes)], [4 + i for i, _ in enumerate(axes)]]
+    sizes += [[1] * len(axes), [2] * len(axes), [None if axis == ROW else 5 for axis in axes]]
     large = [int(x) + more for x in bounds if 1 <= x <= 4096 for more in (0, 1)]
     sizes += [[size if axis == one else 2 for axis in axes] for size in large for one in axes]
     normal, uniform = rng.standard_normal, rng.random
@@ -156,22 +157,23 @@ def drawn(
     bounds: Sequence[float],
     rng: Any,
 ) -> tuple:
-    """One set of arguments. change: which of other numbers take the place of the defaults; 0 for none."""
+    """One set of arguments. sizes: of axes, None for rows that are not there. change: which of other numbers take the place of the defaults; 0 for none."""
     places = dict(twin.derivation.compile().forward.places)
     args = []
     for name, value in zip(twin.names, options, strict=True):
         array = twin.arrays.get(name)
         if array is not None and array.kind == "integer":
             end = sizes.get(places.get(name, COLUMN), 1)
-            args.append(rng.integers(0, end, [sizes[axis] for axis in array.axes]))
+            args.append(rng.integers(0, end, [sizes[axis] for axis in array.axes if sizes[axis]]))
         elif array is not None:
-            args.append(np.asarray(kind([sizes[axis] for axis in array.axes])))
+            args.append(np.asarray(kind([sizes[axis] for axis in array.axes if sizes[axis]])))
         elif value is Parameter.empty or is_number(type(value)):
-            value = 2 if value is Parameter.empty else value
-            whole = isinstance(value, int)
-            others = [value, value + 1, max(value - 1, 1)] if whole else [value, 1.5 * value or 0.5, value / 2 or 2.0]
-            others += [type(value)(x + more) for x in bounds for more in (-1, 1)]
-            args.append(others[change])
+            others = [2, 0.5, 3]
+            if isinstance(value, int):
+                others = [value, value + 1, max(value - 1, 1)]
+            elif value is not Parameter.empty:
+                others = [value, 1.5 * value or 0.5, value / 2 or 2.0]
+            args.append([*others, *(type(others[0])(x + more) for x in bounds for more in (-1, 1))][change])
         else:
             args.append(value)
     return tuple(args)
@@ -197,7 +199,7 @@ def compare(twin: CompiledTwin, args: tuple) -> bool:
 def results_differ(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool = False) -> bool:
     """Raise DerivationError if the equations give other results than the functions in float64; whether some are finite.
 
-    In float32 the functions may be wrong too, and then the equations as well. nan: whether NaN must be in the same places.
+    In float32 the equations may be as wrong as the functions. nan: whether NaN must be in the same places.
     """
     assert twin.op_backward is not None
     if not twin.fits(*args):
@@ -243,10 +245,10 @@ def results_differ(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool 
         if nan and not (np.isnan(x) == np.isnan(known)).all():
             raise wrong(twin, f"{name} has NaN in other places where an argument has one")
         with np.errstate(invalid="ignore"):
-            error, allowed = (np.where(finite, abs(each - known), 0) for each in (x, other))
+            off, allowed = (np.where(finite, abs(each - known), 0) for each in (x, other))
         bound = tolerance * largest(known) + ROUNDING * scale + 16 * np.nanmax(allowed, initial=0)
-        if not (error <= bound).all():
-            share = float(error.max()) / largest(known) if largest(known) else float("inf")
+        if not (off <= bound).all():
+            share = float(off.max()) / largest(known) if largest(known) else float("inf")
             raise wrong(twin, f"{name} differs by {share:.1e} of its largest number {described(twin, args)}")
     return some
 
@@ -265,8 +267,8 @@ def largest(x: Any) -> float:
 def wrong(twin: CompiledTwin, what: str) -> DerivationError:
     name = twin.op.__name__
     return DerivationError(
-        f"{name}: the derivation and the code differ: {what}. `check_derivation({name}, {name}_backward, ...)` on small "
-        "arrays of this kind says which equation is wrong"
+        f"{name}: the derivation and the code differ: {what}. `check_derivation({name}, {name}_backward, ...)` on "
+        "small arrays of this kind says which equation is wrong"
     )
 
 

@@ -151,7 +151,7 @@ def make_plan(
         if again := {*axes} - there - {leaf[1] for part in each.trees for leaf in walk(part) if leaf[0] == "at"}:
             letters = ", ".join(sorted(again))
             raise definitions.error(
-                f"it would be added up again for each {letters}, over which the same loops go: make it another operation",
+                f"it would be added up again for each {letters}, over which the same loops go: make it an operation",
                 next(definitions.known[result] for result in results if values[result].tree == ("sum", key)),
             )
     writes += [Array(key, each.axes) for key, each in totals.items()]

@@ -455,6 +455,12 @@ class Lowering:
                 raise self.fail(
                     f"{spelled(node)}: what is added up is the same for each {letter}: write {times} times it"
                 )
+        if (
+            same := {axis for axis, place in zip(axes, at, strict=True) if place == ("at", axis)}
+            - value.axes
+            - {COLUMN}
+        ):
+            raise self.fail(f"{spelled(node)}: a sum over rows that is the same for each {', '.join(sorted(same))}")
         entry = Sum("sum", value.tree, value.level, at, axes, spelled(node))
         return Value(("sum", self.register(entry)), TAIL, 0, frozenset(axes), frozenset(definition.letters))
 

@@ -71,9 +71,11 @@ class RandomPair:
             factors = [self.factor(name) for name in names]
             drawn.append(factors)
         used = {factor.name for factors in drawn for factor in factors}
-        used |= {"ids"} if "table" in used or "n" not in rows else set()
+        used |= {"ids"} if "table" in used else set()
         used |= {
-            name for name, letters in self.letters.items() if name != "ids" and ("n" in letters or "n" not in rows)
+            name
+            for name, letters in self.letters.items()
+            if name not in ("ids", "table") and ("n" in letters or "n" not in rows)
         }
         self.letters = {name: letters for name, letters in self.letters.items() if name in used}
         self.y = self.some("".join(each for each in every if any(each in x for x in self.letters.values())))

@@ -66,7 +66,8 @@ def test_loops_give_what_the_functions_give(target, pairs, uncompiled):
 
 def test_compiled_pairs_give_what_the_functions_give(pairs):
     pytest.importorskip("numba")
-    for seed in [*pairs][:: len(pairs) // 8]:
+    of_rows = [seed for seed, (pair, *_) in pairs.items() if any(len(letters) > 1 for letters in pair.letters.values())]
+    for seed in of_rows[:: len(of_rows) // 8]:
         pair = RandomPair(seed)
         op, op_backward = sf.compile(pair.op, pair.op_backward)
         args = pair.arguments(seed)

@@ -169,7 +169,7 @@ def test_writing_to_an_argument_is_found(rules):
         dy *= 2
         return dy
 
-    with pytest.raises(GradientError, match="wr(ote|ites) to"):
+    with pytest.raises(GradientError, match=r"wr(ote|ites) to"):
         check_drawn(lambda x: (2 * x, x), shifted_backward, "B C", rules=rules)
 
 
