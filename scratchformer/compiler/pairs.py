@@ -157,7 +157,11 @@ def drawn(
     bounds: Sequence[float],
     rng: Any,
 ) -> tuple:
-    """One set of arguments. sizes: of axes, None for rows that are not there. change: which of other numbers take the place of the defaults; 0 for none."""
+    """One set of arguments.
+
+    sizes: of axes; None for rows that are not there. change: which of other numbers take the place of the defaults; 0
+    for none.
+    """
     places = dict(twin.derivation.compile().forward.places)
     args = []
     for name, value in zip(twin.names, options, strict=True):

@@ -288,6 +288,9 @@ class Lowering:
                 "last have letters, write all of them in every equation, n too"
             )
         places = (*(("at", axis) for axis in lead), *(self.spread(part.tree) for part in at))
+        for axis, place in zip(array.axes, places, strict=True):  # the sizes may differ
+            if place[0] == "at" and place[1] != axis and axis in (*self.rows, COLUMN):
+                raise self.fail(f"{array.name} has other indices here than where it is defined")
         whole = COLUMN not in array.axes and places == tuple(("at", axis) for axis in array.axes)
         axes, letters = union(part.axes for part in at) | set(lead), union(part.letters for part in at)
         level = max((part.level for part in at), default=0)

@@ -43,6 +43,22 @@ def pairs():
     return found
 
 
+def test_an_index_of_another_axis_is_refused():
+    def spread(gamma, p):
+        """One index of dy is missing.
+
+        Forward, then backward:
+
+            y_nc = γ_c p_n        dγ_c = Σ_n dy_n p_n        dp_n = Σ_c dy_nc γ_c
+        """
+
+    def spread_backward(dy, cache):
+        _gamma, _p = cache
+
+    with pytest.raises(CompileError, match="dy has other indices here than where it is defined"):
+        list(loops_of(spread, spread_backward, "numpy"))
+
+
 def compare(seed, pair, y, gradients, args, dy):
     names = [name for name in pair.letters if name != "ids"]
     expected = pair.forward(*args), *pair.backward(dy, *args)
