@@ -203,7 +203,7 @@ def compare(twin: CompiledTwin, args: tuple) -> bool:
 def results_differ(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool = False) -> bool:
     """Raise DerivationError if the equations give other results than the functions in float64; whether some are finite.
 
-    In float32 the equations may be as wrong as the functions. nan: whether NaN must be in the same places.
+    In float32 the equations may be as wrong as the functions. nan: whether the result must have NaN in the same places.
     """
     assert twin.op_backward is not None
     if not twin.fits(*args):
@@ -246,7 +246,7 @@ def results_differ(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool 
             )
         finite = np.isfinite(known)
         some |= bool(finite.any())
-        if nan and not (np.isnan(x) == np.isnan(known)).all():
+        if nan and x is y and not (np.isnan(x) == np.isnan(known)).all():
             raise wrong(twin, f"{name} has NaN in other places where an argument has one")
         with np.errstate(invalid="ignore"):
             off, allowed = (np.where(finite, abs(each - known), 0) for each in (x, other))
