@@ -19,7 +19,6 @@ FAST = (  # the modules of the extra `fast`
     "numba_extend",
     "numba_linear",
     "numba_portable",
-    "numba_portable_ops",
     "mkl_muon",
 )
 
@@ -30,7 +29,6 @@ CUDA = (  # the modules for a GPU
     "cupy_extend",
     "cupy_linear",
     "cupy_muon",
-    "cupy_portable",
     "cupy_relative",
 )
 

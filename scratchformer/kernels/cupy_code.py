@@ -18,7 +18,6 @@ from ..backend import Array
 FOLDER = Path(__file__).parent / "cuda"
 TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
 BYTES = 16  # that a thread reads at once
-PORTABLE = {"SIDE": 64, "LEVELS": 5}  # of a tile of a portable product; of the tree of a sum that a thread adds
 
 
 def source(file: str, dtype: str, **constants: float | str) -> str:
@@ -31,12 +30,7 @@ def program(text: str, dtype: str, **constants: float | str) -> str:
     types = {"T": TYPES[dtype], "REAL": "double" if dtype == "float64" else "float"}
     headers = ["#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
     defined = [f"#define {name} {value}" for name, value in (types | constants).items()]
-    return "\n".join([*headers, *defined, *(header(name) for name in ("common", "float32")), text])
-
-
-def header(name: str) -> str:
-    """The text of a header in `kernels/cuda`."""
-    return (FOLDER / f"{name}.cuh").read_text(encoding="utf-8")
+    return "\n".join([*headers, *defined, (FOLDER / "common.cuh").read_text(encoding="utf-8"), text])
 
 
 @functools.cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cupy
 import numpy as np
 
@@ -61,21 +59,14 @@ def by_product(dy: Array, ids: Array, dtable: Array) -> bool:
 
 
 def by_sorting(dy: Array, ids: Array, dtable: Array) -> None:
-    """dtable[v] += Σ dy[n] over the n with ids[n] = v."""
-    sum_rows(kernel("embedding", "embedding_backward", dy.dtype.name), dy, ids, dtable)
-
-
-def sum_rows(run: Any, rows: Array, ids: Array, table: Array) -> None:
-    """Call the kernel `run`, which adds rows (N, C) to the rows of a table (V, C) that ids (N,), int32, name.
-
-    The kernel also gets the order of the rows by id, where rows of one id keep their order, and the ids in this order.
-    """
-    (N, C), kind = rows.shape, rows.dtype.name
+    """dtable[v] += Σ dy[n] over the n with ids[n] = v. Rows of one id keep their order."""
+    (N, C), kind = dy.shape, dy.dtype.name
     place, order, ordered = cupy.zeros(N, np.int32), cupy.empty(N, np.int32), cupy.empty(N, np.int32)
     tiles = -(-N // 256)
     kernel("embedding", "places", kind)((tiles, tiles), (256,), (ids, place, np.int32(N)))
     kernel("embedding", "order_by_place", kind)((tiles,), (256,), (ids, place, order, ordered, np.int32(N)))
-    run((N,), (min(256, 32 * -(-C // 32)),), (rows, order, ordered, table, np.int32(N), np.int32(C)))
+    run = kernel("embedding", "embedding_backward", kind)
+    run((N,), (min(256, 32 * -(-C // 32)),), (dy, order, ordered, dtable, np.int32(N), np.int32(C)))
 
 
 ops.embedding.add_twin(cupy.ndarray, fits, embedding, embedding_backward, fast=True)

@@ -1,4 +1,5 @@
-"""Compiled twins of `portable`, with the same bits.
+"""Compiled twins of `portable`, with the same bits, and of the operations that would take most of the time of a step
+with `PortableArray`s: for every number the same operations in the same order, in fewer passes over memory.
 
 No function here lets LLVM make one operation of two, or change their order. Only `product` has fused multiply-adds,
 each of which is written as such. Each number of c = a b is one chain, c ← a_ik b_kj + c for k = 0, 1, ..., K − 1, from
@@ -12,29 +13,32 @@ in the next block, it begins with what c holds.
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.np.arrayobj import make_array, populate_array
 
-from .. import portable
-from ..portable import Axes, are_matrices, axes_of, is_float32, is_floating
+from .. import ops, portable
+from ..ops.activations import sigmoid as sigmoid_of
+from ..ops.attention import masked_softmax, stack_groups, without_nan
+from ..ops.layernorm import LARGE
+from ..ops.layernorm import root_mean_square as root_mean_square_of
+from ..ops.patterns import Full, Pattern
+from ..ops.relative import RelativeShiftCache
+from ..portable import INFINITY, ONE, ZERO, Axes, PortableArray, axes_of, where
 from .numba_code import compiled
-from .numba_vectors import LANES, intrinsic, load, load_first, on_boundary, store, tile, transpose_tile
+from .numba_rows import maximum_of_row
+from .numba_vectors import LANES, intrinsic, load, on_boundary, store, tile, transpose_tile
 from .numba_vectors import total as total_of
+from .numpy_relative import shifted
 
 ROWS, VECTORS = {16: (8, 2), 8: (6, 2), 4: (4, 2)}[LANES]  # the sums of a tile fill at most 12 of 16 registers
 COLUMNS = VECTORS * LANES
 HEIGHT, WIDTH, DEPTH = 32 * ROWS, 16 * COLUMNS, 256  # of blocks, in numbers
-STRIP = 64  # of columns that `fold` adds at a time
-NUMBERS = types.Array(types.float32, 4, "A")
+MATRICES = types.Array(types.float32, 4, "A", readonly=True)  # of any strides
 exact = partial(compiled, fastmath=())
-exp, log, tanh, erf = (
-    exact(function, inline=True) for function in (portable.exp32, portable.log32, portable.tanh32, portable.erf32)
-)
+exp, tanh, erf = (exact(function, inline=True) for function in (portable.exp32, portable.tanh32, portable.erf32))
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -44,14 +48,9 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     stack = a.shape[:-2]
     if b.shape[:-2] != stack:
         stack = np.broadcast_shapes(stack, b.shape[:-2])
-    c = np.empty((*stack, a.shape[-2], b.shape[-1]), np.float32)
-    left, right, to = stacked(a, stack), stacked(b, stack), stacked(c, stack)
-    places = address(left), address(right), address(to)
-    multiply_stacks(*places, left.shape, right.shape, to.shape, left.strides, right.strides, to.strides)
+    c = np.zeros((*stack, a.shape[-2], b.shape[-1]), np.float32)
+    multiply_all()(stacked(a, stack), stacked(b, stack), stacked(c, stack))
     return c
-
-
-portable.product.add_twin(np.ndarray, are_matrices, product, fast=True)
 
 
 def stacked(x: np.ndarray, stack: tuple[int, ...]) -> np.ndarray:
@@ -60,53 +59,35 @@ def stacked(x: np.ndarray, stack: tuple[int, ...]) -> np.ndarray:
         x = np.ascontiguousarray(x)
     if x.shape[:-2] != stack:
         x = np.broadcast_to(x, stack + x.shape[-2:])
-    return x[(None,) * (4 - x.ndim)] if x.ndim <= 4 else x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+    return x[(None,) * (4 - x.ndim)]
 
 
-@exact
-def address(x: Any) -> Any:
-    return x.ctypes.data
+def are_matrices(a: Any, b: Any) -> bool:
+    fit = 1 < min(a.ndim, b.ndim) <= max(a.ndim, b.ndim) <= 4 and a.shape[-1] == b.shape[-2]
+    return a.dtype == b.dtype == np.float32 and fit
 
 
-@intrinsic
-def array_at(typing: Any, address: Any, shape: Any, strides: Any) -> Any:
-    """The float32 array of four axes at an address. So one compiled function serves arrays of all strides."""
+portable.product.add_twin(np.ndarray, are_matrices, product, fast=True)
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = make_array(NUMBERS)(context, builder)
-        data = builder.inttoptr(args[0], ir.FloatType().as_pointer())
-        size = context.get_constant(types.intp, 4)
-        populate_array(array, data=data, shape=args[1], strides=args[2], itemsize=size, meminfo=None)
-        return array._getvalue()
 
-    four = types.UniTuple(types.intp, 4)
-    return NUMBERS(types.intp, four, four), code
+@cache
+def multiply_all() -> Any:
+    """`multiply_stacks`, compiled once for arrays of all strides."""
+    multiply_stacks.compile((MATRICES, MATRICES, types.float32[:, :, :, ::1]))
+    multiply_stacks.disable_compile()
+    return multiply_stacks
 
 
 @intrinsic
-def begin_tile(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
-    """As `numba_vectors.product`, for a tile of the size here."""
-    return tile(c, a, b, ROWS, VECTORS, once=True)
-
-
-@intrinsic
-def continue_tile(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
+def add_product(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
     """As `numba_vectors.add_product`, for a tile of the size here."""
     return tile(c, a, b, ROWS, VECTORS, added=True, once=True)
 
 
-@intrinsic
-def begin_row(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
-    """The same for a single row."""
-    return tile(c, a, b, 1, VECTORS, once=True)
-
-
 @exact
-def multiply_stacks(a, b, c, a_shape, b_shape, c_shape, a_strides, b_strides, c_strides):  # type: ignore[no-untyped-def]
-    """c = a b for stacks of matrices with two leading axes."""
-    left, right = array_at(a, a_shape, a_strides), array_at(b, b_shape, b_strides)
-    result = array_at(c, c_shape, c_strides)
-    (P, Q, _, N), K = c_shape, a_shape[3]
+def multiply_stacks(a: Any, b: Any, c: Any) -> None:
+    """Add a b to c for stacks of matrices with two leading axes."""
+    (P, Q, _, N), K = c.shape, a.shape[3]
     deep, wide = min(DEPTH, K), (min(WIDTH, N) + COLUMNS - 1) // COLUMNS
     panels = on_boundary(np.empty(wide * deep * COLUMNS + LANES, np.float32))[: wide * deep * COLUMNS]
     panels = panels.reshape((wide, deep, COLUMNS))
@@ -114,18 +95,13 @@ def multiply_stacks(a, b, c, a_shape, b_shape, c_shape, a_strides, b_strides, c_
     part = np.empty((ROWS, COLUMNS + 1), np.float32)[:, :COLUMNS]
     for p in range(P):
         for q in range(Q):
-            multiply(left[p, q], right[p, q], result[p, q], panels, edge, part)
+            multiply(a[p, q], b[p, q], c[p, q], panels, edge, part)
 
 
 @exact
 def multiply(a: Any, b: Any, c: Any, panels: Any, edge: Any, part: Any) -> None:
-    """c = a b, with room for panels of b, for the rows of a that fill no tile, and for a tile at an edge of c."""
+    """Add a b to c, with room for panels of b, for the rows of a that fill no tile, and for a tile at an edge of c."""
     (M, N), K = c.shape, a.shape[1]
-    if M < ROWS and N % COLUMNS == 0 and b.strides[1] == b.itemsize:  # a copy of b would take longer than the product
-        for i in range(M):
-            for j in range(0, N, COLUMNS):
-                begin_row(c, i, j, a, i, b, j, 0, K)
-        return
     whole = M - M % ROWS
     edge[: M - whole] = a[whole:]
     for j in range(0, N, WIDTH):
@@ -142,41 +118,30 @@ def multiply(a: Any, b: Any, c: Any, panels: Any, edge: Any, part: Any) -> None:
                         inside = rows == ROWS and columns == COLUMNS
                         goal, row, column = (c, r, j + s) if inside else (part, 0, 0)
                         corner = c[r : r + rows, j + s : j + s + columns]
-                        if k == 0:
-                            begin_tile(goal, row, column, left, top, panel, 0, 0, depth)
-                        else:
-                            if not inside:
-                                part[:rows, :columns] = corner
-                            continue_tile(goal, row, column, left, top, panel, 0, 0, depth)
+                        if not inside:
+                            part[:rows, :columns] = corner
+                        add_product(goal, row, column, left, top, panel, 0, 0, depth)
                         if not inside:
                             corner[:] = part[:rows, :columns]
-    if K == 0:
-        c[:] = 0
 
 
 @exact
 def pack(b: Any, panels: Any) -> None:
     """Copy b to panels of COLUMNS columns; what lies beyond the last column of b is of no importance."""
     K, N = b.shape
-    if b.strides[1] == b.itemsize:
-        for s in range(0, N, LANES):
-            panel, column = panels[s // COLUMNS], s % COLUMNS
-            if s + LANES <= N:
-                for k in range(K):
-                    store(panel, (k, column), load(b, (k, s)))
-            else:
-                for k in range(K):
-                    store(panel, (k, column), load_first(b, (k, s), N - s))
-        return
-    columns = b.T
     for s in range(0, N, LANES):
-        panel, column = panels[s // COLUMNS], s % COLUMNS
-        square = K - K % LANES if s + LANES <= N else 0
-        for k in range(0, square, LANES):
-            transpose_tile(columns, s, k, panel, k, column)
+        panel, column, done = panels[s // COLUMNS], s % COLUMNS, 0
+        if s + LANES <= N and b.strides[1] == b.itemsize:
+            for k in range(K):
+                store(panel, (k, column), load(b, (k, s)))
+            done = K
+        elif s + LANES <= N:
+            for k in range(0, K - LANES + 1, LANES):
+                transpose_tile(b.T, s, k, panel, k, column)
+            done = K - K % LANES
         for j in range(s, min(s + LANES, N)):
-            for k in range(square, K):
-                panel[k, column + j - s] = columns[j, k]
+            for k in range(done, K):
+                panel[k, column + j - s] = b[k, j]
 
 
 def total(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> np.ndarray:
@@ -194,29 +159,24 @@ def total(x: np.ndarray, axis: Axes = None, keepdims: bool = False) -> np.ndarra
     return y.reshape(shape if keepdims else [x.shape[a] for a in others])
 
 
-portable.total.add_twin(np.ndarray, is_floating, total, fast=True)
+portable.total.add_twin(np.ndarray, lambda x, *_, **__: x.dtype in (np.float32, np.float64), total, fast=True)
 
 
 @exact
 def fold(x: Any, y: Any) -> None:
     """y (P, Q) = the sum of x (P, n, Q) over n, in the order of `portable.total`."""
     P, n, Q = x.shape
-    h = n // 2
-    numbers, rest = x.reshape(-1), n - h
-    room = np.zeros(max(rest, 1) * min(Q, STRIP), x.dtype)
+    h, numbers = n // 2, x.reshape(-1)
+    rest = n - h
+    room = np.zeros(max(rest, 1) * Q, x.dtype)
     for p in range(P):
-        for first in range(0, Q, STRIP):
-            at, width, size = p * n * Q + first, min(STRIP, Q - first), rest
-            if width == Q:
-                add(numbers, at, at + rest * Q, room, 0, h * Q)
-            else:
-                for i in range(h):
-                    add(numbers, at + i * Q, at + (rest + i) * Q, room, i * width, width)
-            for j in range(h * width, rest * width):
-                room[j] = numbers[at + h * Q + j - h * width]
-            collapse(room, size, width)
-            for j in range(width):
-                y[p, first + j] = room[j]
+        at = p * n * Q
+        add(numbers, at, at + rest * Q, room, 0, h * Q)
+        for j in range(h * Q, rest * Q):
+            room[j] = numbers[at + j]
+        collapse(room, rest, Q)
+        for j in range(Q):
+            y[p, j] = room[j]
 
 
 @partial(exact, inline=True)
@@ -241,43 +201,221 @@ def add(x: Any, i: Any, j: Any, y: Any, k: Any, count: Any) -> None:
         y[k + at] = x[i + at] + x[j + at]
 
 
-def elementwise(loop: Any) -> Any:
-    """The function of an array that a compiled loop computes."""
-
-    def function(x: np.ndarray) -> np.ndarray:
-        y = np.empty(x.shape, np.float32)
-        loop(np.ascontiguousarray(x).reshape(-1), y.reshape(-1))
-        return y
-
-    return function
+def flat(*arrays: np.ndarray) -> list[np.ndarray]:
+    """The numbers of each, in one contiguous axis: a view of a contiguous array, otherwise a copy."""
+    return [np.ascontiguousarray(x).reshape(-1) for x in arrays]
 
 
-# If one function made these loops, they would close over exp, log and the others, and Numba would not cache their code.
-@exact
-def exp_of(x: Any, y: Any) -> None:
-    for i in range(x.size):
-        y[i] = exp(x[i])
+def rows(*arrays: np.ndarray) -> list[np.ndarray]:
+    """Each as a contiguous array of two axes, the last of which is its own."""
+    return [np.ascontiguousarray(x).reshape(-1, x.shape[-1]) for x in arrays]
+
+
+@partial(exact, inline=True)
+def sigmoid(x: Any) -> Any:
+    e = exp(-abs(x))
+    return where(x < ZERO, e, ONE) / (ONE + e)
 
 
 @exact
-def log_of(x: Any, y: Any) -> None:
-    for i in range(x.size):
-        y[i] = log(x[i])
+def apply(function: Any, x: Any, y: Any) -> None:
+    """y = a function of x, number by number."""
+    if function == "exp":
+        for i in range(x.size):
+            y[i] = exp(x[i])
+    elif function == "tanh":
+        for i in range(x.size):
+            y[i] = tanh(x[i])
+    elif function == "erf":
+        for i in range(x.size):
+            y[i] = erf(x[i])
+    else:
+        for i in range(x.size):
+            y[i] = sigmoid(x[i])
+
+
+def pointwise(x: np.ndarray, function: Any) -> np.ndarray:
+    y = np.empty(x.shape, np.float32)
+    apply(function.__name__, *flat(x, y))
+    return y.view(type(x))
+
+
+def are_float32(*args: Any, arrays: int = 1, **options: Any) -> bool:
+    """Whether so many of the arguments are arrays of float32 that are not empty."""
+    return len(args) >= arrays and all(x.dtype == np.float32 and x.size for x in args[:arrays])
+
+
+for function in portable.exp, portable.tanh, portable.erf:
+    function.add_twin(np.ndarray, are_float32, partial(pointwise, function=function), fast=True)
+sigmoid_of.add_twin(PortableArray, are_float32, partial(pointwise, function=sigmoid), fast=True)
+
+
+# Operations whose forward is the reference, with the functions above; their gradients take the most passes over memory.
+
+
+def swiglu_backward(dy: np.ndarray, cache: Any) -> list[np.ndarray]:
+    gradients = np.empty((2, *dy.shape), np.float32)
+    swiglu_gradients(*flat(dy, *cache, *gradients))
+    return portable.portable([*gradients])
 
 
 @exact
-def tanh_of(x: Any, y: Any) -> None:
-    for i in range(x.size):
-        y[i] = tanh(x[i])
+def swiglu_gradients(dy: Any, gate: Any, up: Any, dgate: Any, dup: Any) -> None:
+    for i in range(dy.size):
+        s = sigmoid(gate[i])
+        dgate[i] = dy[i] * up[i] * (s * (ONE + gate[i] * (ONE - s)))
+        dup[i] = dy[i] * (gate[i] * s)
+
+
+def root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
+    y = np.empty((*x.shape[:-1], 1), np.float32)
+    root_mean_squares(*rows(x), np.float32(eps), y.reshape(-1))
+    return y.view(PortableArray)
 
 
 @exact
-def erf_of(x: Any, y: Any) -> None:
-    for i in range(x.size):
-        y[i] = erf(x[i])
+def root_mean_squares(x: Any, eps: Any, y: Any) -> None:
+    """As `ops.layernorm.root_mean_square`, for each row of x (N, C), whose squares can be added."""
+    N, C = x.shape
+    room = np.empty(C, np.float32)
+    for n in range(N):
+        for c in range(C):
+            room[c] = x[n, c] * x[n, c]
+        y[n] = np.sqrt(collapse(room, C, 1) / np.float32(C) + eps)
 
 
-for operation, loop in zip(
-    (portable.exp, portable.log, portable.tanh, portable.erf), (exp_of, log_of, tanh_of, erf_of), strict=True
+def layernorm_backward(dy: np.ndarray, cache: Any) -> tuple[np.ndarray, ...]:
+    x, shift, rstd, gamma = cache
+    return *norm_backward(dy, x - x[..., :1] - shift, rstd, gamma, True), dy.sum(tuple(range(dy.ndim - 1)))
+
+
+def rmsnorm_backward(dy: np.ndarray, cache: Any) -> tuple[np.ndarray, ...]:
+    return norm_backward(dy, *cache, False)
+
+
+def norm_backward(
+    dy: np.ndarray, centred: np.ndarray, rstd: np.ndarray, gamma: np.ndarray, centre: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    dx, terms = np.empty((2, *dy.shape), np.float32)
+    norm_gradients(*rows(dy, centred), *flat(rstd, gamma), centre, *rows(dx, terms))
+    return portable.portable((dx, total(*rows(terms), 0)))
+
+
+@exact
+def norm_gradients(
+    dy: Any, centred: Any, rstd: Any, gamma: Any, centre: Any, dx: Any, terms: Any
+) -> None:  # fmt: skip
+    """Compute dx, and each row's terms of dγ. centre: whether the norm subtracts the mean of a row."""
+    N, C = dy.shape
+    g, along, xhat, count = np.empty(C, np.float32), np.empty(C, np.float32), np.empty(C, np.float32), np.float32(C)
+    for n in range(N):
+        for c in range(C):
+            xhat[c] = centred[n, c] * rstd[n]
+            terms[n, c] = dy[n, c] * xhat[c]
+            dx[n, c] = g[c] = dy[n, c] * gamma[c]
+            along[c] = g[c] * xhat[c]
+        mean_along = collapse(along, C, 1) / count
+        if centre:
+            mean = collapse(g, C, 1) / count
+            for c in range(C):
+                dx[n, c] -= mean
+        for c in range(C):
+            dx[n, c] = rstd[n] * (dx[n, c] - xhat[c] * mean_along)
+
+
+def softmax(z: np.ndarray, pattern: Pattern | None) -> np.ndarray:
+    allowed = (pattern or Full()).table(*z.shape[1:], np)
+    seen = np.broadcast_to(True if allowed is None else allowed, z.shape)
+    p = np.empty(z.shape, np.float32)
+    softmax_rows(*rows(z, seen, p))
+    return p.view(PortableArray)
+
+
+@exact
+def softmax_rows(z: Any, seen: Any, p: Any) -> None:
+    """p (N, S) = the softmax of each row over those that are seen (N, S), as in `ops.attention`."""
+    N, S = z.shape
+    room = np.empty(S, np.float32)
+    row = room.reshape(1, S)
+    for n in range(N):
+        some = False
+        for s in range(S):
+            room[s] = z[n, s] if seen[n, s] else -INFINITY
+            some |= seen[n, s]
+        top = where(some, maximum_of_row(row, 0) + ZERO, ZERO)
+        for s in range(S):
+            e = exp(z[n, s] - top)
+            p[n, s] = room[s] = e if seen[n, s] else ZERO
+        Z = collapse(room, S, 1)
+        Z = where(Z == ZERO, ONE, Z)
+        for s in range(S):
+            quotient = p[n, s] / Z
+            p[n, s] = quotient if seen[n, s] else ZERO
+
+
+def attention_backward(dy: np.ndarray, cache: Any) -> tuple[np.ndarray, ...]:
+    q, k, v, p = map(np.asarray, cache)
+    dy, stacked_q, p = (stack_groups(x, k.shape[1]) for x in (np.asarray(dy), q, p))
+    dv, da = score_gradients(dy, v, p, q.shape[-1])
+    dq, dk = product(da, finite(k)), product(da.swapaxes(2, 3), finite(stacked_q))
+    return portable.portable((dq.reshape(q.shape), dk, dv))
+
+
+def relative_attention_backward(dy: np.ndarray, cache: Any) -> tuple[np.ndarray, ...]:
+    v, p, (q, k, r, u, w) = cache.v, cache.probabilities, (finite(x) for x in (*cache[:2], *cache[3:6]))
+    dv, da = score_gradients(np.asarray(dy), np.asarray(v), np.asarray(p), q.shape[-1])
+    db = np.zeros((*da.shape[:-1], r.shape[1]), np.float32)
+    shifted(db)[...] = da
+    dqu, dqw = product(da, k), product(db, r)
+    dk = product(da.swapaxes(2, 3), q + u[:, None])
+    dr = total(product(db.swapaxes(2, 3), q + w[:, None]), 0)
+    return portable.portable((dqu + dqw, dk, dv, dr, total(dqu, (0, 2)), total(dqw, (0, 2))))
+
+
+def score_gradients(dy: np.ndarray, v: np.ndarray, p: np.ndarray, D: int) -> tuple[np.ndarray, np.ndarray]:
+    """The gradients of the values v, and of the scores before they are divided by √D; p are the probabilities."""
+    dv, da = product(p.swapaxes(2, 3), dy), product(dy, v.swapaxes(2, 3))
+    softmax_gradients(*rows(p, da), np.float32(1 / math.sqrt(D)))
+    return dv, da
+
+
+def finite(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x if np.isfinite(x).all() else without_nan(portable.portable(x)))
+
+
+@exact
+def softmax_gradients(p: Any, dp: Any, scale: Any) -> None:
+    """dp (N, S) = scale times the gradient of the scores whose softmax is p and has the gradient dp."""
+    N, S = p.shape
+    room = np.empty(S, np.float32)
+    for n in range(N):
+        for s in range(S):
+            d = where(p[n, s] == ZERO, ZERO, dp[n, s])
+            dp[n, s] = d
+            room[s] = p[n, s] * d
+        mean = collapse(room, S, 1)
+        for s in range(S):
+            dz = p[n, s] * (dp[n, s] - mean)
+            dp[n, s] = where(p[n, s] == ZERO, ZERO, dz) * scale
+
+
+def relative_shift(x: np.ndarray) -> tuple[np.ndarray, Any]:
+    return portable.portable(shifted(x)), RelativeShiftCache(x.shape)
+
+
+root_mean_square_of.add_twin(
+    PortableArray, lambda x, eps: are_float32(x) and abs(x).max() <= LARGE, root_mean_square, fast=True
+)
+masked_softmax.add_twin(PortableArray, are_float32, softmax, fast=True)
+ops.relative_shift.add_twin(
+    PortableArray, lambda x: x.ndim > 1 and x.shape[-1] >= x.shape[-2] > 0, relative_shift, fast=True
+)
+for operation, arrays, backward in (
+    (ops.swiglu, 2, swiglu_backward),
+    (ops.rmsnorm, 2, rmsnorm_backward),
+    (ops.layernorm, 3, layernorm_backward),
+    (ops.attention, 3, attention_backward),
+    (ops.relative_attention, 6, relative_attention_backward),
 ):
-    operation.add_twin(np.ndarray, is_float32, elementwise(loop), fast=True)
+    fits = partial(are_float32, arrays=arrays)
+    operation.add_twin(PortableArray, fits, operation.reference, backward, fast=True)

@@ -26,7 +26,6 @@ from ..checks import (
     expect_real,
 )
 from ..dispatch import TwinCache, expect_cache
-from ..portable import is_portable, portable
 from ..rng import Key, expect_key
 from ..shell.text import printable
 
@@ -296,24 +295,6 @@ class Layer:
             expect_floating_type("dtype", dtype)
         for p in self.parameters():
             p.bind(*(_moved(x, device, dtype) for x in (p.data, p.grad)), None)
-        return self
-
-    def make_portable(self) -> Self:
-        """Let the layer compute the same bits on every processor, and return it: its parameters become
-        `PortableArray`s, or their counterparts on a GPU. Make optimizers and replicas afterwards.
-
-        Raises ValueError unless the parameters are float32 on a CPU, or on a GPU whose fast twins are not turned off;
-        RuntimeError if the processor replaces subnormal numbers by 0, which another library may have switched on.
-        """
-        if np.float32(1e-39) * np.float32(0.5) == 0:
-            reason = "another library has made the processor replace subnormal numbers by 0"
-            raise RuntimeError(f"bits: {reason}; turn that off (in PyTorch: torch.set_flush_denormal(False))")
-        flat = self.flat
-        data, grad = portable(flat.data), portable(flat.grad)
-        if not is_portable(data) or data.dtype != np.float32:
-            place = f"{flat.data.dtype} on {self.device}"
-            raise ValueError(f"bits: portable bits need float32 on a CPU, or on a GPU with fast twins, got {place}")
-        FlatParameters(flat.params, data, grad)
         return self
 
     def replica(self, data: Array | None = None, grad: Array | None = None) -> Self:

@@ -153,6 +153,7 @@ def tanh_backward(dy: Array, y: Array) -> Array:
     return cast(dx, dtype)
 
 
+@operation
 def sigmoid(x: Array) -> Array:
     """1/(1 + exp(−x)), elementwise; for x < 0 as e/(1 + e) with e = exp(x), so that nothing overflows."""
     xp = array_module(x)

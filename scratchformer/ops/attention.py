@@ -120,6 +120,7 @@ def stack_groups(x: Array, G: int) -> Array:
     return x if G == H else array_module(x).reshape(x, (B, G, H // G * T, width))
 
 
+@operation
 def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
     """The softmax of each row of scores z (B, H, T, S) over the keys that the pattern allows; 0 for all others."""
     xp, (_, H, T, S) = array_module(z), z.shape

@@ -96,6 +96,7 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     return cast(y, x.dtype), LayerNormCache(x, shift, rstd, gamma)
 
 
+@operation
 def root_mean_square(x: Array, eps: float) -> Array:
     """√(1/C Σ_c x_c² + eps) for each row of x (..., C), as (..., 1).
 

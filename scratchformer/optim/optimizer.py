@@ -20,7 +20,6 @@ from ..dispatch import has_twin, operation
 from ..nn import FlatParameters, Param
 from ..nn.layer import Structure
 from ..ops.rounding import round_into
-from ..portable import is_portable
 from ..shell.text import printable, shown
 
 MAX_STEPS = 1 << 53  # a float64 is exact up to here
@@ -29,10 +28,8 @@ LARGE_CHUNK = 1 << 24  # elements that another device processes at once; interme
 
 
 def pieces(flat: Array) -> list[slice]:
-    """Slices of a flat array (P,): of cache size on a CPU, larger ones on any other device. Portable arrays
-    are cut alike on every device, since the bits of their sums depend on the slices.
-    """
-    size = CHUNK if array_module(flat) is np or is_portable(flat) else LARGE_CHUNK
+    """Slices of a flat array (P,): of cache size on a CPU, larger ones on any other device."""
+    size = CHUNK if array_module(flat) is np else LARGE_CHUNK
     return [slice(start, min(start + size, flat.size)) for start in range(0, flat.size, size)]
 
 
@@ -245,8 +242,8 @@ class Optimizer:
         self._lay_out()
         if not self.views:
             runs = [(run.flat, run.where) for run in self._kept(self.together, self.part)]
-            # On a GPU each view takes several calls, and is not cut for threads. But portable sums depend on the views.
-            if runs and not (array_module(runs[0][0].grad) is np or is_portable(runs[0][0].grad)):
+            # On a GPU each view takes several calls, and is not cut for threads.
+            if runs and array_module(runs[0][0].grad) is not np:
                 runs = neighbours_joined(runs)
             self.views = [flat.grad[where] for flat, where in runs]
         return [*self.views]
@@ -516,14 +513,13 @@ def global_norm(grad: Array | Sequence[Array], map: Callable = map, gather: Call
     """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. It is computed
     in float64, since in float32 the squares of a large but finite gradient overflow. map: as for `Optimizer.step`.
     gather: for a gradient of which every process has a part; makes of a list the lists of all processes, in order.
-    On a GPU the norm is an array () there, since for a number the host would have to wait. That of portable arrays is a
-    number on every device.
+    On a GPU the norm is an array () there, since for a number the host would have to wait.
     """
     squares = list(map(sum_of_squares, _cut(grad)))
     squares = squares if gather is None else [*chain(*gather(squares))]
     total = sum(squares[1:], *squares[:1])
     xp = array_module(total)
-    return math.sqrt(float(total)) if xp is np or is_portable(total) else xp.sqrt(total)
+    return math.sqrt(float(total)) if xp is np else xp.sqrt(total)
 
 
 def clip_by_global_norm(

@@ -34,7 +34,6 @@ from ..nn import Layer
 from ..nn.layer import Structure
 from ..ops.rounding import round_into
 from ..optim.optimizer import Optimizer, global_norm, pieces, share_for
-from ..portable import is_portable, portable
 from ..rng import Key, expect_key
 from ..shell.text import shown
 from .diagnose import Diverged, first_nonfinite
@@ -142,10 +141,8 @@ class Replicas:
     many a batch has; each has ⌈rows/micro_batches⌉ rows, the last one perhaps fewer.
 
     On a CPU the bits of the results depend on `micro_batch` and `micro_batches`, but neither on `count` nor on the
-    timing of threads. For a model that is portable (`Layer.make_portable`) these two have no effect: a batch is always
-    cut as by default, but into at least SHARES micro-batches, if it has as many rows. The replicas are copies of the
-    model, so a setting that is changed afterwards, such as the p of a Dropout, does not reach all of them: then make
-    new ones.
+    timing of threads. The replicas are copies of the model, so a setting that is changed afterwards, such as the p of a
+    Dropout, does not reach all of them: then make new ones.
     """
 
     def __init__(
@@ -170,15 +167,11 @@ class Replicas:
         if ranks is not None and ranks.size > 1 and not on_cpu:
             raise ValueError("ranks: several processes train on CPUs only, so add --device cpu")
         if self.count > 1 and not on_cpu:
-            how = "a portable batch is cut anyway" if is_portable(model.flat.data) else "use micro_batch"
-            raise ValueError(f"replicas: expected 1 on a GPU; {how} to accumulate gradients")
+            raise ValueError("replicas: expected 1 on a GPU; use micro_batch to accumulate gradients")
         self.model, self.device = model, model.device
         self.micro_batch, self.micro_batches = micro_batch, micro_batches
         self.flat, self.precision, self.ranks = model.flat, precision, ranks or Ranks()
-        self.portable = is_portable(self.flat.data)
-        self.fixed_order = on_cpu or self.portable  # whether gradients are summed in a fixed order
-        if self.portable and precision != "float32":
-            raise ValueError(f"bits: portable bits are those of float32, so leave out --precision {precision}")
+        self.fixed_order = on_cpu  # whether gradients are summed in a fixed order
         self.half: Array | None = None  # the copy of the weights in half precision, if the replicas compute in it
         dtype = half_type(precision, model)
         if dtype is not None:
@@ -205,7 +198,7 @@ class Replicas:
         self.note: Callable[[str], None] = partial(note, self.ranks)  # and here
         self.tokens = 0  # in all batches of `gradients`
         self.structure = Structure(model)  # as it was when its parameters were last found to be the same
-        recorded = self.device.index is not None and not self.portable
+        recorded = self.device.index is not None
         self.graphs = Graphs(self.device, self.step_on_device, first.flat.grad) if recorded else None
         self.refresh()
 
@@ -346,20 +339,17 @@ class Replicas:
 
         As micro_batch or micro_batches says. On a CPU by default as many as fit, but few enough for FEWEST
         micro-batches; and down to half as many if the number of micro-batches is then a multiple of FEWEST, so that 2
-        or 4 replicas have equal work. Of portable arrays always so, with SHARES in place of FEWEST.
+        or 4 replicas have equal work.
         """
         rows = len(batch[0])
-        if self.micro_batch is not None and not self.portable:
+        if self.micro_batch is not None:
             return min(rows, self.micro_batch)
-        if self.micro_batches is not None and not self.portable:
+        if self.micro_batches is not None:
             return math.ceil(rows / self.micro_batches)
         if not self.fixed_order:
             return rows
-        fewest, limit = FEWEST, math.ceil(rows / FEWEST)
-        if self.portable:
-            fewest, limit = SHARES, max(1, rows // SHARES)
-        limit = min(self.fitting(batch[0].shape[1]) or rows, limit)
-        even = (size for size in range(limit, limit // 2, -1) if rows % (fewest * size) == 0)
+        limit = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / FEWEST))
+        even = (size for size in range(limit, limit // 2, -1) if rows % (FEWEST * size) == 0)
         return next(even, math.ceil(rows / math.ceil(rows / limit)))
 
     def fitting(self, length: int) -> int | None:
@@ -371,7 +361,6 @@ class Replicas:
     def describe(self, batch: Any) -> str:
         """One line that says how a batch like this one is divided."""
         chosen = ", chosen automatically" if (self.micro_batch, self.micro_batches) == (None, None) else ""
-        chosen = ", always for portable bits" if self.portable else chosen
         precision = "" if self.precision == "float32" else f", in {self.precision}{advice(self.half)}"
         rows = f"micro-batches of {self.rows(batch)} rows{chosen}{precision}"
         ranks = "" if self.ranks.size == 1 else f"{self.ranks.size} ranks, each with "
@@ -380,19 +369,22 @@ class Replicas:
         return f"{ranks}{self.count} replica(s) on {self.device}, {rows}{idle}"
 
     def move(self, batch: Any) -> Any:
-        """The batch with its arrays on the model's device. Those of real numbers, except `labels`, have the type of the
-        replicas.
+        """The batch with its arrays on the model's device, of the class of its parameters' arrays. Those of real
+        numbers, except `labels`, have the type of the replicas.
         """
         moved = {name: to_device(a, self.device) for name, a in zip(batch._fields, batch, strict=True)}
+        if self.device is CPU:
+            moved = {name: a.view(type(self.flat.data)) for name, a in moved.items()}
         if self.half is not None:
             for name, a in moved.items():
                 if name != "labels" and is_floating_type(a.dtype):
                     moved[name] = a.astype(self.half.dtype)
-        return type(batch)(**({name: portable(a) for name, a in moved.items()} if self.portable else moved))
+        return type(batch)(**moved)
 
     def loss(self, model: Any, batch: Any, key: Key | None = None) -> tuple[Array, Any]:
         """`model.loss` of a batch that is not on the device yet, of one of `models`, and its cache."""
-        if self.device is CPU and self.half is None and not self.portable and all(type(a) is np.ndarray for a in batch):
+        kind = type(self.flat.data)
+        if self.device is CPU and self.half is None and all(type(a) is kind for a in batch):
             return model.loss(*batch, key=key)
         with self.moved(model, batch) as moved:
             return model.loss(*moved, key=key)
@@ -595,9 +587,7 @@ class Replicas:
             self.map(put, pieces(grad))
 
     def shares(self, micro_batches: int) -> int:
-        """Into how many shares micro-batches are divided: one on a GPU, whose sums have no fixed order anyway,
-        unless its arrays are portable.
-        """
+        """Into how many shares micro-batches are divided: one on a GPU, whose sums have no fixed order anyway."""
         return min(micro_batches, SHARES) if self.fixed_order else 1
 
     def expect_work(self, batch: Any) -> None:
@@ -606,7 +596,7 @@ class Replicas:
         if self.shares(micro_batches) < self.ranks.size:
             what = f"{self.ranks.size} ranks, but a batch has only {micro_batches} micro-batches"
             more = f" (and at most {SHARES} ranks can work at it)" if micro_batches > SHARES else ""
-            how = "or larger batches" if self.portable else "a smaller --micro-batch, or more --micro-batches"
+            how = "larger batches, a smaller --micro-batch, or more --micro-batches"
             raise ValueError(f"{what}{more}: use fewer ranks, {how}")
 
     def gradient_arrays(self, micro_batches: int) -> int:

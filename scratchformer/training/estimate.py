@@ -16,8 +16,8 @@ from ..nn import add_lora, recompute_blocks
 from ..nn.recompute import recomputes_blocks
 from ..optim import Adam
 from ..parallel.memory import resident_bytes
-from ..parallel.replicas import SHARES, Replicas
-from ..portable import is_portable
+from ..parallel.replicas import Replicas
+from ..portable import PortableArray, make_portable
 from ..rng import Key
 from ..shell.text import shown
 from .evaluate import as_in_training
@@ -144,16 +144,14 @@ def gpu_need(replicas: Replicas, batch: Any) -> str:
     many rows would fit.
 
     replicas: on a GPU, which holds the optimizer's buffers too. batch: as for `Replicas.gradients`. A step with one row
-    is measured, and one with two, or with as many in each of SHARES micro-batches if they are portable; the rest is
-    extrapolated. Raises MemoryError if a step with two rows does not fit.
+    is measured, and one with two; the rest is extrapolated. Raises MemoryError if a step with two rows does not fit.
     """
-    cut = SHARES if replicas.portable else 1
     pool, rows, sizes = replicas.device.xp.get_default_memory_pool(), replicas.rows(batch), []
     if replicas.graphs is not None:
         replicas.graphs.clear()
     for count in 1, 2:
         pool.free_all_blocks()
-        replicas.gradients(batch.split(count * cut)[0], Key(0))
+        replicas.gradients(batch.split(count)[0], Key(0))
         sizes.append(pool.total_bytes())
     pool.free_all_blocks()
     room = min(pool.total_bytes() + free_memory(replicas.device), pool.get_limit() or math.inf)
@@ -162,11 +160,10 @@ def gpu_need(replicas: Replicas, batch: Any) -> str:
     if fit >= rows:
         which = "the step itself would fit"
     elif fit >= 1:
-        which = f"batches of {fit * cut} rows or fewer fit" if cut > 1 else f"with --micro-batch {fit} or less it fits"
+        which = f"with --micro-batch {fit} or less it fits"
     else:
         which = "use fewer or shorter rows"
-    what = f"{'micro-batches of ' if cut > 1 else ''}{rows} rows"
-    return f"A step with {what} needs about {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available: {which}"
+    return f"A step with {rows} rows needs about {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available: {which}"
 
 
 def _with_depth(model: Any, depth: int) -> Any:
@@ -181,7 +178,7 @@ def _with_depth(model: Any, depth: int) -> Any:
     if recomputes_blocks(model):
         recompute_blocks(small)
     small.to(dtype=model.flat.data.dtype)
-    return small.make_portable() if is_portable(model.flat.data) else small
+    return make_portable(small) if isinstance(model.flat.data, PortableArray) else small
 
 
 @contextmanager

@@ -254,7 +254,7 @@ def _scored(
 
 
 def at_once(replicas: Replicas, length: int) -> int:
-    """How many rows of `length` tokens a replica evaluates at once. On a CPU, with portable arrays, or if micro_batch
+    """How many rows of `length` tokens a replica evaluates at once. On a CPU, or if micro_batch
     is given, they are as many as `as_in_training` says; on a GPU as many as are expected to fill half of its free
     memory.
     """
@@ -266,10 +266,10 @@ def at_once(replicas: Replicas, length: int) -> int:
 
 
 def as_in_training(replicas: Replicas, length: int) -> int:
-    """The most rows of `length` tokens that a replica takes at once in training on a CPU: micro_batch, unless its
-    arrays are portable, or as many as fit in a core's cache; 16 if that is not known.
+    """The most rows of `length` tokens that a replica takes at once in training on a CPU: micro_batch, or as many as
+    fit in a core's cache; 16 if that is not known.
     """
-    if replicas.micro_batch is not None and not replicas.portable:
+    if replicas.micro_batch is not None:
         return replicas.micro_batch
     return (replicas.fitting(length) if replicas.fixed_order else None) or 16
 

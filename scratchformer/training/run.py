@@ -30,7 +30,7 @@ from ..parallel.memory import resident_bytes
 from ..parallel.numerics import changes, numerics, with_libraries_of
 from ..parallel.ranks import Elsewhere, Ranks
 from ..parallel.replicas import Replicas
-from ..portable import PortableKey
+from ..portable import CUT, PortableKey, make_portable
 from ..rng import Key, room_for
 from ..shell.files import expect_no_link, locked, make_folder, remove_unfinished, replacing
 from ..shell.process import Stopped, requests_taken, signals_caught, stop
@@ -132,7 +132,11 @@ class Run:
         self.identity = dict(identity or {})
         if (bits := self.settings["bits"]) not in BITS:
             raise ValueError(f"bits: expected {' or '.join(BITS)}, got {shown(bits)}")
-        self.root = (PortableKey if bits == "portable" else Key)(seed)
+        self.portable = bits == "portable"
+        self.root = (PortableKey if self.portable else Key)(seed)
+        if self.portable and (device is not CPU or self.precision != "float32"):
+            where = f"--precision {self.precision} on {device}"
+            raise ValueError(f"bits: portable bits are those of float32 on a CPU (--device cpu), got {where}")
         self._opened = ExitStack()  # what is open while there are steps to do: the lock, the log, handlers of signals
         self._room = ExitStack()  # the limit of the weights that may be drawn, until the model is made
         self._unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU
@@ -273,8 +277,8 @@ class Run:
         """
         self.end_limit()
         model.to(self.device)
-        if self.bits == "portable":
-            model.make_portable()
+        if self.portable:
+            make_portable(model)
         if self.recompute:
             recompute_blocks(model)
         without = resident_bytes()
@@ -306,7 +310,8 @@ class Run:
         elif count is None or (self.ranks.size > 1 and "replicas" not in self.given):
             count = self.ranks.cores()
         names = ("micro_batch", "micro_batches", "precision", "ranks")
-        return {"count": count, **{name: getattr(self, name) for name in names}}
+        cut = CUT if self.portable else {}
+        return {"count": count, **{name: getattr(self, name) for name in names}, **cut}
 
     def steps(
         self,
@@ -356,7 +361,7 @@ class Run:
                     raise self.ended(asked[0])
             if (scale := replicas.loss_scale) is not None and scale.skipped and self.ranks.first:
                 print(f"batches skipped because their gradients overflowed: {scale.skipped}", file=sys.stderr)
-            if replicas.portable and self.ranks.first:
+            if self.portable and self.ranks.first:
                 digest = hashlib.sha256(to_cpu(replicas.flat.data).astype("<f4").tobytes()).hexdigest()
                 print(f"SHA-256 of the parameters after step {self.step}: {digest}", flush=True)
         finally:
@@ -378,7 +383,7 @@ class Run:
     def log(self, **numbers: Any) -> None:
         """Write a record of this step every 10 steps and after the last one, with the learning rate and the speed, and
         show it beside the progress bar. The numbers of all steps must be finite. On a GPU they are read only when one
-        of them is needed, unless the bits are portable.
+        of them is needed.
         """
         step = self.step
         self._unread.append(Measured(step, numbers))
@@ -468,7 +473,7 @@ class Run:
 
         records, values = ranks.from_first(start)
         self._values.update(values)
-        if self._replicas.device is CPU or self._replicas.portable:
+        if self._replicas.device is CPU:
             self.choose_libraries()
         self._values.update(ranks.from_first(write))
         self.best = self._values["best"]
@@ -532,7 +537,7 @@ class Run:
 
         Raises ValueError in rank 0, and ends the others, if the ranks would not compute the same bits.
         """
-        before, precision, portable = self._values["numerics"], self._replicas.precision, self._replicas.portable
+        before, precision, portable = self._values["numerics"], self._replicas.precision, self.portable
         record = self.ranks.from_first(lambda: before or numerics(precision, portable))
         self._replicas.libraries.close()
         self._replicas.libraries.enter_context(with_libraries_of(record))

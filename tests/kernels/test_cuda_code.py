@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scratchformer import ops, portable
+from scratchformer import ops
 from scratchformer.compiler import CompileError
 from scratchformer.compiler.cuda_code import BITS, BITS_AT, cuda_source
 from scratchformer.compiler.derivation import Derivation
@@ -16,10 +16,7 @@ from scratchformer.ops.rounding import round_into
 from scratchformer.optim.adam import adam_step
 from scratchformer.optim.optimizer import scale
 
-from .on_cpu.emulator import elementwise_source
-
 cupy_code = pytest.importorskip("scratchformer.kernels.cupy_code")
-code_of = pytest.importorskip("scratchformer.kernels.cuda_trace").code_of
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 REAL = ("float32", "float64")
 HALF = ("bfloat16", "float16")
@@ -41,7 +38,6 @@ FILES = {
             {"V": W, "ROWS": 4, "LANES": 2, "OUT": "REAL"},
         ],
     ),
-    "portable": (REAL, lambda W: [cupy_code.PORTABLE]),
     "optimizer": (REAL, lambda W: [{"V": 1}, {"V": W}]),
 }
 
@@ -103,15 +99,6 @@ def compiled_size(text, architecture, *options):
     return size
 
 
-def instructions(text):
-    """The PTX that NVIDIA's compiler makes of a CUDA program with CuPy's options."""
-    nvrtc, program = compiled(text, "-arch=sm_80", "-ftz=true")
-    _, size = nvrtc.nvrtcGetPTXSize(program)
-    ptx = b" " * (size + 1)  # as for the log
-    nvrtc.nvrtcGetPTX(program, ptx)
-    return ptx.decode()
-
-
 def test_every_file_is_compiled():
     assert {path.stem for path in cupy_code.FOLDER.glob("*.cu")} == FILES.keys()
 
@@ -148,20 +135,6 @@ def test_the_compiler_takes_it(program, architecture, thorough):
     options = [] if thorough else ["--Ofast-compile=max"]
     for text in PROGRAMS[program](thorough or architecture == ARCHITECTURES[0]):
         assert compiled_size(text, architecture, *options) > 1000
-
-
-def test_portable_kernels_keep_subnormal_numbers():
-    """With CuPy's option -ftz=true, C++ becomes instructions with .ftz, which treat subnormal float32 numbers as 0."""
-
-    def elementwise(operation):
-        return elementwise_source("float32 x", "float32 z", operation, "apply", cupy_code.header("float32"))
-
-    functions = (portable.exp32, portable.log32, portable.tanh32, portable.erf32)
-    operations = ["z = ieee::round(ieee::widen(x))", *(code_of(function, "x", "z") for function in functions)]
-    for text in (*map(elementwise, operations), *sources("portable", True)):
-        ptx = instructions(text)
-        assert ".rn.f32" in ptx and ".ftz" not in ptx
-    assert ".ftz" in instructions(elementwise("z = x * x"))
 
 
 def test_no_file_asks_for_which_processor_it_is_compiled():

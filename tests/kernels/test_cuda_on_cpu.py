@@ -76,28 +76,6 @@ def test_a_mistake_is_found(mistake, run):
     assert found.returncode == 3 and "FAILED" in found.stdout, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("what", ["kernels", "refusals", "operations", "training"])
-def test_portable_arrays_have_the_bits_of_numpy(what, run):
-    """Kernels are compared for numbers of all kinds, then all operations and layers, and models after some steps."""
-    found = run(what, program="portable_arrays.py")
-    assert found.returncode == 0, found.stdout + found.stderr
-
-
-PORTABLE_MISTAKES = {
-    "rows and columns that are not there": ("int depth = min(Index(DEPTH), K - start)", "int depth = DEPTH"),
-    "a product that is rounded before it is added": ('"f"(plus));', '"f"(plus)); c = a * b + plus;'),
-    "the first pairs of matrices only": ("s += gridDim.y", "s += count"),
-    "terms in another order": ("i + left - left / 2", "i + left / 2"),
-    "sums that begin with 0 and not with the table": ("T sum = table[(Index)v * C + c]", "T sum = 0"),
-}
-
-
-@pytest.mark.parametrize("mistake", PORTABLE_MISTAKES.values(), ids=PORTABLE_MISTAKES)
-def test_a_mistake_in_portable_bits_is_found(mistake, run):
-    found = run("kernels", "portable", *mistake, program="portable_arrays.py")
-    assert found.returncode == 3 and "FAILED" in found.stdout, found.stdout + found.stderr
-
-
 def test_a_new_token_has_the_logits_of_the_reference_in_few_kernels(run):
     found = run(program="tokens.py")
     assert found.returncode == 0, found.stdout + found.stderr

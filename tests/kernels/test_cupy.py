@@ -28,8 +28,6 @@ except DeviceError as error:
 
 from scratchformer.kernels import cupy_cudnn
 
-from .portable_checks import CHECKS
-
 TYPES = ["float64", "float32", "bfloat16", "float16"]
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
 
@@ -489,10 +487,3 @@ def test_recorded_tokens_are_those_of_a_step_that_is_not(monkeypatch):
         monkeypatch.setenv("SCRATCHFORMER_GRAPHS", recorded)
         texts.append(np.array([*generate(model, np.zeros((2, 3), np.int64), 40, top_p=0.9)]))
     np.testing.assert_array_equal(*texts)
-
-
-@pytest.mark.filterwarnings("ignore:Mean of empty slice:RuntimeWarning")
-@pytest.mark.parametrize("check", itertools.chain(*CHECKS.values()), ids=lambda check: check.__name__)
-def test_portable_arrays_have_the_bits_of_numpy(check):
-    with np.errstate(all="ignore"):
-        check(GPU)

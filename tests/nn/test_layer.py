@@ -13,7 +13,6 @@ from scratchformer.dispatch import Twin
 from scratchformer.models import LanguageModel
 from scratchformer.nn import FlatParameters, Layer, Linear, Param, PositionEmbedding
 from scratchformer.nn.layer import LAYER_OBJECTS, Part, add_gradients, repeated
-from scratchformer.portable import PortableArray
 from scratchformer.records import NGrams
 from scratchformer.rng import Key
 from scratchformer.testing import check_layer
@@ -562,31 +561,6 @@ def test_an_assignment_copies_into_the_array():
                 with pytest.raises(error, match=message):
                     setattr(owner, name, wrong)
             assert (array == 5).all()
-
-
-def test_portable_parameters_have_the_same_values_and_are_float32():
-    layer = Linear(2, 3)
-    layer.flat.grad[...] = 7
-    before = layer.state_dict()
-    assert layer.make_portable() is layer and type(layer.flat.data) is PortableArray
-    for name, p in layer.named_parameters().items():
-        assert isinstance(p.data, PortableArray) and isinstance(p.grad, PortableArray) and (p.grad == 7).all()
-        np.testing.assert_array_equal(p.data, before[name])
-    for wrong, got in (dict(dtype=np.float64), "float64 on cpu"), (dict(device=STRICT), "float32 on strict"):
-        with pytest.raises(ValueError, match=f"^bits: portable bits need float32 on a CPU, or on a GPU .*, got {got}$"):
-            Linear(2, 3).to(**wrong).make_portable()
-
-
-def test_portable_bits_need_small_numbers():
-    torch = pytest.importorskip("torch")
-    if not torch.set_flush_denormal(True):
-        pytest.skip("PyTorch cannot make small numbers 0 on this processor")
-    try:
-        with pytest.raises(RuntimeError, match=r"^bits: another library has made the processor replace "):
-            Linear(2, 3).make_portable()
-    finally:
-        torch.set_flush_denormal(False)
-    Linear(2, 3).make_portable()
 
 
 def test_what_is_no_device():

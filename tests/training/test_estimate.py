@@ -18,6 +18,7 @@ from scratchformer.models import (
 )
 from scratchformer.nn import recompute_blocks
 from scratchformer.parallel.memory import keep_freed_memory
+from scratchformer.portable import make_portable
 from scratchformer.records import BidirectionalLanguageModel
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
@@ -33,6 +34,7 @@ from scratchformer.data import Labelled, LabelledBatches, SegmentBatches, TextBa
 from scratchformer.dispatch import fast
 from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.optim import Adam
+from scratchformer.portable import make_portable
 from scratchformer.rng import Key
 from scratchformer.training import (
     Replicas, estimate, evaluate_classifier, evaluate_language_model, evaluate_transformer_xl, mean_loss, save_snapshot,
@@ -222,7 +224,7 @@ def test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps(kind):
 def test_portable_arrays_are_measured_as_such():
     """Their operations keep more than ordinary ones."""
     ids = np.ones((32, 64), np.int32)
-    model = LanguageModel(11, d_model=32, heads=2, depth=3, context=64, key=Key(0)).make_portable()
+    model = make_portable(LanguageModel(11, d_model=32, heads=2, depth=3, context=64, key=Key(0)))
     with Replicas(model, 1) as replicas:
         found = estimate(replicas, TextBatch(ids, ids))
         micro = replicas.move(TextBatch(ids[: found.rows], ids[: found.rows]))
@@ -231,23 +233,16 @@ def test_portable_arrays_are_measured_as_such():
     assert transient == pytest.approx(found.transient, rel=0.08)
 
 
-@pytest.mark.parametrize(
-    ("portable", "rows", "needed", "advice"),
-    [
-        (False, "64 rows", 740, "with --micro-batch 4 or less it fits"),
-        (True, "micro-batches of 8 rows", 180, "batches of 32 rows or fewer fit"),
-    ],
-)
-def test_what_a_step_needs_on_a_gpu_of_which_each_row_takes_10_gb(portable, rows, needed, advice, monkeypatch):
-    """Portable micro-batches are only as large as the batch lets them be, so its size is what can be changed."""
+def test_what_a_step_needs_on_a_gpu_of_which_each_row_takes_10_gb(monkeypatch):
     model, measured = LanguageModel(11, d_model=8, heads=2, depth=1, context=8), []
-    replicas = Replicas(model.make_portable() if portable else model, 1, None if portable else 64)
+    replicas = Replicas(model, 1, 64)
     monkeypatch.setitem(gpu_need.__globals__, "free_memory", lambda _: 20e9)
     pool = SimpleNamespace(free_all_blocks=int, get_limit=int, total_bytes=lambda: 1e11 + 1e10 * measured[-1])
     gpu = SimpleNamespace(xp=SimpleNamespace(get_default_memory_pool=lambda: pool))
     monkeypatch.setattr(replicas, "device", gpu)
     monkeypatch.setattr(replicas, "gradients", lambda batch, _: measured.append(replicas.rows(batch)))
-    expected = f"A step with {rows} needs about {needed}.0 GB, and 140.0 GB are available: {advice}"
+    advice = "with --micro-batch 4 or less it fits"
+    expected = f"A step with 64 rows needs about 740.0 GB, and 140.0 GB are available: {advice}"
     assert gpu_need(replicas, TextBatch(*np.zeros((2, 64, 8), np.int32))) == expected
 
 

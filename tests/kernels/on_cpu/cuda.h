@@ -99,15 +99,6 @@ template <class To, class From> To with_bits_of(From x) {
 static int __float_as_int(float x) { return with_bits_of<int>(x); }
 static float __int_as_float(int x) { return with_bits_of<float>(x); }
 
-// Instructions of PTX, with underscores in place of dots.
-static float add_rn_f32(float a, float b) { return a + b; }
-static float sub_rn_f32(float a, float b) { return a - b; }
-static float mul_rn_f32(float a, float b) { return a * b; }
-static float div_rn_f32(float a, float b) { return a / b; }
-static float fma_rn_f32(float a, float b, float c) { return fmaf(a, b, c); }
-static double cvt_f64_f32(float a) { return a; }
-static float cvt_rn_f32_f64(double a) { return a; }
-
 static void (*body)(const void*);
 static const void* arguments;  // of the body
 

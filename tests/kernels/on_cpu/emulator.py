@@ -46,21 +46,13 @@ def key_of(*texts):
 
 
 library_of = cache(ctypes.CDLL)
-PTX = re.compile(r'asm\("(\S+) [^"]*" : "=\w"\((\w+)\) : ([^;]*)\);')  # an instruction, its result, its operands
-
-
-def as_call(match):
-    """A call of the function in cuda.h that does what a PTX instruction does."""
-    instruction, result, operands = match.groups()
-    names = ", ".join(re.findall(r"\((\w+)\)", operands))
-    return f"{result} = {instruction.replace('.', '_')}({names});"
 
 
 def compile_together(kernels):
     """Compile kernels as one program, which takes less time than one by one. For each, a file names the library."""
     parts = ['#include "cuda.h"']
     for kernel in kernels:
-        source = PTX.sub(as_call, re.sub(r'#include .*|extern "C"', "", kernel.source))
+        source = re.sub(r'#include .*|extern "C"', "", kernel.source)
         undefined = "".join(f"\n#undef {name}" for name in re.findall(r"#define (\w+)", source))
         parts.append(f"""namespace unit{kernel.key} {{
 {source}
@@ -98,25 +90,6 @@ def compile_what_is_called(checks):
 def code(dtype):
     """A type as cuda.h writes it; the kind of bfloat16 is V."""
     return {"V": "f", "b": "u"}.get(dtype.kind, dtype.kind) + str(dtype.itemsize)
-
-
-def elementwise_source(given, result, operation, name, preamble):
-    """The source of a kernel for flat arrays that does what a cupy.ElementwiseKernel with these arguments does."""
-    (*inputs, output) = (each.split() for each in (*given.split(", "), result))
-    types = {"float32": "float", "float64": "double"}
-    pointers = ", ".join(f"const {types[kind]}* all_{x}" for kind, x in inputs)
-    numbers = " ".join(f"{types[kind]} {x} = all_{x}[i];" for kind, x in inputs)
-    kind, y = output
-    return f"""{preamble}
-extern "C" __global__ void {name}({pointers}, {types[kind]}* all_{y}, long long size) {{
-    for (long long i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {{
-        {numbers}
-        {types[kind]} {y};
-        {operation};
-        all_{y}[i] = {y};
-    }}
-}}
-"""
 
 
 def plant(code, file, old, new):
