@@ -13,11 +13,12 @@ in the next block, it begins with what c holds.
 from __future__ import annotations
 
 import math
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numba import types
+from numba.core.compiler_lock import global_compiler_lock
 
 from .. import ops, portable
 from ..ops.activations import sigmoid as sigmoid_of
@@ -38,7 +39,7 @@ COLUMNS = VECTORS * LANES
 HEIGHT, WIDTH, DEPTH = 32 * ROWS, 16 * COLUMNS, 256  # of blocks, in numbers
 MATRICES = types.Array(types.float32, 4, "A", readonly=True)  # of any strides
 exact = partial(compiled, fastmath=())
-exp, tanh, erf = (exact(function, inline=True) for function in (portable.exp32, portable.tanh32, portable.erf32))
+exp, erf = (exact(function, inline=True) for function in (portable.exp32, portable.erf32))
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -70,11 +71,12 @@ def are_matrices(a: Any, b: Any) -> bool:
 portable.product.add_twin(np.ndarray, are_matrices, product, fast=True)
 
 
-@cache
+@global_compiler_lock
 def multiply_all() -> Any:
     """`multiply_stacks`, compiled once for arrays of all strides."""
-    multiply_stacks.compile((MATRICES, MATRICES, types.float32[:, :, :, ::1]))
-    multiply_stacks.disable_compile()
+    if not multiply_stacks.signatures:
+        multiply_stacks.compile((MATRICES, MATRICES, types.float32[:, :, :, ::1]))
+        multiply_stacks.disable_compile()
     return multiply_stacks
 
 
@@ -223,9 +225,6 @@ def apply(function: Any, x: Any, y: Any) -> None:
     if function == "exp":
         for i in range(x.size):
             y[i] = exp(x[i])
-    elif function == "tanh":
-        for i in range(x.size):
-            y[i] = tanh(x[i])
     elif function == "erf":
         for i in range(x.size):
             y[i] = erf(x[i])
@@ -245,7 +244,7 @@ def are_float32(*args: Any, arrays: int = 1, **options: Any) -> bool:
     return len(args) >= arrays and all(x.dtype == np.float32 and x.size for x in args[:arrays])
 
 
-for function in portable.exp, portable.tanh, portable.erf:
+for function in portable.exp, portable.erf:
     function.add_twin(np.ndarray, are_float32, partial(pointwise, function=function), fast=True)
 sigmoid_of.add_twin(PortableArray, are_float32, partial(pointwise, function=sigmoid), fast=True)
 
