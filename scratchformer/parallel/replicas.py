@@ -186,7 +186,6 @@ class Replicas:
         self.spare: list[Array] = []  # arrays for sums of gradients
         self.slices = slices_of(self.flat.data, self.ranks.size)  # of the gradient: which rank adds which
         self.sharded = False
-        self.libraries = ExitStack()  # the choice of those for products, see `numerics`
         self.rounded = False  # whether `half` already holds the weights of the model
         self.only_in_half = False  # whether only `half` has the present weights of all slices
         self.loss_scale = LossScale() if precision == "float16" else None
@@ -222,7 +221,6 @@ class Replicas:
             self.threads = []
         if self.graphs is not None:
             self.graphs.clear()
-        self.libraries.close()
         self.at_end.__exit__(*exception)
 
     def like(self, model: Any) -> Replicas:

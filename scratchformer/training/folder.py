@@ -11,7 +11,6 @@ from typing import Any
 
 from ..nn import Layer
 from ..optim.optimizer import Optimizer
-from ..parallel.numerics import is_record
 from ..shell.text import one_line, shown
 from .metrics import MAX_STEP, METRICS, Summary, kept_records
 from .snapshot import (
@@ -127,8 +126,8 @@ def load_run(
         raise SnapshotError(f"{snapshot.path} has the best score {shown(best)}, this run selects by {metric}")
     restore(snapshot, model, optimizer, batches)
     state |= {"step": step, "best": best}
-    if is_record(numerics := snapshot.state.get("numerics")):
-        state["numerics"] = numerics
+    if isinstance(libraries := snapshot.state.get("libraries"), str):
+        state["libraries"] = libraries
     if "loss_scale" in snapshot.state:
         state["loss_scale"] = snapshot.state["loss_scale"]
     if best is not None and not (out / BEST).exists():

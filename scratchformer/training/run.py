@@ -26,11 +26,11 @@ from ..dispatch import fast
 from ..nn import recompute_blocks
 from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import Diverged, nonfinite_tensor
+from ..parallel.libraries import libraries
 from ..parallel.memory import resident_bytes
-from ..parallel.numerics import changes, numerics, with_libraries_of
 from ..parallel.ranks import Elsewhere, Ranks
 from ..parallel.replicas import Replicas
-from ..portable import CUT, PortableKey, make_portable
+from ..portable import CUT, DEFINITION, PortableKey, make_portable
 from ..rng import Key, room_for
 from ..shell.files import expect_no_link, locked, make_folder, remove_unfinished, replacing
 from ..shell.process import Stopped, requests_taken, signals_caught, stop
@@ -451,7 +451,7 @@ class Run:
             "seed": self.seed,
             "best": None,
             "records": Summary(),
-            "numerics": None,
+            "libraries": None,
             "precision": self._replicas.precision,
             "loss_scale": None if self._replicas.loss_scale is None else self._replicas.loss_scale.state(),
             **{f"optimizer_{name}": value for name, value in self._optimizer.settings().items()},
@@ -474,7 +474,7 @@ class Run:
         records, values = ranks.from_first(start)
         self._values.update(values)
         if self._replicas.device is CPU:
-            self.choose_libraries()
+            self.compare_libraries()
         self._values.update(ranks.from_first(write))
         self.best = self._values["best"]
         if ranks.size > 1:
@@ -532,20 +532,18 @@ class Run:
         """Give back the lock, the log and the signals, after the last step or the exception that ends the loop."""
         self._opened.__exit__(*(exception or (None, None, None)))
 
-    def choose_libraries(self) -> None:
-        """Let all ranks use the same libraries for products, those with which the run began if they are here.
+    def compare_libraries(self) -> None:
+        """Note the libraries that are used from here on, and say so if they are not those of the run so far.
 
         Raises ValueError in rank 0, and ends the others, if the ranks would not compute the same bits.
         """
-        before, precision, portable = self._values["numerics"], self._replicas.precision, self.portable
-        record = self.ranks.from_first(lambda: before or numerics(precision, portable))
-        self._replicas.libraries.close()
-        self._replicas.libraries.enter_context(with_libraries_of(record))
-        self._values["numerics"] = now = numerics(precision, portable)
-        self.ranks.expect_same(now)
-        if before is not None and before != now and self.ranks.first:
-            what = f"{self.out}: from here on, the bits differ from those of an uninterrupted run"
-            print(one_line(f"{what} ({changes(before, now)})"), file=sys.stderr)
+        before = self._values["libraries"]
+        now = f"portable bits, definition {DEFINITION}" if self.portable else libraries()
+        self._values["libraries"] = now
+        self.ranks.expect_same({f"library {n}": part for n, part in enumerate(now.split("; "), 1)})
+        if before not in (None, now) and self.ranks.first:
+            what = f"{self.out}: from here on, bits may differ from those of an uninterrupted run"
+            print(one_line(f"{what} (before: {before}; now: {now})"), file=sys.stderr)
 
     def send(self) -> None:
         """Send what rank 0 read to the other ranks."""

@@ -2,9 +2,6 @@
 
 import subprocess
 import sys
-import threading
-import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -22,146 +19,67 @@ bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
 
 
 @pytest.fixture
-def forget():
-    """forget() starts a new process: nothing has been found, measured or compiled."""
+def machine(monkeypatch):
+    """machine(libraries, processor, instructions) is another machine; addresses are numbers."""
 
-    def forget():
-        for function in mkl_products.choice, mkl_products.products, mkl_products.available:
-            function.cache_clear()
+    def machine(libraries, processor="", instructions=()):
+        offered = {name: mkl_products.Products(*addresses) for name, addresses in libraries.items()}
+        monkeypatch.setattr(mkl_products, "libraries", lambda: offered)
+        monkeypatch.setattr(mkl_products, "described", lambda: processor)
+        monkeypatch.setattr(mkl_products, "instructions", lambda: [*instructions])
+        monkeypatch.setattr(numba_bfloat16, "available", lambda: "AVX512-BF16" in instructions)
+        mkl_products.products.cache_clear()
 
-    forget()
-    yield forget
-    forget()
-
-
-@pytest.fixture
-def measured(monkeypatch, tmp_path, forget):
-    """A list of what `choice` has measured, with an empty cache folder."""
-    found = []
-
-    def measure():
-        now = mkl_products.Choice(FIRST, "float32", {"MKL": 100 + len(found)})
-        found.append(now)
-        return now
-
-    monkeypatch.setenv("SCRATCHFORMER_DATA", str(tmp_path / "new"))
-    monkeypatch.setattr(mkl_products, "measure", measure)
-    return found
+    yield machine
+    monkeypatch.undo()
+    mkl_products.products.cache_clear()
 
 
-def test_a_second_process_makes_the_same_choice(measured, forget):
-    first = mkl_products.choice()
-    forget()
-    assert mkl_products.choice() == first and len(measured) == 1
+BOTH = {"MKL": (1, 2, 3), "OpenBLAS": (4, 5, 0)}
+OPENBLAS = {"OpenBLAS": (4, 5, 0)}
+INTEL, EPYC = "Intel(R) Xeon(R) Processor", "AMD EPYC 9R14"
+RULE = [
+    (BOTH, INTEL, [], ("MKL", "float32")),
+    (BOTH, INTEL, ["AVX512-BF16"], ("MKL", "float32")),
+    (BOTH, INTEL, ["AVX512-BF16", "AMX"], ("MKL", "MKL")),
+    (OPENBLAS, INTEL, ["AVX512-BF16", "AMX"], ("OpenBLAS", "float32")),
+    (BOTH, EPYC, [], ("MKL", "float32")),
+    (BOTH, EPYC, ["AVX512-BF16"], ("MKL", "Numba")),
+    (OPENBLAS, EPYC, ["AVX512-BF16"], ("OpenBLAS", "Numba")),
+    (OPENBLAS, "", [], ("OpenBLAS", "float32")),
+]
 
 
-def test_processes_that_start_together_make_the_same_choice(measured, monkeypatch):
-    """Threads stand for them."""
-    measure, together = mkl_products.measure, threading.Barrier(3, timeout=600)
-
-    def measure_together():
-        found = measure()
-        together.wait()
-        return found
-
-    monkeypatch.setattr(mkl_products, "measure", measure_together)
-    with ThreadPoolExecutor(3) as threads:
-        first, *others = (each.result() for each in [threads.submit(mkl_products.choice) for _ in range(3)])
-    assert len(measured) == 3 and others == [first, first]
-    assert mkl_products._kept() == first
+@pytest.mark.parametrize(("libraries", "processor", "instructions", "expected"), RULE)
+def test_the_rule(machine, monkeypatch, libraries, processor, instructions, expected):
+    monkeypatch.delenv(mkl_products.VARIABLE, raising=False)
+    machine(libraries, processor, instructions)
+    assert mkl_products.choice() == expected
+    machine({}, processor, instructions)
+    assert mkl_products.choice() is mkl_products.products() is None
 
 
-def kept(float32, bfloat16="float32", rates="{}"):
-    return f'{{"KEY": {{"float32": "{float32}", "bfloat16": "{bfloat16}", "measured": {rates}}}}}'
+def test_the_environment_names_another_library(machine, monkeypatch):
+    machine(BOTH, INTEL, ["AMX"])
+    for name, half in ("MKL", 3), ("OpenBLAS", 0):
+        monkeypatch.setenv(mkl_products.VARIABLE, name)
+        mkl_products.products.cache_clear()
+        assert mkl_products.products() == mkl_products.libraries()[name]._replace(bfloat16=half)
+        assert str(mkl_products.choice()).startswith(f"float32 by {name}, bfloat16 ")
+    monkeypatch.setenv(mkl_products.VARIABLE, "blis")
+    with pytest.raises(ValueError, match=r"^SCRATCHFORMER_PRODUCTS: expected MKL or OpenBLAS, got 'blis'$"):
+        mkl_products.choice()
 
 
-def keep(content):
-    mkl_products._file().parent.mkdir(parents=True)
-    mkl_products._file().write_bytes(content.replace("KEY", mkl_products.machine()).encode("latin-1"))
-
-
-FIRST = next(iter(mkl_products.libraries()))
-DAMAGED = ["", "[]", "{", "\xff", '{"KEY": 3}', '{"KEY": {"float32": "MKL"}}', kept("gone"), kept(FIRST, "gone")]
-DAMAGED += [kept(FIRST, rates=rates) for rates in ("3", '{"MKL": "fast"}', "[]", '[["MKL", 1]]')]
-for name, library in mkl_products.available().items():
-    DAMAGED += [kept(name)] * (not library.float32) + [kept(FIRST, name)] * (not library.bfloat16)
-
-
-@pytest.mark.parametrize("content", DAMAGED)
-def test_a_damaged_choice_is_measured_again(measured, forget, content):
-    keep(content)
-    assert mkl_products.choice() == measured[0]
-    forget()
-    assert mkl_products.choice() == measured[0] and len(measured) == 1
-
-
-def test_a_choice_without_our_own_code_is_not_that_with_it(measured, monkeypatch, forget):
-    """As when NUMBA_CPU_FEATURES forbids the instructions."""
-    found = []
-    for own in True, False, True:
-        monkeypatch.setattr(numba_bfloat16, "available", lambda own=own: own)
-        found.append(mkl_products.choice())
-        forget()
-    assert found == [*measured, measured[0]] and len(measured) == 2
-
-
-def test_a_choice_is_for_one_version_of_our_own_code_and_for_settings_of_mkl(monkeypatch, tmp_path):
-    found = {mkl_products.machine()}
-    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "another")
-    found.add(mkl_products.machine())
-    (tmp_path / "new.py").touch()
-    monkeypatch.setattr(numba_bfloat16, "__file__", str(tmp_path / "new.py"))
-    assert len({*found, mkl_products.machine()}) == 3
-
-
-@pytest.mark.parametrize("half", ["float32", "Numba"])
-def test_our_own_code_is_compiled_only_if_it_is_chosen_and_left_out_if_it_cannot_be(measured, monkeypatch, half):
+def test_our_own_code_is_left_out_if_it_cannot_be_compiled(machine, monkeypatch):
     def address():
         raise RuntimeError("LLVM has changed")
 
-    monkeypatch.setattr(numba_bfloat16, "available", lambda: True)
+    monkeypatch.delenv(mkl_products.VARIABLE, raising=False)
     monkeypatch.setattr(numba_bfloat16, "address", address)
-    keep(kept(FIRST, half))
-    with warnings.catch_warnings(record=True) as said:
-        found = [mkl_products.products() for _ in range(2)]
-    assert found == [mkl_products.libraries()[FIRST]._replace(bfloat16=0)] * 2 and not measured
-    assert [str(warning.message) for warning in said] == (half == "Numba") * [
-        "our own products of bfloat16 cannot be compiled: RuntimeError('LLVM has changed')"
-    ]
-
-
-def test_a_folder_that_cannot_be_written_is_no_error(measured, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("SCRATCHFORMER_DATA", str(tmp_path / "file" / "below"))
-    assert mkl_products.choice() == measured[0]
-
-
-def test_all_libraries_are_measured():
-    found = mkl_products.measure()
-    halves = {name + mkl_products.HALF for name, library in mkl_products.available().items() if library.bfloat16}
-    assert halves <= found.measured.keys() and all(rate > 0 for rate in found.measured.values())
-    assert mkl_products.available()[found.float32].float32
-    if found.bfloat16 != "float32":
-        assert found.measured[found.bfloat16 + mkl_products.HALF] > found.measured[found.float32]
-    assert f"float32 by {found.float32}" in str(found)
-
-
-@pytest.mark.parametrize(
-    ("times", "float32", "half"),
-    [
-        ({1: 3, 3: 2, 4: 4, 6: 1}, "MKL", "Numba"),
-        ({1: 3, 3: 1, 4: 4, 6: 2}, "MKL", "MKL"),
-        ({1: 3, 3: 5, 4: 2, 6: 4}, "OpenBLAS", "float32"),
-    ],
-)
-def test_the_fastest_is_chosen(monkeypatch, times, float32, half):
-    """Functions have their numbers in place of addresses."""
-    libraries = {"MKL": (1, 2, 3), "OpenBLAS": (4, 5, 0), "Numba": (0, 0, 6)}
-    monkeypatch.setattr(
-        mkl_products, "available", lambda: {name: mkl_products.Products(*each) for name, each in libraries.items()}
-    )
-    monkeypatch.setattr(mkl_products, "_seconds", lambda function, dtype: times[function])
-    assert mkl_products.measure()[:2] == (float32, half)
+    machine(BOTH, EPYC, ["AVX512-BF16"])
+    with pytest.warns(UserWarning, match=r"^our own products of bfloat16 cannot be compiled: .*LLVM has changed"):
+        assert mkl_products.products() == (1, 2, 0)
 
 
 def placed(x, offset):
@@ -173,7 +91,8 @@ def placed(x, offset):
     return copy
 
 
-HALVES = {name: library.bfloat16 for name, library in mkl_products.available().items() if library.bfloat16}
+HALVES = {name: library.bfloat16 for name, library in mkl_products.libraries().items() if library.bfloat16}
+HALVES |= {"Numba": numba_bfloat16.address()} if numba_bfloat16.available() else {}
 HALVES["widened"] = 0
 
 
@@ -228,7 +147,7 @@ def test_if_nothing_can_be_chosen_the_references_run():
     """And no twin that would ask for a choice in the middle of training."""
     code = """
 import sys, warnings
-sys.modules["pooch"] = None  # as if it were not installed: it knows where the cache folder is
+sys.modules["scratchformer.kernels.mkl"] = None
 import numpy as np
 from scratchformer import ops
 from scratchformer.dispatch import fast
@@ -243,12 +162,4 @@ print(y.sum(), dx.sum(), dw.sum(), *(each.message for each in found), sep="; ")
     assert done.returncode == 0, done.stderr
     y, dx, dw, warned = done.stdout.strip().split("; ", 3)
     assert (float(y), float(dx), float(dw)) == (96, 384, 384)
-    assert warned.startswith("the fast twins do not run: ") and warned.count("pooch") == 1
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows counts processor time in 16 ms")
-def test_what_is_measured_is_not_lengthened_by_other_processes():
-    """While others run, a process waits, as in this function."""
-    waiting = mkl_products.CBLAS(lambda *_: time.sleep(0.03))
-    address = mkl_products.ctypes.cast(waiting, mkl_products.POINTER).value
-    assert mkl_products._seconds(address, np.float32) < 0.03
+    assert warned.startswith("the fast twins do not run: ") and warned.count("mkl") == 1

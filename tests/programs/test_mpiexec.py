@@ -1,10 +1,8 @@
 """Programs as several processes. Skipped without mpi4py and an MPI: pip install 'scratchformer[distributed]'."""
 
 import importlib.util
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scratchformer.parallel.numerics import PRODUCTS
 from scratchformer.training import load_snapshot
 
 from .conftest import EXAMPLES, PATIENCE, TINY
@@ -94,32 +91,11 @@ def test_ranks_with_and_without_fast_twins_are_refused(start, tmp_path):
     settings = ["SCRATCHFORMER_FAST=1", "SCRATCHFORMER_FAST=0"]
     told, _ = start(*ranks, own=settings).communicate(timeout=PATIENCE)
     (line,) = (line for line in told.splitlines() if line.startswith("error:"))
-    setting = r"another setting of the fast twins: 'off', rank 0 has 'on, by Numba [^']+'"
+    setting = r"another library 2: 'fast twins off', rank 0 has 'fast twins by Numba [^']+'"
     assert re.fullmatch(rf"error: rank 1 on \S+ has {setting}", line)
     assert not (tmp_path / "run").exists()
     told, _ = start(*[(*ranks[0], "--bits", "portable")] * 2, own=settings).communicate(timeout=PATIENCE)
     assert told.count("SHA-256 of the parameters after step 3: ") == 1, told
-
-
-def test_ranks_use_one_library_for_products_whatever_they_would_choose(start, tmp_path):
-    """Each has a cache folder of its own, as on several machines."""
-    mkl_products = pytest.importorskip("scratchformer.kernels.mkl_products")
-    libraries = [*mkl_products.libraries()]
-    if len(libraries) < 2:
-        pytest.skip("there is one library for products alone")
-    for rank, library in enumerate(libraries):
-        choice = mkl_products.Choice(library, "float32", {})
-        (tmp_path / f"{rank}").mkdir()
-        (tmp_path / f"{rank}" / "matrix_products.jsonl").write_text(
-            json.dumps({mkl_products.machine(): choice._asdict()})
-        )
-    ranks = 2 * [("--steps", 3, "--out", tmp_path / "run")]
-    for own in (0, 1), (1, 0):
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        process = start(*ranks, own=[f"SCRATCHFORMER_DATA={tmp_path / str(i)}" for i in own])
-        told, _ = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, told
-        assert load_snapshot(tmp_path / "run").state["numerics"][PRODUCTS].startswith(libraries[own[0]])
 
 
 def test_a_rank_that_is_killed_ends_the_others(start, tmp_path):
