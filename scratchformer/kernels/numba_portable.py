@@ -289,7 +289,7 @@ def layernorm_backward(dy: np.ndarray, cache: Any) -> tuple[np.ndarray, ...]:
 
 
 def rmsnorm_backward(dy: np.ndarray, cache: Any) -> tuple[np.ndarray, ...]:
-    return norm_backward(dy, *cache, False)
+    return norm_backward(dy, *cache, centre=False)
 
 
 def norm_backward(
@@ -297,7 +297,7 @@ def norm_backward(
 ) -> tuple[np.ndarray, np.ndarray]:
     dx, terms = np.empty((2, *dy.shape), np.float32)
     norm_gradients(*rows(dy, centred), *flat(rstd, gamma), centre, *rows(dx, terms))
-    return portable.portable((dx, total(*rows(terms), 0)))
+    return portable.portable((dx, total(terms, tuple(range(dy.ndim - 1)))))
 
 
 @exact
@@ -323,7 +323,8 @@ def norm_gradients(
 
 
 def softmax(z: np.ndarray, pattern: Pattern | None) -> np.ndarray:
-    allowed = (pattern or Full()).table(*z.shape[1:], np)
+    _, H, T, S = z.shape
+    allowed = (pattern or Full()).table(H, T, S, np)
     seen = np.broadcast_to(True if allowed is None else allowed, z.shape)
     p = np.empty(z.shape, np.float32)
     softmax_rows(*rows(z, seen, p))
