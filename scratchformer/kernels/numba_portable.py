@@ -289,7 +289,8 @@ def layernorm_backward(dy: np.ndarray, cache: Any) -> tuple[np.ndarray, ...]:
 
 
 def rmsnorm_backward(dy: np.ndarray, cache: Any) -> tuple[np.ndarray, ...]:
-    return norm_backward(dy, *cache, centre=False)
+    x, rrms, gamma = cache
+    return norm_backward(dy, x, rrms, gamma, False)
 
 
 def norm_backward(

@@ -38,10 +38,8 @@ PROCESSORS = {
 
 
 def same_bits(operation, *args):
-    with fast():
-        y = operation(*args)
-    with np.errstate(all="ignore"):
-        expected = operation.reference(*args)
+    with fast(), np.errstate(all="ignore"):
+        y, expected = operation(*args), operation.reference(*args)
     expect_same_bits(y, expected)
 
 
