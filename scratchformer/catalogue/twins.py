@@ -230,5 +230,5 @@ if find_spec("numba"):
         ).derivation("", compiled_attention),
         # A part of it, for another processor.
         Entry("amx.numba", "kernels/numba_amx.py", tests="tests/kernels/test_numba_attention.py"),
-        Entry("portable.numba", "kernels/numba_portable_ops.py", tests="tests/kernels/test_portable.py"),
+        Entry("portable.numba", "kernels/numba_portable.py", tests="tests/kernels/test_portable.py"),
     ]
