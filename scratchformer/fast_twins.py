@@ -44,7 +44,7 @@ def load_fast() -> None:
         from .compiler.numba_target import NumbaTarget
 
         add_all(NumbaTarget())
-    except ImportError as error:  # such as a Numba that is too old for this NumPy
+    except Exception as error:  # Numba is too old for this NumPy, or cannot read a .numba_config.yaml in this folder
         warnings.warn(f"the fast twins do not run: {error}", stacklevel=2)
 
 

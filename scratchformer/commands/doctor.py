@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_info
 from .. import processor
 from ..backend import DeviceError, cores, get_device, gpus
 from ..dispatch import turned_off
+from ..shell.apart import ProcessEnded, Send, run_apart
 from ..shell.files import cache_dir
 from ..version import __version__
 
@@ -108,22 +109,22 @@ def _fast(instructions: Collection[str], choice: Choice | None) -> str:
     return f"installed; use {IN_HARDWARE} ({used})"
 
 
-MPI_VERSION = """
-import mpi4py
-mpi4py.rc.initialize = False
-from mpi4py import MPI
-print(MPI.Get_library_version())
-"""
+def _mpi_version(send: Send) -> None:
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    send(MPI.Get_library_version())
 
 
 def _mpi() -> str:
     """The MPI that mpi4py finds, and its launcher. A process of its own asks, in case it crashes."""
     if not _installed("mpi4py"):
         return "mpi4py not installed; to train with several processes: pip install 'scratchformer[distributed]'"
-    command = [sys.executable, "-c", MPI_VERSION]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+        told = next(run_apart(_mpi_version, seconds=20, memory=4 << 30))
+    except (OSError, ProcessEnded):
         return "mpi4py finds no MPI: pip install 'scratchformer[distributed]'"
     beside = Path(sys.executable).with_name("mpiexec")
     launcher = str(beside) if beside.exists() else shutil.which("mpiexec") or "no mpiexec found"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,6 +43,16 @@ def figure_class() -> Any:
     except ImportError as error:
         raise ImportError("plotting needs matplotlib: pip install 'scratchformer[plot]'") from error
     return Figure
+
+
+@contextmanager
+def default_style() -> Iterator[None]:
+    """Draw in matplotlib's own style: one that is in the current folder may be a stranger's, and start programs."""
+    figure_class()
+    from matplotlib import style
+
+    with style.context("default"):
+        yield
 
 
 def subplots(rows: int, columns: int, squeeze: bool = True, **options: Any) -> tuple[Any, Any]:
@@ -186,6 +197,7 @@ def probabilities(cache: Any) -> Any:
     return next((p for p in map(probabilities, parts) if p is not None), None)
 
 
+@default_style()
 def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> Path:
     """Plot by step: training and validation loss, the first other validation score, and the learning rate."""
     figure, (left, middle, right) = subplots(1, 3, figsize=(13, 3.8), layout="constrained")
@@ -217,6 +229,7 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     return save(figure, path)
 
 
+@default_style()
 def plot_comparison(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> Path:
     """Plot by step, a colour for each run: the training loss, a mean over as many steps in all runs, and the validation
     score. This is the first that is not a loss, if all runs that have been scored have it, and else the loss.
@@ -296,6 +309,7 @@ def written(figure: Any, path: Path, **options: Any) -> Path:
     return path
 
 
+@default_style()
 def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: list[str] | None = None) -> Path:
     """Plot a grid of attention maps (depth, H, T, S): a row for each layer, a column for each head.
 
@@ -329,6 +343,7 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
     return written(figure, path, dpi=130)
 
 
+@default_style()
 def plot_positions(model: Any, path: Path) -> Path:
     """Plot the model's position encodings as a heat map, and the cosine similarity of each pair. For relative positions
     these are encodings of distances.

@@ -7,19 +7,15 @@ counts only if the process sends it before it ends.
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from ..shell.apart import ProcessEnded, Send, run_apart
 from .course import exercise
 from .grading import Verdict, grade, where
 
@@ -27,44 +23,22 @@ SECONDS = 30.0  # that an answer may take; the solutions take less than one
 GRACE = 10.0  # more seconds, after which a process that cannot end itself is killed, as when C code hangs
 MEMORY = 4 << 30  # bytes that an answer may take
 PRINTED = 20_000  # characters that an answer may print
-METHOD = "fork" if sys.platform == "linux" else "spawn"  # a fork is faster; elsewhere it is unsafe, or missing
 CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod", "shutil.rmtree")
 
 
 def grade_apart(name: str, path: Path, show: Callable[[str], Any]) -> Verdict:
     """`grade` in another process. show: is called with what the answer prints."""
-    context: Any = get_context(METHOD)
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=report, args=(there, name, path.resolve(), SECONDS), daemon=True)
-    process.start()
-    there.close()
-    end = time.monotonic() + SECONDS + GRACE
+    status = None
     try:
-        while ready := wait([here, process.sentinel], max(0, end - time.monotonic())):
-            said = received(here) if here in ready or here.poll() else None
-            if said is None:
-                process.join(1)
-                break
-            if said[0] != "printed":
-                return Verdict(said[0] == "right", said[1])
-            show(said[1])
-        else:
-            return Verdict(False, too_long(""))
-    finally:
-        ended = process.exitcode
-        with suppress(OSError, AttributeError):  # with the processes that the answer started; Windows has no groups
-            os.killpg(process.pid or 0, signal.SIGKILL)
-        process.kill()
-        process.join()
-    return Verdict(False, without_verdict(ended))
-
-
-def received(here: Connection) -> list[str] | None:
-    """What the process sent; None if it has ended, or has closed or written to files that it did not open."""
-    try:
-        return json.loads(here.recv_bytes(1 << 24))
-    except (EOFError, OSError, ValueError):
-        return None
+        for what, text in run_apart(report, name, path.resolve(), SECONDS, seconds=SECONDS + GRACE, memory=MEMORY):
+            if what != "printed":
+                return Verdict(what == "right", text)
+            show(text)
+    except TimeoutError:
+        return Verdict(False, too_long(""))
+    except ProcessEnded as ended:
+        status = ended.status
+    return Verdict(False, without_verdict(status))
 
 
 def without_verdict(status: int | None) -> str:
@@ -81,13 +55,13 @@ def too_long(line: str) -> str:
     return f"{line}After {SECONDS:.0f} seconds the answer was still running. Does a loop in it never end?"
 
 
-def report(there: Connection, name: str, path: Path, seconds: float) -> None:
-    """Grade an answer, and send what it prints and the verdict. Runs in the process of the answer."""
+def report(tell: Send, name: str, path: Path, seconds: float) -> None:
+    """Grade an answer, and tell what it prints and the verdict. Runs in the process of the answer."""
     sending = threading.Lock()
 
     def send(what: str, text: str) -> None:
         with sending:
-            there.send_bytes(json.dumps([what, text]).encode())
+            tell([what, text])
 
     def stop() -> None:
         frame, number = sys._current_frames().get(threading.main_thread().ident or 0), 0
@@ -97,7 +71,7 @@ def report(there: Connection, name: str, path: Path, seconds: float) -> None:
         send("wrong", too_long(f"line {number}: {lines[number - 1].strip()}\n    " if number else ""))
         os._exit(1)
 
-    alone(path.parent)
+    sys.addaudithook(lambda event, args: expect_harmless(path.parent, event, args))
     sys.stdout = sys.stderr = Printed(send)
     limit = threading.Timer(seconds, stop)
     limit.daemon = True
@@ -108,22 +82,6 @@ def report(there: Connection, name: str, path: Path, seconds: float) -> None:
     except BaseException as error:  # also KeyboardInterrupt, which cannot come from the terminal here
         verdict = Verdict(False, where(error, path))
     send("right" if verdict.passed else "wrong", verdict.message)
-
-
-def alone(folder: Path) -> None:
-    """Cut this process off from the terminal, and limit the harm that an answer can do by mistake."""
-    with suppress(OSError, AttributeError):
-        os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(null, number)
-    sys.stdin = open(os.devnull, encoding="utf-8")
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    sys.addaudithook(lambda event, args: expect_harmless(folder, event, args))
 
 
 def expect_harmless(folder: Path, event: str, args: tuple) -> None:

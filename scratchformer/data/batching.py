@@ -33,6 +33,7 @@ from ..shell.reading import DataError
 from ..shell.text import shown
 from .vocabulary import PAD, UNKNOWN
 
+MAX_NUMBERS = 1 << 24  # in a batch that has more than all of the data
 _CHUNK = 64  # batches whose texts are sorted by length together
 _KEEP = ("head", "tail", "both")
 
@@ -240,6 +241,13 @@ def joined(texts: Sequence[np.ndarray], end: int) -> np.ndarray:
     return np.concatenate([part for ids in texts for part in (ids, last)]).astype(np.int32, copy=False)
 
 
+def expect_batch(batch_size: int, row: int, data: Array) -> None:
+    """Raise ValueError unless a batch, with `row` numbers in each row, has at most MAX_NUMBERS, or those of `data`."""
+    most = max(MAX_NUMBERS, np.size(data)) // max(row, 1)
+    if batch_size > most:
+        raise ValueError(f"batch_size: expected at most {most:,} rows of {row:,}, got {batch_size:,}")
+
+
 class TextBatches:
     """Training batches from one long text: subsequences from random starts, drawn afresh at every step.
 
@@ -256,6 +264,7 @@ class TextBatches:
                 f"corpus: {len(data):,} tokens are fewer than context + 1 = {context + 1:,}; "
                 "use a longer text or a smaller context"
             )
+        expect_batch(int(batch_size), int(context), data)
         self.data, self.batch_size, self.context, self.key = data, int(batch_size), int(context), key
 
     def batch(self, step: int) -> TextBatch:
@@ -275,6 +284,7 @@ class DrawnBatches:
             raise ValueError(f"whole: expected arrays with the same number of rows, at least one, got {rows}")
         expect_positive(batch_size=batch_size)
         expect_key(key)
+        expect_batch(int(batch_size), math.prod(np.shape(whole[0])[1:]), whole[0])
         self.whole, self.batch_size, self.key = whole, int(batch_size), key
 
     def batch(self, step: int) -> Any:

@@ -10,9 +10,11 @@ from typing import Any
 
 from ..shell.reading import BEGINNING, DataError, decoded, parsed, what_else
 from ..shell.text import shown
-from ..shell.unpacking import read_unpacked
+from ..shell.unpacking import MAX_UNPACKED, RATIO, read_unpacked
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
+
+ROWS = 16  # of a Parquet file that are decoded at once: each may be as large as the file
 
 Row = tuple[str, Mapping[str, Any]]  # where it stands, for messages, and its values by the names of the columns
 
@@ -71,16 +73,44 @@ def _separated(path: Path, text: str, header: set[str], quoted: bool) -> Iterato
 def _arrow(path: Path, data: bytes | bytearray, kind: str) -> Iterator[Row]:
     try:
         import pyarrow
-        from pyarrow import ipc, parquet
+        from pyarrow import ipc, parquet, types
     except ImportError as error:
         raise DataError(f"{path}: {kind}, which needs pyarrow: pip install 'scratchformer[files]'") from error
     source = pyarrow.py_buffer(data)
+    limit = max(MAX_UNPACKED, RATIO * len(data))
+    too_much = DataError(f"{path}: its rows have more than {limit:,} bytes, far more than text does")
+
+    def is_plain(type_: Any) -> bool:  # the size of a list in a row has no bound
+        if types.is_struct(type_):
+            return all(is_plain(f.type) for f in type_)
+        if types.is_dictionary(type_) or types.is_run_end_encoded(type_):
+            return is_plain(type_.value_type)
+        return not types.is_nested(type_) and not isinstance(type_, pyarrow.BaseExtensionType)
+
     try:
         if kind == "a Parquet file":
-            table = parquet.read_table(pyarrow.BufferReader(source))
+            file = parquet.ParquetFile(pyarrow.BufferReader(source))
+            groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
+            if sum(group.total_byte_size for group in groups) > limit:
+                raise too_much
+            batches = file.iter_batches(ROWS, columns=[f.name for f in file.schema_arrow if is_plain(f.type)])
+        elif data.startswith(b"ARROW1"):
+            reader = ipc.open_file(source)
+            batches = map(reader.get_batch, range(reader.num_record_batches))
         else:
-            table = (ipc.open_file if data.startswith(b"ARROW1") else ipc.open_stream)(source).read_all()
-        for i, row in enumerate(table.to_pylist(), 1):
-            yield f"{path}: row {i}", row
+            batches = iter(ipc.open_stream(source))
+        number = 0
+        for batch in batches:
+            if batch.nbytes > limit:
+                raise too_much
+            columns = {f.name: column for f, column in zip(batch.schema, batch.columns, strict=True) if is_plain(f.type)}
+            for values in zip(*columns.values(), strict=True):  # one row in memory, not the batch
+                row = {name: value.as_py() for name, value in zip(columns, values, strict=True)}
+                number, limit = number + 1, limit - len(repr(row))
+                if limit < 0:
+                    raise too_much
+                yield f"{path}: row {number}", row
+    except DataError:
+        raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: damaged: {' '.join(str(error).split())[:200]}") from error

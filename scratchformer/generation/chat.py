@@ -14,6 +14,7 @@ import numpy as np
 from ..checks import expect_at_least, expect_instance
 from ..data.subwords import SETTINGS, PublishedTokenizer
 from ..models import LanguageModel
+from ..shell.apart import ProcessEnded, Send, run_apart
 from ..shell.reading import MAX_JSON, DataError, read_json, read_text
 from ..shell.text import printable, shown
 from .cache import KeyValueCache
@@ -21,7 +22,7 @@ from .generate import Writing, generate
 
 TEMPLATE = "chat_template.jinja"
 NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-MAX_TEXT = 2**24  # characters that a template may write
+SECONDS, MEMORY = 10.0, 1 << 29  # that a template may take; those of published models take some milliseconds
 ROOM = 4  # the oldest messages are forgotten when less than 1/ROOM of the context is left for an answer
 
 
@@ -29,8 +30,8 @@ class ChatTemplate:
     """The chat template of a published model: it writes messages as the text that the model was trained to continue.
 
     A template is a program in the language Jinja. It comes with the model, so it is not trusted: it runs in Jinja's
-    sandbox, where it can read the messages and the names of special tokens, and change nothing. Only the text that it
-    writes is used.
+    sandbox, where it can read the messages and the names of special tokens, and change nothing, and in a process of its
+    own, whose time and memory are limited. Only the text that it writes is used.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -56,37 +57,41 @@ class ChatTemplate:
         tokens = {name: settings.get(name) for name in NAMES}
         contents = {name: t.get("content") if isinstance(t, Mapping) else t for name, t in tokens.items()}
         self.tokens = {name: content for name, content in contents.items() if isinstance(content, str)}
-        environment = _sandbox()
-        self._template = self._run(environment.from_string, text)
+        _sandbox()
+        self.text = text
+        self._run(None)
 
     def apply(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text of the messages, each {"role": ..., "content": ...}, up to where the next answer begins.
 
         It equals that of `apply_chat_template(messages, add_generation_prompt=True, tokenize=False)` of transformers.
-        Raises DataError if the template refuses the messages, fails, or writes too much.
+        Raises DataError if the template refuses the messages, fails, or takes or writes too much.
         """
         given = {"messages": [dict(m) for m in messages], "tools": None, "documents": None}
-        return self._run(self._written, given | {"add_generation_prompt": True} | self.tokens)
+        return self._run(given | {"add_generation_prompt": True} | self.tokens)
 
-    def _written(self, given: Mapping[str, Any]) -> str:
-        pieces, length = [], 0
-        for piece in self._template.generate(**given):
-            pieces.append(piece)
-            length += len(piece)
-            if length > MAX_TEXT:
-                raise ValueError(f"expected up to {MAX_TEXT:,} characters, and it writes more")
-        return "".join(pieces)
-
-    def _run(self, work: Any, given: Any) -> Any:
-        """work(given), with every error of the template as a DataError."""
+    def _run(self, given: Mapping[str, Any] | None) -> str:
+        """What the template writes of what is `given`; if this is None, the template is only compiled."""
         try:
-            return work(given)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise DataError(
-                f"{self.path}: the chat template: {printable(str(error) or type(error).__name__)}"
-            ) from error
+            problem, written = next(run_apart(_write, self.text, given, seconds=SECONDS, memory=MEMORY))
+        except (TimeoutError, ProcessEnded) as error:
+            problem = str(error)
+        if problem:
+            raise DataError(f"{self.path}: the chat template: {problem}")
+        return written
+
+
+def _write(send: Send, text: str, given: Mapping[str, Any] | None) -> None:
+    """Send what is wrong with a template, and what it writes. Runs in a process of its own."""
+    problem = written = ""
+    try:
+        template = _sandbox().from_string(text)
+        written = "" if given is None else template.render(given)
+    except MemoryError:
+        problem = f"takes more than {MEMORY:,} bytes of memory"
+    except Exception as error:
+        problem = printable(str(error) or type(error).__name__)
+    send([problem, written])
 
 
 def _sandbox() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Collection
@@ -19,6 +20,9 @@ from numba.core.lowering import Lower
 from numba.core.typed_passes import NativeLowering
 
 config: Any = numba.config
+config._config_fname = os.devnull  # in place of .numba_config.yaml in the current folder, which may be a stranger's
+config.reload_config()
+
 IMPORT = re.compile(r"^from \.\.([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)  # from another folder of the package
 CONSTANT = re.compile(r"\b[A-Z][A-Z_\d]+\b")
 

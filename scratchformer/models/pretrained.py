@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from ..backend import array_module
 from ..nn import Layer, Param
 from ..shell.progress import counted
-from ..shell.reading import BEGINNING, MAX_VOCABULARY, decoded, expect_itself, open_file, parsed, read_json, what_else
+from ..shell.reading import BEGINNING, MAX_HEADER, MAX_VOCABULARY, decoded, expect_itself, open_file, parsed, read_json, what_else
 from ..shell.text import printable, shown
 
 WEIGHTS = "model.safetensors"
@@ -40,7 +40,6 @@ ALIASES = {
 }
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
 MAX_WHOLE = 2**31 - 1  # the largest size
-MAX_HEADER = 100_000_000  # bytes of the header of a safetensors file; the library has the same limit
 
 
 Folder = os.PathLike[str] | str

@@ -22,6 +22,7 @@ MAX_BYTES = 4096 * MEGABYTE  # bytes of any file that is read into memory
 MAX_JSON = 2 * MEGABYTE  # bytes of a file of settings
 JSON_PARTS = 1_000_000  # objects and lists in a JSON file; published tokenizers have up to 600,000
 MAX_VOCABULARY = 64 * MEGABYTE  # bytes of a vocabulary; the largest published ones have 35 MB
+MAX_HEADER = 16 * MEGABYTE  # bytes of the header of a safetensors file, which has 100 for each tensor
 
 BEGINNING = 8192  # bytes of a file that show what it is
 

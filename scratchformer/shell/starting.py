@@ -9,13 +9,27 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def forget_current_folder() -> None:
-    """With `python -m scratchformer`, import no module from the current folder, which may be a stranger's.
+    """In a program of this package, import no module from the current folder, which may be a stranger's.
 
-    Python puts it before all others, so a file numpy.py in it would be executed. The checkout of this package is kept.
+    `python -m` puts it before all others, so a file numpy.py in it would be executed; the checkout of this package is
+    kept. The path entry of an editable installation is relative, and could be a zip file there.
     """
     started = getattr(sys, "argv", None) or [""]
     if started[0] == "-m" and not sys.flags.safe_path and sys.path[0] != os.path.dirname(PACKAGE):
         del sys.path[0]
+    if _is_program():
+        sys.path[:] = filter(os.path.isabs, sys.path)
+
+
+def _is_program() -> bool:
+    started = getattr(sys, "argv", None) or [""]
+    if started[0] not in sys.orig_argv[1:] or sys.flags.interactive or "bdb" in sys.modules:  # bdb: a debugger, IPython
+        return False
+    if started[0] == "-m":
+        return any(argument.partition(".")[0] == "scratchformer" for argument in sys.orig_argv)
+    folder, name = os.path.split(os.path.abspath(started[0]))
+    examples = os.path.join(os.path.dirname(PACKAGE), "examples")
+    return name.partition(".")[0] == "scratchformer" or folder in (examples, os.path.join(examples, "records"))
 
 
 forget_current_folder()
@@ -39,17 +53,6 @@ def _end(number: int, _frame: object) -> None:
         os.write(2, b"interrupted\n")
     finally:
         os._exit(128 + number)
-
-
-def _is_program() -> bool:
-    started = getattr(sys, "argv", None) or [""]
-    if started[0] not in sys.orig_argv[1:] or sys.flags.interactive or "bdb" in sys.modules:  # bdb: a debugger, IPython
-        return False
-    if started[0] == "-m":
-        return any(argument.partition(".")[0] == "scratchformer" for argument in sys.orig_argv)
-    folder, name = os.path.split(os.path.abspath(started[0]))
-    examples = os.path.join(os.path.dirname(PACKAGE), "examples")
-    return name.partition(".")[0] == "scratchformer" or folder in (examples, os.path.join(examples, "records"))
 
 
 end_on_interrupt()

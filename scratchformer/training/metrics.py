@@ -20,6 +20,7 @@ from ..shell.reading import parsed, read_bytes
 from ..shell.text import one_line
 
 METRICS = "metrics.jsonl"  # each line has the checksum of itself and of all lines before it
+MAX_METRICS = 1 << 27  # bytes; a run of a million steps has 20 MB
 MAX_STEP = 1 << 53  # a float64 is exact up to here
 MEASURED = "tokens_per_second"  # the only value that differs when steps are repeated
 _SEALED = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}')
@@ -78,7 +79,7 @@ def kept_records(
 
 def _read(path: Path | str) -> tuple[list[dict[str, Any]], str]:
     """The records before the first damaged line, and a message about that line; "" if none is damaged."""
-    *lines, last = read_bytes(path, ValueError).split(b"\n")
+    *lines, last = read_bytes(path, ValueError, MAX_METRICS).split(b"\n")
     sealed = any(map(_SEALED.fullmatch, (*lines, last, last[:-1])))  # a file of an earlier version has no checksums
     records, before = [], 0
     for number, line in enumerate([*lines, last], 1):

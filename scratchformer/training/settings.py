@@ -20,7 +20,7 @@ from ..parallel.precision import PRECISIONS
 from ..parallel.replicas import MAX_REPLICAS
 from ..shell.files import expect_no_link, locked, make_folder, replacing
 from ..shell.options import MAX_STEPS, SEED, CommandLine
-from ..shell.reading import decoded, parsed, read_bytes
+from ..shell.reading import MAX_JSON, MAX_VOCABULARY, decoded, parsed, read_bytes
 from ..shell.text import one_line, printable, shown
 from ..version import __version__
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
@@ -266,7 +266,7 @@ def _read(run: Path) -> dict[str, Any]:
         if (run / "config.json").is_file():
             raise ValueError(f"{run} holds a published model, not a run: gpt2.py or bert.py --pretrained makes one")
         raise ValueError(f"{run} holds no run ({SETTINGS} is missing)")
-    data = read_bytes(path, ValueError)
+    data = read_bytes(path, ValueError, MAX_JSON)
     content = parsed(decoded(data, path, ValueError), path, ValueError)
     if {VERSION, SHA256} & content.keys() and content.get(SHA256, "") is not None:
         sealed = _SEALED.fullmatch(data)
@@ -279,7 +279,7 @@ def _read(run: Path) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path, ValueError)).hexdigest()
+    return hashlib.sha256(read_bytes(path, ValueError, MAX_VOCABULARY)).hexdigest()
 
 
 def saved_settings(

@@ -41,7 +41,7 @@ from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import nonfinite_tensor
 from ..rng import Key, Zeros, room_for
 from ..shell.files import make_folder, replacing
-from ..shell.reading import expect_itself, open_file, parsed
+from ..shell.reading import MAX_HEADER, expect_itself, open_file, parsed
 from ..shell.text import printable, shown
 
 FORMAT = "scratchformer snapshot 2"
@@ -337,6 +337,7 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """The header and the tensors of a snapshot. Raises SnapshotError if it is not one, ValueError if it is damaged."""
+    _expect_short_header(path)
     with safe_open(path, framework="numpy") as file:
         header = file.metadata() or {}
         _check_format(path, header)
@@ -349,6 +350,14 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     if not text.rstrip(b" ").endswith(b"}"):
         raise ValueError("the end of the header was changed")
     return header, tensors
+
+
+def _expect_short_header(path: Path) -> None:
+    """Raise ValueError if the header, which safetensors reads whole, has more than MAX_HEADER bytes."""
+    with open_file(path, ValueError, max_bytes=math.inf) as (file, size):
+        length = int.from_bytes(file.read(8), "little")
+    if MAX_HEADER < length < size:
+        raise ValueError(f"a header of {length:,} bytes, expected at most {MAX_HEADER:,}")
 
 
 def _check_format(path: Path, header: Mapping[str, str]) -> None:
@@ -364,10 +373,11 @@ def count_weights(path: Path) -> int | None:
     if not path.is_file():
         return None
     try:
+        _expect_short_header(path)
         with safe_open(path, framework="numpy") as file:
             names = [name for name in file.keys() if name.startswith("model.")]
             return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    except (SafetensorError, OSError):
+    except (SafetensorError, ValueError, OSError):
         return None
 
 

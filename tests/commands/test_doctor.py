@@ -54,12 +54,13 @@ def test_the_extra_that_fits_the_driver(version, extra, tmp_path, monkeypatch):
 
 
 def test_the_mpi(monkeypatch, tmp_path):
-    """A stand-in for the process that asks; and an mpi4py without an MPI."""
+    """A stand-in for what the process asks; and an mpi4py without an MPI, or with one that crashes."""
     monkeypatch.setattr(doctor, "_installed", lambda package: True)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert doctor._mpi() == "mpi4py finds no MPI: pip install 'scratchformer[distributed]'"
-    (tmp_path / "python").write_text("#!/bin/sh\necho 'Open MPI v5.0.11, package: x'\n")
-    (tmp_path / "python").chmod(0o755)
+    for broken in lambda send: 1 / 0, lambda send: os.abort():
+        monkeypatch.setattr(doctor, "_mpi_version", broken)
+        assert doctor._mpi() == "mpi4py finds no MPI: pip install 'scratchformer[distributed]'"
+    monkeypatch.setattr(doctor, "_mpi_version", lambda send: send("Open MPI v5.0.11, package: x\n"))
     (tmp_path / "mpiexec").touch()
     assert doctor._mpi() == f"Open MPI v5.0.11, {tmp_path / 'mpiexec'}"
     monkeypatch.setattr(doctor, "_installed", lambda package: False)

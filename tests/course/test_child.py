@@ -13,6 +13,7 @@ import pytest
 
 from scratchformer.course import child
 from scratchformer.course.course import exercise
+from scratchformer.shell import apart
 
 RIGHT = "    dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))\n"
 
@@ -150,11 +151,15 @@ def test_an_answer_may_write_elsewhere(answer, tmp_path):
     assert (tmp_path / "dy.npy").exists()
 
 
-def test_systems_without_fork(answer, monkeypatch):
-    monkeypatch.setattr(child, "METHOD", "spawn")
+def test_systems_without_fork(answer, monkeypatch, tmp_path):
+    for name in "multiprocessing", "numpy", "json":
+        (tmp_path / f"{name}.py").write_text("open('executed', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(apart, "METHOD", "spawn")
     shown = []
     assert verdict(answer("print('seen')"), shown.append).passed and "seen" in "".join(shown)
     assert "exit status 0" in verdict(answer("import os", "os._exit(0)")).message
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

@@ -1,5 +1,6 @@
 import math
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -613,3 +614,14 @@ def test_integer_labels_of_every_token_stay_integers():
     ids = [np.array([1, 2, 3]), np.array([4, 5, 6])]
     (batch,) = in_order(Labelled(ids, np.stack(ids) % 2), 3, 6)
     assert batch.labels.dtype == np.int64 and batch.labels.tolist() == [[1, 0, 1], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("batch_size", [10**9, 10**7, 2**62])
+def test_a_batch_of_more_than_the_memory_is_refused(batch_size):
+    """As a number in a file can ask for; a batch may have more rows than the data."""
+    text, whole = np.arange(100), (np.zeros((100, 8), int), np.zeros(100))
+    for batches, row in (partial(TextBatches, text, context=8), 8), (partial(DrawnBatches, whole), 8):
+        most = (1 << 24) // row
+        with pytest.raises(ValueError, match=rf"^batch_size: expected at most {most:,} rows of {row}, got {batch_size:,}$"):
+            batches(batch_size=batch_size, key=Key(0))
+        assert batches(batch_size=1000, key=Key(0)).batch(0)[0].shape == (1000, 8)

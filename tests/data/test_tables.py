@@ -4,12 +4,14 @@ import csv
 import gzip
 import io
 import json
+import re
+import tracemalloc
 import zipfile
 
 import numpy as np
 import pytest
 
-from scratchformer.data import DataError, load_imdb, read_splits
+from scratchformer.data import DataError, load_imdb, read_splits, tables
 from scratchformer.data.tables import rows
 
 REVIEWS = {
@@ -213,3 +215,61 @@ def test_no_byte_of_a_table_raises_another_error(tmp_path):
                     list(rows(path, ("review", "text")))
                 except DataError as error:
                     assert str(error).startswith(str(path))
+
+
+def repeated(kind):
+    """A table that takes little room in a file: a text of 10,000 bytes in 2,000 rows, or in one, or 100,000 rows."""
+    pa = pytest.importorskip("pyarrow")
+    text, label = pa.array(["a good film " * 834]), pa.array([0] * 2000)
+    same = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), text)
+    columns = {
+        "dictionary": {"text": same, "label": label},
+        "runs": {"text": pa.RunEndEncodedArray.from_arrays([2000], text), "label": label},
+        "struct": {"text": pa.StructArray.from_arrays([same], ["en"]), "label": label},
+        "rows": {"text": pa.nulls(100_000), "label": pa.nulls(100_000)},
+        "whole": {"text": ["good " * 1_000_000], "label": [0]},
+    }[kind]
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "runs", "struct", "rows", "whole"])
+@pytest.mark.parametrize("form", ["parquet", "file", "stream"])
+def test_a_small_file_with_much_in_it_is_read_up_to_a_limit(kind, form, tmp_path, monkeypatch):
+    table, buffer = repeated(kind), io.BytesIO()
+    from pyarrow import ipc, parquet
+
+    if form != "parquet":
+        options = ipc.IpcWriteOptions(compression="zstd")
+        with (ipc.new_file if form == "file" else ipc.new_stream)(buffer, table.schema, options=options) as writer:
+            writer.write_table(table)
+    elif kind == "runs":
+        pytest.skip("Parquet has no such columns")
+    else:
+        parquet.write_table(table, buffer, compression="zstd")
+    monkeypatch.setattr(tables, "MAX_UNPACKED", 1 << 18)
+    path = tmp_path / "a.data"
+    path.write_bytes(buffer.getvalue())
+    assert len(buffer.getvalue()) < 1 << 15
+    read, message = 0, rf"^{re.escape(str(path))}: its rows have more than 262,144 bytes"
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=message):
+            for _, row in tables.rows(path, ("text",)):
+                read += len(str(row))
+        assert read <= 1 << 18 and tracemalloc.get_traced_memory()[1] < 1 << 21
+    finally:
+        tracemalloc.stop()
+
+
+def test_lists_in_rows_are_not_read(tmp_path):
+    """Each may repeat a text of the file as often as it likes."""
+    pa = pytest.importorskip("pyarrow")
+    words = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000, pa.int32()), pa.array(["x" * 10_000]))
+    words = pa.ListArray.from_arrays(pa.array([0, 10_000], pa.int32()), words)
+    table = pa.table({"text": ["good"], "words": words, "both": pa.StructArray.from_arrays([words], ["words"])})
+    buffer = io.BytesIO()
+    with pa.ipc.new_file(buffer, table.schema) as writer:
+        writer.write_table(table)
+    path = tmp_path / "a.arrow"
+    path.write_bytes(buffer.getvalue())
+    assert [row for _, row in tables.rows(path, ("text",))] == [{"text": "good"}]

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import sys
 
@@ -165,6 +166,33 @@ def test_a_template_can_only_read_the_messages_and_write_text(folder, text, monk
     with pytest.raises(DataError, match=r"tokenizer_config\.json: the chat template: ") as caught:
         of(folder, text).apply(messages)
     assert messages == said("a") and sorted(os.listdir(folder)) == before and "\x1b" not in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "still running after 1 sec"),
+        ("{{ '%1000000000d' % 1 }}", "takes more than 134,217,728 bytes of memory"),
+        ("{{ '%1000000000d' % messages | length }}", "takes more than 134,217,728 bytes of memory"),
+        ("{{ 'a' | center(1000000000) }}", "takes more than 134,217,728 bytes of memory"),
+        ("{{ 'a\n' * 9999 | indent(100000) }}", ""),
+        ("{{ ('a\n' * 9999) | indent(100000) }}", "takes more than 134,217,728 bytes of memory"),
+        ("{{ messages * 99999999 }}", "takes more than 134,217,728 bytes of memory"),
+        ("{{ 'x' * 16777216 }}", "expected messages of up to 16,777,216 bytes"),
+        ("{{ raise_exception('x' * 16777216) }}", "expected messages of up to 16,777,216 bytes"),
+        ("{{ " + "(" * 99999 + ")" * 99999 + " }}", ""),
+        ("{{ 1" + " + 1" * 99999 + " }}", ""),
+    ],
+)
+def test_a_template_takes_a_limited_time_and_memory(folder, text, says, monkeypatch):
+    if "still running" in says:
+        monkeypatch.setattr("scratchformer.generation.chat.SECONDS", 1.0)
+    monkeypatch.setattr("scratchformer.generation.chat.MEMORY", 1 << 27)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match=rf"tokenizer_config\.json: the chat template: .*{says}"):
+        of(folder, text).apply(said("a"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16  # KiB
 
 
 def chat_with(folder, context=400, **options):

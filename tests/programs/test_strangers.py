@@ -17,12 +17,14 @@ from safetensors.numpy import save_file
 
 from scratchformer.commands import cli, plots
 from scratchformer.course.record import FILE, find
+from scratchformer.models.pretrained import opened
 from scratchformer.shell.files import LOCK, InUse, append, locked
 from scratchformer.shell.process import run_program
-from scratchformer.shell.reading import DataError
+from scratchformer.shell.reading import MAX_HEADER, DataError
 from scratchformer.shell.text import one_line
 from scratchformer.training.metrics import seal as sealed_line
-from scratchformer.training.settings import seal
+from scratchformer.training import load_snapshot
+from scratchformer.training.settings import save_settings, seal
 from scratchformer.training.snapshot import checksum
 
 COMMANDS = ("evaluate", "generate", "plot", "resume")
@@ -164,12 +166,29 @@ def test_no_name_in_a_run_executes_code(told, run, enwik8_run, tmp_path, monkeyp
     assert tried > 40
 
 
-def test_a_module_of_the_current_folder_is_not_imported(call, run):
-    """By `python -m scratchformer`, which has it on its path: the files are named like modules that it needs."""
-    for name in ("numpy", "typing", "signal", "argparse", "safetensors", "numba", "tokenizers", "rich", "trap"):
-        (run / f"{name}.py").write_text("open('executed', 'w')")
-    call("scratchformer", "generate", ".", "--tokens", 2, cwd=run, stdin=None)
-    assert not (run / "executed").exists()
+# Sizes
+
+
+@pytest.mark.parametrize("name", ["settings.json", "metrics.jsonl"])
+def test_a_text_of_gigabytes_is_not_read(told, run, name):
+    os.truncate(run / name, 2**32)  # a hole: it takes no room on the disk
+    for command in ("plot", "resume") if name == "metrics.jsonl" else ("plot", "resume", "evaluate"):
+        assert f"error: {run / name}: expected at most " in told(command, run)
+
+
+def test_a_vocabulary_of_gigabytes_is_not_read(tmp_path):
+    (tmp_path / "vocabulary.json").touch()
+    os.truncate(tmp_path / "vocabulary.json", 2**32)
+    with pytest.raises(ValueError, match=r"vocabulary\.json: expected at most "):
+        save_settings(tmp_path, {})
+
+
+@pytest.mark.parametrize("header", [b"{}".ljust(MAX_HEADER + 1), b"{}".ljust(5 * MAX_HEADER)])
+def test_a_header_of_megabytes_is_not_read(tmp_path, header):
+    for path in tmp_path / "last.safetensors", tmp_path / "model.safetensors":
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+        with pytest.raises(ValueError, match=rf"{path.name} is damaged.*: a header of {len(header):,} bytes"):
+            load_snapshot(path) if path.stem == "last" else opened(path).__enter__()
 
 
 # Links
