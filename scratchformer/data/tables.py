@@ -103,7 +103,9 @@ def _arrow(path: Path, data: bytes | bytearray, kind: str) -> Iterator[Row]:
         for batch in batches:
             if batch.nbytes > limit:
                 raise too_much
-            columns = {f.name: column for f, column in zip(batch.schema, batch.columns, strict=True) if is_plain(f.type)}
+            columns = {
+                f.name: column for f, column in zip(batch.schema, batch.columns, strict=True) if is_plain(f.type)
+            }
             for values in zip(*columns.values(), strict=True):  # one row in memory, not the batch
                 row = {name: value.as_py() for name, value in zip(columns, values, strict=True)}
                 number, limit = number + 1, limit - len(repr(row))

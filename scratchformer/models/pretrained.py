@@ -24,7 +24,17 @@ from safetensors import SafetensorError, safe_open
 from ..backend import array_module
 from ..nn import Layer, Param
 from ..shell.progress import counted
-from ..shell.reading import BEGINNING, MAX_HEADER, MAX_VOCABULARY, decoded, expect_itself, open_file, parsed, read_json, what_else
+from ..shell.reading import (
+    BEGINNING,
+    MAX_HEADER,
+    MAX_VOCABULARY,
+    decoded,
+    expect_itself,
+    open_file,
+    parsed,
+    read_json,
+    what_else,
+)
 from ..shell.text import printable, shown
 
 WEIGHTS = "model.safetensors"

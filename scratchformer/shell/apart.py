@@ -24,7 +24,9 @@ class ProcessEnded(Exception):
     """The process ended too early, with this exit status, or could not be read (None)."""
 
     def __init__(self, status: int | None) -> None:
-        how = f"expected messages of up to {MAX_MESSAGE:,} bytes" if status is None else f"it ended with status {status}"
+        how = (
+            f"expected messages of up to {MAX_MESSAGE:,} bytes" if status is None else f"it ended with status {status}"
+        )
         super().__init__(how)
         self.status = status
 

@@ -1,6 +1,7 @@
 """What `scratchformer doctor` says about the driver, without one and with a stand-in for nvidia-smi."""
 
 import configparser
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -622,6 +622,8 @@ def test_a_batch_of_more_than_the_memory_is_refused(batch_size):
     text, whole = np.arange(100), (np.zeros((100, 8), int), np.zeros(100))
     for batches, row in (partial(TextBatches, text, context=8), 8), (partial(DrawnBatches, whole), 8):
         most = (1 << 24) // row
-        with pytest.raises(ValueError, match=rf"^batch_size: expected at most {most:,} rows of {row}, got {batch_size:,}$"):
+        with pytest.raises(
+            ValueError, match=rf"^batch_size: expected at most {most:,} rows of {row}, got {batch_size:,}$"
+        ):
             batches(batch_size=batch_size, key=Key(0))
         assert batches(batch_size=1000, key=Key(0)).batch(0)[0].shape == (1000, 8)

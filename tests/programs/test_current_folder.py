@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -49,7 +48,8 @@ COMMANDS = {
 }
 REFUSED = ("site",)  # a clone has none
 SETTINGS = {
-    "matplotlibrc": "text.usetex: True\nfont.family: serif\ntext.latex.preamble: \\input{evil}\nfigure.hooks: evil:hook\n"
+    "matplotlibrc": "text.usetex: True\nfont.family: serif\ntext.latex.preamble: \\input{evil}\n"
+    "figure.hooks: evil:hook\n"
     "backend: module://evil\naxes.prop_cycle: cycler('color', [f'{print()}'])\n",
     ".numba_config.yaml": "cache_dir: cache\ncache_locator_classes: evil.Locator\n",
     "mca-params.conf": "mca_base_component_path = .\n",
@@ -132,6 +132,6 @@ def test_nothing_in_the_current_folder_is_executed(start, environment, hostile, 
     without = {name: value for name, value in environment.items() if not name.startswith("NUMBA_")}
     env = without | {"PATH": os.pathsep.join([str(tools), environment["PATH"]])}
     options = {"cwd": folder, "env": env, "stdin": subprocess.DEVNULL}
-    output, errors = start("scratchformer", *COMMANDS[command], **options).communicate(timeout=600)
+    _, errors = start("scratchformer", *COMMANDS[command], **options).communicate(timeout=600)
     assert not os.listdir(markers), errors
     assert "Traceback" not in errors and (command in REFUSED) == errors.startswith("error: "), errors

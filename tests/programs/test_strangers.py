@@ -22,8 +22,8 @@ from scratchformer.shell.files import LOCK, InUse, append, locked
 from scratchformer.shell.process import run_program
 from scratchformer.shell.reading import MAX_HEADER, DataError
 from scratchformer.shell.text import one_line
-from scratchformer.training.metrics import seal as sealed_line
 from scratchformer.training import load_snapshot
+from scratchformer.training.metrics import seal as sealed_line
 from scratchformer.training.settings import save_settings, seal
 from scratchformer.training.snapshot import checksum
 
