@@ -55,10 +55,10 @@ def test_the_extra_that_fits_the_driver(version, extra, tmp_path, monkeypatch):
 
 
 def test_the_mpi(monkeypatch, tmp_path):
-    """A stand-in for what the process asks; and an mpi4py without an MPI, or with one that crashes."""
+    """A stand-in for what the process asks; and an mpi4py without an MPI, or with one that ends the process."""
     monkeypatch.setattr(doctor, "_installed", lambda package: True)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    for broken in lambda send: 1 / 0, lambda send: os.abort():
+    for broken in lambda send: 1 / 0, lambda send: os._exit(3):
         monkeypatch.setattr(doctor, "_mpi_version", broken)
         assert doctor._mpi() == "mpi4py finds no MPI: pip install 'scratchformer[distributed]'"
     monkeypatch.setattr(doctor, "_mpi_version", lambda send: send("Open MPI v5.0.11, package: x\n"))
