@@ -51,7 +51,7 @@ SETTINGS = {
     "matplotlibrc": "text.usetex: True\nfont.family: serif\ntext.latex.preamble: \\input{evil}\n"
     "figure.hooks: evil:hook\n"
     "backend: module://evil\naxes.prop_cycle: cycler('color', [f'{print()}'])\n",
-    ".numba_config.yaml": "cache_dir: cache\ncache_locator_classes: evil.Locator\n",
+    ".numba_config.yaml": "cache_dir: cache\n",
     "mca-params.conf": "mca_base_component_path = .\n",
     "ucx.conf": "UCX_MODULE_DIR=.\n",
     ".env": "PYTHONPATH=.\n",
