@@ -49,7 +49,6 @@ from scratchformer.data.download import fetch
 from scratchformer.data.films import films_of
 from scratchformer.data.imdb import CHECKSUM, FILENAME, URL, hold_out, read_splits
 from scratchformer.data.photos import COLORS, WIDTH
-from scratchformer.records.evidence import log_ratios
 
 try:
     import pyppmd
@@ -76,6 +75,15 @@ PROBES = ("logistic regression, words", "naive Bayes weights, bigrams")
 class LabelledTexts(NamedTuple):
     texts: list[str]
     labels: np.ndarray
+
+
+def log_ratios(x: sparse.csr_matrix, labels: np.ndarray) -> np.ndarray:
+    """r_g = log((1 + p_g)/Σ_h (1 + p_h)) − log((1 + q_g)/Σ_h (1 + q_h)), (G,), for x (texts, G) and labels 0 and 1.
+
+    p_g and q_g are the numbers of texts of class 1 and of class 0 that contain n-gram g.
+    """
+    p, q = (1 + np.asarray(x[labels == label].sum(axis=0), np.float64).ravel() for label in (1, 0))
+    return np.log(p / p.sum()) - np.log(q / q.sum())
 
 
 def naive_bayes(x: sparse.csr_matrix, labels: np.ndarray) -> Callable:
@@ -228,7 +236,7 @@ def print_judges(part: LabelledTexts, count: int, rows: dict[str, Scores]) -> No
 def imdb(path: str | None, seed: int, folds: int | None) -> None:
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = {split: LabelledTexts(*part) for split, part in read_splits(path, ("train", "test")).items()}
-    train, validation = (LabelledTexts(*part[:2]) for part in hold_out(*parts["train"], VALIDATION, seed, path))
+    train, validation = (LabelledTexts(*part) for part in hold_out(*parts["train"], VALIDATION, seed, path))
     names = PROBES if folds else tuple(LINEAR)
     scored = ((name, score_linear(LINEAR[name], train, validation, parts["test"])) for name in names)
     rows = print_rows("accuracy", scored, ".2%")

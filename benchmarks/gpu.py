@@ -199,16 +199,12 @@ def chains(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[t
         ("enwik8", "text", both, [], "generate"),
         ("enwik8", "text", both, ["--model", "xl"], "generate"),
         ("enwik8", "text", half, ["--preset", "tutorial"], "generate"),
-        ("records/reviews", "reviews", half, [], "stages"),
         ("translate", "pairs", both, [], "translate"),
         ("gpt2", "text", half, [], "generate"),
         ("imdb", "reviews", both, [], ""),
         ("bert", "reviews", half, [], "stages"),
         ("sparse", "text", half, [], "generate"),
         ("sparse", "text", half, ["--preset", "fixed"], "generate"),
-        ("records/imdb", "reviews", half, [], ""),
-        ("records/enwik8", "text", half, [], "generate"),
-        ("records/translate", "pairs", half, ["--models", "2", "--backwards", "1"], ""),
         ("digits", "", half, [], ""),
         ("units", "", half, [], ""),
         ("sparse", "", half, ["--preset", "photos"], ""),
@@ -216,7 +212,7 @@ def chains(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[t
     for program, needs, precisions, options, use in table:
         for precision in precisions:
             name = " ".join([program, *options, precision])
-            out, file = str(folder / name.replace("/", "-").replace(" ", "-")), str(ROOT / "examples" / f"{program}.py")
+            out, file = str(folder / name.replace(" ", "-")), str(ROOT / "examples" / f"{program}.py")
             path = ["--data", str(data[needs].resolve())] if data[needs] else []
             path += ["--validation", "500"] if needs == "reviews" else []  # a small archive will do
             first, second = stages if use == "stages" else ([], [])

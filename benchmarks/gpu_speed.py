@@ -31,7 +31,6 @@ from scratchformer.backend import CPU, Device, get_device, tf32
 from scratchformer.data import Labelled, LabelledBatches, SegmentBatches, TextBatches
 from scratchformer.generation import generate
 from scratchformer.optim import Adam, Muon
-from scratchformer.records import BidirectionalLanguageModel
 from scratchformer.training import Replicas
 
 PRECISIONS = ("bfloat16", "tf32", "float32")
@@ -68,7 +67,7 @@ class Row(NamedTuple):
 
 
 def rows(small: bool) -> dict[str, Row]:
-    """The tutorial's models, GPT-2 small, the pre-training of reviews.py, enwik8.py's Transformer-XL, and sparse.py."""
+    """The tutorial's models, GPT-2 small, a Llama trained with Muon, enwik8.py's Transformer-XL, and sparse.py."""
 
     def sized(**sizes: int) -> dict[str, int]:
         return sizes | (dict(d_model=32, heads=4, depth=2) if small else {})
@@ -93,12 +92,11 @@ def rows(small: bool) -> dict[str, Row]:
     )
     xl = dict(context=256, memory=256, d_ff=896, norm="post", embedding_std=1.0, key=Key(0))
     sparse = dict(context=1024 if small else 4096, stride=64, key=Key(0), **sized(d_model=128, heads=4, depth=4))
-    both = dict(context=length // 2, dropout=0.1, key=Key(0))
     return {
         "GPT-2 small": Row(gpt2, text(tokens, 8), "TorchGPT2"),
-        "Llamas of reviews.py": Row(
-            lambda: BidirectionalLanguageModel(sub_words, **narrow, **both), text(sub_words, 8), "TorchBidirectional",
-            muon=True, key=Key(3),
+        "Llama": Row(
+            lambda: models.Llama(sub_words, **narrow, context=length // 2, dropout=0.1, key=Key(0)),
+            text(sub_words, 8), "TorchLlama", muon=True, key=Key(3),
         ),
         "generator": Row(
             lambda: models.LanguageModel(256, **tutorial, context=256, key=Key(0)), text(256, 32), "TorchLanguageModel"
@@ -329,7 +327,7 @@ def profile(results: Any, device: Device, small: bool, steps: int = 5) -> None:
     import torch
 
     activity = torch.profiler.ProfilerActivity
-    for name in "GPT-2 small", "Llamas of reviews.py":
+    for name in "GPT-2 small", "Llama":
         take = our_steps(rows(small)[name], device, "bfloat16").take
         float(take(6))
         with torch.profiler.profile(activities=[activity.CPU if device is CPU else activity.CUDA]) as recorded:

@@ -181,12 +181,13 @@ class TorchLlamaBlock(nn.Module):
 
 
 class TorchLlama(nn.Module):
-    """A Llama as `models.Llama` makes it by default."""
+    """The twin of a scratchformer Llama with the default options, with its weights."""
 
-    def __init__(
-        self, vocab_size: int, d_model: int, heads: int, depth: int, context: int, d_ff: int, dropout: float
-    ) -> None:
+    def __init__(self, model, fused: bool = True) -> None:
         super().__init__()
+        sizes = ("vocab_size", "d_model", "heads", "depth", "context", "dropout")
+        vocab_size, d_model, heads, depth, context, dropout = (model.config[name] for name in sizes)
+        d_ff = model.body.blocks[0].feedforward.up.w.data.shape[1]
         self.tokens, self.dropout = nn.Embedding(vocab_size, d_model), nn.Dropout(dropout)
         self.blocks = nn.ModuleList(TorchLlamaBlock(d_model, heads, d_ff, dropout) for _ in range(depth))
         self.final_norm, self.output = nn.RMSNorm(d_model, EPS), nn.Linear(d_model, vocab_size, bias=False)
@@ -194,6 +195,9 @@ class TorchLlama(nn.Module):
         angles = torch.arange(context)[:, None] * 10_000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
+        state = {torch_name(name): torch.from_numpy(a) for name, a in model.state_dict().items()}
+        self.to(next(iter(state.values())).dtype)
+        self.load_state_dict({n: a.T if a.ndim == 2 and "tokens" not in n else a for n, a in state.items()})
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x, T = self.dropout(self.tokens(ids)), ids.shape[1]
@@ -202,23 +206,6 @@ class TorchLlama(nn.Module):
         return self.output(self.final_norm(x))
 
     loss = TorchLanguageModel.loss
-
-
-class TorchBidirectional(nn.Module):
-    """The twin of a scratchformer BidirectionalLanguageModel of two Llamas, with its weights."""
-
-    def __init__(self, model, fused: bool = True) -> None:
-        super().__init__()
-        sizes = {name: model.config[name] for name in ("vocab_size", "d_model", "heads", "depth", "context")}
-        d_ff = model.named_parameters()["rightward.body.blocks.0.feedforward.up.w"].data.shape[1]
-        for name in "rightward", "leftward":
-            setattr(self, name, TorchLlama(**sizes, d_ff=d_ff, dropout=model.config.get("dropout", 0.0)))
-        state = {torch_name(name): torch.from_numpy(a) for name, a in model.state_dict().items()}
-        self.to(next(iter(state.values())).dtype)
-        self.load_state_dict({n: a.T if a.ndim == 2 and "tokens" not in n else a for n, a in state.items()})
-
-    def loss(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (self.rightward.loss(ids, targets) + self.leftward.loss(targets.flip(1), ids.flip(1))) / 2
 
 
 class TorchClassifier(TorchModel):

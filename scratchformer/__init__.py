@@ -11,7 +11,6 @@ The public names are those in `__all__` here, and in the `__all__` of each of th
     sf.optim        optimizers, schedules and clipping
     sf.training     the loop, replicas, snapshots, evaluation
     sf.generation   sampling, beam search and the key-value caches
-    sf.records      what only the record results need
     sf.testing      gradient checks for your own operations and layers
 
 There are also keys for random numbers, devices, `reference_only` and `fast`, `compile`, which makes fast loops of a
@@ -23,7 +22,7 @@ from .shell import starting  # first  # isort: skip  # noqa: F401
 
 from importlib.util import find_spec
 
-from . import data, generation, models, nn, ops, optim, records, testing, training
+from . import data, generation, models, nn, ops, optim, testing, training
 from .backend import CPU, Device, DeviceError, get_device, to_cpu, to_device
 from .compiler import CompileError, compile
 from .dispatch import fast, reference_only
@@ -52,7 +51,6 @@ __all__ = [
     "nn",
     "ops",
     "optim",
-    "records",
     "reference_only",
     "testing",
     "to_cpu",

@@ -15,10 +15,7 @@ from scratchformer.models import GPT2, Llama, SparseTransformer, TransformerXL
 
 BEFORE = {
     "Classifier": None,
-    "EvidenceClassifier": "Classifier",
-    "BidirectionalClassifier": "Classifier",
     "LanguageModel": "Classifier",
-    "BidirectionalLanguageModel": "LanguageModel",
     "SparseTransformer": "LanguageModel",
     "TransformerXL": "LanguageModel",
     "EncoderDecoder": "LanguageModel",
@@ -43,30 +40,6 @@ def _classifier() -> str:
         "every other, and the mean over all positions goes through a linear layer, which gives one logit for each "
         "class. Padding is hidden from attention and left out of the mean, so the class of a text does not depend on "
         "the other texts in its batch."
-    )
-
-
-def _evidence_classifier() -> str:
-    return (
-        "The classifier beside a linear model, which says with I numbers how much each word speaks for one of two "
-        "classes. A matrix maps them to C, and the result is added to the vector of the word, so the transformer can "
-        "weigh them by their context."
-    )
-
-
-def _bidirectional_classifier() -> str:
-    return (
-        "Two classifiers, of which one reads the text in reverse order. They share no weights. "
-        "In training each has a loss of its own; in evaluation the mean of their logits decides. Both are meant to be "
-        "causal, and to start from language models that read in these directions."
-    )
-
-
-def _bidirectional_language_model() -> str:
-    return (
-        "Two language models of one text, of which one reads it in reverse order, and so predicts the token before "
-        "each. They share no weights, and the loss is the mean of the two losses. What a classifier learns from them "
-        "can use both sides of a word."
     )
 
 
@@ -222,10 +195,7 @@ def _gemma3() -> str:
 
 WORDS: dict[str, Callable[[], str]] = {
     "Classifier": _classifier,
-    "EvidenceClassifier": _evidence_classifier,
-    "BidirectionalClassifier": _bidirectional_classifier,
     "LanguageModel": _language_model,
-    "BidirectionalLanguageModel": _bidirectional_language_model,
     "SparseTransformer": _sparse_transformer,
     "TransformerXL": _transformer_xl,
     "EncoderDecoder": _encoder_decoder,

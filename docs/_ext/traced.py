@@ -10,7 +10,7 @@ import numpy as np
 from letters import Letters, LetterSizes
 from tracing import TracedCall, trace
 
-from scratchformer import models, nn, records
+from scratchformer import models, nn
 from scratchformer.catalogue import LAYERS, LayerCase
 from scratchformer.dispatch import reference_only
 from scratchformer.rng import Key
@@ -53,22 +53,6 @@ def _transformer_xl(d: LetterSizes) -> LayerCase:
 def _classifier(d: LetterSizes) -> LayerCase:
     model = models.Classifier(d.V, d.K, d.C, d.H, DEPTH, d.T + 1)
     return LayerCase(model, (_ids(d, "B T"), d.lengths(), _ids(d, "B", d.K)))
-
-
-def _evidence_classifier(d: LetterSizes) -> LayerCase:
-    model = records.EvidenceClassifier(d.V, d.I, d.C, d.H, DEPTH, d.T + 1)
-    evidence = d("B T I").astype(np.float32)
-    return LayerCase(model, (_ids(d, "B T"), evidence, d.lengths(), _ids(d, "B", 2)))
-
-
-def _bidirectional_classifier(d: LetterSizes) -> LayerCase:
-    model = records.BidirectionalClassifier(d.V, d.K, d.C, d.H, DEPTH, d.T + 1)
-    return LayerCase(model, (_ids(d, "B T"), d.lengths(), _ids(d, "B", d.K)))
-
-
-def _bidirectional_language_model(d: LetterSizes) -> LayerCase:
-    model = records.BidirectionalLanguageModel(d.V, d.C, d.H, DEPTH, d.T + 1, models.LanguageModel)
-    return LayerCase(model, (_ids(d, "B T"), _ids(d, "B T")))
 
 
 def _encoder_decoder(d: LetterSizes) -> LayerCase:
@@ -135,10 +119,7 @@ CASES: dict[str, Callable[[LetterSizes], LayerCase]] = {
     "Body": lambda d: LayerCase(models.Body(d.V, d.C, d.H, DEPTH, d.T + 1), (_ids(d, "B T"),)),
     "Bert": _body_of_bert,
     "Classifier": _classifier,
-    "EvidenceClassifier": _evidence_classifier,
-    "BidirectionalClassifier": _bidirectional_classifier,
     "LanguageModel": _text(models.LanguageModel),
-    "BidirectionalLanguageModel": _bidirectional_language_model,
     "SparseTransformer": lambda d: _text(models.SparseTransformer, stride=4)(d),
     "TransformerXL": _transformer_xl,
     "EncoderDecoder": _encoder_decoder,

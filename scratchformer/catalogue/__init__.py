@@ -27,7 +27,6 @@ from . import (
     norms,
     optimizers,
     pooling,
-    records,
     second_order,
     tables,
     twins,
@@ -40,7 +39,7 @@ FAMILIES = {
     "operations": (activations, norms, tables, pooling, attention, losses),
     "second order": (second_order,),
     "twins": (twins,),
-    "layers": (layers, attention_layers, blocks, models, records),
+    "layers": (layers, attention_layers, blocks, models),
     "optimizers": (optimizers,),
 }
 
@@ -67,7 +66,6 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
 MISTAKES: Sequence[Mistake] = [
     *(mistake for entry in entries_of() for mistake in entry.mistakes),
     *elsewhere.MISTAKES,
-    *records.MISTAKES,
 ]
 
 

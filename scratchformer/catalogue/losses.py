@@ -68,15 +68,4 @@ ENTRIES = [
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)/N",
     ),
-    OperationEntry("soft_cross_entropy")
-    .case("", normal("B T V", "B T V"))
-    .extension("safe from overflow and rounding", "overflow|round")
-    .survivors(
-        "soft_cross_entropy_backward",
-        {
-            "dlogits = from_others(dlogits, p) -> dlogits = from_others(dlogits, t)": (
-                "digits are lost only where both are nearly 1"
-            )
-        },
-    ),
 ]

@@ -19,7 +19,6 @@ from ..optim.muon import COEFFICIENTS, SMALLEST, move, nesterov
 from ..optim.optimizer import Optimizer, scale
 from ..optim.sgd import sgd_step
 from ..parallel.precision import MAX_SCALE, LossScale
-from ..records import DynamicRMS
 from ..testing.draw import Sizes
 from .derived import shows
 from .entry import DerivationCase, Entry
@@ -118,28 +117,6 @@ def newton_schulz(d: Sizes) -> DerivationCase:
     return case(optim.newton_schulz, getdoc(optim.newton_schulz), names)
 
 
-def dynamic(d: Sizes) -> DerivationCase:
-    """Gradients of several training batches, one parameter's so large that its pull is limited to 1, then steps."""
-    params = [Param(d("I J"), "w"), Param(d("K"), "b")]
-    made = DynamicRMS(params, lr=0.1, decay=0.3, eps=0.1 * d.scale)
-    observed = d.scale * d.generator.standard_normal((4, made.start.size))
-    observed[:, 0] *= 10 * made.start.size
-    layout = made.together[0].flat
-    for g in observed:
-        layout.grad[...] = g
-        made.observe()
-    rates = d.generator.uniform(0.01, 0.1, STEPS + 1)
-    theta, gradients = [layout.data.copy()], [np.zeros_like(layout.data)]
-    for rate in rates[1:]:
-        layout.grad[...] = d.scale * d.generator.standard_normal(layout.grad.size)
-        made.lr = float(rate)
-        made.step()
-        theta.append(layout.data.copy())
-        gradients.append(layout.grad.copy())
-    names = {"θ": np.array(theta), "G": np.array(gradients), "g": observed, "lr": rates, "λ": 0.3, "eps": made.eps}
-    return case(made.update, getdoc(DynamicRMS), names)
-
-
 def clipping(d: Sizes) -> DerivationCase:
     """Two arrays taken together, which have to be scaled in every other case."""
     before = [d("I J"), d("K")]
@@ -234,7 +211,6 @@ ENTRIES = [
     Entry("SGD").derivation("", sgd),
     Entry("Muon").derivation("", muon),
     Entry("newton_schulz").derivation("", newton_schulz),
-    Entry("DynamicRMS").derivation("", dynamic),
     Entry("clip_by_global_norm").derivation("", clipping),
     Entry("scale").derivation("", lambda d: in_place(scale, d("F"), 0.3)),
     Entry("round_into").derivation("", lambda d: in_place(round_into, d("F"), np.zeros(d.F))),

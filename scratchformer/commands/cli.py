@@ -176,7 +176,6 @@ def make_parser() -> CommandLine:
     command.add_argument("--data", metavar="PATH", help="the data, if it has moved since the run")
     parts = "the part of the data to score (default: test)"
     command.add_argument("--part", choices=("validation", "test"), default="test", help=parts)
-    add_dynamic(command)
     command.add_argument("--device", **DEVICE)
     add_precision(command)
     command.set_defaults(run=evaluate)
@@ -232,26 +231,6 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
         if getattr(args, name) == 0:
             raise ValueError(f"--{name.replace('_', '-')}: expected more than 0, got 0.0")
     return {name: getattr(args, name) for name in names}
-
-
-def add_dynamic(command: CommandLine) -> None:
-    learning = "also score a language model that learns from the text while it reads (dynamic evaluation)"
-    command.add_argument("--dynamic", action="store_true", help=learning)
-    number: dict[str, Any] = {"type": float, "metavar": "X", "min": 0}
-    command.add_argument("--lr", **number, help="with --dynamic: the learning rate (2e-5)")
-    command.add_argument("--decay", **number, help="with --dynamic: how fast weights return to the trained ones (0)")
-    number = {"type": int, "metavar": "N", "min": 1}
-    stride = "with --dynamic: tokens from one window to the next (an eighth of the context)"
-    command.add_argument("--stride", **number, help=stride)
-    command.add_argument("--windows", **number, help="with --dynamic: windows that are read in each step (4)")
-
-
-def dynamic_settings(args: argparse.Namespace) -> dict[str, Any] | None:
-    """What was given of the settings of dynamic evaluation; None without --dynamic."""
-    given = {name: value for name in ("lr", "decay", "stride", "windows") if (value := getattr(args, name)) is not None}
-    if given and not args.dynamic:
-        raise ValueError(f"--{min(given)}: applies only to --dynamic, so add it or leave --{min(given)} out")
-    return given if args.dynamic else None
 
 
 def add_precision(command: CommandLine) -> None:
@@ -397,10 +376,6 @@ def generate(args: argparse.Namespace) -> None:
         args.run_folder, [as_typed(each) for each in prompts], args.tokens, program_of(args)
     )
     given = [each.encode("utf-8", "surrogateescape") for each in prompts]  # the bytes as typed, UTF-8 or not
-    if getattr(getattr(model, "body", None), "column_reader", None) is not None:
-        from ..records.recall import in_text_of
-
-        options["open_cache"] = in_text_of(Path(args.run_folder), args.program)
     model, ends = placed(model, args), [as_typed(each) for each in args.stop]
     for start in range(0, len(given), TOGETHER):
         batch = given[start : start + TOGETHER]
@@ -496,27 +471,26 @@ def program_of(args: argparse.Namespace) -> Any:
 
 def translate(args: argparse.Namespace) -> None:
     from ..generation import printable
+    from ..generation import translate as translated
     from ..parallel.ranks import Ranks
-    from ..records import translate_together
-    from ..records.ensembles import load_translators
+    from ..training.readers import load_translator
     from ..training.settings import read_settings
 
     run = Path(args.run_folder)
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:])
         settings = ranks.from_first(lambda: read_settings(run if run.is_dir() else run.parent))
-        models, subwords = load_translators(run, program_of(args))
-        for model in models:
-            ranks.expect_same_bits("parameters", model.flat.data)
+        model, subwords = load_translator(run, program_of(args))
+        ranks.expect_same_bits("parameters", model.flat.data)
         given = {"beam": args.beam, "length_penalty": args.length_penalty}
         options: dict[str, Any] = {name: settings.get(name) if v is None else v for name, v in given.items()}
         options = {name: value for name, value in options.items() if value is not None}
         options["max_length"] = settings.get("max_length")
         lines = ranks.from_first(lambda: [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)])
-        models = [placed(model, args) for model in models]
+        model = placed(model, args)
         sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
         try:
-            translations = iter(translate_together(models, subwords, sentences, **options, ranks=ranks))
+            translations = iter(translated(model, subwords, sentences, **options, ranks=ranks))
         except ValueError as error:
             raise ValueError(of_line(str(error), lines)) from error
         for line in lines:
@@ -532,20 +506,16 @@ def of_line(message: str, lines: list[str]) -> str:
 
 def evaluate(args: argparse.Namespace) -> None:
     from ..parallel.ranks import Ranks
-    from ..records import score_dynamically
     from ..training.settings import read_settings
     from ..training.start import find_program, open_run, score_lines
 
-    run, dynamic = Path(args.run_folder), dynamic_settings(args)
-    if dynamic is not None and args.precision != "float32":
-        raise ValueError(f"--precision: expected float32 for a model that learns while it reads, got {args.precision}")
+    run = Path(args.run_folder)
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:])
         ranks.from_first(lambda: read_settings(run))  # what cannot be read is reported once
         program = find_program(run, args.program)
         opened = open_run(run, program, args.device, args.data, ranks)
-        also = None if dynamic is None else partial(score_dynamically, **dynamic)
-        for line in score_lines(opened, program, args.part, also, partial(placed, args=args)):
+        for line in score_lines(opened, program, args.part, partial(placed, args=args)):
             print(line)
 
 

@@ -21,7 +21,6 @@ from ..models import Classifier, EncoderDecoder, LanguageModel
 from ..nn import RelativeSelfAttention
 from ..nn.recompute import RecomputeCache
 from ..ops import sinusoidal_positions
-from ..records import EvidenceClassifier
 from ..shell.files import expect_no_link, replacing
 from ..shell.text import one_line, printable
 from ..training import best_snapshot, load_model, read_metrics
@@ -65,8 +64,8 @@ def plot_run(
     run: Path, text: str | None = None, out: Path | None = None, program: ModuleType | None = None
 ) -> Iterator[Path]:
     """Plot the run in folder `run` into `out`, and yield the paths: curves.png, or one for each stage; attention.png,
-    if the model reads text alone; and positions.png, if it reads text and is not an encoder-decoder. Before the first
-    snapshot there are only curves.
+    if the model reads text; and positions.png, if it also is not an encoder-decoder. Before the first snapshot there
+    are only curves.
 
     text: the text whose attention is shown; a short example by default. program: see `load_model`. Raises ValueError if
     the folder holds no run.
@@ -83,17 +82,13 @@ def plot_run(
     model, state = load_model(best_snapshot(folder), program=program)
     example = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
     readable = example is not None and reads_text(model, state)
-    alone = not isinstance(model, EvidenceClassifier)  # an example has no evidence
-    if text is not None and not alone:
-        raise ValueError("--text: this model also reads evidence, which a text alone does not have, so leave it out")
     if text is not None and not readable:
         raise ValueError("--text: no attention is plotted for this model, so leave it out")
     if readable:
         rows, columns, *inputs = encode(model, str(example) if text is None else text, run, state)
     yield from plot_all_curves(curves, settings, out)
     if readable:
-        if alone:
-            yield plot_attention(attention_maps(model, *inputs), rows, out / "attention.png", columns)
+        yield plot_attention(attention_maps(model, *inputs), rows, out / "attention.png", columns)
         if not isinstance(model, EncoderDecoder):
             yield plot_positions(model, out / "positions.png")
 

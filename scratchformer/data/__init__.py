@@ -11,8 +11,6 @@ from .batching import (
     TextBatch,
     TextBatches,
     in_order,
-    joined,
-    tokens_of,
     windows,
 )
 from .digits import Digits, Images, load_digits
@@ -67,7 +65,6 @@ __all__ = [
     "encode_pairs",
     "fetch",
     "in_order",
-    "joined",
     "load_digits",
     "load_enwik8",
     "load_imdb",
@@ -80,6 +77,5 @@ __all__ = [
     "read_splits",
     "single_texts",
     "tokenize",
-    "tokens_of",
     "windows",
 ]

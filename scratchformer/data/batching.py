@@ -49,10 +49,7 @@ def width_of(targets: np.ndarray) -> int:
 
 
 class TextBatch(NamedTuple):
-    """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id that follows, or IGNORED.
-
-    For a model that reads further columns of ids (see `Body`), ids may be (B, T, J), with the tokens in the first.
-    """
+    """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id that follows, or IGNORED."""
 
     ids: np.ndarray
     targets: np.ndarray
@@ -60,16 +57,16 @@ class TextBatch(NamedTuple):
     @property
     def weight(self) -> int:
         """The number of predictions that count."""
-        return int(np.count_nonzero(self.targets != IGNORED))
+        return count_of(self.targets)
 
     @property
     def tokens(self) -> int:
         """The number of tokens that a model reads, for counting speed."""
-        return self.targets.size
+        return self.ids.size
 
     def stretched(self, rows: int, length: int) -> TextBatch:
         """A batch of the largest size, `rows` rows of `length` tokens, filled by repeating this one."""
-        return TextBatch(*(np.resize(x[:rows], (rows, length, *x.shape[2:])) for x in self))
+        return TextBatch(*(np.resize(x[:rows], (rows, length)) for x in self))
 
     def split(self, size: int) -> list[TextBatch]:
         """The same rows, in order, as micro-batches of at most `size` rows."""
@@ -109,7 +106,6 @@ class LabelledBatch(NamedTuple):
     """Texts for a classifier: `ids` (B, T) int32, 0 after the end of a text, `lengths` and `labels` (B,) int64.
 
     For a model that classifies every token (`Classifier` with pool "none") labels are (B, T), and some may be IGNORED.
-    Labels may also be probabilities, float32 (B, K) of K classes.
     """
 
     ids: np.ndarray
@@ -117,34 +113,20 @@ class LabelledBatch(NamedTuple):
     labels: np.ndarray
 
     @property
-    def inputs(self) -> tuple[np.ndarray, ...]:
-        """The arguments of the model's forward."""
-        return self.ids, self.lengths
-
-    @property
     def weight(self) -> int:
         """The number of labels that count, of texts or of tokens."""
-        return len(self.labels) if self.soft else count_of(self.labels)
-
-    @property
-    def soft(self) -> bool:
-        """Whether the labels are probabilities."""
-        return self.labels.dtype.kind == "f"
+        return count_of(self.labels)
 
     @property
     def tokens(self) -> int:
         """The number of tokens without padding."""
         return int(self.lengths.sum())
 
-    def without(self, dropped: np.ndarray) -> LabelledBatch:
-        """The batch with <unk> in place of the words where `dropped` (B, T) is true."""
-        return self._replace(ids=np.where(dropped, np.int32(UNKNOWN), self.ids))
-
     def stretched(self, rows: int, length: int) -> LabelledBatch:
         """A batch of the largest size, `rows` rows of `length` tokens, filled by repeating this one."""
         ids = np.resize(self.ids[:rows], (rows, length, *self.ids.shape[2:]))
-        width = () if self.labels.ndim == 1 else self.labels.shape[1:] if self.soft else (length,)
-        return LabelledBatch(ids, np.full(rows, length), np.resize(self.labels[:rows], (rows, *width)))
+        shape = (rows, length)[: self.labels.ndim]
+        return LabelledBatch(ids, np.full(rows, length), np.resize(self.labels[:rows], shape))
 
     def split(self, size: int) -> list[LabelledBatch]:
         """The same rows, in order, as micro-batches of at most `size` rows. Each is as wide as its longest text, or
@@ -154,7 +136,7 @@ class LabelledBatch(NamedTuple):
         for rows in slices(len(self.ids), size):
             ids, lengths, labels = (a[rows] for a in self)
             width = lengths.max()
-            if labels.ndim == 2 and not self.soft:
+            if labels.ndim == 2:
                 width = max(width, width_of(labels))
                 labels = labels[:, :width]
             parts.append(LabelledBatch(ids[:, :width], lengths, labels))
@@ -163,10 +145,7 @@ class LabelledBatch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Encoded texts and their classes: `ids`, an int32 array (T,) for each text, and `labels`, an int64 array (texts,).
-
-    Labels may also be probabilities, (texts, K) of K classes, to learn from.
-    """
+    """Encoded texts and their classes: `ids`, an int32 array (T,) for each text, and `labels`, an int64 array (texts,)."""
 
     ids: list[np.ndarray]
     labels: np.ndarray
@@ -185,9 +164,8 @@ class Labelled:
     def batch(self, indices: Any, cut: Callable[[np.ndarray], np.ndarray]) -> Any:
         """The texts with these indices, integers, as a batch; `cut` shortens what comes with each word of a text."""
         texts = [cut(self.ids[i]) for i in indices]
-        labels = np.asarray(self.labels)
-        kind = np.float32 if labels.ndim == 2 and labels.dtype.kind == "f" else np.int64
-        return LabelledBatch(padded(texts, PAD), np.array([len(ids) for ids in texts]), labels.astype(kind)[indices])
+        labels = np.asarray(self.labels, np.int64)[indices]
+        return LabelledBatch(padded(texts, PAD), np.array([len(ids) for ids in texts]), labels)
 
     def check(self) -> None:
         """Raise TypeError or ValueError unless there are texts, each with words and a label."""
@@ -196,10 +174,8 @@ class Labelled:
         if len(self.ids) == 0:
             raise ValueError("dataset: expected texts, got none")
         labels = expect_array("dataset: labels", self.labels)
-        if labels.dtype.kind not in "biu" and (labels.dtype.kind, labels.ndim) != ("f", 2):
-            raise TypeError(
-                f"dataset: expected labels that are integers, or probabilities (texts, K), got {labels.dtype}"
-            )
+        if labels.dtype.kind not in "biu":
+            raise TypeError(f"dataset: expected labels that are integers, got {labels.dtype}")
         for i, text in enumerate(self.ids):
             expect_shape(f"dataset: text number {i}", text, "T")
             expect_token_ids(f"dataset: text number {i}", text)
@@ -207,9 +183,9 @@ class Labelled:
                 raise ValueError(f"dataset: text number {i} is empty")
 
 
-def expect_text(data: np.ndarray, columns: bool = True) -> None:
-    """Raise TypeError or ValueError unless `data` is (n,), or, if it may have `columns`, (n, J); integers."""
-    expect_shape("data", data, "n J" if columns and getattr(data, "ndim", 1) == 2 else "n")
+def expect_text(data: np.ndarray) -> None:
+    """Raise TypeError or ValueError unless `data` is (n,), integers."""
+    expect_shape("data", data, "n")
     expect_token_ids("data", data)
 
 
@@ -218,27 +194,6 @@ def expect_token_ids(name: str, ids: np.ndarray) -> None:
     expect_integers(name, ids)
     if ids.dtype.itemsize > 4 or ids.dtype == np.uint32:
         expect_range(name, ids, -MAX_SIZE, MAX_SIZE)
-
-
-def tokens_of(data: np.ndarray) -> np.ndarray:
-    """The tokens (n,) of a text (n,), or (n, J) with further columns."""
-    return data if data.ndim == 1 else data[:, 0]
-
-
-def joined(texts: Sequence[np.ndarray], end: int) -> np.ndarray:
-    """All texts, ids (T,) each, one after the other, as one text: int32 (n,). The token `end` follows each."""
-    expect_at_least(0, end=end)
-    texts = list(texts)
-    largest = np.iinfo(np.int32).max - 1
-    expect_range("end", np.asarray(end), 0, largest)
-    for ids in texts:
-        expect_shape("texts", ids, "T")
-        expect_integers("texts", ids)
-        expect_range("texts", ids, 0, largest)
-    if not texts:
-        raise ValueError("texts: expected at least one, got none")
-    last = np.array([end], np.int32)
-    return np.concatenate([part for ids in texts for part in (ids, last)]).astype(np.int32, copy=False)
 
 
 def expect_batch(batch_size: int, row: int, data: Array) -> None:
@@ -251,8 +206,7 @@ def expect_batch(batch_size: int, row: int, data: Array) -> None:
 class TextBatches:
     """Training batches from one long text: subsequences from random starts, drawn afresh at every step.
 
-    `data`: (n,), integers, or (n, J) for a model that reads further columns of ids, with the tokens in the first.
-    `batch_size`: B. `context`: T. Raises DataError if n < T + 1.
+    `data`: (n,), integers. `batch_size`: B. `context`: T. Raises DataError if n < T + 1.
     """
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key) -> None:
@@ -309,7 +263,7 @@ class SegmentBatches:
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key, depth: int, d_model: int) -> None:
         expect_positive(batch_size=batch_size, context=context, depth=depth, d_model=d_model)
         batch_size, context = int(batch_size), int(context)
-        expect_text(data, columns=False)
+        expect_text(data)
         expect_key(key)
         self.stream = len(data) // batch_size  # tokens
         if self.stream < context + 1:
@@ -439,7 +393,7 @@ class LabelledBatches:
         """The epoch of training step `step`, from 0."""
         return step // len(self)
 
-    def batch(self, step: int) -> Any:
+    def batch(self, step: int) -> LabelledBatch:
         """The batch of training step `step`, always the same one."""
         epoch, place = divmod(step, len(self))
         plan = self._plan  # read once: another thread may ask for another epoch
@@ -449,7 +403,7 @@ class LabelledBatches:
         if not self.word_dropout:
             return batch
         dropped = self.key.fold("word dropout", step).generator().random(batch.ids.shape) < self.word_dropout
-        return batch.without(dropped & (batch.ids != PAD))
+        return batch._replace(ids=np.where(dropped & (batch.ids != PAD), np.int32(UNKNOWN), batch.ids))
 
 
 def batches_by_length(lengths: np.ndarray, batch_size: int, key: Key, whole: bool = False) -> list[np.ndarray]:
@@ -480,9 +434,8 @@ def by_length(dataset: Labelled, max_length: int) -> np.ndarray:
 
 
 def _text_batch(data: np.ndarray, starts: np.ndarray, context: int) -> TextBatch:
-    rows = data[starts[:, None] + np.arange(context + 1)].astype(np.int32)  # (B, T + 1), or (B, T + 1, J)
-    targets = rows[:, 1:] if rows.ndim == 2 else rows[:, 1:, 0]
-    return TextBatch(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(targets))
+    rows = data[starts[:, None] + np.arange(context + 1)].astype(np.int32)  # (B, T + 1)
+    return TextBatch(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]))
 
 
 def _shortener(max_length: int, keep: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -497,10 +450,10 @@ def _shortener(max_length: int, keep: str) -> Callable[[np.ndarray], np.ndarray]
     return cut
 
 
-def padded(rows: Sequence[np.ndarray], filler: int, dtype: Any = np.int32) -> np.ndarray:
-    """The rows (T, ...) as one array (B, longest T, ...), with `filler` after the end of each row."""
+def padded(rows: Sequence[np.ndarray], filler: int) -> np.ndarray:
+    """The rows (T,) as one int32 array (B, longest T), with `filler` after the end of each row."""
     lengths = np.array([len(row) for row in rows])
-    array = np.full((len(rows), lengths.max(), *rows[0].shape[1:]), filler, dtype)
+    array = np.full((len(rows), lengths.max()), filler, np.int32)
     array[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
     return array
 

@@ -63,12 +63,13 @@ _WITHOUT_CONTENT = (
 _ARCHIVE = re.compile(r"\.(tar|tgz)\b")
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/([^/]+)/([0-9]+)_([0-9]+)\.txt")
 
+LabelledTexts = tuple[list[str], np.ndarray]
+
 
 class Imdb(NamedTuple):
     """The dataset, ready for a classifier: three parts and the vocabulary that encoded them.
 
-    `unlabelled`: texts to pre-train on, an int32 array (T,) each; empty from `load_imdb`. `films`: the number of the
-    film of each training text, (texts,), as guessed by `films_of`.
+    `unlabelled`: texts to pre-train on, an int32 array (T,) each; empty from `load_imdb`.
     """
 
     train: Labelled
@@ -76,7 +77,6 @@ class Imdb(NamedTuple):
     test: Labelled
     vocabulary: Vocabulary | Subwords
     unlabelled: Sequence[np.ndarray] = ()
-    films: np.ndarray = np.empty(0, int)
 
     @property
     def fingerprint(self) -> str:
@@ -85,7 +85,7 @@ class Imdb(NamedTuple):
         unlabelled = [Labelled(list(self.unlabelled), np.empty(0))] if self.unlabelled else []
         for part in (self.train, self.validation, *unlabelled):
             for array in (part.labels, np.array([len(text) for text in part.ids]), *part.ids):
-                digest.update(array.astype("<f4" if array.dtype.kind == "f" and array.size else "<i8").data)
+                digest.update(array.astype("<i8").data)
         return digest.hexdigest()
 
 
@@ -112,13 +112,12 @@ def load_imdb(
     parts = read_splits(path, ("train", "test"))
     train, held_out = hold_out(*parts["train"], validation, seed, path)
     if vocabulary is None:
-        vocabulary = Vocabulary.build(counted(train.texts, "counting words", "reviews"), vocabulary_size)
+        vocabulary = Vocabulary.build(counted(train[0], "counting words", "reviews"), vocabulary_size)
 
     def encode(texts: list[str], labels: np.ndarray) -> Labelled:
         return Labelled([vocabulary.encode(text) for text in counted(texts, "encoding", "reviews")], labels)
 
-    encoded = encode(*train[:2]), encode(*held_out[:2]), encode(*parts["test"])
-    return Imdb(*encoded, vocabulary, films=train.films)
+    return Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary)
 
 
 def load_imdb_subwords(
@@ -141,13 +140,12 @@ def load_imdb_subwords(
     parts = read_splits(path, optional=("unsup",))
     train, held_out = hold_out(*parts["train"], validation, seed, path)
 
-    def without_breaks(texts: list[str]) -> list[str]:
-        return [text.replace("<br />", " ") for text in texts]
+    def without_breaks(texts: list[str], labels: np.ndarray) -> LabelledTexts:
+        return [text.replace("<br />", " ") for text in texts], labels
 
-    train, held_out = (part._replace(texts=without_breaks(part.texts)) for part in (train, held_out))
-    test, unlabelled_texts = without_breaks(parts["test"][0]), without_breaks(parts["unsup"][0])
-    seen = {*held_out.texts, *test}
-    texts = [text for text in (*train.texts, *unlabelled_texts) if text not in seen]
+    train, held_out, test, unsup = (without_breaks(*part) for part in (train, held_out, parts["test"], parts["unsup"]))
+    seen = {*held_out[0], *test[0]}
+    texts = [text for text in (*train[0], *unsup[0]) if text not in seen]
     if vocabulary is None:
         vocabulary = Subwords.wordpiece(texts, vocabulary_size)
 
@@ -155,15 +153,14 @@ def load_imdb_subwords(
         return Labelled(vocabulary.encode_all(texts), labels)
 
     unlabelled = [ids for ids in vocabulary.encode_all(texts) if len(ids) > 1]
-    encoded = encode(*train[:2]), encode(*held_out[:2]), encode(test, parts["test"][1])
-    return Imdb(*encoded, vocabulary, unlabelled, train.films)
+    return Imdb(encode(*train), encode(*held_out), encode(*test), vocabulary, unlabelled)
 
 
 def read_splits(
     path: str | os.PathLike[str],
     splits: Collection[str] = SPLITS,
     optional: Collection[str] = (),
-) -> dict[str, tuple[list[str], np.ndarray]]:
+) -> dict[str, LabelledTexts]:
     """The reviews at `path`, read once: for each of `splits` the texts and their labels, an int64 array.
 
     Labels are 0 (neg), 1 (pos) or -1 (unsup). Reviews are sorted by label, then by review number, whatever their order
@@ -332,17 +329,9 @@ def _folders(split: str) -> str:
     return "train/unsup" if split == "unsup" else f"{split}/{{pos,neg}}"
 
 
-class ReviewTexts(NamedTuple):
-    """Texts, their classes, and the numbers of their films, (reviews,)."""
-
-    texts: list[str]
-    labels: np.ndarray
-    films: np.ndarray
-
-
 def hold_out(
     texts: list[str], labels: np.ndarray, count: int, seed: int, path: str | os.PathLike[str]
-) -> list[ReviewTexts]:
+) -> list[LabelledTexts]:
     """The training part of `path` without `count` reviews, and those reviews: see `load_imdb`."""
     classes = np.unique(labels)
     shares = np.array([count // len(classes) + (i < count % len(classes)) for i in range(len(classes))])
@@ -356,7 +345,7 @@ def hold_out(
     films = films_of(texts, labels)
     chosen = _whole_films(films, np.searchsorted(classes, labels), shares, Key(seed))
     kept = np.setdiff1d(np.arange(len(labels)), chosen)
-    return [ReviewTexts([texts[i] for i in part.tolist()], labels[part], films[part]) for part in (kept, chosen)]
+    return [([texts[i] for i in part.tolist()], labels[part]) for part in (kept, chosen)]
 
 
 def _whole_films(films: np.ndarray, classes: np.ndarray, shares: np.ndarray, key: Key) -> np.ndarray:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,39 +44,21 @@ def beam_search(
     length_penalty: float = 0.6,
     longer: int = LONGER,
 ) -> list[Hypothesis]:
-    """For each source, the translation with the highest score that the search can reach: see `search`."""
-    options = (source, lengths, begin, end, beam, length_penalty, longer)
-    return [hypotheses[0] for hypotheses in search(partial(DecoderCache, model), *options, wanted=1)]
+    """For each source, the translation with the highest score that the search can reach.
 
-
-def search(
-    open_cache: Callable[..., Any],
-    source: np.ndarray,
-    lengths: np.ndarray,
-    begin: int,
-    end: int,
-    beam: int,
-    length_penalty: float,
-    longer: int,
-    wanted: int,
-) -> list[list[Hypothesis]]:
-    """For each source, the `wanted` best of the K translations that the search can reach, the highest score first.
-
-    There are fewer if no more can be reached, but at least one. The ids are in the order in which the model writes.
-    open_cache: returns a `DecoderCache`, or what behaves like one; called with its arguments but the model. source: (B,
-    S), lengths: (B,), see `EncoderDecoder.forward`. beam: K, the number of hypotheses kept for each source. At each
-    step every hypothesis is extended by every token, and the K most likely results that do not end are kept. K = 1 is
-    greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α, where |y| includes
-    `end`: log p falls with every token, so without the division short translations would win. length_penalty: α ≥ 0.
-    longer: how many more tokens than its source a translation may have; at this limit hypotheses are scored as they
-    are. begin, end: two of the model's V tokens. Raises ValueError for an option out of range, and if there is no
+    source: (B, S), lengths: (B,), see `EncoderDecoder.forward`. beam: K, the number of hypotheses kept for each source.
+    At each step every hypothesis is extended by every token, and the K most likely results that do not end are kept.
+    K = 1 is greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α, where |y|
+    includes `end`: log p falls with every token, so without the division short translations would win. length_penalty:
+    α ≥ 0. longer: how many more tokens than its source a translation may have; at this limit hypotheses are scored as
+    they are. begin, end: two of the model's V tokens. Raises ValueError for an option out of range, and if there is no
     source.
 
-    The search for a source stops when no open hypothesis can become one of the `wanted` best any more. Let an open
-    hypothesis have log p = s after n tokens. When it finishes, it has N tokens, n < N ≤ limit, and log p ≤ s ≤ 0, since
-    no probability is above 1. As α ≥ 0, lp never decreases, so its score is at most s/lp(N) ≤ s/lp(limit). For α = 0
-    this is s. The search is over when the worst of the `wanted` best scores is at least s/lp(limit) for the largest s.
-    So the results are those of a search that never stops early.
+    The search for a source stops when no open hypothesis can become the best one any more. Let an open hypothesis have
+    log p = s after n tokens. When it finishes, it has N tokens, n < N ≤ limit, and log p ≤ s ≤ 0, since no probability
+    is above 1. As α ≥ 0, lp never decreases, so its score is at most s/lp(N) ≤ s/lp(limit). For α = 0 this is s. The
+    search is over when the best score is at least s/lp(limit) for the largest s. So the results are those of a search
+    that never stops early.
 
     Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
     """
@@ -92,7 +71,7 @@ def search(
     expect_shape("source", source, "B S")
     B, K, limits = len(lengths), int(beam), np.asarray(lengths, np.int64) + longer
     length = int(limits.max())
-    cache = open_cache(source, lengths, length, copies=K)
+    cache = DecoderCache(model, source, lengths, length, copies=K)
     for name, token in (("begin", begin), ("end", end)):
         if token >= cache.vocab_size:
             raise ValueError(f"{name}: expected a token from 0 to {cache.vocab_size - 1}, got {token}")
@@ -101,7 +80,7 @@ def search(
     scores = np.full((B, K), -np.inf)  # log p of the open hypotheses
     scores[:, 0] = 0  # all K hypotheses are empty, and only one may count
     written = np.empty((B, K, 0), np.int64)
-    finished: list[list[Hypothesis]] = [[] for _ in range(B)]  # the best first
+    best = [Hypothesis(-math.inf, written[b, 0]) for b in range(B)]  # of the finished ones; at first there is none
     last = np.full(B * K, begin)
     places = np.arange(B)  # the sources whose search goes on, and some whose search is over
     for n in range(1, length + 1):
@@ -111,21 +90,21 @@ def search(
         for b, place in enumerate(places):
             goes_on = np.flatnonzero(tokens[b] != end)[:K]
             chosen[b, : len(goes_on)] = goes_on
-            if done(finished[place], scores[b], wanted, limits[place], length_penalty):
+            if done(best[place], scores[b], limits[place], length_penalty):
                 continue
             ends = [i for i in range(min(K, count)) if tokens[b, i] == end or n == limits[place]]
             for i in ends:
-                ids = np.append(written[b, parents[b, i]], tokens[b, i])
-                score = total[b, i] / penalty(n, length_penalty)
-                if np.isfinite(score):
-                    insort(finished[place], Hypothesis(float(score), ids[ids != end]), key=lambda h: -h.score)
+                score = float(total[b, i]) / penalty(n, length_penalty)
+                if score > best[place].score:
+                    ids = np.append(written[b, parents[b, i]], tokens[b, i])
+                    best[place] = Hypothesis(score, ids[ids != end])
         scores = np.take_along_axis(total, chosen, 1)
         scores[np.take_along_axis(tokens, chosen, 1) == end] = -np.inf  # where fewer than K go on
         scores[n >= limits[places]] = -np.inf  # none goes on beyond the limit
         rows = np.take_along_axis(parents, chosen, 1)
         last = np.take_along_axis(tokens, chosen, 1).reshape(-1)
         written = np.concatenate([np.take_along_axis(written, rows[:, :, None], 1), last.reshape(-1, K, 1)], axis=2)
-        over = [done(finished[i], s, wanted, limits[i], length_penalty) for i, s in zip(places, scores, strict=True)]
+        over = [done(best[i], s, limits[i], length_penalty) for i, s in zip(places, scores, strict=True)]
         kept = np.flatnonzero(~np.array(over))
         if not len(kept):
             break
@@ -133,13 +112,7 @@ def search(
         if len(kept) <= FEWER * len(places):
             cache.keep(kept)
             places, scores, written, last = places[kept], scores[kept], written[kept], last.reshape(-1, K)[kept].ravel()
-    return [hypotheses[:wanted] for hypotheses in finished]
-
-
-def log_sum_exp(logits: np.ndarray) -> np.ndarray:
-    """log Σ_v exp(z_v), float64 (B K, 1), of logits (B K, V)."""
-    top = widen(logits).max(axis=1, keepdims=True)
-    return top + np.log(np.exp(widen(logits) - top).sum(axis=1, keepdims=True, dtype=np.float64))
+    return best
 
 
 def likeliest(scores: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -153,7 +126,9 @@ def likeliest(scores: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.nd
     logits, (B, K), V = widen(logits), scores.shape, logits.shape[1]
     each, count = min(2 * K, V), min(2 * K, K * V)
     tokens = np.argpartition(logits, V - each, axis=1)[:, V - each :]
-    log_p = np.take_along_axis(logits, tokens, 1) - log_sum_exp(logits)
+    top = logits.max(axis=1, keepdims=True)
+    log_sum = top + np.log(np.exp(logits - top).sum(axis=1, keepdims=True, dtype=np.float64))
+    log_p = np.take_along_axis(logits, tokens, 1) - log_sum
     total = scores[:, :, None] + log_p.reshape(B, K, each)
     total, tokens = total.reshape(B, -1), tokens.reshape(B, -1)
     best = np.argsort(-total, axis=1, kind="stable")[:, :count]
@@ -173,10 +148,9 @@ def penalty(n: int, length_penalty: float) -> float:
     return ((5 + n) / 6) ** length_penalty
 
 
-def done(finished: list[Hypothesis], scores: np.ndarray, wanted: int, limit: int, length_penalty: float) -> bool:
-    """Whether none of the open hypotheses of a source, with log p (K,), can become one of its `wanted` best.
+def done(best: Hypothesis, scores: np.ndarray, limit: int, length_penalty: float) -> bool:
+    """Whether none of the open hypotheses of a source, with log p (K,), can become better than the best finished one.
 
-    finished: the best first. See `search` for the bound.
+    See `beam_search` for the bound.
     """
-    reached = finished[wanted - 1].score if len(finished) >= wanted else -np.inf
-    return bool(reached >= scores.max() / penalty(limit, length_penalty))
+    return bool(best.score >= scores.max() / penalty(limit, length_penalty))

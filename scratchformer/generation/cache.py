@@ -54,7 +54,6 @@ def has_token_step(model: Any) -> bool:
         and extends_as(model, LanguageModel)
         and extends_as(model.body, Body)
         and model.pattern is None
-        and not model.body.further
     )
 
 
@@ -103,8 +102,8 @@ class KeyValueCache:
 
     In a causal model the vectors at past positions do not depend on later tokens. So a new token needs only its own
     query, and its key and value are stored after the others. `logits` returns the same numbers as the full forward. The
-    model decides what is stored: `allocate(batch_size)` creates the arrays, one tuple for each block and, if
-    embeddings read earlier ids, one with the ids. `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
+    model decides what is stored: `allocate(batch_size)` creates the arrays, one tuple for each block, and
+    `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
 
     When the context is full, it slides: the later half of the tokens is kept and computed again at positions from 0,
     since positions are absolute. So on average a token is computed twice, the second time together with others, and
@@ -129,17 +128,13 @@ class KeyValueCache:
         )
         self.recalls = plain and floats and model.device is CPU
 
-    def check(self, ids: Array) -> None:
-        """Raise an error unless ids can be appended."""
-        expect_next(ids, self.batch_size, self.model.config["vocab_size"], self.weights)
-
     def logits(self, ids: Array) -> Array:
         """Append the tokens ids (B, T) and return the logits (B, V) of the token after the last of them.
 
         Pass ids on the host: ids on a GPU must be copied back, and the host waits. Raises ValueError unless there are B
         rows and T ≥ 1, TypeError if ids are not integers, IndexError if one is out of range.
         """
-        self.check(ids)
+        expect_next(ids, self.batch_size, self.model.config["vocab_size"], self.weights)
         ids = to_cpu(ids).astype(np.int64, copy=False)  # with uint64 they would join to float64
         with checked_on_host():
             return self._append(ids)

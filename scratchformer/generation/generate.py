@@ -45,7 +45,7 @@ def generate(
     top_p: float | None = None,
     key: Key = Key(0),
     allowed: np.ndarray | None = None,
-    open_cache: Callable[[Any, Sequence[np.ndarray]], KeyValueCache] | None = None,
+    open_cache: Callable[[Any, int], KeyValueCache] = cache_for,
     repetition_penalty: float = 1.0,
     stop: Sequence[int] = (),
 ) -> Iterator[np.ndarray]:
@@ -56,9 +56,9 @@ def generate(
     the prompt and those that were written; 1 is none. stop: ids that end a sequence. After one of them, −1 is yielded
     in place of its tokens, and nothing more when all sequences have ended. The same key gives the same text. If a
     prompt is longer than the model can see at once, only its end is read. On a CPU a large batch is distributed over
-    the cores. open_cache: makes the cache for some of the prompts, in place of `cache_for`; called with the model and
-    what was cut from each of them, (n,). Raises ValueError, when the first token is asked for, for an empty prompt or
-    an option out of range; TypeError or IndexError for prompts of anything but tokens.
+    the cores. open_cache: makes the cache for some of the prompts; called with the model and the number of prompts.
+    Raises ValueError, when the first token is asked for, for an empty prompt or an option out of range; TypeError or
+    IndexError for prompts of anything but tokens.
 
     Prompts of different lengths all begin at position 0, so every sequence has as many tokens in the cache as the
     others. Then any model can continue them together, each as if it were alone, up to rounding; but if tokens are
@@ -102,18 +102,16 @@ def _continued(
     key: Key,
     tokens: int,
     options: tuple[Any, Any, Any, Any],
-    open_cache: Callable[[Any, Sequence[np.ndarray]], KeyValueCache] | None,
+    open_cache: Callable[[Any, int], KeyValueCache],
     repetition_penalty: float,
 ) -> Iterator[np.ndarray]:
     """What `generate` yields for one batch of prompts, the shortest first. options: of `sampling.probabilities`."""
     B, room = len(prompts), model.context + getattr(model, "memory", 0)
     threads = max(1, min(cores(), B // ROWS)) if model.device is CPU else 1
     parts = np.array_split(np.arange(B), threads)
-    cut, seen = [ids[:-room] for ids in prompts], [ids[-room:] for ids in prompts]
+    seen = [ids[-room:] for ids in prompts]
     later = [len(ids) - len(seen[0]) for ids in seen]  # how many steps later than that of the first each text begins
-    caches = [
-        open_cache(model, [cut[b] for b in part]) if open_cache else cache_for(model, len(part)) for part in parts
-    ]
+    caches = [open_cache(model, len(part)) for part in parts]
     occurred = None if repetition_penalty == 1 else occurrences(prompts, model.config["vocab_size"])
 
     def logits(cache: KeyValueCache, part: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from ..data.subwords import BEGIN, END, PAD
 from ..dispatch import fast
 from ..models import EncoderDecoder
 from ..shell.progress import counted
-from .beam import LONGER, beam_search, expect_options
+from .beam import LONGER, Hypothesis, beam_search, expect_options
 from .generate import expect_vocabulary
 
 if TYPE_CHECKING:
@@ -36,15 +36,13 @@ def translate(
     length_penalty: float = 0.6,
     max_length: int | None = None,
     ranks: Ranks | None = None,
-    search: Callable[..., Sequence[np.ndarray]] | None = None,
 ) -> list[str]:
     """The translations of `sentences` by `beam_search`. On a CPU, batches are distributed over the cores.
 
     max_length: the largest number of tokens in a sentence, including END; None for no limit. ranks: processes that have
-    all called this function; batches are distributed over them, and all get all translations. search: a search of one's
-    own, in place of `beam_search`; called with its arguments but the model, it returns the ids of a translation for
-    each source. Raises ValueError for a longer or an empty sentence, with its number, if the vocabulary and the model
-    differ in size, and like `beam_search`; TypeError for a single text instead of a list.
+    all called this function; batches are distributed over them, and all get all translations. Raises ValueError for a
+    longer or an empty sentence, with its number, if the vocabulary and the model differ in size, and like
+    `beam_search`; TypeError for a single text instead of a list.
     """
     from ..parallel.ranks import Ranks  # here, since training imports this package
 
@@ -66,10 +64,9 @@ def translate(
     ranks = ranks or Ranks()
     batches = [order[i : i + size] for i in range(0, len(order), size)][ranks.rank :: ranks.size]
 
-    def work(batch: np.ndarray) -> Sequence[np.ndarray]:
+    def work(batch: np.ndarray) -> list[Hypothesis]:
         source, lengths = padded([ids[i] for i in batch], pad), np.array([len(ids[i]) for i in batch])
-        given = (source, lengths, begin, end, beam, length_penalty)
-        return search(*given) if search else [hypothesis.ids for hypothesis in beam_search(model, *given)]
+        return beam_search(model, source, lengths, begin, end, beam, length_penalty)
 
     device = model.device
     threads = ranks.cores() if device is CPU else 1
@@ -77,8 +74,8 @@ def translate(
     blas = threadpool_limits(1 if threads > 1 or ranks.size > 1 else None, "blas")
     with blas, ThreadPoolExecutor(threads, initializer=device.use) as pool:
         pairs, total = zip(batches, pool.map(work, batches), strict=True), sum(map(len, batches))
-        for batch, translations in counted(pairs, "translating", "sentences", total, lambda pair: len(pair[0])):
-            for i, translation in zip(batch, translations, strict=True):
-                translated[i] = subwords.decode(translation)
+        for batch, hypotheses in counted(pairs, "translating", "sentences", total, lambda pair: len(pair[0])):
+            for i, hypothesis in zip(batch, hypotheses, strict=True):
+                translated[i] = subwords.decode(hypothesis.ids)
     texts = {i: text for part in ranks.gather(translated) for i, text in part.items()}
     return [texts[i] for i in range(len(sentences))]

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from .. import nn, ops
 from ..backend import Array, array_module
 from ..checks import (
@@ -29,15 +27,6 @@ from ..shell.text import shown
 from .model import Model, named
 
 
-class Reading(NamedTuple):
-    """What a further embedding of a body may read beside the ids (B, T), each of them None if there is none."""
-
-    ids: Array
-    before: Array | None = None  # (B, P), ids that precede them
-    columns: Array | None = None  # (B, T, K), further columns of the ids
-    features: Array | None = None  # (B, T, I)
-
-
 class BodyCache(NamedTuple):
     embedding: EmbeddingSumCache
     stack: StackCache
@@ -54,19 +43,6 @@ class Body(Model):
     position embeddings. dropout: after the embedding, and an option of blocks that have it. causal: no position
     sees a later one. recompute: gradient checkpointing of every block. embedding_std: the standard deviation of the
     initial token and position embeddings (1 as in the tutorial).
-
-    embeddings: further layers whose vectors are added to those of the tokens, as dicts such as
-    {"layer": Numbers, "width": 3}: the class, and its arguments beside those that the body gives it,
-    `layer(vocab_size, d_model, std=embedding_std, key=key, ...)`. Its `forward` takes a `Reading`, and returns vectors
-    (B, T, C) and a cache. It has these attributes:
-
-    | name        of the layer in the body, such as "numbers", and of its parameters
-    | reach       how many ids before a token it reads, which generation keeps for it: a number, or None for all
-    | columns     K, if it can read further columns of ids, else 0: (B, T, 1 + K) are then accepted beside (B, T).
-    |             `expect_columns(columns)` checks them
-    | width       I, if it reads features (B, T, I), which `forward` of the body then takes
-
-    `backward` of the body returns the gradient of these features.
 
     block: a class of layers, or a function that creates one, called as `block(d_model, heads, key=key, **options)` for
     every block; `Stack` says what a block needs. options: all arguments that the body does not take itself; for the
@@ -94,7 +70,6 @@ class Body(Model):
         recompute: bool = False,
         embedding_std: float = 1.0,
         units: int | None = None,
-        embeddings: Sequence[Mapping[str, Any]] | None = None,
         block: Callable[..., nn.Layer] = nn.TransformerBlock,
         final_norm: Callable[[int], nn.Layer] | None = None,
         by_block: Mapping[str, Sequence[Any]] | None = None,
@@ -121,9 +96,8 @@ class Body(Model):
             tokens = nn.TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
         elif units is not None:
             tokens = nn.Linear(units, d_model, key=fold(key, "tokens"))
-        further = [made(each, vocab_size, d_model, embedding_std, key) for each in expect_embeddings(embeddings or [])]
         layer = positions if isinstance(positions, nn.Layer) else kinds[positions]()
-        self.embedding = nn.EmbeddingSum([tokens, *further], layer, dropout=nn.Dropout(dropout))
+        self.embedding = nn.EmbeddingSum([tokens], layer, dropout=nn.Dropout(dropout))
         if positions == "relative":
             options["relative"] = True
         drops = {"dropout": dropout} if dropout or "dropout" in named(block) else {}
@@ -145,49 +119,14 @@ class Body(Model):
     def passes_to(cls, options: Mapping[str, Any]) -> Callable:
         return options.get("block", nn.TransformerBlock)
 
-    @property
-    def further(self) -> list[Any]:
-        """The embeddings beside those of tokens and positions."""
-        return self.embedding.embeddings[1:]
-
-    @property
-    def column_reader(self) -> Any:
-        """The embedding that can read further columns of ids, or None."""
-        return next((each for each in self.further if each.columns), None)
-
-    def named_attributes(self) -> dict[str, Any]:
-        """As for every layer; further embeddings come after that of tokens, under their own names."""
-        attributes = super().named_attributes()
-        tokens = attributes.pop("tokens")
-        return {"tokens": tokens} | {each.name: each for each in self.further} | attributes
-
-    def inputs(self, ids: Array, before: Array | None = None, features: Array | None = None) -> list[Any]:
-        """The inputs of the embeddings: ids (B, T), or units, and a `Reading` for each further embedding.
-
-        ids: (B, T), or (B, T, 1 + K) with further columns. before: (B, P), the ids that precede them. features:
-        (B, T, I).
-        """
-        if features is not None and not any(each.width for each in self.further):
-            raise ValueError("features: expected none, since the model was made without an embedding of features")
-        if ids.ndim == 2 or self.units is not None:
-            reading = Reading(ids, before, None, features)
-        else:
-            reading = Reading(ids[:, :, 0], before, ids[:, :, 1:], features)
-        return [reading.ids, *[reading] * (len(self.embedding.embeddings) - 1)]
-
     def forward(
-        self,
-        ids: Array,
-        pattern: ops.Pattern | None = None,
-        key: Key | None = None,
-        memory: Array | None = None,
-        features: Array | None = None,
+        self, ids: Array, pattern: ops.Pattern | None = None, key: Key | None = None, memory: Array | None = None
     ) -> tuple[Array, BodyCache]:
-        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`. features: (B, T, I)."""
+        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`."""
         self.check(ids)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
-        x, embedding = self.embedding.forward(*self.inputs(ids, features=features), key=fold(key, "embedding"))
+        x, embedding = self.embedding.forward(ids, key=fold(key, "embedding"))
         pattern = and_causal(pattern) if self.causal else pattern
         x, stack = self.stack.forward(x, key=fold(key, "block"), memories=memory, pattern=pattern)
         return x, BodyCache(embedding, stack)
@@ -200,61 +139,31 @@ class Body(Model):
         """Room for what `extend` stores in each block for `batch_size` sequences of the longest length."""
         if not self.causal:
             raise ValueError("causal: this body is not causal, so it cannot generate")
-        if any(each.width for each in self.further):
-            raise ValueError("features: a new token has none, so this body cannot generate")
         expect_positive(batch_size=batch_size)
         weights = self.parameters()[0].data
         xp = array_module(weights)
-        stored = self.stack.allocate(xp.empty((batch_size, 0, self.d_model), weights.dtype), self.max_length)
-        if self.further:
-            stored.append((xp.zeros((batch_size, self.max_length), np.int32),))  # the ids
-        return stored
+        return self.stack.allocate(xp.empty((batch_size, 0, self.d_model), weights.dtype), self.max_length)
 
     def extend(self, ids: Array, stored: list[Stored], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The vectors (B, T, C) of new tokens ids (B, T) after `past` stored ones: see `Stack`."""
         past = index(past)
         self.check(ids, past)
-        before = None
-        if self.further:
-            *stored, (seen,) = stored
-            seen[:, past : past + ids.shape[1]] = ids if ids.ndim == 2 else ids[:, :, 0]
-            reach = max(past if each.reach is None else each.reach for each in self.further)
-            before = seen[:, max(0, past - reach) : past]
-        x, _ = self.embedding.forward(*self.inputs(ids, before), start=past)
+        x, _ = self.embedding.forward(ids, start=past)
         return self.stack.extend(x, stored, past, pattern=pattern)
 
     def check(self, ids: Array, past: int = 0) -> None:
-        """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length.
-
-        With an embedding that reads K further columns, ids may also be (B, T, 1 + K); IndexError if one of these is out
-        of range.
-        """
+        """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length."""
         if self.units is not None:
             name, what, letters, sizes = "units", "units", "B T I", {"I": self.units}
             expect_floating(units=ids)
         else:
             name, what, letters, sizes = "ids", "tokens", "B T", {}
-        reader = self.column_reader if getattr(ids, "ndim", 2) == 3 else None
-        if reader is not None:
-            letters, sizes = "B T J", {"J": 1 + reader.columns}
         expect_shape(name, ids, letters, **sizes)
-        if reader is not None:
-            reader.expect_columns(ids[:, :, 1:])
         expected = f"{name}: expected ({letters.replace(' ', ', ')}) with T"
         if not ids.shape[1]:
             raise ValueError(f"{expected} >= 1, got {tuple(ids.shape)}")
         if past + ids.shape[1] > self.max_length:
             raise ValueError(f"{expected} up to {self.max_length}, got {past + ids.shape[1]} {what}")
-
-
-def expect_embeddings(embeddings: Any) -> Sequence[Mapping[str, Any]]:
-    """Raise TypeError unless `embeddings` are those that `Body` takes; returns them."""
-    expect_instance("embeddings", embeddings, Sequence)
-    for each in embeddings:
-        kind = each.get("layer") if isinstance(each, Mapping) else None
-        if not (isinstance(kind, type) and issubclass(kind, nn.Layer)):
-            raise TypeError(f'embeddings: expected dicts with a class of layers as "layer", got {shown(each)}')
-    return embeddings
 
 
 def expect_varied(by_block: Any, block: Callable, depth: int) -> Mapping[str, Sequence[Any]]:
@@ -267,10 +176,3 @@ def expect_varied(by_block: Any, block: Callable, depth: int) -> Mapping[str, Se
         if not isinstance(values, list | tuple) or len(values) != depth:
             raise ValueError(f"by_block: {name}: expected a list of {depth}, one for each block, got {shown(values)}")
     return by_block
-
-
-def made(embedding: Mapping[str, Any], vocab_size: int | None, d_model: int, std: float, key: Key) -> Any:
-    """The layer that a dict among the embeddings of a `Body` describes."""
-    kind = embedding["layer"]
-    options = {name: value for name, value in embedding.items() if name != "layer"}
-    return kind(vocab_size, d_model, std=std, key=fold(key, kind.name), **options)

@@ -7,16 +7,7 @@ from typing import Any
 
 from .. import ops
 from ..backend import Array
-from ..checks import (
-    describe,
-    expect_ids,
-    expect_lengths,
-    expect_one_of,
-    expect_positive,
-    expect_probabilities,
-    expect_range,
-    is_inexact,
-)
+from ..checks import expect_ids, expect_lengths, expect_one_of, expect_positive, expect_range
 from ..nn import Linear
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..ops.patterns import expect_pattern
@@ -34,8 +25,8 @@ class Classifier(ClassPredictor):
 
     vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
     longest text. pool: "mean", "max", or "none" to classify every unit of a sequence separately. `body`: the
-    other options of `Body`, which are positions, dropout, causal, recompute, embedding_std, units, embeddings,
-    block, final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
+    other options of `Body`, which are positions, dropout, causal, recompute, embedding_std, units, block,
+    final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
 
     Every position attends to all of its text, but not to padding, so the class of a text does not depend on the other
     texts in the batch.
@@ -71,20 +62,18 @@ class Classifier(ClassPredictor):
         lengths: Array | None = None,
         key: Key | None = None,
         pattern: ops.Pattern | None = None,
-        features: Array | None = None,
     ) -> tuple[Array, LogitsCache]:
         """Logits (B, num_classes), or (B, T, num_classes) with pool "none", of ids (B, T) or units (B, T, I).
 
         `forward` takes the same arguments and returns log-probabilities. Sequence b ends after lengths[b] of its ids,
-        from 1 to T. pattern: which positions may attend to which; None for all. features: (B, T, I), of a model with
-        an embedding of features.
+        from 1 to T. pattern: which positions may attend to which; None for all.
         """
         expect_pattern(pattern)
         if lengths is not None:
             self.check(ids, lengths)
             padding = ops.Padding(lengths)
             pattern = padding if pattern is None else pattern & padding
-        x, body = self.body.forward(ids, pattern, key, features=features)
+        x, body = self.body.forward(ids, pattern, key)
         pooled = None
         if self.pool != "none":
             pool, _ = POOLS[self.pool]
@@ -117,12 +106,10 @@ class Classifier(ClassPredictor):
         """The mean cross-entropy, in nats, of labels (B,).
 
         With pool "none" labels are (B, T), and labels equal to `ops.IGNORED` do not count: padding, or units of unknown
-        class. With another pool labels may also be probabilities, (B, num_classes), such as the predictions of another
-        model.
+        class.
         """
         z, logits = self.logits(ids, lengths, key, pattern)
-        self.expect_classes(labels)
-        loss, cross_entropy = self.cross_entropy(z, labels, self.ignored)
+        loss, cross_entropy = ops.cross_entropy(z, labels, self.ignored)
         return loss, (logits, cross_entropy)
 
     def check_batch(self, ids: Array, lengths: Array | None, labels: Array) -> None:
@@ -131,16 +118,7 @@ class Classifier(ClassPredictor):
             self.check(ids, lengths)
         if self.body.units is None:
             expect_ids("ids", ids, self.config["vocab_size"])
-        self.expect_classes(labels)
-        if is_inexact(labels):
-            expect_probabilities("labels", labels, (ids.shape[0], self.output.w.data.shape[1]))
-        else:
-            counted_targets(labels, self.output.w.data.shape[1], self.ignored)
-
-    def expect_classes(self, labels: Array) -> None:
-        """Raise ValueError for labels that are probabilities, if every unit has one."""
-        if self.pool == "none" and is_inexact(labels):
-            raise ValueError(f"labels: expected classes (B, T), integers, with pool 'none', got {describe(labels)}")
+        counted_targets(labels, self.output.w.data.shape[1], self.ignored)
 
     @property
     def ignored(self) -> int | None:

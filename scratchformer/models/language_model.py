@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..checks import describe, expect_ids, expect_positive
+from ..checks import expect_ids, expect_positive
 from ..nn import Layer, Linear
 from ..nn.block import Stored
 from ..nn.embedding import extend_output
@@ -29,7 +29,7 @@ class LanguageModel(Predictor):
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H and the number of blocks. context: the longest
     sequence. `body`: the other options of `Body`, which are positions, dropout, recompute, embedding_std,
-    embeddings, block, final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
+    block, final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
     """
 
     body_class = Body
@@ -70,18 +70,11 @@ class LanguageModel(Predictor):
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)
         return loss, (forward, cross_entropy)
 
-    def loss_backward(self, dloss: float, cache: tuple) -> None:
-        """As for every `Predictor`."""
-        if not isinstance(cache, tuple) or len(cache) != 2:
-            raise TypeError(f"cache: expected the one that loss returned, got {describe(cache)}")
-        forward, cross_entropy = cache
-        self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
-
     def check_batch(self, ids: Array, targets: Array) -> None:
         """Raise an error for ids or targets out of range: see `Predictor`."""
         self.body.check(ids)
         V = self.config["vocab_size"]
-        expect_ids("ids", ids if ids.ndim == 2 else ids[:, :, 0], V)
+        expect_ids("ids", ids, V)
         counted_targets(targets, V, IGNORED)
 
     def allocate(self, batch_size: int) -> list[Stored]:

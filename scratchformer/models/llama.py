@@ -93,7 +93,7 @@ class Llama(PublishedDecoder):
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence. dropout: after
     the embedding and at the end of both branches of a block; the published models have none. recompute: gradient
     checkpointing of every block. std: all weights start normal with this standard deviation, biases at 0.
-    embeddings: see `Body`; the published models have none. by_block: options that vary from block to block, see `Body`.
+    by_block: options that vary from block to block, see `Body`.
     `block` takes the remaining options, those of `LlamaBlock`. A model derived from this one may have other defaults of
     them, `defaults`.
 
@@ -127,7 +127,6 @@ class Llama(PublishedDecoder):
         dropout: float = 0.0,
         recompute: bool = False,
         std: float = 0.02,
-        embeddings: Sequence[Mapping[str, Any]] | None = None,
         by_block: Mapping[str, Sequence[Any]] | None = None,
         key: Key = Key(0),
         **block: Any,
@@ -139,7 +138,7 @@ class Llama(PublishedDecoder):
             positions="none", causal=True, block=self.block_class, key=Zeros(), recompute=recompute, by_block=by_block
         )
         final_norm = partial(self.norm_class, eps=block.get("eps", EPS))
-        options |= dict(dropout=dropout, embeddings=embeddings, final_norm=final_norm)
+        options |= dict(dropout=dropout, final_norm=final_norm)
         self.context = context
         self.body = Body(vocab_size, d_model, heads, depth, context, **options, **block)
         self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())

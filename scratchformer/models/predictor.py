@@ -7,13 +7,13 @@ from typing import Any
 
 from .. import ops
 from ..backend import Array
-from ..checks import describe, expect_probabilities, is_inexact
+from ..checks import describe
 from ..nn.layer import expect_backward
 from .model import Model
 
 
 class Predictor(Model):
-    """A model whose `loss` returns a mean cross-entropy and the cache `(forward, cross_entropy)`, or one of its own.
+    """A model whose `loss` returns a mean cross-entropy and the cache `(forward, cross_entropy)`.
 
     A subclass has `backward(dlogits, cache)`, which takes the gradient of the logits. It may have `check_batch`, with
     the arguments of `loss` but the key: it raises the errors of `loss` for values out of range. `Replicas` calls it
@@ -25,8 +25,7 @@ class Predictor(Model):
         if not isinstance(cache, tuple) or len(cache) != 2:
             raise TypeError(f"cache: expected the one that loss returned, got {describe(cache)}")
         forward, cross_entropy = cache
-        dlogits = cross_entropy_backward(dloss, cross_entropy)
-        self.logits_backward(dlogits, forward)
+        self.logits_backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
 
     def logits_backward(self, dlogits: Array, cache: Any) -> Array | None:
         return self.backward(dlogits, cache)
@@ -42,15 +41,6 @@ class ClassPredictor(Predictor):
     `forward` returns the log-softmax of the logits. `loss` is their cross-entropy, which does not need a softmax first.
     """
 
-    def cross_entropy(self, z: Array, labels: Array, ignore_index: int | None = None) -> tuple[Array, Any]:
-        """The loss of logits z (B, K), for labels that are classes (B,) or probabilities (B, K)."""
-        if not is_inexact(labels):
-            loss, cache = ops.cross_entropy(z, labels, ignore_index)
-            return loss, (ops.cross_entropy_backward, cache)
-        expect_probabilities("labels", labels, z.shape)
-        loss, cache = ops.soft_cross_entropy(z, labels)
-        return loss, (ops.soft_cross_entropy_backward, cache)
-
     def logits(self, *inputs: Any, **options: Any) -> tuple[Array, Any]:
         raise TypeError(f"{type(self).__name__} has no logits")
 
@@ -62,10 +52,3 @@ class ClassPredictor(Predictor):
     def backward(self, dy: Array, cache: LogProbabilitiesCache) -> Array | None:
         expect_backward(cache, LogProbabilitiesCache, dy=dy)
         return self.logits_backward(ops.log_softmax_backward(dy, cache.log_softmax), cache.logits)
-
-
-def cross_entropy_backward(dloss: Array | float, cache: Any) -> Array:
-    """The gradient of the logits, given the cache of `ClassPredictor.cross_entropy` or of `ops.cross_entropy`."""
-    backward, cache = cache if type(cache) is tuple else (ops.cross_entropy_backward, cache)
-    gradients = backward(dloss, cache)
-    return gradients[0] if isinstance(gradients, tuple) else gradients

@@ -35,11 +35,7 @@ class TransformerXL(LanguageModel):
     Source: Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context", 2019.
     """
 
-    fixed: ClassVar[Mapping[str, str]] = {
-        **LanguageModel.fixed,
-        "positions": "has relative ones",
-        "embeddings": "does not store the ids before a segment",
-    }
+    fixed: ClassVar[Mapping[str, str]] = {**LanguageModel.fixed, "positions": "has relative ones"}
 
     def __init__(
         self,

@@ -50,7 +50,6 @@ from .positions import sinusoidal_positions
 from .relative import relative_attention, relative_attention_backward, relative_shift, relative_shift_backward
 from .rmsnorm import rmsnorm, rmsnorm_backward
 from .rotary import rotary, rotary_backward, rotary_frequencies
-from .soft_cross_entropy import soft_cross_entropy, soft_cross_entropy_backward
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from .swiglu import swiglu, swiglu_backward
 
@@ -113,8 +112,6 @@ __all__ = [
     "silu",
     "silu_backward",
     "sinusoidal_positions",
-    "soft_cross_entropy",
-    "soft_cross_entropy_backward",
     "softmax",
     "softmax_backward",
     "swiglu",

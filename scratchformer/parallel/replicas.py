@@ -223,10 +223,6 @@ class Replicas:
             self.graphs.clear()
         self.at_end.__exit__(*exception)
 
-    def like(self, model: Any) -> Replicas:
-        """As many replicas of another model, with the same settings."""
-        return Replicas(model, self.count, self.micro_batch, self.precision, self.ranks, self.micro_batches)
-
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], distributed over the threads."""
         if self.threads or isinstance(items, Generator):
@@ -402,11 +398,7 @@ class Replicas:
             yield self.move(batch)
 
     def gradients(
-        self,
-        batch: Any,
-        key: Key | None,
-        remember: Callable[[list], None] | None = None,
-        loss: Callable[[Any, Any, Key | None], tuple[Array, Any]] | None = None,
+        self, batch: Any, key: Key | None, remember: Callable[[list], None] | None = None
     ) -> float | Array:
         """Put ∂loss/∂w of the whole batch into the model's flat gradient. Returns the loss, the mean over the batch; on
         a GPU as an array () there, since for a number the host would have to wait.
@@ -418,7 +410,6 @@ class Replicas:
         in order; they stay on the device.
         In float16 the gradient is larger by a power of two while it passes backward (see `LossScale`). The flat
         gradient is divided by it; an overflow on the way leaves infinity or NaN there, see `clip`.
-        loss: called with a replica, a micro-batch on its device and a key, in place of `model.loss(*micro, key=key)`.
         Raises ValueError if the model was moved or cast (`to`), or its parameters were changed, after the replicas were
         made.
         """
@@ -442,14 +433,10 @@ class Replicas:
             for index in map(int, shares[number]):
                 micro, drawn = micro_batches[index], None if key is None else key.fold(index)
                 weight = micro.weight / total
-                recorded = None
-                if loss is not None:
-                    compute = partial(loss, model, self.move(micro), drawn)
-                else:
-                    compute = partial(self.loss, model, micro, drawn)
-                    if self.graphs is not None:
-                        recorded = self.recorded(micro, drawn, weight * scale, remember is not None)
-                mean, memory = recorded or add_gradient(model, compute, weight * scale, remember is not None)
+                compute = partial(self.loss, model, micro, drawn)
+                arguments = weight * scale, remember is not None
+                recorded = None if self.graphs is None else self.recorded(micro, drawn, *arguments)
+                mean, memory = recorded or add_gradient(model, compute, *arguments)
                 results.append((mean * weight, memory))
             sums.add(number, grad, copy=number + self.count < part.stop)  # if the replica has another share
             return results

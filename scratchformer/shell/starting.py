@@ -28,8 +28,7 @@ def _is_program() -> bool:
     if started[0] == "-m":
         return any(argument.partition(".")[0] == "scratchformer" for argument in sys.orig_argv)
     folder, name = os.path.split(os.path.abspath(started[0]))
-    examples = os.path.join(os.path.dirname(PACKAGE), "examples")
-    return name.partition(".")[0] == "scratchformer" or folder in (examples, os.path.join(examples, "records"))
+    return name.partition(".")[0] == "scratchformer" or folder == os.path.join(os.path.dirname(PACKAGE), "examples")
 
 
 forget_current_folder()

@@ -43,5 +43,5 @@ def apart(x: float, y: float, fewest: int = 6) -> tuple[str, str]:
 
 
 def with_article(kind: Any) -> str:
-    """The name of a class with its article: "a Linear", "an EmbeddingBag"."""
+    """The name of a class with its article: "a Linear", "an Adam"."""
     return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"

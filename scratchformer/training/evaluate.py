@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from ..checks import (
     expect_integers,
     expect_positive,
     expect_shape,
-    is_inexact,
 )
 from ..data import (
     DataError,
@@ -33,7 +31,7 @@ from ..data import (
     pairs_in_order,
     windows,
 )
-from ..data.batching import by_length, expect_text, tokens_of
+from ..data.batching import by_length, expect_text
 from ..ops import IGNORED
 from ..parallel.replicas import Replicas
 from ..shell.progress import progress_bar
@@ -51,9 +49,8 @@ def evaluate_language_model(
 ) -> dict[str, float]:
     """Loss (nats per token) and bits per byte of a text. Each token but the first is predicted once.
 
-    data: as for `TextBatches`. A window is as long as the
-    model's context, and the next starts `stride` tokens later; only tokens that no earlier window predicted are
-    counted. stride: half the context by default, so every prediction outside the first window has at least that much
+    data: tokens (n,). A window is as long as the model's context, and the next starts `stride` tokens later; only
+    tokens that no earlier window predicted are counted. stride: half the context by default, so every prediction outside the first window has at least that much
     text before it. batch_size: windows per batch; by default as many as in training, or as fit on a GPU. sizes: the
     number of bytes of each token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
     """
@@ -76,7 +73,7 @@ def evaluate_language_model(
 
 def predicted_bytes(data: np.ndarray, sizes: np.ndarray | None) -> int:
     """The number of bytes in all tokens of `data` but the first. sizes: see `evaluate_language_model`."""
-    ids = tokens_of(data)[1:]
+    ids = data[1:]
     if sizes is None:
         return len(ids)
     sizes = expect_array("sizes", sizes)
@@ -131,7 +128,7 @@ def evaluate_transformer_xl(
     Raises ValueError for numbers out of range, DataError if n < 2.
     """
     expect_instance("replicas", replicas, Replicas)
-    expect_text(data, columns=False)
+    expect_text(data)
     model = replicas.model
     context = model.context
     memory = model.memory if memory is None else memory
@@ -179,38 +176,25 @@ def evaluate_classifier(
 
     batch_size: texts per batch; by default as many of the longest as in training, or as fit on a GPU.
     """
-    expect_instance("dataset", dataset, Labelled)
-    dataset = replace(dataset, labels=expect_array("dataset.labels", dataset.labels))
-    if is_inexact(dataset.labels):
-        raise TypeError("dataset: expected labels that are classes, integers, got probabilities")
-    log_probabilities = log_probabilities_of_classes(replicas, dataset, max_length, keep, batch_size)
-    return scores_of_log_probabilities(log_probabilities, dataset.labels)
-
-
-def scores_of_log_probabilities(log_probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    chosen = np.take_along_axis(log_probabilities, labels[:, None], axis=1)
-    right = log_probabilities.argmax(axis=1) == labels
-    return {"loss": -math.fsum(chosen[:, 0]) / len(chosen), "accuracy": int(right.sum()) / len(chosen)}
-
-
-def log_probabilities_of_classes(
-    replicas: Replicas, dataset: Labelled, max_length: int, keep: str, batch_size: int | None
-) -> np.ndarray:
-    """The log-probabilities of a classifier for each text, (texts, K), in the order of the dataset."""
     expect_instance("replicas", replicas, Replicas)
+    expect_instance("dataset", dataset, Labelled)
+    labels = expect_array("dataset.labels", dataset.labels)
     expect_positive(max_length=max_length)
     if batch_size is None:
         batch_size = at_once(replicas, min(max_length, max(map(len, dataset.ids), default=max_length)))
 
     def score(model: Any, batch: Any) -> np.ndarray:
         with replicas.moved(model, batch) as moved:
-            scores = to_cpu(model(*moved.inputs))
+            scores = to_cpu(model(moved.ids, moved.lengths))
         expect_ids("labels", batch.labels, scores.shape[1])
         return scores
 
     batches = in_order(dataset, batch_size, max_length, keep)
     scored = _scored(replicas, score, batches, "texts", len(dataset.ids), lambda batch: len(batch.labels))
-    return np.concatenate(scored)[np.argsort(by_length(dataset, max_length))]
+    log_probabilities = np.concatenate(scored)[np.argsort(by_length(dataset, max_length))]
+    chosen = np.take_along_axis(log_probabilities, labels[:, None], axis=1)
+    right = log_probabilities.argmax(axis=1) == labels
+    return {"loss": -math.fsum(chosen[:, 0]) / len(chosen), "accuracy": int(right.sum()) / len(chosen)}
 
 
 def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int) -> dict[str, float]:

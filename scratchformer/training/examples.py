@@ -22,14 +22,9 @@ def examples_folder() -> Path | None:
 
 
 def examples() -> dict[str, Path]:
-    """The file of each program by its name: "enwik8", or "records/enwik8" for one in a subfolder."""
+    """The file of each program by its name, such as "enwik8"."""
     folder = examples_folder()
-    files = (
-        []
-        if folder is None
-        else [file for pattern in ("*.py", "*/*.py") for file in sorted(folder.glob(pattern), key=Path.as_posix)]
-    )
-    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files if folder is not None}
+    return {} if folder is None else {file.stem: file for file in sorted(folder.glob("*.py"))}
 
 
 def is_example(path: Path) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ..data import STANDARD_LIBRARY, Corpus, NoConnection, load_enwik8
-from ..data.batching import tokens_of
 from ..generation import printable, stream_text
 from ..shell.text import one_line
 from .run import Run
@@ -32,17 +31,16 @@ def load_corpus(run: Run) -> Corpus:
         return corpus
 
 
-def write_sample(run: Run, model: Any, corpus: Any, **options: Any) -> None:
-    """Print a continuation of the beginning of the test part. options: further ones of `stream_text`."""
+def write_sample(run: Run, model: Any, corpus: Any) -> None:
+    """Print a continuation of the beginning of the test part."""
     vocabulary, context = getattr(corpus, "vocabulary", None), model.context
-    tokens = tokens_of(corpus.test)
     if vocabulary is None:
-        prompt = tokens[: context // 2].astype(np.uint8).tobytes().decode("utf-8", errors="ignore") or "\n"
+        prompt = corpus.test[: context // 2].astype(np.uint8).tobytes().decode("utf-8", errors="ignore") or "\n"
     else:
-        prompt = vocabulary.decode(tokens[: min(64, context // 2)])
+        prompt = vocabulary.decode(corpus.test[: min(64, context // 2)])
     print(f"\n--- the model continues a text it has not seen ---\n{printable(prompt[-200:])}|", end="")
     count, key = 400 if vocabulary is None else 150, run.key("sample")
-    for text in stream_text(model, prompt, count, vocabulary, temperature=0.7, key=key, **options):
+    for text in stream_text(model, prompt, count, vocabulary, temperature=0.7, key=key):
         print(printable(text), end="", flush=True)
     command = ["scratchformer", "generate", str(run.out)]
     if ":" in class_name(model):  # a class of the program

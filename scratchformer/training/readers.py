@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from ..data import PublishedTokenizer, Subwords, Vocabulary
-from ..models import GPT2, BertClassifier, LanguageModel
+from ..models import GPT2, BertClassifier, EncoderDecoder, LanguageModel
 from ..models.bert_weights import ROBERTA, published_as
 from ..models.families import family
 from ..models.pretrained import PretrainedError, instead_of_folder
@@ -91,6 +91,16 @@ def load_writer(
     if isinstance(vocabulary := load_reader(path, model, state), Vocabulary):
         raise ValueError(f"{path} holds a word-level model, whose text cannot be streamed")
     return model, vocabulary
+
+
+def load_translator(run: Path, program: ModuleType | None = None) -> tuple[EncoderDecoder, Subwords]:
+    """The encoder-decoder of a run, and its vocabulary. program: see `load_model`. Raises ValueError for a model that
+    cannot translate, and the errors of loading.
+    """
+    model, state = load_model(mean_snapshot(run), program=program)
+    if not isinstance(model, EncoderDecoder):
+        raise ValueError(f"{run} holds {with_article(type(model))}, which cannot translate")
+    return model, load_vocabulary(run, state)
 
 
 def mean_snapshot(run: Path) -> Path:

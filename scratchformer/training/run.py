@@ -45,7 +45,6 @@ from .snapshot import (
     BEST,
     LAST,
     NotFinite,
-    Snapshot,
     SnapshotError,
     average_snapshots,
     best_snapshot,
@@ -409,11 +408,9 @@ class Run:
             self.save(self.out / BEST, whole=False)
         self.restart_clock()
 
-    def load_best(self, mark: bool = False) -> dict[str, Any] | None:
+    def load_best(self) -> dict[str, Any] | None:
         """Load the weights to be scored into the model of `steps`, in all ranks: the mean of the snapshots that were
-        kept, or the best one if none were. Returns the scores of the best model.
-
-        A mean is saved, and with `mark` whatever is scored: the file says that the model is trained to its end.
+        kept, which is saved, or the best one if none were. Returns the scores of the best model.
         """
 
         def load() -> None:
@@ -422,7 +419,7 @@ class Run:
                 print(f"scoring the mean of the last {len(snapshots)} snapshots")
             else:
                 self.load_weights(self._model, best_snapshot(self.out))
-            if mark or snapshots or self._kept:
+            if snapshots or self._kept:
                 save_snapshot(self.out / MEAN, self._model, **self.identity)
 
         self.ranks.from_first(load)
@@ -432,15 +429,11 @@ class Run:
     def load_weights(self, model: Any, path: Path) -> None:
         """Load the weights of a snapshot into the model. Raises SnapshotError if it was made with other data."""
         snapshot = load_snapshot(path, earlier=True)
-        self.expect_same_data(snapshot)
-        restore(snapshot, model)
-
-    def expect_same_data(self, snapshot: Snapshot) -> None:
-        """Raise SnapshotError if a snapshot was made with other data."""
         for name, here in json.loads(json.dumps(self.identity)).items():
             if (there := snapshot.state.get(name)) != here:
                 there, here = (shorten(repr(value), 100, placeholder="...") for value in (there, here))
-                raise SnapshotError(f"{snapshot.path} was made with other data: {name} {there} in it, {here} here")
+                raise SnapshotError(f"{path} was made with other data: {name} {there} in it, {here} here")
+        restore(snapshot, model)
 
     # Steps of the loop, snapshots and scores, behind the methods above
 

@@ -8,9 +8,8 @@ check(run): raises ValueError for options that exclude each other, before any da
 data(run): the data, an object with a `fingerprint`, and a `vocabulary` if there is one; see `Run.load`.
 model(run, data): a new model.
 score(run, replicas, data, part): the scores of `replicas.model` on "validation" or "test", a dict of numbers.
-stages(run): the names of the stages that are scored, by default all those with a snapshot.
 
-`scratchformer evaluate` uses the last four, so `main` should use them too. The name of a program is that of its file.
+`scratchformer evaluate` uses the last three, so `main` should use them too. The name of a program is that of its file.
 """
 
 from __future__ import annotations
@@ -94,14 +93,12 @@ def open_run(run: Path, names: Mapping[str, Any], device: str, data: str | None,
     )
 
 
-def stages_to_score(run: Run, names: Mapping[str, Any]) -> Iterator[Run]:
-    """The stages of a run that are scored; of a run without stages, the run itself."""
+def stages_to_score(run: Run) -> Iterator[Run]:
+    """The stages of a run that have a snapshot; of a run without stages, the run itself."""
     if any((run.out / name).exists() for name in (LAST, BEST)):
         yield run
         return
-    chosen = (
-        names["stages"](run) if "stages" in names else sorted(path.parent.name for path in run.out.glob(f"*/{LAST}"))
-    )
+    chosen = sorted(path.parent.name for path in run.out.glob(f"*/{LAST}"))
     if not chosen:
         raise ValueError(f"{run.out} holds no model yet")
     for name in chosen:
@@ -109,19 +106,14 @@ def stages_to_score(run: Run, names: Mapping[str, Any]) -> Iterator[Run]:
 
 
 def score_lines(
-    run: Run,
-    names: Mapping[str, Any],
-    part: str,
-    also: Callable[..., Any] | None = None,
-    place: Callable[[Any], Any] | None = None,
+    run: Run, names: Mapping[str, Any], part: str, place: Callable[[Any], Any] | None = None
 ) -> Iterator[str]:
     """One line for each scored stage: the scores of its best model on a part, "validation" or "test".
 
-    also: called with the stage, its replicas, the data and the part; the scores that it returns get another line.
     place: called with each model before it is scored, for example to round its weights; returns the model to score.
     """
     data = run.load(names["data"])
-    for stage in stages_to_score(run, names):
+    for stage in stages_to_score(run):
         model = names["model"](stage, data).to(run.device)
         stage.end_limit()
         stage.load_weights(model, mean_snapshot(stage.out))
@@ -130,11 +122,8 @@ def score_lines(
         count = run.ranks.cores() if run.device is CPU else 1
         options = {name: getattr(run, name) for name in ("micro_batch", "micro_batches", "ranks")}
         with Replicas(model, count, **options) as replicas:
-            extra = None if also is None else also(stage, replicas, data, part)  # first, since it may be refused
             head = f"{stage.stage_name}: " if stage.stage_name else ""
             yield f"{head}{part}: {as_text(names['score'](stage, replicas, data, part))}"
-            if extra is not None:
-                yield f"{head}{part}, learning while reading: {as_text(extra)}"
 
 
 # Where a program is
@@ -156,7 +145,7 @@ def source_of(names: Mapping[str, Any]) -> str | None:
 def files_of(main: Callable[..., Any]) -> set[Path]:
     """The files of `main` and of the functions that it finds by name, outside the package."""
     names = main.__globals__
-    functions = [main, *(names[name] for name in ("data", "model", "score", "check", "stages") if name in names)]
+    functions = [main, *(names[name] for name in ("data", "model", "score", "check") if name in names)]
     files = {Path(file).resolve() for f in functions if (file := getattr(f, "__globals__", {}).get("__file__"))}
     return {file for file in files if file.suffix == ".py" and PACKAGE / "scratchformer" not in file.parents}
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from scratchformer import Key, models
-from scratchformer.records import BidirectionalLanguageModel
 from scratchformer.training.snapshot import load_file
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -20,7 +19,7 @@ def gpu(monkeypatch):
     return load_file(FOLDER / "gpu.py")
 
 
-@pytest.mark.parametrize("kind", ["LanguageModel", "GPT2", "Classifier", "Bidirectional"])
+@pytest.mark.parametrize("kind", ["LanguageModel", "GPT2", "Classifier", "Llama"])
 def test_the_model_in_pytorch_has_the_same_loss_and_gradients(gpu, kind):
     torch = pytest.importorskip("torch")
     import torch_model
@@ -30,8 +29,6 @@ def test_the_model_in_pytorch_has_the_same_loss_and_gradients(gpu, kind):
     if kind == "Classifier":
         model = models.Classifier(29, 2, max_length=8, **sizes)
         batch = (ids, np.array([8, 8, 8]), np.array([0, 1, 1]))
-    elif kind == "Bidirectional":
-        model = BidirectionalLanguageModel(29, context=8, **sizes)
     else:
         model = getattr(models, kind)(29, context=8, dropout=0.0, **sizes)
     model = model.to(dtype=np.float64)
