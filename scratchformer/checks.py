@@ -252,18 +252,6 @@ def expect_lengths(lengths: Array, **sizes: int) -> None:
     expect_integers("lengths", lengths)
 
 
-def expect_probabilities(name: str, x: Array, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless `x` (..., K) has this shape, and each row has probabilities, whose sum is 1.
-
-    A sum may be off by as much as rounding to half precision changes it.
-    """
-    expect_like(name, x, shape)
-    if is_checked(x):
-        return
-    if not (x >= 0).all() or not (abs(x.sum(axis=-1, dtype=np.float64) - 1) < 0.02).all():
-        raise ValueError(f"{name}: expected probabilities, from 0 to 1, with the sum 1 in each row")
-
-
 def expect_array(name: str, x: Any, dtype: Any = None) -> np.ndarray:
     """`x` as a NumPy array, of `dtype` if that is given. Raises TypeError if it cannot be one."""
     try:

@@ -16,7 +16,6 @@ from scratchformer.testing.strict import STRICT
 NUMBERS = st.floats(-1e6, 1e6)
 F, C, I = np.ones((2, 3), np.float32), np.ones((2, 3), np.complex64), np.ones((2, 3), np.int64)
 MASKED, LARGEST, HUGE = np.ma.MaskedArray([1]), checks.MAX_SIZE, 10**400
-NO_PROBABILITIES = "p: expected probabilities, from 0 to 1, with the sum 1 in each row"
 
 
 class Foreign:
@@ -55,7 +54,6 @@ ACCEPTED = [
     lambda: checks.expect_texts("texts", ["a", "b"], list),
     lambda: checks.expect_texts("texts", iter([1])),
     lambda: checks.expect_lengths(np.array([1, 2]), B=2),
-    lambda: checks.expect_probabilities("p", np.array([[0.25, 0.765], [1.0, 0.0]]), (2, 2)),
     lambda: checks.expect_integers("ids", I),
     lambda: checks.expect_integers("ids", Foreign("lib.int32")),
     lambda: checks.expect_ids("ids", np.array([0, 4]), 5),
@@ -142,10 +140,6 @@ OUT_OF_RANGE = [
     (lambda: checks.expect_fraction("betas", -0.5, "beta"), "betas: expected 0 <= beta < 1, got -0.5"),
     (lambda: checks.expect_fraction("p", np.nan), "p: expected 0 <= p < 1, got nan"),
     (lambda: checks.expect_lengths(I), "lengths: expected (B), got (2, 3)"),
-    (lambda: checks.expect_probabilities("p", F, (2, 2)), "p: expected (2, 2), got (2, 3)"),
-    (lambda: checks.expect_probabilities("p", np.array([[0.5, 0.53]]), (1, 2)), NO_PROBABILITIES),
-    (lambda: checks.expect_probabilities("p", np.array([[1.5, -0.5]]), (1, 2)), NO_PROBABILITIES),
-    (lambda: checks.expect_probabilities("p", np.array([[np.nan, 1.0]]), (1, 2)), NO_PROBABILITIES),
     (lambda: checks.expect_range("x", np.array([2, 4]), 2, 3), "x: expected values from 2 to 3, got 4"),
     (lambda: checks.expect_range("x", np.array([1, 4]), 2, 3), "x: expected values from 2 to 3, got 1"),
 ]
@@ -224,15 +218,12 @@ def test_numbers_become_an_array():
 
 def test_values_on_a_device_are_checked_unless_they_were_checked_before():
     """Values on the CPU are always checked."""
-    ids, p = STRICT.xp.asarray(np.array([0, 7])), STRICT.xp.asarray(np.array([[0.5, 3.0]]))
+    ids = STRICT.xp.asarray(np.array([0, 7]))
     for _ in range(2):
         with pytest.raises(IndexError, match=r"^ids: expected values from 0 to 3, got 7$"):
             checks.expect_ids("ids", ids, 4)
-        with pytest.raises(ValueError, match=f"^{NO_PROBABILITIES}$"):
-            checks.expect_probabilities("p", p, (1, 2))
         with pytest.raises(ZeroDivisionError), checks.checked_on_host():
             checks.expect_ids("ids", ids, 4)
-            checks.expect_probabilities("p", p, (1, 2))
             with pytest.raises(IndexError, match=r"^ids: expected values from 0 to 3, got 7$"):
                 checks.expect_ids("ids", np.array([0, 7]), 4)
             raise ZeroDivisionError

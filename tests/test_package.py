@@ -20,7 +20,7 @@ from scratchformer.rng import Key
 
 ROOT = Path(__file__).parent.parent
 PAGES = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
-MODULES = ("ops", "nn", "models", "data", "optim", "training", "generation", "records", "testing")
+MODULES = ("ops", "nn", "models", "data", "optim", "training", "generation", "testing")
 
 
 def in_a_fresh_process(code: str) -> str:

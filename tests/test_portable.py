@@ -199,7 +199,7 @@ def of_layer(name, kind, device=CPU):
 
 def all_cases(kind, device=CPU):
     cases = [(of_operation, name) for name in OPERATIONS]
-    cases += [(of_layer, name) for name in LAYERS if name != "BidirectionalLanguageModel"]  # its dy has another form
+    cases += [(of_layer, name) for name in LAYERS]
     return {name: function(name, kind, device) for function, name in cases}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..ops.cross_entropy import given_targets
 from ..testing.draw import Draw, Sizes
-from .entry import Arguments, OperationEntry, given, normal
+from .entry import Arguments, OperationEntry, given
 
 CROSS_ENTROPY = "dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dℓ_n (p_nv − t_nv)"
 

@@ -145,7 +145,7 @@ class LabelledBatch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Encoded texts and their classes: `ids`, an int32 array (T,) for each text, and `labels`, an int64 array (texts,)."""
+    """Encoded texts and their classes: `ids`, an int32 array (T,) for each, and `labels`, an int64 array (texts,)."""
 
     ids: list[np.ndarray]
     labels: np.ndarray

@@ -397,9 +397,7 @@ class Replicas:
         with nullcontext() if check is None else checked_on_host():
             yield self.move(batch)
 
-    def gradients(
-        self, batch: Any, key: Key | None, remember: Callable[[list], None] | None = None
-    ) -> float | Array:
+    def gradients(self, batch: Any, key: Key | None, remember: Callable[[list], None] | None = None) -> float | Array:
         """Put ∂loss/∂w of the whole batch into the model's flat gradient. Returns the loss, the mean over the batch; on
         a GPU as an array () there, since for a number the host would have to wait.
 

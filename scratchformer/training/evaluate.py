@@ -50,9 +50,10 @@ def evaluate_language_model(
     """Loss (nats per token) and bits per byte of a text. Each token but the first is predicted once.
 
     data: tokens (n,). A window is as long as the model's context, and the next starts `stride` tokens later; only
-    tokens that no earlier window predicted are counted. stride: half the context by default, so every prediction outside the first window has at least that much
-    text before it. batch_size: windows per batch; by default as many as in training, or as fit on a GPU. sizes: the
-    number of bytes of each token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
+    tokens that no earlier window predicted are counted. stride: half the context by default, so every prediction
+    outside the first window has at least that much text before it. batch_size: windows per batch; by default as many as
+    in training, or as fit on a GPU. sizes: the number of bytes of each token of the vocabulary, (V,)
+    (`Subwords.sizes`); None if the tokens are bytes.
     """
     expect_instance("replicas", replicas, Replicas)
     expect_text(data)

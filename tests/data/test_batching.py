@@ -18,7 +18,6 @@ from scratchformer.data import (
     TextBatch,
     TextBatches,
     in_order,
-    joined,
     windows,
 )
 from scratchformer.data.vocabulary import UNKNOWN
@@ -583,31 +582,6 @@ def test_evenly_spaced_texts_are_some_of_them():
     for count in -1, 5:
         with pytest.raises(ValueError, match=r"^count: expected "):
             dataset.evenly(count)
-
-
-def test_texts_are_joined_with_an_end_after_each():
-    texts = [np.array([5, 6], np.int32), np.array([], np.int32), np.array([7], np.int32)]
-    found = joined(texts, 3)
-    assert found.tolist() == [5, 6, 3, 3, 7, 3] and found.dtype == np.int32
-    with pytest.raises(ValueError, match="end: expected a number >= 0, got -1"):
-        joined(texts, -1)
-    for wrong, kind in ([np.array([2**40])], ValueError), ([np.array([1.5])], TypeError), ([], ValueError):
-        with pytest.raises(kind, match="texts: expected "):
-            joined(wrong, 3)
-
-
-def test_labels_that_are_probabilities():
-    """Batches have a row of them for each text, whole or split."""
-    ids, soft = [np.arange(1, n) for n in (3, 6, 4)], np.array([[0.2, 0.8], [1.0, 0.0], [0.5, 0.5]])
-    (batch,) = in_order(Labelled(ids, soft), 3, 9)
-    assert batch.labels.dtype == np.float32 and batch.weight == 3
-    np.testing.assert_allclose(batch.labels, soft[[0, 2, 1]], rtol=1e-6)
-    parts = batch.split(2)
-    assert [len(part.labels) for part in parts] == [2, 1] == [part.weight for part in parts]
-    np.testing.assert_array_equal(np.concatenate([part.labels for part in parts]), batch.labels)
-    large = batch.stretched(5, 9)
-    assert large.labels.shape == (5, 2) and large.ids.shape == (5, 9)
-    np.testing.assert_array_equal(large.labels[3:], batch.labels[:2])
 
 
 def test_integer_labels_of_every_token_stay_integers():

@@ -432,16 +432,16 @@ def test_all_reviews_of_a_film_are_held_out_or_none():
     drawn = set()
     for seed in range(8):
         parts = hold_out(texts, np.repeat([0, 1], 24), 8, seed, "reviews")
-        train, validation = ({name for name in names if name in " ".join(part)} for part, _, _ in parts)
+        train, validation = ({name for name in names if name in " ".join(part)} for part, _ in parts)
         assert not train & validation
-        assert [np.bincount(labels).tolist() for _, labels, _ in parts] == [[20, 20], [4, 4]]
+        assert [np.bincount(labels).tolist() for _, labels in parts] == [[20, 20], [4, 4]]
         drawn.add(frozenset(validation))
     assert len(drawn) > 2
 
 
 def test_a_film_is_divided_if_none_fits():
     texts = [f"we met {name} again {i}" for name in ("Marple", "Holmes") for i in range(3)] + ["fine"] * 6
-    (train, *_), (validation, labels, _) = hold_out(texts, np.repeat([0, 1], 6), 8, 0, "reviews")
+    (train, _), (validation, labels) = hold_out(texts, np.repeat([0, 1], 6), 8, 0, "reviews")
     assert (len(train), len(validation), labels.tolist()) == (4, 8, [0] * 4 + [1] * 4)
 
 

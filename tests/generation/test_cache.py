@@ -7,7 +7,6 @@ from scratchformer.backend import CPU, DeviceError, to_cpu, to_device
 from scratchformer.dispatch import fast
 from scratchformer.generation import DecoderCache, KeyValueCache, SegmentCache, cache_for, generate
 from scratchformer.models import EncoderDecoder, SparseTransformer, TransformerXL
-from scratchformer.records import NGrams, Recall
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 
@@ -20,8 +19,6 @@ BODIES = [
     {"norm": "pre", "positions": "none", "activation": "gelu"},
     {"norm": "post", "recompute": True, "dropout": 0.5},
     {"norm": "pre", "positions": "relative"},
-    {"norm": "pre", "embeddings": [{"layer": NGrams, "orders": [2, 4], "buckets": 20}]},
-    {"norm": "pre", "embeddings": [{"layer": Recall, "orders": [1, 2, 1]}]},
 ]
 every_body = pytest.mark.parametrize("body", BODIES, ids=str)
 

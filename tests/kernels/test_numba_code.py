@@ -43,5 +43,5 @@ def test_code_on_disk_is_made_again_when_a_constant_or_function_that_it_includes
             if hasattr(function, "targetoptions"):
                 assert function.py_func.__code__.co_filename in files
     package = numba_code.Path(numba_code.__file__).parents[1]
-    names = "ops/quantized.py", "ops/activations.py", "backend.py", "rng.py", "records/numba_neighbours.py"
+    names = "ops/quantized.py", "ops/activations.py", "backend.py", "rng.py"
     assert {str(package / name) for name in names} <= files

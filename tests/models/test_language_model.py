@@ -6,7 +6,6 @@ import pytest
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.models import LanguageModel
 from scratchformer.ops.cross_entropy import IGNORED
-from scratchformer.records import NGrams
 from scratchformer.rng import Key
 
 V, T = 9, 6
@@ -26,7 +25,6 @@ def make(device, **options):
         {"wide": True, "positions": "sinusoidal"},
         {"positions": "relative"},
         {"recompute": True},
-        {"embeddings": [{"layer": NGrams, "orders": [2, 3]}]},
     ],
 )
 def test_the_future_has_no_influence(norm, options, device):

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from scratchformer import models, nn, records
+from scratchformer import models, nn
 from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.catalogue import LAYERS, Draw, check
 from scratchformer.catalogue.check import check_layer_case
@@ -18,7 +18,7 @@ from scratchformer.testing.contracts import arrays_in, as_tuple, is_array, is_fl
 from scratchformer.testing.strategies import SCALES
 
 LARGE = ("MultiHeadLoop", "TransformerBlock", "DecoderBlock", "Recompute", "Block", "Stack")
-MODELS = [name for name in LAYERS if re.split(", | with ", name)[0] in (*models.__all__, *records.__all__)]
+MODELS = [name for name in LAYERS if name.partition(",")[0] in models.__all__]
 BLOCKS = [name for name in LAYERS if name.startswith(LARGE)]
 SMALL = [name for name in LAYERS if name not in MODELS + BLOCKS]
 
@@ -242,7 +242,7 @@ def test_inputs_that_are_not_floating_point_arrays(name):
     """Integers and lists are rejected with the name of the input; a layer does not convert them."""
     case = LAYERS[name](Draw(1))
     layer = case.layer.layer if isinstance(case.layer, nn.Recompute) else case.layer
-    forward = layer.logits if isinstance(layer, (models.Classifier, records.BidirectionalClassifier)) else layer.forward
+    forward = layer.logits if isinstance(layer, models.Classifier) else layer.forward
     names = [n.replace("ids", "units") for n in inspect.signature(forward).parameters]
     if type(layer) in (nn.Stack, nn.EmbeddingSum):
         names = ["x", "memory"]  # as the parts call their inputs

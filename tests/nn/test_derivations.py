@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scratchformer import models, nn, records
+from scratchformer import models, nn
 from scratchformer.catalogue import Sizes, derivations, derivations_of
 from scratchformer.notation import DerivationError, check_derivation, parse
 from scratchformer.notation.grammar import walk
@@ -17,10 +17,8 @@ from scratchformer.notation.grammar import walk
 
 def classes():
     """Every class of layers that the package defines."""
-    for package in nn, models, records:
+    for package in nn, models:
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-            if ".numba_" in module.name:  # twins, which need the extra fast
-                continue
             for name, thing in vars(importlib.import_module(module.name)).items():
                 if inspect.isclass(thing) and thing.__module__ == module.name and issubclass(thing, nn.Layer):
                     yield name, thing

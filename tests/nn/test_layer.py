@@ -13,7 +13,6 @@ from scratchformer.dispatch import Twin
 from scratchformer.models import LanguageModel
 from scratchformer.nn import FlatParameters, Layer, Linear, Param, PositionEmbedding
 from scratchformer.nn.layer import LAYER_OBJECTS, Part, add_gradients, repeated
-from scratchformer.records import NGrams
 from scratchformer.rng import Key
 from scratchformer.testing import check_layer
 from scratchformer.testing.strict import STRICT
@@ -428,11 +427,7 @@ def test_bfloat16_weights_are_copied_and_assigned_as_others_are(tmp_path):
 
 def test_numpy_numbers_among_the_arguments(tmp_path):
     """They do not overflow, and the model can be saved."""
-    options = dict(
-        dropout=np.float32(0.5),
-        embeddings=[{"layer": NGrams, "orders": [np.int8(2), np.int8(3)], "buckets": np.int16(16)}],
-    )
-    model = LanguageModel(11, 8, 2, 1, 400, **options)
+    model = LanguageModel(np.int8(11), np.int8(8), 2, 1, np.int16(400), dropout=np.float32(0.5))
     model(np.ones((1, 300), int))
     save_snapshot(tmp_path / "m.safetensors", model)
     found, _ = load_model(tmp_path / "m.safetensors")

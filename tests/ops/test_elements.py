@@ -51,7 +51,7 @@ CASES = {
     if variant not in ("no bias", "yarn") and entry.name != "dense"  # the equations are of other cases, or in parts
     if "attention" not in entry.name or variant in ("", "causal")
 }
-SOFTMAX = "softmax", "log_softmax", "cross_entropy", "cross_entropy, smoothing", "soft_cross_entropy"
+SOFTMAX = "softmax", "log_softmax", "cross_entropy", "cross_entropy, smoothing"
 TWINS = [("numpy", "attention"), *(("numba", name) for name in (*SOFTMAX, "rmsnorm") if "numba" in KINDS)]
 
 # Arrays whose elements may lose digits that their condition does not explain. Each is within the bounds of

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from scratchformer import ops
 from scratchformer.dispatch import fast, reference_only
 from scratchformer.generation.beam import likeliest
-from scratchformer.records.translators import mixed
 from scratchformer.testing.contracts import as_tuple
 
 KINDS = {"reference": reference_only, "numpy": nullcontext}
@@ -64,11 +63,6 @@ def cross_entropy(dy, z, targets, ignored=None, smoothing=0):
     return -(t * s).sum() / N, dy * (p - t) / N
 
 
-def soft_cross_entropy(dy, z, t):
-    s, p = parts(z)
-    return -(t * s).sum() / N, dy / N * (p * t.sum(axis=1, keepdims=True) - t), -dy / N * s
-
-
 def layernorm(dy, x, gamma, beta):
     x = x - x[:, :1]  # exact in long double
     centred = x - x.mean(axis=1, keepdims=True)
@@ -78,7 +72,7 @@ def layernorm(dy, x, gamma, beta):
     return xhat * gamma + beta, dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
 
 
-EXACT = {f.__name__: f for f in (softmax, log_softmax, cross_entropy, soft_cross_entropy, layernorm)}
+EXACT = {f.__name__: f for f in (softmax, log_softmax, cross_entropy, layernorm)}
 EXACT["smoothed cross_entropy"] = cross_entropy
 
 
@@ -86,8 +80,6 @@ def arguments(name, offsets, dtype):
     rng = np.random.default_rng(5)
     z, targets = shifted(0, offsets, dtype), rng.integers(0, V, N)
     z[0, 3:5] = z[0].max()  # two largest
-    if name == "soft_cross_entropy":
-        return z, rng.dirichlet(np.ones(V), N).astype(dtype)
     if name == "layernorm":
         return z, *rng.standard_normal((2, V)).astype(dtype)
     return (z,) if "softmax" in name else (z, targets, None, 0.1) if "smoothed" in name else (z, targets)
@@ -152,8 +144,6 @@ def test_what_is_added_to_the_scores_of_a_row_costs_no_digits(kind, relative):
 
 @with_offsets
 def test_what_is_added_to_the_logits_costs_beam_search_no_digits(offsets):
-    logits = [shifted(seed, offsets, np.float32) for seed in (0, 1)]
-    p = sum(parts(as_wide(z))[1] for z in logits)
-    check((mixed(logits),), (np.log(p),), np.finfo(np.float32).eps)
-    log_p, _, tokens = likeliest(np.zeros((N, 1)), logits[0])
-    check((log_p,), (np.take_along_axis(parts(as_wide(logits[0]))[0], tokens, 1),), np.finfo(np.float32).eps)
+    logits = shifted(0, offsets, np.float32)
+    log_p, _, tokens = likeliest(np.zeros((N, 1)), logits)
+    check((log_p,), (np.take_along_axis(parts(as_wide(logits))[0], tokens, 1),), np.finfo(np.float32).eps)

@@ -13,7 +13,7 @@ CASES = derivations_of("optimizers")
 
 
 def test_no_optimizer_or_schedule_is_without_a_case():
-    assert CASES.keys() == {*optim.__all__, *(op.__name__ for op in IN_PLACE), "LossScale", "DynamicRMS"} - {"Group"}
+    assert CASES.keys() == {*optim.__all__, *(op.__name__ for op in IN_PLACE), "LossScale"} - {"Group"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -32,7 +32,6 @@ MISTAKES = {
     "SGD": ("μ u_{t−1,i} + g_ti", "μ u_{t−1,i} + G_ti"),
     "Muon": ("√(max(1, J/I))", "√(max(1, I/J))"),
     "newton_schulz": ("c S_{k−1,r}^5", "c S_{k−1,r}^4"),
-    "DynamicRMS": ("min(1, λ r_i)", "λ r_i"),
     "clip_by_global_norm": ("c_i = min(1, max_norm/norm) g_i", "c_i = max_norm/norm g_i"),
     "Constant": ("(t + 1)/warmup", "t/warmup"),
     "Cosine": ("cos(π done_t)", "cos(2π done_t)"),

@@ -4,20 +4,18 @@ import socket
 import subprocess
 import sys
 import threading
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scratchformer.data import Pairs, SegmentBatch, Subwords, TextBatches, encode_pairs
+from scratchformer.data import SegmentBatch, Subwords, TextBatches
 from scratchformer.generation import translate, translation
 from scratchformer.models import EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.optim import AdamW, Constant, Group, Muon
 from scratchformer.parallel import ranks as ranks_module
 from scratchformer.parallel.ranks import Elsewhere, Ranks
 from scratchformer.parallel.replicas import TreeSum, slices_of
-from scratchformer.records import neighbours, with_neighbours
 from scratchformer.rng import Key
 from scratchformer.training import Diverged, Replicas, evaluate_language_model, load_snapshot
 from scratchformer.training.snapshot import load_file
@@ -311,20 +309,3 @@ def test_a_launcher_without_mpi4py_is_told_what_to_install(monkeypatch):
     monkeypatch.setenv("PMIX_RANK", "1")  # one of them says so
     with pytest.raises(Elsewhere):
         Ranks.find()
-
-
-@pytest.mark.parametrize("count", [2, 3, 7])
-def test_the_keys_of_neighbours_are_computed_together(monkeypatch, count):
-    """Their bits are those of one process; with seven ranks some have none of the batches."""
-    texts = Pairs(
-        ["a cat sits", "a dog runs", "the cat runs"], ["eine Katze sitzt", "ein Hund rennt", "die Katze rennt"]
-    )
-    subwords = Subwords.bpe(texts.source + texts.target, 40)
-    pairs = encode_pairs(subwords, texts, 64)
-    monkeypatch.setattr(neighbours, "TOKENS", 1)  # a pair in a batch
-    model = EncoderDecoder(len(subwords), 8, 2, 1, norm="pre", key=Key(3))
-    alone = with_neighbours(model, pairs, subwords, neighbours=1).output
-    outputs = run_ranks(count, lambda ranks: with_neighbours(model, pairs, subwords, ranks, neighbours=1).output)
-    assert len(outputs) == count
-    for name, output in product(("keys", "values", "mean"), outputs):
-        assert np.array_equal(getattr(output, name), getattr(alone, name))

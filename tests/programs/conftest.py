@@ -40,12 +40,6 @@ TINY = {  # sizes for the programs of examples/ here; test_presets.py uses their
     "sparse": dict(d_model=8, heads=2, depth=2, context=64, stride=8, batch_size=2, steps=3),
     "digits": dict(d_model=8, heads=2, depth=1, batch_size=8, steps=3),
     "units": dict(d_model=8, heads=2, depth=1, batch_size=8, steps=3),
-    "records/enwik8": dict(d_model=8, heads=2, depth=1, context=16, batch_size=4, steps=3),
-    "records/imdb": dict(d_model=16, depth=1, max_length=16, vocabulary=100, dropout=0.1, word_dropout=0.1)
-    | dict(batch_size=8, lr=1e-2, warmup=10, steps=3, validation=100, evidence=2),
-    "records/reviews": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, steps=3)
-    | dict(tuning_batch_size=32, epochs=1, validation=100),
-    "records/translate": dict(d_model=32, d_ff=64, depth=1, vocabulary=100, max_length=32, dropout=0.0, steps=3),
 }
 
 

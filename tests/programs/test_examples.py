@@ -11,7 +11,6 @@ import pytest
 
 import scratchformer.training
 from scratchformer.data import load_enwik8
-from scratchformer.records import dynamic
 from scratchformer.training import Run, load_model, load_snapshot, read_metrics
 from scratchformer.training.settings import read_settings
 from scratchformer.training.start import run_main
@@ -123,26 +122,6 @@ def test_evaluate_reproduces_the_score_of_the_program(request, call, kind):
     found = call("scratchformer", "evaluate", run.folder, "--device", "cpu", "--part", "validation").stdout
     best = load_snapshot(run.folder).state["best"]["bits_per_byte"]
     assert number(rf"^validation: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(best, abs=1.01e-4)
-
-
-def test_a_run_is_also_scored_while_it_learns(call, fail, enwik8_run, xl_run, imdb_run):
-    fixed = number(rf"{NUMBER} bits per byte", enwik8_run.output)
-    found = call("scratchformer", "evaluate", enwik8_run.folder, "--dynamic", "--device", "cpu").stdout
-    words = "test, learning while reading: loss [0-9.]+, bits_per_byte"
-    assert number(rf"(?m)^test: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(fixed, abs=1.01e-4)
-    assert number(rf"(?m)^{words} {NUMBER}$", found) < fixed  # two steps of training leave much to learn
-    options = ("--dynamic", "--lr", 0, "--stride", 8, "--windows", 2, "--device", "cpu")
-    found = call("scratchformer", "evaluate", enwik8_run.folder, *options).stdout
-    assert number(rf"(?m)^{words} {NUMBER}$", found) == pytest.approx(fixed, abs=1.01e-4)
-    told = " ".join(call("scratchformer", "evaluate", "--help").stdout.split())
-    words = {"lr": "learning rate", "decay": "trained ones", "windows": "each step"}
-    assert {name: number(rf"{text} \(([-0-9.e]+)\)", told) for name, text in words.items()} == {
-        name: dynamic.DYNAMIC[name] for name in words
-    }
-    line = fail("scratchformer", "evaluate", enwik8_run.folder, "--decay", 0.1)
-    assert "--decay: applies only to --dynamic" in line
-    assert "reads it in segments" in fail("scratchformer", "evaluate", xl_run.folder, "--dynamic", "--device", "cpu")
-    assert "trains no language model" in fail("scratchformer", "evaluate", imdb_run.folder, "--dynamic")
 
 
 def test_evaluate_computes_in_the_micro_batches_of_the_run(call, text_file, tmp_path):

@@ -35,13 +35,6 @@ def test_the_estimate_knows_the_precision(call, text_file, tmp_path):
     assert "their copy in half precision" in call("enwik8", *options).stdout
 
 
-def test_portable_bits_are_refused_where_scipy_fits_a_model(fail, tmp_path):
-    for program in "records/imdb", "records/reviews":
-        line = fail(program, "--out", tmp_path / "run", "--device", "cpu", "--bits", "portable")
-        assert line.startswith("error: --bits portable: SciPy fits the linear model")
-    assert not (tmp_path / "run").exists()
-
-
 def test_portable_bits_and_half_precision_exclude_each_other(fail, text_file, tmp_path):
     options = ("--data", text_file, "--out", tmp_path, "--device", "cpu", "--precision", "bfloat16")
     line = fail("enwik8", *options, "--bits", "portable")

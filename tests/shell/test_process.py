@@ -154,14 +154,12 @@ def test_a_program_goes_on_without_output_if_it_does_not_need_it(needed):
 
 
 EXAMPLE = os.path.join(os.path.dirname(starting.PACKAGE), "examples", "imdb.py")
-RECORD = os.path.join(os.path.dirname(EXAMPLE), "records", "imdb.py")
 
 
 @pytest.mark.parametrize(
     ("argv", "original", "expected"),
     [
         (EXAMPLE, ["python", EXAMPLE, "--steps", "3"], True),
-        (RECORD, ["python", RECORD], True),
         ("/venv/bin/scratchformer", ["python", "/venv/bin/scratchformer", "doctor"], True),
         ("-m", ["python", "-m", "scratchformer", "doctor"], True),
         ("-m", ["python", "-m", "pytest"], False),

@@ -36,10 +36,6 @@ def cross_entropy(**options):
     return lambda z: F.cross_entropy(z.reshape(-1, V), targets, **options)
 
 
-def soft_cross_entropy(z, t):
-    return F.cross_entropy(z.reshape(-1, V), t.reshape(-1, V))
-
-
 def rotary(start, base):
     """As in the published Llama code: x cos + rotate_half(x) sin, the angles of both halves alike."""
     theta = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
@@ -194,7 +190,6 @@ CASES = {
         [(B, H, T, D)] * 3,
         dict(pattern=ops.Causal() & ops.Heads(ops.SameBlock(2) | ops.BlockEnds(2), ops.Strided(2))),
     ),
-    "soft_cross_entropy": (ops.soft_cross_entropy, soft_cross_entropy, [(B, T, V)] * 2, {}),
     **{
         f"cross_entropy, {options}": (
             lambda z, options=options: ops.cross_entropy(z, IDS, **options),

@@ -19,7 +19,6 @@ from scratchformer.models import (
 from scratchformer.nn import recompute_blocks
 from scratchformer.parallel.memory import keep_freed_memory
 from scratchformer.portable import make_portable
-from scratchformer.records import BidirectionalLanguageModel
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import Replicas, estimate
@@ -184,7 +183,6 @@ def test_the_blocks_of_an_encoder_decoder():
     [
         "LanguageModel",
         "TransformerXL",
-        "Bidirectional",
         "Classifier",
         "EncoderDecoder",
     ],
@@ -196,7 +194,6 @@ def test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps(kind):
     model, batch = {
         "LanguageModel": lambda: (LanguageModel(11, context=64, **sizes), TextBatch(ids, ids)),
         "TransformerXL": lambda: (TransformerXL(11, context=64, memory=64, **sizes), SegmentBatch(ids, ids, memory)),
-        "Bidirectional": lambda: (BidirectionalLanguageModel(11, context=64, **sizes), TextBatch(ids, ids)),
         "Classifier": lambda: (Classifier(11, 2, max_length=64, **sizes), LabelledBatch(ids, lengths, ids[:, 0])),
         "EncoderDecoder": lambda: (EncoderDecoder(11, **sizes), TranslationBatch(ids, lengths, ids, ids)),
     }[kind]()
@@ -217,7 +214,7 @@ def test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps(kind):
         assert kept == pytest.approx(activations, rel=0.03)
         assert peak == pytest.approx(activations + found.transient, rel=0.08)
         recompute_blocks(model)
-    stacks = 2 if kind in ("Bidirectional", "EncoderDecoder") else 1
+    stacks = 2 if kind == "EncoderDecoder" else 1
     assert found.activations["6 blocks"] == stacks * 6 * 4 * (4 * 64 * 32)
 
 

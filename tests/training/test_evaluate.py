@@ -1,7 +1,6 @@
 """Evaluation, compared with loops over single predictions."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import Labelled, Pairs, Subwords, encode_pairs
 from scratchformer.dispatch import reference_only
 from scratchformer.models import EncoderDecoder
-from scratchformer.records import predict_classes, scores_of_classes
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import (
     Replicas,
@@ -83,53 +81,6 @@ def test_a_classifier_is_scored_as_if_texts_came_one_by_one(device, make_model, 
                 found = evaluate_classifier(replicas, reviews, 10, keep, batch_size)
             assert found["loss"] == pytest.approx(math.fsum(losses) / len(losses), rel=1e-12)
             assert found["accuracy"] == sum(right) / len(right)
-
-
-def test_classes_are_predicted_in_the_order_of_the_texts(device, make_model, reviews):
-    """The labels make no difference: they may be missing, or be no classes at all."""
-    model = make_model("Classifier", device, np.float64)
-    expected = [np.exp(to_cpu(model(to_device(ids[None, :10], device)))[0]) for ids in reviews.ids]
-    assert len({len(ids) for ids in reviews.ids[:8]}) > 3  # so that the batches come in a different order
-    for count, batch_size, labels in (1, 4, reviews.labels), (1, 100, np.empty(0)), (3, 1, reviews.labels + 99):
-        if count == 1 or device is CPU:
-            with Replicas(model, count) as replicas:
-                found = predict_classes(replicas, replace(reviews, labels=labels), 10, batch_size=batch_size)
-            np.testing.assert_allclose(found, expected, rtol=1e-12)
-    with Replicas(make_model("Classifier", device), 1) as replicas:  # in float32
-        found = predict_classes(replicas, reviews, 10)
-    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-15)
-
-
-def test_probabilities_are_scored_as_a_classifier_is(make_model, reviews):
-    with Replicas(make_model("Classifier", dtype=np.float64), 1) as replicas:
-        expected = evaluate_classifier(replicas, reviews, 10)
-        probabilities = predict_classes(replicas, reviews, 10)
-    found = scores_of_classes(probabilities, reviews.labels)
-    assert found["accuracy"] == expected["accuracy"]
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-12)
-    known = np.array([[0.25, 0.75], [0.5, 0.5], [1.0, 0.0]])
-    assert scores_of_classes(known[:2], np.array([1, 0])) == {"loss": pytest.approx(math.log(8 / 3) / 2), "accuracy": 1}
-    assert scores_of_classes(known, np.array([0, 1, 1])) == {"loss": math.inf, "accuracy": 0}
-
-
-@pytest.mark.parametrize(
-    ("probabilities", "labels", "error", "message"),
-    [
-        (np.ones((2, 2), int), np.array([0, 1]), TypeError, "probabilities: expected a floating-point array"),
-        (np.ones(2), np.array([0, 1]), ValueError, r"probabilities: expected \(texts, K\)"),
-        (np.full((2, 2), 0.5), np.array([0]), ValueError, r"labels: expected \(2\), got \(1,\)"),
-        (np.full((2, 2), 0.5), np.array([0, 2]), IndexError, "labels: expected .* 0 to 1"),
-        (np.full((2, 2), 0.5), np.array([0.0, 1.0]), TypeError, "labels: expected integers"),
-        (np.ones((0, 2)), np.empty(0, int), ValueError, r"probabilities: expected texts and classes, got \(0, 2\)"),
-        (np.ones((2, 0)), np.array([0, 0]), ValueError, r"probabilities: expected texts and classes, got \(2, 0\)"),
-        (np.array([[np.nan, 0.5]]), np.array([0]), ValueError, "probabilities: expected probabilities, from 0 to 1"),
-        (np.array([[-0.5, 1.5]]), np.array([0]), ValueError, "probabilities: expected probabilities, from 0 to 1"),
-        (np.array([[7.0, 8.0]]), np.array([0]), ValueError, "probabilities: expected probabilities, from 0 to 1"),
-    ],
-)
-def test_probabilities_that_cannot_be_scored(probabilities, labels, error, message):
-    with pytest.raises(error, match=message):
-        scores_of_classes(probabilities, labels)
 
 
 def test_evaluation_neither_drops_out_nor_learns(device, make_model, text, reviews):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import scratchformer
-from scratchformer import models, records
+from scratchformer import models
 from scratchformer.backend import CPU, DeviceError, get_device, to_device
 from scratchformer.data import Labelled
 from scratchformer.generation import generate
@@ -40,14 +40,6 @@ TEXT = (IDS, TARGETS)
 # Models, and the arrays that their `loss` takes.
 CASES = {
     "LanguageModel": lambda: (models.LanguageModel(V, context=T, dropout=0.1, **SIZES), TEXT),
-    "LanguageModel, n-grams": lambda: (
-        models.LanguageModel(V, context=T, embeddings=[{"layer": records.NGrams, "orders": (2, 3)}], **SIZES),
-        TEXT,
-    ),
-    "LanguageModel, recall": lambda: (
-        models.LanguageModel(V, context=T, embeddings=[{"layer": records.Recall, "orders": [1, 2]}], **SIZES),
-        (integers((B, T, 3), V), TARGETS),
-    ),
     "LanguageModel, sinusoidal, recompute": lambda: (
         models.LanguageModel(V, context=T, positions="sinusoidal", recompute=True, **SIZES),
         TEXT,
@@ -69,22 +61,6 @@ CASES = {
     "Classifier of units": lambda: (
         models.Classifier(None, K, max_length=T, units=4, **SIZES),
         (normal((B, T, 4)), LENGTHS, LABELS),
-    ),
-    "EvidenceClassifier": lambda: (
-        records.EvidenceClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
-        (IDS, normal((B, T, 2)), LENGTHS, integers((B,), 2)),
-    ),
-    "Classifier of probabilities": lambda: (
-        models.Classifier(V, K, max_length=T, **SIZES),
-        (IDS, LENGTHS, np.full((B, K), np.float32(1 / K))),
-    ),
-    "BidirectionalLanguageModel": lambda: (
-        records.BidirectionalLanguageModel(V, context=T, dropout=0.1, **SIZES),
-        (IDS, integers((B, T), V)),
-    ),
-    "BidirectionalClassifier": lambda: (
-        records.BidirectionalClassifier(V, K, max_length=T, dropout=0.1, **SIZES),
-        (IDS, LENGTHS, LABELS),
     ),
     "BertPretraining": lambda: (
         models.BertPretraining(V, max_length=T, dropout=0.1, **SIZES),
@@ -292,7 +268,7 @@ def test_a_classifier_is_scored_with_one_wait_for_each_batch(count):
     assert sum(entry.startswith(("to the host", "waits")) for entry in found) == count
 
 
-@pytest.mark.parametrize("name", ["LanguageModel", "Llama", "TransformerXL", "LanguageModel, n-grams"])
+@pytest.mark.parametrize("name", ["LanguageModel", "Llama", "TransformerXL"])
 def test_a_token_of_generation_waits_once(name):
     model, _ = CASES[name]()
     model = model.to(STRICT)
