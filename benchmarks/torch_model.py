@@ -1,7 +1,7 @@
 """The same models in PyTorch, as the tutorial writes them and tuned, with weights copied from scratchformer's.
 
 They are post-norm or pre-norm, with learned positions and ReLU, the defaults of `scratchformer.models`. There are also
-GPT-2, with a cache for generation, and two Llamas that read a text in both directions.
+GPT-2, with a cache for generation, and Llama.
 """
 
 from __future__ import annotations

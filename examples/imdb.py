@@ -1,8 +1,7 @@
 """Train a transformer on IMDb: is a film review positive or negative?
 
 It reads the words of a review, is selected on held-out training reviews, and is scored once on the test reviews.
-Without --data the official archive is downloaded. A transformer that also reads what a linear model says about each
-word is in examples/records/imdb.py.
+Without --data the official archive is downloaded.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/classify.py).
 Adam's learning rate rises to 1e-4 over 10,000 texts (2,500 steps of 4) and then stays there, for 80 epochs in all.

@@ -2,7 +2,7 @@
 
 Unlike in the paper, the preset small has layer norms before attention and feed-forward layers, and trains with Muon.
 The preset adam has them after these layers, and trains with Adam, as in the paper. The mean of the last snapshots is
-scored. Several models that translate together are in examples/records/translate.py.
+scored.
 
 BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
 Without --data the official files are downloaded.

@@ -85,7 +85,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in geta
 
 
 # They compare the references with numeric gradients, or with themselves, as they do in the whole suite.
-SLOW_WITHOUT = ["test_gradients", "wide_beam", "both_directions", "plain_search", "same_bits", "add_up", "ensemble"]
+SLOW_WITHOUT = ["test_gradients", "wide_beam", "plain_search", "same_bits", "add_up"]
 
 
 def test_without_kernels_nothing_but_speed_is_lost(environment, tmp_path, thorough):

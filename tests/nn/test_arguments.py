@@ -97,9 +97,7 @@ def test_numbers_out_of_range(make, name, zero):
 
 
 SIZES = dict(d_in=4, d_out=4, d_model=8, heads=2, vocab_size=5, depth=1, context=4, max_length=4, num_classes=2)
-SIZES |= dict(
-    width=2, d_ff=4, memory=2, stride=2, embedding=nn.TokenEmbedding(5, 8), rank=2, linear=nn.Linear(4, 4), evidence=2
-)
+SIZES |= dict(width=2, d_ff=4, memory=2, stride=2, embedding=nn.TokenEmbedding(5, 8), rank=2, linear=nn.Linear(4, 4))
 WITH_KEY = [
     made
     for module in (nn, models)
