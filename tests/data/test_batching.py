@@ -70,27 +70,6 @@ def test_bytes_become_int32():
     assert batch.ids.dtype == np.int32
 
 
-def test_rows_of_a_text_with_further_columns_are_cut_as_its_tokens_are():
-    """Batches and windows have the same tokens and targets as without them, and the rows of the whole text."""
-    rows = Key(0).generator().integers(0, 4, (60, 4)).astype(np.uint16)
-    text = rows[:, 0]
-    place = np.concatenate([np.arange(60)[:, None], np.zeros((60, 3))], axis=1).astype(int)
-    for cut in (
-        lambda data: [TextBatches(data, 3, 8, Key(1)).batch(2)],
-        lambda data: [b for b, _ in windows(data, 8, 3, 4)],
-    ):
-        for batch, plain, where in zip(cut(rows), cut(text), cut(place), strict=True):
-            np.testing.assert_array_equal(batch.targets, plain.targets)
-            np.testing.assert_array_equal(batch.ids, rows[where.ids[:, :, 0]])
-            np.testing.assert_array_equal(batch.ids[:, :, 0], plain.ids)
-            assert (batch.tokens, batch.weight) == (plain.tokens, plain.weight)
-            for part, other in zip(batch.split(2), plain.split(2), strict=True):
-                np.testing.assert_array_equal(part.ids[:, :, 0], other.ids)
-            assert batch.stretched(2, 11).ids.shape == (2, 11, 4)
-    with pytest.raises(ValueError, match=r"data: expected \(n\), got \(60, 4\)"):
-        SegmentBatches(rows, 2, 4, Key(0), 1, 1)
-
-
 def test_text_batches_are_a_function_of_key_and_step():
     key = Key(3).fold("data")
     batches = TextBatches(COUNTING, 4, 16, key)

@@ -1,6 +1,5 @@
 import itertools
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from scratchformer import ops
 from scratchformer.backend import CPU, Device, to_cpu, to_device
 from scratchformer.data import Subwords
-from scratchformer.dispatch import fast
 from scratchformer.generation import DecoderCache, beam_search, bleu, translate
 from scratchformer.generation import beam as search
 from scratchformer.models import EncoderDecoder
@@ -16,13 +14,6 @@ from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 
 V, BEGIN, END = 5, 0, 1
-
-
-@fast()
-def n_best(model, source, lengths, begin, end, beam=4, length_penalty=0.6, longer=search.LONGER):
-    """The `beam` best translations of each source."""
-    options = (source, lengths, begin, end, beam, length_penalty, longer)
-    return search.search(partial(DecoderCache, model), *options, wanted=beam)
 
 
 SOURCE, LENGTHS = np.array([[2, 3, 4], [4, 2, 2]]), np.array([3, 1])
@@ -59,12 +50,10 @@ def test_a_wide_beam_finds_the_best_of_all(combinations):
         there_are = [list(every_translation(model, b, LENGTHS[b] + 1)) for b in range(2)]
         for alpha in (0, 0.6, 2):
             found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam=300, length_penalty=alpha, longer=1)
-            lists = n_best(model, SOURCE, LENGTHS, BEGIN, END, beam=300, length_penalty=alpha, longer=1)
             for b in range(2):
-                ranked = sorted(((total / ((5 + n) / 6) ** alpha, ys) for total, n, ys in there_are[b]), reverse=True)
-                assert tuple(found[b].ids) == ranked[0][1]
-                assert found[b].score == pytest.approx(ranked[0][0], rel=1e-9)
-                assert [tuple(h.ids) for h in lists[b]] == [ys for _, ys in ranked[:300]]
+                score, ids = max((total / ((5 + n) / 6) ** alpha, ys) for total, n, ys in there_are[b])
+                assert tuple(found[b].ids) == ids
+                assert found[b].score == pytest.approx(score, rel=1e-9)
 
 
 def plain_beam_search(model, b, beam, alpha, longest):
@@ -89,38 +78,17 @@ def test_it_is_the_plain_search(beam, alpha, device):
     """What the plain search finds after the early stop is no better."""
     for seed in range(8 if device is CPU else 2):
         model = make(device, seed)
-        options = (SOURCE, LENGTHS, BEGIN, END, beam, alpha, 6)
-        best, lists = beam_search(model, *options), n_best(model, *options)
-        for b in range(2):
-            expected = plain_beam_search(model, b, beam, alpha, LENGTHS[b] + 6)[:beam]
-            for hypotheses in [best[b]], lists[b]:
-                for found, (score, ids) in zip(hypotheses, expected, strict=len(hypotheses) > 1):
-                    assert found.score == pytest.approx(score, rel=1e-9)
-                    assert found.ids.tolist() == [i for i in ids if i != END]
-
-
-def test_n_best_begins_with_what_beam_search_finds(device):
-    for seed in range(4):
-        found = n_best(make(device, seed), SOURCE, LENGTHS, BEGIN, END, 4, longer=3)
-        best = beam_search(make(device, seed), SOURCE, LENGTHS, BEGIN, END, 4, longer=3)
-        assert sum(map(len, found)) > 4
-        for b in range(2):
-            assert found[b][0].ids.tolist() == best[b].ids.tolist() and found[b][0].score == best[b].score
-            scores = [hypothesis.score for hypothesis in found[b]]
-            assert scores == sorted(scores, reverse=True)
-            assert len({tuple(hypothesis.ids) for hypothesis in found[b]}) == len(found[b])
-            for score, ids in found[b]:
-                if len(ids) < LENGTHS[b] + 3:  # else it may have been cut off
-                    rows = log_probabilities(make(device, seed), b, [BEGIN, *ids])
-                    total = sum(row[token] for row, token in zip(rows, [*ids, END], strict=True))
-                    assert score == pytest.approx(total / ((6 + len(ids)) / 6) ** 0.6, rel=1e-9)
+        for b, found in enumerate(beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam, alpha, 6)):
+            score, ids = plain_beam_search(model, b, beam, alpha, LENGTHS[b] + 6)[0]
+            assert found.score == pytest.approx(score, rel=1e-9)
+            assert found.ids.tolist() == [i for i in ids if i != END]
 
 
 @pytest.mark.parametrize("alpha", [0, 0.6, 2])
 def test_stopping_early_changes_no_result(alpha, monkeypatch):
     """The search stops only when nothing that is open can be better."""
     source, lengths, steps = 2 + np.arange(20).reshape(4, 5) ** 2 % 3, np.array([1, 5, 2, 3]), []
-    logits, rules = DecoderCache.logits, [search.done, lambda finished, scores, *_: scores.max() == -np.inf]
+    logits, rules = DecoderCache.logits, [search.done, lambda best, scores, *_: scores.max() == -np.inf]
     monkeypatch.setattr(DecoderCache, "logits", lambda self, ids: (steps.append(1), logits(self, ids))[1])
     needed = [0, 0]
     for seed, K in enumerate([1, 2, 3, 5, 2, 5]):
@@ -129,12 +97,11 @@ def test_stopping_early_changes_no_result(alpha, monkeypatch):
         for i, done in enumerate(rules):
             monkeypatch.setattr(search, "done", done)
             steps.clear()
-            found.append([[h] for h in beam_search(model, *options, 9)] + n_best(model, *options, 9))
+            found.append(beam_search(model, *options, 9))
             needed[i] += len(steps)
         early, late = found
-        assert [[h.ids.tolist() for h in one] for one in early] == [[h.ids.tolist() for h in one] for one in late]
-        for one, other in zip(early, late, strict=True):
-            assert [h.score for h in one] == pytest.approx([h.score for h in other], rel=1e-9)
+        assert [h.ids.tolist() for h in early] == [h.ids.tolist() for h in late]
+        assert [h.score for h in early] == pytest.approx([h.score for h in late], rel=1e-9)
     assert needed[0] < needed[1]
 
 
@@ -177,37 +144,39 @@ def test_sources_whose_search_is_over_are_taken_out(device, monkeypatch, beam_wi
     found = []
     for share in (1, 0):
         monkeypatch.setattr(search, "FEWER", share)
-        found.append(n_best(model, source, lengths, BEGIN, END, beam_width, longer=6))
+        found.append(beam_search(model, source, lengths, BEGIN, END, beam_width, longer=6))
         if share:
             assert left and min(left) < 6 * beam_width
             left.clear()
     assert not left
-    for one, other in zip(*found, strict=True):
-        assert [h.ids.tolist() for h in one] == [h.ids.tolist() for h in other]
-        assert [h.score for h in one] == pytest.approx([h.score for h in other], rel=1e-9)
+    one, other = found
+    assert [h.ids.tolist() for h in one] == [h.ids.tolist() for h in other]
+    assert [h.score for h in one] == pytest.approx([h.score for h in other], rel=1e-9)
 
 
 @pytest.mark.parametrize("share", [0, 1])
 @pytest.mark.parametrize("beam_width", [2, 5, 20])
 def test_each_source_has_its_own_limit(monkeypatch, beam_width, share):
-    """Of sources of many lengths, each has all the translations that it has alone."""
+    """Of sources of many lengths, each has the translation that it has alone."""
     monkeypatch.setattr(search, "FEWER", share)
     lengths, source = np.array([1, 8, 5, 2, 7, 3, 6, 4]), 2 + np.arange(64).reshape(8, 8) ** 2 % 3
     for seed in range(4):
         model = make(CPU, seed)
-        together = n_best(model, source, lengths, BEGIN, END, beam_width, 2.0, longer=2)
+        together = beam_search(model, source, lengths, BEGIN, END, beam_width, 2.0, longer=2)
         for b, length in enumerate(lengths):
             one = source[b : b + 1, :length], lengths[b : b + 1]
-            (alone,) = n_best(model, *one, BEGIN, END, beam_width, 2.0, longer=2)
-            assert [h.ids.tolist() for h in alone] == [h.ids.tolist() for h in together[b]]
-            assert [h.score for h in alone] == pytest.approx([h.score for h in together[b]], rel=1e-9)
+            (alone,) = beam_search(model, *one, BEGIN, END, beam_width, 2.0, longer=2)
+            assert alone.ids.tolist() == together[b].ids.tolist()
+            assert alone.score == pytest.approx(together[b].score, rel=1e-9)
 
 
 def test_lengths_of_small_integers():
     """The limit, a length and 50 more, may be larger than they can hold."""
     model, source = make(CPU), 2 + np.arange(100)[None] % 3
-    small, large = (n_best(model, source, np.array([100], kind), BEGIN, END, 2, 2.0) for kind in (np.int8, np.int64))
-    assert [h.ids.tolist() for h in small[0]] == [h.ids.tolist() for h in large[0]]
+    (small,), (large,) = (
+        beam_search(model, source, np.array([100], kind), BEGIN, END, 2, 2.0) for kind in (np.int8, np.int64)
+    )
+    assert small.ids.tolist() == large.ids.tolist()
 
 
 def test_a_length_penalty_favours_long_ones():

@@ -27,7 +27,7 @@ MADE_OF = {
     "SparseTransformer": SIZES | dict(context=4, stride=2),
     "TransformerXL": SIZES | dict(context=4, memory=2),
 }
-BODY = "positions, dropout, causal, recompute, embedding_std, units, embeddings, block, final_norm, by_block"
+BODY = "positions, dropout, causal, recompute, embedding_std, units, block, final_norm, by_block"
 BLOCK = "norm, wide, d_ff, activation, bias, eps"
 every_model = pytest.mark.parametrize("name", MADE_OF)
 
