@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..checks import expect_ids, expect_positive
+from ..checks import describe, expect_ids, expect_positive
 from ..nn import Layer, Linear
 from ..nn.block import Stored
 from ..nn.embedding import extend_output
@@ -69,6 +69,13 @@ class LanguageModel(Predictor):
         logits, forward = self.forward(ids, key=key, **options)
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)
         return loss, (forward, cross_entropy)
+
+    def loss_backward(self, dloss: float, cache: tuple) -> None:
+        """As for every `Predictor`."""
+        if not isinstance(cache, tuple) or len(cache) != 2:
+            raise TypeError(f"cache: expected the one that loss returned, got {describe(cache)}")
+        forward, cross_entropy = cache
+        self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
 
     def check_batch(self, ids: Array, targets: Array) -> None:
         """Raise an error for ids or targets out of range: see `Predictor`."""
