@@ -240,11 +240,11 @@ def evaluate(node: Node, scope: Scope) -> Named:
     if kind == "neg":
         return pointwise(np.negative, evaluate(node[1], scope))
     if kind == "call" and node[1] in scope.functions:
-        return apply(scope.functions[node[1]], *(evaluate(a, scope) for a in node[2]))
+        return apply(scope.functions[node[1]], *[evaluate(a, scope) for a in node[2]])
     if kind == "call":
-        return pointwise(FUNCTIONS[node[1]], *(evaluate(a, scope) for a in node[2]))
+        return pointwise(FUNCTIONS[node[1]], *[evaluate(a, scope) for a in node[2]])
     if kind in FUNCTIONS:
-        return pointwise(FUNCTIONS[kind], *(evaluate(a, scope) for a in node[1:]))
+        return pointwise(FUNCTIONS[kind], *[evaluate(a, scope) for a in node[1:]])
     if kind == "bracket":
         return truth(node[1], scope)
     if kind == "delta":

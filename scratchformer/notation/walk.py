@@ -146,7 +146,7 @@ class Walk:
 
     def dot_products(self, equation: Equation) -> Iterator[str]:
         """How to write products of arrays that have an axis without an index."""
-        letter = next(each for each in "cdijkl" if each not in letters_in(equation))
+        letter = next((each for each in "cdijkl" if each not in letters_in(equation)), "c'")
         for node in nodes(equation):
             if node[0] == "*" and all(part[0] == "name" and part[2] and self.names(part) for part in node[1:]):
                 if all(self.scope.values[self.scope.resolve(name)].ndim > len(has) for _, name, has in node[1:]):

@@ -110,7 +110,7 @@ def test_the_verdict_is_that_of_the_terminal(page: Any, name: str, tmp_path: Pat
     mistakes = each.mistakes[:2] if os.environ.get("CI") else each.mistakes
     texts = [each.start, *(each.solution.replace(s.right, s.wrong) for s in mistakes)]
     wrong = [("q_zz", f"2 {last}"), ("(", f"\\frac{{{last}}}{{2}}")][exercises.DERIVATIONS.index(name) % 2]
-    texts += [each.solution.replace(last, other) for other in wrong]
+    texts += [each.solution.replace(last, other) for other in (*wrong, "exp(q_zz)", "1 + e^q_zz", "log(q_{zz + 9})")]
     solved = verdict_in(page, name, each.solution)
     assert solved[0]
     expect_same(solved, verdict_of(name, each.solution, tmp_path))
@@ -153,6 +153,19 @@ def wait(page: Any) -> None:
 
     done = "return document.querySelector('.exercise').ariaBusy === 'false'"
     WebDriverWait(page, 120, 0.05).until(lambda browser: browser.execute_script(done))
+
+
+def test_an_error_in_the_check_ends_in_a_message_and_the_exercise_goes_on(browser: Any, tmp_path: Path) -> None:
+    page = opened(browser, tmp_path, "softmax_equations")
+    field, start = page.find_element("css selector", "input"), "const { page } = document.querySelector('.exercise'); "
+    page.execute_script(start + "page.started = { grade: () => { throw new Error(); }, preview: () => '' }")
+    field.send_keys("exp(z_k)", "\n")
+    wait(page)
+    assert "could not be checked" in page.find_element("css selector", ".verdict").text
+    page.execute_script(start + "page.started = null; page.check()")
+    wait(page)
+    assert page.find_element("css selector", ".blank").get_attribute("data-state") == "right"
+    page.execute_script("localStorage.clear()")
 
 
 def test_an_exercise_is_solved_with_the_keyboard(browser: Any, tmp_path: Path) -> None:

@@ -132,12 +132,20 @@
       this.verdict.replaceChildren(make("p", { textContent: "checking…" }));
     }
 
+    /** What the course says of a text, or that it could not be checked, whatever the error. */
+    grade(text) {
+      try {
+        return JSON.parse(this.python.grade(text));
+      } catch {
+        return { passed: false, line: 0, reached: false, message: "This could not be checked. Change an answer, and check again." };
+      }
+    }
+
     /** The verdict of the course. Each line is marked: right above the first that is wrong or blank. */
     judge() {
       const { from } = this;
-      const result = JSON.parse(this.python.grade(this.checked));
-      const { passed, line, reached } = result;
-      const message = this.numbered(result.message);
+      const { passed, line, reached, message: said } = this.grade(this.checked);
+      const message = this.numbered(said);
       this.section.ariaBusy = "false";
       const blank = message.includes("is still blank");
       for (const each of this.blanks) {
