@@ -423,6 +423,20 @@ def test_a_weight_is_changed(page: Page) -> None:
     buffer = page.run("return page.pinned[0].buffer")
     assert page.run("return page.step.arrays[arguments[0]][0]", buffer) == 5
     assert page.run("return page.step.loss()") != loss
+    for text in "", "abc", "-", "1e7", "1e400":
+        field.send_keys(Keys.CONTROL, "a", Keys.NULL, *(text or Keys.DELETE))
+        assert page.run("return page.step.arrays[arguments[0]][0]", buffer) == 5, text
+        assert "The weight is still 5." in page.find(".living-change")[0].text, text
+    field.send_keys(Keys.TAB)
+    assert page.run("return [page.changing.value, page.changing.nextSibling.textContent]") == ["5", ""]
+
+
+def test_the_last_step_of_a_weight_is_shown_until_a_weight_is_changed(page: Page) -> None:
+    page.run("page.once(); page.pin(page.picture.grids.find((grid) => page.isWeight(grid)), 0)")
+    assert "with the gradient before it" in page.run("return page.explained.textContent")
+    assert page.find(".living-explained [data-update]")
+    page.find(".living-change input")[0].send_keys(Keys.CONTROL, "a", Keys.NULL, "5")
+    assert not page.find(".living-explained [data-update]")
 
 
 def test_a_weight_is_dragged(page: Page) -> None:

@@ -1083,7 +1083,7 @@
 
   /** The terms of a number as a list, for other pages that compute with equations. */
   const listed = (model, line, terms) => Page.prototype.list.call(Object.assign(Object.create(Page.prototype), { model }), line, terms, true);
-  Object.assign(Live, { Writer, listed, make, long, short, letterOf });
+  Object.assign(Live, { Writer, listed, make, long, short, letterOf, LIMIT });
 
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();

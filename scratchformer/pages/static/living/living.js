@@ -6,7 +6,7 @@
 
 (function () {
   const { Step, stepOfMuon, Picture, Text, tasks, product, sized, sizeOf } = globalThis.Living;
-  const { make, Writer, listed, long, short, letterOf } = globalThis.Live;
+  const { make, Writer, listed, long, short, letterOf, LIMIT } = globalThis.Live;
   const PACE = 95; // milliseconds for each call while it plays
   const BUDGET = 9; // milliseconds of training in each frame
   const SAMPLE = 64; // characters that the model writes
@@ -583,8 +583,19 @@
         return make("table", { "aria-label": `${grid.title}${grid.panels.length > 1 ? `, ${panel}` : ""}` }, make("tbody", {}, ...rows));
       });
       const change = make("label", { class: "living-change" }, "Change this weight: ");
-      const input = make("input", { type: "number", step: "0.1", "aria-label": "the weight", oninput: () => this.change(Number(input.value)) });
-      change.append(input);
+      const refused = make("span", { class: "living-refused", role: "status" });
+      let before;
+      const remember = () => { before = grid.value(this.shown(), this.pinned[1]); };
+      const input = make("input", {
+        type: "number", step: "0.1", "aria-label": "the weight", onfocus: remember, onselect: remember,
+        oninput: () => {
+          const valid = Math.abs(input.valueAsNumber) <= LIMIT;
+          refused.textContent = valid ? "" : ` Type a number, such as −0.5. The weight is still ${long(before)}.`;
+          this.change(valid ? input.valueAsNumber : before);
+        },
+        onblur: () => { refused.textContent = ""; this.fill(); },
+      });
+      change.append(input, refused);
       this.changing = editable ? input : null;
       this.table.replaceChildren(...(editable ? [change] : []), make("p", { class: "living-title" }, grid.title), ...tables);
       this.fill();
@@ -597,7 +608,7 @@
 
     /** Gives another value to a weight, by default the pinned one, and computes everything again. */
     change(value, [grid, i] = this.pinned) {
-      if (!Number.isFinite(value)) return;
+      this.before = null; // the last step of the optimizer does not lead to these numbers
       for (const step of this.steps()) {
         step.arrays[grid.buffer][grid.at(i)] = value;
         step.forward();
@@ -679,7 +690,7 @@
       const number = this.plan.parameters.findLast((each) => this.offset(each) <= at);
       const { shape } = this.plan.buffers[number];
       const { adam_lr, lr, decay } = this.settings;
-      const title = `<p class="living-inner">The last step of ${this.choice.optimizer}:</p>`;
+      const title = `<p class="living-inner">The last step of ${this.choice.optimizer}, with the gradient before it:</p>`;
       const before = Object.fromEntries(Object.entries(this.before).map(([name, array]) => [name, array[at]]));
       if (adam_lr && this.plan.matrices.includes(number)) return title + this.updatedInMatrix(number, at - this.offset(number), before);
       const rate = adam_lr || lr;
