@@ -115,23 +115,23 @@ def adam(w, g, m0, v0, lr, t):
 
 A = np.array
 STEPS = {
-    "product": Step(product, product_backward, (A(2.0), A(3.0)), 2.0),
-    "two_uses": Step(two_uses, two_uses_backward, (A(2.0), 3.0, 0.5), 1.5),
+    "product": Step(product, product_backward, (A(7.0), A(3.0)), 5.0),
+    "two_uses": Step(two_uses, two_uses_backward, (A(2.0), 3.0, 0.5), 3.5),
     "linear": Step(
         ops.linear,
         ops.linear_backward,
-        (A([1.0, -2.0, 0.5]), A([[0.5, 1.0], [-1.0, 0.8], [2.0, -0.6]]), A([0.1, 0.2])),
+        (A([1.0, -2.0, 0.5]), A([[0.5, 1.0], [-1.8, 0.7], [2.0, -0.6]]), A([0.1, 0.2])),
         [0.8, -0.5],
     ),
     "softmax": Step(ops.softmax, ops.softmax_backward, (A([1.0, 2.0, 0.5]),), [1.0, -1.0, 0.5]),
-    "cross_entropy": Step(one_row, one_row_backward, (A([1.0, 2.0, 0.5]), 0), 1.0, {"t": (0, 2)}),
-    "normalise": Step(normalise, normalise_backward, (A([1.0, 3.0, -2.0, 0.6]),), [1.0, 0.5, -1.0, 0.2]),
+    "cross_entropy": Step(one_row, one_row_backward, (A([1.0, 2.0, 0.5]), 0), 2.0, {"t": (0, 2)}),
+    "normalise": Step(normalise, normalise_backward, (A([1.0, 4.0, -2.0, 0.6]),), [1.0, 0.5, -1.0, 0.2]),
     "embedding": Step(
         ops.embedding,
         ops.embedding_backward,
-        (A([1, 3, 1, 0]), A([[0.5, -1.0], [1.0, 0.2], [-0.4, 0.8], [2.0, -0.6]])),
+        (A([3, 4, 3, 0]), A([[0.5, -1.0], [1.0, 0.2], [-0.4, 0.8], [1.5, -0.6], [0.3, 0.7]])),
         [[1.0, 0.5], [-0.5, 0.2], [0.3, -1.0], [0.4, 0.6]],
-        {"ids": (0, 3)},
+        {"ids": (0, 4)},
     ),
     "one_head": Step(
         one_head,
@@ -139,7 +139,7 @@ STEPS = {
         (
             A([[1.0, 0.5], [-1.0, 2.0], [2.0, 1.0]]),
             A([[1.0, 1.0], [0.5, -1.0], [-1.0, 0.5]]),
-            A([[2.0, -1.0], [-2.0, 3.0], [-1.0, 1.0]]),
+            A([[2.6, -1.0], [-2.0, 3.0], [-1.5, 1.2]]),
         ),
         [[1.0, 0.5], [-0.5, 1.0], [0.5, -1.0]],
     ),
@@ -153,11 +153,11 @@ STEPS = {
         ),
         [[[1.0, 0.5], [-0.5, 1.0]], [[0.5, -1.0], [1.0, 1.0]]],
     ),
-    "skip": Step(skip, skip_backward, (A([1.0, -2.0]), A([[0.5, 0.3], [-0.2, 0.4]])), [0.7, 0.5]),
+    "skip": Step(skip, skip_backward, (A([1.5, -2.0]), A([[0.5, 0.3], [-0.2, 0.4]])), [0.7, 0.5]),
     "adam": Step(
         adam,
         None,
-        (A([1.0, -0.5]), A([0.2, -3.0]), A([0.0, 0.0]), A([0.0, 0.0]), 0.1, 1),
+        (A([1.0, -0.5]), A([0.2, -3.0]), A([0.0, 0.0]), A([0.0, 0.0]), 0.05, 1),
         ranges={"t": (1, 1000), "v0": (0.0, 9.0), "lr": (0.0, 1.0)},
     ),
 }

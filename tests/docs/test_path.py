@@ -1,10 +1,12 @@
 """The path of twelve steps: every page opens from disk, every question is answered right and wrong."""
 
+import inspect
 import re
 import shutil
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from sphinx.application import Sphinx
 
 from scratchformer.notation import parse
+from scratchformer.notation.check import read_and_run, walk_through
 from scratchformer.notation.grammar import walk
 from scratchformer.pages.live import STATIC
 
@@ -43,7 +46,7 @@ ANSWERS: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {
     "04-softmax": lambda a: softmax(a["z"])[0],
     "05-cross-entropy": lambda a: -2 / 3 * a["dloss"],
     "06-layernorm": lambda a: 2 * a["x"].std(),
-    "07-embedding": lambda a: 4 - len(set(a["ids"])),
+    "07-embedding": lambda a: len(a["table"]) - len(set(a["ids"])),
     "08-attention": lambda a: a["v"][0, 0],
     "09-heads": lambda a: softmax(np.einsum("htd,hsd->hts", a["q"], a["k"]) / 2**0.5)[:, 1].max(axis=-1).argmax(),
     "10-residual": lambda a: a["dy"][0],
@@ -231,6 +234,65 @@ def test_the_answer_follows_the_numbers(pages: Path12, name: str) -> None:
     assert len(answers) > 1
 
 
+def values_of(name: str, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
+    """The numbers of a page by name: those that it begins with, or others that are drawn."""
+    text = (DOCS / "path" / f"{name}.md").read_text(encoding="utf-8")
+    ((operation, equations),) = re.findall(r"```{step} (\w+)\n(.*?)```", text, re.DOTALL)
+    step = steps.STEPS[operation]
+    args, dy = step.args, np.array(step.dy or 0.0)
+    if rng is not None:
+        ranges = [step.ranges.get(parameter) for parameter in inspect.signature(step.op).parameters]
+        args = tuple(drawn(rng, x, limits) for x, limits in zip(args, ranges, strict=True))
+        dy = drawn(rng, dy, None)
+    docstring = f"{operation}\n\nForward and backward:\n\n{indent(equations, '    ')}\n"
+    with np.errstate(all="ignore"):
+        ran, derivation = read_and_run(step.op, step.op_backward, *args, docstring=docstring, dy=dy)
+        return walk_through(derivation, ran, np.inf).values
+
+
+def drawn(rng: np.random.Generator, x: Any, limits: tuple[float, float] | None) -> Any:
+    if limits and isinstance(limits[0], int):
+        array = rng.integers(limits[0], limits[1] + 1, np.shape(x))
+    else:
+        array = rng.uniform(*limits, np.shape(x)) if limits else rng.normal(size=np.shape(x))
+    return array if isinstance(x, np.ndarray) else array[()]
+
+
+def guesses(name: str, values: dict[str, np.ndarray]) -> dict[str, float]:
+    """What a reader may type without having understood: a number of the page, or the sum, difference, product or quotient
+    of two; of a large page, of two in the arrays that the answer is about. Each also with the constants of the question,
+    and the answer without one of its factors.
+    """
+    text = (DOCS / "path" / f"{name}.md").read_text(encoding="utf-8").partition("```{question} ")[2]
+    answer = text.partition("\n")[0]
+    known = {f"{each}{list(place)}": float(x) for each, array in values.items() for place, x in np.ndenumerate(array)}
+    about = {str(node[1]) for part in parse(f"answer = {answer}").parts[1:] for node in walk(part) if node[0] == "name"}
+    paired = [key for key in known if len(known) < 12 or key.partition("[")[0] in about]
+    found = dict(known)
+    for a, b in combinations(paired, 2):
+        x, y = known[a], known[b]
+        found |= {f"{a} + {b}": x + y, f"{a} - {b}": x - y, f"{b} - {a}": y - x, f"{a} {b}": x * y}
+        found |= {f"{a} / {b}": x / y if y else np.nan, f"{b} / {a}": y / x if x else np.nan}
+    constants = {float(each) for each in re.findall(r"\d+(?:\.\d+)?", re.sub(r"_{.*?}", "", answer))} - {0, 1e-8}
+    found |= {f"{c:g} · {key}": c * x for c in constants - {1.0} for key, x in found.items()}
+    right = float(ANSWERS[name](values))
+    return found | {f"without {each}": right / values[each] for each in about if not np.ndim(values[each])}
+
+
+@pytest.mark.parametrize("name", [name for name in steps.PAGES if name not in ("09-heads", "12-train")])
+def test_no_other_number_of_the_page_is_the_answer_by_chance(name: str) -> None:
+    """Whatever equals the answer with the numbers that the page begins with is the answer with others too."""
+
+    def right(values: dict[str, np.ndarray]) -> set[str]:
+        answer = float(ANSWERS[name](values))
+        near = max(0.02 * abs(answer), 0.005)  # what path.js takes for right
+        return {guess for guess, x in guesses(name, values).items() if abs(x - answer) <= near}
+
+    rng = np.random.default_rng(0)
+    by_chance = right(values_of(name)) - set.intersection(*(right(values_of(name, rng)) for _ in range(4)))
+    assert not by_chance
+
+
 @pytest.mark.parametrize("name", ["03-linear", "09-heads", "12-train"])
 def test_the_keyboard_reaches_everything_and_everything_has_a_name(pages: Path12, name: str) -> None:
     pages.open(f"path/{name}")
@@ -258,7 +320,7 @@ def test_a_page_works_without_storage(pages: Path12) -> None:
     pages.open("path/01-number")
     pages.run("localStorage.setItem('scratchformer-path', '{\"not\": [a list')")
     pages.open("path/01-number")
-    assert pages.answer("0.6").startswith("Right:")
+    assert pages.answer(ANSWERS["01-number"](pages.numbers())).startswith("Right:")
     assert pages.find(".path-line .done")
 
 
