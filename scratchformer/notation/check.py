@@ -15,11 +15,16 @@ from .walk import TOLERANCE, DerivationError, DerivationRow, Walk
 
 
 class DerivationReport(NamedTuple):
-    """The result of `check_derivation`. values: every array by its name, those that equations define included."""
+    """The result of `check_derivation`.
+
+    values: every array by its name, those that equations define included. unreached: the cases of equations, as they
+    are written, that no element of these arrays reaches, so that nothing is known of them.
+    """
 
     derivation: DerivationText
     rows: list[DerivationRow]
     values: dict[str, np.ndarray]
+    unreached: tuple[str, ...]
 
     @property
     def worst(self) -> float:
@@ -89,7 +94,7 @@ def walk_through(derivation: DerivationText, ran: Execution, tolerance: float) -
     walk.prepare(derivation)
     walk.items(ran.name, derivation.items)
     walk.expect_complete()
-    return DerivationReport(derivation, walk.rows, walk.scope.values)
+    return DerivationReport(derivation, walk.rows, walk.scope.values, tuple(sorted(walk.scope.unreached)))
 
 
 METHOD_CALL = re.compile(r"[\w)\]]\.[a-z]\w*\(")  # as in x.sum(): no equation has this

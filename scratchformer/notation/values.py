@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .grammar import Condition, Equation, Node, NotationError, walk
+from .spelling import conditions as spelled_conditions
 from .spelling import spelled
 
 STEP = 1e-40  # of the complex step
@@ -42,6 +43,7 @@ class Scope:
         self.perturbed: dict[str, np.ndarray] = {}
         self.functions: Mapping[str, Callable[..., np.ndarray]] = {}
         self.bound: dict[str, Named] = {}  # letters of a "with" clause
+        self.unreached: set[str] = set()  # cases that hold nowhere, as they are written
         self.outside: dict[str, tuple[str, int, int, int]] = {}  # by index: the array that it leaves, from, to, size
         self.differentiate: Callable[[Node, Node], Named] | None = None  # evaluates a partial derivative
 
@@ -246,7 +248,10 @@ def evaluate(node: Node, scope: Scope) -> Named:
     if kind in FUNCTIONS:
         return pointwise(FUNCTIONS[kind], *[evaluate(a, scope) for a in node[1:]])
     if kind == "bracket":
-        return truth(node[1], scope)
+        held = truth(node[1], scope)
+        if not held.data.any():
+            scope.unreached.add(spelled(node))
+        return held
     if kind == "delta":
         return truth([("=", node[1], node[2])], scope)
     if kind == "cases":
@@ -277,11 +282,14 @@ def apply(function: Callable[..., np.ndarray], *arguments: Named) -> Named:
 
 def cases(node: Node, scope: Scope) -> Named:
     _, branches, otherwise = node
-    value = evaluate(otherwise, scope)
-    for branch, conditions in reversed(branches):
-        value = pointwise(
-            lambda c, a, b: np.where(c > 0, a, b), truth(conditions, scope), evaluate(branch, scope), value
-        )
+    texts = [f"{spelled(branch)} where {spelled_conditions(held, ' and ')}" for branch, held in branches]
+    texts.append(f"{spelled(otherwise)} elsewhere")
+    value, case = evaluate(otherwise, scope), number(len(branches))
+    for place, (branch, conditions) in reversed(list(enumerate(branches))):
+        held = truth(conditions, scope)
+        value = pointwise(lambda c, a, b: np.where(c > 0, a, b), held, evaluate(branch, scope), value)
+        case = pointwise(lambda c, a, b: np.where(c > 0, a, b), held, number(place), case)
+    scope.unreached.update(text for place, text in enumerate(texts) if not (case.data == place).any())
     return value
 
 

@@ -201,6 +201,8 @@ class Walk:
             self.rows.append(DerivationRow(item.line, item.text, "name", None))
             return
         bind(equation, self.scope)
+        if equation.conditions and not truth(equation.conditions, self.scope).data.any():
+            self.scope.unreached.add(spelled(equation))
         equal = equation.relations[0] in _EQUAL
         defined = equal and self.defines(first, equation)
         self.use((*equation.parts[defined:], equation.bindings, equation.conditions))

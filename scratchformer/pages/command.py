@@ -42,6 +42,12 @@ def run(args: argparse.Namespace) -> None:
         out = Path(args.out) if args.out else user.file.with_name(f"{user.name}.html")
         expect_place(out, args.overwrite)
         report = check_derivation(user.op, user.op_backward, *user.args)
+        if report.unreached:
+            cases = "".join(f"\n    {case}" for case in report.unreached)
+            raise DerivationError(
+                f"{user.name}: no element of the arguments reaches these cases, so they are not checked:{cases}\n"
+                f"    {user.name}_case() in the file can return other arguments"
+            )
         text = page(user, report, outcomes_of(user))
     except (DerivationError, NotationError) as error:
         sys.exit("\n".join(map(one_line, f"error: {error}".splitlines())))

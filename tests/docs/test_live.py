@@ -586,14 +586,18 @@ def test_a_layer_made_of_others_begins_with_its_own_equations(browser: Any, tmp_
     assert not page.find(".mistaken") or page.find(".mistaken")[0].is_displayed()
 
 
-def test_the_bar_leaves_a_phone_its_screen(browser: Any, tmp_path_factory: Any) -> None:
-    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+@pytest.mark.parametrize("width, height", [(390, 844), (1280, 800)])
+def test_the_bar_leaves_the_numbers_their_screen(browser: Any, tmp_path_factory: Any, width: int, height: int) -> None:
+    """It opens when a number is asked for, not when an input is changed, and is no taller than what it says."""
+    screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 800}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     try:
         for name in "attention", "cross_entropy", "layernorm":
             page = Page(browser, name, tmp_path_factory.mktemp("phone"), 0)
             bar = "return document.querySelector('.live-dock').offsetHeight"
-            assert page.run(bar) <= 60  # until a number is touched
+            assert page.run(bar) <= 60
+            page.find(".live-inputs input")[0].send_keys(Keys.ARROW_UP)
+            assert page.run(bar) <= 60
             number = page.run(
                 "const face = page.cards.find(({ grid }) => grid).grid.firstFace;"
                 "face.scrollIntoView({ block: 'end' });"
@@ -608,11 +612,16 @@ def test_the_bar_leaves_a_phone_its_screen(browser: Any, tmp_path_factory: Any) 
             assert bottom <= top
             page.find(".live-close")[0].click()
             assert page.run(bar) <= 60
+            page.run("page.ask(page.cards.find(({ grid }) => grid).grid.firstFace)")
+            content, open_bar = page.run(
+                "return ['.live-sum', '.live-dock'].map((each) => document.querySelector(each).offsetHeight)"
+            )
+            assert open_bar <= content + 80
             tallest = page.run(
                 "return Math.max(...page.cards.filter(({ grid }) => grid).map(({ grid }) => "
                 "  (page.show(grid.firstFace), document.querySelector('.live-dock').offsetHeight)))"
             )
-            assert tallest <= 0.2 * 844
-            assert page.run("return document.documentElement.scrollWidth") <= 390
+            assert tallest <= 0.25 * height
+            assert page.run("return document.documentElement.scrollWidth") <= width
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -316,6 +316,20 @@ def test_the_keyboard_reaches_everything_and_everything_has_a_name(pages: Path12
     assert not unnamed
 
 
+def test_the_results_of_the_first_step_are_in_view_while_a_number_is_dragged(pages: Path12) -> None:
+    pages.open("path/01-number", 1280)
+    screen = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    pages.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    number = pages.find(".live-inputs input")[0]
+    ActionChains(pages.browser, duration=0).click_and_hold(number).move_by_offset(50, 0).perform()
+    lowest, bar = pages.run(
+        "const [faces, bar] = ['.live-line button', '.live-dock'].map((each) => [...document.querySelectorAll(each)]);"
+        "return [Math.max(...faces.map((face) => face.getBoundingClientRect().bottom)), bar[0].getBoundingClientRect().top]"
+    )
+    ActionChains(pages.browser, duration=0).release().perform()
+    assert lowest <= bar
+
+
 def test_a_page_works_without_storage(pages: Path12) -> None:
     pages.open("path/01-number")
     pages.run("localStorage.setItem('scratchformer-path', '{\"not\": [a list')")

@@ -299,6 +299,45 @@ def test_a_wrong_derivation_gets_the_message_of_the_check(
     assert not [*tmp_path.glob("*.html")]
 
 
+PIECES = '''
+def f(x, c=9.0):
+    """Twice x, but another slope beyond c.
+
+        y_n = FORWARD
+        dx_n = BACKWARD
+    """
+    return np.where(x < c, 2 * x, 5 * x - 3 * c), (x, c)
+
+def f_backward(dy, cache):
+    x, c = cache
+    return np.where(x < c, 2, 5) * dy
+'''
+BEYOND = "\ndef f_case():\n    return np.array([1.0, 20.0, -3.0])\n"
+
+
+@pytest.mark.parametrize(
+    "forward, backward, case",
+    [
+        ("2 x_n where x_n < c, 5 x_n − 4 c elsewhere", "2 dy_n", "5 x_n − 4 c elsewhere"),
+        ("5 x_n where x_n ≥ c, 2 x_n elsewhere", "2 dy_n", "5 x_n where x_n ≥ c"),
+        ("2 x_n", "2 dy_n where x_n < c, 7 dy_n elsewhere", "7 dy_n elsewhere"),
+        ("2 x_n + x_n [x_n ≥ c]", "2 dy_n", "[x_n ≥ c]"),
+        ("2 x_n\n        g_n = 2 for x_n < c        g_n = 7 for x_n ≥ c", "g_n dy_n", "g_n = 7 for x_n ≥ c"),
+    ],
+)
+def test_a_case_that_no_number_reaches_is_not_approved(
+    user_file: Any, forward: str, backward: str, case: str, tmp_path: Path
+) -> None:
+    text = PIECES.replace("FORWARD", forward).replace("BACKWARD", backward)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["page", user_file(text)])
+    assert f"reaches these cases, so they are not checked:\n    {case}\n" in str(ended.value.code)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["page", user_file(text + BEYOND)])
+    assert "not true" in str(ended.value.code) or "differs" in str(ended.value.code)
+    assert not [*tmp_path.glob("*.html")]
+
+
 @pytest.mark.parametrize(
     "name, shapes, whole",
     [

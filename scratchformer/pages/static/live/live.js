@@ -770,7 +770,7 @@
       if (!now) return;
       this.pin(null);
       this.reveal(now);
-      if (now.grid) this.show(now.grid.firstFace);
+      if (now.grid) this.ask(now.grid.firstFace);
       else this.rest();
     }
 
@@ -872,9 +872,10 @@
       this.root.classList.toggle("pinned", Boolean(this.pinned));
     }
 
-    /** Shows a number that the reader has asked for. If it was touched, it comes out from under the bar, which opens. */
+    /** Shows a number that the reader has asked for. If it was touched, it comes out from under the bar, which opens, but
+        not over the results of an input that is changed. */
     ask(face, touched) {
-      this.root.classList.add("asked");
+      if (!face.grid.editable) this.root.classList.add("asked");
       this.show(face);
       if (touched && face.getBoundingClientRect().bottom > this.bar.getBoundingClientRect().top) face.scrollIntoView({ block: "nearest" });
     }
