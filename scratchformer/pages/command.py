@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..testing.mutate.run import MutationResult
     from .user_operation import UserOperation
 
+SCALES = (1.0, 4.0, 16.0)  # of arguments that are drawn: the first with which every case is reached
+
 
 def add_command(commands: argparse._SubParsersAction) -> None:
     """Add `page` to the parser of `scratchformer`."""
@@ -38,10 +40,13 @@ def run(args: argparse.Namespace) -> None:
 
     started = time.perf_counter()
     try:
-        user = read_operation(args.name)
+        for scale in SCALES:
+            user = read_operation(args.name, scale)
+            report = check_derivation(user.op, user.op_backward, *user.args)
+            if not report.unreached:
+                break
         out = Path(args.out) if args.out else user.file.with_name(f"{user.name}.html")
         expect_place(out, args.overwrite)
-        report = check_derivation(user.op, user.op_backward, *user.args)
         if report.unreached:
             cases = "".join(f"\n    {case}" for case in report.unreached)
             raise DerivationError(

@@ -48,11 +48,11 @@ class UserOperation:
         return DerivationCase(self.op, self.op_backward, self.args)
 
 
-def read_operation(where: str) -> UserOperation:
+def read_operation(where: str, scale: float = 1.0) -> UserOperation:
     """Execute a file, FILE.py or FILE.py::FUNCTION, and find its operation and arguments for it.
 
     The arguments are those that the function OPERATION_case of the file returns, as a tuple or as a dict by name.
-    Without one they are drawn, with the letters in the docstring as shapes. Raises ValueError for what is missing.
+    Without one they are drawn, with the letters in the docstring as shapes, and `scale` as the deviation. Raises ValueError for what is missing.
     """
     text, _, function = where.partition("::")
     file = Path(text)
@@ -72,7 +72,7 @@ def read_operation(where: str) -> UserOperation:
     op, op_backward = getattr(module, name), getattr(module, f"{name}_backward")
     expect_backward(op_backward)
     given = getattr(module, f"{name}_case", None)
-    arguments, ranges = given_arguments(op, given) if given is not None else drawn_arguments(op, op_backward)
+    arguments, ranges = given_arguments(op, given) if given is not None else drawn_arguments(op, op_backward, scale)
     numbers = sum(np.size(value) for value in arguments.values() if isinstance(value, np.ndarray))
     if numbers > MAX_NUMBERS:
         raise ValueError(f"{name}_case: expected at most {MAX_NUMBERS} numbers in all arrays of a page, got {numbers}")
@@ -137,7 +137,7 @@ def given_arguments(op: Callable, case: Any) -> tuple[dict[str, Any], list[Range
     return arguments, ranges
 
 
-def drawn_arguments(op: Callable, op_backward: Callable) -> tuple[dict[str, Any], list[Range]]:
+def drawn_arguments(op: Callable, op_backward: Callable, scale: float = 1.0) -> tuple[dict[str, Any], list[Range]]:
     """Normal arrays with the shapes that the letters of the docstring say, and integers where an array is an index.
 
     Raises ValueError for an argument whose shape the docstring does not show and that has no default.
@@ -183,7 +183,7 @@ def drawn_arguments(op: Callable, op_backward: Callable) -> tuple[dict[str, Any]
             arguments[name] = rng.integers(0, size(whole[ascii_name]), shape)
             ranges.append((arguments[name], 0, size(whole[ascii_name]) - 1))
         else:
-            arguments[name] = beginning(rng.standard_normal(shape), 2)
+            arguments[name] = beginning(scale * rng.standard_normal(shape), 2)
     return arguments, ranges
 
 

@@ -259,9 +259,9 @@ def drawn(rng: np.random.Generator, x: Any, limits: tuple[float, float] | None) 
 
 
 def guesses(name: str, values: dict[str, np.ndarray]) -> dict[str, float]:
-    """What a reader may type without having understood: a number of the page, or the sum, difference, product or quotient
-    of two; of a large page, of two in the arrays that the answer is about. Each also with the constants of the question,
-    and the answer without one of its factors.
+    """What a reader may type without having understood: a number of the page, or the sum, difference, product or
+    quotient of two; of a large page, of two in the arrays that the answer is about. Each also with the constants of the
+    question, and the answer without one of its factors.
     """
     text = (DOCS / "path" / f"{name}.md").read_text(encoding="utf-8").partition("```{question} ")[2]
     answer = text.partition("\n")[0]
@@ -324,7 +324,8 @@ def test_the_results_of_the_first_step_are_in_view_while_a_number_is_dragged(pag
     ActionChains(pages.browser, duration=0).click_and_hold(number).move_by_offset(50, 0).perform()
     lowest, bar = pages.run(
         "const [faces, bar] = ['.live-line button', '.live-dock'].map((each) => [...document.querySelectorAll(each)]);"
-        "return [Math.max(...faces.map((face) => face.getBoundingClientRect().bottom)), bar[0].getBoundingClientRect().top]"
+        "const bottoms = faces.map((face) => face.getBoundingClientRect().bottom);"
+        "return [Math.max(...bottoms), bar[0].getBoundingClientRect().top]"
     )
     ActionChains(pages.browser, duration=0).release().perform()
     assert lowest <= bar

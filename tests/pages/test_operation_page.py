@@ -300,7 +300,7 @@ def test_a_wrong_derivation_gets_the_message_of_the_check(
 
 
 PIECES = '''
-def f(x, c=9.0):
+def f(x, c=1000.0):
     """Twice x, but another slope beyond c.
 
         y_n = FORWARD
@@ -312,7 +312,7 @@ def f_backward(dy, cache):
     x, c = cache
     return np.where(x < c, 2, 5) * dy
 '''
-BEYOND = "\ndef f_case():\n    return np.array([1.0, 20.0, -3.0])\n"
+BEYOND = "\ndef f_case():\n    return np.array([1.0, 2000.0, -3.0])\n"
 
 
 @pytest.mark.parametrize(
@@ -336,6 +336,13 @@ def test_a_case_that_no_number_reaches_is_not_approved(
         cli.main(["page", user_file(text + BEYOND)])
     assert "not true" in str(ended.value.code) or "differs" in str(ended.value.code)
     assert not [*tmp_path.glob("*.html")]
+
+
+def test_arguments_are_drawn_that_reach_every_case(user_file: Any) -> None:
+    source = Path(FILE).read_text(encoding="utf-8").replace("delta, delta (|", "delta, 7 delta (|")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["page", f"{user_file(source)}::huber"])
+    assert "loss" in str(ended.value.code) and "not true" in str(ended.value.code)
 
 
 @pytest.mark.parametrize(
