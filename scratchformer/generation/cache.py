@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -27,6 +28,8 @@ from ..nn.embedding import extend_by_token
 from ..nn.quantized import QuantizedLinear
 from ..parallel.graphs import Recording, is_off, record, warn
 
+VECTOR = 16  # the most numbers that compiled code reads at once
+
 
 def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:
     """Raise an error unless ids are tokens (B, T) with T ≥ 1, one row for each of the B sequences in the cache.
@@ -39,6 +42,24 @@ def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> No
     if array_module(ids) is not np:
         array_module(ids, like)
     expect_ids("ids", ids, vocab_size)
+
+
+def room_for(length: int, most: int) -> int:
+    """For how many positions arrays have room that hold `length`, of at most `most` in the end.
+
+    Rooms double, so all copies from one to the next together are fewer than the positions. They have a vector more than
+    they need, so that compiled code reads whole vectors, and the bits of its sums do not depend on the room.
+    """
+    return min(most, 1 << (length + VECTOR - 1).bit_length())
+
+
+def grow(stored: list[Stored], past: int, room: int, allocate: Callable[[int], list[Stored]]) -> None:
+    """Move the first `past` positions in `stored` to arrays with more room, from `allocate(room)`, block by block."""
+    if all(array.shape[2] < room for array in chain(*stored)):
+        for i, arrays in enumerate(allocate(room)):
+            for new, old in zip(arrays, stored[i], strict=True):
+                new[:, :, :past] = old[:, :, :past]
+            stored[i] = arrays
 
 
 def extends_as(x: Any, kind: Any) -> bool:
@@ -61,12 +82,12 @@ class TokenStep:
     """The step of one new token on a GPU, if there are kernels for all layers of the model.
 
     It is recorded as a CUDA graph when it is first called, and then started by a single call: the keys and values are
-    always in the same arrays, and the number of stored positions is in an array too, with the ids. If the model gets
-    new arrays for its weights, it is recorded again.
+    same arrays each time, and the number of stored positions is in an array too, with the ids. With new arrays, for the
+    weights or because keys and values need more room, it is recorded again.
     """
 
     def __init__(self, model: LanguageModel, stored: list[Stored], batch_size: int) -> None:
-        self.device, self.params, self.weights = model.device, model.parameters(), list[Array]()
+        self.device, self.params, self.arrays = model.device, model.parameters(), list[Array]()
         self.numbers = to_device(np.zeros(1 + batch_size, np.int64), self.device)
         self.arguments = self.numbers, model.body.embedding, model.body.stack, model.output, stored
         self.recording: Recording | None = None
@@ -75,11 +96,11 @@ class TokenStep:
     def __call__(self, past: int, ids: np.ndarray) -> Array | None:
         """The logits (B, V) after ids (B,), which follow `past` stored positions; None if the kernels do not fit."""
         self.numbers.set(np.array([past, *ids]))
-        weights = [p.data for p in self.params]
-        if self.recording is None or any(map(operator.is_not, weights, self.weights)):
+        arrays = [p.data for p in self.params] + list(chain(*self.arguments[-1]))
+        if self.recording is None or any(map(operator.is_not, arrays, self.arrays)):
             if not has_twin(extend_by_token, *self.arguments):
                 return None
-            self.weights, self.recording = weights, self.recorded()
+            self.arrays, self.recording = arrays, self.recorded()
         if self.recording is None:
             return extend_by_token(*self.arguments)
         self.recording.graph.launch()
@@ -98,11 +119,11 @@ class TokenStep:
 
 
 class KeyValueCache:
-    """What a language model stores for past tokens, such as keys and values, in arrays that are allocated once.
+    """What a language model stores for past tokens, such as keys and values, in arrays that grow with the text.
 
     In a causal model the vectors at past positions do not depend on later tokens. So a new token needs only its own
     query, and its key and value are stored after the others. `logits` returns the same numbers as the full forward. The
-    model decides what is stored: `allocate(batch_size)` creates the arrays, one tuple for each block, and
+    model decides what is stored: `allocate(batch_size, length)` creates the arrays, one tuple for each block, and
     `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
 
     When the context is full, it slides: the later half of the tokens is kept and computed again at positions from 0,
@@ -112,14 +133,14 @@ class KeyValueCache:
     """
 
     def __init__(self, model: Any, batch_size: int) -> None:
-        """model: a `LanguageModel`. Room for B = `batch_size` sequences, each as long as the model can see at once."""
+        """model: a `LanguageModel`. B = `batch_size` sequences, each at most as long as the model can see at once."""
         expect_instance("model", model, Layer)
         expect_positive(batch_size=batch_size)
         self.model, self.batch_size, self.length = model, batch_size, 0
         self.ids: np.ndarray | None = None
         self.room = model.context + getattr(model, "memory", 0)
         self.weights = model.parameters()[0].data
-        self.stored = model.allocate(batch_size)
+        self.stored = self.allocate(room_for(0, self.room))
         self.token_step = TokenStep(model, self.stored, batch_size) if has_token_step(model) else None
         # Whether reading several tokens at once takes less time than one by one, for the same logits up to rounding.
         plain = isinstance(model, LanguageModel) and extends_as(model, LanguageModel)
@@ -127,6 +148,14 @@ class KeyValueCache:
             isinstance(layer, QuantizedLinear) for _, layer in model.named_layers()
         )
         self.recalls = plain and floats and model.device is CPU
+
+    def allocate(self, length: int) -> list[Stored]:
+        """Room for `length` positions of each sequence."""
+        return self.model.allocate(self.batch_size, length)
+
+    def make_room(self, ids: np.ndarray) -> None:
+        """Make room for tokens ids (B, T) after the stored ones, if the model can see so many."""
+        grow(self.stored, self.length, room_for(self.length + ids.shape[1], self.room), self.allocate)
 
     def logits(self, ids: Array) -> Array:
         """Append the tokens ids (B, T) and return the logits (B, V) of the token after the last of them.
@@ -147,6 +176,7 @@ class KeyValueCache:
     def logits_of_each(self, ids: np.ndarray) -> Array:
         """Append the tokens ids (B, T), for which there must be room, and return the logits (B, T, V) after each."""
         with checked_on_host():
+            self.make_room(ids)
             ids_there = to_device(ids, self.model.device)
             logits = self.model.extend(ids_there, self.stored, self.length, last=ids.shape[1])
         self.ids = ids if self.ids is None else np.concatenate([self.ids, ids], axis=1)
@@ -165,6 +195,7 @@ class KeyValueCache:
 
     def extend(self, ids: np.ndarray) -> Array:
         """The logits (B, V) after new tokens ids (B, T), which follow the stored ones."""
+        self.make_room(ids)
         if self.token_step is not None and ids.shape[1:] == (1,) and is_fast():
             logits = self.token_step(self.length, ids[:, 0])
             if logits is not None:
@@ -203,7 +234,7 @@ class DecoderCache:
 
         self.memory = [tuple(each(x) for x in block.cross.project(memory)) for block in model.decoder]
         self.pattern = ops.Padding(each(lengths))
-        self.stored = self.allocate(memory.dtype)
+        self.stored = self.allocate(room_for(0, length))
 
     def logits(self, ids: np.ndarray) -> np.ndarray:
         """Append the tokens ids (B K, T) and return the logits (B K, V) of the token after the last of them.
@@ -216,6 +247,7 @@ class DecoderCache:
         if (total := self.length + ids.shape[1]) > self.room:
             raise ValueError(f"ids: expected at most {self.room} target tokens, the length of the cache, got {total}")
         with checked_on_host():
+            grow(self.stored, self.length, room_for(total, self.room), self.allocate)
             ids = to_device(ids, self.device)
             logits = self.model.extend(ids, self.stored, self.length, self.memory, self.pattern)
         self.length += ids.shape[1]
@@ -228,15 +260,15 @@ class DecoderCache:
         before, self.rows = self.stored, len(rows)
         self.memory = [tuple(x[rows] for x in each) for each in self.memory]
         self.pattern = ops.Padding(self.pattern.lengths[rows])
-        self.stored = self.allocate(before[0][0].dtype)
+        self.stored = self.allocate(before[0][0].shape[2])
         for new, old in zip(chain(*self.stored), chain(*before), strict=True):
             new[:, :, : self.length] = old[rows, :, : self.length]
 
-    def allocate(self, dtype: Any) -> list[Stored]:
-        """Room for each block's keys and values of all target tokens."""
+    def allocate(self, length: int) -> list[Stored]:
+        """Room for each block's keys and values of `length` target tokens."""
         table = self.model.tokens.table.data
-        x = array_module(table).empty((self.rows, 0, table.shape[1]), dtype)
-        return self.model.decoder_stack.allocate(x, self.room)
+        x = array_module(table).empty((self.rows, 0, table.shape[1]), self.memory[0][0].dtype)
+        return self.model.decoder_stack.allocate(x, length)
 
     def reorder(self, rows: np.ndarray) -> None:
         """Replace row i by row rows[i] of the same source, for all rows at once; rows: (B K,)."""

@@ -135,14 +135,18 @@ class Body(Model):
         expect_backward(cache, BodyCache, dx=dx)
         return self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
-    def allocate(self, batch_size: int) -> list[Stored]:
-        """Room for what `extend` stores in each block for `batch_size` sequences of the longest length."""
+    def allocate(self, batch_size: int, length: int | None = None) -> list[Stored]:
+        """Room for what `extend` stores in each block for `batch_size` sequences of up to `length` positions.
+
+        length: None for the longest.
+        """
         if not self.causal:
             raise ValueError("causal: this body is not causal, so it cannot generate")
-        expect_positive(batch_size=batch_size)
+        length = self.max_length if length is None else length
+        expect_positive(batch_size=batch_size, length=length)
         weights = self.parameters()[0].data
         xp = array_module(weights)
-        return self.stack.allocate(xp.empty((batch_size, 0, self.d_model), weights.dtype), self.max_length)
+        return self.stack.allocate(xp.empty((batch_size, 0, self.d_model), weights.dtype), length)
 
     def extend(self, ids: Array, stored: list[Stored], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The vectors (B, T, C) of new tokens ids (B, T) after `past` stored ones: see `Stack`."""

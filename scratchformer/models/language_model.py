@@ -84,9 +84,11 @@ class LanguageModel(Predictor):
         expect_ids("ids", ids, V)
         counted_targets(targets, V, IGNORED)
 
-    def allocate(self, batch_size: int) -> list[Stored]:
-        """Room for what `extend` stores of the past of `batch_size` sequences; `generation.KeyValueCache` holds it."""
-        return self.body.allocate(batch_size)
+    def allocate(self, batch_size: int, length: int | None = None) -> list[Stored]:
+        """Room for what `extend` stores of `length` positions of `batch_size` sequences, by default of the longest;
+        `generation.KeyValueCache` holds it.
+        """
+        return self.body.allocate(batch_size, length)
 
     def extend(self, ids: Array, stored: list[Stored], past: int, last: int = 1) -> Array:
         """Logits (B, N, V) for the tokens after each of the `last` N of new tokens ids (B, T), which follow `past`

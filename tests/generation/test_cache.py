@@ -1,16 +1,22 @@
 """The key-value cache gives the same logits as the full forward."""
 
+from contextlib import nullcontext
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, DeviceError, to_cpu, to_device
 from scratchformer.dispatch import fast
-from scratchformer.generation import DecoderCache, KeyValueCache, SegmentCache, cache_for, generate
-from scratchformer.models import EncoderDecoder, SparseTransformer, TransformerXL
+from scratchformer.generation import DecoderCache, KeyValueCache, SegmentCache, cache_for, generate, quantize
+from scratchformer.generation.cache import grow
+from scratchformer.models import EncoderDecoder, LanguageModel, SparseTransformer, TransformerXL
+from scratchformer.models.families import FAMILIES
+from scratchformer.ops.rounding import bfloat16
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 
-CONTEXT = 12
+CONTEXT, LONG = 12, 4096
 BODIES = [
     {"norm": "pre"},
     {"norm": "post", "bias": True},
@@ -330,3 +336,53 @@ def test_a_cache_has_room_for_something(make_model):
     for name in "length", "copies":
         with pytest.raises(ValueError, match=rf"^{name}: expected .* >= 1, got -1$"):
             DecoderCache(model, tokens(2, 3), np.array([3, 2]), **{"length": 5, name: -1})
+
+
+WRITERS = {
+    "LanguageModel": lambda: LanguageModel(31, 32, 2, 2, LONG, embeddings=[{"layer": Recall, "orders": [1, 2]}]),
+    "SparseTransformer": lambda: SparseTransformer(31, 32, 2, 2, LONG, 8),
+    "TransformerXL": lambda: TransformerXL(31, 32, 2, 2, 40, LONG),
+    "EncoderDecoder": lambda: EncoderDecoder(31, 32, 2, 2),
+    **{kind.__name__: lambda kind=kind: kind(31, 32, 2, 2, LONG) for kind in {*FAMILIES.values()}},
+}
+PRECISIONS = {
+    **{name: lambda model, name=name: model.to(dtype=np.dtype(name)) for name in ("float64", "float32", "float16")},
+    "bfloat16": lambda model: model.to(dtype=bfloat16(CPU)),
+    "int8": quantize,
+    "int4": lambda model: quantize(model, 4),
+}
+
+
+def caches(model, count):
+    """So many caches of a model that sees at most LONG tokens."""
+    if isinstance(model, EncoderDecoder):
+        return [DecoderCache(model, tokens(1, 4), np.array([4]), LONG) for _ in range(count)]
+    return [cache_for(model, 1) for _ in range(count)]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_cache_takes_memory_for_the_text_and_not_for_the_context(kind, precision):
+    model = PRECISIONS[precision](WRITERS[kind]())
+    (cache,) = caches(model, 1)
+    bytes_of_a_token = sum(array[:, :, :1].nbytes for arrays in cache.stored for array in arrays)
+    for n in 1, 20, 40, 70:
+        cache.logits(tokens(1, n - cache.length))
+        assert sum(array.nbytes for arrays in cache.stored for array in arrays) <= 2 * (n + 16) * bytes_of_a_token
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize("precision", ["float64", "float32", "int8", "bfloat16"])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_growing_changes_no_bit(kind, precision, is_fast):
+    """Compared with a cache that has room for all tokens from the beginning; windows end in the middle of vectors."""
+    model = PRECISIONS[precision](WRITERS[kind]())
+    for block in getattr(getattr(model, "body", None), "blocks", []):
+        if hasattr(block.attention, "window"):
+            block.attention.window = 13
+    growing, whole = caches(model, 2)
+    grow(whole.stored, 0, whole.room, whole.allocate)
+    ids = tokens(1, 70)
+    with fast() if is_fast else nullcontext():
+        for start, end in [(0, 3), *pairwise(range(3, 71))]:
+            assert np.array_equal(*(cache.logits(ids[:, start:end]) for cache in (growing, whole))), end

@@ -306,8 +306,8 @@ class OwnModel(Predictor):
         loss, cross_entropy = ops.cross_entropy(logits, targets)
         return loss, (forward, cross_entropy)
 
-    def allocate(self, batch_size):
-        return self.parts[1].allocate(np.empty((batch_size, 0, C), self.tokens.table.data.dtype), self.context)
+    def allocate(self, batch_size, length=T):
+        return self.parts[1].allocate(np.empty((batch_size, 0, C), self.tokens.table.data.dtype), length)
 
     def extend(self, ids, stored, past):
         embedding, stack = self.parts

@@ -20,7 +20,7 @@ from run import RNG, TYPES, Array, as_array, cupy, draw, on_gpu, rounded
 from scratchformer import Key, models, ops
 from scratchformer.backend import Device
 from scratchformer.dispatch import fast, has_twin, reference_only
-from scratchformer.generation.cache import TokenStep
+from scratchformer.generation.cache import TokenStep, grow
 from scratchformer.kernels import cupy_code, cupy_extend  # noqa: F401
 from scratchformer.nn.embedding import extend_by_token
 
@@ -129,11 +129,22 @@ def compare_new_weights():
         assert not (before == after).all()
 
 
-def step_of(model):
+def compare_more_room():
+    """A step whose keys and values are in new arrays, which have more room, is recorded again."""
+    there, _ = model_on_gpu(PLAIN, 8, TYPES[0])
+    ids, growing, whole = np.array([3, 5]), step_of(there, 4), step_of(there)
+    stored = growing.arguments[-1]
+    with fast():
+        for past in range(8):
+            grow(stored, past, 4 if past < 4 else 8, lambda room: stored_on_gpu(there.allocate(2, room), TYPES[0]))
+            np.testing.assert_array_equal(growing(past, ids), whole(past, ids))
+
+
+def step_of(model, room=None):
     """The step of a token of two sequences, for a model on the stand-in for a GPU."""
     parts = dict(body=model.body, output=model.output, parameters=model.parameters)
     layers = SimpleNamespace(**parts, device=Device("gpu:0", cupy, 0))
-    return TokenStep(layers, stored_on_gpu(model.allocate(2), TYPES[0]), 2)
+    return TokenStep(layers, stored_on_gpu(model.allocate(2, room), TYPES[0]), 2)
 
 
 def broken_end(stream):
@@ -203,6 +214,7 @@ def main(*mistake):
         for dtype in TYPES[: 1 if mistake else None]
     ]
     checks.append((("new weights",), compare_new_weights))
+    checks.append((("more room",), compare_more_room))
     checks.append((("not recorded",), compare_what_is_not_recorded))
     checks += [(("recorded", make), partial(compare_recorded, make, launches)) for make, launches in RECORDED]
     if not mistake:
