@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..data.subwords import bytes_of_symbols, bytes_of_words, end_ids
-from ..models.pretrained import WEIGHTS, opened
+from ..models.pretrained import WEIGHTS, tensors_at
 from ..ops import rotary_frequencies
 from ..ops.positions import BASE
 from ..shell.files import replacing
@@ -73,7 +73,8 @@ def write_gguf(folder: Path, out: Path) -> None:
     name = expect_computed(config)
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     names = gguf.get_tensor_name_map(arch, config.get("num_hidden_layers") or config["n_layer"])
-    with replacing(out) as unfinished, opened(folder / WEIGHTS) as (_, tensors):
+    _, tensors = tensors_at(folder / WEIGHTS)
+    with replacing(out) as unfinished:
         writer = gguf.GGUFWriter(unfinished, name)
         for function, settings in NAMES.items():
             value = next((config[each] for each in settings if config.get(each) is not None), None)

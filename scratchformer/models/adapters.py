@@ -14,28 +14,28 @@ from ..backend import array_module
 from ..checks import expect_instance
 from ..shell.reading import read_json
 from ..shell.text import printable, shown
-from .pretrained import Folder, PretrainedError, opened
+from .pretrained import Folder, PretrainedError, tensors_at
 from .published import PublishedDecoder
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = r"base_model\.model\.(transformer\.|model\.|gpt_neox\.)?"  # of all names in a file
-# The settings that change what is computed, and what they must be; the first is the default.
+# What settings may be; of all that are neither here nor in UNREAD, one of NOTHING. The first is the one to expect.
 COMPUTED: Mapping[str, tuple] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    "use_dora": (False, None),
-    "use_qalora": (False, None),
-    "use_bdlora": (None, False),
-    "lora_bias": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "layer_replication": (None,),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None,),
-    "alora_invocation_tokens": (None,),
-    "megatron_config": (None,),
+    "use_rslora": (False, True, None),
+    # The adapter is for the weights as published; "pissa", "olora", "corda", "lora_ga" and "loftq" change them first.
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", "mica"),
+    **dict.fromkeys(("use_dora", "use_qalora", "lora_bias"), (False, None)),
+    **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
 }
+NOTHING = (None, False, [], {})
+# Which layers are adapted is seen from the tensors; the others are for training, or only say where an adapter is from.
+UNREAD = frozenset(
+    "r lora_alpha target_modules exclude_modules layers_to_transform layers_pattern fan_in_fan_out lora_dropout "
+    "eva_config corda_config lora_ga_config loftq_config qalora_group_size megatron_core runtime_config "
+    "ensure_weight_tying task_type inference_mode base_model_name_or_path revision auto_mapping peft_version".split()
+)
 
 
 def load_adapter(model: PublishedDecoder, folder: Folder) -> None:
@@ -49,40 +49,45 @@ def load_adapter(model: PublishedDecoder, folder: Folder) -> None:
     Source: Hu et al., "LoRA: low-rank adaptation of large language models", 2022, equation 3; see `nn.LoRA`.
     """
     expect_instance("model", model, PublishedDecoder)
-    scale = _scale(Path(folder) / CONFIG)
+    rank, scale = _rank_and_scale(Path(folder) / CONFIG)
     params, changes = model.named_parameters(), {}
-    with opened(Path(folder) / WEIGHTS) as (path, tensors):
-        narrow = {re.sub(f"^{PREFIX}", "", name): tensor for name, tensor in tensors.items()}
-        used = set()
-        for name, source in model.tensors().items():
-            pair = [source.name.removesuffix("weight") + f"lora_{side}.weight" for side in "AB"]
-            if not (source.name.endswith(".weight") and set(pair) & narrow.keys()):
-                continue
-            if missing := [each for each in pair if each not in narrow]:
-                raise PretrainedError(f"{path}: missing: {missing[0]}")
-            a, b = (narrow[each].read().astype(np.float32) for each in pair)
-            change, expected = scale * (b @ a).T[:, source.columns] if a.shape[:1] == b.shape[1:] else a, params[name]
-            if change.shape != expected.data.shape or not np.isfinite(change).all():
-                raise PretrainedError(
-                    f"{path}: {pair[0]} and {pair[1]}: expected a finite change of shape {expected.data.shape[::-1]}, "
-                    f"got the shapes {a.shape} and {b.shape}"
-                )
-            changes[name] = change
-            used |= set(pair)
-        if unknown := sorted(narrow.keys() - used):
-            raise PretrainedError(f"{path}: for another model: it has no layer for {printable(unknown[0])}")
+    path, tensors = tensors_at(Path(folder) / WEIGHTS)
+    narrow = {re.sub(f"^{PREFIX}", "", name): tensor for name, tensor in tensors.items()}
+    used = set()
+    for name, source in model.tensors().items():
+        pair = [source.name.removesuffix("weight") + f"lora_{side}.weight" for side in "AB"]
+        if not (source.name.endswith(".weight") and set(pair) & narrow.keys()):
+            continue
+        if missing := [each for each in pair if each not in narrow]:
+            raise PretrainedError(f"{path}: missing: {missing[0]}")
+        if unreadable := narrow[pair[0]].unreadable(pair[0]) or narrow[pair[1]].unreadable(pair[1]):
+            raise PretrainedError(f"{path}: {unreadable}")
+        a, b = (narrow[each].read().astype(np.float32) for each in pair)
+        fits, expected = a.ndim == b.ndim == 2 and a.shape[0] == b.shape[1] == rank, params[name].data.shape
+        changes[name] = scale * (b @ a).T[:, source.columns] if fits else np.empty(0)
+        if changes[name].shape != expected or not np.isfinite(changes[name]).all():
+            raise PretrainedError(
+                f"{path}: {pair[0]} and {pair[1]}: expected a finite change of shape {expected[::-1]} and rank {rank}, "
+                f"got the shapes {a.shape} and {b.shape}"
+            )
+        used |= set(pair)
+    if unknown := sorted(narrow.keys() - used):
+        raise PretrainedError(f"{path}: for another model: it has no layer for {printable(unknown[0])}")
     for name, change in changes.items():
         data = params[name].data
         data += array_module(data).asarray(change, data.dtype)
 
 
-def _scale(path: Path) -> float:
-    """The factor of the changes, from the settings at `path`; raises PretrainedError if they ask for anything else."""
+def _rank_and_scale(path: Path) -> tuple[int, float]:
+    """The rank of the changes and their factor, from the settings at `path`; raises PretrainedError if they ask for
+    anything else.
+    """
     config: dict[str, Any] = read_json(path, PretrainedError)
-    for name, values in COMPUTED.items():
-        if (value := config.get(name, values[0])) not in values:
+    for name, value in config.items():
+        values = COMPUTED.get(name, NOTHING)
+        if name not in UNREAD and value not in values:
             raise PretrainedError(f"{path}: {name}: expected {shown(values[0])}, got {shown(value)}")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
         raise PretrainedError(f"{path}: r and lora_alpha: expected numbers, got {shown(rank)} and {shown(alpha)}")
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

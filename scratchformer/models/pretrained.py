@@ -14,7 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ ALIASES = {
     **dict.fromkeys(("n_layer", "n_layers"), "num_hidden_layers"),
     "n_positions": "max_position_embeddings",
 }
-FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
+FLOATING = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # types of tensors that are read, and NumPy's
 MAX_WHOLE = 2**31 - 1  # the largest size
 
 
@@ -159,8 +159,8 @@ def expect_sizes(
     of some tensors, which together have all sizes of the model, by name without `prefix`. block_shapes: the same for
     each of the `depth` blocks, whose names begin with `blocks`, a dot and the block's number. tied: see `load_weights`.
     """
-    with opened(Path(folder) / WEIGHTS) as (path, tensors):
-        stored = {name: tensor.shape for name, tensor in _named(tensors, prefix, tied).items()}
+    path, tensors = tensors_at(Path(folder) / WEIGHTS)
+    stored = {name: tensor.shape for name, tensor in _named(tensors, prefix, tied).items()}
     numbers = {match[1] for name in stored if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}
     expected = dict(shapes)
     for i in range(min(depth, len(numbers) + 1)):  # so many show whether a block is missing
@@ -197,33 +197,31 @@ def load_weights(
     model's dtype.
     """
     params = model.named_parameters()
-    with opened(Path(folder) / WEIGHTS) as (path, available):
-        stored = _named(available, prefix, tied)
-        known = {t.name for t in tensors.values()}
-        problems: list[str | None] = [f"missing: {name}" for name in known - stored.keys()]
-        unused = [name for name in stored if name not in known]
-        copies = [name for name in unused if tied.get(name) in stored]
-        problems += [f"unknown: {n}" for n in unused if n not in copies and not re.fullmatch(ignored, n)]
-        problems += [f"twice: {n}" for n in stored if prefix and {n, prefix + n} <= available.keys()]
-        for name in {*copies, *(known & stored.keys())}:
-            if (kind := stored[name].kind) not in FLOATING:
-                problems.append(f"{name}: expected one of the types {', '.join(FLOATING)}, got {kind}")
-        problems += [
-            _mismatch(t.name, stored_shape(params, name, tensors), stored[t.name].shape)
-            for name, t in tensors.items()
-            if t.name in stored
-        ]
-        _refuse(path, problems)
-        for name in copies:
-            if not np.array_equal(stored[name].read(), stored[tied[name]].read()):
-                raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, since the two are tied")
-        for name, tensor in counted(tensors.items(), "loading", "tensors"):
-            source, data = stored[tensor.name].read(), params[name].data
-            with np.errstate(over="ignore"):  # float64 to float32
-                data[...] = (source.T if tensor.transposed else source)[..., tensor.columns]
-                data += tensor.plus
-            if not bool(array_module(data).isfinite(data).all()):
-                raise PretrainedError(f"{path}: {tensor.name}: expected finite numbers that fit in {data.dtype}")
+    path, available = tensors_at(Path(folder) / WEIGHTS)
+    stored = _named(available, prefix, tied)
+    known = {t.name for t in tensors.values()}
+    problems: list[str | None] = [f"missing: {name}" for name in known - stored.keys()]
+    unused = [name for name in stored if name not in known]
+    copies = [name for name in unused if tied.get(name) in stored]
+    problems += [f"unknown: {n}" for n in unused if n not in copies and not re.fullmatch(ignored, n)]
+    problems += [f"twice: {n}" for n in stored if prefix and {n, prefix + n} <= available.keys()]
+    problems += [stored[name].unreadable(name) for name in {*copies, *(known & stored.keys())}]
+    problems += [
+        _mismatch(t.name, stored_shape(params, name, tensors), stored[t.name].shape)
+        for name, t in tensors.items()
+        if t.name in stored
+    ]
+    _refuse(path, problems)
+    for name in copies:
+        if not np.array_equal(stored[name].read(), stored[tied[name]].read()):
+            raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, since the two are tied")
+    for name, tensor in counted(tensors.items(), "loading", "tensors"):
+        source, data = stored[tensor.name].read(), params[name].data
+        with np.errstate(over="ignore"):  # float64 to float32
+            data[...] = (source.T if tensor.transposed else source)[..., tensor.columns]
+            data += tensor.plus
+        if not bool(array_module(data).isfinite(data).all()):
+            raise PretrainedError(f"{path}: {tensor.name}: expected finite numbers that fit in {data.dtype}")
 
 
 def _named(tensors: Mapping[str, Stored], prefix: str, tied: Mapping[str, str]) -> dict[str, Stored]:
@@ -266,61 +264,66 @@ def tensor_sources(
 
 def tensor_names(folder: Folder, prefix: str = "") -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in `folder`, by its name without `prefix`. Raises PretrainedError."""
-    with opened(Path(folder) / WEIGHTS) as (_, tensors):
-        return {name.removeprefix(prefix): tensor.shape for name, tensor in tensors.items()}
+    _, tensors = tensors_at(Path(folder) / WEIGHTS)
+    return {name.removeprefix(prefix): tensor.shape for name, tensor in tensors.items()}
 
 
 class Stored(NamedTuple):
-    """A tensor in an open file."""
+    """A tensor in a file."""
 
     path: Path
-    file: Any
-    name: str
     kind: str  # "F32", "BF16", ...
     shape: tuple[int, ...]
     start: int  # where its data begins in the file, in bytes
 
-    def read(self) -> np.ndarray:
-        return self.file.get_tensor(self.name) if self.kind != "BF16" else self.read_bfloat16()
+    def unreadable(self, name: str) -> str | None:
+        """What to say of the tensor, called `name`, if its type is none that is read."""
+        known = self.kind in FLOATING
+        return None if known else f"{name}: expected one of the types {', '.join(FLOATING)}, got {self.kind}"
 
-    def read_bfloat16(self) -> np.ndarray:
-        """The tensor as float32, since NumPy has no bfloat16: its bits are the upper half of a float32."""
+    def read(self) -> np.ndarray:
+        """The tensor; BF16 as float32, since NumPy has no bfloat16: its bits are the upper half of a float32.
+
+        (A file that is mapped into memory, as the library does it, stays there whole, beside the weights.)
+        """
+        dtype = np.dtype(FLOATING[self.kind])
         with open_file(self.path, PretrainedError, math.inf) as (file, _):
             file.seek(self.start)
-            bits = np.frombuffer(file.read(2 * math.prod(self.shape)), "<u2")
-        return (bits.astype(np.uint32) << 16).view(np.float32).reshape(self.shape)
+            numbers = np.frombuffer(file.read(dtype.itemsize * math.prod(self.shape)), dtype)
+        if self.kind == "BF16":
+            bits = numbers.astype(np.uint32)
+            bits <<= 16
+            numbers = bits.view(np.float32)
+        return numbers.reshape(self.shape)
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[tuple[Path, dict[str, Stored]]]:
-    """The file of tensors at `path`, or the index beside it, and the tensors by name, with the files open."""
+def tensors_at(path: Path) -> tuple[Path, dict[str, Stored]]:
+    """The file of tensors at `path`, or the index beside it, and the tensors by name."""
     index = None if path.exists() else _index(path.parent)
     if index is None and not path.exists():
         raise PretrainedError(f"{path}: no such file{_what_else(path.parent)}")
     parts = [path] if index is None else [path.with_name(name) for name in sorted(set(index.values()))]
     tensors: dict[str, Stored] = {}
-    with ExitStack() as stack:
-        for part in parts:
-            header, start = _header(part)
-            try:
-                file = stack.enter_context(safe_open(part, framework="numpy"))
-                slices = {name: file.get_slice(name) for name in file.keys()}
-            except (SafetensorError, OSError) as error:
-                raise PretrainedError(f"{part} is damaged: {printable(str(error))}") from error
-            for name, s in slices.items():
-                if name in tensors:
-                    raise PretrainedError(f"{part}: {printable(name)} is in {printable(tensors[name].path.name)} too")
-                tensors[name] = Stored(
-                    part, file, name, s.get_dtype(), tuple(s.get_shape()), start + header[name]["data_offsets"][0]
-                )
-        if index is not None:
-            path = path.with_name(INDEX)
-            for name in sorted(index.keys() | tensors.keys()):
-                listed, place = index.get(name, "no file"), tensors[name].path.name if name in tensors else "no file"
-                if listed != place:
-                    where = f"expected in {printable(listed)}, found in {printable(place)}"
-                    raise PretrainedError(f"{path}: {printable(name)}: {where}")
-        yield path, tensors
+    for part in parts:
+        header, start = _header(part)
+        try:
+            with safe_open(part, framework="numpy") as file:  # which checks the header
+                names = file.keys()
+        except (SafetensorError, OSError) as error:
+            raise PretrainedError(f"{part} is damaged: {printable(str(error))}") from error
+        for name in names:
+            if name in tensors:
+                raise PretrainedError(f"{part}: {printable(name)} is in {printable(tensors[name].path.name)} too")
+            entry = header[name]
+            tensors[name] = Stored(part, entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0])
+    if index is not None:
+        path = path.with_name(INDEX)
+        for name in sorted(index.keys() | tensors.keys()):
+            listed, place = index.get(name, "no file"), tensors[name].path.name if name in tensors else "no file"
+            if listed != place:
+                where = f"expected in {printable(listed)}, found in {printable(place)}"
+                raise PretrainedError(f"{path}: {printable(name)}: {where}")
+    return path, tensors
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:

@@ -45,7 +45,9 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
         (good, dict(use_dora=True), "use_dora: expected False, got True"),
         (good, dict(r=0), "r and lora_alpha: expected numbers, got 0 and 3"),
         (good, dict(peft_type="IA3"), "peft_type: expected 'LORA', got 'IA3'"),
-        (good | {f"{name}.lora_B": normal(8, 3)}, {}, r"expected a finite change of shape \(8, 8\), got"),
+        (good | {f"{name}.lora_B": normal(8, 3)}, {}, r"expected a finite change of shape \(8, 8\) and rank 2, got"),
+        (good, dict(r=4), "expected a finite change of shape .* and rank 4, got"),
+        (good | {f"{name}.lora_A": normal(2, 8).astype(np.int64)}, {}, "lora_A.weight: expected one of the types F64, "),
         (good | {f"{name}.lora_B": np.full((8, 2), np.nan, np.float32)}, {}, "expected a finite change"),
         ({f"{name}.lora_A": normal(2, 8)}, {}, r"missing: layers\.0\.self_attn\.q_proj\.lora_B"),
         (good | {"model.layers.7.self_attn.q_proj.lora_A": normal(2, 8)}, {}, "it has no layer for layers"),
@@ -55,3 +57,51 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
             load_adapter(llama, write(tmp_path, tensors, **settings))
         assert all(np.array_equal(array, before[name]) for name, array in llama.state_dict().items())
     load_adapter(llama, write(tmp_path, good))
+
+
+CHANGING = dict(
+    init_lora_weights=["pissa", "pissa_niter_4", "olora", "corda", "lora_ga", "loftq", "something new"],
+    bias=["all", "lora_only"],
+    use_rslora=["yes"],
+    rank_pattern=[{"q_proj": 4}],
+    alpha_pattern=[{"q_proj": 4}],
+    modules_to_save=[["lm_head"]],
+    layer_replication=[[[0, 1], [0, 1]]],
+    target_parameters=[["mlp.experts"]],
+    trainable_token_indices=[[3], {"embed_tokens": [3]}],
+    alora_invocation_tokens=[[1, 2]],
+    **dict.fromkeys(("use_dora", "use_qalora", "lora_bias", "enable_lora"), [True]),
+    **dict.fromkeys(("use_bdlora", "megatron_config", "monteclora_config", "arrow_config", "kasa_config"), [{"a": 1}]),
+    **dict.fromkeys(("velora_config", "a_setting_of_a_later_version"), [{"a": 1}]),
+)
+HARMLESS = dict(
+    init_lora_weights=[True, False, "gaussian", "eva", "orthogonal", "mica"],
+    use_rslora=[True, False, None],
+    target_modules=["all-linear", ["q_proj"]],
+    layers_to_transform=[[0]],
+    layers_pattern=["layers"],
+    lora_dropout=[0.1],
+    fan_in_fan_out=[True, False],
+    eva_config=[{"rho": 2.0}],
+    base_model_name_or_path=["somewhere"],
+    task_type=["CAUSAL_LM"],
+    inference_mode=[True],
+    **dict.fromkeys(CHANGING.keys() - {"init_lora_weights", "bias", "use_rslora"}, [None]),
+)
+
+
+@pytest.mark.parametrize("setting", CHANGING)
+def test_a_setting_that_changes_the_result_is_refused_by_name(setting, tmp_path):
+    llama, name = Llama(11, 8, 2, 2, 5), "model.layers.0.self_attn.q_proj"
+    good = {f"{name}.lora_A": normal(2, 8), f"{name}.lora_B": normal(8, 2)}
+    for value in CHANGING[setting]:
+        with pytest.raises(PretrainedError, match=rf"adapter_config\.json: {setting}: expected .*, got "):
+            load_adapter(llama, write(tmp_path, good, **{setting: value}))
+
+
+@pytest.mark.parametrize("setting", HARMLESS)
+def test_a_setting_that_changes_nothing_is_accepted(setting, tmp_path):
+    llama, name = Llama(11, 8, 2, 2, 5), "model.layers.0.self_attn.q_proj"
+    good = {f"{name}.lora_A": normal(2, 8), f"{name}.lora_B": normal(8, 2)}
+    for value in HARMLESS[setting]:
+        load_adapter(llama, write(tmp_path, good, **{setting: value}))

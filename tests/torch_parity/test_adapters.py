@@ -72,7 +72,7 @@ def test_an_adapter_of_another_model(tmp_path):
         load_adapter(other, folder)
     narrow = Llama(64, 16, 4, 2, 16, kv_heads=2)
     with pytest.raises(
-        PretrainedError, match=r"expected a finite change of shape \(16, 16\), got the shapes \(4, 32\)"
+        PretrainedError, match=r"expected a finite change of shape \(16, 16\) and rank 4, got the shapes \(4, 32\)"
     ):
         load_adapter(narrow, folder)
     config = json.loads((folder / "adapter_config.json").read_text())
