@@ -12,7 +12,7 @@ from scratchformer.data import VALIDATION_BYTES, Subwords, TextBatches, as_text
 from scratchformer.models import GPT2
 from scratchformer.optim import AdamW, Cosine
 from scratchformer.training import evaluate_language_model, load_corpus, load_model, start, write_sample
-from scratchformer.training.readers import load_to_tune
+from scratchformer.training.readers import load_published
 
 PRESETS = {
     "small": dict(
@@ -39,7 +39,7 @@ def check(run):
 def data(run):
     published = None
     if run.pretrained and not run.has_snapshot:  # before the corpus, which may need a download
-        published, vocabulary = load_to_tune(run.pretrained, run.context, run.dropout)
+        published, vocabulary = load_published(run.pretrained, run.context, run.dropout)
     corpus = load_corpus(run)
     if published is None:
         vocabulary = run.saved_vocabulary(Subwords)

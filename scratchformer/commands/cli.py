@@ -242,16 +242,21 @@ def add_precision(command: CommandLine) -> None:
     command.add_argument("--precision", choices=("float32", "bfloat16", *INTEGERS), default="float32", help=help)
 
 
+def type_of(args: argparse.Namespace) -> Any:
+    """The type of the weights with --precision; None for that in which they are saved."""
+    from ..backend import get_device
+    from ..parallel.precision import half_type
+
+    return None if args.precision in INTEGERS else half_type(args.precision, get_device(args.device))
+
+
 def placed(model: Any, args: argparse.Namespace) -> Any:
     """The model on the device of --device, in the type of --precision."""
     from ..backend import get_device
     from ..generation import quantize
-    from ..parallel.precision import half_type
 
-    model.to(get_device(args.device))
-    if args.precision in INTEGERS:
-        return quantize(model, INTEGERS[args.precision])
-    return model if (half := half_type(args.precision, model)) is None else model.to(dtype=half)
+    model.to(get_device(args.device), type_of(args))
+    return quantize(model, INTEGERS[args.precision]) if args.precision in INTEGERS else model
 
 
 def train(args: argparse.Namespace) -> None:
@@ -372,9 +377,7 @@ def generate(args: argparse.Namespace) -> None:
     from ..training.readers import load_writer
 
     options, prompts = sampling_options(args) | {"key": Key(args.seed)}, prompts_of(args)
-    model, vocabulary = load_writer(
-        args.run_folder, [as_typed(each) for each in prompts], args.tokens, program_of(args)
-    )
+    model, vocabulary = load_writer(args.run_folder, program=program_of(args), dtype=type_of(args))
     given = [each.encode("utf-8", "surrogateescape") for each in prompts]  # the bytes as typed, UTF-8 or not
     model, ends = placed(model, args), [as_typed(each) for each in args.stop]
     for start in range(0, len(given), TOGETHER):
@@ -413,7 +416,7 @@ def chat(args: argparse.Namespace) -> None:
         wanted = "expected a published model with config.json, tokenizer.json and a chat template, or a run of one"
         raise ValueError(instead_of_folder(path) or f"{path}: {wanted}")
     template = ChatTemplate(folder)
-    model, vocabulary = load_writer(path, "", args.context)
+    model, vocabulary = load_writer(path, args.context, dtype=type_of(args))
     assert isinstance(vocabulary, PublishedTokenizer)  # since there are its files
     system = None if args.system is None else as_typed(args.system)
     conversation = Chat(placed(model, args), vocabulary, template, system)

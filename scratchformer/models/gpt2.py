@@ -11,7 +11,7 @@ from ..checks import expect_boolean, expect_fraction
 from ..nn import Layer, Linear, TiedOutput
 from ..rng import Key, Zeros
 from .body import Body
-from .pretrained import Folder, PretrainedError, expect_sizes, load_weights, making, read_config
+from .pretrained import Folder, PretrainedError, expect_sizes, making, read_config
 from .published import PublishedDecoder
 
 STD = 0.02  # of the initial weights
@@ -59,7 +59,7 @@ class GPT2(PublishedDecoder):
     """
 
     kinds: ClassVar[Mapping[str, Any]] = {"gpt2": COMPUTED}
-    blocks, prefix = "h", PREFIX
+    blocks, prefix, buffers = "h", PREFIX, r"h\.\d+\.attn\.(masked_)?bias"
     layers: ClassVar[Mapping[str, str]] = {
         "attention.query": "attn.c_attn",
         "attention.key": "attn.c_attn",
@@ -104,38 +104,37 @@ class GPT2(PublishedDecoder):
         return name == "output.w"
 
     @classmethod
-    def from_pretrained(cls, folder: Folder, dropout: float | None = None, recompute: bool = False) -> GPT2:
+    def from_pretrained(
+        cls, folder: Folder, dropout: float | None = None, recompute: bool = False, dtype: Any = None
+    ) -> GPT2:
         """The model in a Hugging Face folder: sizes from its config.json, weights from one file or several.
 
         Any of the four sizes. dropout: None for the folder's, which must be the same after the embedding (embd_pdrop)
-        and in the blocks (resid_pdrop); each is 0.1 if it is not given. recompute: as for the class. Raises
-        PretrainedError, naming the file and what is wrong in it: a setting that would change the mathematics, or
-        tensors that are missing, unknown or of the wrong shape; ValueError for a dropout out of range.
+        and in the blocks (resid_pdrop); each is 0.1 if it is not given. recompute, dtype: as for every
+        `PublishedDecoder`. Raises PretrainedError, naming the file and what is wrong in it: a setting that would change
+        the mathematics, or tensors that are missing, unknown or of the wrong shape; ValueError for a dropout out of
+        range.
         """
-        if dropout is not None:
-            expect_fraction("dropout", dropout, letter="p")
-        expect_boolean(recompute=recompute)
-        config = read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS, optional=("n_inner",))
+        if dropout is None:
+            with making(folder):
+                dropout = _dropout(folder, _config(folder))
+                expect_fraction("dropout", dropout, letter="p")
+        return super().from_pretrained(folder, None, dropout, recompute, dtype)
+
+    @classmethod
+    def arguments(cls, folder: Folder) -> dict[str, Any]:
+        config = _config(folder)
         V, C, P, depth = (config[name] for name in ("vocab_size", "n_embd", "n_positions", "n_layer"))
-        F = config.get("n_inner") or 4 * C
+        F, tied = config.get("n_inner") or 4 * C, config.get("tie_word_embeddings", True)
         block = {"attn.c_attn.weight": (C, 3 * C), "mlp.c_fc.weight": (C, F)}
-        tied = config.get("tie_word_embeddings", True)
-        copies = {"lm_head.weight": "wte.weight"} if tied else {}
         tables = {"wte.weight": (V, C), "wpe.weight": (P, C)}
-        expect_sizes(folder, PREFIX, tables, "h", block, depth, copies)
-        with making(folder):
-            model = cls(
-                **{ours: config[theirs] for theirs, ours in SIZES.items()},
-                dropout=_dropout(folder, config) if dropout is None else dropout,
-                d_ff=config.get("n_inner"),
-                eps=config.get("layer_norm_epsilon", 1e-5),
-                recompute=recompute,
-                tied=tied,
-                activation="gelu" if config.get("activation_function") == "gelu" else "gelu_tanh",
-                key=Zeros(),
-            )
-        load_weights(model, folder, model.tensors(), r"h\.\d+\.attn\.(masked_)?bias", PREFIX, copies)
-        return model
+        expect_sizes(folder, PREFIX, tables, "h", block, depth, cls.copies(tied))
+        return {ours: config[theirs] for theirs, ours in SIZES.items()} | {
+            "d_ff": config.get("n_inner"),
+            "eps": config.get("layer_norm_epsilon", 1e-5),
+            "tied": tied,
+            "activation": "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh",
+        }
 
     def settings(self, kind: str) -> dict[str, Any]:
         """What config.json says of this model."""
@@ -150,6 +149,11 @@ class GPT2(PublishedDecoder):
             "tie_word_embeddings": isinstance(self.output, TiedOutput),
             **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), self.config["dropout"]),
         }
+
+
+def _config(folder: Folder) -> dict[str, Any]:
+    """The config.json of a folder. Raises PretrainedError if it describes a model that computes something else."""
+    return read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS, optional=("n_inner",))
 
 
 def _dropout(folder: Folder, config: Mapping[str, Any]) -> float:

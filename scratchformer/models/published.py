@@ -106,13 +106,18 @@ class PublishedDecoder(LanguageModel):
 
     @classmethod
     def from_pretrained(
-        cls, folder: Folder, context: int | None = None, dropout: float = 0.0, recompute: bool = False
+        cls,
+        folder: Folder,
+        context: int | None = None,
+        dropout: float = 0.0,
+        recompute: bool = False,
+        dtype: Any = None,
     ) -> Self:
         """The model in a Hugging Face folder, of one of `kinds`: sizes from its config.json, weights from one file or
-        several, read into float32.
+        several.
 
-        context: None for the folder's (max_position_embeddings); a shorter one saves memory in generation.
-        dropout, recompute: as for the class. Dropout of attention probabilities (attention_dropout) is left out.
+        context: None for the folder's (max_position_embeddings). dtype: of the weights, to which each tensor is cast
+        as it is read; None for float32. dropout, recompute: as for the class. Dropout of attention probabilities (attention_dropout) is left out.
         Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the computation,
         or tensors that are missing, unknown or of another shape; ValueError or TypeError for an argument.
         """
@@ -123,7 +128,7 @@ class PublishedDecoder(LanguageModel):
             expect_positive(context=context)
             arguments["context"] = context
         with making(folder):
-            model = cls(**arguments, dropout=dropout, recompute=recompute, key=Zeros())
+            model = cls(**arguments, dropout=dropout, recompute=recompute, key=Zeros()).to(dtype=dtype)
         load_weights(model, folder, model.tensors(), cls.buffers, cls.prefix, cls.copies(arguments["tied"]))
         return model
 

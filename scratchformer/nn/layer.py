@@ -37,7 +37,7 @@ class Param:
 
     `name` is the leaf name ("w", "gamma"); the full name depends on where the Param is in a model. `flat` is the
     FlatParameters whose arrays `data` and `grad` are views of, or None if they are separate arrays. `frozen`: whether
-    optimizers leave it unchanged.
+    optimizers leave it unchanged. The gradient takes no memory until it is first asked for; it is zero then.
 
     Assigning to `data` or `grad` copies the values into the existing array, which may be a view of a flat array:
     `w.grad = w.grad + dw` has the same effect as `w.grad += dw`. Raises ValueError for another shape, TypeError for
@@ -48,27 +48,32 @@ class Param:
         expect_instance("name", name, str)
         if not hasattr(data, "dtype") or not is_floating_type(data.dtype) or isinstance(data, UNLIKE_ARRAYS):
             raise TypeError(f"{name or 'data'}: expected an array of floating-point numbers, got {describe(data)}")
-        grad = array_module(data).zeros(data.shape, data.dtype)  # takes no memory until it is written to
-        self.bind(data, grad, None)
+        self.bind(data, None, None)
         self.name = name
         self.frozen = False
 
-    def bind(self, data: Array, grad: Array, flat: FlatParameters | None) -> None:
-        """Use these arrays from now on; they are views of `flat` unless that is None."""
+    def bind(self, data: Array, grad: Array | None, flat: FlatParameters | None) -> None:
+        """Use these arrays from now on; they are views of `flat` unless that is None. grad: None for zeros."""
         self._data, self._grad, self.flat = data, grad, flat
 
     def _set_data(self, value: Array) -> None:
         if value is not self._data:
             _assign(f"{self.name}.data", self._data, value)
 
+    def _get_grad(self) -> Array:
+        if self._grad is None:
+            with device_of(self.data).current():
+                self._grad = array_module(self.data).zeros(self.data.shape, self.data.dtype)
+        return self._grad
+
     def _set_grad(self, value: Array) -> None:
         if value is not self._grad:  # after `w.grad += dw`, which has added in place, it is
-            _assign(f"{self.name}.grad", self._grad, value)
+            _assign(f"{self.name}.grad", self.grad, value)
 
-    data, grad = property(attrgetter("_data"), _set_data), property(attrgetter("_grad"), _set_grad)
+    data, grad = property(attrgetter("_data"), _set_data), property(_get_grad, _set_grad)
 
     def __deepcopy__(self, _memo: dict) -> Param:
-        return self.twin(self.data.copy(), self.grad.copy())
+        return self.twin(self.data.copy(), None if self._grad is None else self._grad.copy())
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"flat": None}  # a pickled Param has its own arrays
@@ -106,8 +111,8 @@ class FlatParameters:
         self._data = xp.concatenate([p.data.reshape(-1) for p in params]) if data is None else data
         self._grad = xp.zeros_like(self._data) if grad is None else grad
         for p, view, dview in zip(params, self.views(self.data), self.views(self.grad), strict=True):
-            if data is None:
-                dview[...] = p.grad
+            if data is None and p._grad is not None:
+                dview[...] = p._grad
             p.bind(view, dview, self)
 
     def _set_data(self, value: Array) -> None:
@@ -285,7 +290,7 @@ class Layer:
     def to(self, device: Device | str | None = None, dtype: Any = None) -> Self:
         """Move all parameters and gradients to `device`, cast them to `dtype`, and return the layer itself.
 
-        device: a Device, or the name of one ("cpu", "gpu:1"). The layer gets new arrays, so create optimizers and
+        device: a Device, or the name of one ("cpu", "gpu:1"). The layer gets arrays of its own, so create optimizers and
         replicas afterwards. (After a move or a cast, the next step of an older one raises ValueError.)
         """
         device = get_device(device) if isinstance(device, str) else device
@@ -294,7 +299,7 @@ class Layer:
         if dtype is not None:
             expect_floating_type("dtype", dtype)
         for p in self.parameters():
-            p.bind(*(_moved(x, device, dtype) for x in (p.data, p.grad)), None)
+            p.bind(*(_moved(x, device, dtype, p.flat is not None) for x in (p.data, p._grad)), None)
         return self
 
     def replica(self, data: Array | None = None, grad: Array | None = None) -> Self:
@@ -475,7 +480,9 @@ def _assign(name: str, array: Array, value: Array) -> None:
     array[...] = value
 
 
-def _moved(x: Array, device: Device | None, dtype: Any) -> Array:
+def _moved(x: Array | None, device: Device | None, dtype: Any, copy: bool) -> Array | None:
+    if x is None:
+        return None
     moved = x if device is None else to_device(x, device)
     with device_of(moved).current():
-        return moved.astype(moved.dtype if dtype is None else dtype)
+        return moved.astype(moved.dtype if dtype is None else dtype, copy=copy)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import CPU, Array
+from ..backend import CPU, Array, Device
 from ..checks import expect_at_least, expect_number, expect_one_of, expect_positive
 from ..dispatch import turned_off
 from ..ops.rounding import bfloat16
@@ -20,24 +20,22 @@ FIRST_SCALE, MIN_SCALE, MAX_SCALE = 2.0**15, 1.0, 2.0**24  # loss scales
 PATIENCE = 500  # batches without an overflow after which the scale doubles
 
 
-def half_type(precision: str, model: Any) -> np.dtype | None:
-    """The type in which replicas of `model` compute, or None if it is that of the model.
+def half_type(precision: str, device: Device) -> np.dtype | None:
+    """The type in which models on a device compute, or None if it is their own.
 
-    Raises ValueError for another word, for "tf32" on a CPU, for half precision of a model that is not in float32, and
-    for bfloat16 on a GPU without the fast twins; ImportError if bfloat16 needs a package that is missing.
+    Raises ValueError for another word, for "tf32" on a CPU, and for bfloat16 on a GPU without the fast twins;
+    ImportError if bfloat16 needs a package that is missing.
     """
     expect_one_of("precision", precision, PRECISIONS)
-    if precision == "tf32" and model.device is CPU:
+    if precision == "tf32" and device is CPU:
         raise ValueError("precision: tf32 is for products on a GPU, and this model is on the CPU: use bfloat16")
     if precision in ("float32", "tf32"):
         return None
-    if model.flat.data.dtype != np.float32:
-        raise ValueError(f"precision: expected a model in float32, for its master weights, got {model.flat.data.dtype}")
     if precision == "float16":
         return np.dtype(np.float16)
-    if model.device is not CPU and model.device.index is not None and (setting := turned_off()):
+    if device is not CPU and device.index is not None and (setting := turned_off()):
         raise ValueError(f"precision: bfloat16 on a GPU needs the fast twins, which {setting} turns off")
-    return bfloat16(model.device)
+    return bfloat16(device)
 
 
 def advice(half: Array | None) -> str:

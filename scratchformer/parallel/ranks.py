@@ -95,12 +95,12 @@ class Ranks:
         return self.rank == 0
 
     def __enter__(self) -> Self:
-        if not self.first:
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")
-            os.environ["TQDM_DISABLE"] = "1"
+        output = sys.stdout if self.first else open(os.devnull, "w", encoding="utf-8")
         if self.size > 1:
             self.heartbeat = Heartbeat(self.comm.Dup())
             self.heartbeat.start()
+        if not self.first:  # last, so that an error above is seen
+            sys.stdout, os.environ["TQDM_DISABLE"] = output, "1"
         return self
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:

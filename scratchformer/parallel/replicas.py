@@ -173,8 +173,11 @@ class Replicas:
         self.flat, self.precision, self.ranks = model.flat, precision, ranks or Ranks()
         self.fixed_order = on_cpu  # whether gradients are summed in a fixed order
         self.half: Array | None = None  # the copy of the weights in half precision, if the replicas compute in it
-        dtype = half_type(precision, model)
+        dtype = half_type(precision, self.device)
         if dtype is not None:
+            if self.flat.data.dtype != np.float32:
+                got = self.flat.data.dtype
+                raise ValueError(f"precision: expected a model in float32, for its master weights, got {got}")
             self.half = array_module(self.flat.data).empty_like(self.flat.data, dtype=dtype)
         first = model if self.half is None else model.replica(self.half, self.flat.grad)
         # An overflow of float16 makes a loss or gradient that is not finite, which `clip` handles.
@@ -207,21 +210,24 @@ class Replicas:
     def __enter__(self) -> Replicas:
         if self.device is CPU:
             keep_freed_memory()
-        self.at_end.enter_context(fast())  # first, so that the threads of the BLAS that it loads are limited too
-        self.at_end.enter_context(tf32(self.device, self.precision == "tf32"))
-        if self.device is CPU:
-            self.at_end.enter_context(threadpool_limits(1, "blas"))
-        self.threads = [ThreadPoolExecutor(1) for _ in self.models] if self.count > 1 else []
+        with ExitStack() as entered:  # it ends what has begun if something fails
+            entered.enter_context(fast())  # first, so that the threads of the BLAS that it loads are limited too
+            entered.enter_context(tf32(self.device, self.precision == "tf32"))
+            if self.device is CPU:
+                entered.enter_context(threadpool_limits(1, "blas"))
+            self.threads = [ThreadPoolExecutor(1) for _ in self.models] if self.count > 1 else []
+            self.at_end.enter_context(entered.pop_all())
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if self.threads:
+        try:
             for thread in self.threads:
                 thread.shutdown(cancel_futures=True)
             self.threads = []
-        if self.graphs is not None:
-            self.graphs.clear()
-        self.at_end.__exit__(*exception)
+            if self.graphs is not None:
+                self.graphs.clear()
+        finally:
+            self.at_end.__exit__(*exception)
 
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], distributed over the threads."""

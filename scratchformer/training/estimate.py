@@ -171,6 +171,8 @@ def _with_depth(model: Any, depth: int) -> Any:
     if "depth" not in model.config:
         return copy.deepcopy(model)
     config = {**model.config, "depth": depth}
+    if varied := config.get("by_block"):
+        config["by_block"] = {name: [*values, *values][:depth] for name, values in varied.items()}
     lora = config.pop("lora", None)
     small = type(model)(**config, **needed_key(type(model)))
     if lora is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,14 +75,14 @@ def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> A
 
 
 def load_writer(
-    path: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None, program: ModuleType | None = None
+    path: Path | str, context: int | None = None, program: ModuleType | None = None, dtype: Any = None
 ) -> tuple[LanguageModel, Subwords | None]:
     """A language model and its vocabulary (None: bytes), from a run's folder, a snapshot, or a folder with a published
-    decoder. prompt, tokens: see `load_published`. program: see `load_model`. Raises ValueError for a model that cannot
+    decoder. context, dtype: see `load_published`. program: see `load_model`. Raises ValueError for a model that cannot
     generate text, and the errors of loading.
     """
     if (Path(path) / "config.json").is_file():
-        return load_published(path, prompt, tokens)
+        return load_published(path, context, dtype=dtype)
     if (other := instead_of_folder(path)) and ("no such folder" not in other or "hf download" in other):
         raise PretrainedError(other)
     model, state = load_model(best_snapshot(path), program=program)
@@ -114,33 +114,18 @@ def load_bert(folder: Path | str, num_classes: int, **options: Any) -> tuple[Ber
     return model, (Subwords.from_roberta if published_as(folder) == ROBERTA else Subwords.from_bert)(folder)
 
 
-def load_to_tune(folder: Path | str, context: int, dropout: float) -> tuple[LanguageModel, PublishedTokenizer]:
-    """A published decoder of any family, to train it further on texts of up to `context` tokens, and its vocabulary.
-    (The context of a GPT-2 is that of its table.) Raises the errors of loading.
-    """
-    kind: Any = family(folder)
-    options: dict[str, Any] = {"dropout": dropout}
-    if kind is not GPT2:
-        options["context"] = min(context, kind.arguments(folder)["context"])
-    model = kind.from_pretrained(folder, **options)
-    return model, PublishedTokenizer(folder, model.config["vocab_size"])
-
-
 def load_published(
-    folder: Path | str, prompt: str | Sequence[str] = "", tokens: int | None = None
+    folder: Path | str, context: int | None = None, dropout: float = 0.0, dtype: Any = None
 ) -> tuple[LanguageModel, PublishedTokenizer]:
-    """A published decoder and its vocabulary, to write `tokens` tokens after `prompt`, one text or several.
+    """A published decoder of any family and its vocabulary, to write, or to be trained further.
 
-    The model's context is no longer than these need, because generation reserves memory for all of it, except in a
-    GPT-2. tokens=None keeps the full context. Raises the errors of loading.
+    context: the most tokens that it sees at once, if the folder allows so many; None for all. (That of a GPT-2 is that
+    of its table.) dropout, dtype: see `PublishedDecoder.from_pretrained`. Raises the errors of loading.
     """
     kind: Any = family(folder)
-    if kind is GPT2:
-        return load_to_tune(folder, 0, dropout=0.0)
     sizes = kind.arguments(folder)
     vocabulary = PublishedTokenizer(folder, sizes["vocab_size"])
-    context = sizes["context"]
-    if tokens is not None:
-        prompts = [prompt] if isinstance(prompt, str) else prompt
-        context = min(context, max(1, *(len(vocabulary.encode(each)) + tokens for each in prompts)))
-    return kind.from_pretrained(folder, context=context), vocabulary
+    options: dict[str, Any] = dict(dropout=dropout, dtype=dtype)
+    if kind is not GPT2:
+        options["context"] = min(sizes["context"], context or sizes["context"])
+    return kind.from_pretrained(folder, **options), vocabulary

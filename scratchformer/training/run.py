@@ -439,6 +439,7 @@ class Run:
 
     def begin(self) -> None:
         """Let rank 0 lock, read and write the folder, and send the others everything that it read."""
+        self._replicas.at_end.push(self.close)  # when the block of the replicas ends, whatever happens until then
         state: dict[str, Any] = {
             "step": 0,
             "seed": self.seed,
@@ -472,7 +473,6 @@ class Run:
         self.best = self._values["best"]
         if ranks.size > 1:
             self.send()
-        self._replicas.at_end.push(self.close)  # when the block of the replicas ends, whatever happens in the loop
         self._replicas.diverged = self.diverged_now
         self._received = self._opened.enter_context(interrupts())
         options: dict[str, Any] = dict(initial=self.step, delay=0, leave=True, disable=not ranks.first)

@@ -16,7 +16,7 @@ from scratchformer.generation import stream_text
 from scratchformer.models.families import FAMILIES
 from scratchformer.rng import Key
 from scratchformer.training import save_snapshot
-from scratchformer.training.readers import load_to_tune, load_writer, vocabulary_file
+from scratchformer.training.readers import load_published, load_writer, vocabulary_file
 
 pytest.importorskip("tokenizers")
 from tokenizers import (
@@ -155,7 +155,7 @@ def write_published(folder, style, change=lambda tokenizer: None):
 
 def tuned(folder, run):
     """The folder of a run that tuned the model in `folder`, which is then removed."""
-    model, vocabulary = load_to_tune(folder, 300, 0.0)
+    model, vocabulary = load_published(folder, 300, 0.0)
     run.mkdir()
     vocabulary.save(vocabulary_file(run, type(vocabulary)))
     save_snapshot(run / "best.safetensors", model, subwords=vocabulary.fingerprint)

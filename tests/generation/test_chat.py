@@ -105,7 +105,7 @@ def test_a_template_writes_what_transformers_writes(folder, name):
     template = of(folder, TEMPLATES[name], bos_token="<|bos|>", eos_token={"content": "<|end|>"}, pad_token=None)
     settings = dict(bos_token="<|bos|>", eos_token="<|end|>", chat_template=TEMPLATES[name])
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **settings)
-    _, vocabulary = load_published(folder, tokens=9)
+    _, vocabulary = load_published(folder)
     for messages in CONVERSATIONS:
         text = template.apply(messages)
         assert text == theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -196,7 +196,7 @@ def test_a_template_takes_a_limited_time_and_memory(folder, text, says, monkeypa
 
 
 def chat_with(folder, context=400, **options):
-    model, vocabulary = load_published(folder, tokens=context - 1)
+    model, vocabulary = load_published(folder, context)
     assert model.context == context
     return Chat(model.to(dtype=np.float64), vocabulary, ChatTemplate(folder), **options)
 
@@ -272,7 +272,7 @@ def test_the_command_answers_each_line(folder, monkeypatch, capsys):
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", told) and len(told) > 10
     assert told == run_chat(folder, "hello\nand \x1b[2J now\n", monkeypatch, capsys, *options).out
     assert told != run_chat(folder, "hello\nand \x1b[2J now\n", monkeypatch, capsys, *options[:-1], "4").out
-    with pytest.raises(ValueError, match="text: expected less than the context of 21 tokens"):
+    with pytest.raises(ValueError, match="text: expected less than the context of 20 tokens"):
         run_chat(folder, "hello\n", monkeypatch, capsys, "--context", "20")
 
 

@@ -7,12 +7,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from scratchformer import nn
+from scratchformer.backend import CPU
 from scratchformer.models import Llama, from_pretrained
 from scratchformer.models.families import FAMILIES
 from scratchformer.models.pretrained import PretrainedError
+from scratchformer.ops.rounding import bfloat16
 from scratchformer.rng import Key
 
 V, C, H, DEPTH, T = 11, 16, 4, 4, 8
+IDS = np.arange(6)[None]
 DECODERS = ("llama", "mistral", "qwen2", "olmo2", "phi3", "qwen3", "smollm3")
 
 
@@ -44,6 +47,32 @@ def test_a_folder_is_read_into_the_class_of_its_kind(kind, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(PretrainedError, match="expected model_type 'gpt2' or "):
         from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_arguments_of_a_folder_make_its_model_again(kind, tmp_path):
+    family = FAMILIES[kind]
+    made = family(V, C, H, DEPTH, T, key=Key(1), **({"bias": True} if kind == "qwen2" else {}))
+    save_file(made.stored(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(made.settings(kind)))
+    again = family(**family.arguments(tmp_path), key=Key(2))
+    assert again.named_parameters().keys() == made.named_parameters().keys()
+    again.load_state_dict(made.state_dict())
+    for model in again, from_pretrained(tmp_path):
+        np.testing.assert_array_equal(model(IDS), made(IDS))
+
+
+@pytest.mark.parametrize("dtype", [None, np.float64, np.float16, bfloat16(CPU)], ids=str)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_weights_are_cast_as_they_are_read(kind, dtype, tmp_path):
+    """As casting all of them afterwards does; gradients take no memory before there are any."""
+    made = FAMILIES[kind](V, C, H, DEPTH, T, key=Key(1), **({"bias": True} if kind == "qwen2" else {}))
+    save_file(made.stored(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(made.settings(kind)))
+    found = from_pretrained(tmp_path, dtype=dtype).named_parameters()
+    for name, p in made.to(dtype=dtype).named_parameters().items():
+        assert found[name].data.dtype == found[name].grad.dtype == (dtype or np.float32) and not found[name].grad.any()
+        np.testing.assert_array_equal(found[name].data, p.data)
 
 
 REFUSED = [

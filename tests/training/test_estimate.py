@@ -11,12 +11,15 @@ import pytest
 
 from scratchformer.data import LabelledBatch, SegmentBatch, TextBatch, TextBatches, TranslationBatch
 from scratchformer.models import (
+    GPT2,
     Classifier,
     EncoderDecoder,
     LanguageModel,
     TransformerXL,
 )
-from scratchformer.nn import recompute_blocks
+from scratchformer.models.families import FAMILIES
+from scratchformer.models.model import named
+from scratchformer.nn import TransformerBlock, recompute_blocks
 from scratchformer.parallel.memory import keep_freed_memory
 from scratchformer.portable import make_portable
 from scratchformer.rng import Key
@@ -319,3 +322,17 @@ def test_a_batch_that_cannot_be_stretched_is_named(make_model, make_batches):
     batch = make_batches("LanguageModel").batch(0)
     with pytest.raises(TypeError, match=r"estimate: expected a batch with stretched\(rows, length\), got"):
         estimate(Replicas(make_model("LanguageModel"), 1), tuple(batch))
+
+
+BY_BLOCK = {"window": [3, None, 2], "rotary_width": [0, None, 0], "d_ff": [8, 9, 10], "bias": [True, False, True]}
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("kind", [LanguageModel, *{*FAMILIES.values()} - {GPT2}], ids=lambda kind: kind.__name__)
+def test_blocks_with_options_of_their_own(kind, depth, make_batches):
+    """As a published folder sets them for each block."""
+    block = named(getattr(kind, "block_class", TransformerBlock))
+    by_block = {name: values[:depth] for name, values in BY_BLOCK.items() if name in block}
+    model = kind(29, 16, 2, depth, 8, by_block=by_block)
+    found = estimate(Replicas(model, 1, 1), make_batches("LanguageModel").batch(0))
+    assert found.parameters == model.flat.data.size and found.activations[f"{depth} blocks"] > 0
