@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..backend import array_module
+from ..backend import CPU, array_module
 from ..nn import Layer, Param
+from ..ops.rounding import bfloat16
 from ..shell.progress import counted
 from ..shell.reading import (
     BEGINNING,
@@ -186,6 +187,7 @@ def load_weights(
     ignored: str = r"(?!)",
     prefix: str = "",
     tied: Mapping[str, str] = {},
+    dtype: Any = None,
 ) -> None:
     """Copy the tensors of `folder` into the parameters of `model`.
 
@@ -194,7 +196,7 @@ def load_weights(
     names of tensors that may be present as copies of others, each with the name of the other, or instead of them.
     Raises PretrainedError, naming the file and the tensors, if one is missing, unknown, of the wrong shape, of an
     unsupported type or not finite. Names and shapes are checked before anything is copied. Tensors are cast to the
-    model's dtype.
+    model's dtype, or to `dtype`, of which each parameter then becomes.
     """
     params = model.named_parameters()
     path, available = tensors_at(Path(folder) / WEIGHTS)
@@ -216,6 +218,8 @@ def load_weights(
         if not np.array_equal(stored[name].read(), stored[tied[name]].read()):
             raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, since the two are tied")
     for name, tensor in counted(tensors.items(), "loading", "tensors"):
+        if dtype is not None:
+            params[name].bind(array_module(params[name].data).empty(params[name].data.shape, dtype), None, None)
         source, data = stored[tensor.name].read(), params[name].data
         with np.errstate(over="ignore"):  # float64 to float32
             data[...] = (source.T if tensor.transposed else source)[..., tensor.columns]
@@ -282,7 +286,8 @@ class Stored(NamedTuple):
         return None if known else f"{name}: expected one of the types {', '.join(FLOATING)}, got {self.kind}"
 
     def read(self) -> np.ndarray:
-        """The tensor; BF16 as float32, since NumPy has no bfloat16: its bits are the upper half of a float32.
+        """The tensor; BF16 as bfloat16, or without the package that defines it for NumPy as float32, of which its bits
+        are the upper half.
 
         (A file that is mapped into memory, as the library does it, stays there whole, beside the weights.)
         """
@@ -291,9 +296,10 @@ class Stored(NamedTuple):
             file.seek(self.start)
             numbers = np.frombuffer(file.read(dtype.itemsize * math.prod(self.shape)), dtype)
         if self.kind == "BF16":
-            bits = numbers.astype(np.uint32)
-            bits <<= 16
-            numbers = bits.view(np.float32)
+            try:
+                numbers = numbers.view(bfloat16(CPU))
+            except ImportError:
+                numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
         return numbers.reshape(self.shape)
 
 

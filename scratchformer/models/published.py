@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..backend import to_cpu
-from ..checks import expect_boolean, expect_fraction, expect_number, expect_positive
+from ..checks import expect_boolean, expect_floating_type, expect_fraction, expect_number, expect_positive
 from ..nn import TiedOutput
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
@@ -117,19 +117,22 @@ class PublishedDecoder(LanguageModel):
         several.
 
         context: None for the folder's (max_position_embeddings). dtype: of the weights, to which each tensor is cast
-        as it is read; None for float32. dropout, recompute: as for the class. Dropout of attention probabilities (attention_dropout) is left out.
+        as it is read; None for float32. dropout, recompute: as for the class. Dropout of attention probabilities
+        (attention_dropout) is left out.
         Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the computation,
         or tensors that are missing, unknown or of another shape; ValueError or TypeError for an argument.
         """
         expect_fraction("dropout", dropout, letter="p")
         expect_boolean(recompute=recompute)
+        if dtype is not None:
+            expect_floating_type("dtype", dtype)
         arguments = cls.arguments(folder)
         if context is not None:
             expect_positive(context=context)
             arguments["context"] = context
         with making(folder):
-            model = cls(**arguments, dropout=dropout, recompute=recompute, key=Zeros()).to(dtype=dtype)
-        load_weights(model, folder, model.tensors(), cls.buffers, cls.prefix, cls.copies(arguments["tied"]))
+            model = cls(**arguments, dropout=dropout, recompute=recompute, key=Zeros())
+        load_weights(model, folder, model.tensors(), cls.buffers, cls.prefix, cls.copies(arguments["tied"]), dtype)
         return model
 
     @classmethod

@@ -290,8 +290,8 @@ class Layer:
     def to(self, device: Device | str | None = None, dtype: Any = None) -> Self:
         """Move all parameters and gradients to `device`, cast them to `dtype`, and return the layer itself.
 
-        device: a Device, or the name of one ("cpu", "gpu:1"). The layer gets arrays of its own, so create optimizers and
-        replicas afterwards. (After a move or a cast, the next step of an older one raises ValueError.)
+        device: a Device, or the name of one ("cpu", "gpu:1"). The layer gets arrays of its own, so create optimizers
+        and replicas afterwards. (After a move or a cast, the next step of an older one raises ValueError.)
         """
         device = get_device(device) if isinstance(device, str) else device
         if not (device is None or isinstance(device, Device)):

@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_info
 
 from scratchformer.backend import CPU, to_cpu
 from scratchformer.data import LabelledBatch, MaskedBatch, SegmentBatch, TextBatch, TranslationBatch
+from scratchformer.dispatch import fast, is_fast
 from scratchformer.models import (
     GPT2,
     BertClassifier,
@@ -489,3 +490,23 @@ def test_each_thread_that_trains_holds_the_blas_to_one_thread():
         thread.start()
         thread.join()
     assert seen == [{1}] * 3
+
+
+@pytest.mark.parametrize("name", ["fast", "tf32", "threadpool_limits", "ThreadPoolExecutor"])
+def test_a_block_that_cannot_begin_leaves_nothing_on(make_model, monkeypatch, name):
+    """Nor does one that cannot end as it should."""
+
+    def fails(*_):
+        raise RuntimeError("no more threads")
+
+    with fast():  # which loads libraries
+        before = threadpool_info()
+    replicas = Replicas(make_model("LanguageModel"), 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(f"scratchformer.parallel.replicas.{name}", fails)
+        with pytest.raises(RuntimeError, match="no more threads"), replicas:
+            pass
+    assert not is_fast() and threadpool_info() == before
+    with pytest.raises(RuntimeError, match="no more threads"), replicas:
+        replicas.libraries.callback(fails)
+    assert not is_fast() and threadpool_info() == before
