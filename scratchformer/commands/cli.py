@@ -155,7 +155,7 @@ def make_parser() -> CommandLine:
     command.add_argument("--system", metavar="TEXT", help=system)
     tokens = "how many tokens an answer may have (default: 1000)"
     command.add_argument("--tokens", type=int, default=1000, metavar="N", min=1, help=tokens)
-    context = "how many tokens of the conversation the model sees, for which memory is reserved (default: 4096)"
+    context = "how many tokens of the conversation the model sees at most (default: 4096)"
     command.add_argument("--context", type=int, default=4096, metavar="N", min=1, help=context)
     add_sampling(command)
     command.set_defaults(run=chat)
