@@ -78,10 +78,10 @@ def recorded(model: LanguageModel, B: int, T: int) -> list[Node]:
 def holding(model: Layer, recorder: Recorder) -> Iterator[None]:
     """Inside the block the parameters of `model` are constants of a recorder."""
     params = model.named_parameters()
-    kept = {name: (p._data, p._grad, p.flat) for name, p in params.items()}
+    kept = {name: (p._data, p.written, p.flat) for name, p in params.items()}
     try:
         for name, p in params.items():
-            p.bind(recorder.asarray(to_cpu(p.data), name=name), p._grad, p.flat)
+            p.bind(recorder.asarray(to_cpu(p.data), name=name), p.written, p.flat)
         yield
     finally:
         for name, p in params.items():

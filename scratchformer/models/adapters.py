@@ -29,7 +29,7 @@ COMPUTED: Mapping[str, tuple] = {
     **dict.fromkeys(("use_dora", "use_qalora", "lora_bias"), (False, None)),
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
 }
-NOTHING = (None, False, [], {})
+NOTHING: tuple = (None, False, [], {})
 # Which layers are adapted is seen from the tensors; the others are for training, or only say where an adapter is from.
 UNREAD = frozenset(
     "r lora_alpha target_modules exclude_modules layers_to_transform layers_pattern fan_in_fan_out lora_dropout "

@@ -54,26 +54,36 @@ class Param:
 
     def bind(self, data: Array, grad: Array | None, flat: FlatParameters | None) -> None:
         """Use these arrays from now on; they are views of `flat` unless that is None. grad: None for zeros."""
-        self._data, self._grad, self.flat = data, grad, flat
+        self._data, self.flat = data, flat
+        vars(self).pop("_grad", None)
+        if grad is not None:
+            self._grad = grad
+
+    def __getattr__(self, name: str) -> Any:
+        """The gradient, when it is first asked for."""
+        if name != "_grad":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with device_of(self.data).current():
+            self._grad = array_module(self.data).zeros(self.data.shape, self.data.dtype)
+        return self._grad
+
+    @property
+    def written(self) -> Array | None:
+        """The gradient, if it has been asked for."""
+        return vars(self).get("_grad")
 
     def _set_data(self, value: Array) -> None:
         if value is not self._data:
             _assign(f"{self.name}.data", self._data, value)
 
-    def _get_grad(self) -> Array:
-        if self._grad is None:
-            with device_of(self.data).current():
-                self._grad = array_module(self.data).zeros(self.data.shape, self.data.dtype)
-        return self._grad
-
     def _set_grad(self, value: Array) -> None:
         if value is not self._grad:  # after `w.grad += dw`, which has added in place, it is
-            _assign(f"{self.name}.grad", self.grad, value)
+            _assign(f"{self.name}.grad", self._grad, value)
 
-    data, grad = property(attrgetter("_data"), _set_data), property(_get_grad, _set_grad)
+    data, grad = property(attrgetter("_data"), _set_data), property(attrgetter("_grad"), _set_grad)
 
     def __deepcopy__(self, _memo: dict) -> Param:
-        return self.twin(self.data.copy(), None if self._grad is None else self._grad.copy())
+        return self.twin(self.data.copy(), None if self.written is None else self.written.copy())
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"flat": None}  # a pickled Param has its own arrays
@@ -111,8 +121,8 @@ class FlatParameters:
         self._data = xp.concatenate([p.data.reshape(-1) for p in params]) if data is None else data
         self._grad = xp.zeros_like(self._data) if grad is None else grad
         for p, view, dview in zip(params, self.views(self.data), self.views(self.grad), strict=True):
-            if data is None and p._grad is not None:
-                dview[...] = p._grad
+            if data is None and p.written is not None:
+                dview[...] = p.written
             p.bind(view, dview, self)
 
     def _set_data(self, value: Array) -> None:
@@ -299,7 +309,7 @@ class Layer:
         if dtype is not None:
             expect_floating_type("dtype", dtype)
         for p in self.parameters():
-            p.bind(*(_moved(x, device, dtype, p.flat is not None) for x in (p.data, p._grad)), None)
+            p.bind(*(_moved(x, device, dtype, p.flat is not None) for x in (p.data, p.written)), None)
         return self
 
     def replica(self, data: Array | None = None, grad: Array | None = None) -> Self:
@@ -480,7 +490,7 @@ def _assign(name: str, array: Array, value: Array) -> None:
     array[...] = value
 
 
-def _moved(x: Array | None, device: Device | None, dtype: Any, copy: bool) -> Array | None:
+def _moved(x: Any, device: Device | None, dtype: Any, copy: bool) -> Any:
     if x is None:
         return None
     moved = x if device is None else to_device(x, device)

@@ -561,3 +561,16 @@ def test_an_assignment_copies_into_the_array():
 def test_what_is_no_device():
     with pytest.raises(TypeError, match=r"^device: expected .* or its name, got .*float32.*; pass a type as dtype="):
         Linear(2, 3).to(np.float32)
+
+
+def test_gradients_take_no_memory_before_they_are_asked_for(device):
+    """Nor do those of a layer that is moved, cast or copied; they are zero then, and not forgotten afterwards."""
+    layer = Linear(2, 3)
+    for each in layer, layer.to(device, np.float64), copy.deepcopy(layer), pickle.loads(pickle.dumps(Linear(2, 3))):
+        assert all(p.written is None for p in each.parameters())
+    w = layer.w
+    assert w.grad is w.grad and w.grad.shape == (2, 3) and w.grad.dtype == np.float64 and not w.grad.any()
+    w.grad += 2
+    for each in layer.to(CPU, np.float32), copy.deepcopy(layer):
+        assert (each.w.grad == 2).all() and each.b.written is None
+    assert (layer.flat.grad == np.repeat([2, 0], [6, 3])).all()
