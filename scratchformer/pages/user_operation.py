@@ -52,7 +52,8 @@ def read_operation(where: str, scale: float = 1.0) -> UserOperation:
     """Execute a file, FILE.py or FILE.py::FUNCTION, and find its operation and arguments for it.
 
     The arguments are those that the function OPERATION_case of the file returns, as a tuple or as a dict by name.
-    Without one they are drawn, with the letters in the docstring as shapes, and `scale` as the deviation. Raises ValueError for what is missing.
+    Without one they are drawn, with the letters in the docstring as shapes, and `scale` as the deviation. Raises
+    ValueError for what is missing.
     """
     text, _, function = where.partition("::")
     file = Path(text)

@@ -339,7 +339,7 @@ def test_a_cache_has_room_for_something(make_model):
 
 
 WRITERS = {
-    "LanguageModel": lambda: LanguageModel(31, 32, 2, 2, LONG, embeddings=[{"layer": Recall, "orders": [1, 2]}]),
+    "LanguageModel": lambda: LanguageModel(31, 32, 2, 2, LONG),
     "SparseTransformer": lambda: SparseTransformer(31, 32, 2, 2, LONG, 8),
     "TransformerXL": lambda: TransformerXL(31, 32, 2, 2, 40, LONG),
     "EncoderDecoder": lambda: EncoderDecoder(31, 32, 2, 2),
