@@ -82,6 +82,11 @@ def compare_all(twin: CompiledTwin, args: tuple, kwargs: dict[str, Any]) -> None
     Raises DerivationError where they differ, and CompileError if nothing could be compared.
     """
     examples = [twin.in_order(args, kwargs)] if args or kwargs else []
+    if examples and not twin.fits(*examples[0]):
+        raise CompileError(
+            f"{twin.op.__name__}: the loops do not take the example {described(twin, examples[0])}: expected arrays of "
+            "one floating-point type, not empty, with the axes of the equations"
+        )
     refused: Exception | str = "the loops do not take them"
     compared = False
     for options in product(*(choices(twin, name, default) for name, default in twin.parameters)):
@@ -103,13 +108,13 @@ class Refused(Exception):
 
 
 def choices(twin: CompiledTwin, name: str, default: Any) -> list:
-    """The values of an option: both of a boolean, and of a string those that the equations name."""
+    """The values of an option: both of a boolean, and of a string those that the equations name and another."""
     if isinstance(default, bool):
         return [default, not default]
     if isinstance(default, str):
         sides = [(b, c) for _, tree in twin.derivation.definitions.sides for b, c in conditions(tree)]
         named = {spelled(right) for (_, left, right), _ in sides if left[:2] == ("name", canonical(name))}
-        return [default, *sorted(named - {default})]
+        return [default, *sorted(named - {default}), "another"]
     return [default]
 
 
@@ -131,11 +136,17 @@ def draws(twin: CompiledTwin, options: tuple) -> Iterator[tuple]:
     """Arguments of several sizes and scales, around the numbers of each condition, and with other numbers."""
     rng = np.random.default_rng(0)
     sides = twin.derivation.definitions.sides
-    bounds = sorted({float(x) for _, tree in sides for _, numbers in conditions(tree) for x in numbers})
+    compared = [(condition, numbers) for _, tree in sides for condition, numbers in conditions(tree) if numbers]
+    signed = {side[1] for condition, _ in compared for side in condition[1:] if side[0] == "name"}
+    numbers = [x for _, found in compared for x in found]
+    calls = [node for _, tree in sides for node in walk(tree) if node[0] == "call" and node[1] in ("max", "min")]
+    numbers += [leaf[1] for node in calls for leaf in walk(node) if leaf[0] == "num"]
+    bounds = sorted({float(x) for x in numbers})
     axes = list(dict.fromkeys(axis for array in twin.arrays.values() for axis in array.axes))
-    sizes: list[list] = [[3 + i for i, _ in enumerate(axes)], [4 + i for i, _ in enumerate(axes)]]
+    growing = [3 + i for i, _ in enumerate(axes)]
+    sizes: list[list] = [growing, growing[::-1], [4 + i for i, _ in enumerate(axes)]]
     sizes += [[1] * len(axes), [2] * len(axes), [None if axis == ROW else 5 for axis in axes]]
-    large = [int(x) + more for x in bounds if 1 <= x <= 4096 for more in (0, 1)]
+    large = [int(x) + more for x in bounds if 1 <= x <= 4096 for more in (0, 1, 2)]
     sizes += [[size if axis == one else 2 for axis in axes] for size in large for one in axes]
     normal, uniform = rng.standard_normal, rng.random
     kinds: list[Callable] = [normal, lambda shape: 0.05 + 0.9 * uniform(shape), lambda shape: 0.5 + abs(normal(shape))]
@@ -145,7 +156,7 @@ def draws(twin: CompiledTwin, options: tuple) -> Iterator[tuple]:
     for size in sizes:
         for kind in kinds[: None if size is sizes[0] else 3]:
             for change in range(3 + 2 * len(bounds)) if size is sizes[0] and kind in kinds[:3] else (0, 1):
-                yield drawn(twin, options, dict(zip(axes, size, strict=True)), kind, change, bounds, rng)
+                yield drawn(twin, options, dict(zip(axes, size, strict=True)), kind, change, bounds, signed, rng)
 
 
 def drawn(
@@ -155,12 +166,13 @@ def drawn(
     kind: Callable,
     change: int,
     bounds: Sequence[float],
+    signed: set[str],
     rng: Any,
 ) -> tuple:
     """One set of arguments.
 
     sizes: of axes; None for rows that are not there. change: which of other numbers take the place of the defaults; 0
-    for none.
+    for none. signed: the numbers that conditions compare with others; only these may be 0 or less.
     """
     places = dict(twin.derivation.compile().forward.places)
     args = []
@@ -177,7 +189,8 @@ def drawn(
                 others = [value, value + 1, max(value - 1, 1)]
             elif value is not Parameter.empty:
                 others = [value, 1.5 * value or 0.5, value / 2 or 2.0]
-            args.append([*others, *(type(others[0])(x + more) for x in bounds for more in (-1, 1))][change])
+            around = [type(others[0])(x + more) for x in bounds for more in (-1, 1)]
+            args.append([*others, *(x if x > 0 or name in signed else others[1] for x in around)][change])
         else:
             args.append(value)
     return tuple(args)
@@ -187,10 +200,10 @@ def compare(twin: CompiledTwin, args: tuple) -> bool:
     """Whether something could be compared: in float64, with a NaN in each array, and in float32 far from 0."""
     args = in_types(args, np.float64)
     some = results_differ(twin, args, TOLERANCE)
-    with suppress(Refused):
-        results_differ(
-            twin, tuple(x + np.float32(1000) if is_floating(x) else x for x in in_types(args, np.float32)), FAR
-        )
+    for mean in (1000, -1000):
+        shifted = (x + np.float32(mean) if is_floating(x) else x for x in in_types(args, np.float32))
+        with suppress(Refused):
+            results_differ(twin, tuple(shifted), FAR)
     for i, x in enumerate(args):
         if is_floating(x):
             with_nan = x.copy()
@@ -226,10 +239,7 @@ def results_differ(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool 
             return False
         assert kept.call.pair.backward is not None
         plan = kept.call.pair.backward
-        if np.shape(y) != np.shape(expected):
-            raise wrong(
-                twin, f"by the equations y has the shape {np.shape(y)}; the functions return {np.shape(expected)}"
-            )
+        expect_shape(twin, "y", y, expected, args, kept.call.shape.lead)
         gradients = as_tuple(twin.backward(narrow, kept))
     if len(as_tuple(returned)) != len(plan.results):
         raise wrong(
@@ -240,10 +250,7 @@ def results_differ(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool 
     found, right = (y, *gradients), (expected, *as_tuple(returned))
     some = False
     for name, x, known, other in zip(names, found, right, (rounded, *as_tuple(rounded_gradients)), strict=True):
-        if np.shape(x) != np.shape(known):
-            raise wrong(
-                twin, f"by the equations {name} has the shape {np.shape(x)}; the functions return {np.shape(known)}"
-            )
+        expect_shape(twin, name, x, known, args, kept.call.shape.lead)
         finite = np.isfinite(known)
         some |= bool(finite.any())
         if nan and x is y and not (np.isnan(x) == np.isnan(known)).all():
@@ -255,6 +262,17 @@ def results_differ(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool 
             share = float(off.max()) / largest(known) if largest(known) else float("inf")
             raise wrong(twin, f"{name} differs by {share:.1e} of its largest number {described(twin, args)}")
     return some
+
+
+def expect_shape(twin: CompiledTwin, name: str, x: Any, known: Any, args: tuple, lead: tuple[int, ...]) -> None:
+    """Raise DerivationError if a result x of the equations has another shape than that of the functions, or Refused if
+    there is only a row: code such as `sum(axis=0)` may need more.
+    """
+    if np.shape(x) != np.shape(known):
+        what = f"by the equations {name} has the shape {np.shape(x)}; the functions return {np.shape(known)}"
+        if not lead and any(ROW in array.axes for array in twin.arrays.values()):
+            raise Refused(what)
+        raise wrong(twin, f"{what} {described(twin, args)}")
 
 
 def described(twin: CompiledTwin, args: tuple) -> str:

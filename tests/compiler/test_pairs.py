@@ -221,9 +221,22 @@ WRONG = {  # each is right for most arguments: y and dx by the equations; what t
     "a size of 1": ("x_i where C > 1, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
     "a large size": ("x_i where C < 300, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
     "a far column": ("x_i where i < 90, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "a column after": ("x_i where i ≤ 90, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "more rows": ("x_i where N ≤ C, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "a bound": ("min(x_i, 5000)", "dy_i", "x", "dy", ""),
+    "a negative number": ("x_i where scale > 0, 3 x_i elsewhere", "dy_i", "x", "dy", "scale=2.0"),
     "only the gradient": ("x_i", "dy_i where x_i < 40, 3 dy_i elsewhere", "x", "dy", ""),
     "an option": ("2 x_i where other = True, x_i elsewhere", "dy_i", "x", "dy", "other=False"),
     "a string": ("2 x_i where kind = odd, x_i elsewhere", "dy_i", "x", "dy", "kind='even'"),
+    "a string without a name": ("2 x_i where kind = even, x_i elsewhere", "2 dy_i", "2 * x", "2 * dy", "kind='even'"),
+    "a negative mean": (
+        "exp(x_i)/Σ_j exp(x_j) + x_i",
+        "dy_i + p_i (dy_i − Σ_j dy_j p_j)        p_i := exp(x_i)/Σ_j exp(x_j)",
+        "np.exp(x - (m := x.max(-1, keepdims=True))) / np.exp(x - m).sum(-1, keepdims=True) + x",
+        "dy + (p := np.exp(x - (m := x.max(-1, keepdims=True))) / np.exp(x - m).sum(-1, keepdims=True)) "
+        "* (dy - (dy * p).sum(-1, keepdims=True))",
+        "",
+    ),
     "a large mean": (
         "x_i + mean_c(x_c²) − mean_c(x_c)²",
         "dy_i + 2/C (x_i − mean_c(x_c)) Σ_c dy_c",
@@ -263,6 +276,75 @@ def op_backward(dy, cache):
 def test_what_differs_for_some_arguments_only_is_refused(where):
     with pytest.raises(DerivationError, match="the derivation and the code differ"):
         sf.compile(*pair_of(*WRONG[where]))
+
+
+def test_a_number_is_drawn_with_its_sign():
+    def huber(x, delta=1.0):
+        """Half the square of small numbers, and large ones linearly.
+
+        Forward, then backward:
+
+            y_i = ½ x_i² where abs(x_i) ≤ delta, delta (abs(x_i) − ½ delta) elsewhere
+            dx_i = dy_i x_i where abs(x_i) ≤ delta, delta dy_i where x_i > 0, −delta dy_i elsewhere
+        """
+        return np.where(abs(x) <= delta, x * x / 2, delta * (abs(x) - delta / 2)), (x, delta)
+
+    def huber_backward(dy, cache):
+        x, delta = cache
+        return dy * np.clip(x, -delta, delta)
+
+    sf.compile(huber, huber_backward)
+
+
+def rows_of(table, ids):
+    """Twice the rows that integers choose.
+
+    Forward, then backward:
+
+        y_nc = 2 table_{ids_n,c}        dtable_vc = Σ_n [ids_n = v] 2 dy_nc
+    """
+    return 2 * table[ids], (table, ids)
+
+
+def rows_of_backward(dy, cache):
+    table, ids = cache
+    dtable = np.zeros_like(table)
+    np.add.at(dtable, ids, 2 * dy)
+    return dtable
+
+
+def test_integers_that_the_loops_do_not_take_go_to_the_function():
+    op, op_backward = sf.compile(rows_of, rows_of_backward)
+    args = np.arange(6.0).reshape(3, 2), np.array([0, -1])
+    with sf.fast():
+        y, cache = op(*args)
+        np.testing.assert_array_equal(y, rows_of(*args)[0])
+        np.testing.assert_array_equal(op_backward(y, cache), rows_of_backward(y, args))
+        with pytest.raises(IndexError, match="out of bounds"):
+            op(args[0], np.array([3]))
+
+
+def test_code_for_matrices_need_not_take_a_single_row():
+    def shift(x, beta):
+        """The same numbers are added to all rows.
+
+        Forward, then backward:
+
+            y_nc = x_nc + β_c        dx_nc = dy_nc        dβ_c = Σ_n dy_nc
+        """
+        return x + beta, None
+
+    def shift_backward(dy, cache):
+        return dy.copy(), dy.sum(axis=0)
+
+    sf.compile(shift, shift_backward)
+
+
+def test_an_example_that_the_loops_do_not_take_is_refused():
+    with pytest.raises(
+        sf.CompileError, match=r"cube: the loops do not take the example for x = int64 \(3,\): expected"
+    ):
+        sf.compile(cube, cube_backward, np.arange(3))
 
 
 def test_without_arguments_to_compare_an_example_is_asked_for():
