@@ -139,8 +139,8 @@ def draws(twin: CompiledTwin, options: tuple) -> Iterator[tuple]:
     compared = [(condition, numbers) for _, tree in sides for condition, numbers in conditions(tree) if numbers]
     signed = {side[1] for condition, _ in compared for side in condition[1:] if side[0] == "name"}
     numbers = [x for _, found in compared for x in found]
-    calls = [node for _, tree in sides for node in walk(tree) if node[0] == "call" and node[1] in ("max", "min")]
-    numbers += [leaf[1] for node in calls for leaf in walk(node) if leaf[0] == "num"]
+    steps = [node for _, tree in sides for node in walk(tree) if node[0] in ("floor", "mod") or is_bound(node)]
+    numbers += [leaf[1] for node in steps for leaf in walk(node) if leaf[0] == "num"]
     bounds = sorted({float(x) for x in numbers})
     axes = list(dict.fromkeys(axis for array in twin.arrays.values() for axis in array.axes))
     growing = [3 + i for i, _ in enumerate(axes)]
@@ -152,11 +152,15 @@ def draws(twin: CompiledTwin, options: tuple) -> Iterator[tuple]:
     kinds: list[Callable] = [normal, lambda shape: 0.05 + 0.9 * uniform(shape), lambda shape: 0.5 + abs(normal(shape))]
     kinds += [lambda shape, scale=scale: scale * normal(shape) for scale in (0.01, 10, 100, 1000)]
     kinds += [lambda shape, x=x * sign: x + (1 + abs(x) / 8) * normal(shape) for x in bounds for sign in (1, -1)]
-    kinds += [lambda shape: rng.choice([-1.0, 0.0, 1.0, 2.0, *bounds], shape)]
+    kinds += [np.zeros, lambda shape: rng.choice([-1.0, 0.0, 1.0, 2.0, *bounds], shape)]
     for size in sizes:
         for kind in kinds[: None if size is sizes[0] else 3]:
             for change in range(3 + 2 * len(bounds)) if size is sizes[0] and kind in kinds[:3] else (0, 1):
                 yield drawn(twin, options, dict(zip(axes, size, strict=True)), kind, change, bounds, signed, rng)
+
+
+def is_bound(node: Node) -> bool:
+    return node[0] == "call" and node[1] in ("max", "min")
 
 
 def drawn(

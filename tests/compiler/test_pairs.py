@@ -221,6 +221,8 @@ WRONG = {  # each is right for most arguments: y and dx by the equations; what t
     "a size of 1": ("x_i where C > 1, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
     "a large size": ("x_i where C < 300, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
     "a far column": ("x_i where i < 90, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
+    "another step": ("x_i + ⌊C/8⌋", "dy_i", "1 * x", "dy", ""),
+    "a row of zeros": ("x_i where Σ_j abs(x_j) > 0, 1 elsewhere", "dy_i", "x", "dy", ""),
     "a column after": ("x_i where i ≤ 90, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
     "more rows": ("x_i where N ≤ C, 3 x_i elsewhere", "dy_i", "x", "dy", ""),
     "a bound": ("min(x_i, 5000)", "dy_i", "x", "dy", ""),
