@@ -26,7 +26,6 @@ from ..shell.files import replacing, replacing_folder
 from ..shell.progress import counted
 from ..shell.reading import MAX_VOCABULARY, DataError, parsed, read_json, read_text
 from ..shell.text import printable, shown
-from .components import expect_bounded, expect_short
 from .vocabulary import expect_sequence
 
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation
@@ -495,9 +494,7 @@ def copy_files(source: Path, folder: Path, names: Sequence[str] = FILES) -> None
 def _read(path: Path) -> Any:
     """The `tokenizers.Tokenizer` in a JSON file; raises DataError if the file is missing or damaged."""
     lib, text = _library(), read_text(path, max_bytes=MAX_VOCABULARY)
-    settings = parsed(text, path)
-    _check_ids(settings, path)
-    expect_bounded(settings, path)
+    _check_ids(parsed(text, path), path)
     with _naming(f"{path} is damaged"):
         tokenizer = lib.Tokenizer.from_str(text)
         tokenizer.no_truncation()  # some folders keep settings of training
@@ -528,7 +525,6 @@ def _check_ids(settings: Mapping[str, Any], path: Path) -> None:
     for token in added if isinstance(added, list) else ():
         if isinstance(token, dict):
             words[str(token.get("content"))] = token.get("id")
-    expect_short(words, path)
     for word, number in words.items():
         if type(number) is not int or not 0 <= number < MAX_ID:
             raise DataError(f"{path}: {shown(word)} has the id {shown(number)}; expected 0 to {MAX_ID - 1:,}")
@@ -628,7 +624,6 @@ def _all_words(whole: Mapping[str, Any], path: Path) -> dict[str, int]:
 
 def _expect_numbered(words: Mapping[str, Any], path: Path) -> None:
     """Raise DataError unless the tokens have the numbers from 0 on."""
-    expect_short(words, path)
     numbers = list(words.values())
     if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
         raise DataError(f"{path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")

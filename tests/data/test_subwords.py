@@ -235,6 +235,36 @@ def test_a_file_that_is_missing_or_damaged(learned, tmp_path):
             Subwords.load(path)
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", {"type": "Unheard"}),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        ("normalizer", {"type": "Replace", "pattern": {"Regex": "(a"}, "content": ""}),
+        ("normalizer", json.loads('{"type": "Sequence", "normalizers": [' * 200 + "]}" * 200)),
+        ("pre_tokenizer", {"type": "Split"}),
+        ("decoder", []),
+        ("model", {"type": "Neural"}),
+        ("model", None),
+    ],
+)
+def test_what_the_library_cannot_read_is_refused_with_the_name_of_the_file(learned, tmp_path, part, value):
+    whole = json.loads(learned["byte_bpe"].tokenizer.to_str())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {part: value}))
+    for load in Subwords.load, lambda path: PublishedTokenizer(path.parent, len(learned["byte_bpe"])):
+        with pytest.raises(DataError, match=r"tokenizer\.json is damaged: ."):
+            load(tmp_path / "tokenizer.json")
+
+
+def test_ids_that_cannot_be_decoded(tmp_path):
+    """The library panics."""
+    lib = pytest.importorskip("tokenizers")
+    tokenizer = lib.Tokenizer(lib.models.BPE({"a": 0}, []))
+    tokenizer.decoder = lib.decoders.Strip("a", 0, 5)
+    with pytest.raises(DataError, match=r"^vocabulary: cannot decode the ids: "):
+        Subwords(tokenizer).decode([0])
+
+
 def test_without_the_library_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     (tmp_path / "vocabulary.json").write_text("{}")
