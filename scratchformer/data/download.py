@@ -6,7 +6,6 @@ renamed only if its checksum is right, and is deleted otherwise.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from ..shell.files import cache_dir
@@ -28,7 +27,7 @@ def fetch(url: str, checksum: str, filename: str) -> Path:
 
     folder = cache_dir()
     if (folder / filename).exists():
-        expect_file(folder / filename, max_bytes=math.inf)
+        expect_file(folder / filename)
     pooch.get_logger().setLevel("WARNING")
     try:
         file = pooch.retrieve(url, known_hash=checksum, fname=filename, path=folder, progressbar=True)

@@ -11,19 +11,17 @@ import errno
 import os
 import platform
 import shutil
-import stat
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from .reading import DataError, Error, expect_file
+from .reading import DataError, Error
 from .text import printable
 
 LOCK = "run.lock"
 MAX_HOLDER = 1000  # bytes of the name of the process that holds a lock
-_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # on Windows there are neither
 
 
 class InUse(RuntimeError):
@@ -123,25 +121,8 @@ def force_to_disk(path: Path) -> None:
 
 def append(path: Path, line: str) -> None:
     """Add a line to the end of a text file. It may be lost in a power cut until `force_to_disk` is called."""
-    flags = os.O_WRONLY | os.O_APPEND
-    with _naming(path), open(opened_in_place(path, flags), "a", encoding="utf-8", newline="\n") as file:
+    with _naming(path), open(expect_no_link(path), "a", encoding="utf-8", newline="\n") as file:
         file.write(line + "\n")
-
-
-def opened_in_place(path: Path, flags: int, error: Error = DataError) -> int:
-    """A descriptor of the file at `path`, which is made if it is missing, for writing without replacing the file.
-
-    Raises `error` if it is a link, has a second name (a hard link), or is not a regular file.
-    """
-    if os.path.lexists(path):
-        expect_no_link(path, error)
-        expect_file(path, error)
-    descriptor = os.open(path, flags | os.O_CREAT | _UNFOLLOWED, 0o666)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        os.close(descriptor)
-        raise error(f"{path}: expected a file with one name, got one with several (hard links): remove it")
-    return descriptor
 
 
 def expect_no_link(path: Path, error: Error = DataError) -> Path:
@@ -175,7 +156,7 @@ def _lock_file(folder: Path) -> TextIO:
     """The lock file of `folder`, opened and locked, with the name of this process in it."""
     path = folder / LOCK
     while True:
-        file = open(opened_in_place(path, os.O_RDWR | os.O_APPEND, InUse), "a+", encoding="utf-8", errors="replace")
+        file = open(expect_no_link(path, InUse), "a+", encoding="utf-8", errors="replace")
         try:
             _lock(file)
             if os.name == "posix" and not _is_at(file, path):

@@ -1,7 +1,7 @@
 """Safe reading of files that this package did not write, such as data and published weights; all are opened here.
 
-Such a file may be damaged, enormous, or not a regular file. Only regular files of limited size are read: opening a FIFO
-may wait for ever, and a device may have no end. The message of every error is one line that begins with the path.
+Such a file may be damaged or enormous, so only files of limited size are read. The message of every error is one line
+that begins with the path.
 """
 
 from __future__ import annotations
@@ -63,29 +63,19 @@ class DataError(ValueError):
     """A data file is missing, damaged or not what it should be, or a download failed."""
 
 
-def expect_file(path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES) -> None:
-    """Raise `error` unless there is a regular file of at most `max_bytes` bytes at `path`."""
+def expect_file(path: PathLike, error: Error = DataError) -> None:
+    """Raise `error` unless there is a regular file at `path`: the size of a FIFO or a device is unknown."""
     with _reading(path, error):
         try:
-            status = os.stat(path)
+            mode = os.stat(path).st_mode
         except ValueError as problem:  # a NUL in the path
             raise error(f"{str(path)!r}: not the name of a file") from problem
-    _regular(status, path, error, max_bytes)
-
-
-def _regular(status: os.stat_result, path: PathLike, error: Error, max_bytes: float) -> int:
-    """The size of the file with this `status`. Raises `error` unless it is regular, with at most `max_bytes` bytes."""
-    if stat.S_ISDIR(status.st_mode):
-        raise error(f"{path}: expected a file, got a folder")
-    if not stat.S_ISREG(status.st_mode):
-        raise error(f"{path}: expected a regular file, got {_kind(status.st_mode)}")
-    if status.st_size > max_bytes:
-        raise error(f"{path}: expected at most {max_bytes:,} bytes, got {status.st_size:,}")
-    return status.st_size
+    if not stat.S_ISREG(mode):
+        raise error(f"{path}: expected a file, got {'a folder' if stat.S_ISDIR(mode) else 'a FIFO or a device'}")
 
 
 def read_bytes(path: PathLike, error: Error = DataError, max_bytes: int = MAX_BYTES) -> bytes:
-    """The contents of the file at `path`. Raises `error` if it cannot be read: see `expect_file`."""
+    """The contents of the file at `path`. Raises `error` if it cannot be read: see `open_file`."""
     with open_file(path, error, max_bytes) as (file, size), _reading(path, error):
         return file.read(size)
 
@@ -166,15 +156,19 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
 def open_file(
     path: PathLike, error: Error = DataError, max_bytes: float = MAX_BYTES
 ) -> Iterator[tuple[BufferedReader, int]]:
-    """The file at `path`, open for reading, and its size in bytes: see `expect_file`.
+    """The file at `path`, open for reading, and its size in bytes. Raises `error` unless it is a regular file (see
+    `expect_file`) of at most `max_bytes` bytes.
 
     The size is that of the file that was opened, since another process may replace the file at `path` at any time.
     """
-    expect_file(path, error, max_bytes)
+    expect_file(path, error)
     with _reading(path, error):
         file = open(path, "rb")
     with file:
-        yield file, _regular(os.fstat(file.fileno()), path, error, max_bytes)
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise error(f"{path}: expected at most {max_bytes:,} bytes, got {size:,}")
+        yield file, size
 
 
 @contextmanager
@@ -184,11 +178,6 @@ def _reading(path: PathLike, error: Error) -> Iterator[None]:
         yield
     except OSError as problem:
         raise error(f"{path}: {problem.strerror or problem}") from problem
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-    return kinds.get(stat.S_IFMT(mode), "something else")
 
 
 class _Twice(Exception):

@@ -283,15 +283,6 @@ def test_sizes_are_limited(tmp_path, monkeypatch):
             read_splits(path)
 
 
-def test_a_fifo_in_the_place_of_a_review_is_not_waited_for(tmp_path):
-    reviews = make_reviews()
-    folder = write_folder(tmp_path, reviews)
-    (folder / "aclImdb/test/pos/7_8.txt").unlink()
-    os.mkfifo(folder / "aclImdb/test/pos/7_8.txt")
-    with pytest.raises(DataError, match=r"7_8\.txt: expected a regular file, got a FIFO$"):
-        read_splits(folder)
-
-
 def test_a_byte_order_mark_is_not_text(tmp_path):
     reviews = make_reviews()
     expected = read_splits(write_archive(tmp_path / "plain.tar.gz", reviews))
