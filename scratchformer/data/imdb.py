@@ -2,10 +2,8 @@
 
 Source: Maas, Daly, Pham, Huang, Ng, Potts, "Learning Word Vectors for Sentiment Analysis", ACL 2011.
 
-Archives are read as a stream, in memory. Nothing is extracted to disk, so no member can be written outside a folder,
-whatever its name. Only regular files named `aclImdb/{train,test}/{pos,neg}/ID_RATING.txt` or
-`aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and files with other names are skipped. Extended headers of
-tar are skipped too, since they are for long names and these names are short.
+Archives are read as a stream, in memory, and nothing is extracted to disk. Only files named
+`aclImdb/{train,test}/{pos,neg}/ID_RATING.txt` or `aclImdb/train/unsup/ID_RATING.txt` are read.
 """
 
 from __future__ import annotations
@@ -13,10 +11,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tarfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,16 +47,6 @@ MAX_ARCHIVE, ARCHIVE_RATIO = 32 * MEGABYTE, 20  # limits of unpacking: see `open
 MAX_TABLE = 256 * MEGABYTE
 DEPTH = 3  # folders below the one that is given, in which data is looked for
 
-_BLOCK = 512  # bytes; a tar consists of blocks of this size
-_PIECE = 128 * _BLOCK
-_WITHOUT_CONTENT = (
-    tarfile.LNKTYPE,
-    tarfile.SYMTYPE,
-    tarfile.CHRTYPE,
-    tarfile.BLKTYPE,
-    tarfile.DIRTYPE,
-    tarfile.FIFOTYPE,
-)
 _ARCHIVE = re.compile(r"\.(tar|tgz)\b")
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/([^/]+)/([0-9]+)_([0-9]+)\.txt")
 
@@ -264,40 +251,14 @@ _Member = tuple[str, str, tuple[int, ...], bytes]
 
 def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member]:
     """The reviews of `splits` in a tar archive, in its own order; raises DataError if it is truncated or corrupt."""
-    with open_tar(archive, DataError, MAX_ARCHIVE, ARCHIVE_RATIO) as stream:
-        while (header := _read(stream, _BLOCK, archive)).strip(b"\0"):
-            try:
-                member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-            except tarfile.HeaderError as error:
-                raise DataError(f"{archive}: truncated, corrupt, or not a tar archive ({error})") from error
-            size = 0 if member.type in _WITHOUT_CONTENT else member.size
-            padded = -(-size // _BLOCK) * _BLOCK
-            parsed = _parse(member.name, splits) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
-            if parsed is None:
-                _skip(stream, padded, archive)
-            elif not 0 <= size <= MAX_REVIEW:
-                raise DataError(f"{archive}: {member.name}: expected at most {MAX_REVIEW:,} bytes, got {size:,}")
-            else:
-                yield f"{archive}: {member.name}", *parsed, _read(stream, padded, archive)[:size]
-        # The end marker is two or more blocks of zeros. Reading on makes gzip verify its checksum.
-        rest = stream.read(_PIECE)
-        while rest.strip(b"\0") == b"" != rest and (more := stream.read(_PIECE)):
-            rest = more
-    if not rest or rest.strip(b"\0"):
-        raise DataError(f"{archive}: truncated or corrupt (the archive does not end with its end marker)")
-
-
-def _read(stream: Any, size: int, archive: Path) -> bytes:
-    """The next `size` bytes of an archive. Raises DataError if it ends before that."""
-    data = stream.read(size)
-    if len(data) < size:
-        raise DataError(f"{archive}: truncated, corrupt, or not a tar archive (it ends too soon)")
-    return data
-
-
-def _skip(stream: Any, size: int, archive: Path) -> None:
-    while size > 0:
-        size -= len(_read(stream, min(size, _PIECE), archive))
+    with open_tar(archive, DataError, MAX_ARCHIVE, ARCHIVE_RATIO) as tar:
+        for member in tar:
+            parsed = _parse(member.name, splits) if member.isreg() else None
+            where, limit = f"{archive}: {printable(member.name)}", MAX_TABLE if parsed is None else MAX_REVIEW
+            if member.size > limit:
+                raise DataError(f"{where}: expected at most {limit:,} bytes, got {member.size:,}")
+            if parsed is not None:
+                yield where, *parsed, tar.extractfile(member).read()
 
 
 def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:

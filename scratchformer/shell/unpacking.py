@@ -133,12 +133,20 @@ def _not_packed(start: bytes | bytearray, expected: str, path: PathLike, error: 
 
 
 @contextmanager
-def open_tar(path: PathLike, error: Error, max_bytes: int, ratio: int) -> Iterator[Limited]:
-    """The content of a tar archive, compressed or not, open for reading. Errors of reading it are raised as `error`."""
+def open_tar(path: PathLike, error: Error, max_bytes: int, ratio: int) -> Iterator[Any]:
+    """A tar archive, compressed or not, as a `tarfile.TarFile` whose members can be read once, in order, to the last.
+    Errors of reading it are raised as `error`.
+    """
     if not is_tar(path, error):
         raise _not_packed(read_bytes(path, error)[:BEGINNING], "a tar archive, compressed or not", path, error)
     with _decompressed(path, error) as (stream, size):
-        yield Limited(stream, max(max_bytes, ratio * size))
+        limited: Any = Limited(stream, max(max_bytes, ratio * size))
+        with tarfile.open(fileobj=limited, mode="r|") as archive:
+            yield archive
+            # `tarfile` takes a damaged header for the end, which is really two or more blocks of zeros. Reading on also
+            # makes gzip verify its checksum.
+            if not (rest := read_all(archive.fileobj)) or rest.strip(b"\0"):
+                raise EOFError("the archive does not end with its end marker")
 
 
 def is_tar(path: PathLike, error: Error = DataError) -> bool:

@@ -135,8 +135,6 @@ def hostile_members():
         [
             (tarfile.SYMTYPE, "/etc/passwd"),
             (tarfile.LNKTYPE, "aclImdb/train/pos/1_8.txt"),
-            (tarfile.CHRTYPE, ""),
-            (tarfile.FIFOTYPE, ""),
             (tarfile.DIRTYPE, ""),
         ]
     ):
@@ -240,7 +238,7 @@ def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path):
     tar[place + 1] ^= 1
     archive = tmp_path / "a.tar.gz"
     archive.write_bytes(gzip.compress(bytes(tar)))
-    with pytest.raises(DataError, match="bad checksum"):
+    with pytest.raises(DataError, match=r"a\.tar\.gz: .*the archive does not end with its end marker"):
         read_splits(archive)
 
 
@@ -275,7 +273,7 @@ def test_sizes_are_limited(tmp_path, monkeypatch):
     for size, message in (
         (2_000_000, "unpacks to more than 1,000,000 bytes"),
         (-1, "bad|truncated"),
-        (2**70, "too soon"),
+        (2**70, "large: expected at most 268,435,456 bytes"),
     ):
         header.size = size
         path.write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(max(0, size) % 2**40), 1))
