@@ -37,11 +37,6 @@ def link_to_nothing(path):
     path.symlink_to(path.parent / "moved away")
 
 
-def link_to_itself(path):
-    path.unlink()
-    path.symlink_to(path.name)
-
-
 def folder_instead(path):
     path.unlink()
     path.mkdir()
@@ -81,7 +76,7 @@ def of_an_earlier_version(path):
     save_file(tensors, path, header | {"format": "scratchformer snapshot 1"})
 
 
-SNAPSHOT = (remove, link_to_nothing, link_to_itself, folder_instead, empty, cut, flip_a_bit, of_an_earlier_version)
+SNAPSHOT = (remove, link_to_nothing, folder_instead, empty, cut, flip_a_bit, of_an_earlier_version)
 DAMAGES = {
     "last.safetensors": SNAPSHOT,
     "best.safetensors": [damage for damage in SNAPSHOT if damage is not remove],
