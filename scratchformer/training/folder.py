@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from ..nn import Layer
 from ..optim.optimizer import Optimizer
 from ..shell.text import one_line, shown
-from .metrics import MAX_STEP, METRICS, Summary, kept_records
+from .metrics import MAX_STEP, METRICS, read_metrics
 from .snapshot import (
     BEST,
     LAST,
@@ -46,14 +46,11 @@ def read_run(folder: Path) -> Snapshot | None:
     metrics.jsonl is damaged.
     """
     last, best, metrics = folder / LAST, folder / BEST, folder / METRICS
+    if os.path.lexists(metrics):
+        read_metrics(metrics)  # raises an error if it is damaged
     if not os.path.lexists(last):
-        if not (folder / UNSAVED).exists():
-            if holds_run(folder):
-                raise SnapshotError(
-                    f"{last} is missing, so the run cannot go on: put it back, or choose another folder"
-                )
-        elif os.path.lexists(metrics):
-            kept_records(metrics, 0, Summary())  # raises an error if it is damaged
+        if holds_run(folder) and not (folder / UNSAVED).exists():
+            raise SnapshotError(f"{last} is missing, so the run cannot go on: put it back, or choose another folder")
         return None
     if not last.is_file():
         raise SnapshotError(f"{last} is not a file, so the run cannot go on: put it back, or choose another folder")
@@ -62,8 +59,6 @@ def read_run(folder: Path) -> Snapshot | None:
     if "schedule" in snapshot.state:
         what = "was made by an earlier version, whose runs cannot go on: score or use it as it is, or begin a new run"
         raise SnapshotError(f"{last} {what}")
-    if os.path.lexists(metrics):
-        kept_records(metrics, snapshot.state["step"], snapshot.state.get("records"))
     for path in ([best] if os.path.lexists(best) else []) + kept_snapshots(folder):
         _check_state(path, load_snapshot(path).state)
     return snapshot
@@ -73,13 +68,9 @@ def _check_state(path: Path, state: Mapping[str, Any]) -> None:
     """Raise SnapshotError unless the state is one that a run saved."""
     if "step" not in state or "best" not in state:
         raise SnapshotError(f"{path} is not a snapshot of a run: it has no step or no best score")
-    step, best, records = state["step"], state["best"], state.get("records")
+    step, best = state["step"], state["best"]
     if type(step) is not int or not 0 <= step <= MAX_STEP:
         raise SnapshotError(f"{path} is not a snapshot of a run: step is {shown(step)}, expected a whole number")
-    if records is not None and not (isinstance(records, list) and [type(n) for n in records] == [int, int]):
-        raise SnapshotError(
-            f"{path} is not a snapshot of a run: records is {shown(records)}, expected two whole numbers"
-        )
     if best is not None and not (isinstance(best, dict) and best and {*map(type, best.values())} <= {int, float}):
         raise SnapshotError(f"{path} is not a snapshot of a run: best is {shown(best)}, expected scores or null")
 
@@ -92,13 +83,13 @@ def load_run(
     state: dict[str, Any],
     fixed: Iterable[str],
     metric: str,
-) -> tuple[int | None, Sequence[int] | None]:
+) -> int | None:
     """Load the last snapshot of the run in `out` into the model, the optimizer, the batches if they have a state, and
     `state`.
 
-    Returns its step, or None if none was saved yet, and the `Summary` of the metrics before it, or None if it has none.
-    Raises SnapshotError if the snapshot has another value for one of the entries `fixed` of `state`, if its best score
-    is not by `metric`, or if it, the best one or one that was kept is of another run or model.
+    Returns its step, or None if none was saved yet. Raises SnapshotError if the snapshot has another value for one of
+    the entries `fixed` of `state`, if its best score is not by `metric`, or if it, the best one or one that was kept is
+    of another run or model.
     """
 
     def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
@@ -112,7 +103,7 @@ def load_run(
         if (out / UNSAVED).exists():
             note = f"{out}: no snapshot was saved yet, so training starts from the beginning"
             print(one_line(note), file=sys.stderr)
-        return None, Summary()
+        return None
     expect_same(snapshot, fixed)
     expect_model(snapshot, model)
     expect_same(snapshot, (name for name in state if name.startswith("optimizer_")))
@@ -134,4 +125,4 @@ def load_run(
         note = f"{out / BEST} is missing: the best model is selected afresh from here on"
         print(one_line(note), file=sys.stderr)
         state["best"] = None
-    return step, snapshot.state.get("records")
+    return step

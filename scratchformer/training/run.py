@@ -38,7 +38,7 @@ from ..shell.progress import progress_bar
 from ..shell.text import one_line, shown
 from .estimate import estimate, gpu_need
 from .folder import UNSAVED, holds_run, load_run
-from .metrics import Metrics, Summary
+from .metrics import Metrics
 from .readers import MEAN, load_vocabulary, vocabulary_file
 from .settings import BITS, COMMON, save_settings
 from .snapshot import (
@@ -444,7 +444,6 @@ class Run:
             "step": 0,
             "seed": self.seed,
             "best": None,
-            "records": Summary(),
             "libraries": None,
             "precision": self._replicas.precision,
             "loss_scale": None if self._replicas.loss_scale is None else self._replicas.loss_scale.state(),
@@ -455,21 +454,20 @@ class Run:
         self._values: dict[str, Any] = json.loads(describe(self._model, state | self.identity)["state"])
         ranks = self.ranks
 
-        def start() -> tuple[Sequence[int] | None, dict[str, Any]]:
+        def start() -> dict[str, Any]:
             if self.parent is not None:
                 self._opened.enter_context(locked(self.parent.out))
             self._opened.enter_context(locked(self.out))
-            return self.load_last(), self._values
-
-        def write() -> dict[str, Any]:
-            self._metrics = self._opened.enter_context(closing(self.open(records)))
+            self.load_last()
             return self._values
 
-        records, values = ranks.from_first(start)
-        self._values.update(values)
+        def write() -> None:
+            self._metrics = self._opened.enter_context(closing(self.open()))
+
+        self._values.update(ranks.from_first(start))
         if self._replicas.device is CPU:
             self.compare_libraries()
-        self._values.update(ranks.from_first(write))
+        ranks.from_first(write)
         self.best = self._values["best"]
         if ranks.size > 1:
             self.send()
@@ -480,12 +478,11 @@ class Run:
         self._replicas.note = lambda text: self.note(f"step {self.step}: {text}")
         self.restart_clock()
 
-    def load_last(self) -> Sequence[int] | None:
+    def load_last(self) -> None:
         """Check everything that can make a run be refused, and load the last snapshot of one that is resumed."""
-        records = None
         if self.resumed:
             fixed = ("seed", "precision", *self.identity)
-            self._saved, records = load_run(
+            self._saved = load_run(
                 self.out, self._model, self._optimizer, self._batches, self._values, fixed, self._metric
             )
             if self._replicas.loss_scale is not None and self._saved is not None:
@@ -499,13 +496,11 @@ class Run:
         elif holds_run(self.out):
             raise ValueError(f"{self.out} holds a run: resume it, or choose another folder")
         self.expect_finite()
-        return records
 
-    def open(self, records: Sequence[int] | None) -> Metrics:
+    def open(self) -> Metrics:
         """Write to the folder for the first time: the log, the settings, and the vocabulary of a new run."""
         remove_unfinished(self.out)
-        metrics = Metrics(self.out, self.step, self.tensorboard, records)
-        self._values["records"] = list(metrics.summary)
+        metrics = Metrics(self.out, self.step, self.tensorboard)
         top = self.parent or self
         if self.vocabulary_to_save is not None and not self.resumed:
             make_folder(top.out)
@@ -663,7 +658,6 @@ class Run:
     def save_as_first(self, path: Path, *parts: Any) -> None:
         """`save` in rank 0."""
         self._metrics.flush()  # first, so that no power cut leaves a snapshot without the records before it
-        self._values["records"] = list(self._metrics.summary)
         if self._replicas.loss_scale is not None:
             self._values["loss_scale"] = self._replicas.loss_scale.state()
         try:

