@@ -25,7 +25,7 @@ from .snapshot import (
 )
 
 SETTINGS = "settings.json"
-WORDS, SUBWORDS = VOCABULARIES = ("vocabulary.txt", "vocabulary.json")
+WORDS, SUBWORDS = "vocabulary.txt", "vocabulary.json"
 TOKENIZER = "tokenizer"  # the folder of what a published model brought beside its weights
 UNSAVED = "no-snapshot-yet"  # a file that exists from the start of training until last.safetensors is first saved
 

@@ -16,7 +16,6 @@ from ..models.pretrained import PretrainedError, instead_of_folder
 from ..nn import Layer
 from ..shell.text import with_article
 from .folder import SUBWORDS, TOKENIZER, WORDS
-from .settings import expect_unchanged
 from .snapshot import SnapshotError, best_snapshot, load_model
 
 BYTES = 256  # the vocabulary size of a byte-level model
@@ -50,7 +49,6 @@ def load_vocabulary(snapshot: Path | str, state: Mapping[str, Any], kind: Any = 
     if kind is Subwords and (folder / TOKENIZER).is_dir():
         kind = PublishedTokenizer
     path = vocabulary_file(folder, kind)
-    expect_unchanged(path)
     vocabulary = kind.load(path)
     if vocabulary.fingerprint != state.get("subwords", state.get("vocabulary", vocabulary.fingerprint)):
         raise SnapshotError(f"{snapshot}: the snapshot was made with another vocabulary than {path}")

@@ -1,16 +1,10 @@
-"""The settings of a run: from a preset and the command line, or from the folder of a resumed run.
-
-settings.json ends with its own SHA-256. It also has the SHA-256 of the vocabulary, which is written only once. One file
-has both, since two files cannot be replaced in one step. A run of an earlier version has neither checksum.
-"""
+"""The settings of a run: from a preset and the command line, or from the folder of a resumed run."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +14,10 @@ from ..parallel.precision import PRECISIONS
 from ..parallel.replicas import MAX_REPLICAS
 from ..shell.files import expect_no_link, locked, make_folder, replacing
 from ..shell.options import MAX_STEPS, SEED, CommandLine
-from ..shell.reading import MAX_JSON, MAX_VOCABULARY, decoded, parsed, read_bytes
+from ..shell.reading import read_json
 from ..shell.text import one_line, printable, shown
 from ..version import __version__
-from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
+from .folder import SETTINGS, holds_run, read_run
 from .metrics import is_number
 
 # What every settings.json has, with examples of its values.
@@ -32,9 +26,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     **{"replicas": (0, None), "micro_batch": (0, None), "tensorboard": (False,)},
 }
 LIMITS = {"steps": MAX_STEPS, "replicas": MAX_REPLICAS}  # any other whole number has to fit in 64 bits, signed
-# What the file has beyond the settings. An earlier version had neither a version nor checksums.
-VERSION, FILES, SHA256 = "version", "files", "sha256"
-_SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
+VERSION = "version"  # what the file has beyond the settings
 # Options that a resumed run keeps, so --resume refuses them.
 KEPT = ("preset", "seed", "out", "micro_batch", "tensorboard")
 CHANGEABLE = ("steps", "data", "recompute", "shard", "replicas")  # options that it accepts
@@ -96,12 +88,10 @@ def save_settings(out: Path, settings: Mapping[str, Any]) -> None:
     Anything else that resuming needs, such as the vocabulary, must be written first: a folder without settings may
     be taken by another run.
     """
-
     make_folder(out)
-    files = {name: _digest(out / name) for name in VOCABULARIES if (out / name).is_file()}
-    text = json.dumps({VERSION: __version__, **settings, FILES: files}, indent=2) + "\n"
+    text = json.dumps({VERSION: __version__, **settings}, indent=2) + "\n"
     with replacing(out / SETTINGS) as unfinished:
-        unfinished.write_bytes(seal(text).encode())
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
 
 
 def start_run(
@@ -233,53 +223,19 @@ def read_settings(run: Path, *names: str) -> dict[str, Any]:
 
     names: settings of the program's own that are required.
     """
-    settings = {name: value for name, value in _read(run).items() if name not in (VERSION, FILES, SHA256)}
-    if missing := [name for name in (*NAMES, *names) if name not in settings]:
-        raise ValueError(f"{run / SETTINGS} is damaged: {', '.join(missing)} missing")
-    for name, examples in NAMES.items():
-        _expect_like(run, name, settings[name], examples)
-    _expect_like(run, "made_by", settings.get("made_by"), ("", None))  # an earlier version did not save it
-    return settings
-
-
-def expect_unchanged(path: Path) -> None:
-    """Raise ValueError if the checksum of a run's vocabulary is not the one in its settings. An earlier version saved
-    none.
-    """
-    if os.path.lexists(path.parent / SETTINGS) and path.is_file():
-        files = _read(path.parent).get(FILES, {})
-        digest = files.get(path.name) if isinstance(files, dict) else None
-        if digest is not None and digest != _digest(path):
-            raise ValueError(f"vocabulary {path} is damaged: it does not have the checksum in {SETTINGS}")
-
-
-def seal(text: str) -> str:
-    """The text of a JSON object with one more entry at the end: the checksum of everything before that entry."""
-    content = text.removesuffix("\n}\n")
-    return f'{content},\n  "{SHA256}": "{hashlib.sha256(content.encode()).hexdigest()}"\n}}\n'
-
-
-def _read(run: Path) -> dict[str, Any]:
-    """The content of a run's settings.json. Raises ValueError if it is missing or damaged."""
     path = run / SETTINGS
     if not os.path.lexists(path):
         if (run / "config.json").is_file():
             raise ValueError(f"{run} holds a published model, not a run: gpt2.py or bert.py --pretrained makes one")
         raise ValueError(f"{run} holds no run ({SETTINGS} is missing)")
-    data = read_bytes(path, ValueError, MAX_JSON)
-    content = parsed(decoded(data, path, ValueError), path, ValueError)
-    if {VERSION, SHA256} & content.keys() and content.get(SHA256, "") is not None:
-        sealed = _SEALED.fullmatch(data)
-        if sealed is None or sealed[2].decode() != hashlib.sha256(sealed[1]).hexdigest():
-            raise ValueError(
-                f"{path} is damaged or was edited: its checksum does not match. Restore it, "
-                f'or, to use it as it is, set its last entry to "{SHA256}": null'
-            )
-    return content
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path, ValueError, MAX_VOCABULARY)).hexdigest()
+    content = read_json(path, ValueError)
+    settings = {name: value for name, value in content.items() if name not in (VERSION, "files", "sha256")}
+    if missing := [name for name in (*NAMES, *names) if name not in settings]:
+        raise ValueError(f"{path} is damaged: {', '.join(missing)} missing")
+    for name, examples in NAMES.items():
+        _expect_like(run, name, settings[name], examples)
+    _expect_like(run, "made_by", settings.get("made_by"), ("", None))  # an earlier version did not save it
+    return settings
 
 
 def saved_settings(

@@ -118,9 +118,6 @@ def test_a_run_with_another_vocabulary_is_refused(fail, copy):
     changed = json.loads(text)
     changed["model"]["merges"] = changed["model"]["merges"][:-1]
     words.write_text(json.dumps(changed))
-    assert f"vocabulary {words} is damaged" in fail("scratchformer", "generate", copy)
-    settings = json.loads((copy / "settings.json").read_text())
-    (copy / "settings.json").write_text(json.dumps(settings | {"sha256": None, "files": {}}))
     for command in ("gpt2", "--resume"), ("scratchformer", "generate"):
         assert f"the snapshot was made with another vocabulary than {words}" in fail(*command, copy)
     assert "best.safetensors was made with other data: subwords " in fail("scratchformer", "evaluate", copy)

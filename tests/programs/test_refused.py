@@ -14,7 +14,6 @@ from safetensors.numpy import save_file
 from scratchformer.shell.process import run_program
 from scratchformer.training import load_snapshot
 from scratchformer.training.folder import read_run
-from scratchformer.training.settings import expect_unchanged, read_settings
 
 PROGRAMS = {"enwik8": "", "xl": "", "imdb": "", "bert": "finetune"}  # and the subfolder whose snapshots are damaged
 
@@ -150,18 +149,16 @@ def test_a_damaged_run_is_refused_and_unchanged(finished, refused, tmp_path, pro
 
 
 @pytest.mark.parametrize("program", ["imdb", "bert"])
-def test_a_flipped_bit_in_any_file_is_named(finished, tmp_path, program):
+def test_a_flipped_bit_in_any_snapshot_is_named(finished, tmp_path, program):
     run = shutil.copytree(finished(program), tmp_path / "run")
     folder, draw = run / PROGRAMS[program], random.Random(0)
-    for path in [path for path in {*run.iterdir(), *folder.iterdir()} if path.is_file() and path.suffix != ".jsonl"]:
+    for path in folder.glob("*.safetensors"):
         whole = path.read_bytes()
         for _ in range(4):
             flipped = bytearray(whole)
             flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
             path.write_bytes(flipped)
             with pytest.raises(ValueError, match=path.name):
-                read_settings(run)
-                expect_unchanged(run / VOCABULARIES[program])
                 read_run(folder)
         path.write_bytes(whole)
 
@@ -185,7 +182,7 @@ def test_sizes_far_larger_than_the_snapshots_are_refused_before_a_model_is_made(
     run = shutil.copytree(finished("enwik8"), tmp_path / "run")
     path = run / "settings.json"
     for name, size in ("depth", 10**6), ("d_model", 2**16), ("context", 2**28):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {name: size, "sha256": None}))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {name: size}))
         line = refused("enwik8", "--resume", run)
         assert "its sizes are those of a model many times as large as the saved one" in line or name in line
 

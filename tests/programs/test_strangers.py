@@ -22,7 +22,7 @@ from scratchformer.shell.process import run_program
 from scratchformer.shell.reading import MAX_HEADER, DataError
 from scratchformer.shell.text import one_line
 from scratchformer.training import load_snapshot
-from scratchformer.training.settings import save_settings, seal
+from scratchformer.training.readers import load_vocabulary
 from scratchformer.training.snapshot import checksum
 
 COMMANDS = ("evaluate", "generate", "plot", "resume")
@@ -57,12 +57,11 @@ def told(tiny_main):
 
 
 def rewrite(path, change):
-    """Change the objects of a run's file, `change(found)`, and write it with right checksums."""
+    """Change the objects of a run's file, `change(found)`, and write it; a snapshot with the right checksum."""
     if path.name == "settings.json":
         found = json.loads(path.read_text())
-        del found["sha256"]
         change(found)
-        path.write_text(seal(json.dumps(found, indent=2) + "\n"))
+        path.write_text(json.dumps(found))
     elif path.name == "metrics.jsonl":
         found = [json.loads(line) for line in path.read_text().splitlines()]
         change(found)
@@ -156,7 +155,7 @@ def test_a_vocabulary_of_gigabytes_is_not_read(tmp_path):
     (tmp_path / "vocabulary.json").touch()
     os.truncate(tmp_path / "vocabulary.json", 2**32)
     with pytest.raises(ValueError, match=r"vocabulary\.json: expected at most "):
-        save_settings(tmp_path, {})
+        load_vocabulary(tmp_path, {})
 
 
 @pytest.mark.parametrize("header", [b"{}".ljust(MAX_HEADER + 1), b"{}".ljust(5 * MAX_HEADER)])
