@@ -213,9 +213,9 @@ class Muon(AdamW):
         return super().state_dict() | {"matrices": np.array(self.matrices, np.int64)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As for every optimizer. A state of an earlier version does not say how many matrices there are."""
-        if isinstance(state, Mapping) and "matrices" in state:
-            if (given := np.asarray(state["matrices"]).tolist()) != self.matrices:
+        """As for every optimizer."""
+        if isinstance(state, Mapping):
+            if (given := np.asarray(state.get("matrices")).tolist()) != self.matrices:
                 raise ValueError(f"state of another optimizer: matrices: expected {self.matrices}, got {given}")
             state = {name: value for name, value in state.items() if name != "matrices"}
         super().load_state_dict(state)

@@ -447,17 +447,16 @@ class Optimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state. Raises ValueError, and changes nothing, if it is from another optimizer or model; TypeError
-        if it is not a dict of arrays. A state of an earlier version does not say which parameters it is for.
+        if it is not a dict of arrays.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state: expected a dict of arrays, got {type(state).__name__}")
-        if "parameters" in state:
-            if np.asarray(state["parameters"]).tolist() != self._checksum:
-                raise ValueError(
-                    "state of another optimizer: its parameters have other names or another order, or others are frozen"
-                )
-            state = {name: value for name, value in state.items() if name != "parameters"}
-        expected = {"steps": "int64 ()", **{name: _kind(getattr(self, name)) for name in self.buffers}}
+        if np.asarray(state.get("parameters", self._checksum)).tolist() != self._checksum:
+            raise ValueError(
+                "state of another optimizer: its parameters have other names or another order, or others are frozen"
+            )
+        expected = {name: _kind(getattr(self, name)) for name in self.buffers}
+        expected |= {"steps": "int64 ()", "parameters": "int64 ()"}
         given = {name: _kind(value) for name, value in state.items()}
         for name in sorted(expected.keys() | given.keys(), key=str):
             if expected.get(name) != given.get(name):

@@ -42,8 +42,7 @@ def read_run(folder: Path) -> Snapshot | None:
     """The snapshot from which the run in `folder` resumes; None if none was saved yet, so the run starts at step 0.
 
     Changes nothing. Raises SnapshotError if last.safetensors was saved but is missing, if it was not made by a run, or
-    by one of an earlier version, or if it, the best model or a snapshot that was kept is damaged; ValueError if
-    metrics.jsonl is damaged.
+    if it, the best model or a snapshot that was kept is damaged; ValueError if metrics.jsonl is damaged.
     """
     last, best, metrics = folder / LAST, folder / BEST, folder / METRICS
     if os.path.lexists(metrics):
@@ -56,9 +55,6 @@ def read_run(folder: Path) -> Snapshot | None:
         raise SnapshotError(f"{last} is not a file, so the run cannot go on: put it back, or choose another folder")
     snapshot = load_snapshot(last)
     _check_state(last, snapshot.state)
-    if "schedule" in snapshot.state:
-        what = "was made by an earlier version, whose runs cannot go on: score or use it as it is, or begin a new run"
-        raise SnapshotError(f"{last} {what}")
     for path in ([best] if os.path.lexists(best) else []) + kept_snapshots(folder):
         _check_state(path, load_snapshot(path).state)
     return snapshot

@@ -428,7 +428,7 @@ class Run:
 
     def load_weights(self, model: Any, path: Path) -> None:
         """Load the weights of a snapshot into the model. Raises SnapshotError if it was made with other data."""
-        snapshot = load_snapshot(path, earlier=True)
+        snapshot = load_snapshot(path)
         for name, here in json.loads(json.dumps(self.identity)).items():
             if (there := snapshot.state.get(name)) != here:
                 there, here = (shorten(repr(value), 100, placeholder="...") for value in (there, here))

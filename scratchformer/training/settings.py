@@ -234,7 +234,7 @@ def read_settings(run: Path, *names: str) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {', '.join(missing)} missing")
     for name, examples in NAMES.items():
         _expect_like(run, name, settings[name], examples)
-    _expect_like(run, "made_by", settings.get("made_by"), ("", None))  # an earlier version did not save it
+    _expect_like(run, "made_by", settings.get("made_by"), ("", None))
     return settings
 
 

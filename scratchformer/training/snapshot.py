@@ -45,7 +45,6 @@ from ..shell.reading import MAX_HEADER, expect_itself, open_file, parsed
 from ..shell.text import printable, shown
 
 FORMAT = "scratchformer snapshot 2"
-EARLIER = ("scratchformer snapshot 1",)
 LAST, BEST = "last.safetensors", "best.safetensors"
 PARTS = ("model", "optimizer", "batches")
 DTYPES = ("F16", "F32", "F64", "BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64")  # the types that NumPy has
@@ -295,11 +294,8 @@ def average_snapshots(paths: Sequence[Path | str], model: Layer) -> None:
     model.load_state_dict({name: array / len(paths) for name, array in total.items()})
 
 
-def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
-    """Read a snapshot, or the last one in a run's folder. Raises SnapshotError if it is missing or damaged.
-
-    earlier: also read snapshots of an earlier version, which have no checksum, with a warning.
-    """
+def load_snapshot(path: Path | str) -> Snapshot:
+    """Read a snapshot, or the last one in a run's folder. Raises SnapshotError if it is missing or damaged."""
     path = Path(path)
     if path.is_dir():
         path = path / LAST
@@ -309,12 +305,7 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
         expect_itself(file.peek(), path, SnapshotError)
     try:
         header, tensors = _read(path)
-        if header["format"] in EARLIER:
-            if not earlier:
-                raise SnapshotError(f"{path} was made by an earlier version: it has no checksum to verify")
-            note = "was made by an earlier version, without a checksum: it is not verified"
-            warnings.warn(f"{printable(str(path), 4096)} {note}", stacklevel=2)
-        elif header["sha256"] != checksum(header, tensors):
+        if header.get("sha256") != checksum(header, tensors):
             raise ValueError("the checksum does not match")
         _check_tensors(tensors)
     except SnapshotError:
@@ -340,7 +331,8 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     _expect_short_header(path)
     with safe_open(path, framework="numpy") as file:
         header = file.metadata() or {}
-        _check_format(path, header)
+        if header.get("format") != FORMAT:
+            raise SnapshotError(f"{path} is a safetensors file, but not a {FORMAT}")
         for name in file.keys():
             if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
                 raise ValueError(f"{printable(name)} has the type {dtype}, expected one of {', '.join(DTYPES)}")
@@ -358,14 +350,6 @@ def _expect_short_header(path: Path) -> None:
         length = int.from_bytes(file.read(8), "little")
     if MAX_HEADER < length < size:
         raise ValueError(f"a header of {length:,} bytes, expected at most {MAX_HEADER:,}")
-
-
-def _check_format(path: Path, header: Mapping[str, str]) -> None:
-    name = header.get("format")
-    if name != FORMAT and name not in EARLIER:
-        raise SnapshotError(f"{path} is a safetensors file, but not a {FORMAT}")
-    if ("sha256" in header) != (name == FORMAT):
-        raise ValueError(f"a {name} {'without' if name == FORMAT else 'with'} a checksum")
 
 
 def count_weights(path: Path) -> int | None:
@@ -404,13 +388,13 @@ def load_model(
 
     The class of a model that is not part of this project must be imported, or come from `program`: see the beginning of
     this module. Its key is the default, or Key(0): what such a class draws from its key is saved only if it is a Param
-    (which may be `frozen`). A snapshot of an earlier version, which has no checksum, is read with a warning.
+    (which may be `frozen`).
     expected: the class that the model must have. program: a Python file that defines or imports the class; it is
     executed. (Or the module that was loaded from it.) Raises SnapshotError if the snapshot is damaged, or if its model
     is of another class or cannot be created here; its subclass NotImported if `program` is needed; ValueError if that
     file cannot be executed.
     """
-    snapshot = load_snapshot(path, earlier=True)
+    snapshot = load_snapshot(path)
     source = program if program is None or isinstance(program, ModuleType) else load_file(program)
     try:
         if not issubclass(kind := find_class(snapshot.model_class, source), expected):
@@ -474,17 +458,14 @@ def expect_model(snapshot: Snapshot, model: Any) -> None:
     def as_saved(arguments: Mapping[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(arguments, default=importable))  # tuples are lists
 
-    config, parameters = as_saved(model.config), inspect.signature(type(model).__init__).parameters
-    newer = {name: parameters[name].default for name in config.keys() & parameters.keys() - snapshot.config.keys()}
-    saved = as_saved({name: value for name, value in newer.items() if value is not inspect.Parameter.empty})
-    saved |= snapshot.config  # an earlier version did not have the newer arguments
+    config, saved = as_saved(model.config), snapshot.config
     names = (class_name(model), f"__main__:{type(model).__qualname__}")  # a class since moved to a module
-    if snapshot.model_class not in names or saved != config:
-        differing = {
-            name[:80]: f"{str(saved.get(name))[:80]} in the snapshot, {str(config.get(name))[:80]} here"
-            for name in sorted(saved.keys() | config.keys())
-            if saved.get(name) != config.get(name)
-        }
+    differing = {
+        name[:80]: f"{str(saved.get(name))[:80]} in the snapshot, {str(config.get(name))[:80]} here"
+        for name in sorted(saved.keys() | config.keys())
+        if saved.get(name) != config.get(name)
+    }
+    if snapshot.model_class not in names or differing:
         other = printable(snapshot.model_class)
         raise SnapshotError(f"{snapshot.path}: snapshot of another model ({other}): {differing}")
     for name, p in model.named_parameters().items():

@@ -26,7 +26,7 @@ from ..parallel.ranks import Ranks
 from ..parallel.replicas import Replicas
 from ..shell.process import run_program
 from ..shell.text import printable, shown
-from .examples import examples, is_example
+from .examples import is_example
 from .readers import mean_snapshot
 from .run import Estimated, Run, as_text
 from .settings import program_options, read_settings, saved_settings, start_run
@@ -172,8 +172,6 @@ def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None)
     source, name = settings.get("made_by"), settings["program"]
     if isinstance(imported := sys.modules.get(str(source)), ModuleType):
         return imported
-    if source is None and name in (programs := examples()):  # a run of an earlier version
-        return load_file(programs[name])
     if source is None:
         raise NotImported(f"{run} does not say in which file its program {shown(name)} is: add --program FILE")
     path, source = Path(source), printable(source)

@@ -11,6 +11,8 @@ import pytest
 
 import scratchformer.training
 from scratchformer.data import load_enwik8
+from scratchformer.dispatch import fast
+from scratchformer.parallel.memory import resident_bytes
 from scratchformer.training import Run, load_model, load_snapshot, read_metrics
 from scratchformer.training.settings import read_settings
 from scratchformer.training.start import run_main
@@ -110,6 +112,16 @@ def test_xl_estimates_its_memory(example, text_file, tmp_path, capsys):
     told, bytes_of_two = capsys.readouterr().out, 2 * 32 * 4 * 128 * 128 * 4
     assert number(rf"memory of two segments +{NUMBER} MB", told) == pytest.approx(bytes_of_two / 1e6, abs=0.1)
     assert "peak while training" in told and not (tmp_path / "run").exists()
+
+
+def test_the_estimate_counts_the_process_without_the_model(example, text_file, tmp_path, capsys):
+    """Python and the libraries alone take more than 25 MB, and the model is not subtracted from them."""
+    options = ("--preset", "tutorial", "--data", text_file, "--out", tmp_path / "run", "--device", "cpu", "--estimate")
+    with fast():  # which imports the libraries of the extra `fast`
+        before = resident_bytes() / 1e6
+    run_main(example("enwik8").main, [str(option) for option in options])
+    told = float(re.search(r"Python, libraries and data +([\d.]+) MB", capsys.readouterr().out)[1])
+    assert abs(told - before) < 15
 
 
 @pytest.mark.parametrize("kind", ["enwik8", "xl"])

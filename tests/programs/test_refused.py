@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from scratchformer.shell.process import run_program
 from scratchformer.training import load_snapshot
@@ -68,14 +66,7 @@ def of_another_program(path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"program": "translate"}))
 
 
-def of_an_earlier_version(path):
-    with safe_open(path, framework="numpy") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
-        header = {name: value for name, value in file.metadata().items() if name != "sha256"}
-    save_file(tensors, path, header | {"format": "scratchformer snapshot 1"})
-
-
-SNAPSHOT = (remove, link_to_nothing, folder_instead, empty, cut, flip_a_bit, of_an_earlier_version)
+SNAPSHOT = (remove, link_to_nothing, folder_instead, empty, cut, flip_a_bit)
 DAMAGES = {
     "last.safetensors": SNAPSHOT,
     "best.safetensors": [damage for damage in SNAPSHOT if damage is not remove],
