@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
@@ -44,8 +42,7 @@ class Key:
 
     def generator(self) -> np.random.Generator:
         """NumPy's generator on the counter-based Philox bits of this key (Salmon et al. 2011), on the CPU."""
-        bits = np.random.Philox(self.seed_sequence())
-        return np.random.Generator(bits) if _room.get() is None else BoundedGenerator(bits)
+        return np.random.Generator(np.random.Philox(self.seed_sequence()))
 
     def start(self) -> Any:
         """Where the random integers of this key start, 64 bits: see `Bits`."""
@@ -99,52 +96,14 @@ class Zeros(Key):
         return ZeroGenerator(np.random.Philox(0))
 
 
-class BoundedGenerator(np.random.Generator):
-    """NumPy's generator inside `room_for`: the two methods that the layers use count the numbers that they draw."""
-
-    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        take_room(size)
-        return super().standard_normal(size, dtype, out)
-
-    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        take_room(size)
-        return super().uniform(low, high, size)
-
-
 class ZeroGenerator(np.random.Generator):
-    """NumPy's generator, with zeros for `standard_normal` and for `uniform`, which are counted as well."""
+    """NumPy's generator, with zeros for `standard_normal` and for `uniform`."""
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        take_room(size)
         return np.zeros(() if size is None else size, dtype)
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
         return self.standard_normal(size, np.float32)
-
-
-# How many more numbers may be drawn; None: any number.
-_room: ContextVar[list[int] | None] = ContextVar("room", default=None)
-
-
-@contextmanager
-def room_for(numbers: int) -> Iterator[None]:
-    """Inside the block, drawing far more than `numbers` random numbers raises ValueError before they fill the memory.
-
-    Create a model inside it if the model's number of weights is known, but its sizes come from a file that may be
-    damaged.
-    """
-    token = _room.set([4 * numbers + 1000])  # some models draw their weights more than once
-    try:
-        yield
-    finally:
-        _room.reset(token)
-
-
-def take_room(size: Any) -> None:
-    if (room := _room.get()) is not None:
-        room[0] -= math.prod(size) if isinstance(size, tuple | list) else size or 1
-        if room[0] < 0:
-            raise ValueError("its sizes are those of a model many times as large as the saved one")
 
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 16.

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratchformer.backend import to_cpu
-from scratchformer.rng import Key, Zeros, expect_key, fold, random_uint16, room_for
+from scratchformer.rng import Key, Zeros, expect_key, fold, random_uint16
 
 GAMMA = 0x9E3779B97F4A7C15  # the golden ratio, as odd 64-bit integer
 
@@ -139,21 +139,3 @@ def test_a_key_that_may_be_none():
     for wrong, got in (None, "None"), (True, "bool"):
         with pytest.raises(TypeError, match=rf"^key: expected a Key, such as Key\(0\), got {got}$"):
             expect_key(wrong)
-
-
-@pytest.mark.parametrize("key", [Key(0), Zeros()])
-def test_far_more_numbers_than_there_is_room_for_are_not_drawn(key):
-    """Numbers inside the block are the same as outside it, and each block counts anew."""
-    plain = key.generator()
-    expected = [plain.standard_normal((30, 40), np.float32), plain.uniform(-1, 3, 199)]
-    for _ in range(2):
-        with room_for(100):
-            draw = key.generator()
-            found = [draw.standard_normal((30, 40), np.float32), draw.uniform(-1, 3, 199)]
-            draw.standard_normal()  # the last of 4 · 100 + 1000
-            for more in draw.uniform, draw.standard_normal:
-                with pytest.raises(ValueError, match=r"^its sizes are those of a model many times as large"):
-                    more(size=[1])
-        for x, y in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(x, y)
-    draw.uniform(0, 1, 2000)

@@ -31,7 +31,7 @@ from ..parallel.memory import resident_bytes
 from ..parallel.ranks import Elsewhere, Ranks
 from ..parallel.replicas import Replicas
 from ..portable import CUT, DEFINITION, PortableKey, make_portable
-from ..rng import Key, room_for
+from ..rng import Key
 from ..shell.files import expect_no_link, locked, make_folder, remove_unfinished, replacing
 from ..shell.process import Stopped, requests_taken, signals_caught, stop
 from ..shell.progress import progress_bar
@@ -48,7 +48,6 @@ from .snapshot import (
     SnapshotError,
     average_snapshots,
     best_snapshot,
-    count_weights,
     describe,
     kept_snapshots,
     load_snapshot,
@@ -137,7 +136,6 @@ class Run:
             where = f"--precision {self.precision} on {device}"
             raise ValueError(f"bits: portable bits are those of float32 on a CPU (--device cpu), got {where}")
         self._opened = ExitStack()  # what is open while there are steps to do: the lock, the log, handlers of signals
-        self._room = ExitStack()  # the limit of the weights that may be drawn, until the model is made
         self._unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU
         self._saved: int | None = None  # the step of the last snapshot
 
@@ -193,7 +191,6 @@ class Run:
             self.identity["vocabulary" if kind == ".txt" else "subwords"] = vocabulary.fingerprint
             self.vocabulary_to_save = vocabulary
         self.identity["data"] = loaded[0].fingerprint
-        self.limit_weights()
         if self.estimating:
             with fast():  # it loads libraries
                 self.before = resident_bytes()
@@ -220,7 +217,6 @@ class Run:
         stage._opened, stage._unread, stage._saved = ExitStack(), [], None
         if not self.scoring:
             self.ranks.from_first(lambda: expect_no_link(stage.out) and None)
-        stage.limit_weights()
         return stage
 
     def expect_final(self, stage: str, later: Sequence[str]) -> None:
@@ -274,7 +270,6 @@ class Run:
         recomputed if the run says so. With --estimate the estimate for the batch `largest`, by default the first one,
         is printed, and the program ends. If a GPU has too little memory, the error says how much a step needs.
         """
-        self.end_limit()
         model.to(self.device)
         if self.portable:
             make_portable(model)
@@ -667,15 +662,6 @@ class Run:
         if path.name == LAST:
             self._saved = self.step
             (self.out / UNSAVED).unlink(missing_ok=True)
-
-    def limit_weights(self) -> None:
-        """Until `end_limit`, let a resumed run draw about as many numbers as its snapshot has weights."""
-        if self.resumed and (count := count_weights(self.out / LAST)) is not None:
-            self._room.enter_context(room_for(count))
-
-    def end_limit(self) -> None:
-        """The model is made, so the limit on the numbers that it may draw ends: see `limit_weights`."""
-        self._room.close()
 
 
 def as_text(scores: Mapping[str, float] | None) -> str:

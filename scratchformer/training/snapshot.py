@@ -39,7 +39,7 @@ from ..nn import Layer, add_lora
 from ..nn.quantized import QuantizedLinear
 from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import nonfinite_tensor
-from ..rng import Key, Zeros, room_for
+from ..rng import Key, Zeros
 from ..shell.files import make_folder, replacing
 from ..shell.reading import MAX_HEADER, expect_itself, open_file, parsed
 from ..shell.text import printable, shown
@@ -352,19 +352,6 @@ def _expect_short_header(path: Path) -> None:
         raise ValueError(f"a header of {length:,} bytes, expected at most {MAX_HEADER:,}")
 
 
-def count_weights(path: Path) -> int | None:
-    """The number of weights in a snapshot, from its header alone; None if the file is missing or cannot be read."""
-    if not path.is_file():
-        return None
-    try:
-        _expect_short_header(path)
-        with safe_open(path, framework="numpy") as file:
-            names = [name for name in file.keys() if name.startswith("model.")]
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    except (SafetensorError, ValueError, OSError):
-        return None
-
-
 def _check_tensors(tensors: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError unless all tensors belong to a part and are finite, and the weights have the same floating-point
     dtype.
@@ -399,8 +386,7 @@ def load_model(
     try:
         if not issubclass(kind := find_class(snapshot.model_class, source), expected):
             raise SnapshotError(f"it holds a {kind.__name__}, expected a {expected.__name__}")
-        with room_for(sum(a.size for a in snapshot.model.values())):
-            model = _make(snapshot, source)
+        model = _make(snapshot, source)
     except SnapshotError as error:
         raise type(error)(f"{snapshot.path}: {error}") from error
     try:

@@ -57,8 +57,6 @@ def run_main(main: Callable[[Run], Any], argv: list[str] | None = None) -> None:
             main(run)
         except Estimated:
             return
-        finally:
-            run.end_limit()  # if it has failed before, the limit of its weights must not outlast it
         print(f"{name}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
 
 
@@ -115,7 +113,6 @@ def score_lines(
     data = run.load(names["data"])
     for stage in stages_to_score(run):
         model = names["model"](stage, data).to(run.device)
-        stage.end_limit()
         stage.load_weights(model, mean_snapshot(stage.out))
         run.ranks.expect_same_bits("parameters", model.flat.data)
         model = model if place is None else place(model)
