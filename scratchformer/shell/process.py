@@ -8,14 +8,11 @@ import signal
 import sys
 import sysconfig
 import threading
-import time
 import traceback
-import weakref
-from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .starting import end_on_interrupt
 from .text import one_line
@@ -45,13 +42,8 @@ def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
     prepare_streams(needs_output)
     try:
         with signals_caught(stop):
-            try:
-                program()
-                sys.stdout.flush()
-            finally:
-                asked = requests_taken()
-            if asked:
-                raise Stopped(asked[0])
+            program()
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of standard output, such as `head`, has gone
         sys.exit(1)
     except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError, MemoryError) as error:
@@ -111,70 +103,9 @@ def signals_caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, handled)
 
 
-MOMENT = 0.1  # seconds
-_requests: list[int] = []  # signals on which nothing has acted yet
-_raised: weakref.ref[Stopped] | None = None  # the last error that a request has raised
-_sending = threading.Lock()  # held while a signal is sent again
-
-
-def stop(number: int, frame: Any, at_once: bool = False) -> None:
-    """Ask the program to end: the handler of a signal outside the training loop.
-
-    A handler may run while a library in C, in the middle of its work, calls a function in Python, as LLVM does when
-    Numba compiles. An exception would be lost there, and so would the work of the library. So the first call raises
-    nothing: it notes the request, which is sent again each MOMENT until `requests_taken` is called. The next call
-    raises Stopped, unless LLVM is at work; it also interrupts a program that waits for a file or for input. If the
-    exception is lost all the same, there is one more call.
-    at_once: raise in the first call too.
-    """
-    global _raised
-    again = bool(_requests)
-    if not again:
-        _raised = None  # the error of an earlier request, which something may have kept alive
-        _requests.append(number)
-        try:
-            start_new_thread(_insist, ())
-        except RuntimeError:  # the system has no thread left
-            at_once = True
-    if (again or at_once) and not _in_llvm(frame):
-        raise _noted(Stopped(_requests[0]))
-
-
-def requests_taken() -> list[int]:
-    """The signals that have asked the program to end, usually none. They are not sent again."""
-    with _sending:
-        taken = _requests.copy()
-        _requests.clear()
-    return taken
-
-
-def _insist() -> None:
-    """Send a request again and again, except while the exception that it has raised is alive."""
-    while _requests:
-        time.sleep(MOMENT)
-        with _sending:
-            if not _requests or (_raised is not None and _raised() is not None):
-                continue
-            if hasattr(signal, "pthread_kill"):
-                signal.pthread_kill(threading.main_thread().ident or 0, _requests[0])
-            else:  # Windows
-                interrupt_main(signal.Signals(_requests[0]))
-
-
-def _noted(error: Stopped) -> Stopped:
-    """The error itself. (No variable of a frame that it goes through may hold it, or it would stay alive.)"""
-    global _raised
-    _raised = weakref.ref(error)
-    return error
-
-
-def _in_llvm(frame: Any) -> bool:
-    """Whether a function of llvmlite is being called: it may be waiting for LLVM, or be called by it."""
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith("llvmlite."):
-            return True
-        frame = frame.f_back
-    return False
+def stop(number: int, frame: Any) -> NoReturn:
+    """End the program: the handler of a signal outside the training loop."""
+    raise Stopped(number)
 
 
 # Standard streams

@@ -33,7 +33,7 @@ from ..parallel.replicas import Replicas
 from ..portable import CUT, DEFINITION, PortableKey, make_portable
 from ..rng import Key
 from ..shell.files import expect_no_link, locked, make_folder, remove_unfinished, replacing
-from ..shell.process import Stopped, requests_taken, signals_caught, stop
+from ..shell.process import Stopped, signals_caught, stop
 from ..shell.progress import progress_bar
 from ..shell.text import one_line, shown
 from .estimate import estimate, gpu_need
@@ -692,21 +692,17 @@ def expect_parts(replicas: Replicas, optimizer: Any, batches: Any, select: Any) 
 def interrupts() -> Iterator[list[int]]:
     """A list of the signals received so far: Ctrl-C (SIGINT), SIGTERM, SIGHUP and SIGUSR1.
 
-    The run looks at it between steps. Only a second Ctrl-C raises an error, as soon as that is safe: see `stop`. A
-    signal that comes too late for the last step is handled by what follows.
+    The run looks at it between steps. Only a second Ctrl-C raises an error, at once. A signal that comes too late for
+    the last step is handled by what follows.
     """
-    received = requests_taken()
+    received: list[int] = []
 
     def receive(number: int, frame: Any) -> None:
         if number == signal.SIGINT and number in received:
-            stop(number, frame, at_once=True)
-        else:
-            received.append(number)
+            stop(number, frame)
+        received.append(number)
 
     with signals_caught(receive):
-        try:
-            yield received
-        finally:
-            requests_taken()
+        yield received
     for number in received[:1]:
         signal.raise_signal(number)

@@ -1,22 +1,19 @@
 """How a program ends: signals, standard streams, errors in one line."""
 
-import ctypes
 import os
 import signal
 import sys
-import time
 
 import numpy as np
 import pytest
 
-from scratchformer.shell import process, starting
+from scratchformer.shell import starting
 from scratchformer.shell.process import (
     SIGNALS,
     Stopped,
     Stream,
     in_words,
     prepare_streams,
-    requests_taken,
     run_program,
     signals_caught,
 )
@@ -175,67 +172,6 @@ def test_only_a_program_changes_what_ctrl_c_does_while_it_starts(argv, original,
     assert starting._is_program() is expected
 
 
-def called_back(function):
-    """Let C call a function, as a library does in the middle of its work. Returns the function's result."""
-    return ctypes.CFUNCTYPE(ctypes.c_int)(function)()
-
-
-@posix
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
-def test_a_signal_while_c_calls_python_costs_no_result_and_still_ends_the_program(name):
-    number, results = getattr(signal, name), []
-
-    def work():
-        os.kill(os.getpid(), number)
-        return 7
-
-    def program():
-        results.append(called_back(work))
-        time.sleep(600)
-
-    before = signal.getsignal(number)
-    assert ended(program) == 128 + number and results == [7]
-    assert signal.getsignal(number) is before and not requests_taken()
-
-
-def test_a_request_whose_exception_c_has_lost_is_repeated(monkeypatch):
-    lost = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda found: lost.append(type(found.exc_value)))
-
-    def work():
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)  # raises
-        return 7
-
-    def program():
-        called_back(work)
-        time.sleep(600)
-
-    assert ended(program) == 128 + signal.SIGTERM and lost == [Stopped]
-
-
-def test_signals_while_llvm_compiles_do_not_end_the_compilation():
-    numba, registry = pytest.importorskip("numba"), pytest.importorskip("numba.core.registry")
-    codegen = registry.cpu_target.target_context.codegen()
-    library, calls, results = codegen._library_class, [], []
-
-    def signalled(*args):
-        calls.append(signal.raise_signal(signal.SIGTERM))
-        calls.append(signal.raise_signal(signal.SIGTERM))
-        return library._object_compiled_hook(*args)
-
-    def program():
-        results.append(numba.njit(lambda x: x + 1)(1))
-        time.sleep(600 if calls else 0)
-
-    codegen._engine.set_object_cache(signalled, library._object_getbuffer_hook)  # Numba has set its own once for all
-    try:
-        assert ended(program) == 128 + signal.SIGTERM
-    finally:
-        codegen._engine.set_object_cache(library._object_compiled_hook, library._object_getbuffer_hook)
-    assert calls and results in ([2], [])  # []: stopped in Numba's own code, which nothing calls back
-
-
 def test_a_program_that_waits_is_interrupted():
     def program():
         read, _ = os.pipe()
@@ -245,34 +181,6 @@ def test_a_program_that_waits_is_interrupted():
     assert ended(program) == 128 + signal.SIGTERM
 
 
-def test_a_kept_error_of_an_earlier_program_hides_no_signal():
-    kept = []
-
-    def program():
-        try:
-            signal.raise_signal(signal.SIGTERM)
-            time.sleep(600)
-        except Stopped as error:
-            kept.append(error)
-            raise
-
-    assert ended(program) == ended(program) == 128 + signal.SIGTERM and len(kept) == 2
-
-
 @posix
 def test_a_signal_just_before_the_end_is_not_lost():
     assert ended(lambda: os.kill(os.getpid(), signal.SIGTERM)) == 128 + signal.SIGTERM
-
-
-def test_a_cleanup_is_not_interrupted_by_the_request_that_it_follows():
-    cleaned = []
-
-    def program():
-        try:
-            signal.raise_signal(signal.SIGTERM)
-            time.sleep(600)
-        finally:
-            time.sleep(5 * process.MOMENT)
-            cleaned.append(True)
-
-    assert ended(program) == 128 + signal.SIGTERM and cleaned
