@@ -82,8 +82,8 @@ class TokenStep:
     """The step of one new token on a GPU, if there are kernels for all layers of the model.
 
     It is recorded as a CUDA graph when it is first called, and then started by a single call: the keys and values are
-    same arrays each time, and the number of stored positions is in an array too, with the ids. With new arrays, for the
-    weights or because keys and values need more room, it is recorded again.
+    in the same arrays each time, and the number of stored positions is in an array too, with the ids. With new arrays,
+    for the weights or because keys and values need more room, it is recorded again.
     """
 
     def __init__(self, model: LanguageModel, stored: list[Stored], batch_size: int) -> None:
