@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 METHOD = "fork" if sys.platform == "linux" else "spawn"  # a fork is faster; elsewhere it is unsafe, or missing
 MAX_MESSAGE = 1 << 24  # bytes
@@ -38,6 +39,8 @@ def run_apart(work: Callable[..., None], *given: Any, seconds: float, memory: in
     TimeoutError after `seconds`, ProcessEnded if the process ends before.
     memory: how many bytes it may take, where the system can limit that.
     """
+    from multiprocessing import connection, get_context  # here, since they take longer to import than all of `shell`
+
     context: Any = get_context(METHOD)
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_limited, args=(work, there, memory, *given), daemon=True)
@@ -45,7 +48,7 @@ def run_apart(work: Callable[..., None], *given: Any, seconds: float, memory: in
     there.close()
     end = time.monotonic() + seconds
     try:
-        while ready := wait([here, process.sentinel], max(0, end - time.monotonic())):
+        while ready := connection.wait([here, process.sentinel], max(0, end - time.monotonic())):
             try:
                 if here not in ready and not here.poll():
                     raise EOFError

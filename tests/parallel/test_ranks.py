@@ -270,7 +270,7 @@ def test_more_ranks_than_micro_batches_are_refused(tmp_path):
         Replicas(model, 1, micro_batch=4, ranks=ranks).expect_work(TextBatches(TEXT, 8, 8, Key(2)).batch(0))
 
     run_ranks(2, ask)
-    with pytest.raises(ValueError, match=r"^3 ranks, but a batch has only 2 micro-batches: use fewer ranks, a smaller"):
+    with pytest.raises(ValueError, match=r"^3 ranks, but a batch has only 2 micro-batches: use fewer ranks, larger"):
         run_ranks(3, ask)
 
 
