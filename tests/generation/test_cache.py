@@ -343,7 +343,7 @@ WRITERS = {
     "SparseTransformer": lambda: SparseTransformer(31, 32, 2, 2, LONG, 8),
     "TransformerXL": lambda: TransformerXL(31, 32, 2, 2, 40, LONG),
     "EncoderDecoder": lambda: EncoderDecoder(31, 32, 2, 2),
-    **{kind.__name__: lambda kind=kind: kind(31, 32, 2, 2, LONG) for kind in {*FAMILIES.values()}},
+    **{kind.__name__: lambda kind=kind: kind(31, 32, 2, 2, LONG) for kind in FAMILIES.values()},
 }
 PRECISIONS = {
     **{name: lambda model, name=name: model.to(dtype=np.dtype(name)) for name in ("float64", "float32", "float16")},

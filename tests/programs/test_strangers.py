@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from scratchformer.commands import cli, plots
 from scratchformer.course.record import FILE, find
-from scratchformer.models.pretrained import opened
+from scratchformer.models.pretrained import tensors_at
 from scratchformer.shell.files import LOCK, InUse, append, locked
 from scratchformer.shell.process import run_program
 from scratchformer.shell.reading import MAX_HEADER, DataError
@@ -163,7 +163,7 @@ def test_a_header_of_megabytes_is_not_read(tmp_path, header):
     for path in tmp_path / "last.safetensors", tmp_path / "model.safetensors":
         path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
         with pytest.raises(ValueError, match=rf"{path.name} is damaged.*: a header of {len(header):,} bytes"):
-            load_snapshot(path) if path.stem == "last" else opened(path).__enter__()
+            load_snapshot(path) if path.stem == "last" else tensors_at(path)
 
 
 # Links

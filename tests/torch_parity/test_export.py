@@ -11,7 +11,7 @@ from scratchformer.export.command import export_model
 from scratchformer.export.huggingface import write_folder
 from scratchformer.models import GPT2, Llama
 from scratchformer.models.families import FAMILIES
-from scratchformer.models.pretrained import opened
+from scratchformer.models.pretrained import tensors_at
 from scratchformer.rng import Key
 
 torch = pytest.importorskip("torch")
@@ -98,11 +98,8 @@ def test_a_published_folder_goes_through_all_formats(tmp_path):
         export_model(tmp_path / "model", tmp_path / name)
         with pytest.raises(ValueError, match="expected a new file or folder"):
             export_model(tmp_path / "model", tmp_path / name)
-    with (
-        opened(tmp_path / "model/model.safetensors") as (_, first),
-        opened(tmp_path / "again/model.safetensors") as (_, second),
-    ):
-        assert first.keys() == second.keys()
-        assert all(np.array_equal(first[name].read(), second[name].read()) for name in first)
+    (_, first), (_, second) = (tensors_at(tmp_path / name / "model.safetensors") for name in ("model", "again"))
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name].read(), second[name].read()) for name in first)
     with pytest.raises(ValueError, match="expected a name in an existing folder"):
         export_model(tmp_path / "model", Path(tmp_path / "missing/model.onnx"))
