@@ -1,17 +1,16 @@
-"""Kill programs at random moments, resume them until they end, and compare them with runs that were left alone.
+"""Kill programs at random moments, resume them until they finish, and compare them with uninterrupted runs.
 
-    python tests/kills.py                           # ten kills of each program
+    python tests/kills.py                           # at least ten kills of each program
     python tests/kills.py plain xl --kills 50 --seed 7
 
-The programs are those of examples/ with tiny models: a language model, a Transformer-XL and a translator. They are
-killed at a random time, which may be while they import modules, read data, train, score or write a file. At the end
-weights, moments, the best model, settings and metrics must be equal bit for bit, apart from the speed in the metrics.
+The programs are those in examples/, with tiny models: a language model, a Transformer-XL and a translator. A kill may
+come while they import modules, read data, train, score or write a file. In the end, weights, moments, the best model,
+settings and metrics must be identical bit for bit, except for the speed in the metrics.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import subprocess
@@ -39,7 +38,7 @@ WORDS = "a the film story acting plot was is not very good bad dull bright long 
 
 
 def make_data(folder: Path) -> dict[str, Path]:
-    """Data for each program, below `folder`."""
+    """Write a small data set for each program into `folder`."""
     draw = random.Random(0)
     text, sentences = folder / "text.txt", folder / "sentences"
     text.write_text(" ".join(draw.choices(WORDS, k=12_000)), encoding="utf-8")
@@ -77,7 +76,7 @@ def finish(name: str, data: Path, run: Path) -> None:
 
 
 def content(path: Path) -> Any:
-    """What must be equal in a file of two runs."""
+    """The part of a file that must be the same in both runs."""
     if path.suffix == ".safetensors":
         found = load_snapshot(path)
         parts = [
@@ -96,8 +95,10 @@ def contents(run: Path) -> dict[Path, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("programs", nargs="*", choices=[*PROGRAMS, []], help="(default: all)")
-    parser.add_argument("--kills", type=int, default=10, help="of each program (default: 10)")
+    choices = [*PROGRAMS, []]  # argparse checks an empty list too
+    named = f"{', '.join(PROGRAMS)} (default: all)"
+    parser.add_argument("programs", nargs="*", metavar="program", choices=choices, help=named)
+    parser.add_argument("--kills", type=int, default=10, help="at least so many of each program (default: 10)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     draw = random.Random(args.seed)
@@ -108,12 +109,13 @@ def main() -> None:
             finish(name, data[name], alone)
             seconds, kills, runs = time.monotonic() - started, 0, 0
             while kills < args.kills:
-                run, runs = Path(folder, f"{name}-{runs}"), runs + 1
+                run = Path(folder, f"{name}-{runs}")
+                runs += 1
                 for _ in range(draw.randint(1, 4)):
                     process = begin(name, data[name], run)
                     time.sleep(draw.uniform(0, seconds))
-                    os.kill(process.pid, signal.SIGKILL)
-                    kills += process.wait() == -signal.SIGKILL
+                    process.kill()
+                    kills += process.wait() == -signal.SIGKILL  # it may have finished before
                 finish(name, data[name], run)
                 found, expected = contents(run), contents(alone)
                 different = {
@@ -121,7 +123,7 @@ def main() -> None:
                 }
                 if different:
                     raise SystemExit(f"{name}, seed {args.seed}: {', '.join(sorted(different))} differ")
-            print(f"{name}: {kills} kills of {runs} runs, all bit for bit like the run that was left alone", flush=True)
+            print(f"{name}: {kills} kills in {runs} runs, all identical to the uninterrupted run", flush=True)
 
 
 if __name__ == "__main__":

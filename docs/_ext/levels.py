@@ -1,7 +1,7 @@
-"""The two levels of a derivation: plain, and whole, with what the operation can do besides, such as a mask.
+"""Two levels of each derivation: a plain one, and the whole, which includes optional features such as a mask.
 
-What the plain level leaves out is the `Extension` in the operation's entry. Its names have one value, its letters are
-not written, the sentences about it are not there, and the equations are simplified. It is checked as the whole is.
+The `Extension` in an operation's entry says what the plain level omits: it fixes certain names to constants, drops
+certain index letters and the sentences about them, and simplifies the equations. Both levels are checked numerically.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMPARE = dict(
 
 
 class Without(NamedTuple):
-    """What a level leaves out: the values of names, index letters, and words of the sentences about them."""
+    """What a level omits: names with fixed values, index letters, and the words that mark sentences about them."""
 
     values: dict[str, Node]
     letters: frozenset[str]
@@ -66,7 +66,7 @@ def value_of(text: str) -> Node:
 
 
 def case_at(name: str, left_out: Without, draw: Sizes) -> DerivationCase:
-    """The arrays of a level: axes whose letters are not written have size 1."""
+    """Arguments for one level. Changes `draw`: an omitted axis gets size 1, a size fixed to another one equals it."""
     draw.__dict__ |= {letter.upper(): 1 for letter in left_out.letters}
     for size, value in left_out.values.items():
         if is_size(value):
@@ -91,7 +91,7 @@ def reduced(derivation: DerivationText, left_out: Without) -> DerivationText:
 
 
 def remaining(items: Iterable[Item], left_out: Without) -> Iterator[Item]:
-    """The items without the sentences about what is left out, and without what follows paragraphs of nothing else."""
+    """The items without sentences about omitted things; what follows a paragraph of nothing else is dropped too."""
     hidden = False
     for item in items:
         if item.kind == "prose":
@@ -103,7 +103,7 @@ def remaining(items: Iterable[Item], left_out: Without) -> Iterator[Item]:
 
 
 def sentences(text: str, left_out: Without) -> str:
-    """A paragraph without the sentences that contain one of the words; the last one introduces what the last did."""
+    """A paragraph without the sentences that contain an omitted word. A colon at its end stays at its end."""
     parts, words = SENTENCE.split(text), left_out.words
     kept = [part for part in parts if not words or not words.search(part) or part.startswith("Source:")]
     if len(kept) < len(parts):

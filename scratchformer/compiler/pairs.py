@@ -1,7 +1,8 @@
-"""Compiled functions of a user: an operation with twins, whose equations are compared with the functions.
+"""`scratchformer.compile`: compiles a user's operation, and checks that its equations agree with its code.
 
-The plans are compared as NumPy computes them, which needs no compiler, on arguments that are drawn here: other sizes,
-scales, numbers and options, large means in float32, and NaN.
+A twin is a faster implementation of an operation, made from the equations. Before twins are registered, the equations
+are evaluated in NumPy and compared with the user's functions on drawn arguments of various sizes, scales, numbers and
+options, with large means in float32, and with NaN.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def compiled(op: Any, op_backward: Any, args: tuple, kwargs: dict[str, Any]) -> 
         )
     op = op if hasattr(op, "add_twin") else operation(op)
     op_backward = op_backward if hasattr(op_backward, "reference") else backward(op_backward)
-    list(loops_of(op, op_backward, "numpy"))
+    list(loops_of(op, op_backward, "numpy"))  # raises CompileError for what cannot be compiled
     twin = CompiledTwin(op, op_backward, NumpyTarget())
     if (first := twin.names[0]) not in twin.derivation.arrays:
         raise CompileError(
@@ -77,15 +78,16 @@ def targets() -> list[Target]:
 
 
 def compare_all(twin: CompiledTwin, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Compare a twin with its functions, on the arguments of an example, if there is one, and on all that are drawn.
+    """Compare a twin with its functions on the user's example, if there is one, and on arguments that are drawn.
 
-    Raises DerivationError where they differ, and CompileError if nothing could be compared.
+    Raises DerivationError where they differ, and CompileError if the loops do not take the example, or if nothing can
+    be compared with the default options.
     """
     examples = [twin.in_order(args, kwargs)] if args or kwargs else []
     if examples and not twin.fits(*examples[0]):
         raise CompileError(
-            f"{twin.op.__name__}: the loops do not take the example {described(twin, examples[0])}: expected arrays of "
-            "one floating-point type, not empty, with the axes of the equations"
+            f"{twin.op.__name__}: the loops do not take the example, {described(twin, examples[0])}: expected "
+            "non-empty arrays of one floating-point type, with the axes of the equations"
         )
     refused: Exception | str = "the loops do not take them"
     compared = False
@@ -121,13 +123,9 @@ def choices(twin: CompiledTwin, name: str, default: Any) -> list:
 def conditions(tree: Node) -> Iterator[tuple]:
     """The conditions in a tree, each with the numbers in it."""
     for node in walk(tree):
-        found = (
-            [*node[1]]
-            if node[0] == "bracket"
-            else [c for _, part in node[1] for c in part]
-            if node[0] == "cases"
-            else []
-        )
+        found = [*node[1]] if node[0] == "bracket" else []
+        if node[0] == "cases":
+            found = [condition for _, part in node[1] for condition in part]
         for condition in found:
             yield condition, [leaf[1] for side in condition[1:] for leaf in walk(side) if leaf[0] == "num"]
 
@@ -175,8 +173,9 @@ def drawn(
 ) -> tuple:
     """One set of arguments.
 
-    sizes: of axes; None for rows that are not there. change: which of other numbers take the place of the defaults; 0
-    for none. signed: the numbers that conditions compare with others; only these may be 0 or less.
+    sizes: the length of each axis; None for an axis of rows that is absent. change: which alternative replaces the
+    numbers; 0 keeps the defaults. bounds: the numbers around which alternatives are tried. signed: the names that
+    conditions compare with numbers; for other names an alternative near a bound is used only if it is positive.
     """
     places = dict(twin.derivation.compile().forward.places)
     args = []
@@ -201,26 +200,30 @@ def drawn(
 
 
 def compare(twin: CompiledTwin, args: tuple) -> bool:
-    """Whether something could be compared: in float64, with a NaN in each array, and in float32 far from 0."""
+    """Compare in float64, then in float32 far from 0, then with a NaN in each array. Returns whether the first of these
+    compared anything; the others may be refused.
+    """
     args = in_types(args, np.float64)
-    some = results_differ(twin, args, TOLERANCE)
+    some = expect_same_results(twin, args, TOLERANCE)
     for mean in (1000, -1000):
         shifted = (x + np.float32(mean) if is_floating(x) else x for x in in_types(args, np.float32))
         with suppress(Refused):
-            results_differ(twin, tuple(shifted), FAR)
+            expect_same_results(twin, tuple(shifted), FAR)
     for i, x in enumerate(args):
         if is_floating(x):
             with_nan = x.copy()
             with_nan.reshape(-1)[x.size // 2] = np.nan
             with suppress(Refused):
-                results_differ(twin, (*args[:i], with_nan, *args[i + 1 :]), TOLERANCE, nan=True)
+                expect_same_results(twin, (*args[:i], with_nan, *args[i + 1 :]), TOLERANCE, nan=True)
     return some
 
 
-def results_differ(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool = False) -> bool:
-    """Raise DerivationError if the equations give other results than the functions in float64; whether some are finite.
+def expect_same_results(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool = False) -> bool:
+    """Raise DerivationError unless the equations give the results of the functions in float64. Returns whether any
+    result was finite, so that something was compared.
 
-    In float32 the equations may be as wrong as the functions. nan: whether the result must have NaN in the same places.
+    In float32 the equations may also be off by 16 times the error of the functions themselves. nan: whether the result
+    must have NaN in the same places.
     """
     assert twin.op_backward is not None
     if not twin.fits(*args):
@@ -264,7 +267,7 @@ def results_differ(twin: CompiledTwin, args: tuple, tolerance: float, nan: bool 
         bound = tolerance * largest(known) + ROUNDING * scale + 16 * np.nanmax(allowed, initial=0)
         if not (off <= bound).all():
             share = float(off.max()) / largest(known) if largest(known) else float("inf")
-            raise wrong(twin, f"{name} differs by {share:.1e} of its largest number {described(twin, args)}")
+            raise wrong(twin, f"{name} differs by {share:.1e} of its largest number for {described(twin, args)}")
     return some
 
 
@@ -276,13 +279,13 @@ def expect_shape(twin: CompiledTwin, name: str, x: Any, known: Any, args: tuple,
         what = f"by the equations {name} has the shape {np.shape(x)}; the functions return {np.shape(known)}"
         if not lead and any(ROW in array.axes for array in twin.arrays.values()):
             raise Refused(what)
-        raise wrong(twin, f"{what} {described(twin, args)}")
+        raise wrong(twin, f"{what} for {described(twin, args)}")
 
 
 def described(twin: CompiledTwin, args: tuple) -> str:
-    """With which arguments the results differ: types and shapes of arrays, and other values."""
+    """The arguments as text: the types and shapes of arrays, and other values."""
     texts = (f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else repr(x) for x in args)
-    return f"for {', '.join(f'{name} = {text}' for name, text in zip(twin.names, texts, strict=True))}"
+    return ", ".join(f"{name} = {text}" for name, text in zip(twin.names, texts, strict=True))
 
 
 def largest(x: Any) -> float:

@@ -1,4 +1,4 @@
-"""Work in a process of its own, with limits of time and memory: for what cannot be bounded in any other way."""
+"""Work in a separate process, with limits on time and memory, for code that cannot be bounded in any other way."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ Send = Callable[[Any], None]
 
 
 class ProcessEnded(Exception):
-    """The process ended too early, with this exit status, or could not be read (None)."""
+    """Nothing more can be read from the process. status: its exit status, or None if it is still running."""
 
     def __init__(self, status: int | None) -> None:
-        how = (
-            f"expected messages of up to {MAX_MESSAGE:,} bytes" if status is None else f"it ended with status {status}"
-        )
-        super().__init__(how)
+        broken = f"it closed the connection or sent a message of more than {MAX_MESSAGE:,} bytes"
+        super().__init__(broken if status is None else f"it ended with status {status}")
         self.status = status
 
 
 def run_apart(work: Callable[..., None], *given: Any, seconds: float, memory: int) -> Iterator[Any]:
-    """Run `work(send, *given)` in another process, without terminal, and yield what it sends: values of JSON.
+    """Run `work(send, *given)` in another process, without a terminal, and yield each JSON value that it sends.
 
-    The process is killed, with those that it has started, as soon as nothing more is read from the iterator. Raises
-    TimeoutError after `seconds`, ProcessEnded if the process ends before.
-    memory: how many bytes it may take, where the system can limit that.
+    Closing the iterator kills the process and everything that it started. The iterator has no end of its own: stop
+    reading once you have what you need. Raises ProcessEnded when the process ends, even if its work is done, and
+    TimeoutError after `seconds`.
+    memory: how many bytes of address space it may add to those it starts with. Only Linux enforces this.
     """
     from multiprocessing import connection, get_context  # here, since they take longer to import than all of `shell`
 
@@ -59,8 +58,8 @@ def run_apart(work: Callable[..., None], *given: Any, seconds: float, memory: in
             yield said
         raise TimeoutError(f"still running after {seconds:.0f} seconds")
     finally:
-        with suppress(OSError, AttributeError):  # with the processes that it started; Windows has no groups
-            os.killpg(process.pid or 0, signal.SIGKILL)
+        with suppress(OSError, AttributeError):  # Windows has no process groups
+            os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.join()
 

@@ -1,4 +1,4 @@
-"""An object with a forward and a backward, such as a layer of a course, as a pair of functions."""
+"""Check an object with a forward and a backward, such as a layer from a course, as a pair of functions."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from .runs import two
 
 
 class ObjectPair(ForeignPair):
-    """A layer or network of NumPy arrays that keeps in itself what its backward needs.
+    """A NumPy layer or network with a forward and a backward.
 
-    `y = layer.forward(*inputs)`, or `layer(*inputs)`, and `layer.backward(dy)` returns the gradients of the
-    floating-point inputs, in their order. Or forward returns (y, cache), and it is `layer.backward(dy, cache)`. Or y is
-    a loss, and it is `layer.backward()`. An input without a gradient is passed by keyword.
+    `y = layer.forward(*inputs)` (or `layer(*inputs)`) is followed by `layer.backward(dy)`, which returns the gradients
+    of the floating-point inputs, in order. There are two other forms. If forward returns (y, cache), backward is called
+    as `layer.backward(dy, cache)`. If y is a loss and backward takes no arguments, it is called as `layer.backward()`.
+    An input that has no gradient is passed by keyword.
 
-    gradients: for each parameter to be checked, where backward keeps its gradient, as in {"W": "dW"}. A name may lead
-    through attributes, keys and indices: {"layers.0.params.W": "layers.0.grads.W"}. backward may replace the gradient
-    or add to it.
+    gradients: for each parameter to check, where backward stores its gradient, as in {"W": "dW"}. A path may lead
+    through attributes, keys and indices: {"layers.0.params.W": "layers.0.grads.W"}. backward may overwrite the stored
+    gradient or add to it.
 
-    Everything runs on copies, with parameters in float64, of an object that has run before on other numbers, so that
-    what it remembers of an earlier call shows as a wrong gradient. NumPy's global random numbers start from `seed`
-    before each forward.
+    The object itself is never run, only copies of it, with the checked parameters as float64. Each copy has first been
+    run on other inputs, if it accepts them, so that stale state from an earlier call shows up as a wrong gradient.
+    NumPy's global random generator is seeded with `seed` before each forward.
     """
 
     cut = "a gradient that is not stored"
@@ -62,11 +63,12 @@ class ObjectPair(ForeignPair):
         return y if len(y) > 1 else y[0], (layer, form, kept)
 
     def gradients(self, dy: tuple, cache: Any) -> dict[str, np.ndarray]:
-        zeros = {}  # for a backward that adds to what is there
+        zeros = {}  # these replace the stored gradients, for a backward that adds to them
         for path, place in self.places.items():
-            with suppress(AttributeError, LookupError):  # nothing is there before the first backward
-                zeros[id(find(cache[0], place))] = np.zeros_like(find(cache[0], path))
-        zeros.pop(id(None), None)
+            with suppress(AttributeError, LookupError):  # there may be none before the first backward
+                stored = find(cache[0], place)
+                if isinstance(stored, np.ndarray | np.generic):  # None and 0 are shared with other attributes
+                    zeros[id(stored)] = np.zeros_like(find(cache[0], path))
         layer, form, kept = copy.deepcopy(cache, zeros)
         returned = self.run_backward(layer, upstream(form, iter(dy)), kept)
         if len(returned) != len(self.inputs):
@@ -86,7 +88,7 @@ class ObjectPair(ForeignPair):
         return as_arrays(y), tuple(kept)
 
     def run_backward(self, layer: Any, dy: Any, kept: tuple) -> list[np.ndarray]:
-        """The gradients that backward returns."""
+        """The gradients of the inputs. Those of a loss, by a backward without dy, are multiplied by dy here."""
         returned = layer.backward(dy, *kept) if self.takes_dy else layer.backward()
         gradients = floating_in("", as_arrays(returned)).values()
         return list(gradients) if self.takes_dy else [dy * g for g in gradients]
@@ -97,7 +99,7 @@ class ObjectPair(ForeignPair):
 
 
 def find(x: Any, path: str) -> Any:
-    """What a path such as `layers.0.W` leads to: through attributes, the keys of dicts and the indices of lists."""
+    """Follow a path such as `layers.0.W` through attributes, string keys of dicts, and indices of lists or tuples."""
     for part in path.split("."):
         x = x[part] if isinstance(x, dict) else x[int(part)] if isinstance(x, list | tuple) else getattr(x, part)
     return x
@@ -105,7 +107,7 @@ def find(x: Any, path: str) -> Any:
 
 @contextmanager
 def random_numbers(seed: int) -> Iterator[None]:
-    """NumPy's global random numbers from the seed; afterwards they go on as before."""
+    """Seed NumPy's global random generator inside the block, and restore its state afterwards."""
     state = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
     try:
