@@ -24,7 +24,7 @@ def examples_folder() -> Path | None:
 def examples() -> dict[str, Path]:
     """The file of each program by its name, such as "enwik8"."""
     folder = examples_folder()
-    return {} if folder is None else {file.stem: file for file in sorted(folder.glob("*.py"))}
+    return {} if folder is None else {file.stem: file for file in sorted(folder.glob("*.py"), key=Path.as_posix)}
 
 
 def is_example(path: Path) -> bool:

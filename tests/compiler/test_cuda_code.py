@@ -64,7 +64,7 @@ class TestOnACPU:
         ("name", "old", "new"),
         [
             ("softmax", "x += sums[warp]", "x = sums[warp]"),
-            ("softmax", "x = max(x, __shfl_xor_sync", "x = min(x, __shfl_xor_sync"),
+            ("softmax", "x = greater(x, __shfl_xor_sync", "x = min(x, __shfl_xor_sync"),
             ("layernorm", "sizeof(REAL) < 8", "false"),
             ("layernorm", "blockIdx.x * ROWS + threadIdx.y", "blockIdx.x * ROWS"),
             ("dropout", "16 * (place & 3)", "16 * (place + 1 & 3)"),

@@ -99,4 +99,4 @@ def test_source_is_read_with_its_docstrings():
     read = python(
         "-OO", "-c", "from scratchformer.training.examples import *; print(*map(first_line, examples().values()))"
     )
-    assert "language model" in read.stdout and "None" not in read.stdout, read.stderr
+    assert "film reviews" in read.stdout and "None" not in read.stdout, read.stderr

@@ -877,7 +877,6 @@
     ask(face, touched) {
       if (!face.grid.editable) this.root.classList.add("asked");
       this.show(face);
-      this.terms.style.minHeight = `${this.terms.offsetHeight}px`; // if it became lower, numbers would move away from the pointer
       if (touched && face.getBoundingClientRect().bottom > this.bar.getBoundingClientRect().top) face.scrollIntoView({ block: "nearest" });
     }
 
@@ -886,7 +885,6 @@
       this.pin(null);
       this.rest();
       this.root.classList.remove("asked");
-      this.terms.style.minHeight = "";
     }
 
     /** Shows a number, unless another is held. */
