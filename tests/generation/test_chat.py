@@ -179,7 +179,7 @@ def test_a_template_can_only_read_the_messages_and_write_text(folder, text, monk
         ("{{ 'a\n' * 9999 | indent(100000) }}", ""),
         ("{{ ('a\n' * 9999) | indent(100000) }}", "takes more than 134,217,728 bytes of memory"),
         ("{{ messages * 99999999 }}", "takes more than 134,217,728 bytes of memory"),
-        ("{{ 'x' * 16777216 }}", "expected messages of up to 16,777,216 bytes"),
+        ("{{ 'x' * 16777216 }}", "sent a message of more than 16,777,216 bytes"),
         ("{{ raise_exception('x' * 16777216) }}", "'xxxx"),
         ("{{ " + "(" * 99999 + ")" * 99999 + " }}", ""),
         ("{{ 1" + " + 1" * 99999 + " }}", ""),
