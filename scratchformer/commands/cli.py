@@ -119,7 +119,7 @@ def make_parser() -> CommandLine:
         "name", metavar="NAME", help="an operation of the package, or FILE.py::FUNCTION, whose file is executed"
     )
     target = command.add_mutually_exclusive_group(required=True)
-    for option, what in (("numba", "Numba"), ("cuda", "CUDA"), ("js", "JavaScript"), ("numpy", "NumPy")):
+    for option, what in (("numba", "Numba"), ("cuda", "CUDA"), ("js", "JavaScript")):
         target.add_argument(
             f"--{option}", dest="target", action="store_const", const=option, help=f"the loops in {what}"
         )

@@ -6,10 +6,10 @@ A derivation goes through these modules, from the text to loops that run:
 - `trees` turns each form into what a loop computes for one element.
 - `plan` arranges these elements in passes over a row. Its heading says what a plan is. `axes` changes the axes of a
   plan, and `derivation` makes the plans of a forward and its backward.
-- `numba_code`, `cuda_code`, `numpy_code` and `javascript_code` print a plan as source. `printer` is what they share.
-- `numba_target`, `cuda_target` and `numpy_target` run the source on arrays. `twins` calls the loops in place of an
-  operation, and `in_place` does so for operations that change arrays in place, such as the step of an optimizer, and
-  `cuda_pieces` on a GPU for many parts of arrays together.
+- `numba_code`, `cuda_code` and `javascript_code` print a plan as source. `printer` is what they share.
+- `numba_target` and `cuda_target` run the source on arrays; `python_target` runs it without Numba, for comparisons.
+  `twins` calls the loops in place of an operation, and `in_place` does so for operations that change arrays in place,
+  such as the step of an optimizer, and `cuda_pieces` on a GPU for many parts of arrays together.
 - `javascript_arrays` is for a page: each name of a derivation is an array with loops of its own, products too.
 
 `pairs` compiles a user's functions, and `show` prints the loops for a reader.

@@ -1,8 +1,8 @@
 """`scratchformer.compile`: compiles a user's operation, and checks that its equations agree with its code.
 
-A twin is a faster implementation of an operation, made from the equations. Before twins are registered, the equations
-are evaluated in NumPy and compared with the user's functions on drawn arguments of various sizes, scales, numbers and
-options, with large means in float32, and with NaN.
+A twin is a faster implementation of an operation, made from the equations. Before twins are registered, the loops run
+in Python, and are compared with the user's functions on drawn arguments of various sizes, scales, numbers and options,
+with large means in float32, and with NaN.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..notation import DerivationError
 from ..notation.grammar import Node, canonical, walk
 from ..notation.spelling import spelled
 from .errors import CompileError
-from .numpy_target import NumpyTarget
+from .python_target import PythonTarget
 from .show import loops_of
 from .trees import COLUMN, ROW
 from .twins import CompiledTwin, Kept, Target, is_number
@@ -43,8 +43,8 @@ def compiled(op: Any, op_backward: Any, args: tuple, kwargs: dict[str, Any]) -> 
         )
     op = op if hasattr(op, "add_twin") else operation(op)
     op_backward = op_backward if hasattr(op_backward, "reference") else backward(op_backward)
-    list(loops_of(op, op_backward, "numpy"))  # raises CompileError for what cannot be compiled
-    twin = CompiledTwin(op, op_backward, NumpyTarget())
+    list(loops_of(op, op_backward, "numba"))  # raises CompileError for what cannot be compiled
+    twin = CompiledTwin(op, op_backward, PythonTarget())
     if (first := twin.names[0]) not in twin.derivation.arrays:
         raise CompileError(
             f"{op.__name__}: the first argument, {first}, must be an array with an index in the equations: its type "

@@ -11,7 +11,6 @@ from .derivation import Derivation
 from .errors import CompileError
 from .javascript_code import javascript_source
 from .numba_code import numba_source
-from .numpy_code import numpy_source
 from .plan import Plan
 from .trees import COLUMN, ROW, Array
 
@@ -19,7 +18,6 @@ PRINTERS: dict[str, tuple[Callable[[Plan], str], str]] = {
     "numba": (numba_source, "#"),
     "cuda": (cuda_source, "//"),
     "js": (javascript_source, "//"),
-    "numpy": (numpy_source, "#"),
 }
 
 

@@ -14,8 +14,7 @@ from ..notation.layout import normal
 from ..notation.spelling import spelled
 from .passages import CheckedItem, equation_id
 
-TARGETS = {"numba": ("Numba", "python"), "numpy": ("NumPy", "python"), "cuda": ("CUDA", "cuda"),
-           "js": ("JavaScript", "javascript")}  # fmt: skip
+TARGETS = {"numba": ("Numba", "python"), "cuda": ("CUDA", "cuda"), "js": ("JavaScript", "javascript")}
 COMMENT = re.compile(r'<span class="c1">(# |// )(.*?)</span>')
 
 

@@ -8,6 +8,7 @@ import pytest
 import scratchformer as sf
 from scratchformer.compiler import CompileError
 from scratchformer.compiler.numba_code import numba_source
+from scratchformer.compiler.python_target import PythonTarget
 from scratchformer.compiler.show import PRINTERS, shown
 from scratchformer.compiler.twins import CompiledTwin
 from scratchformer.dispatch import backward, operation
@@ -55,11 +56,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_loops_compute_what_the_equation_says(name, uncompiled):
+def test_loops_compute_what_the_equation_says(name):
     arguments, args, expected, *lines = CASES[name]
     letters = lines[-1].partition(" ")[0].partition("_")[2]
     op, op_backward = pair_of(arguments, *lines, f"dx_{letters} = dy_{letters}")
-    targets = [uncompiled]
+    targets = [PythonTarget()]
     if sf.dispatch.turned_off() == "":
         pytest.importorskip("numba")
         from scratchformer.compiler.numba_target import NumbaTarget
@@ -75,11 +76,11 @@ def test_loops_compute_what_the_equation_says(name, uncompiled):
         assert shown(op, op_backward, target)
 
 
-def test_a_condition_beside_the_place_that_a_row_is_added_to(uncompiled):
+def test_a_condition_beside_the_place_that_a_row_is_added_to():
     lines = "y_nc = w_vc [m_n = 1] with v = ids_n", "dw_vc = Σ_n [ids_n = v and m_n = 1] dy_nc"
     op, op_backward = pair_of("w, ids, m", *lines)
     ids, m, dy = np.array([1, 0, 1]), np.array([1, 1, 0]), x[0]
-    twin = CompiledTwin(op, op_backward, uncompiled)
+    twin = CompiledTwin(op, op_backward, PythonTarget())
     _, kept = twin.forward(np.ones((4, 5)), ids, m)
     np.testing.assert_array_equal(twin.backward(dy, kept), np.array([dy[1], dy[0], 0 * dy[0], 0 * dy[0]]))
     assert "m" in numba_source(twin.derivation.compile().backward)
@@ -93,17 +94,17 @@ def test_a_sum_over_some_rows_of_what_has_no_column(line):
 
 
 @pytest.mark.parametrize("types", [(np.float64, np.float32), (np.float32, np.float64)])
-def test_arrays_of_several_types_go_to_the_reference(types, uncompiled):
+def test_arrays_of_several_types_go_to_the_reference(types):
     """Loops of float32 would round those of float64."""
     op, op_backward = pair_of("x, b", "y_i = x_i b_i", "dx_i = dy_i b_i")
-    assert not CompiledTwin(op, op_backward, uncompiled).fits(*(half.astype(dtype) for dtype in types))
+    assert not CompiledTwin(op, op_backward, PythonTarget()).fits(*(half.astype(dtype) for dtype in types))
 
 
-def test_an_option_of_another_type_goes_to_the_reference(uncompiled):
+def test_an_option_of_another_type_goes_to_the_reference():
     """NumPy's True is not spelled as the equations spell it, and chose the other case."""
     op, op_backward = pair_of("x, up", "y_i = 2 x_i where up = True, 3 x_i elsewhere", "dx_i = dy_i")
     op.reference.__defaults__ = (True,)
-    twin = CompiledTwin(op, op_backward, uncompiled)
+    twin = CompiledTwin(op, op_backward, PythonTarget())
     for up, factor in ((True, 2), (False, 3)):
         assert twin.fits(half, up)
         np.testing.assert_array_equal(twin.forward(half, up)[0], factor * half)

@@ -14,7 +14,7 @@ import pytest
 from scratchformer.catalogue import OPERATIONS
 from scratchformer.compiler.derivation import Derivation
 from scratchformer.compiler.javascript_code import javascript_source
-from scratchformer.compiler.numpy_target import NumpyTarget
+from scratchformer.compiler.python_target import PythonTarget
 from scratchformer.compiler.twins import CompiledTwin
 from scratchformer.optim.adam import adam_step
 from scratchformer.rng import Bits
@@ -53,7 +53,7 @@ def calls_of(name: str, seed: int, sizes: dict[str, int]) -> list[Call]:
     draw = Draw(seed, largest=7)
     draw.sizes |= sizes
     case = OPERATIONS[name](draw)
-    twin = CompiledTwin(case.op, case.op_backward, NumpyTarget())
+    twin = CompiledTwin(case.op, case.op_backward, PythonTarget())
     if not twin.fits(*case.args, **case.options):
         return []
     args = twin.in_order(case.args, case.options)

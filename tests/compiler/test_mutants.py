@@ -7,7 +7,6 @@ change is killed if a result or a gradient then differs from the reference, or t
 from __future__ import annotations
 
 import copy
-import math
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,10 +19,11 @@ from scratchformer import ops
 from scratchformer.compiler.derivation import Derivation
 from scratchformer.compiler.numba_code import numba_source
 from scratchformer.compiler.plan import Plan
+from scratchformer.compiler.python_target import PythonTarget
 from scratchformer.compiler.trees import COLUMN, ROW
 from scratchformer.compiler.twins import CompiledTwin
 from scratchformer.notation.grammar import Node, walk
-from scratchformer.rng import Bits, Key
+from scratchformer.rng import Key
 
 COUNT = 1000
 SHARE = 0.98  # of the changes; some of the others change nothing, such as two sums that do not depend on each other
@@ -51,35 +51,17 @@ class Filled:
         return np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 1, dtype)
 
 
-class Interpreted:
-    """Loops that Python runs as they are printed. source_of: how they are printed."""
+class Interpreted(PythonTarget):
+    """Loops that Python runs as they are printed. source: how they are printed."""
 
-    xp: Any = Filled()
-    kind, source = np.ndarray, staticmethod(numba_source)
-    contiguous, empty = staticmethod(np.ascontiguousarray), xp.empty
+    xp = Filled()
+    empty = staticmethod(xp.empty)
 
-    def __init__(self, source_of: Callable[[Plan], str] = numba_source) -> None:
-        self.source_of = source_of
+    def __init__(self, source: Callable[[Plan], str] = numba_source) -> None:
+        self.source = source
 
     def takes(self, dtype: np.dtype, op: Any) -> bool:
         return dtype == np.float64
-
-    def loops(self, plan: Plan, dtype: np.dtype) -> Callable[[list, list, list], bool]:
-        space = {"np": np, "R": float, "read": float, "narrow": lambda x, to: x, "plus": lambda a, b: a + b}
-        space |= {name: getattr(math, name) for name in ("exp", "log", "log1p", "tanh", "erf", "sin", "cos")}
-        space |= {"maximum_of_row": lambda x, n: x[n].max(), "column_of": lambda place, columns: place, "draw": draw}
-        space |= {"greater": np.maximum, "lesser": np.minimum}
-        exec(self.source_of(plan).replace(f"def {plan.name}(", "def loops("), space)
-
-        def run(reads: list, numbers: list, writes: list) -> bool:
-            reads = [x.start if isinstance(x, Bits) else x for x in reads]
-            return space["loops"](*reads, *map(float, numbers), *writes) == 0
-
-        return run
-
-
-def draw(words: np.ndarray, start: np.uint64, first: int) -> None:
-    words[:] = Bits(start).draw(4 * (first + words.size)).view(np.uint64)[first:]
 
 
 @cache
