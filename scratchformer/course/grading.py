@@ -24,7 +24,7 @@ from ..notation.grammar import parse
 from ..notation.layout import normal as normal_space
 from ..notation.mistakes import in_words, mistakes
 from ..notation.ratios import Compared, explanations, factor_everywhere, other_shape, sizes, times
-from ..notation.run import Execution, run, source_of
+from ..notation.run import Execution, run
 from ..notation.spelling import spelled
 from ..rng import Key
 from ..shell.reading import expect_file
@@ -54,7 +54,6 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
         student = load(path, text if exercise.kind == "code" else text.replace("\\", r"\\"))
         student.__dict__["__source__"] = text
         expect_functions(exercise, text)
-        expect_defined(exercise, student)
         if exercise.kind == "derivation":
             return judge(exercise.start, exercise.solution, text, lambda: exercise.check(student))
         try:
@@ -195,17 +194,6 @@ def expect_functions(exercise: Exercise, text: str) -> None:
                 f"line {written[name].lineno}: {name} is given and was changed. Put it back: "
                 "`scratchformer learn reset` writes a new file and keeps yours"
             )
-
-
-def expect_defined(exercise: Exercise, student: ModuleType) -> None:
-    """Raise Wrong if a function or a class of the exercise is another one in the end, such as an imported one."""
-    for name in functions(exercise.start):
-        value: Any = student
-        for part in name.split("."):
-            value = getattr(value, part, None)
-        code = getattr(source_of(value), "__code__", None)
-        if code is None or code.co_filename != student.__file__:
-            raise Wrong(f"{name} is replaced by another function: define it in your file, with def")
 
 
 def functions(text: str) -> dict[str, ast.FunctionDef]:

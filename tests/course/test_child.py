@@ -1,4 +1,4 @@
-"""Whatever an answer does, it gets a verdict, and neither the progress nor the terminal suffers."""
+"""An answer that does not come to an end gets a verdict too, and the terminal does not suffer."""
 
 import json
 import os
@@ -38,39 +38,11 @@ def verdict(path, show=lambda text: None):
 
 
 @pytest.mark.parametrize(
-    "lines",
-    [
-        ("import os", "os.chdir('/')"),
-        ("import sys", "sys.stdout.close(); sys.stderr.close()"),
-        ("import os", "for i in range(3): os.dup2(os.open(os.devnull, os.O_RDONLY), i)"),
-        ("import sys", "sys.setrecursionlimit(10**6)"),
-        ("import threading, time", "threading.Thread(target=time.sleep, args=(1000,)).start()"),
-        ("import atexit, os", "atexit.register(os._exit, 1)"),
-        ("import subprocess, sys", "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])"),
-        ("import signal", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"),
-        ("np.seterr(all='raise')",),
-        ("np.random.seed(0)",),
-    ],
-)
-def test_a_right_answer_is_right_whatever_it_does_besides(lines, answer):
-    before = os.getcwd()
-    found = verdict(answer(*lines))
-    assert found.passed, found.message
-    assert os.getcwd() == before
-
-
-@pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (
-            ("import os", "os._exit(0)"),
-            r"ended the program \(exit status 0\) before the check was done: take out os._exit",
-        ),
-        (("import os", "os.kill(os.getpid(), 9)"), r"Python crashed in the answer \(SIGKILL\)"),
-        (("import os", "os.closerange(0, 1000); os._exit(3)"), r"ended the program \(exit status \d\)"),
+        (("import os", "os._exit(0)"), "did not finish its check: it ended with status 0"),
         (("import sys", "sys.exit(0)"), r"line 23: sys.exit\(0\)\n    SystemExit: 0"),
         (("raise KeyboardInterrupt",), "line 22: raise KeyboardInterrupt\n    KeyboardInterrupt"),
-        (("import os", "os.fork()"), "line 23: .*\n    PermissionError: an answer must not start another process"),
         (("input()",), r"line 22: input\(\)\n    EOFError"),
         (("np.empty(1 << 40)",), r"line 22: .*\n    .*MemoryError: Unable to allocate"),
     ],
@@ -103,13 +75,6 @@ def test_the_line_that_never_ends_is_named(answer, monkeypatch):
         assert re.match("line 22: (while|for) .*: pass\n    After 1 seconds", verdict(at).message)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_a_process_that_is_stopped_is_ended(answer, monkeypatch):
-    monkeypatch.setattr(child, "SECONDS", 1.0)
-    monkeypatch.setattr(child, "GRACE", 0.5)
-    assert "still running" in verdict(answer("import os, signal", "os.kill(os.getpid(), signal.SIGSTOP)")).message
-
-
 def test_prints_are_shown_up_to_a_limit(answer):
     shown = []
     assert verdict(answer("print('seen', dy.shape)"), shown.append).passed
@@ -120,37 +85,6 @@ def test_prints_are_shown_up_to_a_limit(answer):
     assert len("".join(shown)) < child.PRINTED + 100
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "os.remove('{}')",
-        "open('{}', 'w')",
-        "open('{}', 'r+')",
-        "os.truncate('{}', 1)",
-        "os.rename('{}', '{}.old')",
-        "os.replace(__file__, '{}')",
-        "os.unlink(b'{}')",
-        "__import__('shutil').rmtree(os.path.dirname('{}'))",
-        "__import__('pathlib').Path('{}').write_text('')",
-        "os.open('{}', os.O_WRONLY | os.O_TRUNC)",
-        "os.chdir(os.path.dirname('{}')); open('progress.json', 'a')",
-    ],
-)
-def test_an_answer_cannot_change_the_progress(line, answer):
-    path = answer("import os", line.replace("{}", "PROGRESS"))
-    progress = path.parent / "progress.json"
-    path.write_text(path.read_text(encoding="utf-8").replace("PROGRESS", str(progress)), encoding="utf-8")
-    progress.write_text('{"relu": {"passed": true}}')
-    found = verdict(path)
-    assert "must not change files in the folder of the exercises" in found.message
-    assert progress.read_text() == '{"relu": {"passed": true}}' and path.exists()
-
-
-def test_an_answer_may_write_elsewhere(answer, tmp_path):
-    assert verdict(answer(f"np.save({str(tmp_path / 'dy.npy')!r}, dy)")).passed
-    assert (tmp_path / "dy.npy").exists()
-
-
 def test_systems_without_fork(answer, monkeypatch, tmp_path):
     for name in "multiprocessing", "numpy", "json":
         (tmp_path / f"{name}.py").write_text("open('executed', 'w')")
@@ -158,7 +92,7 @@ def test_systems_without_fork(answer, monkeypatch, tmp_path):
     monkeypatch.setattr(apart, "METHOD", "spawn")
     shown = []
     assert verdict(answer("print('seen')"), shown.append).passed and "seen" in "".join(shown)
-    assert "exit status 0" in verdict(answer("import os", "os._exit(0)")).message
+    assert "status 0" in verdict(answer("import os", "os._exit(0)")).message
     assert not (tmp_path / "executed").exists()
 
 
