@@ -58,7 +58,6 @@ def check_cases(
     names: Sequence[str],
     device: Device,
     seed: int = 0,
-    details: bool = False,
     only: str | None = None,
     dtype: Any = None,
 ) -> list[str]:
@@ -84,7 +83,7 @@ def check_cases(
             results = [_check_with(column, check, name, Draw(seed, device=device)) for column in columns]
             checked |= any(result is not None for result in results)
             with bar.external_write_mode():  # above the bar
-                _print_results(name, results, width, details)
+                _print_results(name, results, width)
                 for column, result in zip(columns, results, strict=True):
                     if isinstance(result, str):
                         print(f"{name} ({column}):\n{indent(result.strip(), '    ')}", flush=True)
@@ -150,14 +149,11 @@ def _twins_noted(ran: set[str]) -> Iterator[None]:
             each[:] = right
 
 
-def _print_results(name: str, results: list[Report | str | None], width: int, details: bool) -> None:
-    """Print a case's row of the table, and with `details` a row for each tensor."""
+def _print_results(name: str, results: list[Report | str | None], width: int) -> None:
+    """Print a case's row of the table."""
     reports = [result for result in results if isinstance(result, Report)]
     tensors, elements = (len(reports[0]), sum(row.elements for row in reports[0])) if reports else ("", "")
     print(f"{name:<{width}}{tensors:>9}{elements:>10}" + "".join(map(_cell, results)), flush=True)
-    for i, row in enumerate(reports[0] if details and reports else []):
-        cells = (_cell(Report(result[i : i + 1]) if isinstance(result, Report) else None) for result in results)
-        print(f"{f'  {row.tensor} {row.shape}':<{width + 9}}{row.elements:>10}" + "".join(cells))
 
 
 def _cell(result: Report | str | None) -> str:

@@ -90,7 +90,6 @@ def make_parser() -> CommandLine:
     command.add_argument(
         "--dtype", choices=("float16", "bfloat16", "float32"), help="check the precision in this type instead"
     )
-    command.add_argument("--details", action="store_true", help="one row per tensor instead of one per case")
     command.add_argument(
         "--derivations", action="store_true", help="evaluate every equation of the derivations instead"
     )
@@ -296,7 +295,7 @@ def check(args: argparse.Namespace) -> None:
             sys.exit(f"wrong: {', '.join(wrong)}")
         print(f"\nall {len(select_derivations(args.names))} right in {time.perf_counter() - started:.0f} s")
         return
-    if wrong := check_cases(args.names, get_device(args.device), args.seed, args.details, args.only, args.dtype):
+    if wrong := check_cases(args.names, get_device(args.device), args.seed, args.only, args.dtype):
         sys.exit(f"wrong: {', '.join(wrong)}")
     count = len(select_cases(args.names, args.dtype))
     print(f"\nall {count} right in {time.perf_counter() - started:.0f} s")
@@ -306,7 +305,7 @@ def expect_one_check(args: argparse.Namespace) -> None:
     """Raise ValueError for options of `check` that would have no effect."""
     if args.mistakes and not args.derivations:
         raise ValueError("--mistakes: applies only to --derivations, so add it or leave --mistakes out")
-    for name in ("only", "dtype", "details") if args.derivations else ():
+    for name in ("only", "dtype") if args.derivations else ():
         if getattr(args, name):
             raise ValueError(f"--{name}: does not apply to --derivations, so leave one of the two out")
     if args.derivations and args.device not in ("cpu", "auto"):

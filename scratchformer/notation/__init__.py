@@ -1,6 +1,6 @@
 """The index notation of derivations: read, evaluated and checked."""
 
-from .check import DerivationReport, check_derivation, check_equations
+from .check import DerivationReport, check_derivation
 from .grammar import Equation, NotationError, parse
 from .layout import DerivationText, Item, read
 from .mistakes import PlantedMistake, plant_mistakes
@@ -16,7 +16,6 @@ __all__ = [
     "NotationError",
     "PlantedMistake",
     "check_derivation",
-    "check_equations",
     "parse",
     "plant_mistakes",
     "read",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .grammar import canonical
 from .layout import DerivationText, normal, read
-from .run import Execution, as_array, docstring_of, run, statements
+from .run import Execution, docstring_of, run
 from .walk import TOLERANCE, DerivationError, DerivationRow, Walk
 
 
@@ -123,21 +122,3 @@ def read_and_run(
             f"{ran.name}: its docstring has no equations (they are indented deeper than its text{more})"
         )
     return ran, derivation
-
-
-def check_equations(
-    docstring: str,
-    names: Mapping[str, Any],
-    code: Sequence[Callable] = (),
-    name: str = "",
-    tolerance: float = TOLERANCE,
-) -> DerivationReport:
-    """Check the equations in a docstring of something that has no backward, such as an optimizer, on given arrays.
-
-    names: the arrays and numbers that the equations are about, by name. code: functions whose statements may appear in
-    the docstring; they are not evaluated. name: for messages. Otherwise as `check_derivation`.
-    """
-    values = {canonical(known): as_array(known, value) for known, value in names.items()}
-    lines = frozenset(statement.text for function in code for statement in statements(function))
-    ran = Execution(name, values, (), (), (), lines, {line: {} for line in lines})
-    return walk_through(read(docstring, ran.names, lines, name), ran, tolerance)

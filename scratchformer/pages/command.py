@@ -28,7 +28,6 @@ def add_command(commands: argparse._SubParsersAction) -> None:
         "name", metavar="FILE.py[::FUNCTION]", help="the file, which is executed, and so are its tests, test_FILE.py"
     )
     command.add_argument("--out", metavar="FILE.html", help="the page (default: FUNCTION.html beside the file)")
-    command.add_argument("--overwrite", action="store_true", help="replace a file that this command has not made")
     command.add_argument("--open", action="store_true", help="show the page in a browser")
     command.set_defaults(run=run)
 
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
             if not report.unreached:
                 break
         out = Path(args.out) if args.out else user.file.with_name(f"{user.name}.html")
-        expect_place(out, args.overwrite)
+        expect_place(out)
         if report.unreached:
             cases = "".join(f"\n    {case}" for case in report.unreached)
             raise DerivationError(
@@ -68,8 +67,8 @@ def run(args: argparse.Namespace) -> None:
         webbrowser.open(out.absolute().as_uri())
 
 
-def expect_place(out: Path, overwrite: bool) -> None:
-    """Raise ValueError unless a page may be written there: over nothing but a page, or what the user gives up."""
+def expect_place(out: Path) -> None:
+    """Raise ValueError unless a page may be written there: over nothing but a page."""
     from .operation_page import GENERATOR
 
     if out.suffix != ".html":
@@ -82,8 +81,8 @@ def expect_place(out: Path, overwrite: bool) -> None:
         raise ValueError(f"--out: expected a file, got {out}, which is a folder or a link")
     with out.open(encoding="utf-8", errors="replace") as file:
         made_here = GENERATOR in file.read(1000)
-    if not made_here and not overwrite:
-        raise ValueError(f"{out}: was not made by this command: choose another --out, or add --overwrite")
+    if not made_here:
+        raise ValueError(f"{out}: was not made by this command: choose another --out")
 
 
 def outcomes_of(user: UserOperation) -> list[MutationResult] | str:

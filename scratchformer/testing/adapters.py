@@ -58,7 +58,7 @@ def check_torch(function: Callable, *tensors: Any, **options: Any) -> Report:
     `order=2` also checks the double backward: the gradients, as a function of dy and the tensors, are compared in the
     same way. `forward=True` also checks forward mode: the derivatives along each element, one at a time, so use small
     tensors. `batched=True` also checks that several dy at once, as `torch.func.vmap` passes them to the backward, give
-    what each gives alone; and a `torch.autograd.Function` with a rule for vmap is checked on several arguments at once.
+    what each gives alone.
 
     The function runs on the device of the first tensor or parameter, or on `device`. `options` are these, those of
     `check_gradients` (`seed`, `rtol`, `rules`, ...) and keyword arguments of the function, which get no gradient. A
@@ -285,15 +285,11 @@ class _TorchPair(_TreePair):
 
         self.torch = torch
         self.module: Any = function if isinstance(function, torch.nn.Module) else None
-        if isinstance(function, torch.jit.ScriptModule):
-            raise TypeError("function: expected a module that is not scripted, got one: check the one it was made from")
         forward = self.module.forward if self.module else function
         name = type(function).__name__ if self.module else name_of(function)
         kind = function if isinstance(function, type) else getattr(function, "__self__", None)
-        self.rule: Any = None  # a torch.autograd.Function
         if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
             rule: Any = kind
-            self.rule = rule
             function, name, forward = rule.apply, rule.__name__, rule.forward
             if rule.setup_context is torch.autograd.Function.setup_context:
                 forward = functools.partial(forward, None)  # without ctx
@@ -422,9 +418,7 @@ class _TorchPair(_TreePair):
         return dict(zip(leaves, self._as_numpy(gradients, given), strict=True))
 
     def check_batches(self) -> None:
-        """Raise GradientError if several dy at once give other gradients than each alone, or several arguments of a
-        `torch.autograd.Function` with a rule for vmap other results.
-        """
+        """Raise GradientError if several dy at once give other gradients than each alone."""
         torch, count = self.torch, 3
         arrays = {n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()}
         y, (outputs, leaves) = self.forward(arrays)
@@ -441,17 +435,6 @@ class _TorchPair(_TreePair):
             {f"gradient of {n}": g for n, g in zip(leaves, together, strict=True)},
             {f"gradient of {n}": [each[n] for each in alone] for n in leaves},
             "several dy at once (vmap) do not give what each of them gives alone",
-        )
-        if self.rule is None or not (self.rule.generate_vmap_rule or "vmap" in vars(self.rule)):
-            return
-        batch = {n: torch.stack([self.tensor(arrays[n]) * (1 - i / 4) for i in range(count)]) for n in leaves}
-        fixed = {n: self.tensor(x) for n, x in arrays.items() if n not in leaves}
-        run = torch.func.vmap(lambda tensors: self.run(arrays, fixed | tensors), randomness="same")
-        single = [self.run(arrays, fixed | {n: x[i] for n, x in batch.items()}) for i in range(count)]
-        self._expect_alone(
-            labelled("y", run(batch)),
-            labelled("y", ([self._numpy(t) for t in parts] for parts in zip(*single, strict=True))),
-            "several arguments at once (vmap) do not give what each of them gives alone",
         )
 
     def _expect_alone(self, together: dict[str, Any], alone: dict[str, list], complaint: str) -> None:

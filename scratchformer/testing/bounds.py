@@ -314,7 +314,7 @@ def _method(name: str) -> Callable:
 
 
 for _name in """
-    all any argmax argmin argsort clip copy cumsum diagonal dot max mean min nonzero ravel repeat squeeze std sum
+    all any argmax argmin argsort clip copy diagonal dot max mean min nonzero ravel repeat squeeze std sum
     swapaxes take var
     """.split():
     setattr(Bounded, _name, _method(_name))
@@ -428,13 +428,8 @@ def _ufunc(arithmetic: Arithmetic, ufunc: np.ufunc, method: str, inputs: tuple, 
         if method == "at":
             return _add_at(arithmetic, ufunc, *inputs)
         if method != "__call__":
-            name = _REDUCTIONS.get((ufunc.__name__, method))
-            if name is None:
-                raise TypeError(f"np.{ufunc.__name__}.{method}: there is no rule for its rounding errors")
-            keywords.setdefault("axis", inputs[1] if len(inputs) > 1 else 0)
-            result = _FUNCTIONS[name](arithmetic, inputs[0], **keywords)
-        else:
-            result = _called(arithmetic, ufunc, inputs, keywords.get("dtype"))
+            raise TypeError(f"np.{ufunc.__name__}.{method}: there is no rule for its rounding errors")
+        result = _called(arithmetic, ufunc, inputs, keywords.get("dtype"))
         if out is None:
             return result
         if where is True:
@@ -531,16 +526,6 @@ def _sum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, ke
     value, bound, magnitude = add(a.value), add(a.bound), add(np.abs(a.value) + a.bound)
     n = a.size // max(1, value.size)
     return arithmetic.sum_result(value, bound, magnitude, n, dtype, a.terms, max(0, n - 1))
-
-
-def _cumsum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None) -> Any:
-    a = arithmetic.array_of(a)
-    if not a.floating:
-        return arithmetic.array(np.cumsum(a.value, axis, dtype))
-    add = lambda x: np.cumsum(x, axis=axis)  # noqa: E731
-    n = a.size if axis is None else a.shape[axis]
-    value, bound, magnitude = add(a.value), add(a.bound), add(np.abs(a.value) + a.bound)
-    return arithmetic.sum_result(value, bound, magnitude, n, np.dtype(dtype or a.dtype), a.terms, n)
 
 
 def _mean(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
@@ -696,7 +681,6 @@ _FUNCTIONS: dict[str, Callable] = {
     "mean": _mean,
     "var": _var,
     "std": lambda arithmetic, a, *args, **keywords: np.sqrt(_var(arithmetic, a, *args, **keywords)),
-    "cumsum": _cumsum,
     **dict.fromkeys(("max", "amax"), _extreme(1, "max")),
     **dict.fromkeys(("min", "amin"), _extreme(-1, "min")),
     "any": _truth("any"),
@@ -717,8 +701,6 @@ _FUNCTIONS: dict[str, Callable] = {
         ... if where is True else _values(where), b if where is True else np.broadcast_to(b, a.shape)[_values(where)]
     ),
 }
-_REDUCTIONS = {("add", "reduce"): "sum", ("add", "accumulate"): "cumsum", ("maximum", "reduce"): "max"}
-_REDUCTIONS |= {("minimum", "reduce"): "min", ("logical_or", "reduce"): "any", ("logical_and", "reduce"): "all"}
 _MAKERS = set("zeros ones empty full eye identity arange linspace tri asarray array ascontiguousarray".split())
 
 

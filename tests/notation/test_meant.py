@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from scratchformer.notation import DerivationError, NotationError, check_derivation, check_equations, parse
+from scratchformer.notation import DerivationError, NotationError, check_derivation, parse
 
 RNG = np.random.default_rng(0)
 
@@ -24,6 +24,10 @@ def linear(x, w):
 def linear_backward(dy, cache):
     x, w = cache
     return dy @ w.T, x.T @ dy
+
+
+def check_equations(text, names):
+    check_derivation(lambda: 0.0, None, names=names, docstring=text)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scratchformer import optim
 from scratchformer.catalogue import Sizes, derivations, derivations_of
 from scratchformer.compiler.in_place import IN_PLACE
-from scratchformer.notation import DerivationError, check_equations
+from scratchformer.notation import DerivationError, check_derivation
 
 CASES = derivations_of("optimizers")
 
@@ -51,4 +51,4 @@ def test_a_mistake_in_an_equation_is_found(name):
     case, (right, wrong) = CASES[name](Sizes(4)), MISTAKES[name]
     assert right in case.docstring
     with pytest.raises(DerivationError, match=r"line \d+.*\n.*is not true"):
-        check_equations(case.docstring.replace(right, wrong), case.names)
+        check_derivation(case.op, None, names=case.names, docstring=case.docstring.replace(right, wrong))

@@ -227,10 +227,11 @@ def test_only_a_page_is_overwritten(user_file: Any, tmp_path: Path, monkeypatch:
         cli.run_command(["page", file])
     assert GENERATOR in page.read_text(encoding="utf-8")
     page.write_text("my notes", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"was not made by this command: choose another --out, or add --overwrite"):
+    with pytest.raises(ValueError, match=r"was not made by this command: choose another --out"):
         cli.run_command(["page", file])
     assert page.read_text(encoding="utf-8") == "my notes"
-    cli.run_command(["page", file, "--overwrite", "--open"])
+    page.unlink()
+    cli.run_command(["page", file, "--open"])
     assert opened == [page.as_uri()]
     assert GENERATOR in page.read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) & 0o400
@@ -243,7 +244,7 @@ def test_only_a_page_is_overwritten(user_file: Any, tmp_path: Path, monkeypatch:
         (tmp_path / "link.html", "which is a folder or a link"),
     ]:
         with pytest.raises(ValueError, match=message):
-            cli.run_command(["page", file, "--out", str(out), "--overwrite"])
+            cli.run_command(["page", file, "--out", str(out)])
 
 
 @pytest.mark.parametrize(

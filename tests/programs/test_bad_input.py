@@ -487,7 +487,6 @@ def test_the_same_text_under_another_name(call, enwik8_copy, text_file, tmp_path
     [
         (["--derivations", "--only", "twin"], "--only: does not apply to --derivations"),
         (["--derivations", "--dtype", "float16"], "--dtype: does not apply to --derivations"),
-        (["--derivations", "--details"], "--details: does not apply to --derivations"),
         (["--derivations", "--device", "gpu"], "--device: derivations are checked on the CPU"),
         (["--mistakes"], "--mistakes: applies only to --derivations"),
     ],

@@ -73,9 +73,9 @@ def test_nothing_after_two_dashes_is_an_option():
     assert (args.beam, args.sentences) == (None, ["a b", "-x", "--beam", "--"])
 
 
-def test_details_after_a_name():
-    args = make_parser().parse_args(["check", "linear", "--details", "relu"])
-    assert args.details and args.names == ["linear", "relu"]
+def test_an_option_after_a_name():
+    args = make_parser().parse_args(["check", "linear", "--derivations", "relu"])
+    assert args.derivations and args.names == ["linear", "relu"]
 
 
 def test_two_dashes_are_a_value_after_an_equals_sign(capsys):

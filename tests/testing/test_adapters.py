@@ -223,8 +223,6 @@ def test_torch_a_function_of_one_type_only(torch, x):
         check_torch(narrow, torch.tensor(x))
     with pytest.raises(TypeError, match="expected a floating-point tensor among the results, got int64"):
         check_torch(lambda x: x.argmax(), torch.ones(3))
-    with pytest.raises(TypeError, match="expected a module that is not scripted"):
-        check_torch(torch.jit.script(torch.nn.Linear(3, 2)), torch.ones(3))
     with pytest.raises(TypeError, match="expected tensors as results, got float"):
         check_torch(lambda x: 3.0, torch.tensor(x))
 

@@ -78,8 +78,7 @@ class Saved(torch.autograd.Function):
 class Cube(torch.autograd.Function):
     """x³ with all rules right."""
 
-    factor = 3
-    generate_vmap_rule = False
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x):
@@ -100,22 +99,12 @@ class Cube(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         return 3 * x**2 * dx
 
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return Cube.apply(x), in_dims[0]
-
 
 class WrongForward(Cube):
     @staticmethod
     def jvp(ctx, dx):
         (x,) = ctx.saved_tensors
         return 3 * x * dx
-
-
-class MixedBatch(Cube):
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return Cube.apply(x).flip(0), in_dims[0]
 
 
 class MixedGradients(torch.autograd.Function):
@@ -162,7 +151,6 @@ def test_right_functions_of_pytorch_pass():
 WRONG = [
     (Saved, {"order": 2}, r"^the backward of Saved: wrong gradient at x[^$]*check_torch\(Saved, .*seed=0, order=2\)$"),
     (WrongForward, {"forward": True}, r"^WrongForward in forward mode: wrong gradient at x\["),
-    (MixedBatch, {"batched": True}, r"^MixedBatch: y: several arguments at once \(vmap\) do not give"),
     (MixedGradients, {"batched": True}, r"^MixedGradients: gradient of x: several dy at once \(vmap\) do not give"),
 ]
 

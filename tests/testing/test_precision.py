@@ -324,7 +324,7 @@ def test_what_cannot_be_bounded_is_said():
 
 
 EXPRESSIONS = {
-    "sums": lambda x, y: (x * y).sum(axis=0) + x.mean() - y.var(axis=0) + np.cumsum(x, axis=1)[:, -1:].T[:, :1],
+    "sums": lambda x, y: (x * y).sum(axis=0) + x.mean() - y.var(axis=0),
     "products": lambda x, y: x @ y.T + np.einsum("ij,kj->ik", x, y) + np.dot(x, y.T) + np.tensordot(x, y, ((1,), (1,))),
     "quotients": lambda x, y: x / y + 1 / (np.abs(y) + 1) + np.reciprocal(3 + x * x),
     "roots": lambda x, y: np.sqrt(np.abs(x)) + np.square(x * y * 0.7) + np.abs(y) ** 1.5 + (2 + np.abs(x)) ** -0.5,
@@ -354,7 +354,7 @@ def scattered(x, y):
     z = np.zeros_like(x)
     np.add.at(z, np.arange(len(x)) % 3, x * y * 0.3)
     z[:, [0]] = y[:, [1]]
-    return z + np.take_along_axis(x, y.argsort(axis=1), axis=1) * np.add.reduce(y, axis=0)
+    return z + np.take_along_axis(x, y.argsort(axis=1), axis=1) * np.sum(y, axis=0)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
