@@ -83,7 +83,7 @@ def write(path: Path, text: str) -> None:
 def find(folder: str | None = None) -> Progress:
     """The progress in `folder`; by default in the current folder if it has exercises, otherwise in ./exercises.
 
-    Raises ValueError if the progress file cannot be read, or has a value that cannot be right.
+    Raises ValueError if the progress file cannot be read.
     """
     if folder is None:
         folder = "." if Path(FILE).is_file() else FOLDER
@@ -91,22 +91,14 @@ def find(folder: str | None = None) -> Progress:
     if not path.exists():
         return Progress(Path(folder))
     contents = read_json(path, unreadable)
-    records = {name: record(value, f"{path}: {name}") for name, value in contents.items() if name in NAMES}
+    known = [each.name for each in fields(Record)]
+    records = {}
+    for name in (name for name in NAMES if name in contents):
+        if not isinstance(contents[name], dict):
+            raise unreadable(f"{path}: {name}: expected an object {{...}}, got {shown(contents[name])}")
+        records[name] = Record(**{each: value for each, value in contents[name].items() if each in known})
     return Progress(Path(folder), records, contents)
 
 
 def unreadable(what: str) -> ValueError:
     return ValueError(f"{what}. Your progress cannot be read: repair this file, or move it away to start over")
-
-
-def record(value: Any, where: str) -> Record:
-    """The record of an exercise, from its part of the file."""
-    if not isinstance(value, dict):
-        raise unreadable(f"{where}: expected an object {{...}}, got {shown(value)}")
-    values = {each.name: value[each.name] for each in fields(Record) if each.name in value}
-    for name, each in values.items():
-        if name == "hints" and not (type(each) is int and 0 <= each <= 3):
-            raise unreadable(f"{where}: hints: expected a number from 0 to 3, got {shown(each)}")
-        if name != "hints" and type(each) is not bool:
-            raise unreadable(f"{where}: {name}: expected true or false, got {shown(each)}")
-    return Record(**values)

@@ -63,7 +63,7 @@ def tensors(
     `tensors("B H T D", "B H S D", "B H S D")` draws query, key and value. Letters in `fixed` have the given sizes, the
     others are drawn between `min_size` and `max_size`.
     """
-    size = _with_fixed(draw, " ".join(shapes), min_size, max_size, fixed)
+    size = _with_fixed(draw, " ".join(shapes), fixed, min_size, max_size)
     factors = [draw(st.sampled_from(tuple(scales))) for _ in shapes]
     seed, exact = draw(_SEEDS), draw(st.booleans())
     chosen = f"sizes {size}, scales {factors}, seed {seed}" + ", with whole numbers and repeats" * exact
@@ -80,21 +80,12 @@ def arrays(shape: str, **options: Any) -> st.SearchStrategy[np.ndarray]:
 
 
 @st.composite
-def ids(
-    draw: st.DrawFn,
-    shape: str,
-    high: int,
-    low: int = 0,
-    min_size: int = 2,
-    max_size: int = 5,
-    dtype: Any = np.int64,
-    fixed: Mapping[str, int] | None = None,
-) -> np.ndarray:
-    """An array of integers, uniform in low ... high − 1: token ids, or targets. With a small `high` they repeat."""
-    size = _with_fixed(draw, shape, min_size, max_size, fixed)
+def ids(draw: st.DrawFn, shape: str, high: int, fixed: Mapping[str, int] | None = None) -> np.ndarray:
+    """An array of integers, uniform in 0 ... high − 1: token ids, or targets. With a small `high` they repeat."""
+    size = _with_fixed(draw, shape, fixed)
     seed = draw(_SEEDS)
-    note(f"ids({shape!r}): sizes {size}, from {low} to {high - 1}, seed {seed}")
-    return Key(seed).generator().integers(low, high, _shape(shape, size), dtype)
+    note(f"ids({shape!r}): sizes {size}, below {high}, seed {seed}")
+    return Key(seed).generator().integers(high, size=_shape(shape, size))
 
 
 @st.composite
@@ -103,21 +94,19 @@ def lengths(
     batch: str = "B",
     longest: str = "T",
     min_length: int = 1,
-    min_size: int = 2,
-    max_size: int = 5,
     fixed: Mapping[str, int] | None = None,
 ) -> np.ndarray:
     """The true length of each sequence: integers (B,), each from `min_length` to the size of `longest`.
 
     Pass the sizes of the sequences in `fixed`. `batch` and `longest` may be numbers: `lengths("4", "10")`.
     """
-    size = _with_fixed(draw, f"{batch} {longest}", min_size, max_size, fixed)
+    size = _with_fixed(draw, f"{batch} {longest}", fixed)
     count, maximum = _shape(f"{batch} {longest}", size)
     return np.array(draw(st.lists(st.integers(min_length, maximum), min_size=count, max_size=count)), np.int64)
 
 
 def _with_fixed(
-    draw: st.DrawFn, letters: str, min_size: int, max_size: int, fixed: Mapping[str, int] | None
+    draw: st.DrawFn, letters: str, fixed: Mapping[str, int] | None, min_size: int = 2, max_size: int = 5
 ) -> dict[str, int]:
     """Sizes for `letters`: those in `fixed`, and random ones for the rest."""
     fixed = fixed or {}

@@ -1,20 +1,17 @@
-"""The file of the progress: several commands at once, a full disk, and values that cannot be right."""
+"""The file of the progress: several commands at once, and a damaged file."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from scratchformer.commands.cli import main
-from scratchformer.course.course import NAMES, exercise
+from scratchformer.course.course import NAMES
 from scratchformer.course.record import find
 
-resource = pytest.importorskip("resource")
 ROOT = Path(__file__).parents[2]
 COMMANDS = """
 import os, sys
@@ -57,19 +54,6 @@ def test_commands_at_the_same_time_lose_nothing(tmp_path):
     }
 
 
-@contextmanager
-def full_disk(most):
-    """No file can become larger than this, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
-
-
 def learn(*words):
     """The message of an error, or ""."""
     try:
@@ -79,22 +63,6 @@ def learn(*words):
     return ""
 
 
-@pytest.mark.parametrize("most", [0, 10])
-@pytest.mark.parametrize(
-    "words", [("start", "relu"), ("reset", "softmax"), ("hint", "softmax"), ("solution", "softmax")]
-)
-def test_a_full_disk_leaves_no_cut_file_and_loses_nothing(most, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "exercises"
-    learn("start", "softmax")
-    learn("hint", "softmax")
-    (folder / "softmax.py").write_text(exercise("softmax").solution, encoding="utf-8")
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    with full_disk(most):
-        assert "File too large" in learn(*words)
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -102,21 +70,10 @@ def test_a_full_disk_leaves_no_cut_file_and_loses_nothing(most, words, tmp_path,
         ("{", "not JSON"),
         ("[]", "expected an object"),
         ('{"softmax": 1}', "softmax: expected an object {...}, got 1"),
-        ('{"softmax": {"passed": "no"}}', "softmax: passed: expected true or false, got 'no'"),
-        ('{"softmax": {"passed": 1}}', "softmax: passed: expected true or false, got 1"),
-        ('{"softmax": {"solution": null}}', "softmax: solution: expected true or false, got None"),
-        ('{"softmax": {"hints": true}}', "softmax: hints: expected a number from 0 to 3, got True"),
-        ('{"softmax": {"hints": -1}}', "softmax: hints: expected a number from 0 to 3, got -1"),
-        ('{"softmax": {"hints": 1e400}}', "softmax: hints: expected a number from 0 to 3, got inf"),
-        ('{"softmax": {"hints": "\\u001b[31m2"}}', r"hints: expected a number from 0 to 3, got '\x1b[31m2'"),
-        (
-            '{"softmax": {"hints": ' + "9" * 3000 + "}}",
-            "softmax: hints: expected a number from 0 to 3, got a number of",
-        ),
         ('{"softmax": {"hints": 1}, "softmax": {"hints": 2}}', "two values for 'softmax'"),
     ],
 )
-def test_values_that_cannot_be_right(text, says, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_read(text, says, tmp_path, monkeypatch):
     """Every command says so, and none changes the file."""
     monkeypatch.chdir(tmp_path)
     learn("start", "softmax")
@@ -146,20 +103,3 @@ def test_what_a_later_version_notes_is_kept(tmp_path, monkeypatch):
     found = json.loads(Path("exercises/progress.json").read_text())
     assert found["softmax"] == {"hints": 2, "minutes": 12, "passed": False, "solution": False}
     assert found["new_exercise"] == {"passed": "twice"} and found["version"] == 2
-
-
-def test_a_damaged_file_is_not_written_by_a_check_that_passes(tmp_path, monkeypatch):
-    """It may be damaged while the check runs."""
-    monkeypatch.chdir(tmp_path)
-    learn("start", "softmax")
-    Path("exercises/softmax.py").write_text(exercise("softmax").solution, encoding="utf-8")
-    damaged = Path("exercises/progress.json")
-    monkeypatch.setattr("scratchformer.course.child.grade_apart", lambda *_: (damaged.write_text("{"), passed())[1])
-    assert "cannot be read" in learn("check")
-    assert damaged.read_text() == "{"
-
-
-def passed():
-    from scratchformer.course.grading import Verdict
-
-    return Verdict(True, "")

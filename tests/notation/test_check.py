@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from scratchformer.notation import DerivationError, NotationError, check_derivation, check_equations, plant_mistakes
+from scratchformer.notation import DerivationError, NotationError, check_derivation, plant_mistakes
 
 X = np.random.default_rng(0).standard_normal((3, 4))
 
@@ -199,15 +199,18 @@ def test_functions_of_whole_arrays_are_called_by_name_and_differentiated():
 
 
 def test_equations_about_given_arrays():
+    def halved():
+        return 0.0
+
     history = 0.5 ** np.arange(5)
     text = "Halved.\n\n    u_t = u_{t−1}/2 for t ≥ 1\n    J = 5        Σ_{j, 0 ≤ j < J} u_j = 2 − u_{4}\n\nThe end."
-    report = check_equations(text, {"u": history, "J": 5}, name="halved")
+    report = check_derivation(halved, None, names={"u": history, "J": 5}, docstring=text)
     assert report.worst < 1e-15
     assert len(report.rows) == 3
     with pytest.raises(DerivationError, match=r"halved: line 3: u_t = u_\{t−1\}/3"):
-        check_equations(text.replace("/2", "/3"), {"u": history, "J": 5}, name="halved")
+        check_derivation(halved, None, names={"u": history, "J": 5}, docstring=text.replace("/2", "/3"))
     with pytest.raises(DerivationError, match="is not true"):
-        check_equations(text.replace(" for t ≥ 1", ""), {"u": history, "J": 5}, name="halved")
+        check_derivation(halved, None, names={"u": history, "J": 5}, docstring=text.replace(" for t ≥ 1", ""))
 
 
 def test_the_variables_of_a_return_line_are_compared():

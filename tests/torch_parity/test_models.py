@@ -203,15 +203,6 @@ def test_loss_and_gradients(model, norm, precision):
         precision.agree(param.grad.T if transposed else param.grad, parameter.grad, name)
 
 
-def test_outputs(precision):
-    """Logits of the language model, log-probabilities of the classifier."""
-    for model in (LanguageModel, Classifier):
-        ours, theirs = make(model, "post", precision)
-        ids, *lengths, _ = make_batch(model, 0)
-        expected = theirs(torch.from_numpy(ids.copy()), *(torch.from_numpy(n) for n in lengths))
-        precision.agree(ours(ids, *lengths), F.log_softmax(expected, -1) if lengths else expected)
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", [LanguageModel, Classifier])
 def test_twenty_steps_of_training(model, optimizer, precision, combinations):
