@@ -529,19 +529,6 @@ def test_one_of_several_outputs(weights, said):
     assert found.what == f"The gradient of x is right except that {said}"
 
 
-def test_a_head_that_is_added_to_another_group():
-    heads = np.array([0, 1, 2, 0, 1, 2])
-
-    def wrong(dy, cache):
-        dw = np.zeros((3, 2, 4))
-        np.add.at(dw, heads // 2, cache.swapaxes(1, 2) @ dy)
-        return dw
-
-    x = RNG.normal(size=(6, 5, 2))
-    (found,) = diagnose(lambda w, *, x: (x @ w[heads], x), wrong, RNG.normal(size=(3, 2, 4)), x=x)
-    assert "what comes from index 1 of axis 0 of y is added at index 0 of axis 0, not 1." in found.what
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_first_dy_again_and_again(count):
     def wrong(dy, x):
