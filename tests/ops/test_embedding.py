@@ -69,11 +69,6 @@ def test_ids_out_of_range(wrong, device):
         ops.embedding(to_device(np.array([0, wrong]), device), to_device(TABLE, device))
 
 
-def test_ids_that_are_not_integers(device):
-    with pytest.raises(TypeError, match="ids: expected integers, got float64"):
-        ops.embedding(to_device(np.array([0.0, 1.0]), device), to_device(TABLE, device))
-
-
 def test_a_table_that_does_not_fit():
     with pytest.raises(ValueError, match=r"table: expected \(V, C\), got \(4,\)"):
         ops.embedding(np.array([0, 1]), np.ones(4))

@@ -1,25 +1,13 @@
 import numpy as np
 import pytest
-from hypothesis import given
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.ops.layernorm import root_mean_square
-from scratchformer.testing.strategies import tensors
 
 
 def test_gradients(case, check_gradients):
     check_gradients(case)
-
-
-@given(tensors("B T C", "C", "C", scales=(1.0, 1e2)))
-def test_equation(device, drawn):
-    x, gamma, beta = drawn
-    y = to_cpu(ops.layernorm(*(to_device(a, device) for a in drawn))[0])
-    for index in np.ndindex(x.shape[:2]):
-        row = x[index]
-        expected = gamma * (row - row.mean()) / np.sqrt(row.var() + 1e-5) + beta
-        np.testing.assert_allclose(y[index], expected, rtol=1e-9, atol=1e-9 * np.abs(gamma).max())
 
 
 def test_eps_is_added_to_the_variance(device):

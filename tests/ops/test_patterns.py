@@ -346,11 +346,6 @@ def test_sizes_out_of_range(make, message):
         make()
 
 
-def test_a_pattern_is_printed_as_it_is_written():
-    for text in "Heads(Local(radius=1), Full())", "Heads(Heads(Causal()), Strided(stride=2))":
-        assert repr(eval(text)) == text
-
-
 def test_lengths_that_do_not_fit():
     with pytest.raises(ValueError, match=r"lengths: expected \(B\), got \(2, 1\)"):
         Padding(np.ones((2, 1), int))
@@ -484,16 +479,6 @@ def test_edges_that_do_not_fit():
         Edges(np.ones((3, 3), np.int64))
     with pytest.raises(TypeError, match=r"allowed: expected an array of booleans \(n, n\), got list"):
         Edges([[True]])
-
-
-@pytest.mark.parametrize("kind", [np.int8, np.uint8])
-def test_sizes_of_small_integers(kind):
-    """Their products would not fit."""
-    q = np.random.default_rng(0).normal(size=(1, 1, 120, 4))
-    for make in (lambda n: Local(n(100)), lambda n: Strided(n(3)), lambda n: SameBlock(n(100))):
-        (found, _), (expected, _) = (ops.attention(q, q, q, Causal() & make(n)) for n in (kind, int))
-        np.testing.assert_array_equal(found, expected)
-    assert BlockEnds(kind(7), kind(3)).below(100) == BlockEnds(7, 3).below(100)
 
 
 @given(
