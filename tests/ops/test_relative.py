@@ -1,7 +1,5 @@
 """Relative positions: the shift, and attention with it, compared with loops over pairs of query and key."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.testing.strategies import tensors
 
 NAMES = ("q", "k", "v", "r", "content_bias", "position_bias")
 
@@ -67,26 +64,6 @@ def test_a_gradient_of_another_shape_is_refused():
     _, cache = ops.relative_shift(np.zeros((2, 3, 6)))
     with pytest.raises(ValueError, match=r"dy: expected \(2, 3, 4\), got \(2, 3, 6\)"):
         ops.relative_shift_backward(np.zeros((2, 3, 6)), cache)
-
-
-@given(tensors("B H T D", "B H S D", "B H S D", "H R D", "H D", "H D", scales=(1e-1, 1.0)), st.booleans())
-def test_equation(device, drawn, causal):
-    """The result agrees with loops over sequences, heads, queries and keys, with a dict from distances to vectors."""
-    q, k, v, r, u, w = drawn
-    (B, H, T, D), S = q.shape, k.shape[2]
-    r = np.resize(r, (H, S + T - 1, D))
-    distance = {d: r[:, j] for j, d in enumerate(range(S - 1, -T, -1))}
-    expected = np.zeros_like(q)
-    for b, h, t in np.ndindex(B, H, T):
-        place = t + S - T
-        seen = [s for s in range(S) if not causal or s <= place]
-        score = {s: (q[b, h, t] + u[h]) @ k[b, h, s] + (q[b, h, t] + w[h]) @ distance[place - s][h] for s in seen}
-        weights = {s: math.exp(score[s] / math.sqrt(D)) for s in seen}
-        for s in seen:
-            expected[b, h, t] += weights[s] / sum(weights.values()) * v[b, h, s]
-    pattern = ops.Causal() if causal else None
-    y, _ = ops.relative_attention(*(to_device(a, device) for a in (q, k, v, r, u, w)), pattern)
-    np.testing.assert_allclose(to_cpu(y), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("pattern", [None, ops.Causal(), ops.Local(1)], ids=str)
