@@ -89,13 +89,13 @@ class Kept(NamedTuple):
     values: dict[str, Any]  # by name
 
 
-def add_twins(op: Operation, op_backward: Operation | None, target: Target, fast: bool = True) -> CompiledTwin:
+def add_twins(op: Operation, op_backward: Operation | None, target: Target) -> CompiledTwin:
     """Register the twins of an operation for the arrays of a target. If its derivation cannot be compiled, which shows
     when it is first called, the twin fits no arguments.
     """
     twin = CompiledTwin(op, op_backward, target)
     backward = twin.backward if op_backward else None
-    op.add_twin(target.kind, twin.fits, twin.forward, backward, fast=fast, adds=target.adds)
+    op.add_twin(target.kind, twin.fits, twin.forward, backward, fast=True, adds=target.adds)
     return twin
 
 

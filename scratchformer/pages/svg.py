@@ -15,9 +15,9 @@ COLOURS = {  # the page may set these variables; the defaults have enough contra
 }
 
 
-def width(text: str, size: float = FONT) -> float:
+def width(text: str) -> float:
     """The width of a text in pixels."""
-    return len(text) * ADVANCE * size / FONT
+    return len(text) * ADVANCE
 
 
 class Canvas:
