@@ -45,7 +45,6 @@ DTYPES: dict[str, Any] = {  # by the letter of a dtype, what compiled code takes
     "f": np.float32,
     "d": np.float64,
     "E": np.uint16,  # the bits of bfloat16
-    "e": np.float32,  # a copy of float16
 }
 
 
@@ -113,7 +112,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     where a query sees such a key, its dz is NaN anyway. A score overflows from 2.3e38 on, since a is 1.44 times as
     large.
 
-    Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
+    bfloat16 is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
     processors with AMX, `numba_amx` takes bfloat16 arrays if T and S are multiples of 32, or at least 128. It also
     rounds p and dz to bfloat16.
     The cache keeps q, k, v and y (which a caller must not change before backward), and two numbers for each row.
@@ -146,12 +145,11 @@ def run(loops: Any, amx: bool, arrays: tuple, seen: tuple, statistics: tuple, li
     """Call the loops, of this module or of `numba_amx`. Returns results with the shapes and the dtype of `like`."""
     dtype, D = like[0].dtype, like[0].shape[3]
     taken, height = np.dtype(DTYPES[dtype.char]), numba_amx.BLOCK if amx else 1
-    results = [heads_inside(whole_shape(x, height), taken) for x in like]
+    results = [heads_inside(whole_shape(x, height), dtype) for x in like]
     code = compiled_for(loops, taken, len(arrays), len(results))
     rows = *map(filled_up, seen), 1 / (math.sqrt(D) * LN2)
-    code(*(whole(x, height, taken) for x in arrays), *rows, *statistics, *results)
-    if taken != dtype:
-        results = [x.view(dtype) if taken == np.uint16 else x.astype(dtype) for x in results]
+    inputs = (whole(x, height).view(taken) for x in arrays)
+    code(*inputs, *rows, *statistics, *(x.view(taken) for x in results))
     return [x[:, :, : of.shape[2], :D] for x, of in zip(results, like, strict=True)]
 
 
@@ -167,15 +165,14 @@ def whole_shape(x: np.ndarray, height: int) -> tuple[int, ...]:
     return B, H, T + -T % height, D + -D % LANES
 
 
-def whole(x: np.ndarray, height: int, taken: np.dtype) -> np.ndarray:
-    """x itself, or a copy of this shape with contiguous rows, filled up with zeros; float16 as float32."""
+def whole(x: np.ndarray, height: int) -> np.ndarray:
+    """x itself, or a copy of this shape with contiguous rows, filled up with zeros."""
     _, _, T, D = x.shape
-    size = taken.itemsize
-    if not (T % height or D % LANES) and x.strides[3] == x.itemsize == size:
-        return x.view(taken)
-    wider = np.zeros(whole_shape(x, height), x.dtype if x.itemsize == size else taken)
+    if not (T % height or D % LANES) and x.strides[3] == x.itemsize:
+        return x
+    wider = np.zeros(whole_shape(x, height), x.dtype)
     wider[:, :, :T, :D] = x
-    return wider.view(taken)
+    return wider
 
 
 @functools.cache

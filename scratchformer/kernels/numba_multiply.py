@@ -38,7 +38,7 @@ from .numba_amx import (
 from .numba_code import compiled
 from .numba_math import BITS, narrow, read
 from .numba_quantized import multiply_parts, multiply_quantized
-from .numba_vectors import LANES, load, load_first, prefetch, store, total, vectorised
+from .numba_vectors import LANES, filled, load, prefetch, store, total, vectorised
 
 AHEAD = 4096  # how far ahead of its use a matrix is prefetched, in numbers
 
@@ -76,12 +76,10 @@ def multiply(x: Any, w: Any, first: Any, y: Any) -> None:
 def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
     """y_o = Σ_i x_i w_{o,first + i} for x (I,), w (O, ...), y (O,)."""
     I, O, o = x.size, y.size, 0
-    whole, rest, ahead = I - I % LANES, I % LANES, max(4, AHEAD // I)
+    whole, ahead = I - I % LANES, max(4, AHEAD // I)
     while o < O:
         p, q, r = min(o + 1, O - 1), min(o + 2, O - 1), min(o + 3, O - 1)
-        last = load_first(x, (whole,), rest)
-        a, b = last * load_first(w, (o, first + whole), rest), last * load_first(w, (p, first + whole), rest)
-        c, d = last * load_first(w, (q, first + whole), rest), last * load_first(w, (r, first + whole), rest)
+        a = b = c = d = filled(x, 0.0)
         for i in range(0, whole, LANES):
             s, numbers = first + i, load(x, (i,))
             for row in range(o + ahead, o + ahead + 4):
@@ -90,6 +88,9 @@ def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
             c, d = c + load(w, (q, s)) * numbers, d + load(w, (r, s)) * numbers
         y[o], y[p], y[q], y[r] = total(a), total(b), total(c), total(d)
         o += 4
+    for row in range(O):
+        for i in range(whole, I):
+            y[row] += x[i] * read(w[row, first + i])
 
 
 def times(x: Any, w: Any, first: Any, y: Any) -> None:

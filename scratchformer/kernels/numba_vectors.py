@@ -4,7 +4,6 @@ LLVM turns simple loops into vector instructions by itself, but neither a produc
 must not lose NaN. In functions decorated with `vectorised` a value can be a vector of LANES numbers:
 
     load(x, (i, j))         x[i, j], x[i, j + 1], ...; the bits of bfloat16 (unsigned integers) become float32
-    load_first(x, (i, j), n)    the same, but only the first n numbers are read; the others are 0
     prefetch(x, (i, j))     start reading x[i, j] into the second-level cache; there need not be such an element
     store(x, (i, j), a)     x[i, j], x[i, j + 1], ... = a, for bfloat16 rounded to nearest even
     filled(x, value)        a vector of one value, of the type that load(x, ...) gives
@@ -148,32 +147,13 @@ def on_boundary(typing: Any, x: Any) -> Any:
 @intrinsic
 def load(typing: Any, x: Any, index: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return widened(builder, x, builder.load(element(context, builder, x, *args), align=x.dtype.bitwidth // 8))
+        a = builder.load(element(context, builder, x, *args), align=x.dtype.bitwidth // 8)
+        if x.dtype != types.uint16:
+            return a
+        bits = ir.VectorType(INTEGER, LANES)
+        return builder.bitcast(builder.shl(builder.zext(a, bits), constant(bits, 16)), vector_of(types.float32))
 
     return vector_type(x)(x, index_of(x)), code
-
-
-@intrinsic
-def load_first(typing: Any, x: Any, index: Any, n: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector, lanes, size = vector_of(x.dtype), ir.VectorType(INTEGER, LANES), x.dtype.bitwidth
-        counts = splat(builder, lanes, builder.trunc(args[2], INTEGER))
-        chosen = builder.icmp_signed("<", ir.Constant(lanes, list(range(LANES))), counts)
-        address = element(context, builder, x, *args)
-        name = f"v{LANES}{'i' if x.dtype == types.uint16 else 'f'}{size}"
-        kind = ir.FunctionType(vector, [address.type, INTEGER, chosen.type, vector])
-        masked = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.{name}.p0{name}")
-        return widened(builder, x, builder.call(masked, (address, INTEGER(size // 8), chosen, vector(None))))
-
-    return vector_type(x)(x, index_of(x), types.intp), code
-
-
-def widened(builder: Any, x: Any, a: Any) -> Any:
-    """The vector a, as it was read from x, in the type in which it is used."""
-    if x.dtype != types.uint16:
-        return a
-    bits = ir.VectorType(INTEGER, LANES)
-    return builder.bitcast(builder.shl(builder.zext(a, bits), constant(bits, 16)), vector_of(types.float32))
 
 
 @intrinsic

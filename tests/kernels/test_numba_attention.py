@@ -21,7 +21,7 @@ with fast():
     compiled = pytest.importorskip("scratchformer.kernels.numba_attention")
     numba_amx = pytest.importorskip("scratchformer.kernels.numba_amx")
 
-UNIT = {np.float32: 2.0**-24, ml_dtypes.bfloat16: 2.0**-9, np.float16: 2.0**-11}  # half the distance from 1 to the next
+UNIT = {np.float32: 2.0**-24, ml_dtypes.bfloat16: 2.0**-9}  # half the distance from 1 to the next
 
 
 def run(arrays, pattern, dy):
