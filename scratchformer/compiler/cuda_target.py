@@ -17,6 +17,7 @@ import numpy as np
 
 from ..kernels.cupy_code import BYTES, TYPES, program, real
 from ..kernels.cupy_linear import column_sums
+from ..kernels.cupy_products import padded
 from .cuda_code import BITS, BITS_AT, axes_of, cuda_source, has_step, is_flat, rows_of_sums
 from .plan import Plan
 from .trees import COLUMN, Array
@@ -36,10 +37,8 @@ class CudaTarget:
         return x if x.ndim > 1 and x.strides[-1] == x.itemsize else cupy.ascontiguousarray(x)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        step = BYTES // np.dtype(dtype).itemsize
-        if len(shape) < 2 or shape[-1] < WIDE * step:
-            return cupy.empty(shape, dtype)
-        return cupy.empty((math.prod(shape[:-1]), -(-shape[-1] // step) * step), dtype)[:, : shape[-1]].reshape(shape)
+        wide = len(shape) > 1 and shape[-1] * np.dtype(dtype).itemsize >= WIDE * BYTES
+        return padded(shape, np.dtype(dtype)) if wide else cupy.empty(shape, dtype)
 
     def takes(self, dtype: np.dtype, op: Any) -> bool:
         return dtype.name in TYPES

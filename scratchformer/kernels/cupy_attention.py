@@ -20,8 +20,8 @@ from ..ops.patterns import Causal, Full, Local, Padding, Pattern, from_key
 from . import cupy_cudnn
 from .cupy_code import alike, contiguous, kernel, real, vector
 from .cupy_cudnn import joined
-from .cupy_half import add_twin_in_half
 from .cupy_products import available, fits, product
+from .numpy_half import add_twin_in_half
 
 PARTS = 4  # into which the queries are cut, at most; for each part only the keys that it may see are read
 FEWEST = 128  # queries in a part
@@ -196,6 +196,6 @@ def softmax(name: str, arrays: tuple[Array, ...], table: Table, part: Part, q: A
     return out
 
 
-add_twin_in_half(ops.attention, ops.attention_backward)
+add_twin_in_half(ops.attention, ops.attention_backward, cupy.ndarray, fast=True)
 ops.attention.add_twin(cupy.ndarray, accepts, attention, attention_backward, fast=True)
 ops.attention.add_twin(cupy.ndarray, cupy_cudnn.fits, cupy_cudnn.attention, cupy_cudnn.attention_backward, fast=True)

@@ -12,7 +12,7 @@ from .. import ops
 from ..backend import Array
 from ..ops.activations import ACTIVATIONS, Activation
 from .cupy_code import alike, contiguous, kernel, launch_each, real, vector
-from .cupy_products import aligned, attempt, available, padded_empty, product, readable
+from .cupy_products import aligned, attempt, available, padded, product, readable
 
 SUMS = 64  # at most this many partial sums for a column
 
@@ -50,7 +50,7 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, tuple]:
     memory as w does. Rows of y are padded in memory to a multiple of 16 bytes, since products of unaligned rows are
     slow.
     """
-    y = padded_empty(x.size // x.shape[-1], w.shape[1], x.dtype)
+    y = padded((x.size // x.shape[-1], w.shape[1]), x.dtype)
     affine(x, w, b, y)
     return y.reshape(*x.shape[:-1], w.shape[1]), (x, w, b is not None)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import cupy
 import numpy as np
 
-from ..backend import Array
+from ..backend import Array, device_of
+from ..ops.rounding import bfloat16
 from ..optim import muon
 from .cupy_code import kernel
 from .cupy_products import available, product
@@ -29,7 +30,7 @@ def newton_schulz(g: Array, steps: int = muon.STEPS, precision: str = "float32")
     zeros that are added stay zeros, and change nothing else.
     """
     a, b, c = muon.COEFFICIENTS
-    dtype = half() if precision == "bfloat16" else np.float32
+    dtype = bfloat16(device_of(g)) if precision == "bfloat16" else np.float32
     wide = g if g.shape[-2] <= g.shape[-1] else g.swapaxes(-1, -2)
     matrices = wide.reshape(-1, *wide.shape[-2:])
     count, I, J = matrices.shape
@@ -56,12 +57,6 @@ def divide_by_norms(x: Array) -> None:
     kernel("optimizer", "squares", "float32", V=V)(*run, (x, sums, np.int64(size)))
     arguments = x, sums, np.int64(size), np.int64(blocks), np.float64(muon.SMALLEST)
     kernel("optimizer", "divide_by_norms", "float32", V=V)(*run, arguments)
-
-
-def half() -> np.dtype:
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16)
 
 
 def rounded_up(size: int) -> int:

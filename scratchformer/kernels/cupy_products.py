@@ -12,6 +12,7 @@ import math
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cupy
@@ -303,7 +304,7 @@ def aligned(bias: Array | None) -> Array | None:
     return bias.copy()
 
 
-def padded_empty(rows: int, columns: int, dtype: np.dtype) -> Array:
-    """Room for a matrix (rows, columns), whose rows start at multiples of 16 bytes; without that, products are slow."""
+def padded(shape: tuple[int, ...], dtype: np.dtype, make: Callable = cupy.empty) -> Array:
+    """Room for matrices whose rows start at multiples of 16 bytes; without that, products are slow."""
     step = 16 // dtype.itemsize
-    return cupy.empty((rows, -(-columns // step) * step), dtype)[:, :columns]
+    return make((*shape[:-1], -(-shape[-1] // step) * step), dtype)[..., : shape[-1]]

@@ -5,10 +5,7 @@ CuPy's products, which the reference has, cannot be part of a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import cupy
-import numpy as np
 from cupy.lib.stride_tricks import as_strided
 
 from .. import ops
@@ -16,15 +13,9 @@ from ..backend import Array, widen
 from ..ops.patterns import Pattern
 from ..ops.relative import check_relative_attention
 from .cupy_attention import by_heads, by_positions, matrices, scores, softmax, table_of
-from .cupy_code import BYTES, alike, contiguous, real
-from .cupy_half import add_twin_in_half
-from .cupy_products import available, product, readable
-
-
-def by_distance(H: int, rows: int, R: int, dtype: np.dtype, make: Callable = cupy.empty) -> Array:
-    """An array (H, rows, R), whose rows start at multiples of 16 bytes; without that, products are slow."""
-    step = BYTES // dtype.itemsize
-    return make((H, rows, -(-R // step) * step), dtype)[..., :R]
+from .cupy_code import alike, contiguous, real
+from .cupy_products import available, padded, product, readable
+from .numpy_half import add_twin_in_half
 
 
 def shifted(b: Array, B: int) -> Array:
@@ -63,7 +54,7 @@ def relative_attention(
     qu, qw = contiguous(with_bias(q, content_bias)), contiguous(with_bias(q, position_bias).swapaxes(0, 1))
     of_k, of_v, r = matrices(by_heads(k), H), matrices(by_heads(v), H), readable(r)
     z = scores(matrices(qu, H), of_k).reshape(B, H, T, S)
-    z += shifted(product(qw.reshape(H, B * T, D), r.swapaxes(1, 2), by_distance(H, B * T, S + T - 1, z.dtype)), B)
+    z += shifted(product(qw.reshape(H, B * T, D), r.swapaxes(1, 2), padded((H, B * T, S + T - 1), z.dtype)), B)
     p, y = softmax("softmax", (z.reshape(B * H, T, S),), table, whole, q), cupy.empty(q.shape, q.dtype)
     product(p, of_v, matrices(y, H))
     return by_positions(y), (qu, qw, of_k, of_v, r, table, p)
@@ -77,7 +68,7 @@ def relative_attention_backward(dy: Array, cache: tuple) -> tuple[Array, Array, 
     (B, H, T, D), S, wide = qu.shape, of_k.shape[1], real(qu.dtype)
     of_dy, of_qw = matrices(by_heads(dy), H), qw.reshape(H, B * T, D)
     da = softmax("softmax_backward", (scores(of_dy, of_v), p), table, (0, slice(0, T), slice(0, S)), qu)
-    db = by_distance(H, B * T, S + T - 1, da.dtype, cupy.zeros)
+    db = padded((H, B * T, S + T - 1), da.dtype, cupy.zeros)
     shifted(db, B)[...] = da.reshape(B, H, T, S)
     # 0 · NaN is NaN, and da is 0 where a query may not see the key, db where none is at the distance
     dqu = product(da, cupy.nan_to_num(of_k), cupy.empty((B * H, T, D), wide)).reshape(qu.shape)
@@ -91,5 +82,5 @@ def relative_attention_backward(dy: Array, cache: tuple) -> tuple[Array, Array, 
     return dq, dk, dv, dr.astype(r.dtype, copy=False), du, dw
 
 
-add_twin_in_half(ops.relative_attention, ops.relative_attention_backward)
+add_twin_in_half(ops.relative_attention, ops.relative_attention_backward, cupy.ndarray, fast=True)
 ops.relative_attention.add_twin(cupy.ndarray, accepts, relative_attention, relative_attention_backward, fast=True)
