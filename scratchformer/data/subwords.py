@@ -38,65 +38,16 @@ BERT_SETTINGS = {
     "strip_accents": ("strip_accents", None),
     "tokenize_chinese_chars": ("handle_chinese_chars", True),
 }
-# What other settings must say, if they are present: those that split texts in another way are refused. First BERT's.
-BERT_EXPECTED: Mapping[str, tuple] = {
-    "tokenizer_class": tuple(
-        f"{kind}Tokenizer{fast}" for kind in ("Bert", "DistilBert", "Electra") for fast in ("", "Fast")
-    ),
-    "word_tokenizer_type": ("basic", None),
-    "subword_tokenizer_type": ("wordpiece", None),
-    "do_word_tokenize": (True,),
-    "do_subword_tokenize": (True,),
-    "do_basic_tokenize": (True,),
-    "clean_text": (True,),
-    "never_split": (None, [], [*BERT_SPECIALS]),
-    "wordpieces_prefix": ("##",),
-    **{f"{name.strip('[]').lower()}_token": (name,) for name in BERT_SPECIALS},
-}
-GPT2_EXPECTED: Mapping[str, tuple] = {
-    "tokenizer_class": ("GPT2Tokenizer", "GPT2TokenizerFast"),
-    "add_prefix_space": (False, True, None),
-}
-ROBERTA_EXPECTED: Mapping[str, tuple] = {
-    **GPT2_EXPECTED,
-    "tokenizer_class": ("RobertaTokenizer", "RobertaTokenizerFast"),
-    **dict.fromkeys(("bos_token", "cls_token"), ("<s>",)),
-    **dict.fromkeys(("eos_token", "sep_token"), ("</s>",)),
-    **{f"{name}_token": (f"<{name}>",) for name in ("pad", "unk", "mask")},
-}
-
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # tokenizer classes that do what tokenizer.json says
-
-# What a tokenizer.json must have if it is read instead of those files; the last value is the default.
-BERT_PARTS: Mapping[str, Mapping[str, tuple] | None] = {
-    "model": {
-        "type": ("WordPiece",),
-        "unk_token": ("[UNK]",),
-        "continuing_subword_prefix": ("##",),
-        "max_input_chars_per_word": (100,),
-    },
-    "normalizer": {"type": ("BertNormalizer",), "clean_text": (True,)},
-    "pre_tokenizer": {"type": ("BertPreTokenizer",)},
-}
-GPT2_PARTS: Mapping[str, Mapping[str, tuple] | None] = {
-    "model": {
-        "type": ("BPE",),
-        "dropout": (None,),
-        "unk_token": (None, GPT2_END, "<unk>"),
-        "continuing_subword_prefix": ("", None),
-        "end_of_word_suffix": ("", None),
-        "byte_fallback": (False,),
-        "ignore_merges": (False,),
-    },
-    "normalizer": None,
-    "pre_tokenizer": {"type": ("ByteLevel",), "use_regex": (True,)},
-}
+# The tokenizers of transformers that read vocab.txt, or vocab.json and merges.txt, in the way that is read here.
+BERT_CLASSES = tuple(f"{kind}Tokenizer{fast}" for kind in ("Bert", "DistilBert", "Electra") for fast in ("", "Fast"))
+GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
+ROBERTA_CLASSES = ("RobertaTokenizer", "RobertaTokenizerFast")
 
 LLAMA_SPECIALS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}  # in config.json, and their defaults
-SETTINGS = "tokenizer_config.json"
+JSON, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 # The files of a published folder that say how a text becomes tokens, and how a model is used.
 FILES = (
-    "tokenizer.json",
+    JSON,
     SETTINGS,
     "special_tokens_map.json",
     "added_tokens.json",
@@ -219,77 +170,72 @@ class Subwords:
 
     @classmethod
     def from_bert(cls, folder: str | os.PathLike[str]) -> Subwords:
-        """The WordPiece vocabulary of a published BERT, from vocab.txt or tokenizer.json in its folder.
+        """The WordPiece vocabulary of a published BERT: vocab.txt in its folder, or else its tokenizer.json as it is.
 
-        Texts are lowercased and stripped of accents, and each Chinese character is a word, unless tokenizer_config.json
-        in the folder says otherwise: do_lower_case, strip_accents (if null or absent, the same as do_lower_case),
-        tokenize_chinese_chars. If there is no vocab.txt, tokenizer.json says so. Raises DataError if a setting asks for
-        texts to be split in any other way, as Japanese models do with a dictionary (word_tokenizer_type "mecab"); if a
-        file is missing or damaged; or if a config.json in the folder gives another number of tokens: only this shows
+        With vocab.txt, texts are lowercased and stripped of accents, and each Chinese character is a word, unless
+        tokenizer_config.json says otherwise: do_lower_case, strip_accents (if null or absent, the same as
+        do_lower_case), tokenize_chinese_chars. Raises DataError if a file is missing or damaged; if the folder names
+        another tokenizer, such as a Japanese one; or if its config.json gives another number of tokens: only this shows
         that a vocab.txt was truncated at a line's end.
         """
         lib, path = _library(), Path(folder) / "vocab.txt"
-        settings = _expect_settings(Path(folder), BERT_EXPECTED)
-        if alone := _tokenizer_json(path, BERT_PARTS):
-            path, whole = alone
-            words, normalizer = _all_words(whole, path), whole["normalizer"]
-            settings = {theirs: normalizer.get(ours, default) for theirs, (ours, default) in BERT_SETTINGS.items()}
-        else:
-            words = {}
-            for number, token in enumerate(_lines(path)):
-                if words.setdefault(token, number) != number:
-                    lines = f"line {words[token] + 1} and in line {number + 1}"
-                    raise DataError(f"{path} is damaged: {shown(token)} is in {lines}")
-        _expect_numbered(words, path)
-        options = _bert_options(settings, path if alone else Path(folder) / SETTINGS)
-        if missing := [token for token in BERT_SPECIALS if token not in words]:
-            raise DataError(f"{path} is not BERT's: {', '.join(missing)} missing")
-        size = _of_model(Path(folder) / "config.json", "vocab_size")
-        if isinstance(size, int) and size != len(words):
-            raise DataError(f"{path} has {len(words):,} tokens, but the model of config.json has {size:,}")
-        return cls(_wordpiece(lib, words, **options))
+        if alone := _from_json(path):
+            return cls._published(alone, path.with_name(JSON), BERT_SPECIALS)
+        settings = _expect_class(Path(folder), BERT_CLASSES)
+        words = {token: number for number, token in enumerate(_lines(path))}
+        size = _settings(Path(folder) / "config.json").get("vocab_size", len(words))
+        if size != len(words):
+            raise DataError(f"{path} has {len(words):,} tokens, but the model of config.json has {shown(size)}")
+        options = {ours: settings.get(theirs, default) for theirs, (ours, default) in BERT_SETTINGS.items()}
+        with _naming(f"{path} or {SETTINGS} is damaged"):
+            tokenizer = _wordpiece(lib, words, **options)
+        return cls._published(tokenizer, path, BERT_SPECIALS)
 
     @classmethod
     def from_gpt2(cls, folder: str | os.PathLike[str]) -> Subwords:
-        """The byte-pair encoding of a published GPT-2, from vocab.json and merges.txt in its folder, or tokenizer.json.
+        """The byte-pair encoding of a published GPT-2: vocab.json and merges.txt in its folder, or else its
+        tokenizer.json as it is.
 
-        Raises DataError, naming the file and the line or a token, if a file is missing or damaged or if the two do not
-        match, or if tokenizer_config.json asks for texts to be split in another way. The vocabulary must have all 256
-        bytes and GPT2_END, and every other token must be a special one, such as <pad>, or the result of a merge. So a
-        truncated merges.txt is always noticed.
+        Raises DataError, naming the file, if one is missing or damaged, if the two do not match, or if the folder names
+        another tokenizer. Every token but the bytes must be a special one, such as <pad>, or the result of a merge. So
+        a truncated merges.txt is noticed.
         """
-        return cls._from_files(Path(folder), "GPT-2", (GPT2_END,), GPT2_EXPECTED)
+        return cls._from_merges(Path(folder), (GPT2_END,), GPT2_CLASSES)
 
     @classmethod
     def from_roberta(cls, folder: str | os.PathLike[str]) -> Subwords:
         """The byte-pair encoding of a published RoBERTa, from files like those of `from_gpt2`, with ROBERTA_SPECIALS in
         place of GPT2_END.
         """
-        return cls._from_files(Path(folder), "RoBERTa", ROBERTA_SPECIALS, ROBERTA_EXPECTED)
+        return cls._from_merges(Path(folder), ROBERTA_SPECIALS, ROBERTA_CLASSES)
 
     @classmethod
-    def _from_files(cls, folder: Path, name: str, specials: Sequence[str], expected: Mapping[str, tuple]) -> Subwords:
-        """name: of the model, for messages. specials: tokens that it must have. expected: see `_expect_settings`."""
+    def _from_merges(cls, folder: Path, specials: Sequence[str], classes: Sequence[str]) -> Subwords:
+        """specials: tokens that the vocabulary must have. classes: see `_expect_class`."""
         lib, path = _library(), folder / "vocab.json"
-        settings = _expect_settings(folder, expected)
-        prefix = settings.get("add_prefix_space")
-        if alone := _tokenizer_json(path, GPT2_PARTS):
-            path, whole = alone
-            if settings.get("tokenizer_class") in GENERIC:
-                prefix = whole["pre_tokenizer"].get("add_prefix_space")
-            words = _gpt2_words(_all_words(whole, path), path, name, specials)
-            merges = _gpt2_merges(_merge_lines(whole, path), path, words)
-        else:
-            words = _gpt2_words(read_json(path, max_bytes=MAX_VOCABULARY), path, name, specials)
-            path = path.with_name("merges.txt")
-            lines = [(f", line {i}", line) for i, line in enumerate(_lines(path), 1) if not line.startswith("#version")]
-            merges = _gpt2_merges(lines, path, words)
-        tokenizer = _byte_level(lib, lib.models.BPE(words, merges), prefix is True)
-        made = {first + second for first, second in merges}
-        tokenizer.add_special_tokens([*specials, *(word for word in words if len(word) > 1 and word not in made)])
-        if settings.get("add_bos_token") is True and not alone:
-            begin = {"single": f"{specials[0]} $A", "special_tokens": [(specials[0], words[specials[0]])]}
-            tokenizer.post_processor = lib.processors.TemplateProcessing(**begin)
+        if alone := _from_json(path):
+            return cls._published(alone, path.with_name(JSON), specials)
+        settings = _expect_class(folder, classes)
+        words, file = read_json(path, max_bytes=MAX_VOCABULARY), path.with_name("merges.txt")
+        _check_ids(words, path)
+        merges = [tuple(line.split(" ")) for line in _lines(file) if not line.startswith("#version")]
+        with _naming(f"{file} is damaged, or belongs to another vocabulary"):
+            tokenizer = _byte_level(lib, lib.models.BPE(words, merges), settings.get("add_prefix_space") is True)
+        made = {"".join(pair) for pair in merges}
+        others = [word for word in words if len(word) > 1 and word not in made]
+        if unmade := [word for word in others if not _SPECIAL.fullmatch(word)]:
+            raise DataError(
+                f"{file} is truncated or belongs to another vocabulary: no merge makes {len(unmade):,} of the "
+                f"tokens there, such as {shown(unmade[0])}"
+            )
+        return cls._published(tokenizer, path, [*specials, *others])
+
+    @classmethod
+    def _published(cls, tokenizer: Any, path: Path, specials: Sequence[str]) -> Subwords:
+        """The vocabulary in the file at `path`, which must have the tokens `specials`."""
+        if missing := [token for token in specials if tokenizer.token_to_id(token) is None]:
+            raise DataError(f"{path}: {', '.join(missing)} missing")
+        tokenizer.add_special_tokens([*specials])
         return cls(tokenizer)
 
     def __len__(self) -> int:
@@ -422,7 +368,7 @@ class PublishedTokenizer(Subwords):
         file is missing, damaged or of another kind.
         """
         self.folder, self.size = Path(folder), vocab_size
-        path, gpt2 = self.folder / "tokenizer.json", _of_model(self.folder / "config.json", "model_type") == "gpt2"
+        path, gpt2 = self.folder / JSON, _settings(self.folder / "config.json").get("model_type") == "gpt2"
         if os.path.lexists(path):
             tokenizer = _read(path)
         elif gpt2:
@@ -494,15 +440,17 @@ def copy_files(source: Path, folder: Path, names: Sequence[str] = FILES) -> None
 def _read(path: Path) -> Any:
     """The `tokenizers.Tokenizer` in a JSON file; raises DataError if the file is missing or damaged."""
     lib, text = _library(), read_text(path, max_bytes=MAX_VOCABULARY)
-    _check_ids(parsed(text, path), path)
+    whole = parsed(text, path)
+    model, added = whole.get("model"), whole.get("added_tokens")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    _check_ids(words if isinstance(words, dict) else {}, path)
+    added = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    _check_ids({str(token.get("content")): token.get("id") for token in added}, path)
     with _naming(f"{path} is damaged"):
         tokenizer = lib.Tokenizer.from_str(text)
         tokenizer.no_truncation()  # some folders keep settings of training
         tokenizer.no_padding()
         tokenizer.encode("The film, again.")  # the library notices some mistakes in the file only here
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    if unknown is not None and tokenizer.token_to_id(unknown) is None:
-        raise DataError(f"{path} is damaged: unk_token: no token {shown(unknown)} in it")
     return tokenizer
 
 
@@ -517,14 +465,8 @@ def _naming(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {printable(' '.join(str(error).split()))}") from error
 
 
-def _check_ids(settings: Mapping[str, Any], path: Path) -> None:
+def _check_ids(words: Mapping[str, Any], path: Path) -> None:
     """Raise DataError if an id is out of range."""
-    model, added = settings.get("model"), settings.get("added_tokens")
-    words = model.get("vocab") if isinstance(model, dict) else None
-    words = dict(words) if isinstance(words, dict) else {}
-    for token in added if isinstance(added, list) else ():
-        if isinstance(token, dict):
-            words[str(token.get("content"))] = token.get("id")
     for word, number in words.items():
         if type(number) is not int or not 0 <= number < MAX_ID:
             raise DataError(f"{path}: {shown(word)} has the id {shown(number)}; expected 0 to {MAX_ID - 1:,}")
@@ -587,98 +529,10 @@ def _lines(path: Path) -> list[str]:
     return read_text(path, max_bytes=MAX_VOCABULARY).replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
-def _tokenizer_json(path: Path, expected: Mapping[str, Mapping[str, tuple] | None]) -> tuple[Path, dict] | None:
-    """The path and the contents of tokenizer.json, if there is no file at `path`, in the same folder.
-
-    expected: for each part of it, the values that its settings must have; None if the part must be null. Raises
-    DataError if it splits texts in another way.
-    """
-    if os.path.lexists(path) or not os.path.lexists(path := path.with_name("tokenizer.json")):
-        return None
-    whole = read_json(path, max_bytes=MAX_VOCABULARY)
-    for name, values in expected.items():
-        part = whole.get(name)
-        if values is None:
-            wrong = {} if part is None else {name: part}
-        elif not isinstance(part, dict):
-            wrong = {name: part}
-        else:
-            wrong = {n: part[n] for n, right in values.items() if part.get(n, right[-1]) not in right}
-        for setting, value in wrong.items():
-            right = (
-                shown(values[setting][0]) if values and setting in values else "null" if values is None else "settings"
-            )
-            where = f"{path}: {name}" + (f".{setting}" if setting != name else "")
-            raise DataError(f"{where}: expected {right}, got {shown(value)}, which may split texts in another way")
-    return path, whole
-
-
-def _all_words(whole: Mapping[str, Any], path: Path) -> dict[str, int]:
-    """The tokens in a tokenizer.json, those that were added included, and their ids."""
-    vocab, added = whole["model"].get("vocab"), whole.get("added_tokens") or []
-    entries = added if isinstance(added, list) and all(isinstance(token, dict) for token in added) else None
-    if not isinstance(vocab, dict) or entries is None:
-        raise DataError(f"{path} is damaged: expected tokens and their numbers in model.vocab and added_tokens")
-    return vocab | {str(token.get("content")): token.get("id") for token in entries}
-
-
-def _expect_numbered(words: Mapping[str, Any], path: Path) -> None:
-    """Raise DataError unless the tokens have the numbers from 0 on."""
-    numbers = list(words.values())
-    if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
-        raise DataError(f"{path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")
-
-
-def _merge_lines(whole: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
-    """The merges in a tokenizer.json, each with its place: in older files "a b", in newer ones ["a", "b"]."""
-    merges = whole["model"].get("merges")
-    if not isinstance(merges, list):
-        raise DataError(f"{path} is damaged: model.merges: expected a list, got {shown(merges)}")
-    texts = [" ".join(map(str, each)) if isinstance(each, list) else str(each) for each in merges]
-    return [(f": merge {i}", text) for i, text in enumerate(texts, 1)]
-
-
-def _gpt2_words(words: dict[str, int], path: Path, name: str, specials: Sequence[str]) -> dict[str, int]:
-    """The tokens of a GPT-2 or RoBERTa and their ids: all bytes and `specials` among them."""
-    _expect_numbered(words, path)
-    if missing := [token for token in specials if token not in words]:
-        raise DataError(f"{path} is not {name}'s: {', '.join(missing)} missing")
-    if missing := sorted(_BYTES.keys() - words.keys()):
-        raise DataError(f"{path} is not {name}'s: {len(missing)} of the 256 bytes missing, such as {missing[0]!r}")
-    return words
-
-
-def _gpt2_merges(lines: Sequence[tuple[str, str]], path: Path, words: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The pairs of tokens in the lines of the file at `path`; each pair merges into one token of `words`.
-
-    lines: where each is in the file, such as ", line 2", and its text.
-    """
-    merges: dict[tuple[str, str], str] = {}  # and the place of each
-    for place, line in lines:
-        where = f"{path}{place}"
-        first, _, second = line.partition(" ")
-        if not first or not second or " " in second:
-            raise DataError(f"{where}: expected two tokens with a space between them, got {shown(line)}")
-        for token in (first, second, first + second):
-            if token not in words:
-                raise DataError(f"{where}: {shown(token)} is not in the vocabulary")
-        if merges.setdefault((first, second), place) != place:
-            raise DataError(f"{where}: the same as {merges[first, second].lstrip(',: ')}")
-    made = {first + second for first, second in merges}
-    if unmade := [word for word in words if len(word) > 1 and word not in made and not _SPECIAL.fullmatch(word)]:
-        raise DataError(
-            f"{path} is truncated or belongs to another vocabulary: no merge makes {len(unmade):,} of the "
-            f"tokens there, such as {shown(unmade[0])}"
-        )
-    return list(merges)
-
-
-def _of_model(path: Path, name: str) -> Any:
-    """A setting in a model's config.json; None if it does not say."""
-    try:
-        return read_json(path).get(name)
-    except DataError:  # loading the model will say what is wrong
-        return None
+def _from_json(path: Path) -> Any:
+    """The `tokenizers.Tokenizer` of the tokenizer.json beside `path`, if there is no file at `path`; or else None."""
+    alone = not os.path.lexists(path) and os.path.lexists(path.with_name(JSON))
+    return _read(path.with_name(JSON)) if alone else None
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -686,35 +540,19 @@ def _settings(path: Path) -> dict[str, Any]:
     return read_json(path) if os.path.lexists(path) else {}
 
 
-def _expect_settings(folder: Path, expected: Mapping[str, tuple]) -> dict[str, Any]:
-    """The contents of tokenizer_config.json, or nothing if there is none. Raises DataError if a setting there, or the
-    class of the tokenizer in config.json, is not as `expected`.
+def _expect_class(folder: Path, classes: Sequence[str]) -> dict[str, Any]:
+    """The contents of tokenizer_config.json, or nothing if there is none. Raises DataError if this file or config.json
+    names a tokenizer of another class than `classes`.
     """
     settings = _settings(folder / SETTINGS)
-    kind = _of_model(folder / "config.json", "tokenizer_class")
-    if not any(os.path.lexists(folder / name) for name in ("vocab.json", "vocab.txt")):  # tokenizer.json says it all
-        expected = {**expected, "tokenizer_class": (*expected["tokenizer_class"], *GENERIC)}
-    for path, present in (folder / SETTINGS, settings), (folder / "config.json", {"tokenizer_class": kind}):
-        for name, values in expected.items():
-            value = present.get(name)
-            value = value.get("content") if isinstance(value, dict) else value  # a token with its options
-            if value is not None and value not in values:
-                right = " or ".join(shown(v) for v in values if v is not None)
-                raise DataError(
-                    f"{path}: {name}: expected {right}, got {shown(value)}, which may split texts in another way"
-                )
+    for path, present in (folder / SETTINGS, settings), (folder / "config.json", _settings(folder / "config.json")):
+        kind = present.get("tokenizer_class")
+        if kind is not None and kind not in classes:
+            raise DataError(
+                f"{path}: tokenizer_class: expected {' or '.join(classes)}, got {shown(kind)}, which may split texts "
+                "in another way"
+            )
     return settings
-
-
-def _bert_options(settings: Mapping[str, Any], path: Path) -> dict[str, bool | None]:
-    """The settings of BERT in the tokenizer_config.json at `path`, or their defaults; raises DataError."""
-    options = {}
-    for theirs, (ours, default) in BERT_SETTINGS.items():
-        options[ours] = value = settings.get(theirs, default)
-        if not (isinstance(value, bool) or value is default):
-            expected = "true or false" if default else "true, false or null"
-            raise DataError(f"{path}: {theirs}: expected {expected}, got {shown(value)}")
-    return options
 
 
 def _wordpiece(lib: Any, words: Mapping[str, int] | None = None, **options: bool | None) -> Any:

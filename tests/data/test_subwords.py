@@ -1,6 +1,5 @@
 """Sub-word vocabularies: learned, saved, loaded and published ones, encoding and decoding texts."""
 
-import itertools
 import json
 import re
 
@@ -171,15 +170,6 @@ def test_unknown_tokens_and_ids(learned):
     assert vocabulary.decode([]) == ""
 
 
-def test_only_a_byte_level_encoding_has_pieces(learned):
-    """Also if all of its letters are among the characters that GPT-2 uses for bytes."""
-    for kind in {*learned} - {"byte_bpe"}:
-        with pytest.raises(ValueError, match="vocabulary: expected tokens made of bytes, like GPT-2's"):
-            _ = learned[kind].pieces
-    with pytest.raises(ValueError, match="expected tokens made of bytes"):
-        _ = Subwords.wordpiece(["films about cafes"] * 3, 60).sizes
-
-
 def test_texts_that_cannot_be_encoded(learned):
     for vocabulary in learned.values():
         for text in 5, None, ["a", "b"]:
@@ -240,11 +230,7 @@ def test_a_file_that_is_missing_or_damaged(learned, tmp_path):
     [
         ("normalizer", {"type": "Unheard"}),
         ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
-        ("normalizer", {"type": "Replace", "pattern": {"Regex": "(a"}, "content": ""}),
         ("normalizer", json.loads('{"type": "Sequence", "normalizers": [' * 200 + "]}" * 200)),
-        ("pre_tokenizer", {"type": "Split"}),
-        ("decoder", []),
-        ("model", {"type": "Neural"}),
         ("model", None),
     ],
 )
@@ -350,53 +336,14 @@ def test_berts_settings_come_from_the_folder(learned, tmp_path, lowercase, accen
         assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("do_lower_case", "yes", "true or false, got 'yes'"),
-        ("do_lower_case", None, "true or false, got None"),
-        ("strip_accents", "no", "true, false or null, got 'no'"),
-        ("strip_accents", 0, "true, false or null, got 0"),
-        ("tokenize_chinese_chars", 1, "true or false, got 1"),
-        ("tokenize_chinese_chars", None, "true or false, got None"),
-    ],
-)
-def test_a_setting_of_bert_of_another_type_is_named(learned, tmp_path, name, value, expected):
-    write_bert(tmp_path, learned, **{name: value})
-    with pytest.raises(DataError, match=rf"tokenizer_config\.json: {name}: expected {expected}$"):
-        Subwords.from_bert(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("[1]")
-    with pytest.raises(DataError, match=r"tokenizer_config\.json is damaged"):
-        Subwords.from_bert(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "name", "value"),
-    [
-        ("tokenizer_config.json", "tokenizer_class", "BertJapaneseTokenizer"),
-        ("config.json", "tokenizer_class", "BertJapaneseTokenizer"),
-        ("tokenizer_config.json", "tokenizer_class", "XLMRobertaTokenizer"),
-        ("tokenizer_config.json", "word_tokenizer_type", "mecab"),
-        ("tokenizer_config.json", "word_tokenizer_type", "sudachi"),
-        ("tokenizer_config.json", "subword_tokenizer_type", "character"),
-        ("tokenizer_config.json", "subword_tokenizer_type", "sentencepiece"),
-        ("tokenizer_config.json", "do_word_tokenize", False),
-        ("tokenizer_config.json", "do_subword_tokenize", False),
-        ("tokenizer_config.json", "do_basic_tokenize", False),
-        ("tokenizer_config.json", "clean_text", False),
-        ("tokenizer_config.json", "never_split", ["東京"]),
-        ("tokenizer_config.json", "wordpieces_prefix", "@@"),
-        ("tokenizer_config.json", "unk_token", "<unk>"),
-        ("tokenizer_config.json", "unk_token", {"content": "<unk>", "lstrip": False}),
-    ],
-)
-def test_a_bert_that_splits_texts_in_another_way_is_refused(learned, tmp_path, file, name, value):
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_a_folder_with_another_tokenizer_is_refused(learned, tmp_path, file):
     write_bert(tmp_path, learned)
-    (tmp_path / file).write_text(json.dumps({"mecab_kwargs": {"mecab_dic": "unidic"}, name: value}))
-    with pytest.raises(
-        DataError, match=rf"{re.escape(file)}: {name}: expected .*, got .*, which may split texts in another"
-    ):
-        Subwords.from_bert(tmp_path)
+    write_gpt2(tmp_path, learned)
+    (tmp_path / file).write_text(json.dumps({"tokenizer_class": "BertJapaneseTokenizer"}))
+    for load in Subwords.from_bert, Subwords.from_gpt2, Subwords.from_roberta:
+        with pytest.raises(DataError, match=rf"{re.escape(file)}: tokenizer_class: expected .*, got 'BertJapanese.*"):
+            load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerFast", "DistilBertTokenizerFast", "ElectraTokenizer"])
@@ -406,27 +353,21 @@ def test_settings_that_change_nothing_are_accepted(learned, tmp_path, name):
     assert Subwords.from_bert(tmp_path).encode("the low").size == 2
 
 
-@pytest.mark.parametrize(("name", "value"), [("add_prefix_space", 1.5), ("tokenizer_class", "TokenizersBackend")])
-def test_a_gpt2_that_splits_texts_in_another_way_is_refused(learned, tmp_path, name, value):
-    write_gpt2(tmp_path, learned)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": False, name: value}))
-    with pytest.raises(
-        DataError, match=rf"tokenizer_config\.json: {name}: expected .*, got {value!r}, which may split"
-    ):
-        Subwords.from_gpt2(tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "TokenizersBackend"])
-def test_a_space_before_a_text(learned, tmp_path, kind):
-    """tokenizer_config.json decides, or tokenizer.json if the class is any that does what that says."""
-    for stated, written in itertools.product([False, True], repeat=2):
-        write_tokenizer(tmp_path, learned, "gpt2", "pre_tokenizer", "add_prefix_space", written)
-        settings = {"add_prefix_space": stated, "tokenizer_class": kind}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        vocabulary, text = Subwords.from_gpt2(tmp_path), "the low\nlow\n\nlow"
-        space = stated if kind == "GPT2Tokenizer" else written
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("space", [False, True])
+def test_a_space_before_a_text(learned, tmp_path, space, alone):
+    if alone:
+        tokenizer = json.loads(learned["byte_bpe"].tokenizer.to_str())
+        tokenizer["pre_tokenizer"]["add_prefix_space"] = space
+        (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    else:
+        write_gpt2(tmp_path, learned)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": space}))
+    vocabulary, text = Subwords.from_gpt2(tmp_path), "the low\nlow\n\nlow"
+    if alone:
         assert np.array_equal(vocabulary.encode(text), learned["byte_bpe"].encode(" " * space + text))
-        assert np.array_equal(vocabulary.encode_long(text), vocabulary.encode(text))
+    assert vocabulary.decode(vocabulary.encode(text)) == " " * space + text
+    assert np.array_equal(vocabulary.encode_long(text), vocabulary.encode(text))
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\r\n", " \n\n\n", "\n\n\t"])
@@ -556,68 +497,6 @@ def test_tokenizer_json_alone_is_read(learned, tmp_path, kind):
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "the low"
 
 
-TOKENIZER = {  # what GPT-2's and BERT's have beside their words
-    "gpt2": {
-        "model": {"type": "BPE"},
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
-    },
-    "bert": {
-        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"},
-        "normalizer": {"type": "BertNormalizer", "lowercase": False},
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-    },
-}
-
-
-def write_tokenizer(folder, learned, kind, part=None, name=None, value=None):
-    """A tokenizer.json, with one setting of one part changed; or the whole part, if `name` is None."""
-    model = json.loads(learned["byte_bpe" if kind == "gpt2" else "wordpiece"].tokenizer.to_str())["model"]
-    whole = json.loads(json.dumps(TOKENIZER[kind]))
-    whole["model"] |= {key: model[key] for key in ("vocab", "merges") if key in model}
-    if part is not None and name is None:
-        whole[part] = value
-    elif part is not None:
-        whole[part][name] = value
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
-
-
-@pytest.mark.parametrize(
-    ("kind", "part", "name", "value", "message"),
-    [
-        ("gpt2", "model", "type", "Unigram", "model.type: expected 'BPE', got 'Unigram', which may split"),
-        ("gpt2", "model", "byte_fallback", True, "model.byte_fallback: expected False, got True"),
-        ("gpt2", "model", "vocab", [], "expected tokens and their numbers"),
-        ("gpt2", "model", "vocab", {"a": 0}, "is not GPT-2's: <|endoftext|> missing"),
-        ("gpt2", "model", "vocab", {"a": 1}, "expected the numbers 0 to 0"),
-        ("gpt2", "model", "merges", {}, "model.merges: expected a list"),
-        ("gpt2", "model", "merges", [["t", "q"]], "merge 1: 'tq' is not in the vocabulary"),
-        ("gpt2", "model", "merges", [1], "merge 1: expected two tokens with a space between them, got '1'"),
-        ("gpt2", "model", "merges", [], "is truncated or belongs to another vocabulary"),
-        ("gpt2", "normalizer", None, {"type": "NFC"}, "normalizer: expected null, got {'type': 'NFC'}"),
-        ("gpt2", "pre_tokenizer", None, None, "pre_tokenizer: expected settings, got None"),
-        ("gpt2", "pre_tokenizer", "use_regex", False, "pre_tokenizer.use_regex: expected True, got False"),
-        ("gpt2", "added_tokens", None, [1], "expected tokens and their numbers"),
-        ("gpt2", "added_tokens", None, [{"content": "<pad>"}], "expected the numbers 0 to"),
-        ("bert", "model", "continuing_subword_prefix", "@@", "continuing_subword_prefix: expected '##', got '@@'"),
-        ("bert", "model", "max_input_chars_per_word", 7, "max_input_chars_per_word: expected 100, got 7"),
-        ("bert", "normalizer", "type", "Lowercase", "normalizer.type: expected 'BertNormalizer', got 'Lowercase'"),
-        ("bert", "normalizer", "lowercase", "yes", "do_lower_case: expected true or false, got 'yes'"),
-        ("bert", "pre_tokenizer", "type", "Whitespace", "pre_tokenizer.type: expected 'BertPreTokenizer'"),
-        ("bert", "model", "vocab", {"a": 0}, "is not BERT's"),
-    ],
-)
-def test_a_tokenizer_json_of_another_kind_is_refused(learned, tmp_path, kind, part, name, value, message):
-    read = getattr(Subwords, f"from_{kind}")
-    write_tokenizer(tmp_path, learned, kind)
-    text = "the low The"
-    ids = read(tmp_path).encode(text)
-    assert ids[0] != ids[-1]
-    write_tokenizer(tmp_path, learned, kind, part, name, value)
-    with pytest.raises(DataError, match=rf"tokenizer\.json.*{re.escape(message)}"):
-        read(tmp_path)
-
-
 def test_a_bert_with_tokens_of_white_space(learned, tmp_path):
     """Only the ends of lines are no part of a token: some vocabularies have both a no-break space and nothing."""
     write_bert(tmp_path, learned, more=["\u3000", "\u00a0", "the\u2003"])
@@ -630,44 +509,36 @@ def test_a_bert_with_tokens_of_white_space(learned, tmp_path):
 def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
     with pytest.raises(DataError, match=r"vocab\.txt: No such file"):
         Subwords.from_bert(tmp_path)
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nthe\n")
-    with pytest.raises(DataError, match=r"vocab\.txt is not BERT's: \[CLS\], \[SEP\], \[MASK\] missing"):
-        Subwords.from_bert(tmp_path)
     with pytest.raises(DataError, match=r"vocab\.json: No such file"):
         Subwords.from_gpt2(tmp_path)
+    write_bert(tmp_path, learned, do_lower_case="yes")
+    with pytest.raises(DataError, match=r"tokenizer_config\.json is damaged"):
+        Subwords.from_bert(tmp_path)
     write_gpt2(tmp_path, learned)
+    with pytest.raises(DataError, match=r"vocab\.json: <s>, <pad>, </s>, <unk>, <mask> missing"):
+        Subwords.from_roberta(tmp_path)
     words, merges = (tmp_path / "vocab.json").read_text(), (tmp_path / "merges.txt").read_text()
-    (tmp_path / "merges.txt").unlink()
-    with pytest.raises(DataError, match=r"merges\.txt: No such file"):
-        Subwords.from_gpt2(tmp_path)
-    lines = merges.splitlines()
-    after = len(lines) + 1
-    for text, message in (
-        (merges + "never seen\n", f"line {after}: 'never' is not in the vocabulary"),
-        (merges + "t q\n", f"line {after}: 'tq' is not in the vocabulary"),
-        (merges + "t h e\n", f"line {after}: expected two tokens with a space between them, got 't h e'"),
-        (merges + "\n", f"line {after}: expected two tokens with a space between them, got ''"),
-        (merges + lines[3] + "\n", f"line {after}: the same as line 4"),
-    ):
+    for text in merges + "t q\n", merges + "t h e\n", merges + "\n":
         (tmp_path / "merges.txt").write_text(text)
-        with pytest.raises(DataError, match=rf"merges\.txt, {message}$"):
+        with pytest.raises(DataError, match=r"merges\.txt is damaged, or belongs to another vocabulary: "):
             Subwords.from_gpt2(tmp_path)
     (tmp_path / "merges.txt").write_text(merges)
     for text, message in (
-        (words[:-9], r"is damaged: not JSON at line 1, column .*: Unterminated string"),
-        (words.replace("endoftext", "end"), r"is not GPT-2's: <\|endoftext\|> missing"),
-        (words.replace('"q": ', '"qq": '), r"is not GPT-2's: 1 of the 256 bytes missing, such as 'q'"),
-        (words.replace(": 17,", ": 18,"), r"is damaged: expected the numbers 0 to \d+, each of one token"),
-        (words.replace(": 17,", ': "17",'), r"is damaged: expected the numbers 0 to \d+, each of one token"),
-        ("[]", r"is damaged: expected an object \{...\}, got \[\]"),
+        (words[:-9], r" is damaged: not JSON at line 1, column .*: Unterminated string"),
+        (words.replace("endoftext", "end"), r": <\|endoftext\|> missing"),
+        (words.replace(": 17,", ": 99999999,"), r": .* has the id 99999999; expected 0 to"),
+        (words.replace(": 17,", ': "17",'), r": .* has the id '17'; expected 0 to"),
     ):
         (tmp_path / "vocab.json").write_text(text)
-        with pytest.raises(DataError, match=rf"vocab\.json {message}"):
+        with pytest.raises(DataError, match=rf"vocab\.json{message}"):
             Subwords.from_gpt2(tmp_path)
-    (tmp_path / "vocab.json").write_text(words)
-    (tmp_path / "merges.txt").write_bytes(b"#version: 0.2\n\xff")
-    with pytest.raises(DataError, match=r"merges\.txt is damaged: not UTF-8 at byte 14"):
-        Subwords.from_gpt2(tmp_path)
+    (tmp_path / "merges.txt").unlink()
+    (tmp_path / "vocab.json").unlink()
+    for kind, load in ("byte_bpe", Subwords.from_bert), ("wordpiece", Subwords.from_gpt2):
+        (tmp_path / "vocab.txt").unlink(missing_ok=True)
+        learned[kind].save(tmp_path / "tokenizer.json")
+        with pytest.raises(DataError, match=r"tokenizer\.json: .* missing"):
+            load(tmp_path)
 
 
 def test_merges_that_are_cut_short_anywhere(learned, tmp_path):
@@ -680,7 +551,7 @@ def test_merges_that_are_cut_short_anywhere(learned, tmp_path):
         assert Subwords.from_gpt2(tmp_path).fingerprint == expected
     path.write_bytes(whole.replace(b"\n", b"\r\n"))
     assert Subwords.from_gpt2(tmp_path).fingerprint == expected
-    for size in [0, 5, 14, 20, len(whole) // 2, *range(len(whole) - 12, len(whole) - 1)]:
+    for size in 0, 20, len(whole) // 2, len(whole) - 2:
         path.write_bytes(whole[:size])
         with pytest.raises(DataError, match=r"merges\.txt"):
             Subwords.from_gpt2(tmp_path)
@@ -698,7 +569,7 @@ def test_other_special_tokens_of_gpt2_need_no_merge(learned, tmp_path):
     assert len(Subwords.from_gpt2(tmp_path)) == len(words)
 
 
-def test_a_bert_vocabulary_that_is_truncated_or_repeats_a_token(learned, tmp_path):
+def test_a_bert_vocabulary_that_is_truncated(learned, tmp_path):
     """The size in config.json reveals a cut at the end of a line."""
     write_bert(tmp_path, learned)
     path = tmp_path / "vocab.txt"
@@ -708,12 +579,6 @@ def test_a_bert_vocabulary_that_is_truncated_or_repeats_a_token(learned, tmp_pat
     assert len(Subwords.from_bert(tmp_path)) == n
     path.write_text("\n".join(whole.splitlines()[:-7]) + "\n")
     with pytest.raises(DataError, match=rf"vocab\.txt has {n - 7} tokens, but the model of config\.json has {n}$"):
-        Subwords.from_bert(tmp_path)
-    path.write_text(whole + whole.splitlines()[9] + "\n")
-    with pytest.raises(DataError, match=rf"vocab\.txt is damaged: .* is in line 10 and in line {n + 1}$"):
-        Subwords.from_bert(tmp_path)
-    path.write_bytes(whole.encode() + b"\xff")
-    with pytest.raises(DataError, match=r"vocab\.txt is damaged: not UTF-8 at byte"):
         Subwords.from_bert(tmp_path)
 
 
