@@ -219,8 +219,8 @@ ENTRIES = [
     .case("strided, window", partial(sparse_transformer, heads=2, window=1))
     .case("fixed", partial(sparse_transformer, heads=4, kind="fixed", bias=True, recompute=True))
     .case(
-        "fixed, merged, learned positions",
-        partial(sparse_transformer, heads=3, kind="fixed", width=2, merged=True, positions="learned", norm="post"),
+        "fixed, learned positions",
+        partial(sparse_transformer, heads=4, kind="fixed", width=2, positions="learned", norm="post"),
     ),
     Entry("Pooler", "models/bert_heads.py")
     .derivation("", lambda d: derived(d, models.bert_heads.Pooler(d.C), d("B T C")))

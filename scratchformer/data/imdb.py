@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from ..checks import expect_at_least, expect_instance
 from ..rng import Key
 from ..shell.progress import counted, progress_bar
 from ..shell.reading import MEGABYTE, DataError, decoded, read_bytes
-from ..shell.text import printable, shown
+from ..shell.text import printable
 from ..shell.unpacking import is_tar, open_tar
 from .batching import Labelled
 from .download import fetch
@@ -38,17 +38,13 @@ FILENAME = "aclImdb_v1.tar.gz"
 LABELS = {"neg": 0, "pos": 1, "unsup": -1}
 FOLDERS = {"train": ("train/neg", "train/pos"), "test": ("test/neg", "test/pos"), "unsup": ("train/unsup",)}
 SPLITS = tuple(FOLDERS)
-RATINGS = {0: range(1, 5), 1: range(7, 11), -1: range(11)}  # that the reviews of each label have; 0 stands for none
-# The dataset's tables of word counts: one line for each review.
-TABLES = {"train": "train/labeledBow.feat", "test": "test/labeledBow.feat", "unsup": "train/unsupBow.feat"}
 
 MAX_REVIEW = MEGABYTE  # bytes of a review; the longest of the dataset has 14,106
 MAX_ARCHIVE, ARCHIVE_RATIO = 32 * MEGABYTE, 20  # limits of unpacking: see `open_tar`. The dataset has a ratio of 4.
-MAX_TABLE = 256 * MEGABYTE
 DEPTH = 3  # folders below the one that is given, in which data is looked for
 
 _ARCHIVE = re.compile(r"\.(tar|tgz)\b")
-_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/([^/]+)/([0-9]+)_([0-9]+)\.txt")
+_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos|unsup)/([0-9]+)_([0-9]+)\.txt")
 
 LabelledTexts = tuple[list[str], np.ndarray]
 
@@ -156,10 +152,8 @@ def read_splits(
     folders below, or a table or a folder of tables: see `read_tables`.
 
     Raises DataError, naming the file or member, if `path` is missing or damaged; if a split is empty and not in
-    `optional`; if a split has reviews of only one class; if the rating in a name is not one of its folder (1 to 4 in
-    neg, 7 to 10 in pos); if a folder has fewer reviews than its tables of word counts have lines; if two reviews with
-    the same class, number and rating have different texts (the same text in two archives counts once); or if a review
-    is not UTF-8, contains no word, or is longer than a megabyte.
+    `optional`; if a split has reviews of only one class; or if a review is not UTF-8, contains no word, or is longer
+    than a megabyte. A review that is in two archives counts once.
     """
     for split in splits:
         if split not in SPLITS:
@@ -196,28 +190,9 @@ def _read_members(sources: Sequence[Path], splits: Collection[str]) -> dict[str,
             for where, split, place, data in members(source, splits):
                 if not has_word(text := decoded(data, where)):
                     raise DataError(f"{where}: an empty review (no word in it)")
-                label, _, rating = place
-                if rating not in RATINGS[label]:
-                    low, high = RATINGS[label][0], RATINGS[label][-1]
-                    raise DataError(f"{where}: expected a rating from {low} to {high} in this folder, got {rating:,}")
-                if reviews_of[split].setdefault(place, text) != text:
-                    raise DataError(f"{where}: a second review with this number and rating, but a different text")
+                reviews_of[split][place] = text
                 bar.update()
-            if source.is_dir():
-                _check_whole(source, reviews_of)
     return reviews_of
-
-
-def _check_whole(folder: Path, reviews_of: Mapping[str, Mapping]) -> None:
-    """Raise DataError if the folder aclImdb has fewer reviews than its tables have lines."""
-    for split, reviews in reviews_of.items():
-        table = folder / TABLES[split]
-        lines = read_bytes(table, max_bytes=MAX_TABLE).count(b"\n") if reviews and table.is_file() else 0
-        if len(reviews) < lines:
-            raise DataError(
-                f"{folder}: expected {lines:,} reviews in {_folders(split)}, as in {table.name}, got {len(reviews):,}; "
-                f"unpack the archive again, or delete {table.name} if you want only a part"
-            )
 
 
 def _sources(path: Path) -> list[Path]:
@@ -253,11 +228,10 @@ def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member
     """The reviews of `splits` in a tar archive, in its own order; raises DataError if it is truncated or corrupt."""
     with open_tar(archive, DataError, MAX_ARCHIVE, ARCHIVE_RATIO) as tar:
         for member in tar:
-            parsed = _parse(member.name, splits) if member.isreg() else None
-            where, limit = f"{archive}: {printable(member.name)}", MAX_TABLE if parsed is None else MAX_REVIEW
-            if member.size > limit:
-                raise DataError(f"{where}: expected at most {limit:,} bytes, got {member.size:,}")
-            if parsed is not None:
+            if member.isreg() and (parsed := _parse(member.name, splits)):
+                where = f"{archive}: {printable(member.name)}"
+                if member.size > MAX_REVIEW:
+                    raise DataError(f"{where}: expected at most {MAX_REVIEW:,} bytes, got {member.size:,}")
                 yield where, *parsed, tar.extractfile(member).read()
 
 
@@ -271,15 +245,11 @@ def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
 
 
 def _parse(name: str, splits: Collection[str]) -> tuple[str, tuple[int, ...]] | None:
-    """Split and (label, number, rating) of the member `name`; None if it is not a review of `splits`. Raises DataError
-    for a review of a third class.
-    """
+    """Split and (label, number, rating) of the member `name`; None if it is not a review of `splits`."""
     match = _MEMBER.fullmatch(name)
     if match is None:
         return None
     half, kind, number, rating = match.groups()
-    if kind not in LABELS:
-        raise DataError(f"{printable(name)}: expected two classes, neg and pos, got the folder {shown(kind)}")
     if kind == "unsup" and half == "test":
         return None
     split = "unsup" if kind == "unsup" else half

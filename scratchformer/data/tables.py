@@ -50,8 +50,6 @@ def _separated(path: Path, text: str, header: set[str], quoted: bool) -> Iterato
     options: dict[str, Any] = {}
     if "\t" in text[: text.find("\n") if "\n" in text else None]:
         options = {"delimiter": "\t", "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE}
-        if quoted and '\\"' in text:  # as in labeledTrainData.tsv
-            options["escapechar"] = "\\"
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, **options)
     names: list[str] | None = None
     try:

@@ -49,13 +49,6 @@ def _plain(text: str) -> str:
     return text.lower().replace("<br />", " ").replace("’", "'")
 
 
-def _writable(text: str) -> bool:
-    try:
-        return bool(text.encode())
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-
-
 def expect_sequence(ids: Sequence[int] | np.ndarray, size: int) -> np.ndarray:
     """`ids` as an array (T,) of integers from 0 to `size` − 1; raises an error if they are not."""
     array = expect_array("ids", ids)
@@ -70,8 +63,8 @@ class Vocabulary:
     """A list of words: `<pad>` with id 0, `<unk>` with id 1, then the given ones.
 
     The attribute `words` is the whole list, including these two. `encode` finds a word only if `tokenize` makes it, so
-    words must be in lower case. Raises ValueError if a word occurs twice, is empty, contains white space (`save` writes
-    one word per line), or cannot be written in UTF-8.
+    words must be in lower case. Raises ValueError if a word occurs twice, is empty or contains white space (`save`
+    writes one word per line).
     """
 
     words: tuple[str, ...]
@@ -88,8 +81,6 @@ class Vocabulary:
         for i, word in enumerate(self.words):
             if word.split() != [word]:
                 raise ValueError(f"words: number {i}, {shown(word)}, is empty or contains white space")
-            if not word.isascii() and not _writable(word):
-                raise ValueError(f"words: number {i}, {shown(word)}, cannot be written in UTF-8")
 
     @classmethod
     def build(cls, texts: Iterable[str], size: int) -> Vocabulary:

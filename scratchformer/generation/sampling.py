@@ -149,8 +149,6 @@ def sample(p: np.ndarray, key: Key) -> np.ndarray:
     """
     p = expect_array("p", p, np.float64)
     expect_shape("p", p, "B V")
-    if p.shape[1] == 0:
-        raise ValueError("p: expected at least one column, got none")
     expect_key(key)
     u = key.generator().random((p.shape[0], 1))
     cumulated = np.cumsum(p, axis=-1)

@@ -42,10 +42,6 @@ class Published(NamedTuple):
         """Of the names in the file if the model has a head."""
         return f"{self.name.lower()}."
 
-    @property
-    def architectures(self) -> list[str]:
-        return [self.name + head for head in HEADS]
-
 
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 COMPUTED = {  # settings, and the values that this implementation supports
@@ -55,11 +51,7 @@ COMPUTED = {  # settings, and the values that this implementation supports
     "tie_word_embeddings": (True,),
 }
 HEAD_COMPUTED = {"problem_type": (None, "single_label_classification")}  # the same, for a classification output
-# The ends of the names of the library's models. Only the first has the classification output that is meant here.
-HEADS = (
-    "ForSequenceClassification", "Model", "ForPreTraining", "ForMaskedLM", "LMHeadModel", "ForNextSentencePrediction",
-    "ForTokenClassification", "ForMultipleChoice", "ForQuestionAnswering",
-)  # fmt: skip
+CLASSIFIER = "ForSequenceClassification"  # ends the name of the library's class with the output that is meant here
 BERT = Published(
     "Bert",
     settings={
@@ -178,7 +170,7 @@ def bert_config(folder: Folder, dropout: float | None) -> dict[str, Any]:
     computed = COMPUTED | {kind.activation: tuple(kind.activations)}
     settings, model_type = kind.settings, kind.prefix[:-1]
     fractions = [name for name in FRACTIONS if name in settings]
-    config = read_config(folder, model_type, settings, computed, fractions, architectures=kind.architectures)
+    config = read_config(folder, model_type, settings, computed, fractions)
     options = {ours: config[theirs] for theirs, ours in settings.items()} | {**kind.fixed}
     C, F = options["d_model"], options["d_ff"]
     tables = {"tokens": "vocab_size", "positions": "max_length", "segments": "segments"}
@@ -208,11 +200,11 @@ def stored_classes(folder: Folder, names: Mapping[str, tuple[int, ...]]) -> int:
     kind = published_as(folder)
     C = next(theirs for theirs, ours in kind.settings.items() if ours == "d_model")
     config = read_config(folder, tuple(PUBLISHED), (C,), HEAD_COMPUTED)
-    architectures = config.get("architectures") or kind.architectures[:1]
+    architectures = config.get("architectures") or [kind.name + CLASSIFIER]
     output, pooler = (f"{kind.layers[name]}.weight" for name in ("output", "pooler.dense"))
-    if architectures != kind.architectures[:1] or not {output, pooler} <= names.keys():
+    if architectures != [kind.name + CLASSIFIER] or not {output, pooler} <= names.keys():
         raise PretrainedError(
-            f"{folder} has no output for classes of texts ({', '.join(architectures)}): pass num_classes, and "
+            f"{folder} has no output for classes of texts ({shown(architectures)}): pass num_classes, and "
             "new_head=True if it has another output"
         )
     classes = names[output][:1]

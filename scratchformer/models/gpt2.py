@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
-from ..checks import expect_boolean, expect_fraction
+from ..checks import expect_boolean
 from ..nn import Layer, Linear, TiedOutput
 from ..rng import Key, Zeros
 from .body import Body
-from .pretrained import Folder, PretrainedError, expect_sizes, making, read_config
+from .pretrained import Folder, expect_sizes, read_config
 from .published import PublishedDecoder
 
 STD = 0.02  # of the initial weights
@@ -23,8 +22,7 @@ SIZES = {
     "n_layer": "depth",
     "n_positions": "context",
 }
-DROPOUTS = ("embd_pdrop", "resid_pdrop")  # after the embedding, and at the end of the branches: one number here
-FRACTIONS = (*DROPOUTS, "layer_norm_epsilon")
+FRACTIONS = ("resid_pdrop", "layer_norm_epsilon")
 COMPUTED = {  # settings, and the values that this implementation supports
     "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),  # the last is GELU itself
     "scale_attn_weights": (True,),
@@ -109,16 +107,13 @@ class GPT2(PublishedDecoder):
     ) -> GPT2:
         """The model in a Hugging Face folder: sizes from its config.json, weights from one file or several.
 
-        Any of the four sizes. dropout: None for the folder's, which must be the same after the embedding (embd_pdrop)
-        and in the blocks (resid_pdrop); each is 0.1 if it is not given. recompute, dtype: as for every
-        `PublishedDecoder`. Raises PretrainedError, naming the file and what is wrong in it: a setting that would change
-        the mathematics, or tensors that are missing, unknown or of the wrong shape; ValueError for a dropout out of
-        range.
+        Any of the four sizes. dropout: None for that of the folder's blocks (resid_pdrop), 0.1 if it is not given.
+        recompute, dtype: as for every `PublishedDecoder`. Raises PretrainedError, naming the file and what is wrong in
+        it: a setting that would change the mathematics, or tensors that are missing, unknown or of the wrong shape;
+        ValueError for a dropout out of range.
         """
         if dropout is None:
-            with making(folder):
-                dropout = _dropout(folder, _config(folder))
-                expect_fraction("dropout", dropout, letter="p")
+            dropout = _config(folder).get("resid_pdrop", 0.1)
         return super().from_pretrained(folder, None, dropout, recompute, dtype)
 
     @classmethod
@@ -154,14 +149,3 @@ class GPT2(PublishedDecoder):
 def _config(folder: Folder) -> dict[str, Any]:
     """The config.json of a folder. Raises PretrainedError if it describes a model that computes something else."""
     return read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS, optional=("n_inner",))
-
-
-def _dropout(folder: Folder, config: Mapping[str, Any]) -> float:
-    """The dropout of a folder with this config; raises PretrainedError if it has two different ones."""
-    embedding, branches = (config.get(name, 0.1) for name in DROPOUTS)
-    if embedding != branches:
-        raise PretrainedError(
-            f"{Path(folder) / 'config.json'}: embd_pdrop: expected the same as resid_pdrop, {branches}, "
-            f"got {embedding}: choose one by passing dropout"
-        )
-    return branches

@@ -42,13 +42,6 @@ WEIGHTS = "model.safetensors"
 INDEX = WEIGHTS + ".index.json"  # of weights in several files
 # The names in a file of a layer's own parameters.
 LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
-# Other names of settings, which the library prefers if a config.json has both.
-ALIASES = {
-    **dict.fromkeys(("n_embd", "dim"), "hidden_size"),
-    **dict.fromkeys(("n_head", "n_heads"), "num_attention_heads"),
-    **dict.fromkeys(("n_layer", "n_layers"), "num_hidden_layers"),
-    "n_positions": "max_position_embeddings",
-}
 FLOATING = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # types of tensors that are read, and NumPy's
 MAX_WHOLE = 2**31 - 1  # the largest size
 
@@ -110,10 +103,6 @@ def read_config(
             raise PretrainedError(f"{path}: {name}: expected {expected}, got {shown(value)}")
         if value > MAX_WHOLE:
             raise PretrainedError(f"{path}: {name}: expected at most {MAX_WHOLE:,}, got {shown(value)}")
-    for name in names:
-        alias = ALIASES.get(name, name)
-        if (other := config.get(alias, config[name])) != config[name]:
-            raise PretrainedError(f"{path}: {alias}: expected {config[name]}, as {name}, got {shown(other)}")
     for name, values in computed.items():
         chosen = config.get(name, values[0])
         if not any(chosen == value and isinstance(chosen, bool) == isinstance(value, bool) for value in values):
@@ -206,7 +195,6 @@ def load_weights(
     unused = [name for name in stored if name not in known]
     copies = [name for name in unused if tied.get(name) in stored]
     problems += [f"unknown: {n}" for n in unused if n not in copies and not re.fullmatch(ignored, n)]
-    problems += [f"twice: {n}" for n in stored if prefix and {n, prefix + n} <= available.keys()]
     problems += [stored[name].unreadable(name) for name in {*copies, *(known & stored.keys())}]
     problems += [
         _mismatch(t.name, stored_shape(params, name, tensors), stored[t.name].shape)
@@ -318,18 +306,9 @@ def tensors_at(path: Path) -> tuple[Path, dict[str, Stored]]:
         except (SafetensorError, OSError) as error:
             raise PretrainedError(f"{part} is damaged: {printable(str(error))}") from error
         for name in names:
-            if name in tensors:
-                raise PretrainedError(f"{part}: {printable(name)} is in {printable(tensors[name].path.name)} too")
             entry = header[name]
             tensors[name] = Stored(part, entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0])
-    if index is not None:
-        path = path.with_name(INDEX)
-        for name in sorted(index.keys() | tensors.keys()):
-            listed, place = index.get(name, "no file"), tensors[name].path.name if name in tensors else "no file"
-            if listed != place:
-                where = f"expected in {printable(listed)}, found in {printable(place)}"
-                raise PretrainedError(f"{path}: {printable(name)}: {where}")
-    return path, tensors
+    return path if index is None else path.with_name(INDEX), tensors
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:

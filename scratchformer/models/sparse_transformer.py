@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..checks import expect_boolean, expect_one_of, expect_positive
+from ..checks import expect_one_of, expect_positive
 from ..nn import GridPositions, Linear
 from ..rng import Key, fold
 from .language_model import LanguageModel
@@ -31,7 +31,6 @@ class SparseTransformer(LanguageModel):
       kind "strided": the last `stride` positions, and those at multiples of `stride` before, for data with rows: in an
       image `stride` pixels wide, the row and the column. kind "fixed": the query's own block of `stride` positions, and
       the last `width` positions of every block, where a model of text can store a summary of the block.
-      merged: every head sees what both halves see, at the cost of both.
     - Positions are the row and the column in a grid `stride` wide. Its tables are much smaller than one of n vectors,
       and are trained by every row and every column.
     - The norm comes before each branch, the activation is GELU, and the initial weights are small, so that many blocks
@@ -40,7 +39,7 @@ class SparseTransformer(LanguageModel):
       are smaller by √(2 depth). The output map starts as in `LanguageModel`; the paper's starts at 0, from where small
       models learn slowly.
 
-    vocab_size: V (256 for bytes). d_model, heads, depth: C, H (even, unless merged) and the number of blocks. context:
+    vocab_size: V (256 for bytes). d_model, heads, depth: C, H (even) and the number of blocks. context:
     the longest sequence. width: for kind "fixed"; must be 1 for the other. window: for kind "strided", how many
     positions, itself included, the nearby heads see; None for stride + 1, as in the paper. With fewer than `stride`,
     some earlier positions are out of reach. positions: "grid", or one of those of `Body`. `body`: the other options of
@@ -61,7 +60,6 @@ class SparseTransformer(LanguageModel):
         stride: int,
         kind: str = "strided",
         width: int = 1,
-        merged: bool = False,
         window: int | None = None,
         positions: str = "grid",
         norm: str = "pre",
@@ -70,7 +68,6 @@ class SparseTransformer(LanguageModel):
         **body: Any,
     ) -> None:
         expect_positive(d_model=d_model, heads=heads, depth=depth, context=context, stride=stride, width=width)
-        expect_boolean(merged=merged)
         expect_one_of("kind", kind, KINDS)
         if kind != "fixed" and width != 1:
             raise ValueError(f"width: only for kind 'fixed', expected 1 for kind {kind!r}, got {width}")
@@ -78,7 +75,7 @@ class SparseTransformer(LanguageModel):
             expect_positive(window=window)
             if kind != "strided":
                 raise ValueError(f"window: only for kind 'strided', expected None for kind {kind!r}, got {window}")
-        if heads % 2 and not merged:
+        if heads % 2:
             raise ValueError(f"heads: expected an even number, half for each pattern, got {heads}")
         std = STD / math.sqrt(d_model)
         body = {"norm": norm, "activation": activation, "embedding_std": std, **body}
@@ -87,7 +84,7 @@ class SparseTransformer(LanguageModel):
         super().__init__(vocab_size, d_model, heads, depth, context, key, positions=kept, **body)
         self.config["embedding_std"] = body["embedding_std"]
         near, far = KINDS[kind](stride, stride + 1 if window is None else window, width)
-        self.pattern = near | far if merged else ops.Heads(near, far)
+        self.pattern = ops.Heads(near, far)
         for name, layer in self.named_layers():
             if isinstance(layer, Linear) and layer is not self.output:
                 start(layer, math.sqrt(2 * depth) if name.endswith((".unify", ".down")) else 1, fold(key, name))

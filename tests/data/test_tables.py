@@ -8,7 +8,6 @@ import re
 import tracemalloc
 import zipfile
 
-import numpy as np
 import pytest
 
 from scratchformer.data import DataError, load_imdb, read_splits, tables
@@ -148,17 +147,6 @@ def test_a_table_without_a_test_part_is_divided_always_alike(tmp_path):
     assert sorted(first["train"][0] + first["test"][0]) == sorted(text for _, text, _ in REVIEWS["train"])
 
 
-def test_labels_as_in_the_tutorial_on_word_vectors(tmp_path):
-    """labeledTrainData.tsv: quotation marks inside a review have a backslash."""
-    lines = ["id\tsentiment\treview", *(f'"{i}_8"\t{i % 2}\t"He said: \\"good {i}\\"."' for i in range(8))]
-    (tmp_path / "labeledTrainData.tsv").write_text("\n".join(lines))
-    (tmp_path / "unlabeledTrainData.tsv").write_text('id\treview\n"9_0"\t"Not \\"read\\"."\n')
-    with pytest.warns(UserWarning, match="4 of 8"):
-        splits = read_splits(tmp_path)
-    assert set(splits["train"][0] + splits["test"][0]) == {f'He said: "good {i}".' for i in range(8)}
-    assert splits["unsup"][0] == ['Not "read".']
-
-
 def test_a_classifier_learns_from_a_table(tmp_path):
     for name, content in LAYOUTS["csv"]().items():
         (tmp_path / name).write_bytes(content)
@@ -202,19 +190,6 @@ def test_without_pyarrow(tmp_path, monkeypatch):
     path.write_bytes(b"PAR1\x15\4\x15\0")
     with pytest.raises(DataError, match=r"a Parquet file, which needs pyarrow: pip install 'scratchformer\[files\]'"):
         list(rows(path, ()))
-
-
-def test_no_byte_of_a_table_raises_another_error(tmp_path):
-    """Damage in any place: a review is another one, or the error names the file."""
-    path = tmp_path / "a"
-    for content in (separated(labelled("train", review=1, sentiment=2)), json_lines(labelled("train", **HUB))):
-        for place in np.random.default_rng(0).integers(0, len(content), 200).tolist():
-            for byte in (0, ord('"'), ord("\n"), ord("{"), 0xFF):
-                path.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
-                try:
-                    list(rows(path, ("review", "text")))
-                except DataError as error:
-                    assert str(error).startswith(str(path))
 
 
 def repeated(kind):

@@ -153,8 +153,3 @@ def test_ids_that_are_no_row_of_integers():
         with pytest.raises(error, match=r"^ids: expected"):
             vocabulary.decode(wrong)
     assert vocabulary.decode([]) == ""
-
-
-def test_a_word_that_could_not_be_saved():
-    with pytest.raises(ValueError, match=r"words: number 3, '\\udcff', cannot be written in UTF-8"):
-        Vocabulary.build(["\udcff a"], 10)

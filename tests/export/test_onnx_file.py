@@ -34,7 +34,6 @@ MODELS = {
     "by block": lambda: Llama(**SIZES, by_block={"window": [None, 3]}),
     "strided": lambda: SparseTransformer(**SIZES, stride=4),
     "fixed": lambda: SparseTransformer(**SIZES, stride=4, kind="fixed", width=2),
-    "merged": lambda: SparseTransformer(**SIZES, stride=4, merged=True),
     "TransformerXL": lambda: TransformerXL(**SIZES, memory=5),
 } | {f"family {family.__name__}": lambda family=family: family(**SIZES) for family in FAMILIES.values()}
 

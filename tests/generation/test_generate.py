@@ -370,11 +370,6 @@ def test_a_list_of_prompts_that_are_no_tokens_is_refused(make_model, prompts, er
         next(generate(make_model(), prompts, 3))
 
 
-def test_prompts_may_be_of_several_types_of_integers(make_model):
-    texts = [np.array([1, 2], np.uint64), [1, 2], np.array([1, 2], np.int8)]
-    assert len({*map(int, next(generate(make_model(), texts, 1, temperature=0)))}) == 1
-
-
 def test_each_sequence_ends_at_its_own_stop_token(device, make_model):
     """Up to there it is what it would be without, and then -1; when all have ended, so has the whole."""
     model = make_model(device)

@@ -79,18 +79,14 @@ CHANGING = dict(
     **{name: [{"a": 1}] for name in ("use_bdlora", "a_setting_of_a_later_version")},
 )
 HARMLESS = dict(
-    init_lora_weights=[True, False, "gaussian", "eva", "orthogonal", "mica"],
-    use_rslora=[True, False, None],
-    target_modules=["all-linear", ["q_proj"]],
-    layers_to_transform=[[0]],
-    layers_pattern=["layers"],
-    lora_dropout=[0.1],
-    fan_in_fan_out=[True, False],
-    eva_config=[{"rho": 2.0}],
-    base_model_name_or_path=["somewhere"],
-    task_type=["CAUSAL_LM"],
-    inference_mode=[True],
-    **{name: [None] for name in CHANGING if name not in ("init_lora_weights", "bias", "use_rslora")},
+    dict.fromkeys(name for name in CHANGING if name not in ("init_lora_weights", "bias", "use_rslora")),
+    init_lora_weights="eva",
+    use_rslora=None,
+    target_modules=["q_proj"],
+    lora_dropout=0.1,
+    fan_in_fan_out=True,
+    eva_config={"rho": 2.0},
+    task_type="CAUSAL_LM",
 )
 
 
@@ -103,9 +99,7 @@ def test_a_setting_that_changes_the_result_is_refused_by_name(setting, tmp_path)
             load_adapter(llama, write(tmp_path, good, **{setting: value}))
 
 
-@pytest.mark.parametrize("setting", HARMLESS)
-def test_a_setting_that_changes_nothing_is_accepted(setting, tmp_path):
+def test_settings_that_change_nothing_are_accepted(tmp_path):
     llama, name = Llama(11, 8, 2, 2, 5), "model.layers.0.self_attn.q_proj"
     good = {f"{name}.lora_A": normal(2, 8), f"{name}.lora_B": normal(8, 2)}
-    for value in HARMLESS[setting]:
-        load_adapter(llama, write(tmp_path, good, **{setting: value}))
+    load_adapter(llama, write(tmp_path, good, **HARMLESS))

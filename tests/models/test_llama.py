@@ -117,11 +117,6 @@ def test_what_a_position_sees(window, device):
         assert moved.tolist() == [t <= s < t + (T if window is None else 2 * window - 1) for s in range(T)]
 
 
-def test_gradient_of_the_loss(device, check_loss_backward):
-    model = make(device, dropout=0.2, window=3, tied=True, scaling=LLAMA3, **BIASES)
-    check_loss_backward(model, IDS, np.roll(IDS, -1, axis=1))
-
-
 @pytest.mark.parametrize("window", [None, 1, 3, T + 5])
 def test_the_cache_agrees_with_forward(window, device):
     """Token after token and in pieces, and after the context slid."""

@@ -56,7 +56,6 @@ def test_sizes_that_are_not_integers(make, name, size):
         (lambda **flag: models.Body(5, 4, 2, 1, 3, **flag), "recompute"),
         (lambda **flag: models.LanguageModel(5, 4, 2, 1, 3, **flag), "bias"),
         (lambda **flag: models.Classifier(5, 2, 4, 2, 1, 3, **flag), "bias"),
-        (lambda **flag: models.SparseTransformer(5, 4, 2, 1, 3, 2, **flag), "merged"),
         (lambda **flag: models.BertPretraining(5, 4, 2, 1, 3, **flag), "next_sentence"),
     ],
 )

@@ -112,13 +112,6 @@ def test_x_of_another_shape():
         nn.SinusoidalPositions()(np.ones((3, 4), np.float32))
 
 
-@pytest.mark.parametrize("layer", [nn.SinusoidalPositions(), nn.PositionEmbedding(5, 4), nn.GridPositions(5, 4, 2)])
-def test_integers_get_no_positions(layer):
-    """Sinusoids as integers would all be 0, 1 or -1."""
-    with pytest.raises(TypeError, match="x: expected a floating-point array, got int64"):
-        layer(np.ones((2, 3, 4), int))
-
-
 @pytest.mark.parametrize("scale", [1, 2, 0.5])
 @pytest.mark.parametrize("start", [0, 2])
 def test_a_sum_of_embeddings_is_its_parts_one_after_another(scale, start, device):

@@ -251,14 +251,6 @@ def test_a_new_optimizer_trains_a_copied_model(copied):
 # Parameters that changed after the optimizer was made
 
 
-def test_a_cast_model_is_noticed():
-    model = language_model()
-    adam = Adam(model.parameters(), 1e-2)
-    model.to(dtype=np.float64)
-    with pytest.raises(ValueError, match=r"params: expected float32 on cpu, got float64 on cpu: .*layer\.to"):
-        adam.step()
-
-
 def test_a_moved_model_is_noticed():
     model = language_model()
     adam = Adam(model.parameters(), 1e-2)
@@ -320,17 +312,6 @@ def test_a_layer_that_was_frozen_is_noticed():
         adamw.step()
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 6])
-def test_at_most_three_names_are_listed(count):
-    params = [Param(np.zeros(2), f"p{i}") for i in range(6)]
-    sgd = SGD(params, 1e-2)
-    for p in params[:count]:
-        p.frozen = True
-    listed = ", ".join(p.name for p in params[: min(3, count)]) + f" and {count - 3} more" * (count > 3)
-    with pytest.raises(ValueError, match=f"^params: {listed} frozen or unfrozen after the optimizer was made"):
-        sgd.step()
-
-
 def test_an_unfrozen_parameter_is_noticed():
     model = language_model()
     model.output.b.frozen = True
@@ -339,9 +320,9 @@ def test_an_unfrozen_parameter_is_noticed():
     model.output.b.frozen = False
     with pytest.raises(ValueError, match=r"params: output\.b frozen or unfrozen after the optimizer"):
         adam.step()
-    model.output.w.frozen = True
-    model.body.tokens.table.frozen = True
-    with pytest.raises(ValueError, match=r"params: \S+, \S+, \S+ frozen or unfrozen after the optimizer"):
+    for p in model.parameters():
+        p.frozen = True
+    with pytest.raises(ValueError, match=r"params: \S+, \S+, \S+ and \d+ more frozen or unfrozen after the optimizer"):
         adam.step()
 
 
@@ -405,26 +386,6 @@ def test_parameters_are_floating_point_numbers():
         Linear(2, 3).to(np.float64)
 
 
-@pytest.mark.parametrize("name", ["data", "grad"])
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (np.ones((3, 2), np.float32), r"w\.{}: expected \(2, 3\), got \(3, 2\)"),
-        (np.float32(1), r"w\.{}: expected \(2, 3\), got \(\)"),
-        (None, r"w\.{}: expected an array \(2, 3\), got None"),
-        (0, r"w\.{}: expected an array \(2, 3\), got int"),
-        (np.ones((2, 3), complex), r"w\.{}: expected floating-point numbers, got complex128"),
-        (np.ones((2, 3), int), r"w\.{}: expected floating-point numbers, got int64"),
-        (STRICT.xp.asarray(np.ones((2, 3), np.float32)), "arrays of two devices"),
-    ],
-)
-def test_what_cannot_be_assigned_is_refused(name, value, message):
-    p = Param(np.ones((2, 3), np.float32), "w")
-    with pytest.raises((ValueError, TypeError), match=message.format(name)):
-        setattr(p, name, value)
-    assert (p.data == 1).all() and not p.grad.any()
-
-
 # Half precision
 
 
@@ -452,5 +413,5 @@ def test_settings_are_json_and_say_what_the_optimizer_is():
     muon = Muon(model.parameters(), groups=[Group("output.*", frozen=True)])
     for optimizer, whole in (adamw, []), (muon, [True]):
         groups = optimizer.settings()["groups"]
-        assert [g["whole"] for g in groups if "whole" in g] == whole
-        assert {*groups[0]} - {"whole"} == {"lr", "weight_decay", "frozen", "parameters"}
+        assert [g["whole"] for g in groups if g["whole"]] == whole
+        assert {*groups[0]} == {"lr", "weight_decay", "frozen", "whole", "parameters"}

@@ -288,7 +288,7 @@ MODELS = [
     (models.LanguageModel, dict(dropout=0.2)),
     (models.TransformerXL, dict(memory=7, dropout=0.2)),
     (models.SparseTransformer, dict(stride=3)),
-    (models.SparseTransformer, dict(stride=3, kind="fixed", width=2, merged=True, dropout=0.2)),
+    (models.SparseTransformer, dict(stride=3, kind="fixed", width=2, dropout=0.2)),
 ]
 
 
