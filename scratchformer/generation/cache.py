@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..backend import CPU, Array, array_module, to_cpu, to_device
+from ..backend import Array, array_module, to_cpu, to_device
 from ..checks import (
     checked_on_host,
     expect_array,
@@ -25,7 +25,6 @@ from ..models.encoder_decoder import expect_tokens
 from ..nn import Layer
 from ..nn.block import Stored
 from ..nn.embedding import extend_by_token
-from ..nn.quantized import QuantizedLinear
 from ..parallel.graphs import Recording, is_off, record, warn
 
 VECTOR = 16  # the most numbers that compiled code reads at once
@@ -142,20 +141,10 @@ class KeyValueCache:
         self.weights = model.parameters()[0].data
         self.stored = self.allocate(room_for(0, self.room))
         self.token_step = TokenStep(model, self.stored, batch_size) if has_token_step(model) else None
-        # Whether reading several tokens at once takes less time than one by one, for the same logits up to rounding.
-        plain = isinstance(model, LanguageModel) and extends_as(model, LanguageModel)
-        floats = self.weights.dtype in (np.float32, np.float64) and not any(
-            isinstance(layer, QuantizedLinear) for _, layer in model.named_layers()
-        )
-        self.recalls = plain and floats and model.device is CPU
 
     def allocate(self, length: int) -> list[Stored]:
         """Room for `length` positions of each sequence."""
         return self.model.allocate(self.batch_size, length)
-
-    def make_room(self, ids: np.ndarray) -> None:
-        """Make room for tokens ids (B, T) after the stored ones, if the model can see so many."""
-        grow(self.stored, self.length, room_for(self.length + ids.shape[1], self.room), self.allocate)
 
     def logits(self, ids: Array) -> Array:
         """Append the tokens ids (B, T) and return the logits (B, V) of the token after the last of them.
@@ -173,16 +162,6 @@ class KeyValueCache:
         self.length = length
         self.ids = None if self.ids is None else self.ids[:, :length]
 
-    def logits_of_each(self, ids: np.ndarray) -> Array:
-        """Append the tokens ids (B, T), for which there must be room, and return the logits (B, T, V) after each."""
-        with checked_on_host():
-            self.make_room(ids)
-            ids_there = to_device(ids, self.model.device)
-            logits = self.model.extend(ids_there, self.stored, self.length, last=ids.shape[1])
-        self.ids = ids if self.ids is None else np.concatenate([self.ids, ids], axis=1)
-        self.length += ids.shape[1]
-        return logits
-
     def _append(self, ids: np.ndarray) -> Array:
         """`logits` of ids that are checked."""
         seen = ids if self.ids is None else np.concatenate([self.ids, ids], axis=1)
@@ -195,7 +174,7 @@ class KeyValueCache:
 
     def extend(self, ids: np.ndarray) -> Array:
         """The logits (B, V) after new tokens ids (B, T), which follow the stored ones."""
-        self.make_room(ids)
+        grow(self.stored, self.length, room_for(self.length + ids.shape[1], self.room), self.allocate)
         if self.token_step is not None and ids.shape[1:] == (1,) and is_fast():
             logits = self.token_step(self.length, ids[:, 0])
             if logits is not None:
@@ -290,7 +269,6 @@ class SegmentCache(KeyValueCache):
 
     def __init__(self, model: TransformerXL, batch_size: int) -> None:
         super().__init__(model, batch_size)
-        self.recalls = False  # what is moved to the memory cannot be forgotten
         self.begun = 0  # where the segment begins in the arrays: the length of the memory
 
     def _append(self, ids: np.ndarray) -> Array:

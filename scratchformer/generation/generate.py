@@ -31,8 +31,6 @@ from ..shell.text import shown
 from .cache import KeyValueCache, cache_for
 from .sampling import choose, occurrences, penalised
 
-EVIDENCE, AHEAD = 12, 15  # how many last tokens must have occurred before, and how many that followed are tried
-CLEAR = 1e-4  # the lead of the most likely token, as a share of the largest logit, that no rounding can change
 ROWS = 8  # the smallest number of sequences worth a separate thread
 
 
@@ -120,26 +118,16 @@ def _continued(
     with fast():  # loads libraries, which are limited, too
         blas = ThreadpoolController().select(user_api="blas")
     new = np.stack([ids[: len(seen[0])] for ids in seen])
-    allowed, known = options[-1], list[int]()  # tokens that were read ahead
-    recalls = B == 1 and options[0] == 0 and occurred is None and caches[0].recalls
-    text = "".join(map(chr, seen[0].tolist())) if recalls else ""
     steps: deque[np.ndarray] = deque(maxlen=later[-1] + 1)  # what the last steps have appended
     with ThreadPoolExecutor(threads) as pool:
         for i in range(tokens + later[-1] if tokens else 0):
             # Products with few rows are limited by memory, so more BLAS threads would only wait for each other.
             few = new.shape[1] == 1 and caches[0].length < caches[0].room
             with fast(), blas.limit(limits=1 if threads > 1 or few else None):
-                if recalls and i and not known:
-                    known = _recalled(caches[0], text, tokens - i, allowed)
-                if not known:
-                    z = np.concatenate(list((pool.map if threads > 1 else map)(logits, caches, parts)))
-            if known:
-                ids = np.array([known.pop(0)])
-            else:
-                if occurred is not None:
-                    z = penalised(z, occurred, repetition_penalty)
-                ids = choose(z, *options, key=key.fold(i))
-            text += chr(ids[0]) if recalls else ""
+                z = np.concatenate(list((pool.map if threads > 1 else map)(logits, caches, parts)))
+            if occurred is not None:
+                z = penalised(z, occurred, repetition_penalty)
+            ids = choose(z, *options, key=key.fold(i))
             for b in range(bisect_right(later, i), B):  # those that are still read
                 ids[b] = seen[b][len(seen[0]) + i]
             if occurred is not None:
@@ -148,38 +136,6 @@ def _continued(
             if i >= later[-1]:
                 yield np.array([steps[begun][b] for b, begun in enumerate(later)])
             new = ids[:, None]
-
-
-def _recalled(cache: KeyValueCache, text: str, tokens: int, allowed: np.ndarray | None) -> list[int]:
-    """The next greedy tokens, at most `tokens`, that can be known from one pass of the model; often none.
-
-    text: all tokens so far, as characters. The last of them is not in the cache yet. If the last EVIDENCE tokens have
-    occurred before, those that followed them there are likely to follow again. They are read at once, after the last
-    token. As long as each is the most likely one after those before it, they are what greedy choice would write one by
-    one. The most likely token after the last right one is known as well. With several tokens, sums are added in another
-    order, so their rounding differs. So where the lead of the most likely token is too small, it is left to a step of a
-    single token.
-
-    Source: Leviathan, Kalman, Matias, "Fast inference from transformers via speculative decoding", 2023, where a
-    smaller model guesses; Yang et al., "Inference with reference", 2023, where the text does.
-    """
-    start = text.rfind(text[-EVIDENCE:], 0, len(text) - 1) + EVIDENCE
-    count = min(AHEAD, tokens - 1, cache.room - cache.length - 1)
-    if len(text) < EVIDENCE or start < EVIDENCE or count < 1:
-        return []
-    guess = np.resize([ord(letter) for letter in text[start : start + count]], count).tolist()  # repeated if too short
-    before = cache.length
-    z = to_cpu(cache.logits_of_each(np.array([[ord(text[-1]), *guess]])))[0]
-    if allowed is not None:
-        z = np.where(allowed, z, -np.inf)
-    rows, best = np.arange(len(z)), z.argmax(axis=1)
-    top, size = z[rows, best], np.where(np.isfinite(z), np.abs(z), 0).max(axis=1)
-    z[rows, best] = -np.inf
-    sure = top - z.max(axis=1) > CLEAR * size
-    n = int(np.argmin(np.append((best[:-1] == guess) & sure[:-1], False)))  # how many guesses are right
-    known = [*guess[:n], *best[n : n + int(sure[n])].tolist()]
-    cache.forget_after(before + len(known))  # the last token of the text, and all but the last of these
-    return known
 
 
 def expect_prompts(prompt: Any) -> list[np.ndarray]:

@@ -90,8 +90,6 @@ class LanguageModel(Predictor):
         """
         return self.body.allocate(batch_size, length)
 
-    def extend(self, ids: Array, stored: list[Stored], past: int, last: int = 1) -> Array:
-        """Logits (B, N, V) for the tokens after each of the `last` N of new tokens ids (B, T), which follow `past`
-        stored ones.
-        """
-        return extend_output(self.body.extend(ids, stored, past, self.pattern)[:, -last:], self.output)
+    def extend(self, ids: Array, stored: list[Stored], past: int) -> Array:
+        """Logits (B, 1, V) for the token after the last of new tokens ids (B, T), which follow `past` stored ones."""
+        return extend_output(self.body.extend(ids, stored, past, self.pattern)[:, -1:], self.output)

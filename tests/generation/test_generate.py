@@ -11,7 +11,7 @@ from scratchformer import dispatch
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.data import Subwords
 from scratchformer.dispatch import fast
-from scratchformer.generation import KeyValueCache, cache_for, generate, printable, quantize, stream_text, stream_texts
+from scratchformer.generation import cache_for, generate, printable, stream_text, stream_texts
 from scratchformer.generation.generate import Writing
 from scratchformer.models import GPT2, LanguageModel, Llama, SparseTransformer, TransformerXL
 from scratchformer.rng import Key
@@ -432,44 +432,3 @@ def test_a_penalty_counts_the_prompt_and_what_was_written(device, make_model):
     assert sorted(found.tolist()) == [*range(14, 31)]
     with pytest.raises(ValueError, match="repetition_penalty: expected"):
         next(generate(model, ids, 3, repetition_penalty=0))
-
-
-def test_integers_and_halves_are_read_token_by_token():
-    """Several tokens at once would be rounded in another way."""
-    model = MODELS["llama"]()
-    assert cache_for(model, 1).recalls
-    half = copy.deepcopy(model).to(dtype=pytest.importorskip("ml_dtypes").bfloat16)
-    assert not cache_for(half, 1).recalls and not cache_for(quantize(model), 1).recalls
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", [*MODELS, *WITH_WINDOWS])
-def test_recall_changes_no_greedy_text(name, dtype, monkeypatch):
-    """Whether the guesses are right or wrong, with tokens that are not allowed, and when the context slides."""
-    module = importlib.import_module("scratchformer.generation.generate")
-    model, read = (MODELS | WITH_WINDOWS)[name]().to(dtype=dtype), []
-    each = KeyValueCache.logits_of_each
-    monkeypatch.setattr(KeyValueCache, "logits_of_each", lambda *args: read.append(args[1].shape[1]) or each(*args))
-    for allowed in None, np.arange(31) % 3 > 0:
-        texts = []
-        for evidence in 10**9, 1, 3:
-            monkeypatch.setattr(module, "EVIDENCE", evidence)
-            read.clear()
-            texts.append(run(model, prompt(1, 7), 40, temperature=0, allowed=allowed).tolist())
-            assert bool(read) == (evidence == 1 and name != "transformer-xl") or evidence == 3
-        assert texts[0] == texts[1] == texts[2] and len(texts[0][0]) == 40
-
-
-def test_a_text_that_repeats_itself_takes_few_steps(make_model, monkeypatch):
-    """Many tokens are read at once, up to the end of the context and of the text."""
-    model, read = make_model(context=100, positions="none"), []
-    model.output.w.data[...] = 0
-    model.output.b.data[4] = 9
-    extend = LanguageModel.extend
-    spy = lambda self, ids, *rest, **last: read.append(ids.shape[1]) or extend(self, ids, *rest, **last)  # noqa: E731
-    monkeypatch.setattr(LanguageModel, "extend", spy)
-    assert run(model, prompt(1), 60, temperature=0).tolist() == [[4] * 60]
-    assert read == [5, *[1] * 12, 16, 16, 15]
-    read.clear()
-    run(model, prompt(1), 60)
-    assert read == [5, *[1] * 59]
