@@ -43,7 +43,6 @@ BERT_CLASSES = tuple(f"{kind}Tokenizer{fast}" for kind in ("Bert", "DistilBert",
 GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 ROBERTA_CLASSES = ("RobertaTokenizer", "RobertaTokenizerFast")
 
-LLAMA_SPECIALS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}  # in config.json, and their defaults
 JSON, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 # The files of a published folder that say how a text becomes tokens, and how a model is used.
 FILES = (
@@ -489,7 +488,7 @@ def bytes_of_words(token: str, added: bool = False) -> bytes:
 
 def _special_tokens(folder: Path, tokenizer: Any) -> list[str]:
     """The special tokens: those that tokenizer.json calls special, the token for what is unknown, the tokens that are
-    put around a text, and those that tokenizer_config.json, special_tokens_map.json or config.json name.
+    put around a text, and those that tokenizer_config.json or special_tokens_map.json names.
     """
     described = json.loads(tokenizer.to_str())
     added = tokenizer.get_added_tokens_decoder().values()
@@ -506,10 +505,6 @@ def _special_tokens(folder: Path, tokenizer: Any) -> list[str]:
         special += (
             [t for t in added.values() if isinstance(t, dict) and t.get("special")] if isinstance(added, dict) else []
         )
-    model = _settings(folder / "config.json")
-    numbers = [model.get(name, default) for name, default in LLAMA_SPECIALS.items()]
-    named = [tokenizer.id_to_token(number) for number in numbers if type(number) is int and 0 <= number < 2**32]
-    special += [token for token in named if token and _SPECIAL.fullmatch(token)]
     names = [token.get("content") if isinstance(token, dict) else token for token in special]
     return [name for name in names if isinstance(name, str) and name and tokenizer.token_to_id(name) is not None]
 

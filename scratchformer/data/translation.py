@@ -89,8 +89,7 @@ class TranslationBatches:
     Pairs are sorted by target length, then source length, ties in random order. They are cut where rows × the longest
     side would exceed `tokens`, and the batches are shuffled. All randomness comes from `key` and the epoch, so batch n
     is a function of n. The cuts depend only on the lengths, so every epoch has the same number of batches, `len()`.
-    Raises ValueError if there are no pairs or if one is longer than `tokens`.
-
+    Raises ValueError if one is longer than `tokens`.
     """
 
     def __init__(
@@ -140,11 +139,7 @@ def pairs_in_order(pairs: TokenPairs, tokens: int, subwords: Subwords) -> Iterat
 
 
 def lengths_of(pairs: TokenPairs) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths of the sources and of the targets, including END. Raises ValueError if there are no pairs, or more of
-    one side than of the other.
-    """
-    if len(pairs.source) != len(pairs.target) or not len(pairs.source):
-        raise ValueError(f"pairs: expected as many targets as sources, got {len(pairs.target)} for {len(pairs.source)}")
+    """The lengths of the sources and of the targets, including END."""
     return np.array([len(s) for s in pairs.source]), np.array([len(t) + 1 for t in pairs.target])
 
 

@@ -249,9 +249,7 @@ def rotary_settings(path: Path, config: Mapping[str, Any], default: float) -> tu
     rope = config.get(name) or {}
     if not isinstance(rope, dict):
         raise PretrainedError(f"{path}: {name}: expected settings by name, got {shown(rope)}")
-    beside = config.get("rope_theta", rope.get("rope_theta", default))
-    if (base := rope.get("rope_theta", beside)) != beside:
-        raise PretrainedError(f"{path}: rope_theta: expected {shown(base)}, as in {name}, got {shown(beside)}")
+    base = rope.get("rope_theta", config.get("rope_theta", default))
     kind = rope.get("rope_type", rope.get("type", "default"))
     whole = type(part := rope.get("partial_rotary_factor")) in (int, float) and part == 1  # of the width is rotated
     named = ("rope_theta", "rope_type", "type", *(["partial_rotary_factor"] if whole else []))

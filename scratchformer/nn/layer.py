@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
@@ -262,11 +261,7 @@ class Layer:
         by_id: dict[int, tuple[str, Param]] = {}
         for name, p in self._each_parameter(""):
             by_id.setdefault(id(p), (name, p))
-        named = dict(by_id.values())
-        if len(named) < len(by_id):
-            twice = [name for name, count in Counter(name for name, _ in by_id.values()).items() if count > 1]
-            raise ValueError(f"{twice[0]} is the name of two parameters: in a dict, 0 and '0' give the same name")
-        return named
+        return dict(by_id.values())
 
     def _each_parameter(self, prefix: str) -> Iterator[tuple[str, Param]]:
         """The parameters with their names, shared ones each time: the layer's own first, then those of sub-layers."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..backend import Array, array_module, device_of
-from ..checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of
+from ..checks import expect_at_least, expect_floating, expect_fraction, expect_instance, expect_number, expect_one_of
 from ..dispatch import operation
 from ..nn import Param
 from ..ops.rounding import bfloat16
@@ -148,7 +148,7 @@ class Muon(AdamW):
 
     The root is for matrices with more outputs J than inputs I.
 
-    hidden: which parameters with two axes are stepped so, as a pattern for names or a function, as in `Group`. By
+    hidden: which parameters with two axes are stepped so, as a pattern for names, as in `Group`. By
     default these are the weights of all linear layers in blocks: not tables, and not the output layer. All others are
     stepped as by `AdamW`, with the learning rate `adam_lr`, `betas` and `eps`. `lr` is that of the matrices; a schedule
     that sets it changes both in proportion. A matrix is never cut, neither for threads nor for processes.
@@ -173,15 +173,14 @@ class Muon(AdamW):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         groups: Sequence[Group] = (),
-        hidden: str | Callable[[str, Param], bool] = "*blocks.*.w",
+        hidden: str = "*blocks.*.w",
         precision: str = "float32",
     ) -> None:
         expect_number("lr", lr, zero=False)
         expect_number("adam_lr", adam_lr)
         expect_fraction("momentum", momentum)
         expect_one_of("precision", precision, PRECISIONS)
-        if not (isinstance(hidden, str) or callable(hidden)):
-            raise TypeError(f"hidden: expected a pattern for names or a function, got {hidden!r}")
+        expect_instance("hidden", hidden, str)
         self.adam_lr, self.momentum, self.precision = float(adam_lr), float(momentum), precision
         self.hidden = Group(hidden)
         super().__init__(params, lr, betas, eps, weight_decay, groups)
@@ -192,7 +191,7 @@ class Muon(AdamW):
             bfloat16(device_of(self.params[0].data))
 
     def is_whole(self, name: str, p: Param) -> bool:
-        return p.data.ndim == 2 and self.hidden.matches(name, p)
+        return p.data.ndim == 2 and self.hidden.matches(name)
 
     def rate_of(self, whole: bool) -> float:
         return 1.0 if whole else float(self.adam_lr / self.lr)

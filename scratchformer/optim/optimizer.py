@@ -36,24 +36,22 @@ def pieces(flat: Array) -> list[slice]:
 class Group:
     """A rule for how an optimizer treats the parameters that match.
 
-    match: a pattern for full names, such as "output.*" or "*.gamma" (`*` matches anything), or a function of the name
-    and the Param, such as `lambda name, p: p.data.ndim == 1`. lr, weight_decay: replace the optimizer's. When a
-    schedule changes the optimizer's `lr`, the group's changes in proportion. frozen: the parameters are not changed,
-    and the optimizer keeps no state for them.
+    match: a pattern for full names, such as "output.*" or "*.gamma" (`*` matches anything). lr, weight_decay: replace
+    the optimizer's. When a schedule changes the optimizer's `lr`, the group's changes in proportion. frozen: the
+    parameters are not changed, and the optimizer keeps no state for them.
     """
 
-    match: str | Callable[[str, Param], bool]
+    match: str
     lr: float | None = None
     weight_decay: float | None = None
     frozen: bool = False
 
-    def matches(self, name: str, p: Param) -> bool:
-        return fnmatchcase(name, self.match) if isinstance(self.match, str) else bool(self.match(name, p))
+    def matches(self, name: str) -> bool:
+        return fnmatchcase(name, self.match)
 
     def check(self) -> None:
         """Raise TypeError or ValueError, naming what is wrong."""
-        if not (isinstance(self.match, str) or callable(self.match)):
-            raise TypeError(f"groups: expected a pattern for names or a function, got {self.match!r}")
+        expect_instance("groups: match", self.match, str)
         expect_boolean(**{f"frozen of group {self.match!r}": self.frozen})
         for name in ("lr", "weight_decay"):
             if (value := getattr(self, name)) is not None:
@@ -184,7 +182,7 @@ class Optimizer:
                 raise ValueError(f"lr: expected a number > 0, since a group has its own, got {self.lr}")
         treatments, used = [], set()
         for name, p in zip(self.names, self.params, strict=True):
-            group = next((group for group in groups if group.matches(name, p)), Group("*"))
+            group = next((group for group in groups if group.matches(name)), Group("*"))
             used.add(id(group))
             whole = self.is_whole(name, p)
             lr = self.rate_of(whole) if group.lr is None else float(group.lr / self.lr)

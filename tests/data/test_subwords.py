@@ -429,15 +429,8 @@ DECODER = {"1": {"content": "<s>", "special": True}, "2": {"content": "</s>", "s
         dict(added=["<s>"], files={"tokenizer_config.json": {"added_tokens_decoder": DECODER}}),
         dict(files={"tokenizer_config.json": {"additional_special_tokens": ["<s>", "</s>"]}}),
         dict(files={"tokenizer_config.json": {"extra_special_tokens": {"a": "<s>", "b": "</s>"}}}),
-        dict(files={"config.json": {"bos_token_id": 1, "eos_token_id": 2}}),
-        dict(files={"config.json": {}}),
-        dict(
-            around=lambda lib: lib.TemplateProcessing("<s> $A", "<s> $A $B", [("<s>", 1)]),
-            files={"config.json": {"bos_token_id": 260, "eos_token_id": 2}},
-        ),
-        dict(
-            around=lambda lib: lib.BertProcessing(("</s>", 2), ("<s>", 1)), files={"config.json": {"eos_token_id": 260}}
-        ),
+        dict(special=["</s>"], around=lambda lib: lib.TemplateProcessing("<s> $A", "<s> $A $B", [("<s>", 1)])),
+        dict(around=lambda lib: lib.BertProcessing(("</s>", 2), ("<s>", 1))),
     ],
 )
 def test_a_decoded_text_has_no_special_tokens(tmp_path, described):

@@ -13,7 +13,7 @@ from scratchformer.data import (
     pairs_in_order,
 )
 from scratchformer.data.subwords import BEGIN, END, PAD
-from scratchformer.data.translation import TokenPairs, cut_by_tokens, translation_batch
+from scratchformer.data.translation import cut_by_tokens, translation_batch
 from scratchformer.ops import IGNORED
 from scratchformer.rng import Key
 
@@ -133,10 +133,5 @@ def test_sentences_that_are_too_long(subwords, pairs):
         encode_pairs(subwords, Pairs(["a", "a"], long.source), 3)
     with pytest.raises(ValueError, match=r"tokens: expected pairs of at most 4 tokens, got one of \d+"):
         TranslationBatches(pairs, 4, subwords, Key(0))
-    for none in TokenPairs([], []), TokenPairs(pairs.source, pairs.target[:-1]):
-        with pytest.raises(ValueError, match=r"^pairs: expected as many targets as sources, got \d+ for \d+$"):
-            TranslationBatches(none, 4, subwords, Key(0))
-        with pytest.raises(ValueError, match=r"^pairs: expected as many targets as sources"):
-            pairs_in_order(none, 4, subwords)
     with pytest.raises(TypeError, match=r"^key: expected a Key"):
         TranslationBatches(pairs, 50, subwords, 0)

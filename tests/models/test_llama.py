@@ -320,9 +320,6 @@ REFUSED = {
     ],
     "rope_scaling: factor: expected a finite number > 0, got -1": [dict(rope_scaling={"type": "linear", "factor": -1})],
     "rope_scaling: expected settings by name, got 'linear'": [dict(rope_scaling="linear")],
-    "rope_theta: expected 20.0, as in rope_parameters, got 10.0": [
-        dict(rope_theta=10.0, rope_parameters={"rope_theta": 20.0})
-    ],
     "rope_theta: expected a number": [dict(rope_theta="10000"), dict(rope_parameters={"rope_theta": None})],
     "rope_theta: expected a finite number > 0, got 0": [dict(rope_theta=0)],
     "cannot create this model: kv_heads: 3 does not divide heads 4": [dict(num_key_value_heads=3)],

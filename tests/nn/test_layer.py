@@ -460,14 +460,6 @@ def test_gradients_are_added_by_a_twin_that_can_or_to_what_it_returns(monkeypatc
         np.testing.assert_allclose(grads[1], db + 1, rtol=1e-5, atol=1e-6)
 
 
-def test_two_parameters_of_one_name():
-    layer = Layer()
-    layer.first = Linear(2, 2)
-    layer.parts = {0: Linear(2, 2, bias=False), "0": Linear(2, 2, bias=False)}
-    with pytest.raises(ValueError, match=r"^parts\.0\.w is the name of two parameters"):
-        layer.named_parameters()
-
-
 def test_a_part_is_read_and_assigned_wherever_it_is():
     """Also in a list; and on the class it is the `Part` itself."""
 
