@@ -227,7 +227,11 @@ class Subwords:
                 f"{file} is truncated or belongs to another vocabulary: no merge makes {len(unmade):,} of the "
                 f"tokens there, such as {shown(unmade[0])}"
             )
-        return cls._published(tokenizer, path, [*specials, *others])
+        vocabulary = cls._published(tokenizer, path, [*specials, *others])
+        if settings.get("add_bos_token") is True:
+            begin = {"single": f"{specials[0]} $A", "special_tokens": [(specials[0], words[specials[0]])]}
+            tokenizer.post_processor = lib.processors.TemplateProcessing(**begin)
+        return vocabulary
 
     @classmethod
     def _published(cls, tokenizer: Any, path: Path, specials: Sequence[str]) -> Subwords:
