@@ -236,16 +236,6 @@ def test_a_float64_of_numpy_is_a_number_like_any_other(make):
         np.testing.assert_array_equal(one, other)
 
 
-def test_small_integers_of_numpy_are_sizes_like_any_other():
-    small = np.int8
-    model = models.BertClassifier(small(97), small(2), small(64), small(2), small(3), small(16))
-    assert model.config["d_model"] == 64 and all(type(size) is not small for size in model.config.values())
-    assert nn.FeedForward(small(64)).up.w.data.shape == (64, 256)
-    assert np.array_equal(
-        ops.sinusoidal_positions(small(100), 4, start=small(100))[-1], ops.sinusoidal_positions(200, 4)[-1]
-    )
-
-
 def parts(**changed):
     """A block with some of its arguments changed."""
     norms = dict(norm1=nn.LayerNorm(8), norm2=nn.LayerNorm(8))
