@@ -1,22 +1,17 @@
 """Fixtures and Hypothesis profiles for all tests."""
 
-import ctypes
 import itertools
 import math
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests run on every core, so BLAS, loaded below, gets one thread
     os.environ["OMP_NUM_THREADS"] = "1"
 
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import nullcontext, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -120,121 +115,6 @@ def default_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-# Processes
-
-SECONDS = 30  # for a process to end that is about to
-SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux: a descendant whose parent ends becomes a child of this process
-MARK = "PYTEST_SCRATCHFORMER"  # a variable in the environment of processes that tests start
-
-# The program of `guard`.
-GUARD = """
-import os, sys, time
-parent, mark = int(sys.argv[1]), sys.argv[2].encode()
-while os.getppid() == parent:
-    time.sleep(0.5)
-found = True
-while found:
-    found = False
-    for number in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{number}/environ", "rb") as file:
-                if mark in file.read() and int(number) != os.getpid():
-                    os.kill(int(number), 9)
-                    found = True
-        except OSError:
-            pass
-    time.sleep(0.1)
-"""
-
-
-class Children:
-    """The children of this process that run, and their commands."""
-
-    def __init__(self) -> None:
-        self.newest, self.known = "", dict[int, str]()
-
-    def running(self, again: bool = False) -> dict[int, str]:
-        """again: look again, even if no process was started since the last look."""
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return {}  # as usual, and known without a look at all processes
-        newest = Path("/proc/loadavg").read_text().split()[-1]
-        if again or newest != self.newest:
-            self.newest, self.known = newest, dict(self.look())
-        return self.known
-
-    def look(self) -> Iterator[tuple[int, str]]:
-        for number in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError):
-                state, parent = Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-                if int(parent) == os.getpid() and state != "Z":
-                    command = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    if "multiprocessing.resource_tracker" not in command:  # which Python ends when this process ends
-                        yield int(number), command[:300]
-
-    def end(self, seconds: float, kept: Set[int]) -> list[str]:
-        """Wait this long until only `kept` run, then kill the others. Returns their commands."""
-        deadline, killed, waited = time.monotonic() + seconds, dict[int, str](), False
-        while left := {number: command for number, command in self.running(waited).items() if number not in kept}:
-            if waited and time.monotonic() > deadline:
-                killed |= left
-                for number in left:  # their children become children of this process
-                    with suppress(ProcessLookupError):
-                        os.kill(number, signal.SIGKILL)
-            time.sleep(0.01)
-            waited = True
-        return [*killed.values()]
-
-
-CHILDREN = Children()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_process_stays() -> Iterator[None]:
-    """Fail if a process that was started for the tests is still running at their end, and kill it.
-
-    Fixtures of the whole session that start a process use this one, so that it ends after them.
-    """
-    if sys.platform != "linux":
-        yield
-        return
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    yield
-    if left := CHILDREN.end(SECONDS, set()):
-        pytest.fail(f"left running by the tests: {left}")
-
-
-@pytest.fixture(autouse=True)
-def no_process_outlives_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Kill what is left running, also by a test that fails; a test that passes fails then.
-
-    What fixtures of a wider scope have started runs before this one, and goes on.
-    """
-    failures, before = request.session.testsfailed, CHILDREN.running().keys() if sys.platform == "linux" else set()
-    yield
-    if sys.platform == "linux":
-        failed = request.session.testsfailed > failures
-        left = CHILDREN.end(0 if failed else SECONDS, before)
-        if left and not failed:
-            pytest.fail(f"left running by the test: {left}")
-
-
-@pytest.fixture(scope="session")
-def guard(no_process_stays: None) -> Iterator[None]:
-    """If pytest itself is killed, the processes that it started after this fixture are killed too."""
-    if sys.platform != "linux":
-        yield
-        return
-    mark = f"{os.getpid()} {time.time_ns()}"
-    os.environ[MARK] = f"{os.environ.get(MARK, '')}, {mark}"
-    command = [sys.executable, "-I", "-S", "-c", GUARD, str(os.getpid()), mark]
-    streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with subprocess.Popen(command, start_new_session=True, **streams) as process:
-        yield
-        process.kill()
-
-
 @pytest.fixture
 def check_loss_backward(device: Device) -> Callable[..., None]:
     """A function that compares `loss_backward` with a central difference along a random direction of all weights."""
@@ -257,7 +137,7 @@ def check_loss_backward(device: Device) -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def browser(no_process_stays: None) -> Iterator[Any]:
+def browser() -> Iterator[Any]:
     """Debian's chromium, without a window."""
     webdriver = pytest.importorskip("selenium.webdriver")
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 FILES = [
     *(ROOT / "scratchformer").rglob("*.py"),
@@ -76,54 +74,6 @@ def test_text_files_have_the_same_bytes_on_every_system():
     assert len(FILES) > 300 and not bad
 
 
-def test_a_file_without_encoding_is_noticed():
-    text = 'open("x")\nopen("x", "a", encoding="utf-8")\np.read_text()\nopen("x", "rb")\np.write_text("")'
-    assert list(without_encoding(ast.parse(text))) == [
-        (1, "encoding"), (2, "newline"), (3, "encoding"), (5, "encoding"), (5, "newline"),
-    ]  # fmt: skip
-
-
-def sorted_paths(tree):
-    """The lines that call `sorted` to compare paths, which Windows compares without regard to case."""
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        if getattr(call.func, "id", "") == "sorted" and "key" not in {each.arg for each in call.keywords}:
-            (what,) = call.args
-            if isinstance(what, ast.GeneratorExp):
-                what = what.generators[0].iter if isinstance(what.elt, ast.Name) else None
-            if getattr(getattr(what, "func", None), "attr", "") in ("glob", "iterdir", "rglob"):
-                yield call.lineno
-
-
-def test_files_have_the_same_order_on_every_system():
-    calls = "p.iterdir()", "x for x in p.glob(y)", "x.name for x in p.glob(y)", "p.glob(y), key=str"
-    text = "\n".join(f"sorted({each})" for each in calls)
-    assert [*sorted_paths(ast.parse(text))] == [1, 2]
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
-    assert not [f"{file}:{line}" for file, tree in trees.items() for line in sorted_paths(tree)]
-
-
-def test_a_function_checks_for_what_some_systems_lack():
-    """The exception is runner.py, which plants mistakes: it needs fork, and says so where there is none."""
-    lacking, bad = {("os", name) for name in OF_OS} | {("signal", name) for name in OF_SIGNAL}, []
-    for file in FILES:
-        text = file.read_text(encoding="utf-8")
-        if (
-            file.name == "runner.py"
-            or not file.is_relative_to(ROOT / "scratchformer")
-            or not re.search("os|signal", text)
-        ):
-            continue
-        for function in ast.walk(ast.parse(text)):
-            if not isinstance(function, ast.FunctionDef) or re.search("hasattr|AttributeError", ast.unparse(function)):
-                continue
-            bad += [
-                f"{file}:{node.lineno}"
-                for node in ast.walk(function)
-                if isinstance(node, ast.Attribute) and (getattr(node.value, "id", ""), node.attr) in lacking
-            ]
-    assert not bad
-
-
 def test_a_run_where_nothing_of_posix_exists(tmp_path):
     """A run is trained and continued, in a folder with spaces and other letters."""
     code = f"""{WITHOUT}
@@ -147,28 +97,3 @@ for options in (["--data", "stdlib", "--out", "a run ≤ θ", "--steps", "2"], [
     )
     assert run.returncode == 0, run.stderr
     assert b"\r" not in (tmp_path / "a run ≤ θ" / "metrics.jsonl").read_bytes()
-
-
-def test_the_public_ci_calls_pieces_that_exist():
-    """It runs all pieces of .ci/run, tests every Python that setup.cfg names, and has no secrets."""
-    yaml = pytest.importorskip("yaml")
-    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
-    jobs = yaml.safe_load(text)["jobs"]
-    named = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text(encoding="utf-8"))
-    assert {*named} == {*jobs["python"]["strategy"]["matrix"]["python"]} - {"3.14t"}
-    pieces = re.findall(r"^#     (\w+)  ", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
-    matrix = jobs["piece"]["strategy"]["matrix"]
-    assert len(pieces) > 5 and matrix["piece"] == pieces
-    assert {each["piece"] for each in matrix["include"]} <= {*pieces}
-    steps = [step for job in jobs.values() for step in job["steps"]]
-    assert [step["run"] for step in steps if ".ci/run" in step.get("run", "")] == ["bash .ci/run ${{ matrix.piece }}"]
-    paths = [word for step in steps for word in step.get("run", "").split() if word.startswith("tests/")]
-    assert paths and all((ROOT / path).exists() for path in paths)
-    assert "secrets" not in text
-
-
-def test_the_public_ci_uses_one_fixed_version_of_each_action():
-    files = (ROOT / ".github" / "workflows").glob("*.yml")
-    used = [each for file in files for each in re.findall(r"uses: (.*)", file.read_text(encoding="utf-8"))]
-    assert len(used) > 4 and all(re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", each) for each in used)
-    assert len({*used}) == len({each.partition("@")[0] for each in used})

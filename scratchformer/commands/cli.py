@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import runpy
 import shlex
 import signal
@@ -17,7 +16,6 @@ from typing import Any
 
 from ..course.command import add_command as add_learn
 from ..export.command import add_command as add_export
-from ..generation.beam import WIDEST
 from ..museum.command import add_command as add_museum
 from ..pages.command import add_command as add_page
 from ..parallel.replicas import MAX_REPLICAS
@@ -54,16 +52,10 @@ def run_command(argv: list[str]) -> None:
 
 
 def arguments_of_command(argv: list[str]) -> int:
-    """How many of the arguments are those of a command; the others are passed on, to pytest, mpiexec or a program."""
+    """How many of the arguments are those of a command; the others are passed on, to pytest or a program."""
     if argv[:1] == ["train"]:
         return 2
-    if argv[:1] == ["mutate"] and "--" in argv:
-        return argv.index("--")
-    if argv[:1] != ["mpiexec"]:
-        return len(argv)
-    known = ("mpiexec", "--restarts", "-h", "--help")
-    others = (i for i, each in enumerate(argv) if each.split("=")[0] not in known and argv[i - 1] != "--restarts")
-    return next(others, len(argv))
+    return argv.index("--") if argv[:1] == ["mutate"] and "--" in argv else len(argv)
 
 
 def make_parser() -> CommandLine:
@@ -162,10 +154,6 @@ def make_parser() -> CommandLine:
     command = commands.add_parser("translate", help="translate with a trained encoder-decoder")
     add_run(command, "folder of a run of an encoder-decoder")
     command.add_argument("sentences", nargs="*", metavar="SENTENCE", help="(default: the lines of standard input)")
-    beam = "number of hypotheses; 1 is greedy (default: as in the run)"
-    command.add_argument("--beam", type=int, metavar="K", min=1, max=WIDEST, help=beam)
-    penalty = "how strongly longer translations are preferred; 0 is not at all (default: as in the run)"
-    command.add_argument("--length-penalty", type=float, metavar="X", min=0, help=penalty)
     command.add_argument("--device", **DEVICE)
     add_precision(command)
     command.set_defaults(run=translate)
@@ -189,15 +177,6 @@ def make_parser() -> CommandLine:
     command.add_argument("--text", help="the text whose attention is shown")
     command.add_argument("--out", metavar="DIR", help="folder for the plots (default: RUN/plots)")
     command.set_defaults(run=plot)
-
-    command = commands.add_parser(
-        "mpiexec",
-        help="run mpiexec with these arguments; Ctrl-C saves a snapshot, and lost ranks may be started again",
-        usage="scratchformer mpiexec [--restarts N] ARGUMENTS OF MPIEXEC",
-    )
-    restarts = "start all ranks again, up to N times, when one is killed or hangs or a host is lost (default: 0)"
-    command.add_argument("--restarts", type=int, default=0, metavar="N", min=0, help=restarts)
-    command.set_defaults(run=mpiexec)
 
     add_learn(commands)
     add_museum(commands)
@@ -484,26 +463,14 @@ def translate(args: argparse.Namespace) -> None:
         settings = ranks.from_first(lambda: read_settings(run if run.is_dir() else run.parent))
         model, subwords = load_translator(run, program_of(args))
         ranks.expect_same_bits("parameters", model.flat.data)
-        given = {"beam": args.beam, "length_penalty": args.length_penalty}
-        options: dict[str, Any] = {name: settings.get(name) if v is None else v for name, v in given.items()}
-        options = {name: value for name, value in options.items() if value is not None}
-        options["max_length"] = settings.get("max_length")
+        names = ("beam", "length_penalty", "max_length")
+        options: dict[str, Any] = {name: settings[name] for name in names if name in settings}
         lines = ranks.from_first(lambda: [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)])
         model = placed(model, args)
         sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
-        try:
-            translations = iter(translated(model, subwords, sentences, **options, ranks=ranks))
-        except ValueError as error:
-            raise ValueError(of_line(str(error), lines)) from error
+        translations = iter(translated(model, subwords, sentences, **options, ranks=ranks))
         for line in lines:
             print(printable(next(translations)) if line else "")
-
-
-def of_line(message: str, lines: list[str]) -> str:
-    """The message about a sentence, with its number among all lines, of which the blank ones are no sentences."""
-    match = re.match(r"sentence (\d+):", message)
-    numbers = [number for number, line in enumerate(lines, 1) if line]
-    return message if match is None else f"sentence {numbers[int(match[1]) - 1]}:{message[match.end() :]}"
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -536,12 +503,6 @@ def plot(args: argparse.Namespace) -> None:
         paths = plot_run(run, None if args.text is None else as_typed(args.text), out, program_of(args))
     for path in paths:
         print(one_line(str(path)))
-
-
-def mpiexec(args: argparse.Namespace) -> None:
-    from .mpiexec import launch
-
-    sys.exit(launch(args.others, args.restarts))
 
 
 def as_typed(text: str) -> str:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-import zlib
 from io import BytesIO
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 from ..shell.files import expect_no_link, make_folder, replacing_folder
 from ..shell.reading import MEGABYTE, DataError, read_bytes, read_json
 from ..shell.text import printable
+from ..shell.unpacking import unpacking_errors
 
 ARCHIVE = Path(__file__).parents[1] / "site.zip"  # made when a wheel is built: .ci/pack_site.py
 FIRST = "index.html"
 CONTENTS = "scratchformer-site.json"  # in an unpacked site: the archive's SHA-256, and the names of all files
 MAX_ARCHIVE = 64 * MEGABYTE
 MAX_UNPACKED = 512 * MEGABYTE
-MAX_FILES = 20_000
 
 
 def unpack(folder: Path) -> Path:
@@ -68,27 +67,11 @@ def is_plain_folder(path: Path) -> bool:
 
 
 def write_all(data: bytes, folder: Path) -> list[str]:
-    """Unpack an archive into a new folder, and return the names of its files. Raises DataError if it is damaged, too
-    large, or has a name that leads out of the folder. Links in it are unpacked as files.
+    """Unpack an archive into a new folder, and return the names of its files. Raises DataError if it is damaged or too
+    large. No name leads out of the folder, and links in it are unpacked as files: see `zipfile`.
     """
-    damaged = f"{ARCHIVE} is damaged: install the package again"
-    try:
-        with zipfile.ZipFile(BytesIO(data)) as archive:
-            files = [info for info in archive.infolist() if not info.is_dir()]
-            if len(files) > MAX_FILES or sum(info.file_size for info in files) > MAX_UNPACKED:
-                raise DataError(f"{damaged} (it has more than {MAX_FILES:,} files or {MAX_UNPACKED:,} bytes)")
-            for info in files:
-                name = PurePosixPath(info.filename)
-                if ".." in name.parts or name.is_absolute() or PureWindowsPath(name).drive or "\\" in info.filename:
-                    raise DataError(f"{damaged} (it has a file {printable(info.filename)})")
-                path = folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("xb") as file:
-                    file.write(archive.read(info))
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError, ValueError) as error:
-        if isinstance(error, DataError) or (isinstance(error, OSError) and error.errno is not None):
-            raise
-        raise DataError(f"{damaged} ({printable(str(error))})") from error
-    if not (folder / FIRST).is_file():
-        raise DataError(f"{damaged} (it has no {FIRST})")
-    return [info.filename for info in files]
+    with unpacking_errors(ARCHIVE, DataError), zipfile.ZipFile(BytesIO(data)) as archive:
+        if sum(info.file_size for info in archive.infolist()) > MAX_UNPACKED:
+            raise DataError(f"{ARCHIVE}: unpacks to more than {MAX_UNPACKED:,} bytes")
+        archive.extractall(folder)
+        return [info.filename for info in archive.infolist() if not info.is_dir()]

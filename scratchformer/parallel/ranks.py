@@ -20,15 +20,13 @@ gone, is noticed by its `Heartbeat`.
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -44,10 +42,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PACKAGE = Path(__file__).parents[1]
 NUMBERS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # a launcher of MPI programs sets one of them
 BEAT, PATIENCE = 1.0, 20.0  # seconds
-LOST = 75  # the exit status if a rank hangs: EX_TEMPFAIL of sysexits.h, "try again later"
 
 
 class Elsewhere(SystemExit):
@@ -77,16 +73,8 @@ class Ranks:
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            if any(os.environ.get(name, "0") != "0" for name in NUMBERS):
-                time.sleep(2 * BEAT)  # when one ends, the launcher ends all: let rank 0 report the error
-                raise Elsewhere(1) from error
             raise ImportError(f"mpiexec needs: pip install 'scratchformer[distributed]' ({error})") from error
         comm = MPI.COMM_WORLD
-        started = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or comm.size)
-        if comm.size != started:
-            raise ImportError(
-                f"mpiexec started {started} processes, but mpi4py uses another MPI, which finds {comm.size}"
-            )
         return cls(comm if comm.size > 1 else None)
 
     @property
@@ -111,7 +99,7 @@ class Ranks:
         elif not (self.ending or isinstance(error, Elsewhere)):
             if not self.first:
                 time.sleep(BEAT)  # if rank 0 has the same error, it ends all
-            end_all(self.comm, f"rank {self.rank} on {socket.gethostname()}: {_in_words(error)}")
+            end_all(self.comm, f"rank {self.rank} on {socket.gethostname()}: {in_words(error)}")
         self.heartbeat.end()
 
     def gather(self, value: T) -> list[T]:
@@ -174,17 +162,11 @@ class Ranks:
 
         self.from_first(compare)
 
-    def expect_same_program(self, argv: list[str], program: Iterable[Path] = ()) -> None:
-        """Raise ValueError in rank 0, and end the others, unless all have the same package and command line.
-
-        program: files outside the package, which must be the same too.
-        """
-        if self.size > 1:
-            code = {"version": __version__, "checksum of the package's code": code_checksum(PACKAGE.rglob("*.py"))}
-            # Also for portable bits: NumPy draws the batches, and may draw other ones in another version.
-            code |= {"checksum of the program": code_checksum(program), "version of NumPy": np.__version__}
-            options = re.split(r" (?=--)", " ".join(argv))
-            self.expect_same(code | dict(option.partition(" ")[::2] for option in options))
+    def expect_same_program(self, argv: list[str]) -> None:
+        """Raise ValueError in rank 0, and end the others, unless all have the same versions and command line."""
+        # NumPy draws the batches, and may draw other ones in another version.
+        versions = {"version": __version__, "version of NumPy": np.__version__}
+        self.expect_same(versions | {f"argument {n}": argument for n, argument in enumerate(argv, 1)})
 
     def expect_same_bits(self, what: str, array: Array) -> None:
         """Raise ValueError in rank 0, and end the others, unless an array has the same bits in all ranks."""
@@ -193,18 +175,16 @@ class Ranks:
 
     def cores(self) -> int:
         """The number of this rank's cores; cores that several ranks on one machine may use are divided among them."""
-        here = socket.gethostname(), allowed()
+        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}  # where the system says it
+        here = socket.gethostname(), cpus
         everyone = self.gather(here)
-        sharing = sum(host == here[0] and bool(cpus & here[1]) for host, cpus in everyone)
+        sharing = sum(host == here[0] and bool(each & cpus) for host, each in everyone)
         return max(1, cores() // sharing)
 
     def places(self) -> str:
-        """Which ranks run on which machine, with how many cores, and what a launcher keeps from them."""
-        here = socket.gethostname(), self.cores(), allowed(), allowed(os.getppid())
-        machines: dict[str, list[tuple]] = {}
-        for rank, (host, *others) in enumerate(self.gather(here)):
-            machines.setdefault(host, []).append((rank, *others))
-        return "\n".join(f"{host}: {_place(*zip(*facts, strict=True))}" for host, facts in machines.items())
+        """Which rank runs on which machine, with how many cores."""
+        everyone = self.gather((socket.gethostname(), self.cores()))
+        return "\n".join(f"rank {rank} on {host}, with {count} core(s)" for rank, (host, count) in enumerate(everyone))
 
     def part(self, count: int) -> range:
         """The numbers of this rank's part of `count` items in order."""
@@ -253,29 +233,6 @@ class Ranks:
         type(requests[0]).Waitall(requests)
 
 
-def allowed(process: int = 0) -> set[int]:
-    """The processors on which a process may run, by default this one; {0} where the system does not say."""
-    return os.sched_getaffinity(process) if hasattr(os, "sched_getaffinity") else {0}
-
-
-def _place(ranks: tuple[int, ...], counts: tuple[int, ...], cpus: tuple[set, ...], launchers: tuple[set, ...]) -> str:
-    """The ranks of one machine. cpus, launchers: the processors on which they and the processes above them may run."""
-    bound, free = len(set.union(*cpus)), len(set.union(*launchers))
-    unused = f" (bound to {bound} of {free} processors: mpiexec --bind-to none lets them use all)"
-    several = "s" if len(ranks) > 1 else ""
-    cores = ", ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
-    where = f"rank{several} {', '.join(map(str, ranks))} with {cores} core(s){' each' if several else ''}"
-    return where + (unused if bound < free else "")
-
-
-def code_checksum(files: Iterable[Path]) -> str:
-    """A checksum of files."""
-    crc = 0
-    for path in sorted(files):
-        crc = zlib.crc32(path.read_bytes(), crc)
-    return f"{crc:08x}"
-
-
 class Heartbeat(threading.Thread):
     """A thread that sends rank 0 a message every BEAT seconds, and in rank 0 one to each of the others.
 
@@ -285,7 +242,7 @@ class Heartbeat(threading.Thread):
     def __init__(self, comm: Any) -> None:
         super().__init__(daemon=True)
         self.comm, self.stop = comm, threading.Event()
-        self.hosts = comm.allgather(f"{socket.gethostname()}, process {os.getpid()}")
+        self.hosts = comm.allgather(socket.gethostname())
         self.others = range(1, comm.size) if comm.rank == 0 else range(1)
 
     def run(self) -> None:
@@ -306,19 +263,15 @@ class Heartbeat(threading.Thread):
                 # If rank 0 hangs, the others notice it a little later than rank 0 would notice one of them.
                 if now - last > PATIENCE + (0 if self.comm.rank == 0 else 2 * BEAT):
                     silent = f"rank {other} ({self.hosts[other]}) has not answered for {PATIENCE:.0f} s"
-                    end_all(self.comm, silent, LOST)
+                    end_all(self.comm, silent)
 
     def end(self) -> None:
         self.stop.set()
         self.join()
 
 
-def end_all(comm: Any, reason: str, status: int = 1) -> None:
+def end_all(comm: Any, reason: str) -> None:
     """End all ranks, this one included."""
     os.write(2, f"\nerror: {reason}; all ranks end\n".encode())  # on a line of its own, after a progress bar
-    threading.Timer(3 * BEAT, os._exit, [status]).start()  # if the launcher cannot end it: its connection may be cut
-    comm.Abort(status)
-
-
-def _in_words(error: BaseException) -> str:
-    return in_words(error) if isinstance(error, Exception) else str(error) or type(error).__name__
+    threading.Timer(3 * BEAT, os._exit, [1]).start()  # if the launcher cannot end it: its connection may be cut
+    comm.Abort(1)

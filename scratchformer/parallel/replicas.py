@@ -204,9 +204,6 @@ class Replicas:
         self.graphs = Graphs(self.device, self.step_on_device, first.flat.grad) if recorded else None
         self.refresh()
 
-    def __deepcopy__(self, _memo: dict) -> Replicas:
-        raise TypeError("replicas: a copy would not share the parameters; copy the model and make new replicas")
-
     def __enter__(self) -> Replicas:
         if self.device is CPU:
             keep_freed_memory()

@@ -9,19 +9,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import platform
 import shutil
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from .reading import DataError, Error
 from .text import printable
 
 LOCK = "run.lock"
-MAX_HOLDER = 1000  # bytes of the name of the process that holds a lock
 
 
 class InUse(RuntimeError):
@@ -46,7 +43,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     folder = path.with_name(path.name + ".unfinished")
     unfinished = folder / "new"
-    _remove(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     try:
         with _naming(path):
             folder.mkdir()
@@ -58,7 +55,7 @@ def replacing(path: Path) -> Iterator[Path]:
             os.replace(unfinished, path)
             force_to_disk(path.parent)
     finally:
-        _remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -69,7 +66,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     killed program leaves beside it is removed by the next call.
     """
     beside = path.with_name(path.name + ".unfinished")
-    _remove(beside)
+    shutil.rmtree(beside, ignore_errors=True)
     try:
         with _naming(path):
             (beside / "new").mkdir(parents=True)
@@ -78,29 +75,21 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 os.rename(path, beside / "old")
             os.rename(beside / "new", path)
     finally:
-        _remove(beside)
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove the unfinished files that a killed program has left. The caller must hold the folder's lock."""
     for path in folder.glob("*.unfinished"):
-        _remove(path)
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder of unfinished files, or the unfinished file of an earlier version, if it is there."""
-    with contextlib.suppress(OSError):
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def make_folder(folder: Path) -> list[Path]:
-    """Create `folder` and its parents, where missing, and flush each to disk. Returns the new ones, innermost first."""
+def make_folder(folder: Path) -> None:
+    """Create `folder` and its parents, where missing, and flush each to disk."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in made:
         force_to_disk(path.parent)
-    return made
 
 
 def force_to_disk(path: Path) -> None:
@@ -136,76 +125,31 @@ def expect_no_link(path: Path, error: Error = DataError) -> Path:
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process and thread out of `folder`, which is created if necessary, while the block runs.
 
-    Raises InUse, which names the process that holds the lock. The operating system locks the file `LOCK`, and unlocks
-    it when the process ends, even if it is killed; a file left by a killed process does no harm. At the end the file is
-    removed, as is the folder if it was created here and is still empty. A warning says if the file system has no locks.
+    The operating system locks the file `LOCK`, which stays, and unlocks it when the process ends, even if it is killed.
+    Raises InUse if another one holds the lock. A warning says if the file system has no locks.
     """
-    made, file = make_folder(folder), None
-    try:
-        file = _lock_file(folder)
-        yield
-    finally:
-        if file is not None:
-            _give_up(file, folder / LOCK)
-        for path in made:
-            with contextlib.suppress(OSError):
-                path.rmdir()
-
-
-def _lock_file(folder: Path) -> TextIO:
-    """The lock file of `folder`, opened and locked, with the name of this process in it."""
-    path = folder / LOCK
-    while True:
-        file = open(expect_no_link(path, InUse), "a+", encoding="utf-8", errors="replace")
+    make_folder(folder)
+    with open(expect_no_link(folder / LOCK, InUse), "ab") as file:
         try:
             _lock(file)
-            if os.name == "posix" and not _is_at(file, path):
-                file.close()  # the last holder removed it after it was opened here
-                continue
         except (BlockingIOError, PermissionError) as error:
-            file.seek(0)
-            holder = printable(file.read(MAX_HOLDER).strip()) or "another process"
-            file.close()
-            raise InUse(f"{folder} is in use by {holder}: wait until it ends, or choose another folder") from error
+            raise InUse(
+                f"{folder} is in use by another process: wait until it ends, or choose another folder"
+            ) from error
         except OSError as error:
-            name = printable(str(folder), 4096)
-            warnings.warn(f"{name} cannot be locked: this file system has no locks ({error})", stacklevel=2)
-        try:
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-            file.flush()
-        except OSError as error:  # a full disk
-            _give_up(file, path)
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        return file
+            warnings.warn(f"{folder} cannot be locked: this file system has no locks ({error})", stacklevel=2)
+        yield
 
 
-def _lock(file: TextIO) -> None:
+def _lock(file: IO[bytes]) -> None:
     try:
         import fcntl
-    except ImportError:  # Windows: lock a byte far beyond the text, so that others can still read the text
+    except ImportError:  # Windows
         import msvcrt
 
-        file.seek(1 << 20)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # there on Windows
     else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _is_at(file: TextIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _give_up(file: TextIO, path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if os.name != "posix":  # Windows removes only files that nobody has open
-            file.close()
-        path.unlink()
-    with contextlib.suppress(OSError):
-        file.close()
 
 
 @contextlib.contextmanager

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
-import sys
-from collections.abc import Sequence
 from textwrap import shorten
 from typing import Any
 
 INT64_MAX = 2**63 - 1  # a signed number of 64 bits, in NumPy and in files
 MAX_STEPS = 10**9  # they would take twelve days at a millisecond a step
 SEED = {"type": int, "metavar": "N", "min": 0, "max": INT64_MAX}
-LITERAL = "\0"  # marks an argument that is not an option; no argument can contain it
 
 
 class CommandLine(argparse.ArgumentParser):
@@ -40,42 +36,22 @@ class CommandLine(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.intermixing:
             return super().parse_known_args(args, namespace)
-        args = _marked(sys.argv[1:] if args is None else args)
         if self.has_commands:
             namespace, unknown = super().parse_known_args(args, namespace)
         else:
             self.intermixing = True
             try:
-                namespace, unknown = self.parse_known_intermixed_args(_without_end(args), namespace)
+                namespace, unknown = self.parse_known_intermixed_args(args, namespace)
             finally:
                 self.intermixing = False
         for action, low, high in self.limits:
-            if isinstance(value := getattr(namespace, action.dest, None), str | list):
-                setattr(namespace, action.dest, value := _unmarked(value))
+            value = getattr(namespace, action.dest, None)
             for each in value if isinstance(value, list) else [value]:
                 _expect_in_range(_name(action), each, low, high)
-        return namespace, _unmarked(unknown)
+        return namespace, unknown
 
     def error(self, message: str) -> Any:
-        super().error(shorten(_unmarked(message.replace(repr(LITERAL)[1:-1], "")), 500, placeholder=" ..."))
-
-
-def _marked(args: Sequence[str]) -> list[str]:
-    """Mark a "--" that is the value of an option, which argparse would leave out."""
-    end = list(args).index("--") if "--" in args else len(args)
-    return [*(re.sub("^(-[^-]|-[^=]+=)--$", rf"\1{LITERAL}--", argument) for argument in args[:end]), *args[end:]]
-
-
-def _without_end(args: list[str]) -> list[str]:
-    """Leave out the "--" that ends the options, and mark what follows, so that argparse finds no options in it."""
-    end = args.index("--") if "--" in args else len(args)
-    return args[:end] + [LITERAL + argument for argument in args[end + 1 :]]
-
-
-def _unmarked(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_unmarked(each) for each in value]
-    return value.replace(LITERAL, "") if isinstance(value, str) else value
+        super().error(shorten(message, 500, placeholder=" ..."))
 
 
 def _name(action: argparse.Action) -> str:

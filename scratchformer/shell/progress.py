@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import cache
@@ -12,7 +11,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 DELAY = 2  # seconds before a bar appears
-COLUMNS, ROWS = 80, 24  # of a terminal that does not say its size, such as a container's
 QUIET = 10  # seconds between two lines, if standard error is not a terminal
 
 
@@ -25,17 +23,7 @@ def progress_bar(what: str | None = None, total: float | None = None, unit: str 
     """
     defaults: dict[str, Any] = dict(delay=DELAY, leave=False, unit=f" {unit}", dynamic_ncols=True, miniters=1)
     defaults |= dict(mininterval=0.5) if on_terminal() else dict(mininterval=QUIET, position=0)
-    if _of_no_size():  # tqdm would fit the bar into nothing
-        defaults |= dict(dynamic_ncols=False, ncols=COLUMNS, nrows=ROWS)
     return _bar_class()(desc=what, total=total, **defaults | {"disable": sys.stderr is None} | options)
-
-
-def _of_no_size() -> bool:
-    """Whether standard error is a terminal that says that it has no columns."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns == 0
-    except (AttributeError, OSError, ValueError):  # no standard error, not a terminal, not a file
-        return False
 
 
 @cache

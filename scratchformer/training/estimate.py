@@ -45,14 +45,11 @@ class Estimate(NamedTuple):
     activations: dict[str, int]  # what one replica keeps for backward: of the blocks, and the rest
     transient: int  # what forward and backward of one replica use temporarily
     evaluation: int  # what forward of one replica uses in evaluation, which may take more rows at once than a step
-    cache: int  # keys and values for generating one sequence; 0 if the model does not generate
     memory: int  # of earlier segments, for the whole batch; 0 for a model without one
 
     @property
     def peak(self) -> int:
-        """The most bytes that a run uses at once, in a step, in evaluation or when writing a snapshot; excludes the
-        cache.
-        """
+        """The most bytes that a run uses at once, in a step, in evaluation or when writing a snapshot."""
         step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next segment's
         snapshot = (1 + BUFFERS) * self.weights  # copies of the weights and of Adam's means
         always = self.before + self.code + self.weights + self.half + self.optimizer + self.gradients + self.memory
@@ -73,7 +70,6 @@ class Estimate(NamedTuple):
             (f"evaluation, of {self.replicas} replica(s)", self.replicas * self.evaluation),
             *([("memory of two segments", 2 * self.memory)] if self.memory else []),
             ("peak while training", self.peak),
-            *([("keys and values to generate one sequence", self.cache)] if self.cache else []),
         ]
         ranks = f"{self.ranks} ranks, each with " if self.ranks > 1 else ""
         head = f"{ranks}micro-batches of {self.rows} rows of {self.length} tokens, {self.replicas} replica(s)\n"
@@ -115,9 +111,6 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     block = kept_by_two - kept
     activations = {f"{depth} blocks": depth * block} if block else {}
     activations["embedding, output and loss" if block else "the model"] = kept - block
-    shallow = small.models[0]
-    stored = shallow.allocate(1) if hasattr(shallow, "allocate") else []  # it generates
-    cache = depth * sum(array.nbytes for arrays in stored for array in arrays) // blocks
     return Estimate(
         parameters=model.flat.data.size,
         ranks=ranks,
@@ -134,7 +127,6 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
         activations=activations,
         transient=max(0, forward, backward),
         evaluation=(sum(activations.values()) + forward) * as_in_training(replicas, whole[0].shape[1]) // rows,
-        cache=cache,
         memory=whole.memory.nbytes if "memory" in config else 0,
     )
 

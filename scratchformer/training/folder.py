@@ -12,7 +12,7 @@ from typing import Any
 from ..nn import Layer
 from ..optim.optimizer import Optimizer
 from ..shell.text import one_line, shown
-from .metrics import MAX_STEP, METRICS, read_metrics
+from .metrics import METRICS, read_metrics
 from .snapshot import (
     BEST,
     LAST,
@@ -51,24 +51,20 @@ def read_run(folder: Path) -> Snapshot | None:
         if holds_run(folder) and not (folder / UNSAVED).exists():
             raise SnapshotError(f"{last} is missing, so the run cannot go on: put it back, or choose another folder")
         return None
-    if not last.is_file():
-        raise SnapshotError(f"{last} is not a file, so the run cannot go on: put it back, or choose another folder")
     snapshot = load_snapshot(last)
-    _check_state(last, snapshot.state)
+    if not {"step", "best"} <= snapshot.state.keys():
+        raise SnapshotError(f"{last} is not a snapshot of a run: it has no step or no best score")
     for path in ([best] if os.path.lexists(best) else []) + kept_snapshots(folder):
-        _check_state(path, load_snapshot(path).state)
+        load_snapshot(path)
     return snapshot
 
 
-def _check_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Raise SnapshotError unless the state is one that a run saved."""
-    if "step" not in state or "best" not in state:
-        raise SnapshotError(f"{path} is not a snapshot of a run: it has no step or no best score")
-    step, best = state["step"], state["best"]
-    if type(step) is not int or not 0 <= step <= MAX_STEP:
-        raise SnapshotError(f"{path} is not a snapshot of a run: step is {shown(step)}, expected a whole number")
-    if best is not None and not (isinstance(best, dict) and best and {*map(type, best.values())} <= {int, float}):
-        raise SnapshotError(f"{path} is not a snapshot of a run: best is {shown(best)}, expected scores or null")
+def expect_same(snapshot: Snapshot, expected: Mapping[str, Any]) -> None:
+    """Raise SnapshotError, naming what differs, unless the snapshot's state has these values."""
+    for name, here in expected.items():
+        if (saved := snapshot.state.get(name)) != here:
+            saved, now = (shorten(repr(value), 200, placeholder="...") for value in (saved, here))
+            raise SnapshotError(f"{snapshot.path} has {name} {saved}, this run has {now}")
 
 
 def load_run(
@@ -88,25 +84,20 @@ def load_run(
     of another run or model.
     """
 
-    def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
-        for name in names:
-            if (saved := snapshot.state.get(name)) != state[name]:
-                saved, now = (shorten(repr(value), 200, placeholder="...") for value in (saved, state[name]))
-                raise SnapshotError(f"{snapshot.path} has {name} {saved}, this run has {now}")
-
     snapshot = read_run(out)
     if snapshot is None:
         if (out / UNSAVED).exists():
             note = f"{out}: no snapshot was saved yet, so training starts from the beginning"
             print(one_line(note), file=sys.stderr)
         return None
-    expect_same(snapshot, fixed)
+    of_run = {name: state[name] for name in fixed}
+    expect_same(snapshot, of_run)
     expect_model(snapshot, model)
-    expect_same(snapshot, (name for name in state if name.startswith("optimizer_")))
+    expect_same(snapshot, {name: value for name, value in state.items() if name.startswith("optimizer_")})
     for path in (out / BEST, *kept_snapshots(out)):
         if path.exists():
             other = load_snapshot(path)
-            expect_same(other, fixed)
+            expect_same(other, of_run)
             expect_model(other, model)
     step, best = snapshot.state["step"], snapshot.state["best"]
     if best is not None and best.get(metric) is None:

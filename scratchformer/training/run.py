@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
-from textwrap import shorten
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -37,15 +36,14 @@ from ..shell.process import Stopped, signals_caught, stop
 from ..shell.progress import progress_bar
 from ..shell.text import one_line, shown
 from .estimate import estimate, gpu_need
-from .folder import UNSAVED, holds_run, load_run
+from .folder import UNSAVED, expect_same, holds_run, load_run
 from .metrics import Metrics
 from .readers import MEAN, load_vocabulary, vocabulary_file
-from .settings import BITS, COMMON, save_settings
+from .settings import BITS, defaults, save_settings
 from .snapshot import (
     BEST,
     LAST,
     NotFinite,
-    SnapshotError,
     average_snapshots,
     best_snapshot,
     describe,
@@ -125,7 +123,7 @@ class Run:
         expect_positive(steps=steps)
         if taken := [name for name in settings if hasattr(type(self), name) and name not in SHADOWED]:
             raise ValueError(f"settings: expected other names than {', '.join(taken)}, which every run has already")
-        self.settings: dict[str, Any] = {**COMMON, "steps": steps, "seed": seed, **settings}
+        self.settings: dict[str, Any] = {"preset": "", **defaults(), "steps": steps, "seed": seed, **settings}
         self.out, self.resumed, self.device, self.ranks = Path(out), resume, device, ranks or Ranks()
         self.identity = dict(identity or {})
         if (bits := self.settings["bits"]) not in BITS:
@@ -276,7 +274,7 @@ class Run:
         if self.recompute:
             recompute_blocks(model)
         without = resident_bytes()
-        first, failed = batches.batch(0), ""
+        first = batches.batch(0)
         before = self.before + max(0, resident_bytes() - without)  # what the batches hold
         with Replicas(model, **self.how_many()) as replicas:
             print(f"{model.flat.data.size:,} parameters\n{replicas.describe(first)}", flush=True)
@@ -424,10 +422,7 @@ class Run:
     def load_weights(self, model: Any, path: Path) -> None:
         """Load the weights of a snapshot into the model. Raises SnapshotError if it was made with other data."""
         snapshot = load_snapshot(path)
-        for name, here in json.loads(json.dumps(self.identity)).items():
-            if (there := snapshot.state.get(name)) != here:
-                there, here = (shorten(repr(value), 100, placeholder="...") for value in (there, here))
-                raise SnapshotError(f"{path} was made with other data: {name} {there} in it, {here} here")
+        expect_same(snapshot, json.loads(json.dumps(self.identity)))
         restore(snapshot, model)
 
     # Steps of the loop, snapshots and scores, behind the methods above
@@ -481,10 +476,7 @@ class Run:
                 self.out, self._model, self._optimizer, self._batches, self._values, fixed, self._metric
             )
             if self._replicas.loss_scale is not None and self._saved is not None:
-                try:
-                    self._replicas.loss_scale.restore(self._values["loss_scale"])
-                except ValueError as error:
-                    raise SnapshotError(f"{self.out / LAST}: {error}") from error
+                self._replicas.loss_scale.restore(self._values["loss_scale"])
             if self.step > self.total:
                 done = f"which the run in {self.out} has already done, got {self.total}"
                 raise ValueError(f"steps: expected at least {self._values['step']}, {done}")

@@ -20,11 +20,10 @@ import hashlib
 import importlib.util
 import inspect
 import json
-import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -41,13 +40,12 @@ from ..optim.optimizer import Optimizer
 from ..parallel.diagnose import nonfinite_tensor
 from ..rng import Key, Zeros
 from ..shell.files import make_folder, replacing
-from ..shell.reading import MAX_HEADER, expect_itself, open_file, parsed
+from ..shell.reading import expect_file, parsed
 from ..shell.text import printable, shown
 
 FORMAT = "scratchformer snapshot 2"
 LAST, BEST = "last.safetensors", "best.safetensors"
 PARTS = ("model", "optimizer", "batches")
-DTYPES = ("F16", "F32", "F64", "BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64")  # the types that NumPy has
 MODELS = {name: getattr(models, name) for name in models.__all__ if hasattr(getattr(models, name), "loss")}
 MODELS["Bert"] = models.Bert
 
@@ -83,9 +81,6 @@ def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
     name = type(model).__name__
     if not isinstance(getattr(model, "config", None), Mapping):
         raise SnapshotError(f"cannot save a {name}: it has no `config`, a dict of the arguments to create it again")
-    if wrong := [key for key in _keys_in(model.config) if not isinstance(key, str)]:
-        reason = f"expected strings as the keys of a dict, got {shown(wrong[0])}"  # of which JSON would make a string
-        raise SnapshotError(f"cannot save a {name} with these arguments: {reason}")
     try:
         described = json.dumps({"class": class_name(model), "config": model.config}, default=importable)
     except (TypeError, ValueError) as error:  # such as a user's own layer as `positions`
@@ -95,15 +90,6 @@ def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
         return {"format": FORMAT, "model": described, "state": json.dumps(state)}
     except (TypeError, ValueError) as error:
         raise SnapshotError(f"cannot save this state of a run: {error}") from error
-
-
-def _keys_in(value: Any) -> Iterator[Any]:
-    """The keys of all dicts in `value`."""
-    if isinstance(value, Mapping):
-        yield from value
-        value = list(value.values())
-    for part in value if isinstance(value, list | tuple) else ():
-        yield from _keys_in(part)
 
 
 def save_snapshot(
@@ -181,13 +167,8 @@ def find(name: str, program: ModuleType | None = None) -> Any:
     module, qualified = printable(module), printable(qualified)
     if program is not None:
         raise SnapshotError(f"its model {qualified}, of {module}, is not in {program.__file__} or what that imports")
-    if module == "__main__":
-        reason = f"was defined in the program that trained it: define or import {qualified} in this one"
-    elif module in sys.modules:
-        reason = f"is a class of the module {module}, which does not define it: define it there"
-    else:
-        reason = f"is a class of the module {module}, which is not imported: import it first"
-    raise NotImported(f"its model {qualified} {reason}, or name the file of its program (program=FILE, --program FILE)")
+    hint = "import it first, or name the file of its program (program=FILE, --program FILE)"
+    raise NotImported(f"its model {qualified}, of the module {module}, is not imported: {hint}")
 
 
 def load_file(path: Path | str) -> ModuleType:
@@ -250,13 +231,9 @@ def _warn_of_a_lost_class(kind: type[Layer], name: str) -> None:
         known = find_class(name)
     except SnapshotError:
         known = None
-    if kind.__module__ == "__main__" and known is kind:
-        where = f"only in a program that defines or imports it; put {kind.__name__} into a module of its own"
-    elif known is not kind:
-        where = f"nowhere; put {kind.__name__} at the top of a module"
-    else:
-        return
-    warnings.warn(f"load_model will find the class of this snapshot's model {where}", stacklevel=1)  # once
+    if known is not kind or kind.__module__ == "__main__":
+        where = f"only where {kind.__name__} can be imported from the top of a module"
+        warnings.warn(f"load_model will find the class of this snapshot's model {where}", stacklevel=1)  # once
 
 
 def best_snapshot(path: Path | str) -> Path:
@@ -274,23 +251,18 @@ def average_snapshots(paths: Sequence[Path | str], model: Layer) -> None:
     """Give `model` the mean of the weights of several snapshots of the same model.
 
     Near the end of training the weights wander around a minimum, and their mean is closer to it than most of them are.
-    Vaswani et al., 2017, section 6.1, average the last 5. Raises SnapshotError, and leaves the model unchanged, if
-    there are no snapshots or one does not fit; TypeError for a single path.
+    Vaswani et al., 2017, section 6.1, average the last 5. Raises SnapshotError if there are no snapshots or one does
+    not fit; TypeError for a single path.
     """
     if isinstance(paths, str | os.PathLike):
         raise TypeError(f"paths: expected a list of snapshots, got {shown(paths)}")
     if not paths:
         raise SnapshotError("average_snapshots: expected at least one snapshot, got none")
-    before = model.state_dict()
     total: dict[str, np.ndarray] = {}
-    try:
-        for path in paths:
-            restore(load_snapshot(path), model)
-            weights = {name: array.astype(np.float64) for name, array in model.state_dict().items()}
-            total = {name: total[name] + weights[name] for name in total} or weights
-    except SnapshotError:
-        model.load_state_dict(before)
-        raise
+    for path in paths:
+        restore(load_snapshot(path), model)
+        weights = {name: array.astype(np.float64) for name, array in model.state_dict().items()}
+        total = {name: total[name] + weights[name] for name in total} or weights
     model.load_state_dict({name: array / len(paths) for name, array in total.items()})
 
 
@@ -301,18 +273,16 @@ def load_snapshot(path: Path | str) -> Snapshot:
         path = path / LAST
     if not path.exists():
         raise SnapshotError(f"no snapshot at {path}")
-    with open_file(path, SnapshotError, max_bytes=math.inf) as (file, _):
-        expect_itself(file.peek(), path, SnapshotError)
+    expect_file(path, SnapshotError)
     try:
-        header, tensors = _read(path)
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise ValueError(f"it is a safetensors file, but not a {FORMAT}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
         if header.get("sha256") != checksum(header, tensors):
             raise ValueError("the checksum does not match")
-        _check_tensors(tensors)
-    except SnapshotError:
-        raise
-    except SafetensorError as error:
-        raise SnapshotError(f"{path} is damaged or not a snapshot: it is not a complete safetensors file") from error
-    except (OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise SnapshotError(f"{path} is damaged or not a snapshot: {error}") from error
     described, state = (parsed(header.get(name, ""), f"{path}, {name},", SnapshotError) for name in ("model", "state"))
     model_class, config = described.get("class"), described.get("config")
@@ -324,48 +294,6 @@ def load_snapshot(path: Path | str) -> Snapshot:
         for part in PARTS
     }
     return Snapshot(model_class, config, state, **parts, path=path)
-
-
-def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """The header and the tensors of a snapshot. Raises SnapshotError if it is not one, ValueError if it is damaged."""
-    _expect_short_header(path)
-    with safe_open(path, framework="numpy") as file:
-        header = file.metadata() or {}
-        if header.get("format") != FORMAT:
-            raise SnapshotError(f"{path} is a safetensors file, but not a {FORMAT}")
-        for name in file.keys():
-            if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
-                raise ValueError(f"{printable(name)} has the type {dtype}, expected one of {', '.join(DTYPES)}")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
-    with open(path, "rb") as raw:  # only spaces may follow the JSON; no checksum covers them
-        text = raw.read(int.from_bytes(raw.read(8), "little"))
-    if not text.rstrip(b" ").endswith(b"}"):
-        raise ValueError("the end of the header was changed")
-    return header, tensors
-
-
-def _expect_short_header(path: Path) -> None:
-    """Raise ValueError if the header, which safetensors reads whole, has more than MAX_HEADER bytes."""
-    with open_file(path, ValueError, max_bytes=math.inf) as (file, size):
-        length = int.from_bytes(file.read(8), "little")
-    if MAX_HEADER < length < size:
-        raise ValueError(f"a header of {length:,} bytes, expected at most {MAX_HEADER:,}")
-
-
-def _check_tensors(tensors: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError unless all tensors belong to a part and are finite, and the weights have the same floating-point
-    dtype.
-    """
-    weights = {name: a.dtype for name, a in tensors.items() if name.startswith("model.")}
-    for name, dtype in weights.items():
-        if not np.issubdtype(dtype, np.floating):
-            raise ValueError(f"{printable(name)} is {dtype}, not floating-point")
-    if len(kinds := {str(dtype) for dtype in weights.values()}) > 1:
-        raise ValueError(f"weights of several types: {', '.join(sorted(kinds))}")
-    if strange := [name for name in tensors if not name.startswith(tuple(f"{part}." for part in PARTS))]:
-        raise ValueError(f"{shown(strange[0])} belongs to none of {', '.join(PARTS)}")
-    if bad := nonfinite_tensor(tensors):
-        raise ValueError(f"{printable(bad)} is not finite")
 
 
 def load_model(
@@ -403,10 +331,8 @@ def _make(snapshot: Snapshot, program: ModuleType | None) -> Layer:
         key: dict[str, Any] = {"key": Zeros()} if kind in MODELS.values() else needed_key(kind)
         config = {name: imported(value, program) for name, value in snapshot.config.items()}
         lora = config.pop("lora", None)
-        _expect_arguments(kind, config, key)
         model = kind(**config, **key)
         if lora is not None:
-            _expect_arguments(add_lora, lora, {"model": model})
             add_lora(model, **lora)
     except NotImported as error:
         raise NotImported(f"cannot create this {kind.__name__}: {error}") from error
@@ -422,22 +348,6 @@ def needed_key(kind: type[Layer]) -> dict[str, Any]:
     return {} if key is None or key.default is not key.empty else {"key": Key(0)}
 
 
-def _expect_arguments(function: Callable[..., Any], given: Any, more: Mapping[str, Any]) -> None:
-    """Raise SnapshotError unless `function` can be called with the arguments `given` and `more`, by name."""
-    if not isinstance(given, dict):
-        raise SnapshotError(f"expected the arguments of {function.__name__}, got {shown(given)}")
-    parameters = inspect.signature(function).parameters.values()
-    names = {p.name for p in parameters}
-    needed = {
-        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
-    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for name in needed - given.keys() - more.keys():
-        raise SnapshotError(f"its config has no {name}")
-    for name in (given.keys() - names if not any_name else set()) | (given.keys() & more.keys()):
-        raise SnapshotError(f"its config has {shown(name)}, which is not an argument of {function.__name__}")
-
-
 def expect_model(snapshot: Snapshot, model: Any) -> None:
     """Raise SnapshotError, naming what differs, unless the snapshot's model has this class, config and precision."""
 
@@ -445,7 +355,7 @@ def expect_model(snapshot: Snapshot, model: Any) -> None:
         return json.loads(json.dumps(arguments, default=importable))  # tuples are lists
 
     config, saved = as_saved(model.config), snapshot.config
-    names = (class_name(model), f"__main__:{type(model).__qualname__}")  # a class since moved to a module
+    names = (class_name(model), f"__main__:{type(model).__qualname__}")  # it may be loaded by its program's file now
     differing = {
         name[:80]: f"{str(saved.get(name))[:80]} in the snapshot, {str(config.get(name))[:80]} here"
         for name in sorted(saved.keys() | config.keys())

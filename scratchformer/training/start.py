@@ -25,19 +25,17 @@ from ..backend import CPU, get_device
 from ..parallel.ranks import Ranks
 from ..parallel.replicas import Replicas
 from ..shell.process import run_program
-from ..shell.text import printable, shown
+from ..shell.text import printable
 from .examples import is_example
 from .readers import mean_snapshot
 from .run import Estimated, Run, as_text
 from .settings import program_options, read_settings, saved_settings, start_run
 from .snapshot import BEST, LAST, NotImported, load_file
 
-PACKAGE = Path(__file__).parents[2]  # the folder that holds this package, and in a checkout the examples too
-
 
 def start(main: Callable[[Run], Any], argv: list[str] | None = None) -> None:
     """Run a program; a user's mistake ends it with a one-line message."""
-    run_program(lambda: run_main(main, argv), needs_output=False)
+    run_program(lambda: run_main(main, argv))
 
 
 def run_main(main: Callable[[Run], Any], argv: list[str] | None = None) -> None:
@@ -45,7 +43,7 @@ def run_main(main: Callable[[Run], Any], argv: list[str] | None = None) -> None:
     names = main.__globals__
     name, presets, options = name_of(names), names.get("PRESETS", {}), names.get("OPTIONS", {})
     with Ranks.find() as ranks:
-        ranks.expect_same_program(sys.argv[1:] if argv is None else argv, files_of(main))
+        ranks.expect_same_program(sys.argv[1:] if argv is None else argv)
         arguments = ranks.from_first(lambda: start_run(name, names.get("__doc__") or "", presets, argv, options))
         run = make_run(name, ranks=ranks, **arguments)
         run.settings["made_by"] = source_of(names)
@@ -139,14 +137,6 @@ def source_of(names: Mapping[str, Any]) -> str | None:
     return None if file is None else str(Path(file).absolute())
 
 
-def files_of(main: Callable[..., Any]) -> set[Path]:
-    """The files of `main` and of the functions that it finds by name, outside the package."""
-    names = main.__globals__
-    functions = [main, *(names[name] for name in ("data", "model", "score", "check") if name in names)]
-    files = {Path(file).resolve() for f in functions if (file := getattr(f, "__globals__", {}).get("__file__"))}
-    return {file for file in files if file.suffix == ".py" and PACKAGE / "scratchformer" not in file.parents}
-
-
 def find_program(run: Path, file: str | None = None) -> dict[str, Any]:
     """The names in the program that made the run in folder `run`: from `file`, or from the source that the run's
     settings name.
@@ -166,21 +156,12 @@ def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None)
     """The module of the program of a run: see `find_program`."""
     if file is not None:
         return load_file(file)
-    source, name = settings.get("made_by"), settings["program"]
-    if isinstance(imported := sys.modules.get(str(source)), ModuleType):
+    source = str(settings.get("made_by"))
+    if isinstance(imported := sys.modules.get(source), ModuleType):
         return imported
-    if source is None:
-        raise NotImported(f"{run} does not say in which file its program {shown(name)} is: add --program FILE")
-    path, source = Path(source), printable(source)
-    hint = f"add --program FILE, with the file of {shown(name)}"
-    if all(map(str.isidentifier, source.split("."))):
-        raise NotImported(f"{run}: its program is in the module {source}, which is not imported: {hint}")
-    if not path.is_file():
-        raise NotImported(f"{run}: its program {source} is not a file here: {hint}")
-    if is_example(path):
-        return load_file(path)
-    came = ", which came with it" if run.resolve() in path.resolve().parents else ""
-    raise NotImported(f"{run} was made by {source}{came}; to execute that file, name it with --program")
+    if is_example(Path(source)):
+        return load_file(source)
+    raise NotImported(f"{run} was made by {printable(source)}, which is executed only if you name it with --program")
 
 
 def file_of(run: Path) -> str:

@@ -1,8 +1,6 @@
 """What `scratchformer doctor` says about the driver, without one and with a stand-in for nvidia-smi."""
 
 import configparser
-import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,20 +52,6 @@ def test_the_extra_that_fits_the_driver(version, extra, tmp_path, monkeypatch):
     assert finding == f"{version}; NVIDIA H200, 140000 MiB free; install scratchformer[{extra}]"
 
 
-def test_the_mpi(monkeypatch, tmp_path):
-    """A stand-in for what the process asks; and an mpi4py without an MPI, or with one that ends the process."""
-    monkeypatch.setattr(doctor, "_installed", lambda package: True)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    for broken in lambda send: 1 / 0, lambda send: os._exit(3):
-        monkeypatch.setattr(doctor, "_mpi_version", broken)
-        assert doctor._mpi() == "mpi4py finds no MPI: pip install 'scratchformer[distributed]'"
-    monkeypatch.setattr(doctor, "_mpi_version", lambda send: send("Open MPI v5.0.11, package: x\n"))
-    (tmp_path / "mpiexec").touch()
-    assert doctor._mpi() == f"Open MPI v5.0.11, {tmp_path / 'mpiexec'}"
-    monkeypatch.setattr(doctor, "_installed", lambda package: False)
-    assert doctor._mpi().startswith("mpi4py not installed")
-
-
 AMX = ["AVX2", "AVX-512", "AVX512-BF16", "AMX"]
 SLOWER = "installed; bfloat16 would be slower than float32 on this processor"
 
@@ -90,22 +74,6 @@ def test_bfloat16_is_recommended_where_it_is_multiplied_or_would_be(monkeypatch,
     monkeypatch.setattr(doctor, "_requirements", lambda: {name: ["fast"] for name in ("numba", "ml_dtypes", "mkl")})
     found = doctor._fast(instructions, half and SimpleNamespace(bfloat16=half))
     assert found == advice + ": pip install 'scratchformer[fast]'" * bool(missing)
-
-
-@pytest.mark.parametrize(
-    ("error", "finding"),
-    [(RuntimeError("broken"), "not chosen (RuntimeError: broken)"), (None, "by NumPy")],
-)
-def test_products_that_cannot_be_chosen_are_a_finding(monkeypatch, error, finding):
-    def choice():
-        if error:
-            raise error
-
-    monkeypatch.setattr(doctor, "turned_off", lambda: "")
-    monkeypatch.setattr(doctor, "find_spec", lambda package: True)
-    monkeypatch.setattr(kernels, "mkl_products", SimpleNamespace(choice=choice), raising=False)
-    monkeypatch.setattr(kernels, "numba_tiles", SimpleNamespace(available=lambda: True), raising=False)
-    assert doctor._products() == (None, finding)
 
 
 @pytest.mark.parametrize("tiles", [False, True])

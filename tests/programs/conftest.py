@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def environment(guard: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment with an empty data cache, and proxies that refuse every connection."""
     nowhere = "http://127.0.0.1:9"
     proxies = {name: nowhere for base in ("http_proxy", "https_proxy", "all_proxy") for name in (base, base.upper())}

@@ -55,7 +55,7 @@ def test_it_reports_the_accuracy_with_and_without_pre_training(bert_run):
     assert accuracies(bert_run.output).keys() == {"finetune", "scratch"}
     assert re.findall(r"^(\w+): [0-9.]+ minutes$", bert_run.output, re.M) == ["bert"]
     assert {path.name for path in bert_run.folder.iterdir()} == {
-        "pretrain", "finetune", "scratch", "settings.json", "vocabulary.json",
+        "pretrain", "finetune", "scratch", "settings.json", "vocabulary.json", "run.lock",
     }  # fmt: skip
     kinds = {stage: load_snapshot(bert_run.folder / stage).model_class for stage in ("pretrain", "finetune", "scratch")}
     assert kinds == {"pretrain": "BertPretraining", "finetune": "BertClassifier", "scratch": "BertClassifier"}
@@ -185,23 +185,6 @@ def test_the_variants_are_fine_tuned_and_evaluated(call, kind, reviews_folder, t
     assert 100 * float(re.search(r"finetune: test: .*accuracy ([0-9.]+)", result)[1]) == pytest.approx(
         expected, abs=0.01
     )
-
-
-def test_bad_input(fail, call, copy, reviews_folder, tmp_path):
-    assert "holds a run: continue it with --resume" in fail("bert", "--data", reviews_folder, "--out", copy)
-    assert "no such file or folder" in fail("bert", "--data", tmp_path / "no", "--out", tmp_path / "new")
-    assert "invalid choice: 'both'" in call("bert", "--stage", "both", status=2).stderr
-    words = copy / "vocabulary.json"
-    words.write_text(words.read_text()[:100])
-    assert f"{words} is damaged" in fail("bert", "--resume", copy)
-    words.unlink()
-    assert fail("bert", "--resume", copy).endswith("vocabulary.json: No such file or directory")
-
-
-def test_the_estimate(call, reviews_folder, tmp_path):
-    options = ("--data", reviews_folder, "--out", tmp_path / "run", "--device", "cpu")
-    assert "peak while training" in call("bert", *options, "--estimate").stdout
-    assert not (tmp_path / "run").exists()
 
 
 def test_evaluate_reproduces_the_scores_of_the_program(call, fail, bert_run, copy):

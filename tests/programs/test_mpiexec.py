@@ -18,40 +18,21 @@ from .conftest import EXAMPLES, PATIENCE, TINY
 from .test_own_program import POEMS
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
-LAUNCHER = [sys.executable, "-m", "scratchformer", "mpiexec"]
 # Both ranks wait before their thirteenth step, in the first run, until a file `go` exists.
-WAITING = """
-import time
-from pathlib import Path
-
-from scratchformer.training import Replicas
-
-gradients, calls = Replicas.gradients, []
-
-
-def waiting(*args, **options):
-    calls.append(1)
-    while len(calls) > 12 and not Path("go").exists():
-        time.sleep(0.05)
-    return gradients(*args, **options)
-
-
-Replicas.gradients = waiting
-"""
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="mpi4py or mpiexec is not installed"
 )
 
 
 @pytest.fixture
-def start(tmp_path, text_file, guard):
+def start(tmp_path, text_file):
     """start(("--seed", 1), ...): a process for mpiexec, with a rank for each list of options. own: settings in the
     environment of each rank.
     """
 
-    def start(*ranks, launcher=(str(MPIEXEC),), code=POEMS, own=()):
-        (tmp_path / "poems.py").write_text(code)
-        command = [*launcher, "--allow-run-as-root", "--oversubscribe"]
+    def start(*ranks, own=()):
+        (tmp_path / "poems.py").write_text(POEMS)
+        command = [str(MPIEXEC), "--allow-run-as-root", "--oversubscribe"]
         for rank, options in enumerate(ranks):
             arguments = ["poems.py", "--data", text_file, "--device", "cpu", *options]
             command += ["-n", "1", "env", *own[rank : rank + 1], sys.executable, *map(str, arguments), ":"]
@@ -80,7 +61,7 @@ def test_ranks_with_other_options_are_refused(start, tmp_path):
     process = start(*[("--steps", 3, "--out", tmp_path / "run", "--seed", seed) for seed in (0, 1)])
     told, _ = process.communicate(timeout=PATIENCE)
     (line,) = (line for line in told.splitlines() if line.startswith("error:"))
-    assert re.fullmatch(r"error: rank 1 on \S+ has another --seed: '1', rank 0 has '0'", line)
+    assert re.fullmatch(r"error: rank 1 on \S+ has another argument 10: '1', rank 0 has '0'", line)
     assert process.returncode != 0 and not (tmp_path / "run").exists()
 
 
@@ -93,7 +74,7 @@ def test_ranks_with_and_without_fast_twins_are_refused(start, tmp_path):
     (line,) = (line for line in told.splitlines() if line.startswith("error:"))
     setting = r"another library 2: 'fast twins off', rank 0 has 'fast twins by Numba [^']+'"
     assert re.fullmatch(rf"error: rank 1 on \S+ has {setting}", line)
-    assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
     told, _ = start(*[(*ranks[0], "--bits", "portable")] * 2, own=settings).communicate(timeout=PATIENCE)
     assert told.count("SHA-256 of the parameters after step 3: ") == 1, told
 
@@ -105,26 +86,6 @@ def test_a_rank_that_is_killed_ends_the_others(start, tmp_path):
     os.kill(rank_1(run), signal.SIGKILL)
     told, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0 and "rank 1" in told
-
-
-def test_lost_ranks_are_started_again(start, tmp_path):
-    """And Ctrl-C saves a snapshot, which mpiexec alone would not give them the time for."""
-    run = tmp_path / "run"
-    process = start(*2 * [("--steps", 15, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"], code=WAITING + POEMS)
-    wait_for(run / "metrics.jsonl", process)
-    os.kill(rank_1(run), signal.SIGKILL)
-    (tmp_path / "go").touch()
-    told, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0 and "a rank was lost: starting again (0 restarts left)" in told
-    assert load_snapshot(run).state["step"] == 15
-    run = tmp_path / "other"
-    process = start(*2 * [("--steps", 100_000, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"])
-    wait_for(run / "metrics.jsonl", process)
-    process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=PATIENCE)
-    _, stopped, after = told.partition("stopped by SIGUSR1")
-    assert process.returncode == 128 + signal.SIGINT and stopped and "starting again" not in after, told
-    assert f"step {load_snapshot(run).state['step']} is saved in {run}" in told
 
 
 def test_two_processes_score_classifiers_as_one_does(reviews_folder, tmp_path):

@@ -30,11 +30,6 @@ def test_a_precision_that_cannot_be_had_is_refused(fail, text_file, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_estimate_knows_the_precision(call, text_file, tmp_path):
-    options = ("--data", text_file, "--out", tmp_path, "--device", "cpu", "--precision", "float16", "--estimate")
-    assert "their copy in half precision" in call("enwik8", *options).stdout
-
-
 def test_portable_bits_and_half_precision_exclude_each_other(fail, text_file, tmp_path):
     options = ("--data", text_file, "--out", tmp_path, "--device", "cpu", "--precision", "bfloat16")
     line = fail("enwik8", *options, "--bits", "portable")

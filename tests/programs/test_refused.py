@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from scratchformer.shell.process import run_program
 from scratchformer.training import load_snapshot
-from scratchformer.training.folder import read_run
 
 PROGRAMS = {"enwik8": "", "xl": "", "imdb": "", "bert": "finetune"}  # and the subfolder whose snapshots are damaged
 
@@ -139,21 +137,6 @@ def test_a_damaged_run_is_refused_and_unchanged(finished, refused, tmp_path, pro
         assert path.name in line or (damage is swap_two_lines and "last.safetensors has vocabulary" in line)
 
 
-@pytest.mark.parametrize("program", ["imdb", "bert"])
-def test_a_flipped_bit_in_any_snapshot_is_named(finished, tmp_path, program):
-    run = shutil.copytree(finished(program), tmp_path / "run")
-    folder, draw = run / PROGRAMS[program], random.Random(0)
-    for path in folder.glob("*.safetensors"):
-        whole = path.read_bytes()
-        for _ in range(4):
-            flipped = bytearray(whole)
-            flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
-            path.write_bytes(flipped)
-            with pytest.raises(ValueError, match=path.name):
-                read_run(folder)
-        path.write_bytes(whole)
-
-
 @pytest.mark.parametrize("program", ["enwik8", "bert"])
 def test_fewer_steps_than_the_run_has_done_are_refused(finished, refused, tmp_path, program):
     run = shutil.copytree(finished(program), tmp_path / "run")
@@ -167,13 +150,6 @@ def test_a_foreign_snapshot_among_those_kept_is_refused_at_the_start(finished, r
     run = shutil.copytree(finished("enwik8"), tmp_path / "run")
     shutil.copy(finished("imdb") / "best.safetensors", run / "step-foreign.safetensors")
     assert "step-foreign.safetensors has data" in refused("enwik8", "--resume", run)
-
-
-def test_a_model_that_does_not_fit_in_the_memory_is_refused_before_it_is_made(finished, refused, tmp_path):
-    run = shutil.copytree(finished("enwik8"), tmp_path / "run")
-    path = run / "settings.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"depth": 2 * 10**9}))
-    assert "depth: expected weights that fit in" in refused("enwik8", "--resume", run)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -278,30 +278,6 @@ def test_units_learns_from_the_copies_too(units, monkeypatch, tmp_path):
     assert not all((unit == originals).all(axis=(1, 2)).any() for unit in seen)
 
 
-@pytest.mark.parametrize(
-    ("program", "options", "message"),
-    [
-        ("sparse", ["--minutes", 0], "--minutes: expected at least 1e-06, got 0.0"),
-        ("sparse", ["--minutes", "inf"], "--minutes: expected at most 1,000,000, got inf"),
-        *(
-            ("sparse", ["--minutes", 1, *steps], "--minutes: this sets the number of steps, so leave out --steps")
-            for steps in (["--steps", 9], ["--steps=1000"], ["--st", 3])
-        ),
-        ("sparse", ["--data", "nowhere"], "nowhere: No such file or directory"),
-        (
-            "sparse",
-            ["--preset", "photos", "--data", "text.txt"],
-            "--data: the preset photos takes none, so leave it out",
-        ),
-        ("digits", ["--steps", 0], "--steps: expected at least 1, got 0"),
-    ],
-    ids=str,
-)
-def test_options_out_of_range(fail, tmp_path, program, options, message):
-    assert fail(program, *options, cwd=tmp_path) == f"error: {message}"
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_resumed_run_does_not_take_minutes(fail, sparse_run):
     line = fail("sparse", "--resume", sparse_run[0], "--minutes", 1)
     assert line == "error: --resume: the run keeps its settings, so leave out --minutes"

@@ -15,14 +15,10 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from scratchformer.commands import cli, plots
-from scratchformer.course.record import FILE, find
 from scratchformer.models.pretrained import tensors_at
 from scratchformer.shell.files import LOCK, InUse, append, locked
 from scratchformer.shell.process import run_program
 from scratchformer.shell.reading import MAX_HEADER, DataError
-from scratchformer.shell.text import one_line
-from scratchformer.training import load_snapshot
-from scratchformer.training.readers import load_vocabulary
 from scratchformer.training.snapshot import checksum
 
 COMMANDS = ("evaluate", "generate", "plot", "resume")
@@ -151,19 +147,11 @@ def test_a_text_of_gigabytes_is_not_read(told, run, name):
         assert f"error: {run / name}: expected at most " in told(command, run)
 
 
-def test_a_vocabulary_of_gigabytes_is_not_read(tmp_path):
-    (tmp_path / "vocabulary.json").touch()
-    os.truncate(tmp_path / "vocabulary.json", 2**32)
-    with pytest.raises(ValueError, match=r"vocabulary\.json: expected at most "):
-        load_vocabulary(tmp_path, {})
-
-
-@pytest.mark.parametrize("header", [b"{}".ljust(MAX_HEADER + 1), b"{}".ljust(5 * MAX_HEADER)])
-def test_a_header_of_megabytes_is_not_read(tmp_path, header):
-    for path in tmp_path / "last.safetensors", tmp_path / "model.safetensors":
-        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-        with pytest.raises(ValueError, match=rf"{path.name} is damaged.*: a header of {len(header):,} bytes"):
-            load_snapshot(path) if path.stem == "last" else tensors_at(path)
+def test_a_header_of_megabytes_is_not_read(tmp_path):
+    header, path = b"{}".ljust(MAX_HEADER + 1), tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ValueError, match=rf"model\.safetensors is damaged.*: a header of {len(header):,} bytes"):
+        tensors_at(path)
 
 
 # Links
@@ -197,8 +185,9 @@ def test_nothing_outside_a_run_is_written_when_it_is_resumed(told, run, enwik8_r
 def test_a_link_in_place_of_the_lock_is_named(told, run, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
+    (run / LOCK).unlink()
     (run / LOCK).symlink_to(victim)
-    assert told("resume", run) == f"error: {run / LOCK}: expected no link, got one to {victim}: remove it"
+    assert told("resume", run).endswith(f"error: {run / LOCK}: expected no link, got one to {victim}: remove it")
     assert victim.read_text() == "precious"
 
 
@@ -229,20 +218,11 @@ def test_plots_are_not_written_through_links(told, run, tmp_path):
     (run / "plots").mkdir()
     victim = outside / "victim"
     victim.write_text("precious")
-    for name in "curves.png", "attention.png", "positions.png", "curves.png.unfinished":
+    for name in "curves.png", "attention.png", "positions.png":
         (run / "plots" / name).symlink_to(victim)
     paths = told("plot", run).split()
     assert len(paths) == 3 and victim.read_text() == "precious"
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") and not Path(path).is_symlink() for path in paths)
-
-
-def test_a_run_that_is_reached_through_links_goes_on(told, run, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    shutil.move(run, tmp_path / "elsewhere" / "run")
-    (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
-    run.symlink_to(tmp_path / "linked" / "run")
-    for command in COMMANDS:
-        assert "error" not in told(command, run), command
 
 
 @pytest.mark.parametrize("target", ["victim", "nowhere"])
@@ -257,21 +237,6 @@ def test_a_file_that_is_written_in_place_is_no_link(tmp_path, target):
     with pytest.raises(DataError, match="log: expected no link"):
         append(log, "line")
     assert victim.read_text() == "precious" and not (tmp_path / "nowhere").exists()
-
-
-def test_progress_with_exercises_is_not_written_through_links(tmp_path):
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    folder = tmp_path / "exercises"
-    folder.mkdir()
-    for name in (f"{FILE}.new", f"{FILE}.unfinished", "softmax.py"):
-        (folder / name).symlink_to(victim)
-    (folder / f"{FILE}").symlink_to(tmp_path / "nowhere")
-    progress = find(str(folder))
-    with progress.changing():
-        progress.of("linear").passed = True
-    assert victim.read_text() == "precious" and not (tmp_path / "nowhere").exists()
-    assert find(str(folder)).of("linear").passed
 
 
 # Texts
@@ -307,7 +272,7 @@ def test_no_control_character_of_a_run_is_printed(told, run, enwik8_run, name, m
     assert refused > 0
 
 
-def test_no_control_character_of_a_name_or_a_lock_is_printed(told, enwik8_run, tmp_path):
+def test_no_control_character_of_a_name_is_printed(told, enwik8_run, tmp_path):
     pytest.importorskip("matplotlib")
     run = shutil.copytree(enwik8_run.folder, tmp_path / HOSTILE.replace("/", ""))
     for command in COMMANDS:
@@ -318,12 +283,3 @@ def test_no_control_character_of_a_name_or_a_lock_is_printed(told, enwik8_run, t
     (run / HOSTILE / "metrics.jsonl").write_text("{}\n{}\n")
     for command in COMMANDS:
         assert hides_nothing(told(command, run)), command
-    with locked(tmp_path / "used"):
-        (tmp_path / "used" / LOCK).write_text(HOSTILE * 10_000)
-        with pytest.raises(InUse) as refused, locked(tmp_path / "used"):
-            pass
-    assert hides_nothing(str(refused.value)) and len(str(refused.value)) < 500
-
-
-def test_text_for_one_line():
-    assert one_line("a\x1b[31m\nb\x9b\u2028 é 漢 …") == r"a\x1b[31m\nb\x9b\u2028 é 漢 …"

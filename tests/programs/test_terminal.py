@@ -40,15 +40,6 @@ def test_generate(shown, folder, terminal):
     assert written.startswith(expected) and len(written) > len(expected) + 50
 
 
-def test_a_finished_training(shown, text_file, tmp_path):
-    text = tmp_path / "中.txt"
-    text.write_bytes("中文的維基百科 ".encode() * 300)
-    out = tmp_path / "läufe"
-    written = shown("C", "enwik8", "--data", text, "--out", out, "--steps", 1, "--device", "cpu")
-    assert "bits per byte on the last 5%" in written and "for more: scratchformer generate" in written
-    assert (out / "last.safetensors").is_file()
-
-
 @on_every_terminal
 def test_a_finished_training_in_this_process(tiny_main, text_file, tmp_path, monkeypatch, terminal):
     encoding = {"C": "ascii"}.get(terminal, terminal)
@@ -57,20 +48,6 @@ def test_a_finished_training_in_this_process(tiny_main, text_file, tmp_path, mon
     sys.stdout.flush()
     written = sys.stdout.buffer.getvalue().decode(encoding)
     assert "for more: scratchformer generate" in written and "?" in written
-
-
-@pytest.mark.parametrize(
-    "command",
-    [("evaluate", "--device", "cpu"), ("plot", "--text", "größer 中"), ("doctor",), ("check", "linear"), ("--help",)],
-    ids=lambda command: command[0],
-)
-def test_the_other_commands(shown, folder, command, combinations):
-    name, *options = command
-    run = [folder] if name in ("evaluate", "plot") else []
-    if name == "plot":
-        pytest.importorskip("matplotlib")
-    for drawn in combinations(1, terminal=TERMINALS):
-        assert shown(drawn["terminal"], "scratchformer", name, *run, *options)
 
 
 def test_translate(shown, translate_run, combinations):
@@ -84,11 +61,3 @@ def test_translate(shown, translate_run, combinations):
     with open(sentence) as lines:
         assert shown("C", "scratchformer", "translate", run, "--device", "cpu", stdin=lines) == typed
     sentence.unlink()
-
-
-def test_an_error_that_names_a_folder(call, environment, tmp_path, combinations):
-    for drawn in combinations(1, terminal=TERMINALS):
-        variables = TERMINALS[drawn["terminal"]]
-        result = call("scratchformer", "generate", tmp_path / "nichts 中", env=environment | variables, status=1)
-        (line,) = result.stderr.splitlines()
-        assert line.startswith("error: no snapshot at ")

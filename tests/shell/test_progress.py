@@ -1,7 +1,6 @@
 """Progress bars: what they count, when they appear, and what they leave on standard error."""
 
 import io
-import os
 import sys
 
 import numpy as np
@@ -46,18 +45,6 @@ def test_a_terminal_shows_a_second_bar_on_the_next_line(at_once, monkeypatch, te
             inner.update()
     assert ("\n\rscoring:  50%" in shown.getvalue()) is terminal
     assert ("\rtraining:  50%" in shown.getvalue()) and "\rscoring:  50%" in shown.getvalue()
-
-
-def test_a_terminal_that_does_not_say_its_size_shows_a_bar(at_once, monkeypatch):
-    pty = pytest.importorskip("pty")  # not on Windows
-    here, there = pty.openpty()
-    os.set_blocking(here, False)
-    with open(here, "rb", buffering=0) as reader, open(there, "w") as terminal:
-        assert os.get_terminal_size(there).columns == 0
-        monkeypatch.setattr(sys, "stderr", terminal)
-        with progress_bar("training", 2, "steps", mininterval=0) as bar:
-            bar.update()
-            assert b"training:  50%" in (reader.read(1000) or b"")
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from scratchformer.data import Subwords, Vocabulary, load_enwik8, load_imdb, load_multi30k, load_text
+from scratchformer.data import load_enwik8, load_text
 from scratchformer.shell import reading
 from scratchformer.shell.reading import DataError, read_bytes, read_json, read_text
 from scratchformer.shell.unpacking import read_unpacked
-from scratchformer.training import load_snapshot
 
 
 class Refused(ValueError):
@@ -35,12 +34,11 @@ def test_what_is_no_file_is_named(tmp_path):
         (tmp_path / "loop", "Too many levels of symbolic links"),
         (tmp_path / "none", "No such file or directory"),
         (tmp_path / "file" / "none", "Not a directory"),
-        ("a\0b", "not the name of a file"),
     ]:
         for read in read_bytes, read_text, read_json, read_unpacked:
             with pytest.raises(Refused, match=message) as refused:
                 read(path, Refused)
-            assert str(refused.value).startswith((str(path), repr(str(path))))
+            assert str(refused.value).startswith(str(path))
 
 
 def test_limits(tmp_path):
@@ -69,22 +67,17 @@ def test_a_byte_order_mark_is_not_text(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1,}', "not JSON at line 1, column "),
-        ("", "not JSON at line 1, column 1"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"a": ' * 100_000, "nested too deeply"),
-        ('{"a": %s}' % ("9" * 10_000), "a number with thousands of digits"),
-        ('{"a": 1, "b": {"c": 1, "c": 2}}', "two values for 'c'"),
-        (r'{"a": "\ud800"}', "an unpaired surrogate"),
+        ('{"a": 1,}', "Expecting property name"),
+        ("[" * 100_000, "maximum recursion depth exceeded"),
+        ("{},[]" * 500_001, "more than 1,000,000 objects and lists"),
         ("[1, 2]", r"expected an object \{...\}, got \[1, 2\]"),
-        ('"%s"' % ("a" * 1000), r"expected an object \{...\}, got 'a{76}...$"),
     ],
 )
 def test_json_that_is_damaged(tmp_path, text, message):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(Refused, match=rf"config\.json is damaged: {message}"):
-        read_json(path, Refused)
+        read_json(path, Refused, len(text))
 
 
 def test_json_that_is_right(tmp_path):
@@ -107,36 +100,11 @@ PAGE = b"<!DOCTYPE html>\n<html><head><title>Log in</title></head></html>"
     ],
 )
 def test_what_stands_in_for_a_file_is_named(tmp_path, content, what):
-    """By every reader, whatever the name of the file says."""
-    folders = {}
-    for name in ("a.txt", "a.json", "a.gz", "a.zip", "aclImdb.tar.gz", "vocab.txt", "train/pos/0_9.txt"):
-        folders[name] = tmp_path / name.replace("/", "_")
-        (folders[name] / name).parent.mkdir(parents=True)
-        (folders[name] / name).write_bytes(content)
-    for part in ("train", "val", "test_2016_flickr"):
-        for language in ("en", "de"):
-            (folders["a.txt"] / f"{part}.{language}").write_bytes(content)
-    for name, read in [
-        ("a.txt", read_text),
-        ("a.json", read_json),
-        ("a.txt", load_enwik8),
-        ("a.gz", load_enwik8),
-        ("a.zip", load_enwik8),
-        ("aclImdb.tar.gz", load_imdb),
-        ("a.txt", load_imdb),
-        ("a.txt", Vocabulary.load),
-        ("a.json", Subwords.load),
-        ("a.zip", load_snapshot),
-    ]:
-        with pytest.raises(ValueError, match=rf"^{folders[name] / name}: {what}"):
-            read(folders[name] / name)
-    for name, read in [
-        ("a.txt", load_multi30k),
-        ("train/pos/0_9.txt", load_imdb),
-        ("vocab.txt", Subwords.from_bert),
-    ]:
-        with pytest.raises(DataError, match=rf"^{folders[name]}/.*: {what}"):
-            read(folders[name])
+    for name, read in ("a.txt", read_text), ("a.json", read_json), ("a.gz", load_enwik8):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^{path}: {what}"):
+            read(path)
 
 
 def test_a_page_is_text_if_its_name_says_so(tmp_path):
@@ -166,10 +134,6 @@ def packed(kind, text=TEXT, names=("a.txt",)):
     elif kind == "zst":
         zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
         return zstd.compress(text)
-    elif kind == "npz":
-        np.savez(buffer, a=np.ones(3), b=np.ones(3))
-    elif kind == "npy":
-        np.save(buffer, np.ones(3))
     elif kind in ("gz", "bz2", "xz"):
         return {"gz": gzip, "bz2": bz2, "xz": lzma}[kind].compress(text)
     return buffer.getvalue()
@@ -178,12 +142,11 @@ def packed(kind, text=TEXT, names=("a.txt",)):
 @pytest.mark.parametrize(
     "kinds", ["gz", "bz2", "xz", "zst", "zip", "tar", "gz gz", "tar gz", "gz zip", "tar xz", "zip tar"]
 )
-@pytest.mark.parametrize("named", [True, False])
-def test_a_packed_text_is_unpacked(tmp_path, kinds, named):
+def test_a_packed_text_is_unpacked(tmp_path, kinds):
     content = TEXT
     for kind in (kinds := kinds.split()):
         content = packed(kind, content)
-    path = tmp_path / (".".join(("a.txt", *kinds)) if named else "a")
+    path = tmp_path / "a"
     path.write_bytes(content)
     assert load_text(path) == TEXT == np.concatenate(load_enwik8(path)[1:]).tobytes()
     for size in (len(content) // 2, len(content) - 9):
@@ -191,10 +154,6 @@ def test_a_packed_text_is_unpacked(tmp_path, kinds, named):
         if "tar" != kinds[-1]:  # the end of a tar is padding
             with pytest.raises(DataError, match=rf"^{path}: truncated or corrupt"):
                 load_text(path)
-    path.write_bytes(b"The film")
-    if named:
-        with pytest.raises(DataError, match=rf"^{path}: expected an? .*, got a file that begins with b'Th'"):
-            load_text(path)
 
 
 def test_what_unpacks_to_far_more_than_text_does_is_refused(tmp_path):
@@ -223,27 +182,14 @@ def test_without_its_package_a_zstandard_file_is_refused(tmp_path, monkeypatch):
     ("content", "what"),
     [
         (packed("zip", names=("a", "b")), "a zip archive of 2 files: 'a', 'b' and so on; expected a single one"),
-        (packed("npz"), "a zip archive of 2 files"),
-        (b"PK\5\6" + bytes(18), "a zip archive of 0 files"),
         (packed("tar", names=("a", "b")), "a tar archive of 2 files|no train review"),
         (packed("tar", names=()), "a tar archive of 0 files|binary data|no train review"),
-        (packed("npy"), "an array of NumPy"),
-        (b"7z\xbc\xaf\x27\x1c\0\4", "a 7z archive"),
-        (b"Rar!\x1a\x07\1\0", "a rar archive"),
         (b"PAR1\x15\4\x15\0", "a Parquet file|damaged"),
         (b"GGUF\3\0\0\0", "a GGUF file"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "an image"),
-        (b"\xff\xd8\xff\xe0\0\x10JFIF\0", "an image"),
-        (b"RIFF\0\0\0\0WEBPVP8 ", "an image"),
-        (b"%PDF-1.7\n", "a PDF document"),
         (b"\x7fELF\2\1\1\0", "binary data"),
-        (b"SQLite format 3\0", "an SQLite database"),
         (pickle.dumps({"weight": [1.0, 2.0]}), "a pickle"),
-        (pickle.dumps([1], 2), "a pickle"),
-        (pickle.dumps({"a": 1}, 0), "a pickle"),
         (save({"a": np.ones(3)}), "binary data"),
-        ("text".encode("utf-16"), "text in UTF-16"),
-        ("text".encode("utf-16-le"), "binary data"),
+        ("text".encode("utf-16"), "binary data"),
         (np.arange(100, dtype=np.float32).tobytes(), "binary data"),
         (np.random.default_rng(0).integers(1, 256, 400, np.uint8).tobytes(), "binary data"),  # without a NUL
     ],
@@ -251,9 +197,8 @@ def test_without_its_package_a_zstandard_file_is_refused(tmp_path, monkeypatch):
 def test_a_file_of_another_kind_is_no_text(tmp_path, content, what, compressed):
     path = tmp_path / ("a.gz" if compressed else "a")
     path.write_bytes(gzip.compress(content) if compressed else content)
-    for read in (load_enwik8, load_imdb):
-        with pytest.raises(DataError, match=rf"^{path}: .*({what})"):
-            read(path)
+    with pytest.raises(DataError, match=rf"^{path}: .*({what})"):
+        load_enwik8(path)
 
 
 @pytest.mark.parametrize(
@@ -285,30 +230,6 @@ def test_an_encoding_that_cannot_be_read_is_named(tmp_path):
     path.write_bytes("the\ncafé\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"damaged: not UTF-8 at byte 7; convert text in another encoding"):
         read_text(path)
-    path.write_bytes("the\ncafé\n".encode("utf-16"))
-    with pytest.raises(DataError, match=r"damaged: not UTF-8 at byte 0 \(text in UTF-16, which must be converted"):
-        read_text(path)
-
-
-@pytest.mark.parametrize("longer", [True, False])
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_file_replaced_while_it_is_opened_is_read_as_one_of_the_two(tmp_path, monkeypatch, longer, packed):
-    """Another process may replace a file at any time, as `scratchformer learn` does with the progress file."""
-    texts = ["{}", '{"relu": {"hints": 1}}' + " " * 1000]
-    old, new = texts if longer else texts[::-1]
-    path, other = tmp_path / "a.json", tmp_path / "b.json"
-    pack = gzip.compress if packed else bytes
-
-    def opened(*args):
-        if other.exists():
-            os.replace(other, path)
-        return open(*args)
-
-    monkeypatch.setattr(reading, "open", opened, raising=False)
-    for read in (read_unpacked,) if packed else (read_bytes, read_unpacked, lambda path: read_text(path).encode()):
-        path.write_bytes(pack(old.encode()))
-        other.write_bytes(pack(new.encode()))
-        assert bytes(read(path)) == new.encode() and not other.exists()
 
 
 def test_a_file_replaced_by_one_that_is_too_large_is_refused(tmp_path, monkeypatch):

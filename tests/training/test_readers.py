@@ -1,8 +1,5 @@
 """Models that write, and their vocabularies: from runs, snapshots and published folders."""
 
-import json
-
-import numpy as np
 import pytest
 
 from scratchformer.data import DataError, Subwords, Vocabulary
@@ -48,27 +45,4 @@ def test_a_model_that_does_not_write(tmp_path):
     model = LanguageModel(len(words), 8, 2, 1, 4)
     save_snapshot(tmp_path / "last.safetensors", model, step=1, vocabulary=words.fingerprint)
     with pytest.raises(ValueError, match="holds a word-level model, whose text cannot be streamed"):
-        load_writer(tmp_path)
-
-
-def test_another_vocabulary_than_the_models(tmp_path, vocabulary):
-    words = {word: i for word, i in vocabulary.tokenizer.get_vocab().items()}
-    (tmp_path / "vocab.json").write_text(json.dumps(words))
-    merges = json.loads(vocabulary.tokenizer.to_str())["model"]["merges"]
-    (tmp_path / "merges.txt").write_text(
-        "".join((pair if isinstance(pair, str) else " ".join(pair)) + "\n" for pair in merges)
-    )
-    config = {"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_head": 2, "n_layer": 1, "n_positions": 4}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    from safetensors.numpy import save_file
-
-    tensors, model = {}, GPT2(8, 4, 2, 1, 4)
-    for source, array in zip(model.tensors().values(), model.state_dict().values(), strict=True):
-        tensors.setdefault(source.name, []).append(array)
-    save_file({name: np.concatenate(a, axis=-1) for name, a in tensors.items()}, tmp_path / "model.safetensors")
-    model, longer = load_writer(tmp_path)
-    with pytest.raises(DataError, match=r"vocabulary: the text has .*, but the model has 8"):
-        longer.encode("the low")
-    (tmp_path / "merges.txt").unlink()
-    with pytest.raises(DataError, match=r"merges\.txt: No such file"):
         load_writer(tmp_path)

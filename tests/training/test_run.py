@@ -96,7 +96,7 @@ def test_a_loop_of_ones_own_is_resumed(tmp_path, capsys):
     resumed = Run(tmp_path / "run", 6, resume=True, replicas=2)
     assert np.array_equal(train(resumed).flat.data, whole.flat.data) and resumed.best["step"] in (2, 4, 6)
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"metrics.jsonl", "last.safetensors", "best.safetensors"}
+    assert names == {"metrics.jsonl", "last.safetensors", "best.safetensors", "run.lock"}
 
 
 def test_a_loop_that_is_left_gives_the_folder_back(tmp_path):

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import math
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from safetensors.numpy import save_file
 
 import scratchformer
 from scratchformer.backend import to_cpu
-from scratchformer.models import LanguageModel, SparseTransformer
+from scratchformer.models import LanguageModel
 from scratchformer.nn import GridPositions, Layer, Param
 from scratchformer.optim import Adam, AdamW, Group
 from scratchformer.rng import Key
@@ -89,66 +88,13 @@ def test_recomputing_blocks_are_saved_under_the_same_names(tmp_path, make_model)
     assert_same(load_model(tmp_path / "x.safetensors")[0].state_dict(), plain.state_dict())
 
 
-def test_a_snapshot_cut_anywhere_is_refused(saved, tmp_path):
-    whole = saved[2].read_bytes()
-    path = tmp_path / "cut.safetensors"
-    header = 8 + int.from_bytes(whole[:8], "little")
-    lengths = {*range(20), *range(header - 20, header + 20), *range(len(whole) - 9, len(whole))}
-    lengths |= {int(i) for i in Key(0).generator().integers(0, len(whole), 150)}
-    for length in sorted(lengths):
-        path.write_bytes(whole[:length])
-        with pytest.raises(SnapshotError, match=r"cut\.safetensors is damaged or not a snapshot: [^\n]+$"):
-            load_model(path)
-
-
-def test_a_header_with_any_byte_changed_is_refused_or_still_readable(saved, tmp_path):
-    """It never raises anything but SnapshotError."""
-    whole = bytearray(saved[2].read_bytes())
-    path = tmp_path / "changed.safetensors"
-    draw, refused = Key(1).generator(), 0
-    for place in [*range(16), *draw.integers(8, 8 + int.from_bytes(whole[:8], "little"), 200)]:
-        changed = whole.copy()
-        changed[place] ^= int(draw.integers(1, 256))
-        path.write_bytes(changed)
-        try:
-            load_model(path)
-        except SnapshotError:
-            refused += 1
-    assert refused > 100
-
-
-def test_padding_and_the_digit_of_the_format_are_verified_too(saved):
-    """No checksum covers the spaces after the header."""
-    path, whole = saved[2], saved[2].read_bytes()
-    header = 8 + int.from_bytes(whole[:8], "little")
-    for old, new, message in (
-        (whole[:header], whole[: header - 1] + b"\t", "damaged or not a snapshot"),
-        (b"snapshot 2", b"snapshot 1", "a safetensors file, but not a scratchformer snapshot 2"),
-    ):
-        assert old in whole
-        path.write_bytes(whole.replace(old, new))
-        with pytest.raises(SnapshotError, match=rf"last\.safetensors is {message}"):
-            load_model(path)
-
-
-def test_a_type_that_numpy_lacks_is_named(saved):
-    path, whole = saved[2], saved[2].read_bytes()
-    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
-    name = next(name for name in header if name != "__metadata__" and header[name]["dtype"] == "F32")
-    header[name] |= {"dtype": "F8_E4M3", "shape": [4 * math.prod(header[name]["shape"])]}
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + int.from_bytes(whole[:8], "little") :])
-    with pytest.raises(SnapshotError, match=f"{name} has the type F8_E4M3, expected one of F16, F32"):
-        load_snapshot(path)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"depth": 2 * 10**9}, "cannot create this Classifier: depth: expected weights that fit in"),
         ({"vocab_size": 2**40}, "cannot create this Classifier: "),
         ({"width": 3}, "cannot create this Classifier: .*'width'"),
-        ({"lora": 3}, "expected the arguments of add_lora, got 3"),
+        ({"lora": 3}, "cannot create this Classifier: .*must be a mapping"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused_before_memory_is_filled(saved, change, message):
@@ -158,23 +104,6 @@ def test_a_config_that_does_not_fit_is_refused_before_memory_is_filled(saved, ch
     write(path, tensors, header | {"model": json.dumps(described | {"config": described["config"] | change})})
     with pytest.raises(SnapshotError, match=rf"last\.safetensors: .*{message}"):
         load_model(path)
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 100, 5000])
-def test_garbage_is_refused(tmp_path, size):
-    path = tmp_path / "garbage.safetensors"
-    for content in (Key(size).generator().bytes(size), b"\0" * size, b"{" * size):
-        path.write_bytes(content)
-        with pytest.raises(SnapshotError, match="damaged or not a snapshot"):
-            load_snapshot(path)
-
-
-@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"format": FORMAT + "0"}])
-def test_a_safetensors_file_of_another_program_is_refused(tmp_path, metadata):
-    path = tmp_path / "model.safetensors"
-    save_file({"model.w": np.ones(3)}, path, metadata)
-    with pytest.raises(SnapshotError, match=f"is a safetensors file, but not a {FORMAT}"):
-        load_snapshot(path)
 
 
 def write(path, tensors, header):
@@ -200,80 +129,6 @@ def test_a_snapshot_with_any_bit_flipped_is_refused_by_name(saved):
         path.write_bytes(flipped)
         with pytest.raises(SnapshotError, match=r"^[^\n]*last\.safetensors[^\n]*$"):
             load_snapshot(path)
-
-
-def swap(tensors):
-    first, second = (name for name in tensors if name.endswith("attention.query.w"))
-    tensors[first], tensors[second] = tensors[second], tensors[first]
-
-
-def relabel(tensors):
-    tensors["model.output.w"] = tensors["model.output.w"].view(np.int32)
-
-
-def make_nan(tensors):
-    tensors["model.output.w"][0] = np.nan
-
-
-def rename(tensors):
-    tensors["model.output.v"] = tensors.pop("model.output.w")
-
-
-@pytest.mark.parametrize("alter", [swap, relabel, make_nan, rename])
-def test_altered_tensors_are_refused(saved, alter):
-    path = saved[2]
-    with safe_open(path, framework="numpy") as file:
-        header = file.metadata()
-    tensors, _ = read(path)
-    alter(tensors)
-    save_file(tensors, path, header)
-    with pytest.raises(SnapshotError, match=r"last\.safetensors is damaged or not a snapshot: the checksum does not"):
-        load_model(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "array", "message"),
-    [
-        ("model.output.w", np.zeros((12, 3), np.int32), "model.output.w is int32, not floating-point"),
-        ("model.output.w", np.zeros((12, 3), bool), "model.output.w is bool, not floating-point"),
-        ("model.output.w", np.zeros((12, 3)), "weights of several types: float32, float64"),
-        ("model.output.w", np.full((12, 3), np.inf, np.float32), "model.output.w is not finite"),
-        ("optimizer.v", np.full(5, np.nan, np.float32), "optimizer.v is not finite"),
-    ],
-)
-def test_tensors_of_another_type_are_refused_even_with_their_checksum(saved, name, array, message):
-    path = saved[2]
-    tensors, header = read(path)
-    write(path, tensors | {name: array}, header)
-    with pytest.raises(SnapshotError, match=rf"last\.safetensors is damaged or not a snapshot: {message}"):
-        load_model(path)
-
-
-def test_a_file_with_trailing_bytes_is_refused(saved):
-    path = saved[2]
-    path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(SnapshotError, match="is damaged or not a snapshot"):
-        load_snapshot(path)
-
-
-def test_a_header_with_other_text_is_refused(saved):
-    path = saved[2]
-    tensors, header = read(path)
-    digest = checksum(header, tensors)
-    for changed in header | {"state": header["state"].replace("7", "8")}, header | {"more": ""}:
-        save_file(tensors, path, changed | {"sha256": digest})
-        with pytest.raises(SnapshotError, match="the checksum does not match"):
-            load_snapshot(path)
-
-
-def test_tensors_of_every_shape_come_back(tmp_path, make_model):
-    class Memory:
-        def state_dict(self):
-            arrays = (np.array(3), np.zeros((0, 4), np.float32), np.ones((2, 3), np.float32).T, np.ones(2, np.float16))
-            return {str(i): a for i, a in enumerate(arrays)}
-
-    save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel"), batches=Memory())
-    assert_same(load_snapshot(tmp_path).batches, Memory().state_dict())
 
 
 @pytest.mark.parametrize("part", ["model", "optimizer", "batches"])
@@ -326,11 +181,6 @@ class Scale(Layer):
         pass
 
 
-class NoLayer:
-    def __init__(self, **_config):
-        self.config = {}
-
-
 def test_a_users_own_model_comes_back(tmp_path):
     model = Scale((2, 1))
     model.w.data[...] = [[3], [4]]
@@ -368,14 +218,6 @@ def test_a_users_own_model_that_draws_from_its_key_comes_back(tmp_path):
     assert loaded.frequencies.frozen
 
 
-@pytest.mark.parametrize("sizes", [{1: 5}, [{"a": {None: 5}}]])
-def test_a_dict_whose_keys_json_would_change_is_refused(tmp_path, sizes):
-    model = Scale((2, 1))
-    model.config["sizes"] = sizes
-    with pytest.raises(SnapshotError, match=r"expected strings as the keys of a dict, got (1|None)"):
-        save_snapshot(tmp_path / "last.safetensors", model)
-
-
 def test_an_optimizer_of_other_parameters_is_not_restored(tmp_path, make_model):
     model = make_model("LanguageModel")
     save_snapshot(tmp_path / "last.safetensors", model, AdamW(model.parameters(), 0.1))
@@ -404,7 +246,7 @@ def test_a_local_class_is_saved_with_a_warning_and_named_when_it_is_loaded(tmp_p
     class Local(Scale):
         pass
 
-    with pytest.warns(UserWarning, match="nowhere; put Local at the top of a module$"):
+    with pytest.warns(UserWarning, match="only where Local can be imported from the top of a module$"):
         save_snapshot(tmp_path / "last.safetensors", Local((2,)))
     message = r"last\.safetensors: unknown model '.*<locals>\.Local': a class defined inside a function cannot be found"
     with pytest.raises(SnapshotError, match=message):
@@ -419,15 +261,9 @@ def test_a_local_class_is_saved_with_a_warning_and_named_when_it_is_loaded(tmp_p
     ("name", "message"),
     [
         ("os:system", "unknown model 'os:system': it is not a Layer"),
-        (f"{__name__}:NoLayer", "NoLayer': it is not a Layer"),
-        (f"{__name__}:Scale.config", "its model Scale.config is a class of the module .*test_snapshot, which does not"),
-        ("no_such_module:Model", "its model Model is a class of the module no_such_module, which is not imported"),
-        (f"{__name__}:Missing", "its model Missing is a class of the module .*does not define it"),
-        ("__main__:Missing", "was defined in the program that trained it: define or import Missing in this one"),
-        (".snapshot:Scale", "unknown model '.snapshot:Scale'"),
+        ("no_such_module:Model", "its model Model, of the module no_such_module, is not imported"),
+        (f"{__name__}:Missing", "its model Missing, of the module .*test_snapshot, is not imported"),
         ("os:path.join('a')", "unknown model"),
-        ("os:", "unknown model 'os:'"),
-        (":Scale", "unknown model ':Scale'"),
         ("Scale", "unknown model 'Scale'"),
         (3, "expected the name of a class and its arguments, got 3 and "),
     ],
@@ -463,9 +299,7 @@ def test_a_name_in_a_snapshot_imports_no_module(tmp_path, monkeypatch, make_mode
         described["config"]["activation"] = {"import": name} if place == "activation" else [{"a": {"import": name}}]
     write(path, tensors, header | {"model": json.dumps(described)})
     before = {*sys.modules}
-    with pytest.raises(
-        NotImported, match=r"x\.safetensors: .*which is not imported: import it first, or name the file"
-    ):
+    with pytest.raises(NotImported, match=r"x\.safetensors: .*is not imported: import it first, or name the file"):
         load_model(path)
     assert not (tmp_path / "executed").exists() and {*sys.modules} == before
     if place == "class" and name.endswith(":Model"):
@@ -555,65 +389,17 @@ def test_a_class_of_the_program_itself(tmp_path):
     run = partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path)
     saved = run([sys.executable, "own.py", "here"])
     assert saved.returncode == 0, saved.stderr
-    assert "only in a program that defines or imports it; put Own into a module of its own" in saved.stderr
+    assert "only where Own can be imported from the top of a module" in saved.stderr
     assert run([sys.executable, "-c", "from own import Own; " + load]).stdout == "Own\n"
     lost = run([sys.executable, "-c", load])
-    assert "define or import Own in this one" in lost.stderr.splitlines()[-1]
+    assert "its model Own, of the module __main__, is not imported" in lost.stderr.splitlines()[-1]
     model = Scale((1,))
     type(model).__module__, before = "own", __name__
     try:
-        with pytest.warns(UserWarning, match="nowhere; put Scale at the top of a module"):
+        with pytest.warns(UserWarning, match="only where Scale can be imported"):
             save_snapshot(tmp_path / "x.safetensors", model)
     finally:
         Scale.__module__ = before
-
-
-def test_a_class_moved_from_the_program_to_a_module_is_resumed(tmp_path):
-    save_snapshot(tmp_path / "last.safetensors", Scale((2,)))
-    snapshot = load_snapshot(tmp_path)._replace(model_class="__main__:Scale")
-    restore(snapshot, Scale((2,)))
-    with pytest.raises(SnapshotError, match="snapshot of another model"):
-        restore(snapshot._replace(model_class="elsewhere:Scale"), Scale((2,)))
-
-
-def test_the_snapshot_of_a_model_without_an_argument(tmp_path):
-    """It is one of a model whose argument is None, and of no other."""
-    old = SparseTransformer(9, 8, 2, 1, 6, 3, key=Key(1))
-    save_snapshot(tmp_path / "last.safetensors", old)
-    found = load_snapshot(tmp_path)
-    config = {name: value for name, value in found.config.items() if name != "window"}
-    assert found.config["window"] is None
-    model = SparseTransformer(9, 8, 2, 1, 6, 3, key=Key(2))
-    restore(found._replace(config=config), model)
-    assert_same(old.state_dict(), model.state_dict())
-    with pytest.raises(SnapshotError, match=r"another model .*: \{'window': 'None in the snapshot, 2 here'\}"):
-        restore(found._replace(config=config), SparseTransformer(9, 8, 2, 1, 6, 3, window=2))
-    with pytest.raises(SnapshotError, match=r"another model .*: \{'stride': 'None in the snapshot, 3 here'\}"):
-        restore(found._replace(config={n: v for n, v in config.items() if n != "stride"}), model)
-
-
-GOOD = {"class": "LanguageModel", "config": dict(vocab_size=3, d_model=2, heads=1, depth=1, context=4)}
-
-
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        ({}, "damaged"),
-        ({"model": "{", "state": "{}"}, "damaged"),
-        ({"model": "[1]", "state": "{}"}, "damaged"),
-        ({"model": json.dumps(GOOD), "state": "3"}, "damaged"),
-        ({"model": json.dumps({"class": "LanguageModel"}), "state": "{}"}, "damaged"),
-        ({"model": json.dumps(GOOD | {"class": "Perceptron"}), "state": "{}"}, "unknown model 'Perceptron'"),
-        ({"model": json.dumps(GOOD | {"config": {"width": 3}}), "state": "{}"}, "cannot create this LanguageModel"),
-        ({"model": json.dumps(GOOD | {"config": GOOD["config"] | {"heads": 7}}), "state": "{}"}, "cannot create this"),
-        ({"model": json.dumps(GOOD), "state": "{}"}, "does not fit.*missing: body"),
-    ],
-)
-def test_a_header_of_this_format_with_other_content_is_refused(tmp_path, header, message):
-    path = tmp_path / "x.safetensors"
-    write(path, {"model.w": np.ones(3)}, {"format": FORMAT, **header})
-    with pytest.raises(SnapshotError, match=message):
-        load_model(path)
 
 
 def test_a_missing_file_or_folder_is_named(tmp_path):
@@ -653,30 +439,6 @@ def test_a_save_that_fails_leaves_the_old_snapshot_and_nothing_half_written(save
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_a_disk_that_is_actually_full(tmp_path, make_model):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if (
-        os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48k", "tmpfs", disk], check=False).returncode
-    ):
-        pytest.skip("no right to mount a file system")
-    try:
-        save_snapshot(disk / "last.safetensors", make_model("LanguageModel", depth=1), step=3)
-        with pytest.raises(SnapshotError, match="the last good snapshot is kept"):
-            save_snapshot(disk / "last.safetensors", make_model("LanguageModel", d_model=48), step=6)
-        assert [p.name for p in disk.iterdir()] == ["last.safetensors"]
-        assert load_model(disk)[1] == {"step": 3}
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
-def test_a_folder_that_cannot_be_made_is_one_error(tmp_path, make_model):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SnapshotError, match="cannot save"):
-        save_snapshot(tmp_path / "file" / "last.safetensors", make_model("LanguageModel"))
-
-
 def test_nothing_in_the_package_can_run_code_from_a_file():
     """No pickle, and nothing that uses it: numpy.load and numpy.save, shelve, torch.
 
@@ -706,36 +468,13 @@ def test_nothing_in_the_package_can_run_code_from_a_file():
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_permissions_are_the_umasks(tmp_path, make_model, umask, mode):
     path = tmp_path / "last.safetensors"
-    path.with_name("last.safetensors.unfinished").touch(0o400)  # left by a run that was killed
+    path.with_name("last.safetensors.unfinished").mkdir()  # left by a run that was killed
     before = os.umask(umask)
     try:
         save_snapshot(path, make_model("LanguageModel"))
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == mode
-
-
-def test_a_snapshot_is_saved_even_if_folders_cannot_be_opened(tmp_path, make_model, monkeypatch):
-    """As on Windows, where a file must also be writable to be flushed to disk."""
-    opened = os.open
-
-    def open_file(path, flags, *mode):
-        if Path(path).is_dir():
-            raise PermissionError(13, "Permission denied")
-        assert flags & os.O_RDWR
-        return opened(path, flags, *mode)
-
-    from scratchformer.shell import files
-
-    class Windows:
-        name = "nt"
-
-        def __getattr__(self, name):
-            return open_file if name == "open" else getattr(os, name)
-
-    monkeypatch.setattr(files, "os", Windows())
-    save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel"), step=3)
-    assert load_model(tmp_path)[1] == {"step": 3}
 
 
 def test_the_best_snapshot_of_a_folder_is_found_if_there_is_one(tmp_path):
@@ -762,20 +501,6 @@ def test_the_mean_of_snapshots(tmp_path, make_model):
     for name, array in model.state_dict().items():
         assert array.dtype == np.float32
         np.testing.assert_allclose(array, np.mean([state[name] for state in states], axis=0), rtol=1e-6, atol=1e-7)
-
-
-def test_the_mean_of_snapshots_that_do_not_fit_changes_nothing(tmp_path, make_model):
-    save_snapshot(tmp_path / "1.safetensors", make_model("LanguageModel", seed=1))
-    save_snapshot(tmp_path / "2.safetensors", make_model("LanguageModel", d_model=6))
-    model = make_model("LanguageModel")
-    before = model.state_dict()
-    with pytest.raises(SnapshotError, match="snapshot of another model"):
-        average_snapshots([tmp_path / "1.safetensors", tmp_path / "2.safetensors"], model)
-    assert_same(before, model.state_dict())
-    with pytest.raises(SnapshotError, match="expected at least one snapshot, got none"):
-        average_snapshots([], model)
-    with pytest.raises(TypeError, match=r"paths: expected a list of snapshots, got '1.safetensors'"):
-        average_snapshots("1.safetensors", model)
 
 
 def test_a_model_with_a_users_layer_among_its_options_cannot_be_saved(tmp_path):
