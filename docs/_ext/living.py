@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from html import escape
-from inspect import signature
 from itertools import product
 from pathlib import Path
 from textwrap import dedent
@@ -24,23 +23,16 @@ from live import PageSizes, checked, planted
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from static_files import load_files
-from step_plan import Functions, StepPlan, operations_json, plan_of, stated, with_mistake, wrong_plans
-from unrolled import unrolled
+from step_plan import Functions, StepPlan, operations_json, plan_of, with_mistake, wrong_plans
 
 from scratchformer import models, nn
 from scratchformer.catalogue import mistakes_of
 from scratchformer.catalogue.derivations import CASES
 from scratchformer.compiler.derivation import Derivation
-from scratchformer.compiler.javascript_arrays import array_program
 from scratchformer.compiler.javascript_code import javascript_source
-from scratchformer.notation import Equation
-from scratchformer.notation.page import equation_as_json
-from scratchformer.optim import Group, Muon, clip_by_global_norm
 from scratchformer.optim.adam import adam_step
-from scratchformer.optim.muon import COEFFICIENTS, SMALLEST, STEPS, move, nesterov, newton_schulz
 from scratchformer.optim.sgd import sgd_step
 from scratchformer.pages.live import begin
-from scratchformer.pages.mathml import pieces
 from scratchformer.rng import Key
 
 ROWS, LENGTH, SYMBOLS = 6, 12, 24  # sequences in a batch, of which the first one is drawn; tokens in each; known tokens
@@ -58,15 +50,13 @@ FIRST = dict(width=16, heads=2, positions="learned", norm="layer", order="post",
 GENERATOR = "LanguageModel"
 LETTERS = {"H": 5, "D": 14}  # the sizes of heads while a plan is made
 SEED = 3
-SETTINGS = dict(momentum=0.9, beta1=0.9, beta2=0.999, eps=1e-8, share=1.0, max_norm=1.0)
+SETTINGS = dict(momentum=0.9, beta1=0.9, beta2=0.999, eps=1e-8, share=1.0)
 OPTIMIZERS = {  # how each one steps: its function, its settings, and a learning rate to begin with
     "Adam": ("adam_step", {"decay": 0.0}, 0.01),
     "AdamW": ("adam_step", {"decay": 0.01}, 0.01),
-    "Muon": ("adam_step", {"decay": 0.01, "momentum": 0.95, "adam_lr": 0.01}, 0.03),  # matrices by muon_data
     "momentum": ("sgd_step", {"decay": 0.0}, 0.1),
     "SGD": ("sgd_step", {"decay": 0.0, "momentum": 0.0}, 0.3),
 }
-MATRICES = Group(signature(Muon).parameters["hidden"].default)  # what Muon steps as matrices, if it has two axes
 TEXT = """\
 the cat sat on the mat. the dog sat on the log. the cat saw the dog, and the dog saw the cat. \
 a bird came to the tree, and the cat ran to the tree. the bird sang a song. the dog lay in the sun. \
@@ -205,12 +195,8 @@ def with_mistakes(
 
 
 def stepped(plan: dict[str, Any], made: StepPlan, batch: tuple[np.ndarray, ...]) -> dict[str, Any]:
-    """What a step gives to the next one, such as the memory of Transformer-XL; and the parameters that Muon steps as
-    matrices.
-    """
-    named = made.model.named_parameters().items()
-    matrices = [i for i, (name, p) in enumerate(named) if p.data.ndim == 2 and MATRICES.matches(name, p)]
-    kept = {"carry": {}, "matrices": [plan["parameters"][i] for i in matrices]}
+    """What a step gives to the next one, such as the memory of Transformer-XL."""
+    kept: dict[str, Any] = {"carry": {}}
     if "memory" in plan["inputs"]:
         _, (forward, _) = made.model.loss(*batch)
         kept["carry"] = {"memory": made.as_json(made.place(made.model.remember(forward)))}
@@ -234,8 +220,6 @@ def start(made: StepPlan) -> dict[str, list[Any]]:
 
 def settings_data() -> dict[str, Any]:
     """What is the same for all models: the text, how long its pieces are, the choices, and the optimizers."""
-    clip = stated("clip_by_global_norm", clip_by_global_norm, ("g", "max_norm"))
-    clipping = array_program(clip.definitions, "clip", ["c"], {"g": ("i",), "max_norm": ()}, {})
     return {
         "rows": ROWS,
         "length": LENGTH,
@@ -248,47 +232,25 @@ def settings_data() -> dict[str, Any]:
         "first": FIRST,
         "settings": SETTINGS,
         "optimizers": OPTIMIZERS,
-        "steps": {step.reference.__name__: step_data(step) for step in (adam_step, sgd_step, nesterov, move)}
-        | {"newton_schulz": matrix_data()},
-        "clip": clipping.source,
+        "steps": {step.reference.__name__: step_data(step) for step in (adam_step, sgd_step)},
     }
 
 
 def step_data(step: Any) -> dict[str, Any]:
-    """A step of an optimizer: its code, and its equations for one weight as a live page takes them (`live.begin`);
-    and the known mistakes in it, each with the code that it makes.
-    """
+    """A step of an optimizer: its code, and the known mistakes in it, each with the code that it makes."""
     name = step.reference.__name__
     case = CASES[name](PageSizes(name))
     report, mistakes = checked(case), []
+    items = begin(case, report)["items"]
     for mistake in mistakes_of(name):
         derivation = Derivation(step.reference, None)
         derivation.definitions, _ = with_mistake(derivation.definitions, mistake)
         source = javascript_source(derivation.compile().forward)
         told = planted(mistake, report, Without({}, frozenset(), None))
-        mistakes.append(told | {"operation": name, "source": source, "functions": {}})
+        both = {"right": items[told["line"]]["html"], "wrong": told["html"]}
+        mistakes.append(told | both | {"operation": name, "source": source, "functions": {}})
     source = javascript_source(Derivation(step.reference, None).compile().forward)
-    return begin(case, report) | {"mistakes": mistakes, "source": source, "name": name}
-
-
-def matrix_data() -> dict[str, Any]:
-    """What Muon makes of a matrix: the code of all iterations, its numbers, and the equation of each array."""
-    numbers = {"smallest": SMALLEST, **dict(zip("abc", COEFFICIENTS, strict=True))}
-    definitions = unrolled(newton_schulz.reference, ["g", *numbers], "k", STEPS)
-    given = {"g": ("i", "j"), **dict.fromkeys(numbers, ())}
-    program = array_program(definitions, "newton_schulz", [f"X{STEPS}"], given, {})
-    each = {name: definitions.known[name] for name in program.computed}
-    equations = {n: Equation((d.left, d.node), ("=",)) for n, d in each.items()}
-    return {
-        "source": program.source,
-        "computed": program.computed,
-        "numbers": numbers,
-        "last": f"X{STEPS}",
-        "equations": {
-            n: {"tree": equation_as_json(equation), "html": "".join(pieces(equation))}
-            for n, equation in equations.items()
-        },
-    }
+    return {"mistakes": mistakes, "source": source}
 
 
 def script(key: str, data: dict[str, Any]) -> str:

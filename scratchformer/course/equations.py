@@ -1,7 +1,4 @@
-"""The check of a derivation whose blanks a student filled in, from its text and the arrays of runs of its function.
-
-It needs the notation and nothing else of the package, so that it also runs in a page: see docs/_ext/exercises.py.
-"""
+"""The check of a derivation whose blanks a student filled in, from its text and the arrays of runs of its function."""
 
 from __future__ import annotations
 

@@ -22,21 +22,22 @@ FILE = Path(user_operations.__file__)
 NAMES = [name.removesuffix("_backward") for name in vars(user_operations) if name.endswith("_backward")]
 WIDTHS = (390, 1440)
 # New numbers are drawn; what is marked as wrong, and the inputs, the output and the gradients.
-DRAW = """
-let x = 1;
-Math.random = () => (x = (x * 16807) % 2147483647) / 2147483647;
+DRAW = (
+    (Path(__file__).parents[1] / "docs/draw.js").read_text(encoding="utf-8")
+    + """
 const { page } = document.querySelector('.live');
 const { data } = page;
 const shown = [...data.inputs, ...data.outputs.map(([y]) => y), ...Object.keys(data.gradients)];
 return Array.from({ length: 60 }, () => {
-  page.draw();
+  draw(page);
   page.refresh();
   page.check();
-  const bad = document.querySelectorAll('.live-badge.bad, td.wrong').length;
+  const bad = [...document.querySelectorAll('.live-badge.bad, td.wrong')].map((each) => each.textContent);
   const values = shown.map((name) => page.model.array(name)).map(({ shape, data }) => [shape, [...data]]);
   return [bad, Object.fromEntries(shown.map((name, i) => [name, values[i]]))];
 });
 """
+)
 PLANT = """
 const { page } = document.querySelector('.live');
 page.reset();

@@ -1,54 +1,95 @@
-/* An exercise: inputs in a derivation, and the course's check of what is typed, run by Python in the page (page.py). */
+/* An exercise: inputs in a derivation. What is typed into one is evaluated beside the solution, on the arrays of runs that
+   the build wrote into the page: see docs/_ext/exercises.py. */
 "use strict";
 
 (function () {
-  const KEYS = ["Σ", "δ", "√", "½", "²", "−", "·", "'"];
+  const { make, apart, long, letterOf } = Live;
   const KEPT = "scratchformer exercise ";
-  const PAUSE = 150; // milliseconds after a key, until the answer is typeset
+  const EXACT = 1e-9; // two numbers are the same if they differ by less, relative to the largest
+  const ONE_SIZE = "It is true for arrays of one size only: in place of a number write a size, such as C, or a name from above.";
 
-  const make = (tag, properties = {}, ...inside) => {
-    const node = Object.assign(document.createElement(tag), properties);
-    node.append(...inside);
-    return node;
-  };
+  /** Expressions with the arrays of a run, as the one line of a model whose letters are those of all of them. */
+  function lineOf(run, conditions, ...trees) {
+    const equation = { parts: trees.map((tree) => ["group", tree]), relations: trees.slice(1).map(() => "="), for: conditions };
+    const none = { shapes: {}, inputs: [], outputs: [] };
+    return Live.model({ items: [{ text: "this answer", equation }], ...run, ...none }).lines[0];
+  }
 
-  /** Does something when what was changed before can be seen. */
-  const afterPaint = (act) => requestAnimationFrame(() => setTimeout(act));
+  /** The first place at which two expressions differ on the arrays of a run, and both values there; null if nowhere. */
+  function difference(run, conditions, right, other) {
+    const line = lineOf(run, conditions, right, other);
+    const pairs = line.environments.map((e) => line.functions.map((f) => f(e)));
+    const allowed = EXACT * Live.largest(pairs.map(([x]) => x));
+    const at = pairs.findIndex(([x, y]) => !(Math.abs(x - y) <= allowed));
+    if (at < 0) return null;
+    const e = line.environments[at];
+    const rows = line.lead.length ? [`row ${e[""]}`] : [];
+    return { place: [...rows, ...line.letters.map((letter) => `${letter} = ${e[letter]}`)].join(", "), values: pairs[at] };
+  }
+
+  /** An answer as a tree. Throws an Error if it cannot be read, or is not of the form that is asked for. */
+  function read(text, { left, known, never }, runs) {
+    const refused = never.find(([pattern]) => new RegExp(pattern).test(text));
+    if (refused) throw new Error(refused[1]);
+    const letters = [...Live.free(left)];
+    const tree = Live.parse(text, known, letters);
+    Live.walk(tree, ([kind, name, indices]) => {
+      const isSize = kind === "name" && !indices.length && name.toLowerCase() in runs[0].sizes;
+      if (kind === "name" && !known.includes(name) && !isSize) throw new Error(`${letterOf(name)} is not known here: use what stands above, in terms of indices`);
+    });
+    const more = [...Live.free(tree)].find((letter) => !letters.includes(letter));
+    if (more) throw new Error(`index ${more} is on the right only: sum over it`);
+    for (const run of runs) {
+      const line = lineOf(run, [], tree);
+      for (const node of line.arrays()) line.layout(node).axes.forEach((size, i) => expectSize(line, node, i, size));
+    }
+    return tree;
+  }
+
+  function expectSize(line, [, name, indices], i, size) {
+    const [kind, letter] = indices[i];
+    if (kind === "idx" && line.size(letter) !== size) throw new Error(`index ${letter} has size ${size} in ${letterOf(name)}, but ${line.size(letter)} elsewhere`);
+  }
+
+  /** What is wrong with an answer to a blank, or "". */
+  function judged(text, blank, runs) {
+    try {
+      const tree = read(text, blank, runs);
+      const differs = (other) => runs.map((run) => difference(run, blank.for, other, tree));
+      const found = differs(blank.right);
+      const number = found.findIndex(Boolean);
+      if (number < 0) return "";
+      const { place, values } = found[number];
+      const [right, typed] = apart(...values, long);
+      const mistake = blank.mistakes.find(([, wrong]) => !differs(wrong).some(Boolean));
+      return [
+        `not true${place && ` at ${place}`}: expected ${right}, got ${typed}`,
+        ...(number ? [ONE_SIZE] : []), ...(mistake ? [`This is what one gets when ${mistake[0]}.`] : []),
+      ].join("\n");
+    } catch (error) {
+      return error.message;
+    }
+  }
 
   class Page {
     constructor(section) {
       this.section = section;
       this.data = JSON.parse(section.querySelector("script").textContent);
-      this.blanks = [...section.querySelectorAll(".blank")].map((element) => ({
-        element, line: Number(element.dataset.line), input: element.querySelector("input"),
-        says: element.querySelector(".says"), preview: element.querySelector(".preview"),
-        mark: element.querySelector(".mark"),
+      this.blanks = [...section.querySelectorAll(".blank")].map((element, i) => ({
+        ...this.data.blanks[i], element, input: element.querySelector("input"), says: element.querySelector(".says"),
+        preview: element.querySelector(".preview"), mark: element.querySelector(".mark"),
       }));
-      this.lines = this.data.start.split("\n");
-      this.numbers = new Map([...section.querySelectorAll("[data-number]")].map(({ dataset }) => [dataset.line, dataset.number]));
       this.keep = KEPT + this.data.name;
       this.kept = this.read();
       this.build();
       for (const blank of this.blanks) {
         blank.input.value = this.kept.answers[blank.line] || "";
         blank.input.addEventListener("input", () => this.typed(blank));
-        blank.input.addEventListener("focus", () => { this.last = blank; });
-        blank.input.addEventListener("keydown", (event) => { if (event.key === "Enter") this.check(blank); });
-        blank.input.addEventListener("change", () => { if (this.checked !== this.text()) this.check(); });
-        if (blank.input.value) afterPaint(() => this.show(blank));
+        blank.input.addEventListener("keydown", (event) => { if (event.key === "Enter") this.enter(blank); });
+        blank.input.addEventListener("change", () => this.check());
+        this.show(blank);
       }
-      [this.last] = this.blanks;
-      if (this.blanks.some(({ input }) => input.value)) this.check();
-      else afterPaint(() => this.python); // so that the first answer need not wait for it
-    }
-
-    /** The checks of this exercise; Python is started when they are first needed. */
-    get python() {
-      if (!this.started) {
-        __BRYTHON__.runPythonSource("import page", "exercise");
-        this.started = beginExercise(JSON.stringify(this.data));
-      }
-      return this.started;
+      this.check();
     }
 
     read() {
@@ -67,107 +108,60 @@
     }
 
     build() {
-      const button = (text, action) => make("button", { type: "button", textContent: text, onclick: action });
-      const keys = KEYS.map((key) => Object.assign(button(key, () => this.insert(key)), { title: `type ${key}` }));
-      for (const key of keys) key.addEventListener("pointerdown", (event) => event.preventDefault()); // keeps the focus
+      const button = (text, action) => make("button", { type: "button", onclick: action }, text);
       this.hintButton = button("Hint", () => this.hint());
-      this.verdict = make("div", { className: "verdict", role: "status" });
-      this.hints = make("ol", { className: "hints" });
-      const bar = make("div", { className: "exercise-bar" }, button("Check", () => this.check()), this.hintButton,
-        button("Show the solution", () => this.solve()), button("Start over", () => this.reset()));
-      const keyboard = make("div", { className: "exercise-keys", role: "group", ariaLabel: "letters to type" }, ...keys);
-      this.section.append(keyboard, bar, this.hints, this.verdict);
+      this.verdict = make("div", { class: "verdict", role: "status" });
+      this.hints = make("ol", { class: "hints" });
+      const bar = make("div", { class: "exercise-bar" }, button("Check", () => this.check()), this.hintButton,
+        button("Show the solution", () => this.fill(({ solution }) => solution)), button("Start over", () => this.reset()));
+      this.section.append(bar, this.hints, this.verdict);
       this.showHints();
     }
 
-    insert(key) {
-      const { input } = this.last;
-      input.focus();
-      input.setRangeText(key, input.selectionStart, input.selectionEnd, "end");
-      this.typed(this.last);
-    }
-
-    /** The file with what was typed. */
-    text() {
-      const lines = [...this.lines];
-      for (const { line, input } of this.blanks) {
-        const answer = input.value.trim().replaceAll('"""', '"').replace(/\s+/g, " ");
-        if (answer) lines[line - 1] = lines[line - 1].replace(/= \?(?= for |$)/, () => `= ${answer}`);
-      }
-      return lines.join("\n");
-    }
-
     typed(blank) {
-      clearTimeout(blank.timer);
       this.mark(blank, "");
+      this.show(blank);
       this.save();
-      blank.timer = setTimeout(() => this.show(blank), PAUSE);
     }
 
-    show({ input, preview }) {
-      preview.innerHTML = input.value.trim() && this.python.preview(input.getAttribute("aria-label"), input.value.trim());
+    /** Shows how an answer is read. */
+    show({ input, preview, known, left }) {
+      try {
+        preview.innerHTML = new Live.Writer({ withs: new Map() }, null, false).write(Live.parse(input.value, known, [...Live.free(left)]));
+      } catch {
+        preview.replaceChildren();
+      }
     }
 
     mark({ element, mark, says, input }, state, message = "") {
       element.dataset.state = state;
       mark.textContent = { right: "✓", wrong: "✗" }[state] || "";
-      says.textContent = message || { right: "true", checking: "checking…" }[state] || "";
+      says.textContent = message || { right: "true" }[state] || "";
       input.setAttribute("aria-invalid", state === "wrong");
     }
 
-    /** A message with the numbers that lines have on the page, in place of those in the file. */
-    numbered(message) {
-      const [{ name }] = this.data.runs;
-      return message.replaceAll(`${name}: line `, "line ").replace(/\bline (\d+)\b/g, (text, line) => (this.numbers.has(line) ? `line ${this.numbers.get(line)}` : text));
+    check() {
+      for (const blank of this.blanks) {
+        const text = blank.input.value.trim();
+        const message = text && judged(text, blank, this.data.runs);
+        this.mark(blank, message ? "wrong" : text && "right", message);
+      }
+      const passed = this.blanks.every(({ element }) => element.dataset.state === "right");
+      this.verdict.replaceChildren(...(passed ? [this.done()] : []));
     }
 
-    /** The verdict, which takes seconds. from: the line that asks for it. */
-    check(from = null) {
-      this.save();
-      this.checked = this.text();
-      if (this.section.ariaBusy !== "true") afterPaint(() => this.judge());
-      this.section.ariaBusy = "true";
-      this.from = from;
-      this.mark(from || this.last, "checking");
-      this.verdict.replaceChildren(make("p", { textContent: "checking…" }));
-    }
-
-    /** What the course says of a text, or that it could not be checked, whatever the error. */
-    grade(text) {
-      try {
-        return JSON.parse(this.python.grade(text));
-      } catch {
-        return { passed: false, line: 0, reached: false, message: "This could not be checked. Change an answer, and check again." };
-      }
-    }
-
-    /** The verdict of the course. Each line is marked: right above the first that is wrong or blank. */
-    judge() {
-      const { from } = this;
-      const { passed, line, reached, message: said } = this.grade(this.checked);
-      const message = this.numbered(said);
-      this.section.ariaBusy = "false";
-      const blank = message.includes("is still blank");
-      for (const each of this.blanks) {
-        const above = passed || (reached && line > 0 && each.line < line);
-        if (each.line === line && !blank && !passed) this.mark(each, "wrong", message);
-        else this.mark(each, above && each.input.value.trim() ? "right" : "");
-      }
-      const elsewhere = !this.blanks.some((each) => each.line === line);
-      this.verdict.replaceChildren();
-      if (passed || (elsewhere && !blank)) this.verdict.append(make("pre", { textContent: message }));
-      if (passed) this.verdict.append(this.done());
-      this.section.dataset.passed = passed;
-      if (from && !passed && from.element.dataset.state === "right") {
-        const next = this.blanks.find((each) => each.line > from.line && each.element.dataset.state !== "right");
-        if (next) next.input.focus();
-      }
+    /** Checks the answers, and goes from a right one to the next that is not. */
+    enter(blank) {
+      this.check();
+      if (blank.element.dataset.state !== "right") return;
+      const next = this.blanks.slice(this.blanks.indexOf(blank)).find(({ element }) => element.dataset.state !== "right");
+      if (next) next.input.focus();
     }
 
     done() {
-      if (!this.data.next) return make("p", { textContent: "Done: that was the last derivation." });
+      if (!this.data.next) return make("p", {}, "All are true. That was the last derivation.");
       const [name, title] = this.data.next;
-      return make("p", {}, "Done. Next: ", make("a", { href: `${name}.html`, textContent: title }));
+      return make("p", {}, "All are true. Next: ", make("a", { href: `${name}.html` }, title));
     }
 
     hint() {
@@ -177,38 +171,28 @@
     }
 
     showHints() {
-      this.hints.replaceChildren(...this.data.hints.slice(0, this.kept.hints).map((text) => make("li", { textContent: text })));
+      this.hints.replaceChildren(...this.data.hints.slice(0, this.kept.hints).map((text) => make("li", {}, text)));
       this.hintButton.disabled = this.kept.hints >= this.data.hints.length;
       this.hintButton.textContent = this.kept.hints ? "Next hint" : "Hint";
     }
 
-    solve() {
-      const solution = this.data.solution.split("\n");
-      for (const { line, input } of this.blanks) {
-        const [head, end] = this.lines[line - 1].split(/\?(?= for |$)/);
-        input.value = solution[line - 1].slice(head.length, solution[line - 1].length - end.length);
+    /** Fills in an answer to each blank. */
+    fill(answer) {
+      for (const blank of this.blanks) {
+        blank.input.value = answer(blank);
+        this.typed(blank);
       }
       this.check();
-      this.blanks.forEach((blank) => afterPaint(() => this.show(blank)));
     }
 
     reset() {
       this.kept.hints = 0;
-      for (const blank of this.blanks) {
-        blank.input.value = "";
-        blank.preview.replaceChildren();
-        this.mark(blank, "");
-      }
-      this.verdict.replaceChildren();
-      this.save();
+      this.fill(() => "");
       this.showHints();
       this.blanks[0].input.focus();
     }
   }
 
-  const start = () => {
-    for (const section of document.querySelectorAll("section.exercise")) section.page = new Page(section);
-  };
-  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
-  else start();
+  Live.judged = judged;
+  for (const section of document.querySelectorAll("section.exercise")) section.page = new Page(section);
 })();

@@ -5,7 +5,7 @@
    model.run();                        every equation, in order
    model.values.get("dk").data         what they give
    model.terms(line, position)         the terms of one number, and the entries that it was computed from
-   model.difference("q", 1e-5)         the central difference of the loss, for every element of an input */
+   model.errors(numbers, "q")          how far they are from the derivatives of the loss by an input */
 "use strict";
 
 (function () {
@@ -22,9 +22,11 @@
     mod: (a, b) => a - b * Math.floor(a / b),
   };
   const UNARY = { neg: (a) => -a, floor: Math.floor, abs: Math.abs, group: (a) => a };
-  const STEP = 1e-3; // of the differences behind a partial derivative: of fourth order, so that they are right to 1e-13
-  const STENCIL = [[1, 8 / 12], [-1, -8 / 12], [2, -1 / 12], [-2, 1 / 12]];
-  const NEAR = [1e-5, -1e-5, 2.5e-6, -2.5e-6]; // at these distances a function shows whether it has a corner
+  const SLOPES = [ // shifts, and the weights of what f changes by there; the first is right to 1e-13
+    [[1e-3, 8e3 / 12], [-1e-3, -8e3 / 12], [2e-3, -1e3 / 12], [-2e-3, 1e3 / 12]],
+    ...[-1e-5, 1e-5, -1e-8, 1e-8].map((h) => [[h, 2 / h], [2 * h, -1 / 2 / h]]), // from below and from above
+  ];
+  const SIDES = [1, 2, 3, 4]; // they differ where there is no derivative, such as at the corner of relu
   const LEAD = ""; // the slot of the position within the leading axes
 
   /** The error function, to the last digits: a series of positive terms near 0, a continued fraction elsewhere. */
@@ -46,13 +48,10 @@
     return x < 0 ? -y : y;
   }
 
-  /** Whether f has a corner: the slopes on its two sides differ, however near, or else how fast the slopes change, as those
-      of max(x, 0)² at 0, so that differences are too coarse. around: f at NEAR; scale: of the slopes. */
-  function isCorner(middle, around, scale) {
-    const bend = (i) => Math.abs(around[i] + around[i + 1] - 2 * middle) / NEAR[i];
-    const change = (i) => (around[i] - 4 * around[i + 2] + 3 * middle) / NEAR[0] ** 2;
-    return (bend(2) > bend(0) / 2 && bend(2) > 1e-4 * Math.max(scale, 1e-3))
-      || Math.abs(change(0) - change(1)) > 1e-2 * Math.max(scale, 0.1);
+  /** The least difference from slopes of this size; 0 where the slopes differ, so that there is no derivative. */
+  function gap(differences, size) {
+    const steady = Math.max(...differences) - Math.min(...differences) <= 1e-3 * Math.max(size, 1e-2);
+    return steady || differences.length === 1 ? Math.min(...differences.map(Math.abs)) : 0;
   }
 
   const largest = (numbers) => numbers.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0);
@@ -67,12 +66,6 @@
     for (const child of children(node)) walk(child, visit);
   }
 
-  function contains(node, test) {
-    let found = false;
-    walk(node, (inner) => { found = found || test(inner); });
-    return found;
-  }
-
   function named(nodes) {
     const found = [];
     const visit = (node) => { if (node[0] === "name") found.push(node); };
@@ -82,7 +75,11 @@
 
   const isEquality = (relation) => relation === "=" || relation === ":=";
   const isPartial = (node) => node[0] === "partial";
-  const hasPartial = (node) => contains(node, isPartial);
+  function hasPartial(node) {
+    let found = false;
+    walk(node, (inner) => { found = found || isPartial(inner); });
+    return found;
+  }
 
   /** The letters that a node leaves free. */
   function free(node, bound = new Set(), found = new Set()) {
@@ -97,7 +94,8 @@
       this.data = data;
       this.values = new Map();
       for (const [name, array] of Object.entries(data.arrays)) {
-        this.values.set(name, { shape: array.shape, data: Float64Array.from(array.data, Number) });
+        const data = array.data instanceof Float64Array ? array.data : Float64Array.from(array.data, Number);
+        this.values.set(name, { shape: array.shape, data });
       }
       for (const [name, shape] of Object.entries(data.shapes)) {
         this.values.set(name, { shape, data: new Float64Array(size(shape)) });
@@ -106,7 +104,7 @@
       this.aliases = new Map();
       this.sizes = new Map(Object.entries(data.sizes || {}));
       this.trace = null;
-      this.cornersMet = null; // how many corners the partial derivatives were at, or null if nobody asks
+      this.slope = 0; // which of SLOPES a partial derivative is
       this.plant(null);
     }
 
@@ -161,7 +159,7 @@
         letters.forEach((letter, i) => { if (letter && !this.sizes.has(letter)) this.sizes.set(letter, this.array(name).shape[i]); });
       }
       for (const line of this.order) line.compile();
-      this.jacobians = new Map();
+      this.known = new Map();
     }
 
     resolve(name) {
@@ -174,7 +172,7 @@
 
     /** Computes every line, after working out where each holds now: "for k_n = 1" depends on the numbers. */
     run() {
-      this.jacobians.clear();
+      this.known.clear();
       this.defined = new Map(); // name -> which of its elements a line computes
       for (const line of this.order) {
         line.fit();
@@ -230,66 +228,28 @@
       this.trace = trace;
     }
 
-    outputs() {
-      return this.data.outputs.map(([y]) => y);
-    }
-
-    difference(name, h = 1e-5) {
-      const result = new Float64Array(this.array(name).data.length);
-      this.perturb(name, this.outputs(), [h, -h], () => this.loss(), (i, [above, below]) => {
-        result[i] = (above - below) / (2 * h);
-      });
-      return result;
-    }
-
-    /** For every element of an input, whether the loss has a corner there, so that it has no derivative. */
-    corners(name, scale) {
-      const result = new Uint8Array(this.array(name).data.length);
-      const middle = this.loss();
-      this.perturb(name, this.outputs(), NEAR, () => this.loss(), (i, found) => {
-        result[i] = isCorner(middle, found, scale) ? 1 : 0;
-      });
-      return result;
-    }
-
-    /** For every element of `jacobian(a, b)`, whether a has a corner there. */
-    jacobianCorners(a, b) {
-      const key = `corners ${a}/${b}`;
-      if (!this.jacobians.has(key)) {
+    /** ∂a/∂b for all their elements: row-major, a's position first. */
+    slopes(a, b, number = this.slope) {
+      const key = `${a}/${b} ${number}`;
+      if (!this.known.has(key)) {
         const isLoss = a === "L" && !this.values.has("L");
+        const names = isLoss ? this.data.outputs.map(([y]) => y) : [a];
         const read = isLoss ? () => [this.loss()] : () => this.array(a).data.slice();
-        const slopes = this.jacobian(a, b);
-        const scale = largest(slopes);
         const columns = this.array(b).data.length;
         const middle = read();
-        const result = new Uint8Array(slopes.length);
-        this.perturb(b, isLoss ? this.outputs() : [a], NEAR, read, (i, found) => {
-          middle.forEach((value, j) => {
-            result[j * columns + i] = isCorner(value, found.map((values) => values[j]), scale) ? 1 : 0;
-          });
+        const slopes = new Float64Array(middle.length * columns);
+        this.perturb(b, names, SLOPES[number].map(([shift]) => shift), read, (i, found) => {
+          found.forEach((values, k) => values.forEach((value, j) => { slopes[j * columns + i] += SLOPES[number][k][1] * (value - middle[j]); }));
         });
-        this.jacobians.set(key, result);
+        this.known.set(key, slopes);
       }
-      return this.jacobians.get(key);
+      return this.known.get(key);
     }
 
-    /** ∂a/∂b for all their elements: row-major, a's position first. */
-    jacobian(a, b) {
-      const key = `${a}/${b}`;
-      if (!this.jacobians.has(key)) {
-        const isLoss = a === "L" && !this.values.has("L");
-        const names = isLoss ? this.outputs() : [a];
-        const read = isLoss ? () => [this.loss()] : () => this.array(a).data.slice();
-        const columns = this.array(b).data.length;
-        const result = new Float64Array(read().length * columns);
-        this.perturb(b, names, STENCIL.map(([shift]) => shift * STEP), read, (i, found) => {
-          found.forEach((values, k) => values.forEach((value, j) => {
-            result[j * columns + i] += (STENCIL[k][1] / STEP) * value;
-          }));
-        });
-        this.jacobians.set(key, result);
-      }
-      return this.jacobians.get(key);
+    /** How far numbers are from the derivatives of the loss by an array. */
+    errors(numbers, of) {
+      const sides = SIDES.map((number) => this.slopes("L", of, number));
+      return Array.from(numbers, (x, i) => gap(sides.map((slopes) => x - slopes[i]), largest(sides.map((slopes) => slopes[i]))));
     }
 
     terms(number, position) {
@@ -485,28 +445,28 @@
       return this.own;
     }
 
-    /** The largest difference between the parts, relative to the largest number among them and the arrays they are of.
-        smooth: leave out what has no derivative, since it is at a corner, and count it in `corners`. */
-    disagreement(smooth = false) {
+    /** The largest difference between the parts, relative to the largest number among them and the arrays they are of. */
+    disagreement() {
       if (this.isShortName()) return 0;
       const { model } = this;
-      model.cornersMet = smooth ? 0 : null;
+      const slopes = this.parts.some(hasPartial) ? SIDES : [0];
       let worst = 0;
       let scale = this.mentions().reduce((m, name) => Math.max(m, largest((this.model.array(name) || { data: [] }).data)), 0);
       const { relations } = this.equation;
       for (const e of this.environments) {
-        const met = model.cornersMet;
-        const values = this.functions.map((f) => f(e));
-        if (model.cornersMet > met) continue;
+        const each = slopes.map((number) => {
+          model.slope = number;
+          return this.functions.map((f) => f(e));
+        });
         relations.forEach((relation, i) => {
-          const [a, b] = [values[i], values[i + 1]];
-          if (isEquality(relation)) worst = Math.max(worst, a === b ? 0 : Math.abs(a - b));
-          else if (!COMPARE[relation](a, b)) worst = Infinity;
-          scale = Math.max(scale, Math.abs(a), Math.abs(b));
+          const pairs = each.map((values) => values.slice(i, i + 2));
+          const size = largest(pairs.flat());
+          if (isEquality(relation)) worst = Math.max(worst, gap(pairs.map(([a, b]) => (a === b ? 0 : a - b)), size));
+          else if (!COMPARE[relation](...pairs[0])) worst = Infinity;
+          scale = Math.max(scale, size);
         });
       }
-      this.corners = model.cornersMet;
-      model.cornersMet = null;
+      model.slope = 0;
       return scale > 0 ? worst / scale : worst;
     }
 
@@ -545,10 +505,6 @@
       }
       if (kind === "partial") return this.buildPartial(node);
       if (kind in UNARY) return ((f, a) => (e) => f(a(e)))(UNARY[kind], this.closure(node[1]));
-      if (kind === "*") {
-        const [a, b] = [this.closure(node[1]), this.closure(node[2])];
-        return (e) => a(e) * b(e);
-      }
       if (kind in BINARY) return ((f, a, b) => (e) => f(a(e), b(e)))(BINARY[kind], this.closure(node[1]), this.closure(node[2]));
       throw this.error(`${kind} is not known`);
     }
@@ -666,13 +622,11 @@
       return (e) => {
         const [i, j] = [row(e), column(e)];
         if (i < 0 || j < 0) return NaN;
-        const p = i * model.array(below).data.length + j;
-        if (model.cornersMet !== null && model.jacobianCorners(above, below)[p]) model.cornersMet++;
-        return model.jacobian(above, below)[p];
+        return model.slopes(above, below)[i * model.array(below).data.length + j];
       };
     }
 
-    /** The number at a position of what the line shows: its terms, the sums inside them, the entries it was made of. */
+    /** The number at a position of what the line shows: its terms, and the entries it was made of. */
     terms(position) {
       const i = this.at.get(position);
       if (i === undefined) return null;
@@ -683,8 +637,7 @@
       const value = this.closure(part)(e);
       const seen = new Map(model.trace.map(([name, p]) => [`${name} ${p}`, [name, p]]));
       model.trace = null;
-      const terms = this.expand(part, e);
-      return { line: this, e, part, value, terms, inner: this.innerSums(terms), entries: [...seen.values()] };
+      return { line: this, e, part, value, terms: this.expand(part, e), entries: [...seen.values()] };
     }
 
     /** A node as terms {sign, factors: [{node, e, inverse}], value} that add up to it. Sums are expanded, nothing else. */
@@ -721,30 +674,6 @@
     /** A factor that is left as it is, unless it is a product itself. */
     whole(node, e) {
       return isPlus(node) || isSum(node) ? atom(node, e) : this.split(node, e);
-    }
-
-    /** The sums, means and maxima that stand inside the factors, such as the sum below a softmax's fraction. */
-    innerSums(terms) {
-      const found = new Map();
-      for (const { factors } of terms) {
-        for (const { node, e } of factors) {
-          walk(node, (inner) => {
-            if (inner[0] !== "over" || [...free(inner)].some((letter) => e[letter] === undefined && !this.withs.has(letter))) return;
-            const key = JSON.stringify([inner, ...[...free(inner)].map((letter) => e[letter])]);
-            if (!found.has(key)) found.set(key, this.inside(inner, e));
-          });
-        }
-      }
-      return [...found.values()];
-    }
-
-    inside(node, e) {
-      const at = { ...e };
-      const value = this.closure(node)(at);
-      if (node[1] === "sum" || node[1] === "mean") return { node, e: at, value, terms: this.expand(node, at) };
-      const terms = [];
-      this.each(node)(at, () => terms.push({ ...atom(node[3], at)[0], value: this.closure(node[3])(at) }));
-      return { node, e: at, value, terms };
     }
   }
 

@@ -78,8 +78,8 @@
 
   /** Writes nodes as HTML: with the letters, with the indices as numbers, or with every name replaced by its number. */
   class Writer {
-    constructor(model, line, e, numbers) {
-      Object.assign(this, { model, line, e, numbers });
+    constructor(line, e, numbers) {
+      Object.assign(this, { line, e, numbers });
     }
 
     index(node) {
@@ -102,7 +102,7 @@
       const [kind, a, b] = node;
       if (kind === "over" && a !== "softmax" && this.e && b.some((letter) => letter in this.e)) { // its letters are its own
         const rest = Object.fromEntries(Object.entries(this.e).filter(([letter]) => !b.includes(letter)));
-        return new Writer(this.model, this.line, rest, this.numbers).write(node);
+        return new Writer(this.line, rest, this.numbers).write(node);
       }
       const numeric = this.numbers && this.known(node);
       if (kind === "num") return escape(a === null ? "∞" : node[2] || String(a));
@@ -157,10 +157,42 @@
     }
   }
 
+  /** The terms, each with its factors; those that a bracket or δ makes 0 are counted, not listed. */
+  function listed(line, terms) {
+    const isOff = ({ node, e }) => (node[0] === "bracket" || node[0] === "delta") && line.closure(node)(e) === 0;
+    const off = ({ factors }) => factors.some(isOff);
+    const live = terms.filter((term) => !off(term));
+    const largest = live.reduce((m, { value }) => Math.max(m, Math.abs(value)), 1e-300);
+    const items = live.slice(0, MANY).map((term) => {
+      const width = Math.min(100, Math.round((100 * Math.abs(term.value)) / largest));
+      return `<li data-value="${term.value}">`
+        + `<span class="live-factors">${product(line, term, false)}</span>`
+        + `<span class="live-factors">${product(line, term, true)}</span>`
+        + `<span class="live-result${term.value < 0 ? " negative" : ""}" style="--width: ${width}%">${long(term.value)}</span></li>`;
+    });
+    const rest = live.slice(MANY);
+    if (rest.length) items.push(`<li data-value="${rest.reduce((s, { value }) => s + value, 0)}">and ${rest.length} more</li>`);
+    if (live.length < terms.length) items.push(`<li class="live-zero">${live.length ? "and " : ""}${terms.length - live.length} terms that are 0</li>`);
+    return `<ul class="live-list">${items.join("")}</ul>`;
+  }
+
+  function product(line, term, numbers) {
+    let text = term.sign < 0 ? "−" : "";
+    term.factors.forEach(({ node, e, inverse }, i) => {
+      const writer = new Writer(line, e, numbers);
+      if (i > 0 || inverse) text += inverse ? `${i ? "" : "1"} / ` : numbers ? " · " : " ";
+      text += i > 0 || term.sign < 0 ? writer.wrap(node) : writer.write(node);
+    });
+    return text;
+  }
+
+  /** The indices of a flat position. */
+  const indicesAt = (shape, position) => shape.map((n, i) => Math.floor(position / shape.slice(i + 1).reduce((a, b) => a * b, 1)) % n);
+
   /** An array as heat maps, one for each position in the leading axes. */
   class Grid {
-    constructor(array, { label, letters, name = null, line = null, editable = false, range = null, versus = "right", covers = () => true }) {
-      Object.assign(this, { array, label, letters, name, line, editable, range, versus, covers, cells: [] });
+    constructor(array, { label, letters, name, line = null, editable = false, range = null, covers = () => true }) {
+      Object.assign(this, { array, label, letters, name, line, editable, range, covers, cells: [] });
       const { shape } = array;
       const columns = shape.length ? shape[shape.length - 1] : 1;
       const rows = shape.length > 1 ? shape[shape.length - 2] : 1;
@@ -174,12 +206,8 @@
     }
 
     where(panel, outer) {
-      const parts = [];
-      for (let i = outer.length - 1, rest = panel; i >= 0; i--) {
-        if (outer[i] > 1) parts.unshift(`${this.letters[i] ? `${this.letters[i]} = ` : ""}${rest % outer[i]}`);
-        rest = Math.floor(rest / outer[i]);
-      }
-      return parts.join(", ");
+      const places = indicesAt(outer, panel).map((k, i) => `${this.letters[i] ? `${this.letters[i]} = ` : ""}${k}`);
+      return places.filter((_, i) => outer[i] > 1).join(", ");
     }
 
     panel(panel, outer, rows, columns) {
@@ -205,22 +233,13 @@
       return make("div", { class: "live-panel" }, table);
     }
 
-    subscript(position) {
-      const indices = [];
-      for (let i = this.array.shape.length - 1, rest = position; i >= 0; i--) {
-        indices.unshift(rest % this.array.shape[i]);
-        rest = Math.floor(rest / this.array.shape[i]);
-      }
-      return indices;
-    }
-
     cell(position) {
       const cell = make("td", { role: "gridcell" });
       if (!this.covers(position)) {
         this.cells.push(null);
         return cell;
       }
-      const index = this.subscript(position);
+      const index = indicesAt(this.array.shape, position);
       const name = `${this.label}${index.length ? `[${index.join(", ")}]` : ""}`;
       let face;
       if (this.editable) {
@@ -238,22 +257,16 @@
       return cell;
     }
 
-    /** Which numbers differ from those of `right` by more than `tolerance`. */
-    differing(right, tolerance) {
-      const allowed = tolerance * Math.max(Live.largest(right), 1e-3);
-      return Array.from(this.array.data, (x, i) => !Object.is(x, right[i]) && !(Math.abs(x - right[i]) <= allowed));
-    }
-
-    /** Shows the numbers; those that differ from `right` are marked, with the right one, but not at `corners`. */
-    update(right = null, tolerance = EXACT, corners = null) {
+    /** Shows the numbers; those that differ from `right` are marked, with the right one. */
+    update(right = null) {
       const { data } = this.array;
       const scale = Math.max(Live.largest(data), 1e-12);
-      const differing = right && this.differing(right, tolerance);
+      const allowed = right && EXACT * Math.max(Live.largest(right), 1e-3);
       let wrong = 0;
       this.cells.forEach((cell, i) => {
         if (!cell) return;
         const x = data[i];
-        const differs = right !== null && differing[i] && !(corners && corners[i]);
+        const differs = right !== null && !Object.is(x, right[i]) && !(Math.abs(x - right[i]) <= allowed);
         if (differs) wrong++;
         const heat = Number.isFinite(x) && data.length > 1 ? Math.round(((this.isSwitch ? 40 : 100) * x) / scale) : 0;
         if (heat !== cell.heat) {
@@ -272,8 +285,8 @@
         } else {
           cell.cell.classList.toggle("wrong", differs);
           cell.face.firstChild.textContent = differs ? `≠ ${text}` : text;
-          cell.face.lastChild.textContent = differs ? `${this.versus}: ${other}` : "";
-          cell.face.setAttribute("aria-label", `${cell.name} = ${text}${differs ? `, ${this.versus}: ${other}` : ""}`);
+          cell.face.lastChild.textContent = differs ? `right: ${other}` : "";
+          cell.face.setAttribute("aria-label", `${cell.name} = ${text}${differs ? `, right: ${other}` : ""}`);
         }
         cell.wrong = shown;
       });
@@ -291,10 +304,9 @@
   }
 
   class Page {
-    /** before: the page of another level, whose numbers are kept where an array has the same shape. */
-    constructor(root, level = 0, before = null) {
-      Object.assign(this, { root, level, listening: new AbortController() });
-      this.whole = before ? before.whole : JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+    constructor(root, level = 0) {
+      Object.assign(this, { root, level });
+      this.whole = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
       this.data = this.whole.levels[level];
       this.model = Live.model(this.data);
       this.right = null;
@@ -303,8 +315,6 @@
       this.marked = [];
       this.pinned = null;
       this.step = null;
-      this.h = 1e-5;
-      if (before) this.keep(before);
       this.build();
       this.listen();
       this.refresh();
@@ -321,22 +331,12 @@
 
     /** Shows another level in place of this one. */
     to(level) {
-      this.listening.abort();
       clearTimeout(this.waiting);
       cancelAnimationFrame(this.scheduled);
       this.made.remove();
-      this.root.classList.remove("planted", "comparing", "pinned", "asked");
-      this.root.page = new Page(this.root, level, this);
+      this.root.classList.remove("planted", "pinned", "asked");
+      this.root.page = new Page(this.root, level);
       showLevel(level);
-    }
-
-    keep(before) {
-      for (const name of this.data.inputs) {
-        const [array, old] = [this.model.array(name), before.data.inputs.includes(name) && before.model.array(name)];
-        if (old && old.shape.join() === array.shape.join()) array.data.set(old.data);
-      }
-      this.settle();
-      this.model.run();
     }
 
     // what is on the page
@@ -384,19 +384,11 @@
       this.choice = make("select", { "aria-label": "Plant a mistake", onchange: () => this.plant(this.choice.selectedIndex - 1) },
         make("option", {}, "none"), ...this.data.mistakes.map(({ title }) => make("option", {}, title)));
       this.effect = make("p", { class: "live-effect", role: "status" });
-      this.summary = make("p", { class: "live-effect" });
-      const compare = make("input", { type: "checkbox", onchange: () => this.root.classList.toggle("comparing", compare.checked) });
-      this.width = make("select", { "aria-label": "step size h", onchange: () => { this.h = Number(this.width.value); this.refresh(); } });
-      for (let k = 1; k <= 13; k += 1) this.width.append(make("option", { value: `1e-${k}`, selected: k === 5 }, `h = 1e−${k}`));
       const bar = make("div", { class: "live-bar" });
       if (this.data.mistakes.length) bar.append(make("label", { class: "live-mistake" }, "Plant a mistake: ", this.choice));
       bar.append(make("span", { class: "live-buttons" },
-        ...(this.data.inputs.some((name) => this.model.array(name).shape.length) ? [make("button", { type: "button", onclick: () => this.draw() }, "New numbers")] : []),
         make("button", { type: "button", onclick: () => this.reset() }, "Reset")));
-      if (Object.keys(this.data.gradients).length) {
-        bar.append(make("label", {}, compare, " Compare gradients with numerical differences"), make("span", { class: "live-width" }, this.width));
-      }
-      return make("div", {}, bar, ...(this.data.mistakes.length ? [this.effect, this.summary] : []));
+      return make("div", {}, bar, ...(this.data.mistakes.length ? [this.effect] : []));
     }
 
     inputCards() {
@@ -469,7 +461,7 @@
       const element = make("figure", { class: "live-card live-line", "data-line": i }, make("figcaption", {}, equation, planted, badge), body);
       const call = item !== this.data.items[i];
       element.classList.toggle("added", !call && this.isAdded("items", item));
-      const card = { i, part, call, grid: null, numerical: null, wrong: 0, badge, planted, body, element };
+      const card = { i, part, call, grid: null, wrong: 0, badge, planted, body, element };
       this.fill(card);
       this.cards.push(card);
       return card;
@@ -488,13 +480,7 @@
       card.grid = this.grid(result, { label, letters, name: line.name, line: card.i, covers });
       const large = line.name === null && result.data.length > 24;
       card.body.append(large ? make("details", {}, make("summary", {}, `${result.data.length} numbers`), card.grid.element) : card.grid.element);
-      const of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
-      if (of === undefined) return;
-      card.of = of;
-      card.difference = { shape: result.shape, data: new Float64Array(result.data.length) };
-      card.numerical = this.grid(card.difference, { label: `numerical ${label}`, letters, versus: label });
-      const title = make("p", {}, `(L(${letterOf(of)} + h) − L(${letterOf(of)} − h)) / 2h`);
-      card.body.append(make("div", { class: "live-numerical" }, title, card.numerical.element));
+      card.of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
     }
 
     typeset({ html }) {
@@ -502,7 +488,7 @@
     }
 
     leftSide(line) {
-      return new Writer(this.model, line, null, false).write(line.parts[0]).replace(/<[^>]*>/g, "");
+      return new Writer(line, null, false).write(line.parts[0]).replace(/<[^>]*>/g, "");
     }
 
     grid(array, options) {
@@ -553,13 +539,11 @@
     // what the reader does
 
     listen() {
-      const { signal } = this.listening;
-      const root = { addEventListener: (kind, act) => this.made.addEventListener(kind, act, { signal }) };
+      const root = this.made;
       const faceOf = (event) => (event.target.closest ? event.target.closest("[data-position]") : null);
       root.addEventListener("pointerover", (event) => {
         const face = faceOf(event);
-        if (face && !this.drag) this.glance(face);
-        this.emphasize(event.target.closest("[data-entries]"));
+        if (face) this.glance(face);
       });
       root.addEventListener("focusin", (event) => {
         const face = faceOf(event);
@@ -582,13 +566,29 @@
         this.markInvalid(face, !valid);
         this.change(face, valid ? value : Number(face.dataset.typing)); // as before the typing, not as half of what was typed
       });
+      root.addEventListener("pointerdown", (event) => {
+        const face = faceOf(event);
+        if (face && face.grid.editable) this.drag(event, face);
+      });
       root.addEventListener("focusout", (event) => {
         const face = faceOf(event);
         if (face && face.grid.editable) this.endTyping(face);
       });
-      root.addEventListener("pointerdown", (event) => this.startDrag(event, faceOf(event)));
-      root.addEventListener("pointermove", (event) => this.moveDrag(event));
-      for (const kind of ["pointerup", "pointercancel"]) root.addEventListener(kind, () => this.endDrag());
+    }
+
+    /** A number that is dragged sideways grows by 1 in 50 pixels. */
+    drag(down, face) {
+      const start = face.grid.array.data[face.dataset.position];
+      const move = ({ clientX, pointerId }) => {
+        const moved = clientX - down.clientX;
+        if (Math.abs(moved) < 4 && !face.hasPointerCapture(pointerId)) return;
+        face.setPointerCapture(pointerId);
+        face.blur();
+        this.change(face, Math.round(100 * start + 2 * moved) / 100);
+      };
+      const up = () => face.removeEventListener("pointermove", move);
+      face.addEventListener("pointermove", move);
+      for (const end of ["pointerup", "pointercancel"]) addEventListener(end, up, { once: true });
     }
 
     markInvalid(face, invalid) {
@@ -600,36 +600,6 @@
       delete face.dataset.typing;
       this.markInvalid(face, false);
       face.value = typed(face.grid.array.data[face.dataset.position]);
-    }
-
-    startDrag(event, face) {
-      if (!face || !face.grid.editable || event.button > 0) return;
-      this.drag = { face, x: event.clientX, start: face.grid.array.data[face.dataset.position], moving: false };
-    }
-
-    moveDrag(event) {
-      const { drag } = this;
-      if (!drag) return;
-      const moved = event.clientX - drag.x;
-      if (!drag.moving) {
-        if (Math.abs(moved) < 4) return;
-        drag.moving = true;
-        drag.face.setPointerCapture(event.pointerId);
-        drag.face.blur();
-        drag.face.classList.add("dragging");
-        this.glance(drag.face);
-      }
-      event.preventDefault();
-      const { range } = drag.face.grid;
-      const whole = range && range.whole;
-      const unit = whole ? Math.max(1 / 24, (range.high - range.low) / 400) : event.shiftKey ? 0.002 : 0.02;
-      const digits = whole ? 1 : event.shiftKey ? 1000 : 100;
-      this.change(drag.face, Math.round((drag.start + moved * unit) * digits) / digits);
-    }
-
-    endDrag() {
-      if (this.drag && this.drag.moving) this.drag.face.classList.remove("dragging");
-      this.drag = null;
     }
 
     key(event, face) {
@@ -677,16 +647,14 @@
     change(face, value) {
       const { grid } = face;
       if (grid.range) value = Math.min(grid.range.high, Math.max(grid.range.low, grid.range.whole ? Math.round(value) : value));
-      for (const model of [this.model, this.right]) if (model) model.set(grid.name, Number(face.dataset.position), value);
+      this.model.set(grid.name, Number(face.dataset.position), value);
       this.compute();
     }
 
     /** Sets what is 0 where another input is 0, such as the target of an ignored row. */
     settle() {
       for (const [name, by] of Object.entries(this.data.zero || {})) {
-        for (const model of [this.model, this.right]) {
-          if (model) model.array(name).data.forEach((_, i, data) => { if (!model.array(by).data[i]) data[i] = 0; });
-        }
+        this.model.array(name).data.forEach((_, i, data) => { if (!this.model.array(by).data[i]) data[i] = 0; });
       }
     }
 
@@ -699,9 +667,7 @@
     }
 
     setInputs(choose) {
-      for (const name of this.data.inputs) {
-        for (const model of [this.model, this.right]) if (model) model.array(name).data.set(choose(name));
-      }
+      for (const name of this.data.inputs) this.model.array(name).data.set(choose(name));
       this.compute();
     }
 
@@ -709,29 +675,12 @@
       this.setInputs((name) => this.first.get(name));
     }
 
-    draw() {
-      const drawn = new Map(this.data.inputs.map((name) => {
-        const range = this.data.ranges[name];
-        const { shape, data } = this.model.array(name);
-        if (!shape.length) return [name, data];
-        const one = () => (range ? within(range) : normal());
-        return [name, Float64Array.from(data, one)];
-      }));
-      this.setInputs((name) => drawn.get(name));
-    }
-
     plant(k) {
       const mistake = k < 0 ? null : this.data.mistakes[k];
       this.model.plant(mistake);
-      if (mistake && !this.right) this.right = Live.model(this.data);
-      if (!mistake) this.right = null;
-      if (this.right) {
-        for (const name of this.data.inputs) this.right.array(name).data.set(this.model.array(name).data);
-        this.right.run();
-      }
+      const inputs = Object.fromEntries(this.data.inputs.map((name) => [name, this.model.array(name)]));
+      this.right = mistake && Live.model({ ...this.data, arrays: { ...this.data.arrays, ...inputs } });
       this.effect.textContent = mistake ? mistake.effect : "";
-      this.summary.replaceChildren();
-      delete this.summary.dataset.names;
       this.root.classList.toggle("planted", Boolean(mistake));
       for (const card of this.cards) {
         const here = mistake !== null && mistake.line === card.i && !card.call;
@@ -780,7 +729,6 @@
     refresh() {
       for (const grid of this.grids) if (grid.editable) grid.update();
       for (const card of this.cards) this.refreshNumbers(card);
-      if (this.right) this.summarize();
       if (this.current) this.show(this.current);
       clearTimeout(this.waiting);
       this.waiting = setTimeout(() => this.check(), 60);
@@ -794,14 +742,13 @@
     /** Makes the tables of a line again, if it holds for other elements now. */
     refill(card) {
       if (card.holds === this.model.lines[card.i].positions.join()) return;
-      const old = [card.grid, card.numerical];
-      this.grids = this.grids.filter((grid) => !old.includes(grid));
-      if (this.current && old.includes(this.current.grid)) {
+      this.grids = this.grids.filter((grid) => grid !== card.grid);
+      if (this.current && this.current.grid === card.grid) {
         this.pin(null);
         this.rest();
       }
       card.body.replaceChildren();
-      Object.assign(card, { grid: null, numerical: null });
+      card.grid = null;
       this.fill(card);
     }
 
@@ -818,39 +765,23 @@
       const line = this.model.lines[card.i];
       const messages = card.wrong ? [`✗ ${card.wrong} of ${card.grid.cells.length} wrong`] : [];
       let bad = card.wrong > 0;
-      if (card.numerical) {
-        card.difference.data.set(this.model.difference(card.of, this.h));
+      if (card.of) {
         const { data } = card.grid.array;
-        const differ = card.numerical.differing(data, NUMERICAL).some(Boolean);
-        const corners = differ ? this.model.corners(card.of, Live.largest(data)) : new Uint8Array(data.length);
-        const far = card.numerical.update(data, NUMERICAL, corners);
-        const worst = card.difference.data.reduce((m, x, i) => (corners[i] ? m : Math.max(m, Math.abs(x - data[i]))), 0);
+        const worst = this.model.errors(data, card.of).reduce((m, x) => (x <= m ? m : x), 0);
+        const far = !(worst <= NUMERICAL * Math.max(Live.largest(data), 1e-3));
         messages.push(`${far ? "✗ differs from the numerical gradient by" : "✓ equals the numerical gradient to"} ${worst === 0 ? "0" : power(worst, 0)}`);
-        card.numerical.element.classList.toggle("trusted", card.wrong > 0);
-        messages.push(...atCorners(corners.reduce((sum, one) => sum + one, 0)));
-        bad = bad || far > 0;
+        bad = bad || far;
       } else if (!bad && !line.environments.length) {
         messages.push("holds for no element now");
       } else if (!bad && (line.parts.length > 2 || !line.defines)) {
         const derivative = line.parts.some(Live.hasPartial);
         const allowed = derivative ? NUMERICAL : EXACT;
-        let off = line.disagreement();
-        if (derivative && !(off <= allowed)) off = line.disagreement(true);
+        const off = line.disagreement();
         bad = !(off <= allowed);
-        messages.push(`${bad ? "✗ differs" : "✓ agrees"}: ${off === 0 ? "0" : power(off, 0)}`, ...atCorners(line.corners));
+        messages.push(`${bad ? "✗ differs" : "✓ agrees"}: ${off === 0 ? "0" : power(off, 0)}`);
       }
       card.badge.textContent = messages.join("; ");
       card.badge.classList.toggle("bad", bad);
-    }
-
-    /** Where the numbers are wrong, with a button to go there. */
-    summarize() {
-      const wrong = this.cards.filter((card) => card.wrong > 0);
-      const go = (card) => make("button", { type: "button", onclick: () => this.reveal(card, "center") }, card.grid.label);
-      const names = wrong.map((card) => card.grid.label).join();
-      if (this.summary.dataset.names === names) return;
-      this.summary.dataset.names = names;
-      this.summary.replaceChildren(wrong.length ? "Wrong now: " : "With these numbers, nothing is wrong.", ...wrong.map(go));
     }
 
     unfold({ element }) {
@@ -858,10 +789,10 @@
       if (fold) fold.open = true;
     }
 
-    reveal(card, block = "nearest") {
+    reveal(card) {
       this.unfold(card);
       const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-      card.element.scrollIntoView({ block, behavior: still ? "auto" : "smooth" });
+      card.element.scrollIntoView({ block: "nearest", behavior: still ? "auto" : "smooth" });
     }
 
     // what a number is made of
@@ -893,7 +824,7 @@
     }
 
     unmark() {
-      for (const cell of this.marked) cell.classList.remove("here", "source", "strong");
+      for (const cell of this.marked) cell.classList.remove("here", "source");
       this.marked = [];
     }
 
@@ -917,14 +848,13 @@
       this.unmark();
       this.marked.push(grid.mark(position, "here"));
       if (grid.editable) this.showInput(grid, position);
-      else if (grid.line !== null) this.showTerms(grid, position);
-      else this.terms.innerHTML = "<p>The loss L = Σ dy · y, with this number of the input moved up and down by h.</p>";
+      else this.showTerms(grid, position);
       if (fresh) this.terms.scrollTop = 0;
     }
 
     /** A number's name: that of its array, and its place along the axes longer than 1. */
     nameOf(grid, position) {
-      const indices = grid.subscript(position).filter((_, i) => grid.array.shape[i] > 1).map(String);
+      const indices = indicesAt(grid.array.shape, position).filter((_, i) => grid.array.shape[i] > 1).map(String);
       return `<i>${escape(grid.label)}</i>${indices.length ? `<sub>${joined(indices)}</sub>` : ""}`;
     }
 
@@ -938,7 +868,7 @@
         text = `Its gradient is d${this.nameOf(grid, position)} = <span class="live-number">${long(slope)}</span>: `
           + `if this number grows by 0.01, the loss L = Σ dy · y changes by about ${long(slope / 100)}.`;
       }
-      this.terms.innerHTML = `<div class="live-sum"><p class="live-title">${title}</p><p>An input. ${text}</p></div>`;
+      this.terms.innerHTML = `<p class="live-title">${title}</p><p>An input. ${text}</p>`;
     }
 
     showTerms(grid, position) {
@@ -949,105 +879,15 @@
         return;
       }
       for (const [name, p] of found.entries) this.mark(name, p, "source");
-      const writer = new Writer(this.model, line, found.e, false);
+      const writer = new Writer(line, found.e, false);
       const name = writer.write(line.parts[0]);
       const right = grid.cells[position].wrong;
       const [text, other] = right === null ? [long(found.value)] : apart(found.value, right, long);
       const wrong = right === null ? "" : ` <span class="live-right">≠ ${other}, which is right</span>`;
       const total = `<span class="live-total" data-value="${found.value}">${text}</span>`;
       const sides = found.part === line.parts[0] ? [name] : [name, writer.write(found.part)];
-      const parts = [`<p class="live-title">${[...sides, total].join(" = ")}${wrong}</p>`, this.list(line, found.terms, true)];
-      for (const { node, e, value, terms } of found.inner) {
-        const among = node[1] === "sum" || node[1] === "mean" ? "" : " among";
-        const written = new Writer(this.model, line, e, false).write(node);
-        parts.push(`<p class="live-inner">with ${written} = ${long(value)}${among}</p>`, this.list(line, terms, false));
-      }
-      this.terms.innerHTML = `<div class="live-sum">${parts.join("")}</div><div class="live-sources">${this.sources(found.entries)}</div>`;
+      this.terms.innerHTML = `<p class="live-title">${[...sides, total].join(" = ")}${wrong}</p>${listed(line, found.terms)}`;
     }
-
-    /** The terms, each with its factors; those that a bracket or δ makes 0 are counted, not listed. */
-    list(line, terms, outer) {
-      const isOff = ({ node, e }) => (node[0] === "bracket" || node[0] === "delta") && line.closure(node)(e) === 0;
-      const off = ({ factors }) => factors.some(isOff);
-      const live = terms.filter((term) => !off(term));
-      const largest = live.reduce((m, { value }) => Math.max(m, Math.abs(value)), 1e-300);
-      const items = live.slice(0, MANY).map((term) => {
-        const width = Math.min(100, Math.round((100 * Math.abs(term.value)) / largest));
-        return `<li data-value="${term.value}" data-entries="${this.entriesOf(line, term)}">`
-          + `<span class="live-factors">${this.product(line, term, false)}</span>`
-          + `<span class="live-factors">${this.product(line, term, true)}</span>`
-          + `<span class="live-result${term.value < 0 ? " negative" : ""}" style="--width: ${width}%">${long(term.value)}</span></li>`;
-      });
-      const rest = live.slice(MANY);
-      if (rest.length) items.push(`<li data-value="${rest.reduce((s, { value }) => s + value, 0)}">and ${rest.length} more</li>`);
-      if (live.length < terms.length) items.push(`<li class="live-zero">${live.length ? "and " : ""}${terms.length - live.length} terms that are 0</li>`);
-      return `<ul class="live-list${outer ? " live-outer" : ""}">${items.join("")}</ul>`;
-    }
-
-    product(line, term, numbers) {
-      let text = term.sign < 0 ? "−" : "";
-      term.factors.forEach(({ node, e, inverse }, i) => {
-        const writer = new Writer(this.model, line, e, numbers);
-        if (i > 0 || inverse) text += inverse ? `${i ? "" : "1"} / ` : numbers ? " · " : " ";
-        text += i > 0 || term.sign < 0 ? writer.wrap(node) : writer.write(node);
-      });
-      return text;
-    }
-
-    entriesOf(line, term) {
-      this.model.trace = [];
-      for (const { node, e } of term.factors) line.closure(node)({ ...e });
-      const entries = this.model.trace.map((entry) => entry.join(" "));
-      this.model.trace = null;
-      return [...new Set(entries)].join(",");
-    }
-
-    emphasize(item) {
-      for (const cell of this.marked) cell.classList.remove("strong");
-      if (!item) return;
-      for (const entry of item.dataset.entries.split(",").filter(Boolean)) {
-        const [name, position] = entry.split(" ");
-        this.mark(name, Number(position), "strong");
-      }
-    }
-
-    /** Small pictures of the arrays that a number was computed from, with the entries that were used. */
-    sources(entries) {
-      const used = new Map();
-      for (const [name, p] of entries) used.set(name, (used.get(name) || new Set()).add(p));
-      return [...used].map(([name, lit]) => {
-        const { shape, data } = this.model.array(name);
-        if (!shape.length || data.length > 240) return "";
-        const columns = shape[shape.length - 1];
-        const block = columns * (shape[shape.length - 2] || 1);
-        const scale = Math.max(Live.largest(data), 1e-12);
-        const cell = (x, i) => {
-          const heat = Number.isFinite(x) ? Math.round((100 * Math.abs(x)) / scale) : 0;
-          return `<i class="${x < 0 ? "negative" : ""}${lit.has(i) ? " lit" : ""}" style="--heat: ${heat}%"></i>`;
-        };
-        const cells = Array.from(data, cell);
-        const panels = [];
-        for (let i = 0; i < cells.length; i += block) {
-          panels.push(`<span class="live-mini" style="--columns: ${columns}">${cells.slice(i, i + block).join("")}</span>`);
-        }
-        return `<figure><figcaption><i>${escape(letterOf(this.model.label(name)))}</i></figcaption>${panels.join("")}</figure>`;
-      }).join("");
-    }
-  }
-
-  /** What to say of elements at which there is no derivative. */
-  const atCorners = (count) => (count ? [`${count} at a corner, where a difference is no derivative`] : []);
-
-  /** A number between two others, a whole one or one with three digits. */
-  function within({ low, high, whole }) {
-    if (whole) return low + Math.floor(Math.random() * (high - low + 1));
-    return Number((low + Math.random() * (high - low)).toPrecision(3));
-  }
-
-  /** A normally distributed number with two decimals, but not 0, where a corner may be. */
-  function normal() {
-    const x = Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
-    return Math.round(100 * x) / 100 || normal();
   }
 
   /** Shows the derivation's text on the page at a level; a link may lead to what another level shows. */
@@ -1082,9 +922,7 @@
     addEventListener("hashchange", follow);
   }
 
-  /** The terms of a number as a list, for other pages that compute with equations. */
-  const listed = (model, line, terms) => Page.prototype.list.call(Object.assign(Object.create(Page.prototype), { model }), line, terms, true);
-  Object.assign(Live, { Writer, listed, make, long, short, letterOf, LIMIT });
+  Object.assign(Live, { GREEK, Writer, apart, listed, make, long, short, letterOf, LIMIT });
 
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();

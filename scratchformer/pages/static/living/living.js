@@ -5,8 +5,8 @@
 "use strict";
 
 (function () {
-  const { Step, stepOfMuon, Picture, Text, tasks, product, sized, sizeOf } = globalThis.Living;
-  const { make, Writer, listed, long, short, letterOf, LIMIT } = globalThis.Live;
+  const { Step, Picture, Text, tasks, product, sized, sizeOf } = globalThis.Living;
+  const { make, Writer, listed, long, short, LIMIT } = globalThis.Live;
   const PACE = 95; // milliseconds for each call while it plays
   const BUDGET = 9; // milliseconds of training in each frame
   const SAMPLE = 64; // characters that the model writes
@@ -96,8 +96,6 @@
       const optimizer = select(this.choice.optimizer, "optimizer", Object.keys(optimizers), (name) => this.replace({ optimizer: name, rate: 0 }));
       const rates = [...new Set([...RATES, this.settings.lr])].sort((a, b) => a - b);
       const rate = select(this.settings.lr, "learning rate", rates, (lr) => { this.choice.rate = this.settings.lr = lr; });
-      const clip = make("input", { type: "checkbox", checked: Boolean(this.choice.clip), onchange: () => { this.choice.clip = clip.checked; this.say(); } });
-      const clipping = make("label", { title: `a gradient whose norm is above ${this.data.settings.max_norm} is scaled down to it` }, clip, "clip the gradient");
       this.mistake = make("select", { "aria-label": "plant a known mistake in the backward", onchange: () => this.plant(this.mistake.selectedIndex - 1) },
         make("option", {}, "no mistake"),
         ...this.mistakes.map(({ operation, title }) => make("option", {}, `${operation}: ${title[0].toLowerCase()}${title.slice(1)}`)));
@@ -105,33 +103,32 @@
       this.bar = make("div", { class: "living-bar" }, this.playing, once, this.training, again,
         make("label", { class: "living-mistake" }, "sabotage ", this.mistake));
       this.parts = make("details", { class: "living-parts", open: Boolean(this.choice.unfolded), ontoggle: () => { this.choice.unfolded = this.parts.open; } },
-        make("summary", {}, "Another model or optimizer"), make("div", { class: "living-bar" }, model, ...chosen, optimizer, rate, clipping));
+        make("summary", {}, "Another model or optimizer"), make("div", { class: "living-bar" }, model, ...chosen, optimizer, rate));
       this.tokens = make("p", { class: "living-tokens" });
-      this.curve = make("canvas", { width: 640, height: 250, role: "img", "aria-label": "the loss after each step" });
-      this.probe = make("span", { hidden: true }); // computes the colours of the theme
+      this.curve = make("div", { class: "living-curve", role: "img", "aria-label": "the loss after each step" });
       this.sample = make("p", { class: "living-sample", "aria-live": "off" });
       this.verdict = make("div", { class: "living-verdict" });
       this.explained = make("div", { class: "living-explained", "aria-live": "polite" });
-      this.table = make("div", { class: "living-table" });
+      this.changing = make("div", { class: "living-change" });
       const own = make("textarea", { rows: "4", "aria-label": "a text to train on", spellcheck: "false" });
       own.value = this.choice.text;
       const use = button("Train on this text", "with new weights", () => this.use(own.value));
       this.refused = make("p", { class: "living-refused", role: "alert" });
       this.root.append(
-        this.tokens, this.picture.element, this.bar, this.parts, this.status, this.verdict, this.probe,
+        this.tokens, this.picture.element, this.bar, this.parts, this.status, this.verdict,
         make("div", { class: "living-below" },
           make("div", { class: "living-learning" },
             make("div", { class: "living-writes" }, make("h2", {}, this.task.says), this.sample),
             make("div", {}, make("h2", {}, "The loss after each step"), this.curve),
             make("details", {}, make("summary", {}, "Another text"), own, use, this.refused)),
           make("div", { class: "living-number" },
-            make("button", { type: "button", class: "living-close", "aria-label": "close", onclick: () => this.let() }, "×"), make("h2", {}, "Where a number comes from"), this.explained, this.table)),
+            make("button", { type: "button", class: "living-close", "aria-label": "close", onclick: () => this.let() }, "×"), make("h2", {}, "Where a number comes from"), this.explained, this.changing)),
       );
       this.listen();
     }
 
     labels() {
-      const { calls, buffers } = this.plan;
+      const { calls } = this.plan;
       const letter = (number, buffer) => Object.entries(calls[number].computed).find(([, each]) => each === buffer)[0];
       return {
         of: (number) => {
@@ -145,7 +142,6 @@
           const name = label === operation ? label : `${label} (${operation})`;
           return buffer === output ? name : `${letter(number, buffer)} of ${name}`;
         },
-        weight: (buffer) => buffers[buffer].name,
       };
     }
 
@@ -160,58 +156,40 @@
         const line = Math.min(grid.lines - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * grid.lines)));
         return [grid, (panel * grid.lines + line) * grid.columns + column];
       };
-      let drag = null;
-      element.addEventListener("pointerdown", (event) => {
-        const here = under(event);
-        if (here && this.isWeight(here[0])) drag = { here, x: event.clientX, start: here[0].value(this.step, here[1]), moved: false };
-      });
       element.addEventListener("pointermove", (event) => {
-        if (!event.buttons) drag = null; // it was let go elsewhere
-        if (drag && Math.abs(event.clientX - drag.x) > 3) {
-          if (!drag.moved) element.setPointerCapture(event.pointerId);
-          drag.moved = true;
-          if (this.mode === "play") this.stop();
-          this.change(drag.start + (event.clientX - drag.x) * 0.02, drag.here);
-        }
-        if (drag) return;
         const here = under(event);
         if (here && !this.pinned && this.mode !== "train") this.point(...here);
       });
-      element.addEventListener("pointerup", () => {
-        if (drag && drag.moved) this.write();
-        setTimeout(() => { drag = null; }); // after the click
-      });
-      element.addEventListener("pointercancel", () => { drag = null; });
       element.addEventListener("pointerleave", () => { if (!this.pinned) this.rest(); });
       element.addEventListener("click", (event) => {
-        if (drag && drag.moved) return;
         const here = under(event);
         const array = event.target.closest(".living-array");
         if (here) this.pin(...here);
-        else if (array) {
-          this.pin(array.grid, 0);
-          this.cells[0].focus();
-        }
+        else if (array) this.pin(array.grid, 0);
       });
-      element.addEventListener("keydown", (event) => this.move(event, [...element.querySelectorAll(".living-array")], 0));
-      this.table.addEventListener("keydown", (event) => {
-        if (event.key === "Escape") this.grid.button.focus();
-        else this.move(event, this.cells, this.grid.columns);
-      });
+      element.addEventListener("keydown", (event) => this.move(event, event.target.closest(".living-array")));
       element.querySelector(".living-array").tabIndex = 0;
       this.root.addEventListener("keydown", (event) => { if (event.key === "Escape") this.let(); });
     }
 
-    /** The arrow keys go from one button to the next; with columns, in two directions. */
-    move(event, buttons, columns) {
-      const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns || 1, ArrowUp: -(columns || 1) };
-      const at = buttons.indexOf(document.activeElement);
-      const to = buttons[at + steps[event.key]];
-      if (at < 0 || !to) return;
+    /** The arrow keys go from one array to the next, and in the array of the number that is kept from number to number. */
+    move(event, button) {
+      const inside = this.pinned && this.pinned[0] === button.grid;
+      const down = inside ? button.grid.columns : 1;
+      const by = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: down, ArrowUp: -down }[event.key];
+      if (!by) return;
       event.preventDefault();
-      buttons[at].tabIndex = -1;
-      to.tabIndex = 0;
-      to.focus();
+      if (inside) {
+        const to = this.pinned[1] + by;
+        if (to >= 0 && to < button.grid.size) this.pin(button.grid, to);
+        return;
+      }
+      const buttons = this.picture.grids.map((grid) => grid.button);
+      const next = buttons[buttons.indexOf(button) + by];
+      if (!next) return;
+      button.tabIndex = -1;
+      next.tabIndex = 0;
+      next.focus();
     }
 
     // Training
@@ -223,7 +201,6 @@
       for (const step of this.steps()) step.start(this.weights);
       this.writer.start(this.weights);
       this.at = null; // where the sequences are in the text
-      this.before = null; // what the last step of the optimizer was given
       this.unseen = null;
       this.compute();
       this.show();
@@ -258,16 +235,10 @@
     once() {
       this.losses.push(this.step.loss());
       if (this.wrong) this.wrongLosses.push(this.wrong.loss());
-      const how = { source: this.update.source, muon: this.data.steps, clip: this.choice.clip && this.data.clip, settings: this.settings };
-      const { w, m, v } = this.shown();
-      const given = { w0: w, m0: m, v0: v, velocity0: m };
-      this.before ??= Object.fromEntries([...Object.keys(given), "g"].map((name) => [name, new Float64Array(w.length)]));
-      for (const [name, array] of Object.entries(given)) this.before[name].set(array);
       for (const step of this.steps()) {
-        step.update(step === this.wrong && this.planted.source ? { ...how, source: this.planted.source } : how);
+        step.update(step === this.wrong && this.planted.source ? this.planted.source : this.update.source, this.settings);
         step.carry();
       }
-      this.before.g.set(this.shown().given);
       this.compute();
     }
 
@@ -290,7 +261,7 @@
           [since, count] = [start, 0];
           this.write();
           this.say();
-          if (this.pinned) this.fill();
+          this.fill();
         }
         this.timer = requestAnimationFrame(frame);
       };
@@ -324,13 +295,8 @@
       const next = () => {
         if (this.mode !== "play") return;
         if (number === plan.calls.length) {
-          this.picture.now(null);
-          this.mode = "still";
-          this.playing.textContent = "▶ Play";
-          this.ready = null;
           this.once();
-          this.show();
-          this.flash();
+          this.stop();
           return;
         }
         const call = plan.calls[number];
@@ -344,13 +310,6 @@
         this.timer = setTimeout(next, PACE);
       };
       next();
-    }
-
-    /** The weights light up: Adam has moved them. */
-    flash() {
-      this.picture.element.classList.add("moved");
-      setTimeout(() => this.picture.element.classList.remove("moved"), 900);
-      this.status.textContent = `${this.choice.optimizer} has moved every weight. Before that, the loss was ${long(this.losses[this.losses.length - 1])}.`;
     }
 
     use(text) {
@@ -408,7 +367,7 @@
       this.verdict.replaceChildren();
       for (const grid of this.picture.grids) grid.button.classList.remove("wrong");
       if (!this.planted) return;
-      const { effect, right, wrong, code, source, line, html } = this.planted;
+      const { effect, right, wrong, code, source } = this.planted;
       let [square, all] = [0, 0];
       this.step.g.forEach((x, i) => { square += (x - this.wrong.g[i]) ** 2; all += x * x; });
       const share = Math.sqrt(square / all);
@@ -424,7 +383,7 @@
       this.race = make("p", { class: "living-race" });
       const pair = make("p", { class: "living-equations" });
       if (code) pair.append(...code.map((text, i) => make("code", { class: i ? "wrong" : "right" }, text)));
-      else pair.innerHTML = `<span class="right">${right || this.update.items[line].html}</span><span class="wrong">${wrong || html}</span>`;
+      else pair.innerHTML = `<span class="right">${right}</span><span class="wrong">${wrong}</span>`;
       this.verdict.append(pair, verdict, this.race);
     }
 
@@ -448,8 +407,7 @@
       this.tokens.replaceChildren(...tokens.map((c) => make("span", {}, c === " " ? "␣" : c)));
       const guess = this.task.guess(this);
       const speed = this.mode === "train" && this.speed ? `, ${this.speed} steps a second` : "";
-      const norm = this.choice.clip && losses.length ? ` The gradient had a norm of ${short(this.shown().norm[0])}.` : "";
-      this.status.textContent = `Step ${losses.length}${speed}. Loss ${this.shown().loss().toFixed(3)}; blind guessing would have ${guess.toFixed(2)}.${norm}`;
+      this.status.textContent = `Step ${losses.length}${speed}. Loss ${this.shown().loss().toFixed(3)}; blind guessing would have ${guess.toFixed(2)}.`;
       if (this.wrong && losses.length) this.race.textContent = this.judged();
     }
 
@@ -469,14 +427,7 @@
 
     /** The loss after each step: its mean over as many steps as make POINTS points. */
     plot() {
-      const { curve } = this;
-      const context = curve.getContext("2d");
-      const colour = (name) => {
-        this.probe.style.color = `var(${name})`;
-        return getComputedStyle(this.probe).color;
-      };
-      const [w, h, left, bottom, margin] = [curve.width, curve.height, 40, 36, 110];
-      context.clearRect(0, 0, w, h);
+      const [w, h, left, bottom, margin] = [640, 250, 40, 36, 110];
       const guess = this.task.guess(this);
       const each = Math.max(1, Math.ceil(this.losses.length / POINTS));
       const points = (losses) => {
@@ -488,42 +439,21 @@
         return means;
       };
       const [right, wrong] = [points(this.losses), points(this.wrongLosses)];
-      const top = Math.min(3 * guess, Math.max(guess * 1.15, ...right, ...wrong.filter(Number.isFinite)));
+      const top = Math.min(3 * guess, Math.max(guess * 1.15, ...[...right, ...wrong].filter(Number.isFinite)));
       const count = Math.max(10, right.length);
       const x = (i) => left + ((w - left - margin) * i) / (count - 1);
-      const y = (loss) => (h - bottom) * (1 - Math.min(loss, top) / top) + 6;
-      context.font = "22px system-ui, sans-serif";
-      context.fillStyle = colour("--soft");
-      context.strokeStyle = colour("--line");
-      context.lineWidth = 2;
-      for (const level of [0, 1, 2, 3, 4, 6, 8].filter((level) => level < top)) {
-        context.beginPath();
-        context.moveTo(left, y(level));
-        context.lineTo(w - margin, y(level));
-        context.stroke();
-        context.fillText(String(level), left - 28, y(level) + 7);
-      }
-      context.setLineDash([6, 6]);
-      context.strokeStyle = colour("--soft");
-      context.beginPath();
-      context.moveTo(left, y(guess));
-      context.lineTo(w - margin, y(guess));
-      context.stroke();
-      context.setLineDash([]);
-      context.fillText("guessing", w - margin + 8, y(guess) + 7);
-      context.fillText(`${this.losses.length} steps`, w - margin - 120, h - 6);
+      const y = (loss) => 6 + (h - bottom) * (loss < top ? 1 - loss / top : 0); // also of NaN, when training is ruined
+      const text = (at, height, written) => `<text x="${at}" y="${height}">${written}</text>`;
+      const level = (loss, kind) => `<path class="${kind}" d="M${left},${y(loss)}H${w - margin}"/>`;
+      const levels = [0, 1, 2, 3, 4, 6, 8].filter((loss) => loss < top).map((loss) => level(loss, "level") + text(left - 28, y(loss) + 7, loss));
       const wrongIsAbove = wrong.at(-1) >= right.at(-1); // their names keep clear of each other
-      for (const [means, name, ink] of [[wrong, "mistake", "--bad"], [right, wrong.length ? "right" : "loss", "--value"]]) {
-        if (!means.length) continue;
-        context.strokeStyle = colour(ink);
-        context.fillStyle = colour(ink);
-        context.lineWidth = 4;
-        context.beginPath();
-        means.forEach((loss, i) => (i ? context.lineTo(x(i), y(loss)) : context.moveTo(x(i), y(loss))));
-        context.stroke();
-        const last = means.length - 1;
-        context.fillText(name, x(last) + 8, y(means[last]) + (!wrong.length ? 8 : (name === "mistake") === wrongIsAbove ? -6 : 22));
-      }
+      const curve = (means, kind, shift) => {
+        const known = means.map((loss, i) => `${x(i)},${y(loss)}`);
+        return known.length ? `<g class="${kind}"><polyline points="${known.join(" ")}"/>${text(x(known.length - 1) + 8, y(means.at(-1)) + shift, kind)}</g>` : "";
+      };
+      this.curve.innerHTML = `<svg viewBox="0 0 ${w} ${h}">${levels.join("")}${level(guess, "guess")}${text(w - margin + 8, y(guess) + 7, "guessing")}`
+        + text(w - margin - 120, h - 6, `${this.losses.length} steps`) + curve(wrong, "mistake", wrongIsAbove ? -6 : 22)
+        + `${curve(right, wrong.length ? "right" : "loss", wrong.length ? (wrongIsAbove ? 22 : -6) : 8)}</svg>`;
     }
 
     /** What the model makes of the text. */
@@ -547,9 +477,8 @@
 
     rest() {
       this.picture.unmark();
-      this.grid = null;
-      this.table.replaceChildren();
-      this.explained.replaceChildren(make("p", { class: "living-hint" }, "Point at any number in the picture: its terms appear here, and the numbers that it was made of light up. Click to keep it. Drag a weight sideways to change it."));
+      this.changing.replaceChildren();
+      this.explained.replaceChildren(make("p", { class: "living-hint" }, "Point at any number in the picture: its terms appear here, and the numbers that it was made of light up. Click to keep it, and to change a weight."));
     }
 
     pin(grid, i) {
@@ -557,48 +486,32 @@
       this.pinned = [grid, i];
       this.root.classList.add("pinned");
       this.point(grid, i);
-      this.list();
+      this.changing.replaceChildren(...(this.isWeight(grid) ? this.input() : []));
     }
 
-    /** The array of the pinned number, as a table of numbers. */
-    list() {
-      const [grid, pinned] = this.pinned;
-      this.grid = grid;
-      this.cells = [];
-      const editable = this.plan.buffers[grid.buffer].role === "parameter";
-      const tables = grid.panels.map((_, panel) => {
-        const rows = [];
-        for (let line = 0; line < grid.lines; line++) {
-          const row = make("tr");
-          for (let column = 0; column < grid.columns; column++) {
-            const i = (panel * grid.lines + line) * grid.columns + column;
-            const act = () => { this.pinned = [grid, i]; this.point(grid, i); };
-            const cell = make("button", { type: "button", tabindex: i === pinned ? "0" : "-1", onfocus: act, onclick: act });
-            cell.number = i;
-            this.cells.push(cell);
-            row.append(make("td", {}, cell));
-          }
-          rows.push(row);
-        }
-        return make("table", { "aria-label": `${grid.title}${grid.panels.length > 1 ? `, ${panel}` : ""}` }, make("tbody", {}, ...rows));
-      });
-      const change = make("label", { class: "living-change" }, "Change this weight: ");
+    /** An input for the pinned weight. */
+    input() {
       const refused = make("span", { class: "living-refused", role: "status" });
-      let before;
-      const remember = () => { before = grid.value(this.shown(), this.pinned[1]); };
+      let before = this.value();
       const input = make("input", {
-        type: "number", step: "0.1", "aria-label": "the weight", onfocus: remember, onselect: remember,
+        type: "number", step: "0.1", value: String(Number(before.toPrecision(5))), onselect: () => { before = this.value(); },
         oninput: () => {
           const valid = Math.abs(input.valueAsNumber) <= LIMIT;
           refused.textContent = valid ? "" : ` Type a number, such as −0.5. The weight is still ${long(before)}.`;
           this.change(valid ? input.valueAsNumber : before);
         },
-        onblur: () => { refused.textContent = ""; this.fill(); },
+        onblur: () => {
+          refused.textContent = "";
+          input.value = String(Number(this.value().toPrecision(5)));
+        },
       });
-      change.append(input, refused);
-      this.changing = editable ? input : null;
-      this.table.replaceChildren(...(editable ? [change] : []), make("p", { class: "living-title" }, grid.title), ...tables);
-      this.fill();
+      return [make("label", {}, "Change this weight: ", input), refused];
+    }
+
+    /** The pinned number. */
+    value() {
+      const [grid, i] = this.pinned;
+      return grid.value(this.shown(), i);
     }
 
     /** Whether a grid shows weights, not their gradients. */
@@ -606,9 +519,9 @@
       return !grid.gradient && this.plan.buffers[grid.buffer].role === "parameter";
     }
 
-    /** Gives another value to a weight, by default the pinned one, and computes everything again. */
-    change(value, [grid, i] = this.pinned) {
-      this.before = null; // the last step of the optimizer does not lead to these numbers
+    /** Gives another value to the pinned weight, and computes everything again. */
+    change(value) {
+      const [grid, i] = this.pinned;
       for (const step of this.steps()) {
         step.arrays[grid.buffer][grid.at(i)] = value;
         step.forward();
@@ -617,33 +530,19 @@
       this.unseen = null;
       this.paint();
       this.say();
-      if (this.pinned) this.write(); // while a weight is dragged, this would take too long
-      this.fill();
+      this.write();
       this.explain(grid, i);
     }
 
-    /** The numbers of the table, as they are now. */
+    /** Explains the pinned number as it is now. */
     fill() {
-      if (!this.pinned || !this.grid) return;
-      const [grid, pinned] = this.pinned;
-      const step = this.shown();
-      let largest = 1e-30;
-      for (let i = 0; i < grid.size; i++) largest = Math.max(largest, Math.abs(grid.value(step, i)));
-      for (const cell of this.cells) {
-        const x = grid.value(step, cell.number);
-        cell.textContent = short(x);
-        cell.className = `${x < 0 ? "below" : "above"}${grid.gradient ? " gradient" : ""}${cell.number === pinned ? " here" : ""}`;
-        cell.style.setProperty("--heat", `${Math.round((100 * Math.abs(x)) / largest)}%`);
-      }
-      if (this.changing && document.activeElement !== this.changing) this.changing.value = String(Number(grid.value(step, pinned).toPrecision(5)));
-      if (this.mode === "train") this.explain(grid, pinned);
+      if (this.pinned) this.explain(...this.pinned);
     }
 
     point(grid, i) {
       this.picture.unmark();
       grid.light([i], "here");
       this.explain(grid, i);
-      if (this.grid === grid) this.fill();
     }
 
     explain(grid, i) {
@@ -673,74 +572,15 @@
         this.explained.innerHTML = `<p class="living-title">${grid.title} = <b data-value="${value}">${long(value)}</b></p><p>The sum of what ${parts.length} calls add to it:</p>`
           + parts.map(([number, of, at]) => this.terms(number, of, at, plan.calls[plan.calls[number].forward].label)).join("");
       } else if (role === "parameter") {
-        const at = this.offset(buffer) + position;
-        const step = this.shown();
-        this.explained.innerHTML = `<p class="living-title">${name} = ${long(value)}</p>`
-          + `<p>A weight. Its gradient is ${long(step.g[at])}: if it grows by 0.01, the loss changes by about ${long(step.g[at] / 100)}. `
-          + `Click it to change it.</p>${this.before ? this.updated(at) : ""}`;
         const gradient = plan.gradients[buffer];
+        const slope = this.shown().arrays[gradient[0]][position];
+        this.explained.innerHTML = `<p class="living-title">${name} = ${long(value)}</p>`
+          + `<p>A weight. Its gradient is ${long(slope)}: if it grows by 0.01, the loss changes by about ${long(slope / 100)}. `
+          + "Click it to change it.</p>";
         this.picture.mark(gradient[0], [position], "source");
       } else {
         this.explained.innerHTML = `<p class="living-title">${name} = ${long(value)}</p>`;
       }
-    }
-
-    /** How the last step of the optimizer computed a weight, in the terms of its equations. */
-    updated(at) {
-      const number = this.plan.parameters.findLast((each) => this.offset(each) <= at);
-      const { shape } = this.plan.buffers[number];
-      const { adam_lr, lr, decay } = this.settings;
-      const title = `<p class="living-inner">The last step of ${this.choice.optimizer}, with the gradient before it:</p>`;
-      const before = Object.fromEntries(Object.entries(this.before).map(([name, array]) => [name, array[at]]));
-      if (adam_lr && this.plan.matrices.includes(number)) return title + this.updatedInMatrix(number, at - this.offset(number), before);
-      const rate = adam_lr || lr;
-      const given = { ...this.settings, ...before, steps: this.shown().steps, lr: rate, decay: shape.length > 1 ? rate * decay : 0 };
-      return title + this.stepOfOne(this.update, given);
-    }
-
-    /** The lines of a step for one number. given: what they start from, by name. */
-    stepOfOne(step, given) {
-      const arrays = Object.fromEntries(Object.entries(step.arrays).map(([name, { shape }]) => [name, { shape: shape.map(() => 1), data: [given[name]] }]));
-      const shapes = Object.fromEntries(Object.entries(step.shapes).map(([name, shape]) => [name, shape.map(() => 1)]));
-      const model = Live.model({ ...step, arrays, shapes });
-      const mistake = step.mistakes.includes(this.planted) ? this.planted : null;
-      model.plant(mistake);
-      const seen = new Set();
-      const lists = model.lines.flatMap((line, i) => {
-        const name = line.target();
-        if (!shapes[name] || !shapes[name].length || seen.has(name)) return [];
-        seen.add(name);
-        const { value, terms } = model.terms(i, 0);
-        const title = `${letterOf(name)} = <b data-update="${name}" data-value="${value}">${long(value)}</b>`;
-        return [`<p class="living-equation">${(mistake && mistake.line === i ? mistake : step.items[i]).html}</p><p>${title}</p>${listed(model, line, terms)}`];
-      });
-      return lists.reverse().join("");
-    }
-
-    /** The step of Muon for a number of a matrix, from the last part to the first. */
-    updatedInMatrix(number, i, before) {
-      const { nesterov, move, newton_schulz: { last, computed, numbers, equations } } = this.data.steps;
-      const { shape } = this.plan.buffers[number];
-      const part = (name) => this.before[name].slice(this.offset(number), this.offset(number) + product(shape));
-      const made = stepOfMuon(this.data.steps, shape, { w: part("w0"), g: part("g"), m: part("m0") }, this.settings);
-      const sizes = { i: shape[0], j: shape[1] };
-      const arrays = Object.fromEntries(Object.entries(computed).map(([name, axes]) => [name, { shape: axes.map((axis) => sizes[axis]), data: made[`$${name}`] }]));
-      for (const [name, x] of Object.entries(numbers)) arrays[name] = { shape: [], data: [x] };
-      const model = modelOf("newton_schulz", equations[last].tree, arrays);
-      const { value, terms } = model.terms(0, i);
-      return this.stepOfOne(move, { ...this.settings, ...before, ...made.moved, change: made.moved.change[i] })
-        + `<p>All singular values of u are brought near 1, together, in iterations. Of the last one, change = <b data-update="change" data-value="${value}">${long(value)}</b> is:</p>`
-        + `<p class="living-equation">${equations[last].html}</p>${listed(model, model.lines[0], terms)}`
-        + this.stepOfOne(nesterov, { ...this.settings, ...before });
-    }
-
-    offset(buffer) {
-      let start = 0;
-      for (const number of this.plan.parameters) {
-        if (number === buffer) return start;
-        start += product(this.plan.buffers[number].shape);
-      }
-      return start;
     }
 
     /** The terms of one number that a call has computed, from the equation that computed it. */
@@ -753,13 +593,12 @@
       const found = model.terms(0, position);
       const line = model.lines[0];
       for (const [of, p] of found.entries) this.light(number, aliases[of] || of, p);
-      const left = new Writer(model, line, found.e, false).write(line.parts[0]);
-      const inner = found.inner.map(({ node, e, value }) => `<p class="living-inner">with ${new Writer(model, line, e, false).write(node)} = ${long(value)}</p>`);
+      const left = new Writer(line, found.e, false).write(line.parts[0]);
       const wrong = this.planted && call.function in this.planted.functions && this.planted.name === name;
       return `<p class="living-title">${title}: ${left} = <b data-value="${found.value}">${long(found.value)}</b></p>`
         + `<p class="living-equation">${html}</p>`
         + `${wrong ? `<p class="living-wrong">A mistake is planted here. It computes ${this.planted.wrong} instead, which gives ${long(this.shown().arrays[call.computed[name]][position])}.</p>` : ""}`
-        + `${listed(model, line, found.terms)}${inner.join("")}`
+        + `${listed(line, found.terms)}`
         + `<p><a href="${content()}${link}">The derivation of ${call.operation}</a></p>`;
     }
 
@@ -841,7 +680,5 @@
     });
   }
 
-  const start = () => document.querySelectorAll(".living").forEach((root) => open(root));
-  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
-  else start();
+  document.querySelectorAll(".living").forEach((root) => open(root));
 })();

@@ -4,8 +4,7 @@
    const step = new Living.Step(plan, weights);             weights: the numbers of each parameter, by name
    step.give({ ids, targets });                             the batch
    step.forward(); step.backward();                         every array of step.arrays, by the number of its buffer
-   step.update({ source, muon, clip, settings });           the sources of an optimizer's step, of the three parts of
-                                                            Muon's, and of clipping */
+   step.update(source, settings);                           the source of an optimizer's step */
 "use strict";
 
 (function () {
@@ -55,19 +54,6 @@
       gradients: each(plan.gradients, place),
       carry: each(plan.carry, place),
     };
-  }
-
-  /** The step of Muon for a matrix. Returns what was computed on the way: u, and all arrays of the iterations. */
-  function stepOfMuon({ nesterov, newton_schulz: schulz, move }, [I, J], { w, g, m }, { momentum, share, lr, decay }) {
-    const { u } = compiled(nesterov.source)({ g, m, momentum, share });
-    const sizes = { i: I, j: J };
-    const made = { I, J, $g: u };
-    for (const [name, number] of Object.entries(schulz.numbers)) made[`$${name}`] = number;
-    for (const [name, axes] of Object.entries(schulz.computed)) made[`$${name}`] = new Float64Array(product(axes.map((axis) => sizes[axis])));
-    compiled(schulz.source)(made);
-    made.moved = { change: made[`$${schulz.last}`], size: lr * Math.sqrt(Math.max(1, J / I)), decay: lr * decay };
-    compiled(move.source)({ w, ...made.moved });
-    return made;
   }
 
   class Step {
@@ -173,29 +159,16 @@
       }
     }
 
-    /** A step of an optimizer. With clip, its gradient is scaled to a norm of at most settings.max_norm. If the settings
-        have an adam_lr, the optimizer is Muon: that is the learning rate of what is no matrix. */
-    update({ source, muon, clip, settings }) {
+    /** A step of an optimizer. */
+    update(source, settings) {
       this.steps++;
-      this.norm ??= new Float64Array(1);
-      this.given = this.g;
-      if (clip) {
-        this.clipped ??= new Float64Array(this.g.length);
-        compiled(clip)({ I: this.g.length, $g: this.g, $norm: this.norm, $c: this.clipped, $max_norm: settings.max_norm });
-        this.given = this.clipped;
-      }
-      const { adam_lr, lr } = settings;
       let from = 0;
       for (const number of this.plan.parameters) {
         const { shape } = this.plan.buffers[number];
         const to = from + product(shape);
-        const [w, g, m, v] = [this.w, this.given, this.m, this.v].map((array) => array.subarray(from, to));
-        if (adam_lr && this.plan.matrices.includes(number)) stepOfMuon(muon, shape, { w, g, m }, settings);
-        else {
-          const rate = adam_lr || lr;
-          const decay = shape.length > 1 ? rate * settings.decay : 0; // as in AdamW, only what has two axes decays
-          compiled(source)({ ...settings, w, g, m, v, velocity: m, steps: this.steps, lr: rate, decay });
-        }
+        const [w, g, m, v] = [this.w, this.g, this.m, this.v].map((array) => array.subarray(from, to));
+        const decay = shape.length > 1 ? settings.lr * settings.decay : 0; // as in AdamW, only what has two axes decays
+        compiled(source)({ ...settings, w, g, m, v, velocity: m, steps: this.steps, decay });
         from = to;
       }
     }
@@ -206,5 +179,5 @@
     }
   }
 
-  globalThis.Living = { Step, stepOfMuon, product, sized, sizeOf };
+  globalThis.Living = { Step, product, sized, sizeOf };
 })();

@@ -58,6 +58,12 @@
     return [text.written(ids.slice(0, length)), text.written(ids.slice(length))];
   }
 
+  /** Sequences that start there, each token with the one that follows it. */
+  const followed = ({ text, data: { length } }, from) => ({
+    ids: from.flatMap((start) => text.ids.slice(start, start + length)),
+    targets: from.flatMap((start) => text.ids.slice(start + 1, start + length + 1)),
+  });
+
   const guessing = ({ text }) => Math.log(text.characters.length);
 
   const next = {
@@ -65,12 +71,7 @@
     says: "What it writes",
     guess: guessing,
     batch(page) {
-      const { text, data } = page;
-      const from = starts(page, data.length);
-      return {
-        ids: from.flatMap((start) => text.ids.slice(start, start + data.length)),
-        targets: from.flatMap((start) => text.ids.slice(start + 1, start + data.length + 1)),
-      };
+      return followed(page, starts(page, page.data.length));
     },
     shown: (page) => page.given.ids.slice(0, page.data.length),
     write: goOn,
@@ -85,10 +86,7 @@
       page.at = page.at.map((at) => (at + data.length + 1 > text.ids.length ? 0 : at));
       const from = page.at;
       page.at = from.map((at) => at + data.length);
-      return {
-        ids: from.flatMap((start) => text.ids.slice(start, start + data.length)),
-        targets: from.flatMap((start) => text.ids.slice(start + 1, start + data.length + 1)),
-      };
+      return followed(page, from);
     },
     write: (page, count, draw) => goOn(page, count, draw, (ids) => {
       const { writer, data, plan } = page;

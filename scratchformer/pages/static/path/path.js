@@ -25,7 +25,7 @@
     const rest = { shapes: { answer: [] }, inputs: [], outputs: [], gradients: {}, mistakes: [] };
     const model = Live.model({ items: [{ text: "", equation }], ...given(), ...rest });
     const { value, terms } = model.terms(0, 0);
-    return { value, list: () => Live.listed(model, model.lines[0], terms) };
+    return { value, list: () => Live.listed(model.lines[0], terms) };
   }
 
   /** A number as the reader types it: 0.5, 0,5, −1/3 or 2e-3; NaN for anything else. */
@@ -144,10 +144,6 @@
     }
   }
 
-  function start() {
-    mark();
-    for (const root of document.querySelectorAll(".question")) root.question = new Question(root);
-  }
-  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
-  else start();
+  mark();
+  for (const root of document.querySelectorAll(".question")) root.question = new Question(root);
 })();
