@@ -174,8 +174,11 @@ ENTRIES = [
     .survivors(
         "attention_backward",
         HEADS
-        | other_arrays("(_, H, _, D), (_, G, S, _) = q.shape, k.shape", ("q.", "y."), ("k.", "v."))
-        | other_arrays(f"{GROUPS}, shared), bounds, strict=True):", ("q.shape", "dq.shape"), ("q.shape", "y.shape")),
+        | other_arrays("(_, H, _, D), G = q.shape, k.shape[1]", ("q.", "y."), ("k.", "v."))
+        | other_arrays(
+            "for (part, runs), bound in zip(groups_of(q, k, v, pattern), bounds, strict=True):",
+            *(("q, k, v", others) for others in ("y, k, v", "dq, k, v", "q, v, v", "q, dk, v", "q, k, k", "q, k, dv")),
+        ),
     ),
     Entry(
         "relative_attention.numpy",

@@ -7,8 +7,8 @@ Tiles that the pattern leaves empty are skipped, and memory is linear in T + S.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +102,24 @@ def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, sh
             visited = plan(part, b, T, S, dtype) if part.differs else runs
             for group in cut_heads(heads, together, shared):
                 yield (slice(b, b + sequences), group), visited
+
+
+def groups_of(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None) -> Iterable[Group]:
+    """The groups of arguments that fit. Those of a pattern without arrays are kept for the next call."""
+    if pattern is None or vars(type(pattern)).get("by_value"):
+        return kept_groups(q.shape, k.shape, v.shape, q.dtype, pattern) or []
+    return groups(pattern, q.shape, k.shape[2], q.dtype, q.shape[1] // max(1, k.shape[1]))
+
+
+@lru_cache(16)
+def kept_groups(
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], dtype: np.dtype, pattern: Pattern | None
+) -> list[Group] | None:
+    """The groups of arguments of these shapes, which are the same whatever the arrays hold; None if they do not fit."""
+    arrays = (np.broadcast_to(np.zeros((), dtype), shape) for shape in (q, k, v))
+    if not accepted(check_attention, *arrays, pattern):
+        return None
+    return [*groups(pattern or Full(), q, k[2], dtype, q[1] // max(1, k[1]))]
 
 
 def cut_heads(heads: slice, together: int, shared: int) -> Iterator[slice]:
@@ -214,7 +232,11 @@ def fits(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = 
     """The (1, S) scores of one query need no tiles."""
     if not (type(q) is type(k) is type(v) is np.ndarray and q.dtype == k.dtype == v.dtype and q.dtype in REAL):
         return False
-    return q.shape[2:3] != (1,) and accepted(check_attention, q, k, v, pattern)
+    if q.shape[2:3] == (1,):
+        return False
+    if pattern is None or vars(type(pattern)).get("by_value"):
+        return kept_groups(q.shape, k.shape, v.shape, q.dtype, pattern) is not None
+    return accepted(check_attention, q, k, v, pattern)
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None) -> tuple[np.ndarray, tuple]:
@@ -295,11 +317,11 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not
     need O(n²) memory", 2021.
     """
-    (B, H, T, D), G, pattern = q.shape, k.shape[1], pattern or Full()
+    (B, H, T, D), G = q.shape, k.shape[1]
     shared = H // max(1, G)
     y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
     bounds = []
-    for (sequences, heads), runs in groups(pattern, q.shape, k.shape[2], q.dtype, shared):
+    for (sequences, heads), runs in groups_of(q, k, v, pattern):
         part, of_keys = (sequences, heads), (sequences, slice(heads.start // shared, -(-heads.stop // shared)))
         queries, *results = (by_key_head(x[part], heads, shared) for x in (q, y, shift, log_sum))
         queries = queries * (1 / math.sqrt(D))
@@ -369,11 +391,11 @@ def probabilities_of(
 def attention_backward(dy: np.ndarray, cache: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq, dk, dv), as `ops.attention_backward`."""
     q, k, v, y, shift, log_sum, bounds, pattern = cache
-    (_, H, _, D), (_, G, S, _) = q.shape, k.shape
+    (_, H, _, D), G = q.shape, k.shape[1]
     shared = H // max(1, G)
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
     scale = 1 / math.sqrt(D)
-    for (part, runs), bound in zip(groups(pattern, q.shape, S, q.dtype, shared), bounds, strict=True):
+    for (part, runs), bound in zip(groups_of(q, k, v, pattern), bounds, strict=True):
         sequences, heads = part
         of_keys = sequences, slice(heads.start // shared, -(-heads.stop // shared))
         q_part, y_part, dq_part, *statistics = (by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum))
