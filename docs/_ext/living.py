@@ -237,20 +237,24 @@ def settings_data() -> dict[str, Any]:
 
 
 def step_data(step: Any) -> dict[str, Any]:
-    """A step of an optimizer: its code, and the known mistakes in it, each with the code that it makes."""
+    """A step of an optimizer: its code, and its equations for one weight as a live page takes them (`live.begin`);
+    and the known mistakes in it, each with the code that it makes.
+    """
     name = step.reference.__name__
-    case = CASES[name](PageSizes(name))
+    sizes = PageSizes(name)
+    sizes.F = 1
+    case = CASES[name](sizes)
     report, mistakes = checked(case), []
-    items = begin(case, report)["items"]
+    data = begin(case, report)
     for mistake in mistakes_of(name):
         derivation = Derivation(step.reference, None)
         derivation.definitions, _ = with_mistake(derivation.definitions, mistake)
         source = javascript_source(derivation.compile().forward)
         told = planted(mistake, report, Without({}, frozenset(), None))
-        both = {"right": items[told["line"]]["html"], "wrong": told["html"]}
+        both = {"right": data["items"][told["line"]]["html"], "wrong": told["html"]}
         mistakes.append(told | both | {"operation": name, "source": source, "functions": {}})
     source = javascript_source(Derivation(step.reference, None).compile().forward)
-    return {"mistakes": mistakes, "source": source}
+    return data | {"mistakes": mistakes, "source": source}
 
 
 def script(key: str, data: dict[str, Any]) -> str:

@@ -30,7 +30,8 @@ OPERATIONS = [name for name in CASES if hasattr(ops, name) and hasattr(ops, f"{n
 LAYERS = [name for layer, titles in LIVE.items() for name in (layer, f"{layer}, pre")[: len(titles)]]
 NAMES = [*OPERATIONS, *LAYERS]
 CI = bool(os.environ.get("CI"))
-DRAW = (Path(__file__).parent / "draw.js").read_text(encoding="utf-8")
+SAME_DRAWS = "let x = 1; Math.random = () => (x = (x * 16807) % 2147483647) / 2147483647;"  # in every run
+TERMS = ".live-list:not(.live-inner *) > [data-value]"  # of a number, not those of the sums inside of them
 DRAWS = 4 if CI else 60  # of new numbers on each page
 
 
@@ -188,7 +189,7 @@ def test_the_terms_of_a_number_add_up_to_it(page: Page) -> None:
     for face in (faces[0], faces[-1]):
         page.point(face)
         total = float(page.find(".live-total")[0].get_attribute("data-value"))
-        terms = [float(term.get_attribute("data-value")) for term in page.find(".live-list > [data-value]")]
+        terms = [float(term.get_attribute("data-value")) for term in page.find(TERMS)]
         assert total == pytest.approx(float(face.get_attribute("data-value")), rel=1e-9, abs=1e-12)
         assert sum(terms) == pytest.approx(total, rel=1e-9, abs=1e-12)
     wrong = page.run(
@@ -228,6 +229,48 @@ def test_the_entries_of_a_number_light_up(page: Page) -> None:
     entries = page.run("return page.model.terms(arguments[0], 0).entries.length", gradient)
     assert 0 < lit <= entries
     assert page.run("page.rest(); return document.querySelectorAll('td.source').length") == 0
+
+
+def test_the_entries_of_a_term_stand_out(page: Page) -> None:
+    page.run("page.ask(page.cards.find(({ of }) => of).grid.firstFace)")
+    (term, *_) = page.find("[data-entries]")
+    page.point(term)
+    strong, source, reads = page.run(
+        "const lit = (kind) => [...document.querySelectorAll(`td.${kind} [data-position]`)]"
+        "  .map(({ grid, dataset }) => `${grid.name} ${dataset.position}`);"
+        "return [lit('strong'), lit('source'), arguments[0].dataset.entries.split(',')]",
+        term,
+    )
+    assert strong and {*strong} <= {*source} and {*strong} <= {*reads}
+    page.point(page.find(".live-title")[0])
+    assert not page.find("td.strong")
+
+
+def test_the_sums_inside_a_term_have_their_terms(browser: Any, tmp_path_factory: Any) -> None:
+    page = Page(browser, "cross_entropy", tmp_path_factory.mktemp("sums"))
+    shown = page.run(
+        "page.ask(page.cards.find(({ grid }) => grid && grid.name === 'p').grid.firstFace);"
+        "return [...document.querySelectorAll('.live-inner')].map((each) => ["
+        "  each.firstChild.textContent,"
+        "  [...each.querySelectorAll('[data-value]')].map(({ dataset }) => Number(dataset.value))])"
+    )
+    ((title, terms),) = shown
+    e = np.exp(page.shown()["logits"].ravel()[: len(terms)])
+    assert title == f"with Σv' exp(z0v') = {e.sum():.3f}"
+    np.testing.assert_allclose(terms, e)
+
+
+def test_new_numbers_are_drawn_within_their_ranges(browser: Any, tmp_path_factory: Any) -> None:
+    page = Page(browser, "cross_entropy", tmp_path_factory.mktemp("drawn"))
+    before = page.shown()
+    for button in page.find(".live-buttons button"):
+        button.click()
+        after = page.shown()
+        changed = {name for name in page.run("return page.data.inputs") if (before[name] != after[name]).any()}
+        assert ("logits" in changed) == (button.text == "New numbers")
+        for name, limits in page.run("return page.data.ranges").items():
+            assert limits["low"] <= after[name].min() <= after[name].max() <= limits["high"]
+        page.agrees()
 
 
 def test_lines_are_stepped_through(page: Page) -> None:
@@ -295,12 +338,13 @@ def test_gradients_are_compared_with_differences(page: Page) -> None:
 
 def test_other_numbers_are_never_called_wrong(page: Page) -> None:
     """Whatever is drawn: lengths of 0, rows that do not count, ties, and zeros, where relu has a corner."""
+    page.run(SAME_DRAWS)
     ends = (
         "page.setInputs((name) => page.data.ranges[name] ? array(name).map(() => page.data.ranges[name].%s)"
         " : array(name));"
     )
     for script in (
-        "draw(page);",
+        "page.draw();",
         ends % "low",
         ends % "high",
         "page.setInputs((name) => page.data.ranges[name] || page.data.outputs.some(([, dy]) => dy === name)"
@@ -311,7 +355,7 @@ def test_other_numbers_are_never_called_wrong(page: Page) -> None:
         each = 1 if page.layer else draws  # in one call; the numbers of a layer are compared with NumPy's after each
         for _ in range(draws // each):
             states = page.run(
-                f"{DRAW}; const array = (name) => page.model.array(name).data;"
+                "const array = (name) => page.model.array(name).data;"
                 "return Array.from({ length: arguments[0] }, () => {"
                 f"  {script} page.refresh(); page.check();"
                 "  return [[...document.querySelectorAll('.live-badge')].map((badge) => badge.textContent),"
@@ -460,6 +504,7 @@ def test_the_switch_adds_what_the_plain_derivation_leaves_out(browser: Any, tmp_
     page = Page(browser, name, tmp_path_factory.mktemp("switch"), 0)
     plain = set(page.run("return page.data.items.map(({ html }) => html)"))
     assert not page.find(".live-card.added")
+    page.run(SAME_DRAWS)
     for level in 1, 0:
         (switch,) = page.find(".live-extension input")
         switch.send_keys(Keys.SPACE)
@@ -469,8 +514,8 @@ def test_the_switch_adds_what_the_plain_derivation_leaves_out(browser: Any, tmp_
         assert all(added == (items[i] not in plain) for i, added in marked)
         assert bool(level) == (any(added for _, added in marked) or bool(page.find(".live-inputs .added")))
         bad = page.run(
-            f"{DRAW}; return Array.from({{ length: 10 }}, () => {{"
-            "  draw(page); page.refresh(); page.check();"
+            "return Array.from({ length: 10 }, () => {"
+            "  page.draw(); page.refresh(); page.check();"
             "  return document.querySelectorAll('.live-badge.bad').length;"
             "})"
         )
@@ -518,7 +563,7 @@ def test_the_title_of_a_number_says_each_side_once(page: Page) -> None:
     )
     titles += page.run(
         "return page.model.lines.filter((line) => line.result() && line.parts[0][0] === 'over').map((line) => {"
-        "  const grid = { line: line.number, cells: line.result().data, subscript: () => [] };"
+        "  const grid = { line: line.number, cells: line.result().data };"
         "  page.showTerms({ ...grid, cells: [...grid.cells].map(() => ({ wrong: null })) }, 0);"
         "  return document.querySelector('.live-title').textContent;"
         "})"

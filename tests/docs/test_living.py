@@ -283,6 +283,37 @@ def test_every_combination_of_parts_runs(page: Page) -> None:
     page.choose()
 
 
+@pytest.mark.parametrize("optimizer, mistake", [("AdamW", ""), ("momentum", ""), ("Adam", "of m")])
+def test_a_weight_shows_the_step_of_the_optimizer(page: Page, optimizer: str, mistake: str) -> None:
+    page.choose(optimizer=optimizer)
+    if mistake:
+        page.run(
+            "page.plant(page.mistakes.findIndex(({ title }) => title.endsWith(arguments[0]))); page.stop()", mistake
+        )
+    page.run("page.once(); page.once(); page.once()")
+    page.run("page.pin(page.picture.grids.find((grid) => page.isWeight(grid) && grid.lines > 1), 5)")
+    shown = page.run(
+        "const step = page.shown();"
+        "const [{ buffer }, i] = page.pinned;"
+        "const at = step.arrays[buffer].byteOffset / 8 + i;"
+        "const all = { w: step.w, m: step.m, v: step.v, velocity: step.m };"
+        "return [...page.explained.querySelectorAll('[data-update]')]"
+        "  .map(({ dataset: { update, value } }) => [update, Number(value), all[update]?.[at]])"
+    )
+    assert [name for name, _, _ in shown] == (["w", "velocity"] if optimizer == "momentum" else ["w", "v", "m", "c"])
+    for name, value, computed in shown:
+        assert name == "c" or value == pytest.approx(computed, rel=1e-9)
+    assert bool(page.find(".living-wrong")) == bool(mistake)
+
+
+def test_the_last_step_of_a_weight_is_shown_until_a_weight_is_changed(page: Page) -> None:
+    page.run("page.once(); page.pin(page.picture.grids.find((grid) => page.isWeight(grid)), 0)")
+    assert "with the gradient before it" in page.run("return page.explained.textContent")
+    assert page.find(".living-explained [data-update]")
+    page.find(".living-change input")[0].send_keys(Keys.CONTROL, "a", Keys.NULL, "5")
+    assert not page.find(".living-explained [data-update]")
+
+
 @pytest.mark.parametrize("name", living.MODELS)
 def test_the_terms_of_every_array_add_up(page: Page, name: str) -> None:
     page.choose(model=name)
@@ -305,7 +336,7 @@ def expect_terms(page: Page) -> None:
         "  const total = page.explained.querySelector('b[data-value]');"
         "  if (!total) return page.plan.buffers[grid.buffer].role === 'parameter' ? null : `${grid.title}: no terms`;"
         "  const value = Number(total.dataset.value);"
-        "  const terms = [...page.explained.querySelectorAll('.live-list > [data-value]')];"
+        "  const terms = [...page.explained.querySelectorAll('.live-list:not(.live-inner *) > [data-value]')];"
         "  const sum = terms.reduce((a, term) => a + Number(term.dataset.value), 0);"
         "  const near = (a, b) => Math.abs(a - b) <= 1e-9 * Math.max(1, Math.abs(b));"
         "  const right = near(value, grid.value(page.step, i)) && near(sum, value);"

@@ -22,14 +22,14 @@ FILE = Path(user_operations.__file__)
 NAMES = [name.removesuffix("_backward") for name in vars(user_operations) if name.endswith("_backward")]
 WIDTHS = (390, 1440)
 # New numbers are drawn; what is marked as wrong, and the inputs, the output and the gradients.
-DRAW = (
-    (Path(__file__).parents[1] / "docs/draw.js").read_text(encoding="utf-8")
-    + """
+DRAW = """
+let x = 1;
+Math.random = () => (x = (x * 16807) % 2147483647) / 2147483647;
 const { page } = document.querySelector('.live');
 const { data } = page;
 const shown = [...data.inputs, ...data.outputs.map(([y]) => y), ...Object.keys(data.gradients)];
 return Array.from({ length: 60 }, () => {
-  draw(page);
+  page.draw();
   page.refresh();
   page.check();
   const bad = [...document.querySelectorAll('.live-badge.bad, td.wrong')].map((each) => each.textContent);
@@ -37,7 +37,6 @@ return Array.from({ length: 60 }, () => {
   return [bad, Object.fromEntries(shown.map((name, i) => [name, values[i]]))];
 });
 """
-)
 PLANT = """
 const { page } = document.querySelector('.live');
 page.reset();

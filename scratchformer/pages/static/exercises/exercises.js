@@ -11,8 +11,7 @@
   /** Expressions with the arrays of a run, as the one line of a model whose letters are those of all of them. */
   function lineOf(run, conditions, ...trees) {
     const equation = { parts: trees.map((tree) => ["group", tree]), relations: trees.slice(1).map(() => "="), for: conditions };
-    const none = { shapes: {}, inputs: [], outputs: [] };
-    return Live.model({ items: [{ text: "this answer", equation }], ...run, ...none }).lines[0];
+    return Live.model({ items: [{ text: "this answer", equation }], ...run }).lines[0];
   }
 
   /** The first place at which two expressions differ on the arrays of a run, and both values there; null if nowhere. */
@@ -80,7 +79,7 @@
         preview: element.querySelector(".preview"), mark: element.querySelector(".mark"),
       }));
       this.keep = KEPT + this.data.name;
-      this.kept = this.read();
+      this.kept = { answers: {}, hints: 0, ...Live.kept(this.keep) };
       this.build();
       for (const blank of this.blanks) {
         blank.input.value = this.kept.answers[blank.line] || "";
@@ -92,19 +91,9 @@
       this.check();
     }
 
-    read() {
-      try {
-        return { answers: {}, hints: 0, ...JSON.parse(localStorage.getItem(this.keep)) };
-      } catch {
-        return { answers: {}, hints: 0 };
-      }
-    }
-
     save() {
       this.kept.answers = Object.fromEntries(this.blanks.map(({ line, input }) => [line, input.value]));
-      try {
-        localStorage.setItem(this.keep, JSON.stringify(this.kept));
-      } catch { /* a browser that keeps nothing for files */ }
+      Live.kept(this.keep, this.kept);
     }
 
     build() {

@@ -141,7 +141,8 @@
     }
 
     /** Expressions with commas between them. */
-    list(end) {
+    list(start, end) {
+      this.expect(start);
       const each = [this.sum()];
       while (this.accept(",")) each.push(this.sum());
       this.expect(end);
@@ -149,8 +150,7 @@
     }
 
     call(name) {
-      this.expect("(");
-      const inside = this.list(")");
+      const inside = this.list("(", ")");
       if (inside.length !== (name === "max" || name === "min" ? 2 : 1)) throw new Error(`${name} has ${inside.length} arguments`);
       return name === "abs" || name === "floor" ? [name, inside[0]] : ["call", name, inside];
     }
@@ -167,9 +167,8 @@
     /** Lower-case letters, each with its primes, or expressions in braces. */
     indices() {
       const { text } = this.take();
-      if (text) return text.match(/[a-z]['’′]*/g).map((letter) => ["idx", letter.replace(/[’′]/g, "'")]);
-      this.expect("{");
-      return this.list("}");
+      if (!text) return this.list("{", "}");
+      return text.match(/[a-z]['’′]*/g).map((letter) => ["idx", letter.replace(/[’′]/g, "'")]);
     }
 
     conditions() {

@@ -57,6 +57,8 @@
   const largest = (numbers) => numbers.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0);
   const plain = (letter) => letter.replace(/'+$/, "");
   const size = (shape) => shape.reduce((a, b) => a * b, 1);
+  /** The indices of a flat position. */
+  const indicesAt = (shape, position) => shape.map((n, i) => Math.floor(position / size(shape.slice(i + 1))) % n);
   const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
   const children = (node) => (Array.isArray(node) ? node.filter(Array.isArray) : []);
 
@@ -66,20 +68,12 @@
     for (const child of children(node)) walk(child, visit);
   }
 
-  function named(nodes) {
-    const found = [];
-    const visit = (node) => { if (node[0] === "name") found.push(node); };
-    for (const node of nodes) walk(node, visit);
-    return found;
-  }
+  /** The names in nodes. */
+  const named = (nodes) => nodes.flatMap((node) => [...(node[0] === "name" ? [node] : []), ...named(children(node))]);
 
   const isEquality = (relation) => relation === "=" || relation === ":=";
   const isPartial = (node) => node[0] === "partial";
-  function hasPartial(node) {
-    let found = false;
-    walk(node, (inner) => { found = found || isPartial(inner); });
-    return found;
-  }
+  const hasPartial = (node) => isPartial(node) || children(node).some(hasPartial);
 
   /** The letters that a node leaves free. */
   function free(node, bound = new Set(), found = new Set()) {
@@ -97,10 +91,10 @@
         const data = array.data instanceof Float64Array ? array.data : Float64Array.from(array.data, Number);
         this.values.set(name, { shape: array.shape, data });
       }
-      for (const [name, shape] of Object.entries(data.shapes)) {
+      for (const [name, shape] of Object.entries(data.shapes || {})) {
         this.values.set(name, { shape, data: new Float64Array(size(shape)) });
       }
-      this.inputs = data.inputs;
+      this.inputs = data.inputs || [];
       this.aliases = new Map();
       this.sizes = new Map(Object.entries(data.sizes || {}));
       this.trace = null;
@@ -402,15 +396,10 @@
       const position = this.name === null ? null : this.position(this.parts[0]);
       this.environments = [];
       this.positions = [];
+      const block = size(shape.slice(this.lead.length));
       for (let k = 0; k < size(shape); k++) {
-        const e = {};
-        let rest = k;
-        for (let i = this.letters.length - 1; i >= 0; i--) {
-          const n = shape[this.lead.length + i];
-          e[this.letters[i]] = rest % n;
-          rest = Math.floor(rest / n);
-        }
-        e[LEAD] = rest;
+        const e = { [LEAD]: Math.floor(k / block) };
+        indicesAt(shape, k).slice(this.lead.length).forEach((index, i) => { e[this.letters[i]] = index; });
         const p = position === null ? k : position(e);
         if (p < 0 || !this.fits(e)) continue;
         this.environments.push(e);
@@ -529,7 +518,7 @@
       return (e) => {
         const p = position(e);
         if (p < 0) return NaN;
-        if (model.trace) model.trace.push([name, p]);
+        if (model.trace) model.trace.set(`${name} ${p}`, [name, p]);
         return array.data[p];
       };
     }
@@ -584,10 +573,10 @@
     each(node) {
       const [, , letters, , conditions = []] = node;
       const sizes = letters.map((letter) => this.bound(letter, conditions));
-      const test = conditions.length ? this.all(conditions) : null;
+      const test = this.all(conditions);
       const loop = (e, visit, i) => {
         if (i === letters.length) {
-          if (!test || test(e)) visit(e);
+          if (test(e)) visit(e);
           return;
         }
         const letter = letters[i];
@@ -630,26 +619,36 @@
     terms(position) {
       const i = this.at.get(position);
       if (i === undefined) return null;
-      const e = { ...this.environments[i] };
-      const part = this.parts[this.shown];
-      const { model } = this;
-      model.trace = [];
-      const value = this.closure(part)(e);
-      const seen = new Map(model.trace.map(([name, p]) => [`${name} ${p}`, [name, p]]));
-      model.trace = null;
-      return { line: this, e, part, value, terms: this.expand(part, e), entries: [...seen.values()] };
+      const [node, e] = [this.parts[this.shown], { ...this.environments[i] }];
+      return { ...this.traced(() => this.closure(node)(e)), line: this, e, node, terms: this.expand(node, e) };
     }
 
-    /** A node as terms {sign, factors: [{node, e, inverse}], value} that add up to it. Sums are expanded, nothing else. */
+    /** What compute gives, and the entries of arrays that it reads. */
+    traced(compute) {
+      const { model } = this;
+      model.trace = new Map();
+      const value = compute();
+      const entries = [...model.trace.values()];
+      model.trace = null;
+      return { value, entries };
+    }
+
+    /** A node as terms {sign, factors: [{node, e, inverse}], value, entries} that add up to it. Sums are expanded, nothing
+        else. */
     expand(node, e) {
-      const terms = this.split(node, e);
-      for (const term of terms) {
-        term.value = term.factors.reduce((product, factor) => {
-          const value = this.closure(factor.node)(factor.e);
-          return factor.inverse ? product / value : product * value;
-        }, term.sign);
-      }
-      return terms;
+      return this.split(node, e).map((term) => ({ ...term, ...this.traced(() => term.factors.reduce((product, factor) => {
+        const value = this.closure(factor.node)(factor.e);
+        return factor.inverse ? product / value : product * value;
+      }, term.sign)) }));
+    }
+
+    /** The terms of a sum over an index; of another function over one, such as a maximum, the numbers that it is of. */
+    within(node, e) {
+      const [, kind, , body] = node;
+      if (kind === "sum" || kind === "mean") return this.expand(node, e);
+      const numbers = [];
+      this.each(node)(e, () => numbers.push({ ...atom(body, e)[0], ...this.traced(() => this.closure(body)(e)) }));
+      return numbers;
     }
 
     split(node, e) {
@@ -703,22 +702,10 @@
 
   /** For each position in the leading axes `lead`, where an array begins whose own leading axes are `leading`. */
   function offsets(lead, leading, block) {
-    const skip = lead.length - leading.length;
-    const starts = new Int32Array(size(lead));
-    for (let l = 0; l < starts.length; l++) {
-      let [rest, stride, start] = [l, block, 0];
-      for (let i = lead.length - 1; i >= 0; i--) {
-        const k = rest % lead[i];
-        rest = Math.floor(rest / lead[i]);
-        if (i < skip) continue;
-        const n = leading[i - skip];
-        if (n > 1) start += k * stride;
-        stride *= n;
-      }
-      starts[l] = start;
-    }
-    return starts;
+    const strides = leading.map((n, i) => (n > 1 ? block * size(leading.slice(i + 1)) : 0));
+    const start = (own) => own.reduce((sum, k, i) => sum + k * strides[i], 0);
+    return Array.from({ length: size(lead) }, (_, l) => start(indicesAt(lead, l).slice(lead.length - leading.length)));
   }
 
-  window.Live = { model: (data) => new Model(data), erf, largest, walk, free, hasPartial };
+  window.Live = { model: (data) => new Model(data), erf, largest, indicesAt, walk, free, hasPartial };
 })();

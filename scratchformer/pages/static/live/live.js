@@ -6,6 +6,7 @@
 "use strict";
 
 (function () {
+  const { indicesAt } = Live;
   const GREEK = {
     alpha: "α", beta: "β", gamma: "γ", delta: "δ", epsilon: "ε", eps: "ε", zeta: "ζ", eta: "η", theta: "θ", kappa: "κ",
     lambda: "λ", mu: "μ", nu: "ν", xi: "ξ", pi: "π", rho: "ρ", sigma: "σ", tau: "τ", phi: "φ", chi: "χ", psi: "ψ",
@@ -157,15 +158,30 @@
     }
   }
 
+  /** The terms of a number, and those of the sums inside their factors, such as the one below a softmax's fraction. */
+  function listed({ line, terms }) {
+    const found = new Map(); // what stands there -> the terms
+    for (const { node, e } of terms.flatMap(({ factors }) => factors)) {
+      const writer = new Writer(line, e, false);
+      Live.walk(node, (sum) => {
+        if (sum[0] !== "over" || !writer.known(sum)) return;
+        const among = ["sum", "mean"].includes(sum[1]) ? "" : " among";
+        found.set(`with ${writer.write(sum)} = ${long(line.closure(sum)({ ...e }))}${among}`, line.within(sum, { ...e }));
+      });
+    }
+    const inner = [...found].map(([title, sum]) => `<div class="live-inner"><p>${title}</p>${list(line, sum)}</div>`);
+    return list(line, terms) + inner.join("");
+  }
+
   /** The terms, each with its factors; those that a bracket or δ makes 0 are counted, not listed. */
-  function listed(line, terms) {
+  function list(line, terms) {
     const isOff = ({ node, e }) => (node[0] === "bracket" || node[0] === "delta") && line.closure(node)(e) === 0;
     const off = ({ factors }) => factors.some(isOff);
     const live = terms.filter((term) => !off(term));
     const largest = live.reduce((m, { value }) => Math.max(m, Math.abs(value)), 1e-300);
     const items = live.slice(0, MANY).map((term) => {
       const width = Math.min(100, Math.round((100 * Math.abs(term.value)) / largest));
-      return `<li data-value="${term.value}">`
+      return `<li data-value="${term.value}" data-entries="${term.entries.map((entry) => entry.join(" "))}">`
         + `<span class="live-factors">${product(line, term, false)}</span>`
         + `<span class="live-factors">${product(line, term, true)}</span>`
         + `<span class="live-result${term.value < 0 ? " negative" : ""}" style="--width: ${width}%">${long(term.value)}</span></li>`;
@@ -186,8 +202,25 @@
     return text;
   }
 
-  /** The indices of a flat position. */
-  const indicesAt = (shape, position) => shape.map((n, i) => Math.floor(position / shape.slice(i + 1).reduce((a, b) => a * b, 1)) % n);
+  /** A normally distributed number, from two of `draw` between 0 and 1. */
+  const normal = (draw) => Math.sqrt(-2 * Math.log(1 - draw())) * Math.cos(2 * Math.PI * draw());
+
+  /** A number within a range, or else a normally distributed one with two decimals, but not 0, where a corner may be. */
+  function drawn(range) {
+    if (!range) return Math.round(100 * normal(Math.random)) / 100 || drawn(range);
+    const { low, high, whole } = range;
+    return whole ? low + Math.floor(Math.random() * (high - low + 1)) : Number((low + Math.random() * (high - low)).toPrecision(3));
+  }
+
+  /** What the browser keeps under a name, after it is given a value if there is one; null if its storage is turned off. */
+  function kept(name, value) {
+    try {
+      if (value) localStorage.setItem(name, JSON.stringify(value));
+      return JSON.parse(localStorage.getItem(name));
+    } catch {
+      return null;
+    }
+  }
 
   /** An array as heat maps, one for each position in the leading axes. */
   class Grid {
@@ -386,8 +419,9 @@
       this.effect = make("p", { class: "live-effect", role: "status" });
       const bar = make("div", { class: "live-bar" });
       if (this.data.mistakes.length) bar.append(make("label", { class: "live-mistake" }, "Plant a mistake: ", this.choice));
-      bar.append(make("span", { class: "live-buttons" },
-        make("button", { type: "button", onclick: () => this.reset() }, "Reset")));
+      const button = (text, act) => make("button", { type: "button", onclick: act }, text);
+      const drawing = this.data.inputs.some((name) => this.model.array(name).shape.length) ? [button("New numbers", () => this.draw())] : [];
+      bar.append(make("span", { class: "live-buttons" }, ...drawing, button("Reset", () => this.reset())));
       return make("div", {}, bar, ...(this.data.mistakes.length ? [this.effect] : []));
     }
 
@@ -544,6 +578,7 @@
       root.addEventListener("pointerover", (event) => {
         const face = faceOf(event);
         if (face) this.glance(face);
+        this.emphasize(event.target.closest("[data-entries]"));
       });
       root.addEventListener("focusin", (event) => {
         const face = faceOf(event);
@@ -563,7 +598,7 @@
         if (face.dataset.typing === undefined) face.dataset.typing = face.grid.array.data[face.dataset.position];
         const value = Number(face.value.replace("−", "-").replace(",", ".").trim() || NaN);
         const valid = Math.abs(value) <= LIMIT;
-        this.markInvalid(face, !valid);
+        face.setAttribute("aria-invalid", !valid);
         this.change(face, valid ? value : Number(face.dataset.typing)); // as before the typing, not as half of what was typed
       });
       root.addEventListener("pointerdown", (event) => {
@@ -591,14 +626,9 @@
       for (const end of ["pointerup", "pointercancel"]) addEventListener(end, up, { once: true });
     }
 
-    markInvalid(face, invalid) {
-      face.classList.toggle("invalid", invalid);
-      face.setAttribute("aria-invalid", String(invalid));
-    }
-
     endTyping(face) {
       delete face.dataset.typing;
-      this.markInvalid(face, false);
+      face.setAttribute("aria-invalid", false);
       face.value = typed(face.grid.array.data[face.dataset.position]);
     }
 
@@ -673,6 +703,13 @@
 
     reset() {
       this.setInputs((name) => this.first.get(name));
+    }
+
+    draw() {
+      this.setInputs((name) => {
+        const { shape, data } = this.model.array(name);
+        return shape.length ? data.map(() => drawn(this.data.ranges[name])) : data;
+      });
     }
 
     plant(k) {
@@ -824,8 +861,15 @@
     }
 
     unmark() {
-      for (const cell of this.marked) cell.classList.remove("here", "source");
+      for (const cell of this.marked) cell.classList.remove("here", "source", "strong");
       this.marked = [];
+    }
+
+    /** Shows what a term reads. */
+    emphasize(item) {
+      for (const cell of this.marked) cell.classList.remove("strong");
+      const entries = item ? item.dataset.entries.split(",") : [];
+      for (const entry of entries) this.mark(...entry.split(" "), "strong");
     }
 
     mark(name, position, kind) {
@@ -885,8 +929,8 @@
       const [text, other] = right === null ? [long(found.value)] : apart(found.value, right, long);
       const wrong = right === null ? "" : ` <span class="live-right">≠ ${other}, which is right</span>`;
       const total = `<span class="live-total" data-value="${found.value}">${text}</span>`;
-      const sides = found.part === line.parts[0] ? [name] : [name, writer.write(found.part)];
-      this.terms.innerHTML = `<p class="live-title">${[...sides, total].join(" = ")}${wrong}</p>${listed(line, found.terms)}`;
+      const sides = found.node === line.parts[0] ? [name] : [name, writer.write(found.node)];
+      this.terms.innerHTML = `<p class="live-title">${[...sides, total].join(" = ")}${wrong}</p>${listed(found)}`;
     }
   }
 
@@ -922,7 +966,7 @@
     addEventListener("hashchange", follow);
   }
 
-  Object.assign(Live, { GREEK, Writer, apart, listed, make, long, short, letterOf, LIMIT });
+  Object.assign(Live, { GREEK, Writer, apart, kept, listed, make, normal, long, short, letterOf, LIMIT });
 
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();

@@ -6,7 +6,7 @@
 
 (function () {
   const { Step, Picture, Text, tasks, product, sized, sizeOf } = globalThis.Living;
-  const { make, Writer, listed, long, short, LIMIT } = globalThis.Live;
+  const { make, Writer, letterOf, listed, long, normal, short, LIMIT } = globalThis.Live;
   const PACE = 95; // milliseconds for each call while it plays
   const BUDGET = 9; // milliseconds of training in each frame
   const SAMPLE = 64; // characters that the model writes
@@ -28,12 +28,11 @@
   /** The weights at the beginning: normal numbers with the plan's means and deviations, the same ones each time. */
   function beginning(plan, sizes) {
     const draw = random(3);
-    const normal = () => Math.sqrt(-2 * Math.log(1 - draw())) * Math.cos(2 * Math.PI * draw());
     return Object.fromEntries(plan.parameters.map((number) => {
       const { name, shape } = plan.buffers[number];
       const [mean, deviation, inputs] = plan.start[name];
       const spread = deviation / Math.sqrt(sizeOf(inputs, sizes));
-      return [name, Float64Array.from({ length: product(shape) }, () => (spread ? mean + spread * normal() : mean))];
+      return [name, Float64Array.from({ length: product(shape) }, () => (spread ? mean + spread * normal(draw) : mean))];
     }));
   }
 
@@ -77,7 +76,7 @@
 
     build() {
       const button = (text, title, act) => make("button", { type: "button", title, onclick: act }, text);
-      this.picture = new Picture(this.plan, { rows: this.data.rows, make, labels: this.labels() });
+      this.picture = new Picture(this.plan, this.data.rows);
       this.playing = button("▶ Play", "one step, call by call: forward, then backward", () => (this.mode === "play" ? this.stop() : this.play()));
       this.training = button("Train", "many steps a second", () => (this.mode === "train" ? this.stop() : this.train()));
       this.training.className = "living-main";
@@ -95,7 +94,10 @@
       const chosen = this.name === GENERATOR ? Object.entries({ ...sizes, ...parts }).map(([name, options]) => part(name, options)) : [];
       const optimizer = select(this.choice.optimizer, "optimizer", Object.keys(optimizers), (name) => this.replace({ optimizer: name, rate: 0 }));
       const rates = [...new Set([...RATES, this.settings.lr])].sort((a, b) => a - b);
-      const rate = select(this.settings.lr, "learning rate", rates, (lr) => { this.choice.rate = this.settings.lr = lr; });
+      const rate = select(this.settings.lr, "learning rate", rates, (lr) => {
+        this.choice.rate = lr;
+        this.settings = { ...this.settings, lr };
+      });
       this.mistake = make("select", { "aria-label": "plant a known mistake in the backward", onchange: () => this.plant(this.mistake.selectedIndex - 1) },
         make("option", {}, "no mistake"),
         ...this.mistakes.map(({ operation, title }) => make("option", {}, `${operation}: ${title[0].toLowerCase()}${title.slice(1)}`)));
@@ -125,24 +127,6 @@
             make("button", { type: "button", class: "living-close", "aria-label": "close", onclick: () => this.let() }, "×"), make("h2", {}, "Where a number comes from"), this.explained, this.changing)),
       );
       this.listen();
-    }
-
-    labels() {
-      const { calls } = this.plan;
-      const letter = (number, buffer) => Object.entries(calls[number].computed).find(([, each]) => each === buffer)[0];
-      return {
-        of: (number) => {
-          const { label, operation, output } = calls[number];
-          if (output === this.plan.loss) return "loss";
-          if (operation === "add") return "+";
-          return label === calls[number - 1]?.label ? operation : label; // of two in a row, the second is another operation
-        },
-        array: (number, buffer) => {
-          const { label, operation, output } = calls[number];
-          const name = label === operation ? label : `${label} (${operation})`;
-          return buffer === output ? name : `${letter(number, buffer)} of ${name}`;
-        },
-      };
     }
 
     listen() {
@@ -445,7 +429,7 @@
       const y = (loss) => 6 + (h - bottom) * (loss < top ? 1 - loss / top : 0); // also of NaN, when training is ruined
       const text = (at, height, written) => `<text x="${at}" y="${height}">${written}</text>`;
       const level = (loss, kind) => `<path class="${kind}" d="M${left},${y(loss)}H${w - margin}"/>`;
-      const levels = [0, 1, 2, 3, 4, 6, 8].filter((loss) => loss < top).map((loss) => level(loss, "level") + text(left - 28, y(loss) + 7, loss));
+      const levels = [0, 1, 2, 3, 4, 6, 8].filter((loss) => loss < top).map((loss) => level(loss, "height") + text(left - 28, y(loss) + 7, loss));
       const wrongIsAbove = wrong.at(-1) >= right.at(-1); // their names keep clear of each other
       const curve = (means, kind, shift) => {
         const known = means.map((loss, i) => `${x(i)},${y(loss)}`);
@@ -523,6 +507,7 @@
     change(value) {
       const [grid, i] = this.pinned;
       for (const step of this.steps()) {
+        step.before = null; // the last step of the optimizer does not lead to these numbers
         step.arrays[grid.buffer][grid.at(i)] = value;
         step.forward();
         step.backward();
@@ -576,11 +561,27 @@
         const slope = this.shown().arrays[gradient[0]][position];
         this.explained.innerHTML = `<p class="living-title">${name} = ${long(value)}</p>`
           + `<p>A weight. Its gradient is ${long(slope)}: if it grows by 0.01, the loss changes by about ${long(slope / 100)}. `
-          + "Click it to change it.</p>";
+          + `${this.pinned ? "" : "Click it to change it."}</p>${this.shown().before ? this.updated(buffer, position) : ""}`;
         this.picture.mark(gradient[0], [position], "source");
       } else {
         this.explained.innerHTML = `<p class="living-title">${name} = ${long(value)}</p>`;
       }
+    }
+
+    /** The last step of the optimizer for a weight, from the weight back to its gradient: its equations with their terms. */
+    updated(number, i) {
+      const { arrays, items, mistakes } = this.update;
+      const given = this.shown().before(number, i);
+      const one = Object.fromEntries(Object.entries(arrays).map(([name, { shape }]) => [name, { shape, data: [given[name]] }]));
+      const model = Live.model({ ...this.update, arrays: one });
+      const mistake = mistakes.find((each) => each === this.planted);
+      model.plant(mistake);
+      const lines = model.lines.filter(({ defines, letters }) => defines && letters.length).map((line) => {
+        const found = line.terms(0);
+        const html = line.right ? `<p class="living-equation living-wrong">${mistake.html}</p>` : `<p class="living-equation">${items[line.number].html}</p>`;
+        return `${html}<p>${letterOf(line.name)} = <b data-update="${line.name}" data-value="${found.value}">${long(found.value)}</b></p>${listed(found)}`;
+      });
+      return `<p class="living-inner">The last step of ${this.choice.optimizer}, with the gradient before it:</p>${lines.reverse().join("")}`;
     }
 
     /** The terms of one number that a call has computed, from the equation that computed it. */
@@ -589,22 +590,20 @@
       const call = plan.calls[number];
       const { equations, aliases } = plan.functions[call.function];
       const { tree, html, link } = equations[name];
-      const model = this.model(number, tree, aliases);
-      const found = model.terms(0, position);
-      const line = model.lines[0];
+      const found = this.model(number, tree, aliases).terms(0, position);
       for (const [of, p] of found.entries) this.light(number, aliases[of] || of, p);
-      const left = new Writer(line, found.e, false).write(line.parts[0]);
+      const left = new Writer(found.line, found.e, false).write(found.line.parts[0]);
       const wrong = this.planted && call.function in this.planted.functions && this.planted.name === name;
       return `<p class="living-title">${title}: ${left} = <b data-value="${found.value}">${long(found.value)}</b></p>`
         + `<p class="living-equation">${html}</p>`
         + `${wrong ? `<p class="living-wrong">A mistake is planted here. It computes ${this.planted.wrong} instead, which gives ${long(this.shown().arrays[call.computed[name]][position])}.</p>` : ""}`
-        + `${listed(line, found.terms)}`
+        + `${listed(found)}`
         + `<p><a href="${content()}${link}">The derivation of ${call.operation}</a></p>`;
     }
 
     /** An equation with the arrays of a call, as live/evaluate.js takes it. */
     model(number, tree, aliases) {
-      const environment = this.shown().environment(number);
+      const { environment } = this.shown().calls[number];
       const { plan } = this;
       const arrays = {};
       for (const [key, value] of Object.entries(environment)) {
@@ -615,7 +614,7 @@
       }
       for (const [short, long_] of Object.entries(aliases)) if (arrays[long_]) arrays[short] = arrays[long_];
       const { M } = environment; // stands in an equation where no array has its index
-      return modelOf(plan.calls[number].operation, tree, arrays, M ? { m: M } : {});
+      return Live.model({ items: [{ text: plan.calls[number].operation, equation: tree }], arrays, sizes: M ? { m: M } : {} });
     }
 
     /** The shape of an array that a call was given or has computed. */
@@ -637,11 +636,6 @@
       } else if (call.forward !== undefined) this.light(call.forward, name, position);
     }
   }
-
-  /** One equation with its arrays, as live/evaluate.js takes it. */
-  const modelOf = (text, equation, arrays, sizes = {}) => (
-    Live.model({ items: [{ text, equation }], arrays, shapes: {}, inputs: [], outputs: [], gradients: {}, mistakes: [], axes: {}, sizes })
-  );
 
   /** The way from this page to the site's root. */
   const content = () => document.documentElement.dataset.content_root || "";

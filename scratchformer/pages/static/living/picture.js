@@ -1,20 +1,21 @@
 /* The picture of a step: every array of its plan as a grid, its gradient beside it, and the calls joined by lines.
 
-   const picture = new Living.Picture(plan, { rows, make });      picture.element
-   picture.draw(step, ready)                                      ready(buffer): whether it has been computed
-   picture.mark(buffer, positions)                                lights numbers */
+   const picture = new Living.Picture(plan, rows);      picture.element
+   picture.draw(step, ready)                            ready(buffer): whether it has been computed
+   picture.mark(buffer, positions)                      lights numbers */
 "use strict";
 
 (function () {
   const SVG = "http://www.w3.org/2000/svg";
-  const product = (shape) => shape.reduce((a, b) => a * b, 1);
+  const { make } = globalThis.Live;
+  const { product } = globalThis.Living;
 
   /** An array, or the gradient of one, as one canvas for each matrix in it; of a batch the first sequence. */
   class Grid {
-    constructor(plan, number, place, { rows, make, title, gradient, small }) {
+    constructor(plan, number, place, { rows, title, gradient, small }) {
       const { shape, role } = plan.buffers[number];
       const batched = role !== "parameter" && shape.length > 1 && shape[0] === rows;
-      Object.assign(this, { plan, number, title, gradient, small, make });
+      Object.assign(this, { title, gradient });
       [this.buffer, this.positions] = place;
       this.shape = batched ? shape.slice(1) : shape;
       if (this.shape.length === 0) this.shape = [1];
@@ -43,17 +44,14 @@
       return step.arrays[this.buffer][this.at(i)];
     }
 
-    draw(step, colours, there) {
-      const array = step.arrays[this.buffer];
-      const { positions } = this;
+    draw(step, [zero, above, below], there) {
       let largest = 1e-30;
-      for (let i = 0; i < this.size; i++) largest = Math.max(largest, Math.abs(array[positions ? positions[i] : i]) || 0);
-      const [zero, above, below] = this.gradient ? colours.gradient : colours.value;
+      for (let i = 0; i < this.size; i++) largest = Math.max(largest, Math.abs(this.value(step, i)) || 0);
       this.panels.forEach(({ context, image }, panel) => {
         const block = this.columns * this.lines;
         for (let k = 0; k < block; k++) {
           const i = panel * block + k;
-          const x = there ? (array[positions ? positions[i] : i] ?? 0) / largest : 0;
+          const x = there ? (this.value(step, i) ?? 0) / largest : 0;
           const colour = x < 0 ? below : above;
           const heat = Number.isNaN(x) ? 1 : Math.sqrt(Math.abs(x));
           for (let c = 0; c < 3; c++) image.data[4 * k + c] = zero[c] + (colour[c] - zero[c]) * heat;
@@ -62,7 +60,7 @@
         context.putImageData(image, 0, 0);
       });
       if (this.face) {
-        this.face.textContent = there ? array[0].toFixed(2) : "";
+        this.face.textContent = there ? this.value(step, 0).toFixed(2) : "";
         this.button.setAttribute("aria-label", `${this.title} ${this.face.textContent}`);
       }
     }
@@ -73,14 +71,14 @@
       for (const i of numbers) {
         const { lights } = this.panels[Math.floor(i / block)];
         const [line, column] = [Math.floor((i % block) / this.columns), i % this.columns];
-        lights.append(this.make("i", { class: kind, style: `--line: ${line}; --column: ${column}` }));
+        lights.append(make("i", { class: kind, style: `--line: ${line}; --column: ${column}` }));
       }
     }
   }
 
   class Picture {
-    constructor(plan, { rows, make, labels }) {
-      Object.assign(this, { plan, rows, make, labels });
+    constructor(plan, rows) {
+      Object.assign(this, { plan, rows });
       this.calls = plan.calls.flatMap((call, number) => (call.phase === "forward" ? [number] : []));
       this.maker = new Map(); // buffer -> the call that computes it
       plan.calls.forEach((call, number) => {
@@ -136,12 +134,25 @@
       return [...kept, calls[number].output];
     }
 
+    label(number) {
+      const { calls, loss } = this.plan;
+      const { label, operation, output } = calls[number];
+      if (output === loss) return "loss";
+      if (operation === "add") return "+";
+      return label === calls[number - 1]?.label ? operation : label; // of two in a row, the second is another operation
+    }
+
+    /** The title of an array that a call computes. */
+    title({ label, operation, output, computed }, buffer) {
+      const name = label === operation ? label : `${label} (${operation})`;
+      return buffer === output ? name : `${Object.keys(computed).find((letter) => computed[letter] === buffer)} of ${name}`;
+    }
+
     node(number) {
-      const { plan, make } = this;
+      const { plan } = this;
       const call = plan.calls[number];
-      const node = make("figure", { class: "living-node", "data-call": String(number) });
-      node.append(make("figcaption", {}, this.labels.of(number)));
-      for (const buffer of this.gridsOf(number)) node.append(this.pair(buffer, this.labels.array(number, buffer), false));
+      const node = make("figure", { class: "living-node" }, make("figcaption", {}, this.label(number)));
+      for (const buffer of this.gridsOf(number)) node.append(this.pair(buffer, this.title(call, buffer), false));
       const weights = make("div", { class: "living-weights" });
       for (const [buffer] of Object.values(call.inputs)) {
         if (plan.buffers[buffer].role === "parameter") weights.append(this.pair(buffer, plan.buffers[buffer].name, true));
@@ -153,12 +164,12 @@
 
     /** An array, and its gradient if it has one. */
     pair(buffer, title, small) {
-      const { plan, rows, make } = this;
+      const { plan, rows } = this;
       const pair = make("div", { class: "living-pair" });
       const gradient = plan.gradients[buffer];
       for (const [place, isGradient] of [[[buffer, null], false], [gradient, true]]) {
         if (!place) continue;
-        const grid = new Grid(plan, buffer, place, { rows, make, small, title: isGradient ? `gradient of ${title}` : title, gradient: isGradient });
+        const grid = new Grid(plan, buffer, place, { rows, small, title: isGradient ? `gradient of ${title}` : title, gradient: isGradient });
         const button = make("button", { type: "button", class: "living-array", "aria-label": `${grid.title}, ${grid.shape.join(" by ")}`, tabindex: "-1" }, grid.element);
         Object.assign(button, { grid });
         grid.button = button;
@@ -173,15 +184,9 @@
       const style = getComputedStyle(this.element);
       const colour = (name) => style.getPropertyValue(name).trim().match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
       const dark = style.colorScheme === "dark" || (style.colorScheme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
-      if (!this.colours || this.colours.dark !== dark) {
-        const side = dark ? "dark" : "light";
-        this.colours = {
-          dark,
-          value: ["zero", "value", "value-below"].map((name) => colour(`--${name}-${side}`)),
-          gradient: ["zero", "gradient", "gradient-below"].map((name) => colour(`--${name}-${side}`)),
-        };
-      }
-      for (const grid of this.grids) grid.draw(step, this.colours, ready(grid.buffer));
+      const colours = (...names) => names.map((name) => colour(`--${name}-${dark ? "dark" : "light"}`));
+      const [value, gradient] = [colours("zero", "value", "value-below"), colours("zero", "gradient", "gradient-below")];
+      for (const grid of this.grids) grid.draw(step, grid.gradient ? gradient : value, ready(grid.buffer));
     }
 
     unmark() {

@@ -85,6 +85,7 @@
       this.v.fill(0);
       for (const name of Object.keys(this.plan.carry || {})) this.arrays[this.plan.inputs[name]].fill(0);
       this.steps = 0;
+      this.before = null;
     }
 
     /** One of the plan's mistakes in place of the functions that it changes, or none of them (null). */
@@ -107,9 +108,8 @@
           if (positions) copies.push([environment[`$${name}`], array, Int32Array.from(positions)]);
         }
         for (const [name, buffer] of Object.entries(call.computed)) environment[`$${name}`] = this.arrays[buffer];
-        const right = plan.functions[call.function];
-        const wrong = this.planted && this.planted.functions[call.function];
-        for (const [name, axes] of Object.entries((wrong || right).computed)) {
+        const { source, computed } = this.planted?.functions[call.function] || plan.functions[call.function];
+        for (const [name, axes] of Object.entries(computed)) {
           if (environment[`$${name}`]) continue;
           environment[`$${name}`] = new Float64Array(product(axes.map((axis) => environment[axis.toUpperCase()])));
         }
@@ -117,7 +117,7 @@
         const adds = Object.entries(call.adds || {}).map(([name, [buffer, positions]]) => (
           [this.arrays[buffer], environment[`$${name}`], positions && Int32Array.from(positions)]
         ));
-        return { run: compiled((wrong || right).source), environment, copies, adds };
+        return { run: compiled(source), environment, copies, adds };
       });
       this.middle = plan.calls.findIndex((call) => call.phase === "backward");
     }
@@ -159,23 +159,19 @@
       }
     }
 
-    /** A step of an optimizer. */
+    /** A step of an optimizer. before(number, i): what it was given for a weight of a parameter, by the names of its equations. */
     update(source, settings) {
       this.steps++;
-      let from = 0;
+      const kept = Object.entries({ w0: this.w, g: this.g, m0: this.m, v0: this.v, velocity0: this.m }).map(([name, array]) => [name, array.slice()]);
+      const from = (number) => this.arrays[number].byteOffset / this.w.BYTES_PER_ELEMENT;
+      const decays = (number) => this.plan.buffers[number].shape.length > 1; // as in AdamW, only what has two axes does
+      const given = (number) => ({ ...settings, steps: this.steps, decay: decays(number) ? settings.lr * settings.decay : 0 });
+      this.before = (number, i) => ({ ...given(number), ...Object.fromEntries(kept.map(([name, array]) => [name, array[from(number) + i]])) });
       for (const number of this.plan.parameters) {
-        const { shape } = this.plan.buffers[number];
-        const to = from + product(shape);
-        const [w, g, m, v] = [this.w, this.g, this.m, this.v].map((array) => array.subarray(from, to));
-        const decay = shape.length > 1 ? settings.lr * settings.decay : 0; // as in AdamW, only what has two axes decays
-        compiled(source)({ ...settings, w, g, m, v, velocity: m, steps: this.steps, decay });
-        from = to;
+        const [start, end] = [from(number), from(number) + this.arrays[number].length];
+        const [w, g, m, v] = [this.w, this.g, this.m, this.v].map((array) => array.subarray(start, end));
+        compiled(source)({ ...given(number), w, g, m, v, velocity: m });
       }
-    }
-
-    /** What a call was given or has computed, by the names of its equations; and its sizes. */
-    environment(number) {
-      return this.calls[number].environment;
     }
   }
 

@@ -20,12 +20,9 @@
     return { arrays: Object.fromEntries(Object.entries(numbers).map(([name, x]) => [name, { shape: [], data: [x] }])), axes: {} };
   }
 
-  /** The value of an equation's right side, and its terms as a list. */
+  /** The value of an equation's right side, and its terms. */
   function evaluate(equation) {
-    const rest = { shapes: { answer: [] }, inputs: [], outputs: [], gradients: {}, mistakes: [] };
-    const model = Live.model({ items: [{ text: "", equation }], ...given(), ...rest });
-    const { value, terms } = model.terms(0, 0);
-    return { value, list: () => Live.listed(model.lines[0], terms) };
+    return Live.model({ items: [{ text: "", equation }], ...given(), shapes: { answer: [] } }).terms(0, 0);
   }
 
   /** A number as the reader types it: 0.5, 0,5, −1/3 or 2e-3; NaN for anything else. */
@@ -44,14 +41,7 @@
     return Math.abs(x) > Math.abs(right) ? "Not yet: it is smaller in size." : "Not yet: it is larger in size.";
   }
 
-  function stored() {
-    try {
-      const done = JSON.parse(localStorage.getItem(KEY));
-      return Array.isArray(done) ? done.filter(Number.isInteger) : [];
-    } catch {
-      return []; // the storage is turned off, or holds something else
-    }
-  }
+  const stored = () => [Live.kept(KEY)].flat().filter(Number.isInteger);
 
   /** Marks the steps that are done in the line of all steps. */
   function mark() {
@@ -122,7 +112,7 @@
       const { choices } = this.data;
       if (choices.length) return [`${start} ${choices[right.value]}.`];
       const list = make("div", { class: "live" });
-      list.innerHTML = right.list();
+      list.innerHTML = Live.listed(right);
       return [`${start} ${long(right.value)}:`, list];
     }
 
@@ -130,9 +120,7 @@
       const { make } = Live;
       const here = document.querySelector(".path-line [aria-current]");
       const next = here.parentElement.nextElementSibling?.firstElementChild;
-      try {
-        localStorage.setItem(KEY, JSON.stringify([...new Set([...stored(), Number(here.dataset.step)])]));
-      } catch { /* the storage is turned off: the steps are not marked */ }
+      Live.kept(KEY, [...new Set([...stored(), Number(here.dataset.step)])]);
       mark();
       this.say("good", ...this.shown("Right:", right));
       if (next) this.verdict.append(make("a", { class: "lead-on", href: next.href }, `Next: ${next.title}`));
