@@ -578,8 +578,9 @@
       model.plant(mistake);
       const lines = model.lines.filter(({ defines, letters }) => defines && letters.length).map((line) => {
         const found = line.terms(0);
-        const html = line.right ? `<p class="living-equation living-wrong">${mistake.html}</p>` : `<p class="living-equation">${items[line.number].html}</p>`;
-        return `${html}<p>${letterOf(line.name)} = <b data-update="${line.name}" data-value="${found.value}">${long(found.value)}</b></p>${listed(found)}`;
+        const planted = line.right ? '<p class="living-wrong">A mistake is planted here:</p>' : "";
+        const { html } = line.right ? mistake : items[line.number];
+        return `${planted}<p class="living-equation">${html}</p><p>${letterOf(line.name)} = <b data-update="${line.name}" data-value="${found.value}">${long(found.value)}</b></p>${listed(found)}`;
       });
       return `<p class="living-inner">The last step of ${this.choice.optimizer}, with the gradient before it:</p>${lines.reverse().join("")}`;
     }
