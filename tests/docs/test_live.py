@@ -231,8 +231,10 @@ def test_the_entries_of_a_number_light_up(page: Page) -> None:
     assert page.run("page.rest(); return document.querySelectorAll('td.source').length") == 0
 
 
-def test_the_entries_of_a_term_stand_out(page: Page) -> None:
-    page.run("page.ask(page.cards.find(({ of }) => of).grid.firstFace)")
+def test_the_entries_of_a_term_stand_out(browser: Any, tmp_path_factory: Any) -> None:
+    page = Page(browser, "softmax", tmp_path_factory.mktemp("entries"))
+    page.shown()
+    page.run("page.pin(page.cards.find(({ of }) => of).grid.firstFace)")
     (term, *_) = page.find("[data-entries]")
     page.point(term)
     strong, source, reads = page.run(
