@@ -85,7 +85,7 @@ def pictures(run, model, test):
 def plot_images(rows: dict[str, np.ndarray], path: Path) -> Path:
     """Plot a grid with a row of images (n, SIDE, SIDE) for each name."""
     columns = max(map(len, rows.values()))
-    figure, axes = subplots(len(rows), columns, figsize=(0.55 * columns + 1.6, 0.6 * len(rows)), squeeze=False)
+    figure, axes = subplots(len(rows), columns, figsize=(0.55 * columns + 1.6, 0.6 * len(rows)), layout=None)
     for (name, images), line in zip(rows.items(), axes, strict=True):
         for image, cell in zip(images, line, strict=True):
             cell.imshow(image, cmap="gray_r", vmin=0, vmax=GREYS - 1)

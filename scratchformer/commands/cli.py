@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -26,8 +27,6 @@ from ..shell.text import one_line
 from ..version import __version__
 
 INTEGERS = {"int8": 8, "int4": 4}  # bits of the weights, by the name of a precision
-DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
-
 TOGETHER, SEPARATOR = 32, "---\n"  # texts that `generate` writes at once, and what it prints between them
 
 
@@ -63,18 +62,19 @@ def make_parser() -> CommandLine:
     parser.add_argument("--version", action="version", version=f"scratchformer {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    command = commands.add_parser(
-        "train",
-        help="run one of the programs that train a model, or list them",
-        usage="scratchformer train [NAME [OPTIONS OF THE PROGRAM]]",
-    )
+    def add(run: Callable, help: str, **options: Any) -> Any:
+        """A command with the name of the function that runs it."""
+        command = commands.add_parser(run.__name__, help=help, **options)
+        command.set_defaults(run=run)
+        return command
+
+    usage = "scratchformer train [NAME [OPTIONS OF THE PROGRAM]]"
+    command = add(train, "run one of the programs that train a model, or list them", usage=usage)
     command.add_argument("name", nargs="?", metavar="NAME", help="for example enwik8; without it, all are listed")
-    command.set_defaults(run=train)
 
-    command = commands.add_parser("doctor", help="print what a bug report needs")
-    command.set_defaults(run=doctor)
+    add(doctor, "print what a bug report needs")
 
-    command = commands.add_parser("check", help="check the gradients of all operations and layers, or of those named")
+    command = add(check, "check the gradients of all operations and layers, or of those named")
     command.add_argument("names", nargs="*", metavar="NAME", help="for example attention, SelfAttention, LanguageModel")
     command.add_argument("--only", choices=("reference", "twin"), help="references or fast twins (default: both)")
     command.add_argument("--device", default="cpu", help="auto, cpu, gpu or gpu:1 (default: cpu)")
@@ -86,26 +86,21 @@ def make_parser() -> CommandLine:
         "--derivations", action="store_true", help="evaluate every equation of the derivations instead"
     )
     command.add_argument("--mistakes", action="store_true", help="with --derivations: also plant mistakes in them")
-    command.set_defaults(run=check)
 
-    command = commands.add_parser(
-        "mutate",
-        help="plant mistakes in a backward and report those that your tests miss",
-        usage="scratchformer mutate [OPTIONS] MODULE[::FUNCTION] ... [-- PYTEST ARGUMENTS]",
-    )
+    usage = "scratchformer mutate [OPTIONS] MODULE[::FUNCTION] ... [-- PYTEST ARGUMENTS]"
+    command = add(mutate, "plant mistakes in a backward and report those that your tests miss", usage=usage)
     command.add_argument(
         "names", nargs="+", metavar="MODULE[::FUNCTION]", help="for example my_ops.py::cube_backward, my_ops"
     )
     command.add_argument("--helpers", action="store_true", help="also in functions that the backward calls")
-    number = {"type": int, "metavar": "N", "min": 1}
+    number: dict[str, Any] = {"type": int, "metavar": "N", "min": 1}
     command.add_argument("-j", "--jobs", **number, max=MAX_REPLICAS, help="processes (default: one for each core)")
     command.add_argument("--limit", **number, help="plant N mistakes, drawn at random")
     command.add_argument("--seed", default=0, **SEED, help="random seed of --limit (default: 0)")
     command.add_argument("--list", action="store_true", help="list the mistakes and run nothing")
     command.add_argument("--json", metavar="FILE", help="write every outcome to this file")
-    command.set_defaults(run=mutate)
 
-    command = commands.add_parser("show", help="print the loops that are made from the derivation of an operation")
+    command = add(show, "print the loops that are made from the derivation of an operation")
     command.add_argument(
         "name", metavar="NAME", help="an operation of the package, or FILE.py::FUNCTION, whose file is executed"
     )
@@ -114,21 +109,21 @@ def make_parser() -> CommandLine:
         target.add_argument(
             f"--{option}", dest="target", action="store_const", const=option, help=f"the loops in {what}"
         )
-    command.set_defaults(run=show)
 
     add_page(commands)
 
-    command = commands.add_parser("site", help="open the site of this package, which needs no network")
+    command = add(site, "open the site of this package, which needs no network")
     command.add_argument("--to", metavar="FOLDER", help="the folder to unpack it into (default: in the cache folder)")
     command.add_argument("--no-open", action="store_true", help="only print the path of its first page")
-    command.set_defaults(run=site)
 
-    command = commands.add_parser("generate", help="generate text with a trained language model")
+    command = add(generate, "generate text with a trained language model")
     add_run(command, "folder of a run, a snapshot, or a published decoder, such as GPT-2 or Llama")
-    continued = "what to continue (default: a new line); may be given several times"
-    command.add_argument("--prompt", action="append", help=continued)
-    lines = "also continue each line of this file, or of standard input (-)"
-    command.add_argument("--prompts", metavar="FILE", help=lines)
+    command.add_argument(
+        "--prompt", action="append", help="what to continue (default: a new line); may be given several times"
+    )
+    command.add_argument(
+        "--prompts", metavar="FILE", help="also continue each line of this file, or of standard input (-)"
+    )
     tokens = "how many tokens (bytes or sub-words) to write (default: 500)"
     command.add_argument("--tokens", type=int, default=500, metavar="N", min=0, help=tokens)
     add_sampling(command)
@@ -136,47 +131,38 @@ def make_parser() -> CommandLine:
     command.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", min=0, help=penalty)
     ends = "end a text before it contains this; may be given several times"
     command.add_argument("--stop", action="append", default=[], metavar="TEXT", help=ends)
-    command.set_defaults(run=generate)
 
-    command = commands.add_parser("chat", help="talk to a published instruct model")
+    command = add(chat, "talk to a published instruct model")
     command.add_argument(
         "run_folder", metavar="FOLDER", help="a published decoder with a chat template, or a run of one"
     )
-    system = "the system message (default: that of the template, if it has one)"
-    command.add_argument("--system", metavar="TEXT", help=system)
-    tokens = "how many tokens an answer may have (default: 1000)"
-    command.add_argument("--tokens", type=int, default=1000, metavar="N", min=1, help=tokens)
+    command.add_argument(
+        "--system", metavar="TEXT", help="the system message (default: that of the template, if it has one)"
+    )
+    command.add_argument("--tokens", default=1000, **number, help="how many tokens an answer may have (default: 1000)")
     context = "how many tokens of the conversation the model sees at most (default: 4096)"
-    command.add_argument("--context", type=int, default=4096, metavar="N", min=1, help=context)
+    command.add_argument("--context", default=4096, **number, help=context)
     add_sampling(command)
-    command.set_defaults(run=chat)
 
-    command = commands.add_parser("translate", help="translate with a trained encoder-decoder")
+    command = add(translate, "translate with a trained encoder-decoder")
     add_run(command, "folder of a run of an encoder-decoder")
     command.add_argument("sentences", nargs="*", metavar="SENTENCE", help="(default: the lines of standard input)")
-    command.add_argument("--device", **DEVICE)
-    add_precision(command)
-    command.set_defaults(run=translate)
+    add_use(command)
 
-    command = commands.add_parser("evaluate", help="score a trained model on held-out data")
+    command = add(evaluate, "score a trained model on held-out data")
     add_run(command, "folder of a run")
     command.add_argument("--data", metavar="PATH", help="the data, if it has moved since the run")
     parts = "the part of the data to score (default: test)"
     command.add_argument("--part", choices=("validation", "test"), default="test", help=parts)
-    command.add_argument("--device", **DEVICE)
-    add_precision(command)
-    command.set_defaults(run=evaluate)
+    add_use(command)
 
     add_export(commands)
 
-    command = commands.add_parser("plot", help="plot a run: curves, attention maps, position encodings")
+    command = add(plot, "plot a run: curves, attention maps, position encodings")
     add_run(command, "folder of a run")
     command.add_argument(
         "beside", nargs="*", metavar="OTHER", help="runs to compare it with: plot only curves, together"
     )
-    command.add_argument("--text", help="the text whose attention is shown")
-    command.add_argument("--out", metavar="DIR", help="folder for the plots (default: RUN/plots)")
-    command.set_defaults(run=plot)
 
     add_learn(commands)
     add_museum(commands)
@@ -198,8 +184,7 @@ def add_sampling(command: Any) -> None:
     likely = "draw only from the smallest set of tokens whose probabilities sum to at least P (default: from all)"
     command.add_argument("--top-p", type=float, metavar="P", min=0, max=1, help=likely)
     command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
-    command.add_argument("--device", **DEVICE)
-    add_precision(command)
+    add_use(command)
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -211,13 +196,14 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names}
 
 
-def add_precision(command: CommandLine) -> None:
-    """The option of commands that only read a model's weights."""
-    help = (
+def add_use(command: CommandLine) -> None:
+    """The options of commands that only read a model's weights."""
+    command.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if there is one)")
+    precision = (
         "the type of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time; int8 and int4 "
         "are for weights alone, on a CPU, with a scale for every 32 of them (default: float32)"
     )
-    command.add_argument("--precision", choices=("float32", "bfloat16", *INTEGERS), default="float32", help=help)
+    command.add_argument("--precision", choices=("float32", "bfloat16", *INTEGERS), default="float32", help=precision)
 
 
 def type_of(args: argparse.Namespace) -> Any:
@@ -270,13 +256,12 @@ def check(args: argparse.Namespace) -> None:
     if args.derivations:
         from ..catalogue.derivations import check_all, select_derivations
 
-        if wrong := check_all(args.names, args.seed, args.mistakes):
-            sys.exit(f"wrong: {', '.join(wrong)}")
-        print(f"\nall {len(select_derivations(args.names))} right in {time.perf_counter() - started:.0f} s")
-        return
-    if wrong := check_cases(args.names, get_device(args.device), args.seed, args.only, args.dtype):
+        wrong, count = check_all(args.names, args.seed, args.mistakes), len(select_derivations(args.names))
+    else:
+        wrong = check_cases(args.names, get_device(args.device), args.seed, args.only, args.dtype)
+        count = len(select_cases(args.names, args.dtype))
+    if wrong:
         sys.exit(f"wrong: {', '.join(wrong)}")
-    count = len(select_cases(args.names, args.dtype))
     print(f"\nall {count} right in {time.perf_counter() - started:.0f} s")
 
 
@@ -491,17 +476,10 @@ def evaluate(args: argparse.Namespace) -> None:
 def plot(args: argparse.Namespace) -> None:
     from .plots import plot_run, plot_runs
 
-    run, out = Path(args.run_folder), args.out and Path(args.out)
-    if out and out.is_file():
-        raise ValueError(f"--out: {out} is not a folder")
-    if args.beside:
-        for name in "text", "program":
-            if getattr(args, name) is not None:
-                raise ValueError(f"--{name}: only curves are drawn of several runs, so leave it out")
-        paths = plot_runs([run, *map(Path, args.beside)], out)
-    else:
-        paths = plot_run(run, None if args.text is None else as_typed(args.text), out, program_of(args))
-    for path in paths:
+    if args.beside and args.program:
+        raise ValueError("--program: only curves are drawn of several runs, so leave it out")
+    run = Path(args.run_folder)
+    for path in plot_runs([run, *map(Path, args.beside)]) if args.beside else plot_run(run, program_of(args)):
         print(one_line(str(path)))
 
 

@@ -89,7 +89,7 @@ def _fast(instructions: Collection[str], choice: Choice | None) -> str:
     """What the extra `fast` does, with this choice of products, or would do on a processor with these instructions."""
     unit = next((unit for unit in processor.BFLOAT16 if unit in instructions), None)
     packages = [package for package, extras in _requirements().items() if "fast" in extras]
-    if missing := [package for package in packages or ["numba"] if not _installed(package)]:
+    if missing := [package for package in packages or ["numba"] if not _version(package)]:
         gain = f" and {IN_HARDWARE} ({unit})" if unit else ""
         return f"{', '.join(missing)} not installed; for faster kernels{gain}: pip install 'scratchformer[fast]'"
     if setting := turned_off():
@@ -102,11 +102,11 @@ def _fast(instructions: Collection[str], choice: Choice | None) -> str:
 
 def _mpi() -> str:
     """mpi4py, and the launcher of its MPI."""
-    if not _installed("mpi4py"):
+    if not (version := _version("mpi4py")):
         return "mpi4py not installed; to train with several processes: pip install 'scratchformer[distributed]'"
     beside = Path(sys.executable).with_name("mpiexec")
     launcher = str(beside) if beside.exists() else shutil.which("mpiexec") or "no mpiexec found"
-    return f"mpi4py {importlib.metadata.version('mpi4py')}, {launcher}"
+    return f"mpi4py {version}, {launcher}"
 
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
@@ -122,10 +122,8 @@ def _packages() -> Iterator[tuple[str, str]]:
     for package, extras in packages.items():
         if package in ("numpy", *_OF_EXTRAS):  # these have lines of their own
             continue
-        if _installed(package):
-            yield package, importlib.metadata.version(package)
-        else:
-            yield package, "not installed; " + " or ".join(f"pip install 'scratchformer[{name}]'" for name in extras)
+        ways = " or ".join(f"pip install 'scratchformer[{name}]'" for name in extras)
+        yield package, _version(package) or f"not installed; {ways}"
 
 
 def _requirements() -> dict[str, list[str]]:
@@ -144,12 +142,12 @@ def _requirements() -> dict[str, list[str]]:
     return packages
 
 
-def _installed(distribution: str) -> bool:
+def _version(distribution: str) -> str:
+    """The version of an installed package; "" if it is not installed."""
     try:
-        importlib.metadata.version(distribution)
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return ""
 
 
 def _driver() -> Iterator[tuple[str, str]]:
@@ -180,14 +178,11 @@ def _free_memory() -> str:
 
 def _gpu() -> Iterator[tuple[str, str]]:
     yield from _driver()
-    try:
-        yield "CuPy", importlib.metadata.version(next(d for d in _CUPY if _installed(d)))
-    except StopIteration:
-        yield "CuPy", "not installed; needed for --device gpu"
-    else:
-        kernels = [f"{name} {importlib.metadata.version(name)}" for name in _KERNELS if _installed(name)]
-        missing = " and ".join(name for name in _KERNELS if not _installed(name))
-        if missing:
+    found = next(filter(None, map(_version, _CUPY)), "")
+    yield "CuPy", found or "not installed; needed for --device gpu"
+    if found:
+        kernels = [f"{name} {version}" for name in _KERNELS if (version := _version(name))]
+        if missing := " and ".join(name for name in _KERNELS if not _version(name)):
             kernels.append(f"{missing} not installed: products and attention are slower")
         yield "GPU kernels", "; ".join(kernels)
     try:

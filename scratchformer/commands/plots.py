@@ -35,88 +35,65 @@ TEXTS = {  # shown by default, by the kind of model
 }
 
 
-def figure_class() -> Any:
-    """matplotlib's Figure, which draws to files: the figures and the backend of pyplot are left to the user's plots."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plotting needs matplotlib: pip install 'scratchformer[plot]'") from error
-    return Figure
-
-
 @contextmanager
 def default_style() -> Iterator[None]:
     """Draw in matplotlib's own style: one that is in the current folder may be a stranger's, and start programs."""
-    figure_class()
-    from matplotlib import style
-
+    try:
+        from matplotlib import style
+    except ImportError as error:
+        raise ImportError("plotting needs matplotlib: pip install 'scratchformer[plot]'") from error
     with style.context("default"):
         yield
 
 
-def subplots(rows: int, columns: int, squeeze: bool = True, **options: Any) -> tuple[Any, Any]:
-    """As matplotlib.pyplot.subplots."""
-    figure = figure_class()(**options)
-    return figure, figure.subplots(rows, columns, squeeze=squeeze)
-
-
-def plot_run(
-    run: Path, text: str | None = None, out: Path | None = None, program: ModuleType | None = None
-) -> Iterator[Path]:
-    """Plot the run in folder `run` into `out`, and yield the paths: curves.png, or one for each stage; attention.png,
-    if the model reads text; and positions.png, if it also is not an encoder-decoder. Before the first snapshot there
-    are only curves.
-
-    text: the text whose attention is shown; a short example by default. program: see `load_model`. Raises ValueError if
-    the folder holds no run.
+def subplots(rows: int, columns: int, layout: Any = "constrained", **options: Any) -> tuple[Any, Any]:
+    """A figure, and its axes as an array (rows, columns). It draws to files: the figures and the backend of pyplot are
+    left to the user's plots.
     """
-    settings, out = read_settings(run), out or expect_no_link(run / "plots")
-    curves = read_curves(run)
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout=layout, **options)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def plot_run(run: Path, program: ModuleType | None = None) -> Iterator[Path]:
+    """Plot the run in folder `run` into its folder `plots`, and yield the paths: curves.png, or one for each stage;
+    attention.png for a short example, if the model reads text; and positions.png, if it also is not an encoder-decoder.
+    Before the first snapshot there are only curves.
+
+    program: see `load_model`. Raises ValueError if the folder holds no run.
+    """
+    settings, out, curves = read_settings(run), expect_no_link(run / "plots"), read_curves(run)
+    for stage, records in curves.items():
+        yield plot_curves(records, settings, out / named("curves", stage))
     folder = run / next(iter(curves))
     if not any(os.path.lexists(folder / name) for name in (BEST, LAST)):
-        if text is not None:
-            raise ValueError(f"--text: {folder} holds no snapshot yet, so leave it out")
         print(one_line(f"{folder} holds no snapshot yet, so only curves are plotted"), file=sys.stderr)
-        yield from plot_all_curves(curves, settings, out)
         return
     model, state = load_model(best_snapshot(folder), program=program)
-    example = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
-    readable = example is not None and reads_text(model, state)
-    if text is not None and not readable:
-        raise ValueError("--text: no attention is plotted for this model, so leave it out")
-    if readable:
-        rows, columns, *inputs = encode(model, str(example) if text is None else text, run, state)
-    yield from plot_all_curves(curves, settings, out)
-    if readable:
+    text = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
+    if text is not None and reads_text(model, state):
+        rows, columns, *inputs = encode(model, text, run, state)
         yield plot_attention(attention_maps(model, *inputs), rows, out / "attention.png", columns)
         if not isinstance(model, EncoderDecoder):
             yield plot_positions(model, out / "positions.png")
 
 
-def plot_all_curves(curves: Mapping[str, list[dict[str, Any]]], settings: dict[str, Any], out: Path) -> Iterator[Path]:
-    """Plot the curves of each stage, as from `read_curves`, and yield the paths."""
-    out.mkdir(parents=True, exist_ok=True)
-    for stage, records in curves.items():
-        yield plot_curves(records, settings, out / named("curves", stage))
-
-
-def plot_runs(runs: Sequence[Path], out: Path | None = None) -> Iterator[Path]:
-    """Plot the curves of several runs together into `out`, by default with the plots of the first run, and yield the
-    paths: comparison.png, or one for each stage that all runs have. Raises ValueError if there is none, or if a folder
-    holds no run or is given twice.
+def plot_runs(runs: Sequence[Path]) -> Iterator[Path]:
+    """Plot the curves of several runs together, in the folder `plots` of the first, and yield the paths:
+    comparison.png, or one for each stage that all runs have. Raises ValueError if there is none, or if a folder holds
+    no run or is given twice.
     """
     for run in runs:
         read_settings(run)
     if len({run.resolve() for run in runs}) < len(runs):
         raise ValueError(f"{', '.join(map(str, runs))}: expected different runs")
-    all_curves, out = [read_curves(run) for run in runs], out or expect_no_link(runs[0] / "plots")
+    all_curves, out = [read_curves(run) for run in runs], expect_no_link(runs[0] / "plots")
     stages = [stage for stage in all_curves[0] if all(stage in curves for curves in all_curves)]
     if not stages:
         raise ValueError(f"{', '.join(map(str, runs))}: they have no stage in common, whose curves could be compared")
     short = len({run.resolve().name for run in runs}) == len(runs)
     names = [run.resolve().name if short else str(run) for run in runs]
-    figure_class()
-    out.mkdir(parents=True, exist_ok=True)
     for stage in stages:
         records = {name: curves[stage] for name, curves in zip(names, all_curves, strict=True)}
         yield plot_comparison(records, out / named("comparison", stage))
@@ -162,8 +139,6 @@ def encode(model: Any, text: str, run: Path, state: Mapping[str, Any] = {}) -> t
     else:
         ids = np.frombuffer(text.encode("utf-8"), np.uint8)[:longest]
         labels = [chr(i) if 32 < i < 127 else "␣" if i == 32 else "·" for i in ids]
-    if len(ids) == 0:
-        raise ValueError("--text: expected at least one token")
     return labels, labels, ids[None, :]
 
 
@@ -195,7 +170,7 @@ def probabilities(cache: Any) -> Any:
 @default_style()
 def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> Path:
     """Plot by step: training and validation loss, the first other validation score, and the learning rate."""
-    figure, (left, middle, right) = subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    figure, [(left, middle, right)] = subplots(1, 3, figsize=(13, 3.8))
     steps, loss = series(records, "loss")
     few = dict(marker="o", markersize=3) if len(steps) < 25 else {}  # a single point makes no line
     width = max(1, len(loss) // 40)
@@ -232,7 +207,7 @@ def plot_comparison(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> Pat
     of_runs = {score_of(records) for records in runs.values() if validated(records)}
     score = of_runs.pop() if len(of_runs) == 1 else "loss"
     window = min(series(records, "loss")[0][-1] for records in runs.values()) // 12  # of the shortest run
-    figure, (left, right) = subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    figure, [(left, right)] = subplots(1, 2, figsize=(10, 4.2))
     for number, (name, records) in enumerate(runs.items()):
         color = f"C{number % 10}"
         steps, loss = series(records, "loss")
@@ -298,8 +273,9 @@ def save(figure: Any, path: Path) -> Path:
 
 
 def written(figure: Any, path: Path, **options: Any) -> Path:
-    """Write a figure to a .png. Returns the path."""
-    with replacing(Path(path)) as unfinished:
+    """Write a figure to a .png, whose folder is made if necessary. Returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as unfinished:
         figure.savefig(unfinished, format="png", **options)
     return path
 
@@ -315,9 +291,7 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
     columns = [as_label(label) for label in (labels if columns is None else columns)[::every]]
     labels = [as_label(label) for label in labels[::every]]
     size = min(3.6, max(1.8, 0.08 * max(T, S)))  # inches, with room for the labels
-    figure, axes = subplots(
-        depth, heads, figsize=(size * heads + 1.4, size * depth + 0.5), squeeze=False, layout="constrained"
-    )
+    figure, axes = subplots(depth, heads, figsize=(size * heads + 1.4, size * depth + 0.5))
     from matplotlib.colors import PowerNorm
 
     norm = PowerNorm(0.5, 0, 1)  # the same in all plots: uniform attention is pale for any number of tokens
@@ -348,17 +322,16 @@ def plot_positions(model: Any, path: Path) -> Path:
     nothing = to_device(np.zeros((1, length, width), np.float32), model.device)
     table = sinusoidal_positions(length, width) if positions is None else to_cpu(positions(nothing))[0]
     normed = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    figure, (left, right) = subplots(1, 2, figsize=(11, 4.4), layout="constrained")
-    limit = float(np.percentile(np.abs(table), 99))
-    image = left.imshow(table, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
     kind, place = "No positions in the model; sinusoidal", "position"
     if positions is not None:
         kind = "Learned" if positions.parameters() else "Sinusoidal"
     elif isinstance(getattr(model.body.blocks[0], "attention", None), RelativeSelfAttention):
         kind, place = "Relative", "distance"
+    figure, [(left, right)] = subplots(1, 2, figsize=(11, 4.4))
+    limit = float(np.percentile(np.abs(table), 99))
+    for axes, values, largest, aspect in (left, table, limit, "auto"), (right, normed @ normed.T, 1, "equal"):
+        image = axes.imshow(values, "RdBu_r", aspect=aspect, vmin=-largest, vmax=largest, interpolation="nearest")
+        figure.colorbar(image, ax=axes)
     left.set(xlabel="column", ylabel=place, title=f"{kind} position encodings")
-    figure.colorbar(image, ax=left)
-    image = right.imshow(normed @ normed.T, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
     right.set(xlabel=place, ylabel=place, title=f"Cosine of two {place}s' encodings")
-    figure.colorbar(image, ax=right)
     return written(figure, path, dpi=120)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..shell.files import replacing
+from .course import CHAPTERS, NAMES, exercise
 from .record import Progress, find, write
 
 if TYPE_CHECKING:
@@ -66,8 +67,6 @@ def overview(args: argparse.Namespace) -> None:
     """Print all exercises, one on a line, with what was done."""
     from rich.markup import escape
 
-    from .course import CHAPTERS, NAMES, exercise
-
     progress, out = opened(args), console()
     number, width = 0, max(map(len, NAMES))
     for chapter, names in CHAPTERS.items():
@@ -99,8 +98,6 @@ def note(progress: Progress, name: str) -> str:
 
 
 def run_start(args: argparse.Namespace) -> None:
-    from .course import NAMES
-
     progress = opened(args)
     if args.name == "all":
         for name in NAMES:
@@ -114,8 +111,6 @@ def run_start(args: argparse.Namespace) -> None:
 
 def begin(progress: Progress, name: str, task: bool = True) -> None:
     """Write the file of an exercise, unless it is there, and print its task."""
-    from .course import exercise
-
     each, path, out = exercise(name), progress.path(name), console()
     with progress.changing():
         if begun := progress.started(name):
@@ -130,8 +125,6 @@ def begin(progress: Progress, name: str, task: bool = True) -> None:
 
 
 def run_check(args: argparse.Namespace) -> None:
-    from .course import NAMES
-
     progress = opened(args)
     started = [name for name in NAMES if progress.started(name)]
     names = started if args.name == "all" and started else [chosen(progress, None if args.name == "all" else args.name)]
@@ -182,8 +175,6 @@ def run_hint(args: argparse.Namespace) -> None:
 
 def give_hint(progress: Progress, name: str) -> None:
     """Print the hints given so far and one more."""
-    from .course import exercise
-
     hints = exercise(name).hints
     with progress.changing():
         record = progress.of(name)
@@ -194,7 +185,6 @@ def give_hint(progress: Progress, name: str) -> None:
 
 def run_solution(args: argparse.Namespace) -> None:
     from ..notation.run import getdoc
-    from .course import exercise
 
     progress = opened(args)
     name = chosen(progress, args.name)
@@ -215,8 +205,6 @@ def run_reset(args: argparse.Namespace) -> None:
 
 def reset(progress: Progress, name: str) -> None:
     """Write the file of an exercise as it was at first, and keep the student's under another name."""
-    from .course import exercise
-
     path = progress.path(name)
     with progress.changing():
         kept = next(kept for i in range(1, 10_000) if not os.path.lexists(kept := path.with_suffix(f".old{i}")))
@@ -234,8 +222,6 @@ KEYS = "n next · h hint · l list · c check all · r reset · q quit"
 def run_watch(args: argparse.Namespace) -> None:
     """Check each exercise when its file is saved, and do what a key asks for; in a pipe, a line takes a key's place."""
     from watchfiles import watch
-
-    from .course import NAMES, exercise
 
     progress = opened(args)
     if not any(map(progress.started, NAMES)):
@@ -261,7 +247,7 @@ def run_watch(args: argparse.Namespace) -> None:
                         begun = name
                         reset(progress, name)
                     case "n":
-                        name = next_after(progress, name) or name
+                        name = next_name(progress, name) or name
                         if progress.started(name):
                             screen(progress, name)
                         else:
@@ -288,19 +274,9 @@ def screen(progress: Progress, name: str) -> None:
 
 def print_progress(progress: Progress) -> None:
     """A bar of the exercises that are done, and the keys."""
-    from .course import NAMES
-
     done, width = sum(progress.of(name).passed for name in NAMES), len(NAMES)
     bar = "█" * done + "░" * (width - done)
     console().print(f"{bar} {done} of {width} · {KEYS}", style="dim", markup=False)
-
-
-def next_after(progress: Progress, name: str) -> str | None:
-    """The first exercise after this one that is not passed; after the end, the first of all; None if all are passed."""
-    from .course import NAMES
-
-    place = NAMES.index(name) + 1
-    return next((each for each in NAMES[place:] + NAMES[:place] if not progress.of(each).passed), None)
 
 
 @contextmanager
@@ -332,8 +308,6 @@ def typed_keys() -> Iterator[queue.Queue[str]]:
 
 def chosen(progress: Progress, name: str | None) -> str:
     """The exercise of this name, by default the one that was saved last. Raises ValueError if there is none."""
-    from .course import NAMES, exercise
-
     if name is not None:
         exercise(name)
         if not progress.started(name):
@@ -345,14 +319,13 @@ def chosen(progress: Progress, name: str | None) -> str:
     return max(started, key=lambda each: progress.path(each).stat().st_mtime_ns)
 
 
-def next_name(progress: Progress) -> str | None:
-    """The exercise after the last one passed; after the end, the first that was left out; None if all are passed."""
-    from .course import NAMES
-
-    passed = [progress.of(name).passed for name in NAMES]
-    last = max((i for i, done in enumerate(passed) if done), default=-1)
-    order = [*range(last + 1, len(NAMES)), *range(last + 1)]
-    return next((NAMES[i] for i in order if not passed[i]), None)
+def next_name(progress: Progress, after: str = "") -> str | None:
+    """The exercise after this one, by default the last one passed, that is not passed; after the end, the first of all;
+    None if all are passed.
+    """
+    passed = [name for name in NAMES if progress.of(name).passed]
+    place = NAMES.index(after or [NAMES[-1], *passed][-1]) + 1
+    return next((name for name in NAMES[place:] + NAMES[:place] if name not in passed), None)
 
 
 def next_step(progress: Progress) -> str:

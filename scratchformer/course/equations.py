@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # A blank in a student's derivation; a comment may have a question mark.
 UNFILLED = re.compile(r"=(?:(?! {3}\()[^#\n])*?(?<=[=·( ])\?(?=$|\s|[).,])", re.MULTILINE)
+BLANKS = {"code": re.compile(r"^ *(?:\w+ = |return )\.\.\. *$", re.MULTILINE), "derivation": UNFILLED}
 DOCSTRING = re.compile(r'^def .*:\n +"""(.*?)"""', re.MULTILINE | re.DOTALL)
 LINE = re.compile(r"(?<=line )\d+(?=[:,])")
 ONE_SIZE = "It is true for arrays of one size only: in place of a number write a size, such as C, or a name from above"
@@ -43,7 +44,7 @@ def judge(start: str, solution: str, text: str, check: Callable[[], str | None])
     """The verdict on a text, if the check raises no error. start, solution: of the exercise, as texts."""
     expect_kept(start, solution, text)
     remark = check() or ""
-    if left := unfilled(text):
+    if left := blanks_left(text, "derivation"):
         return Verdict(False, f"The lines above are right; {first_blank(text, left)}")
     given = {line for _, line in equations(start)}
     typed = sum(line not in given for _, line in equations(text))
@@ -58,9 +59,9 @@ def docstring_in(text: str) -> tuple[str, int]:
     return match[1], text.count("\n", 0, match.start(1))
 
 
-def unfilled(text: str) -> list[int]:
-    """The numbers of the lines of a text that are still blank."""
-    return [text.count("\n", 0, match.end()) + 1 for match in UNFILLED.finditer(text)]
+def blanks_left(text: str, kind: str) -> list[int]:
+    """The numbers of the lines of a student's file, of an exercise of this kind, that are still blank."""
+    return [text.count("\n", 0, match.end()) + 1 for match in BLANKS[kind].finditer(text)]
 
 
 def check_text(text: str, docstring: str, restricted: Restricted, runs: Iterable[Execution]) -> str:

@@ -26,13 +26,11 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from ..shell.source import syntax_tree
-from .equations import UNFILLED
 
 CUT = "# The student's file ends here."
 
 TODO = re.compile(r"^( *)(# TODO:.*\n(?: *#.*\n)*?)((?:.*\n)*?) *# END\n", re.MULTILINE)
 BLANK = re.compile(r"⟦(.*?)⟧", re.DOTALL)
-LEFT = {"code": re.compile(r"^ *(?:\w+ = |return )\.\.\. *$", re.MULTILINE), "derivation": UNFILLED}
 
 
 class Slip(NamedTuple):
@@ -114,8 +112,3 @@ def blank(match: re.Match) -> str:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names |= dict.fromkeys(target.id for target in targets if isinstance(target, ast.Name))
     return indent + todo + "".join(f"{indent}{name} = ...\n" for name in names)
-
-
-def blanks_left(text: str, kind: str) -> list[int]:
-    """The numbers of the lines of a student's file, of an exercise of this kind, that are still blank."""
-    return [text.count("\n", 0, match.end()) + 1 for match in LEFT[kind].finditer(text)]

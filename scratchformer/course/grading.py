@@ -34,8 +34,18 @@ from ..testing import GradientError, check_gradients
 from ..testing.contracts import HOUSE
 from ..testing.diagnosis import paragraph, without_diagnosis
 from ..testing.mutate.mutants import mutants
-from .equations import Restricted, Verdict, Wrong, check_text, findings, first_blank, in_docstring, judge
-from .exercise import Exercise, blanks_left
+from .equations import (
+    Restricted,
+    Verdict,
+    Wrong,
+    blanks_left,
+    check_text,
+    findings,
+    first_blank,
+    in_docstring,
+    judge,
+)
+from .exercise import Exercise
 
 SETS = re.compile(r"( *(\w+) = )([^#]*[^#,(\s])")  # a line of code that sets one variable
 SECONDS = 2.0  # that the search for the name of a mistake may take
@@ -251,19 +261,25 @@ The check repeats everything in float32, and every result must stay float32. Num
 integers are divided, for np.sqrt of an integer, and for np.zeros or np.eye without a dtype."""
 
 
-def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:
-    """`check_gradients`, for a student's pair. It need not work for empty arrays, or in every layout."""
+def check_pair(student: Any, name: str, *args: Any, **options: Any) -> None:
+    """`check_gradients`, for a student's operation of this name and its backward. They need not work for empty arrays,
+    or in every layout.
+    """
     try:
-        check_gradients(op, op_backward, *args, rules=RULES, **options)
+        check_gradients(*pair(student, name), *args, rules=RULES, **options)
     except GradientError as error:
         if "inputs are float32" not in str(error):
             raise
         raise Wrong("The values are right in float64. " + in_file(error, "") + FLOAT32) from error
 
 
-def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:
+def pair(student: Any, name: str) -> tuple[Callable, Callable]:
+    return getattr(student, name), getattr(student, f"{name}_backward")
+
+
+def variables_of(student: Any, name: str, *args: Any) -> dict[str, np.ndarray]:
     """The arrays of one run of a student's pair, by name: arguments, dy, gradients and local variables."""
-    ran = run(op, op_backward, *args)
+    ran = run(*pair(student, name), *args)
     return {name: value for variables in ran.locals.values() for name, value in variables.items()} | ran.values
 
 
@@ -277,8 +293,18 @@ def peak_memory(call: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
-def expect_no_jacobian(op: Callable, op_backward: Callable, *args: Any) -> None:
+def numbers_in(cache: Any) -> int:
+    """How many numbers the arrays in nested tuples, lists and dictionaries hold."""
+    if isinstance(cache, dict):
+        cache = list(cache.values())
+    if isinstance(cache, tuple | list):
+        return sum(map(numbers_in, cache))
+    return cache.size if isinstance(cache, np.ndarray) else 0
+
+
+def expect_no_jacobian(student: Any, name: str, *args: Any) -> None:
     """Raise Wrong if the backward of an operation on rows builds a table with a row and a column for each number."""
+    op, op_backward = pair(student, name)
     y, cache = op(*args)
     n, peak = y.shape[-1], peak_memory(lambda: op_backward(y, cache))
     if peak > 8 * n * n // 2:

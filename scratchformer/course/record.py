@@ -6,14 +6,11 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..shell.files import InUse, locked, replacing
 from ..shell.reading import read_json
-from ..shell.text import shown
-from .course import NAMES
 
 FILE = "progress.json"
 FOLDER = "exercises"
@@ -31,14 +28,10 @@ class Record:
 
 @dataclass
 class Progress:
-    """The records by exercise, as they were when they were read.
-
-    written: the whole file, so that what is unknown here is kept.
-    """
+    """The records by exercise, as they were when they were read."""
 
     folder: Path
     records: dict[str, Record] = field(default_factory=dict)
-    written: dict[str, Any] = field(default_factory=dict)
 
     def of(self, name: str) -> Record:
         return self.records.setdefault(name, Record())
@@ -65,13 +58,10 @@ class Progress:
                     if time.monotonic() > give_up:
                         raise
                     time.sleep(0.01)
-            current = find(str(self.folder))
-            self.records, self.written = current.records, current.written
+            self.records = find(str(self.folder)).records
             yield
-            for name, each in self.records.items():
-                if name in self.written or each != Record():
-                    self.written[name] = self.written.get(name, {}) | asdict(each)
-            write(self.folder / FILE, json.dumps(self.written, indent=1) + "\n")
+            noted = {name: asdict(each) for name, each in self.records.items() if each != Record()}
+            write(self.folder / FILE, json.dumps(noted, indent=1) + "\n")
 
 
 def write(path: Path, text: str) -> None:
@@ -91,13 +81,10 @@ def find(folder: str | None = None) -> Progress:
     if not path.exists():
         return Progress(Path(folder))
     contents = read_json(path, unreadable)
-    known = [each.name for each in fields(Record)]
-    records = {}
-    for name in (name for name in NAMES if name in contents):
-        if not isinstance(contents[name], dict):
-            raise unreadable(f"{path}: {name}: expected an object {{...}}, got {shown(contents[name])}")
-        records[name] = Record(**{each: value for each, value in contents[name].items() if each in known})
-    return Progress(Path(folder), records, contents)
+    try:
+        return Progress(Path(folder), {name: Record(**each) for name, each in contents.items()})
+    except TypeError as error:
+        raise unreadable(f"{path}: {error}") from error
 
 
 def unreadable(what: str) -> ValueError:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from scratchformer.course.course import NAMES, exercise
-from scratchformer.course.exercise import blanks_left
+from scratchformer.course.equations import blanks_left
 from scratchformer.course.grading import load
 
 MISTAKES = [

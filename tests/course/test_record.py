@@ -1,6 +1,5 @@
 """The file of the progress: several commands at once, and a damaged file."""
 
-import json
 import os
 import subprocess
 import sys
@@ -55,50 +54,15 @@ def test_commands_at_the_same_time_lose_nothing(tmp_path):
     }
 
 
-def learn(*words):
-    """The message of an error, or ""."""
-    try:
-        main(["learn", *words])
-    except SystemExit as end:
-        return str(end.code)
-    return ""
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("{", "Expecting property name"),
-        ("[]", "expected an object"),
-        ('{"softmax": 1}', "softmax: expected an object {...}, got 1"),
-    ],
-)
-def test_a_file_that_cannot_be_read(text, says, tmp_path, monkeypatch):
-    """Every command says so, and none changes the file."""
+@pytest.mark.parametrize("text", ["{", "[]", '{"softmax": 1}'])
+def test_a_file_that_cannot_be_read(text, tmp_path, monkeypatch):
+    """The command says so, and does not change the file."""
     monkeypatch.chdir(tmp_path)
-    learn("start", "softmax")
+    main(["learn", "start", "softmax"])
     path = Path("exercises", "progress.json")
     path.write_text(text)
-    for words in (
-        (),
-        ("start", "relu"),
-        ("check", "softmax"),
-        ("hint", "softmax"),
-        ("solution",),
-        ("reset",),
-        ("watch",),
-    ):
-        said = learn(*words)
-        assert says in said and "Your progress cannot be read: repair this file, or move it away" in said
+    for words in ["start", "relu"], ["hint", "softmax"], ["reset"]:
+        with pytest.raises(SystemExit, match=r"progress\.json.*Your progress cannot be read: repair this file"):
+            main(["learn", *words])
         assert path.read_text() == text
     assert not Path("exercises/relu.py").exists() and not Path("exercises/softmax.old1").exists()
-
-
-def test_what_a_later_version_notes_is_kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    learn("start", "softmax")
-    later = {"softmax": {"hints": 1, "minutes": 12}, "relu": {}, "new_exercise": {"passed": "twice"}, "version": 2}
-    Path("exercises/progress.json").write_text(json.dumps(later))
-    learn("hint", "softmax")
-    found = json.loads(Path("exercises/progress.json").read_text())
-    assert found["softmax"] == {"hints": 2, "minutes": 12, "passed": False, "solution": False}
-    assert found["new_exercise"] == {"passed": "twice"} and found["version"] == 2

@@ -198,8 +198,8 @@ def test_evaluate_reproduces_the_scores_of_the_program(call, fail, bert_run, cop
     assert fail("scratchformer", "evaluate", copy).endswith("holds no model yet")
 
 
-def test_plot_draws_the_curves_of_every_stage(call, bert_run, tmp_path):
+def test_plot_draws_the_curves_of_every_stage(call, bert_run):
     pytest.importorskip("matplotlib")
-    result = call("scratchformer", "plot", bert_run.folder, "--out", tmp_path)
+    result = call("scratchformer", "plot", bert_run.folder)
     names = ("curves_finetune", "curves_pretrain", "curves_scratch")
-    assert result.stdout.split() == [str(tmp_path / f"{name}.png") for name in names]
+    assert result.stdout.split() == [str(bert_run.folder / "plots" / f"{name}.png") for name in names]

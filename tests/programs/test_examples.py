@@ -277,33 +277,31 @@ def test_runs_without_a_folder_are_numbered(call, reviews_folder, tmp_path):
 @pytest.mark.parametrize("kind", ["enwik8", "xl", "imdb"])
 def test_plot_draws_what_the_run_has(request, call, tmp_path, kind):
     pytest.importorskip("matplotlib")
-    run = request.getfixturevalue(f"{kind}_run").folder
-    text, names = ("--text", "the film is not bad"), ("curves", "attention", "positions")
-    result = call("scratchformer", "plot", run, "--out", tmp_path, *text)
-    paths = [tmp_path / f"{name}.png" for name in names]
+    run = shutil.copytree(request.getfixturevalue(f"{kind}_run").folder, tmp_path / "run")
+    result = call("scratchformer", "plot", run)
+    paths = [run / "plots" / f"{name}.png" for name in ("curves", "attention", "positions")]
     assert result.stdout.split() == [str(path) for path in paths]
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in paths)
 
 
 def test_plot_compares_runs(call, enwik8_run, xl_run, bert_run, tmp_path):
     pytest.importorskip("matplotlib")
-    runs = enwik8_run.folder, xl_run.folder
-    result = call("scratchformer", "plot", *runs, "--out", tmp_path)
-    path = tmp_path / "comparison.png"
+    run = shutil.copytree(enwik8_run.folder, tmp_path / "run")
+    result = call("scratchformer", "plot", run, xl_run.folder)
+    path = run / "plots" / "comparison.png"
     assert result.stdout.split() == [str(path)]
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
     again = shutil.copytree(bert_run.folder, tmp_path / "again")
-    staged = call("scratchformer", "plot", bert_run.folder, again, "--out", tmp_path).stdout
+    staged = call("scratchformer", "plot", again, bert_run.folder).stdout
     assert "comparison_pretrain.png" in staged and "comparison_finetune.png" in staged
     for more, message in (
         ((bert_run.folder,), "they have no stage in common, whose curves could be compared"),
         ((tmp_path,), "settings.json"),
         ((xl_run.folder, xl_run.folder.parent / "." / xl_run.folder.name), "expected different runs"),
-        ((xl_run.folder, "--text", "a"), "--text: only curves are drawn of several runs, so leave it out"),
         ((xl_run.folder, "--program", "a.py"), "--program: only curves are drawn of several runs, so leave it out"),
     ):
-        refused = call("scratchformer", "plot", enwik8_run.folder, *more, "--out", tmp_path / "none", status=1)
-        assert message in refused.stderr and not (tmp_path / "none").exists()
+        refused = call("scratchformer", "plot", enwik8_run.folder, *more, status=1)
+        assert message in refused.stderr and not refused.stdout
 
 
 @pytest.mark.parametrize(

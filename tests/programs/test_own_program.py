@@ -49,7 +49,7 @@ def command(runs, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["poems", "own"])
-def test_the_commands_work_on_its_runs(command, runs, tmp_path, name):
+def test_the_commands_work_on_its_runs(command, runs, name):
     found = command("evaluate", name, "--device", "cpu")
     bits = float(re.fullmatch(r"test: loss [0-9.]+, bits_per_byte ([0-9.]+)\n", found)[1])
     told = float(re.search(r"text\.txt: ([0-9.]+) bits per byte on the last 5%", runs[1])[1])
@@ -58,8 +58,8 @@ def test_the_commands_work_on_its_runs(command, runs, tmp_path, name):
     assert f"bits_per_byte {best:.4f}" in command("evaluate", name, "--part", "validation", "--device", "cpu")
     assert command("generate", name, "--prompt", "the ", "--tokens", 5).startswith("the ")
     pytest.importorskip("matplotlib")
-    paths = [str(tmp_path / f"{picture}.png") for picture in ("curves", "attention", "positions")]
-    assert command("plot", name, "--out", tmp_path).split() == paths
+    paths = [str(Path(name, "plots", f"{picture}.png")) for picture in ("curves", "attention", "positions")]
+    assert command("plot", name).split() == paths
 
 
 @pytest.mark.parametrize("name", ["poems", "own"])

@@ -127,10 +127,10 @@ def test_other_models_do_not_translate(fail, imdb_run, translate_run):
     assert "which cannot generate text" in fail("scratchformer", "generate", translate_run.folder)
 
 
-def test_plot_draws_the_curves_and_the_cross_attention(call, translate_run, tmp_path):
+def test_plot_draws_the_curves_and_the_cross_attention(call, translate_run):
     pytest.importorskip("matplotlib")
-    result = call("scratchformer", "plot", translate_run.folder, "--out", tmp_path, "--text", "a red dog sees apples .")
-    paths = [tmp_path / f"{name}.png" for name in ("curves", "attention")]
+    result = call("scratchformer", "plot", translate_run.folder)
+    paths = [translate_run.folder / "plots" / f"{name}.png" for name in ("curves", "attention")]
     assert result.stdout.split() == [str(path) for path in paths]
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in paths)
 

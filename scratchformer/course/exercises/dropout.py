@@ -73,5 +73,5 @@ def check(student):
         "another mask, ran in between"
     )
     expect_close("dx", student.dropout_backward(np.ones_like(x), first), keep / 0.75, why)
-    check_pair(student.dropout, student.dropout_backward, normal(1, 3, 4), 0.4, 5)
-    check_pair(student.dropout, student.dropout_backward, normal(2, 2, 5, 3), 0.1, 6)
+    check_pair(student, "dropout", normal(1, 3, 4), 0.4, 5)
+    check_pair(student, "dropout", normal(2, 2, 5, 3), 0.1, 6)

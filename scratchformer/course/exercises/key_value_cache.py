@@ -49,7 +49,7 @@ import numpy as np
 from scratchformer import nn
 
 from ..exercise import Slip
-from ..grading import Wrong, expect_close, normal
+from ..grading import Wrong, expect_close, normal, numbers_in
 
 HINTS = (
     "Put the stored keys and values before the new ones, and store the result. The queries are the new ones alone.",
@@ -110,13 +110,6 @@ def check(student):
     if numbers_in(stored) > 2 * x[:, :3].size:
         raise Wrong("stored holds more than a key and a value for each position")
     expect_stored(student, x, weights)
-
-
-def numbers_in(stored):
-    """How many numbers the arrays have; a single number, such as a count of positions, is not counted."""
-    if isinstance(stored, dict):
-        return numbers_in(list(stored.values()))
-    return sum(map(numbers_in, stored)) if isinstance(stored, list | tuple) else np.size(stored) * (np.ndim(stored) > 0)
 
 
 def expect_stored(student, x, weights):

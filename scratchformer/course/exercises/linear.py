@@ -53,6 +53,6 @@ MISTAKES = (
 
 
 def check(student):
-    check_pair(student.linear, student.linear_backward, normal(0, 4, 3), normal(1, 3, 2), normal(2, 2))
-    check_pair(student.linear, student.linear_backward, normal(0, 3, 4, 2), normal(1, 2, 5), normal(2, 5))
-    check_pair(student.linear, student.linear_backward, normal(0, 2, 4, 3, 6), normal(1, 6, 5), normal(2, 5))
+    check_pair(student, "linear", normal(0, 4, 3), normal(1, 3, 2), normal(2, 2))
+    check_pair(student, "linear", normal(0, 3, 4, 2), normal(1, 2, 5), normal(2, 5))
+    check_pair(student, "linear", normal(0, 2, 4, 3, 6), normal(1, 6, 5), normal(2, 5))

@@ -106,4 +106,4 @@ def check(student):
         }
         like = (text for text, wrong in why.items() if np.shape(actual) == shape and np.allclose(actual, wrong))
         expect_close("y", actual, y, next(like, ""))
-        check_pair(student.rotary, student.rotary_backward, x)
+        check_pair(student, "rotary", x)

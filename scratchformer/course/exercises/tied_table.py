@@ -55,5 +55,5 @@ MISTAKES = (
 
 
 def check(student):
-    check_pair(student.tied, student.tied_backward, np.array([1, 3, 1, 0, 1]), normal(0, 6, 4))
-    check_pair(student.tied, student.tied_backward, np.array([2, 2]), normal(1, 4, 3))
+    check_pair(student, "tied", np.array([1, 3, 1, 0, 1]), normal(0, 6, 4))
+    check_pair(student, "tied", np.array([2, 2]), normal(1, 4, 3))
