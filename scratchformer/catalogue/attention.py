@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,43 +112,44 @@ ENTRIES = [
         "-k '(test_attention.py or not_finite or attention and (broadcast or bounds)) and not strict'",
     )
     .case("", attention)
-    .case("large scores", partial(attention, pattern=causal, keys="T", scale=40))
-    .case("full", partial(attention, pattern=lambda d: ops.Full()))
-    .case("causal", partial(attention, pattern=causal, keys="T"))
-    .case("causal, more keys or queries", partial(attention, pattern=causal))
-    .case("padding", partial(attention, pattern=padding, keys="T"))
-    .case("causal and padding", partial(attention, pattern=lambda d: ops.Causal() & padding(d), keys="T"))
-    .case("local", partial(attention, pattern=lambda d: ops.Local(1)))
-    .case("strided", partial(attention, pattern=lambda d: ops.Strided(2)))
-    .case("causal, local or strided", partial(attention, pattern=local_or_strided, keys="T"))
+    .case("large scores", attention, pattern=causal, keys="T", scale=40)
+    .case("full", attention, pattern=lambda d: ops.Full())
+    .case("causal", attention, pattern=causal, keys="T")
+    .case("causal, more keys or queries", attention, pattern=causal)
+    .case("padding", attention, pattern=padding, keys="T")
+    .case("causal and padding", attention, pattern=lambda d: ops.Causal() & padding(d), keys="T")
+    .case("local", attention, pattern=lambda d: ops.Local(1))
+    .case("strided", attention, pattern=lambda d: ops.Strided(2))
+    .case("causal, local or strided", attention, pattern=local_or_strided, keys="T")
     .case(
         "causal, same block or block ends",
-        partial(attention, pattern=lambda d: ops.Causal() & (ops.SameBlock(3) | ops.BlockEnds(3, 2)), keys="T"),
+        attention,
+        pattern=lambda d: ops.Causal() & (ops.SameBlock(3) | ops.BlockEnds(3, 2)),
+        keys="T",
     )
-    .case("same block, more keys or queries", partial(attention, pattern=lambda d: ops.SameBlock(2)))
+    .case("same block, more keys or queries", attention, pattern=lambda d: ops.SameBlock(2))
     .case(
         "a pattern for each head",
-        partial(
-            attention,
-            pattern=lambda d: each(d, ops.Causal(), ops.Strided(2), None, ops.Local(1), ops.SameBlock(2)),
-        ),
+        attention,
+        pattern=lambda d: each(d, ops.Causal(), ops.Strided(2), None, ops.Local(1), ops.SameBlock(2)),
     )
     .case("causal, a pattern for each half of the heads", of_four_heads)
-    .case("edges", partial(attention, pattern=lambda d: ops.Edges(d.integers("T T", 3) == 0), keys="T"))
-    .case("empty rows", partial(attention, pattern=empty, keys="T"))
-    .case("grouped", partial(attention, group=3))
-    .case("grouped, large scores", partial(attention, pattern=causal, group=2, scale=40))
+    .case("edges", attention, pattern=lambda d: ops.Edges(d.integers("T T", 3) == 0), keys="T")
+    .case("empty rows", attention, pattern=empty, keys="T")
+    .case("grouped", attention, group=3)
+    .case("grouped, large scores", attention, pattern=causal, group=2, scale=40)
     .case(
         "grouped, causal window and padding",
-        partial(attention, pattern=lambda d: ops.Causal() & ops.Local(2) & padding(d), keys="T", group=2),
+        attention,
+        pattern=lambda d: ops.Causal() & ops.Local(2) & padding(d),
+        keys="T",
+        group=2,
     )
     .case(
         "grouped, a pattern for each head",
-        partial(
-            attention,
-            pattern=lambda d: each(d, ops.Causal(), ops.Padding(d.lengths("S")), None, ops.Local(1)),
-            group=2,
-        ),
+        attention,
+        pattern=lambda d: each(d, ops.Causal(), ops.Padding(d.lengths("S")), None, ops.Local(1)),
+        group=2,
     )
     .extension(
         "several heads, heads that share keys and values, a mask, safe from overflow",
@@ -160,9 +160,9 @@ ENTRIES = [
         m="1",
     )
     .derivation("", derived_attention)
-    .derivation("causal", partial(derived_attention, pattern=causal))
-    .derivation("local", partial(derived_attention, pattern=lambda d: ops.Local(1)))
-    .derivation("padding", partial(derived_attention, pattern=all_padding))
+    .derivation("causal", derived_attention, pattern=causal)
+    .derivation("local", derived_attention, pattern=lambda d: ops.Local(1))
+    .derivation("padding", derived_attention, pattern=all_padding)
     .mistake(
         "The second term of the softmax is left out",
         "Raising one score lowers the other probabilities of its row. Without this term, the rows of dz do not sum to "
@@ -259,24 +259,22 @@ ENTRIES = [
         helpers=True,
     )
     .case("", relative_attention)
-    .case("large scores", partial(relative_attention, pattern=causal, keys="T", scale=40))
-    .case("causal", partial(relative_attention, pattern=causal, keys="T"))
-    .case("causal, more keys or queries", partial(relative_attention, pattern=causal))
-    .case("padding", partial(relative_attention, pattern=padding, keys="T"))
-    .case("strided", partial(relative_attention, pattern=lambda d: ops.Strided(2)))
-    .case("causal, local or strided", partial(relative_attention, pattern=local_or_strided, keys="T"))
+    .case("large scores", relative_attention, pattern=causal, keys="T", scale=40)
+    .case("causal", relative_attention, pattern=causal, keys="T")
+    .case("causal, more keys or queries", relative_attention, pattern=causal)
+    .case("padding", relative_attention, pattern=padding, keys="T")
+    .case("strided", relative_attention, pattern=lambda d: ops.Strided(2))
+    .case("causal, local or strided", relative_attention, pattern=local_or_strided, keys="T")
     .case(
         "a pattern for each head",
-        partial(
-            relative_attention,
-            pattern=lambda d: each(d, ops.Causal(), ops.Strided(2), ops.Padding(d.lengths("S"))),
-        ),
+        relative_attention,
+        pattern=lambda d: each(d, ops.Causal(), ops.Strided(2), ops.Padding(d.lengths("S"))),
     )
-    .case("empty rows", partial(relative_attention, pattern=empty, keys="T"))
+    .case("empty rows", relative_attention, pattern=empty, keys="T")
     .extension("several sequences and heads, a mask", "sequence|head|mask|pattern", "bhn", m="1")
     .derivation("", derived_relative_attention)
-    .derivation("causal", partial(derived_relative_attention, pattern=causal))
-    .derivation("padding", partial(derived_relative_attention, pattern=all_padding))
+    .derivation("causal", derived_relative_attention, pattern=causal)
+    .derivation("padding", derived_relative_attention, pattern=all_padding)
     .mistake(
         "q gets only one of its two gradients",
         "q is used twice, for the content and for the distance, so its gradient is a sum.",

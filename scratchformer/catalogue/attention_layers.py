@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import nn, ops
-from ..rng import Key
 from ..testing.draw import Draw, Sizes
 from .derived import derived
-from .entry import DerivationCase, Entry, LayerCase, on
+from .entry import DerivationCase, Entry, LayerCase, layer_of, on, padded
 from .tables import LLAMA3
+
+TWO_HEADS = {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5, "S": 7}  # sizes for derivations, all different
 
 
 def basic_attention(d: Sizes) -> DerivationCase:
@@ -32,7 +32,7 @@ def before(d: Sizes, causal: bool) -> np.ndarray:
 
 
 def multi_head_loop(d: Sizes) -> DerivationCase:
-    d.sizes |= {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5}
+    d.sizes |= TWO_HEADS
     layer = nn.MultiHeadLoop(d.C, d.H, causal=d.seed % 2 == 1)
 
     parts = {f"head{i}": head for i, head in enumerate(layer.heads, 1)}
@@ -41,40 +41,40 @@ def multi_head_loop(d: Sizes) -> DerivationCase:
 
 
 def cross_attention(d: Sizes) -> DerivationCase:
-    d.sizes |= {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5, "S": 7}
+    d.sizes |= TWO_HEADS
     lengths = d.lengths("S")
     names = {"H": d.H, "D": d.D, "m": lengths}
     return derived(d, nn.CrossAttention(d.C, d.H), d("B T C"), d("B S C"), ops.Padding(lengths), names=names)
 
 
 def self_attention(d: Sizes) -> DerivationCase:
-    d.sizes |= {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5}
+    d.sizes |= TWO_HEADS
     layer = nn.SelfAttention(d.C, d.H, causal=d.seed % 2 == 1)
-    seen = edges(d, d.T)
-    names = {"H": d.H, "D": d.D, "m": np.tril(seen) if layer.causal else seen}
+    seen = edges(d, d.T, layer.causal)
+    names = {"H": d.H, "D": d.D, "m": seen}
     return derived(d, layer, d("B T C"), ops.Edges(seen), names=names)
 
 
-def edges(d: Sizes, n: int) -> np.ndarray:
-    """Which of n positions sees which, (n, n); the last sees none."""
+def edges(d: Sizes, n: int, causal: bool = False) -> np.ndarray:
+    """Which of n positions sees which, (n, n); the last sees none. causal: none sees those after it."""
     seen = d.generator.random((n, n)) < 0.6
+    seen = np.tril(seen) if causal else seen
     seen[-1] = False
     return seen
 
 
 def relative_attention(d: Sizes) -> DerivationCase:
-    d.sizes |= {"H": 2, "D": 3, "C": 6, "B": 4, "T": 5, "S": 7}
+    d.sizes |= TWO_HEADS
     layer = nn.RelativeSelfAttention(d.C, d.H, causal=d.seed % 2 == 1)
-    x, seen = d("B S C"), edges(d, d.S)
-    m = (np.tril(seen) if layer.causal else seen)[-d.T :]
-    names = {"H": d.H, "D": d.D, "P": layer.distances(d.T, d.S, x), "m": m}
+    x, seen = d("B S C"), edges(d, d.S, layer.causal)
+    names = {"H": d.H, "D": d.D, "P": layer.distances(d.T, d.S, x), "m": seen[-d.T :]}
     return derived(d, layer, x, ops.Edges(seen), names=names, queries=d.T)
 
 
 def rotary(d: Draw, padding: bool = False, **options: Any) -> LayerCase:
     d.sizes.setdefault("C", 4 * d.H)
-    layer = nn.RotarySelfAttention(d.C, d.H, key=Key(d.seed), **options)
-    return on(layer, d("B T C"), **({"pattern": ops.Padding(d.lengths())} if padding else {}))
+    layer = nn.RotarySelfAttention(d.C, d.H, **options)
+    return padded(d, layer) if padding else on(layer, d("B T C"))
 
 
 def grouped_rotary(d: Draw, **options: Any) -> LayerCase:
@@ -87,24 +87,32 @@ def rotary_attention(d: Sizes) -> DerivationCase:
     d.sizes |= {"G": 2, "H": 4, "D": 6, "C": 7, "B": 3, "T": 5}
     d.sizes["N"] = min(4, d.D)
     layer = nn.RotarySelfAttention(d.C, d.H, d.G, d.D, causal=d.seed % 2 == 1, rotary_width=d.N)
-    seen = edges(d, d.T)
-    names = {"G": d.G, "H": d.H, "D": d.D, "θ": ops.rotary_frequencies(d.N), "N": d.N}
-    return derived(d, layer, d("B T C"), ops.Edges(seen), names=names | {"m": np.tril(seen) if layer.causal else seen})
+    seen = edges(d, d.T, layer.causal)
+    names = {"G": d.G, "H": d.H, "D": d.D, "θ": ops.rotary_frequencies(d.N), "N": d.N, "m": seen}
+    return derived(d, layer, d("B T C"), ops.Edges(seen), names=names)
 
 
 ENTRIES = [
     Entry("RotarySelfAttention")
     .case("", rotary)
-    .case("grouped, causal, padding, bias", partial(grouped_rotary, padding=True, causal=True, bias=True))
+    .case("grouped, causal, padding, bias", grouped_rotary, padding=True, causal=True, bias=True)
     .case(
         "grouped, causal, window, scaling, output bias",
-        partial(grouped_rotary, causal=True, window=2, base=100.0, scaling=LLAMA3, output_bias=True),
+        grouped_rotary,
+        causal=True,
+        window=2,
+        base=100.0,
+        scaling=LLAMA3,
+        output_bias=True,
     )
     .case(
         "norms of heads, partly rotated",
-        partial(grouped_rotary, causal=True, query_key_norm="heads", rotary_width=2),
+        grouped_rotary,
+        causal=True,
+        query_key_norm="heads",
+        rotary_width=2,
     )
-    .case("norms of all, not rotated", partial(grouped_rotary, causal=True, query_key_norm="all", rotary_width=0))
+    .case("norms of all, not rotated", grouped_rotary, causal=True, query_key_norm="all", rotary_width=0)
     .derivation("", rotary_attention)
     .mistake(
         "The gradient of the queries is rotated forward once more",
@@ -142,7 +150,7 @@ ENTRIES = [
         tests="tests/nn/test_rotary_attention.py -k window",
     ),
     Entry("BasicSelfAttention")
-    .case("", lambda d: on(nn.BasicSelfAttention(), d("B T C")))
+    .case("", layer_of(nn.BasicSelfAttention, "", "B T C"))
     .derivation("", basic_attention)
     .mistake(
         "x gets no gradient as a key",
@@ -151,8 +159,8 @@ ENTRIES = [
         wrong="dx_sc = Σ_t w_ts dy_tc + Σ_t dz_st x_tc",
     ),
     Entry("SingleHeadAttention")
-    .case("", lambda d: on(nn.SingleHeadAttention(d.C, d.D), d("B T C")))
-    .case("causal", lambda d: on(nn.SingleHeadAttention(d.C, causal=True), d("B T C")))
+    .case("", layer_of(nn.SingleHeadAttention, "C D", "B T C"))
+    .case("causal", layer_of(nn.SingleHeadAttention, "C", "B T C", causal=True))
     .derivation("", single_head)
     .mistake(
         "x gets no gradient from the keys",
@@ -161,8 +169,8 @@ ENTRIES = [
         wrong="dx_tc = Σ_d dq_td query.w_cd + Σ_d dv_td value.w_cd",
     ),
     Entry("MultiHeadLoop")
-    .case("", lambda d: on(nn.MultiHeadLoop(d.C, d.H), d("B T C")))
-    .case("causal", lambda d: on(nn.MultiHeadLoop(d.C, d.H, causal=True), d("B T C")))
+    .case("", layer_of(nn.MultiHeadLoop, "C H", "B T C"))
+    .case("causal", layer_of(nn.MultiHeadLoop, "C H", "B T C", causal=True))
     .derivation("", multi_head_loop)
     .mistake(
         "Only the last head passes its gradient back",
@@ -174,13 +182,10 @@ ENTRIES = [
         "SelfAttention",
         tests="tests/nn/test_all_layers.py tests/nn/test_attention.py -k 'test_attention.py or Attention'",
     )
-    .case("", lambda d: on(nn.SelfAttention(d.C, d.H), d("B T C")))
-    .case("causal", lambda d: on(nn.SelfAttention(d.C, d.H, causal=True), d("B T C")))
-    .case("wide, bias", lambda d: on(nn.SelfAttention(d.C, d.H, wide=True, bias=True), d("B T C")))
-    .case(
-        "causal, padding",
-        lambda d: on(nn.SelfAttention(d.C, d.H, causal=True), d("B T C"), pattern=ops.Padding(d.lengths())),
-    )
+    .case("", layer_of(nn.SelfAttention, "C H", "B T C"))
+    .case("causal", layer_of(nn.SelfAttention, "C H", "B T C", causal=True))
+    .case("wide, bias", layer_of(nn.SelfAttention, "C H", "B T C", wide=True, bias=True))
+    .case("causal, padding", lambda d: padded(d, nn.SelfAttention(d.C, d.H, causal=True)))
     .derivation("", self_attention)
     .mistake(
         "x gets no gradient from keys and values",
@@ -227,8 +232,8 @@ ENTRIES = [
         tests="tests/nn/test_attention.py -k extend",
     ),
     Entry("CrossAttention")
-    .case("", lambda d: on(nn.CrossAttention(d.C, d.H), d("B T C"), d("B M C")))
-    .case("wide", lambda d: on(nn.CrossAttention(d.C, d.H, wide=True), d("B T C"), d("B M C")))
+    .case("", layer_of(nn.CrossAttention, "C H", "B T C", "B M C"))
+    .case("wide", layer_of(nn.CrossAttention, "C H", "B T C", "B M C", wide=True))
     .derivation("", cross_attention)
     .mistake(
         "The memory gets no gradient from the values",
@@ -264,15 +269,12 @@ ENTRIES = [
         },
     ),
     Entry("RelativeSelfAttention")
-    .case("", lambda d: on(nn.RelativeSelfAttention(d.C, d.H), d("B T C")))
+    .case("", layer_of(nn.RelativeSelfAttention, "C H", "B T C"))
     .case(
         "causal, wide, bias",
-        lambda d: on(nn.RelativeSelfAttention(d.C, d.H, causal=True, wide=True, bias=True), d("B T C")),
+        layer_of(nn.RelativeSelfAttention, "C H", "B T C", causal=True, wide=True, bias=True),
     )
-    .case(
-        "causal, padding",
-        lambda d: on(nn.RelativeSelfAttention(d.C, d.H, causal=True), d("B T C"), pattern=ops.Padding(d.lengths())),
-    )
+    .case("causal, padding", lambda d: padded(d, nn.RelativeSelfAttention(d.C, d.H, causal=True)))
     .case("causal, memory", lambda d: on(nn.RelativeSelfAttention(d.C, d.H, causal=True), d("B T C"), queries=d.T - 1))
     .derivation("", relative_attention)
     .mistake(

@@ -12,9 +12,9 @@ from .. import nn, ops
 from ..backend import Array, to_device
 from ..rng import Key
 from ..testing.draw import Draw, Sizes
-from .attention_layers import edges
+from .attention_layers import TWO_HEADS, edges
 from .derived import GELU, Part, derived
-from .entry import DerivationCase, Entry, LayerCase, on
+from .entry import DerivationCase, Entry, LayerCase, on, padded
 
 OTHER = {"post": "pre", "pre": "post"}
 STARTS = {"post": 'In "post" order', "pre": 'In "pre" order', "after": "With a norm after"}
@@ -27,37 +27,22 @@ def memory(d: Draw, letters: str) -> Array:
 
 
 def block(d: Draw, **options: Any) -> LayerCase:
-    layer = nn.TransformerBlock(d.C, d.H, key=Key(d.seed), **options)
-    pattern = ops.Padding(d.lengths())
-    return on(layer, d("B T C"), pattern=pattern, key=d.key if options.get("dropout") else None)
+    return padded(d, nn.TransformerBlock(d.C, d.H, **options), key=d.key)
 
 
 def block_with_memory(d: Draw, **options: Any) -> LayerCase:
-    layer = nn.TransformerBlock(d.C, d.H, causal=True, relative=True, key=Key(d.seed), **options)
-    key = d.key if options.get("dropout") else None
-    return on(layer, d("B T C"), memory=memory(d, "B M C"), key=key)
+    layer = nn.TransformerBlock(d.C, d.H, causal=True, relative=True, **options)
+    return on(layer, d("B T C"), memory=memory(d, "B M C"), key=d.key)
 
 
-def block_of_other_parts(d: Draw) -> LayerCase:
-    layer = nn.Block(
-        nn.RotarySelfAttention(d.C, d.H, head_width=4, key=Key(d.seed)),
-        nn.SwiGLU(d.C, d.F, key=Key(d.seed, 1)),
-        nn.RMSNorm(d.C),
-        nn.LayerNorm(d.C),
-        norm="pre",
-        dropout=0.3,
-    )
-    return on(layer, d("B T C"), key=d.key, pattern=ops.Padding(d.lengths()))
-
-
-def parallel_block(d: Draw) -> LayerCase:
-    parts = nn.RotarySelfAttention(d.C, d.H, head_width=4, key=Key(d.seed)), nn.SwiGLU(d.C, d.F, key=Key(d.seed, 1))
-    layer = nn.ParallelBlock(*parts, nn.RMSNorm(d.C), nn.LayerNorm(d.C), "pre", 0.3)
-    return on(layer, d("B T C"), key=d.key, pattern=ops.Padding(d.lengths()))
+def other_parts(d: Draw, kind: type[nn.Block]) -> LayerCase:
+    attention, feedforward = nn.RotarySelfAttention(d.C, d.H, head_width=4), nn.SwiGLU(d.C, d.F)
+    layer = kind(attention, feedforward, nn.RMSNorm(d.C), nn.LayerNorm(d.C), norm="pre", dropout=0.3)
+    return padded(d, layer, key=d.key)
 
 
 def parallel(d: Sizes) -> DerivationCase:
-    d.sizes |= {"H": 2, "D": 3, "C": 6}
+    d.sizes |= TWO_HEADS
     parts = nn.SelfAttention(d.C, d.H), nn.FeedForward(d.C, d.F, GELU)
     block = nn.ParallelBlock(*parts, nn.LayerNorm(d.C), nn.LayerNorm(d.C), "pre")
     return with_pattern(d, block, H=d.H, D=d.D)
@@ -67,7 +52,7 @@ BLOCK_PARTS = ("attention", "feedforward", "norm1", "norm2")
 
 
 def transformer_block(d: Sizes, order: str, activation: ops.Activation = GELU) -> DerivationCase:
-    d.sizes |= {"H": 2, "D": 3, "C": 6}
+    d.sizes |= TWO_HEADS
     block = nn.TransformerBlock(d.C, d.H, order, d_ff=d.F, activation=activation)
     return with_pattern(d, block, H=d.H, D=d.D, leave=f"{OTHER[order].title()}-norm")
 
@@ -87,12 +72,12 @@ def with_pattern(
 
 
 def looking_at_memory(d: Draw, **options: Any) -> LayerCase:
-    layer = nn.DecoderBlock(d.C, d.H, key=Key(d.seed), **options)
+    layer = nn.DecoderBlock(d.C, d.H, **options)
     return on(layer, d("B T C"), d("B M C"), pattern=ops.Padding(d.lengths("M")), key=d.key)
 
 
 def decoder_block(d: Sizes, order: str, activation: ops.Activation = GELU) -> DerivationCase:
-    d.sizes |= {"H": 2, "D": 3, "C": 6}
+    d.sizes |= TWO_HEADS
     block = nn.DecoderBlock(d.C, d.H, order, d_ff=d.F, activation=activation)
     x, memory, lengths, norm = d("B T C"), d("B M C"), d.lengths("M"), block.norm1
     parts: dict[str, Part] = {name: getattr(block, name) for name in (*BLOCK_PARTS, "norm3")}
@@ -103,7 +88,7 @@ def decoder_block(d: Sizes, order: str, activation: ops.Activation = GELU) -> De
 
 
 def around_feedforward(d: Draw, order: str, after: bool = False) -> LayerCase:
-    branch, norm = nn.FeedForward(d.C, d.F, "gelu", Key(d.seed)), nn.LayerNorm(d.C)
+    branch, norm = nn.FeedForward(d.C, d.F, "gelu"), nn.LayerNorm(d.C)
     norms = dict(norm=None, after=norm) if after else dict(norm=norm)
     return on(nn.Residual(branch, order=order, dropout=nn.Dropout(0.3), **norms), d("B T C"), key=d.key)
 
@@ -140,8 +125,8 @@ def residual_of_linear(d: Sizes, order: str) -> DerivationCase:
 
 def two_blocks(d: Draw, order: str) -> LayerCase:
     """Two blocks that look at another sequence, and a norm."""
-    block = nn.DecoderBlock(d.C, d.H, order, dropout=0.3, key=Key(d.seed))
-    stack = nn.Stack([block, nn.DecoderBlock(d.C, d.H, order, key=Key(d.seed, 1))], nn.LayerNorm(d.C))
+    block = nn.DecoderBlock(d.C, d.H, order, dropout=0.3)
+    stack = nn.Stack([block, nn.DecoderBlock(d.C, d.H, order)], nn.LayerNorm(d.C))
     return on(stack, d("B T C"), d("B M C"), key=d.key)
 
 
@@ -155,18 +140,23 @@ def stack(d: Sizes) -> DerivationCase:
 
 ENTRIES = [
     Entry("TransformerBlock")
-    .case("post", partial(block, norm="post"))
-    .case("pre", partial(block, norm="pre"))
+    .case("post", block, norm="post")
+    .case("pre", block, norm="pre")
     .case(
         "post, causal, wide, dropout",
-        partial(block, norm="post", causal=True, wide=True, dropout=0.3, activation="gelu"),
+        block,
+        norm="post",
+        causal=True,
+        wide=True,
+        dropout=0.3,
+        activation="gelu",
     )
-    .case("pre, causal, bias, dropout", partial(block, norm="pre", causal=True, bias=True, dropout=0.3, d_ff=3))
-    .case("post, relative, dropout", partial(block, norm="post", relative=True, dropout=0.3))
-    .case("post, relative, causal, memory", partial(block_with_memory, norm="post"))
-    .case("pre, relative, causal, memory, dropout", partial(block_with_memory, norm="pre", dropout=0.3))
-    .derivation("", partial(transformer_block, order="post"))
-    .derivation("pre", partial(transformer_block, order="pre"))
+    .case("pre, causal, bias, dropout", block, norm="pre", causal=True, bias=True, dropout=0.3, d_ff=3)
+    .case("post, relative, dropout", block, norm="post", relative=True, dropout=0.3)
+    .case("post, relative, causal, memory", block_with_memory, norm="post")
+    .case("pre, relative, causal, memory, dropout", block_with_memory, norm="pre", dropout=0.3)
+    .derivation("", transformer_block, order="post")
+    .derivation("pre", transformer_block, order="pre")
     .mistake(
         "The gradient passes only through the attention",
         "x also goes to the first sum directly. The blocks below get only what the attention lets through.",
@@ -192,10 +182,10 @@ ENTRIES = [
         wrong="dh_tc = du_tc",
     ),
     Entry("DecoderBlock")
-    .case("post, dropout", partial(looking_at_memory, dropout=0.3))
-    .case("pre, bias", partial(looking_at_memory, norm="pre", bias=True, activation="gelu"))
-    .derivation("", partial(decoder_block, order="post"))
-    .derivation("pre", partial(decoder_block, order="pre"))
+    .case("post, dropout", looking_at_memory, dropout=0.3)
+    .case("pre, bias", looking_at_memory, norm="pre", bias=True, activation="gelu")
+    .derivation("", decoder_block, order="post")
+    .derivation("pre", decoder_block, order="pre")
     .mistake(
         "The gradient passes only through the cross-attention",
         "g also goes to the second sum directly. Without this path, everything before it gets the wrong gradient.",
@@ -209,7 +199,7 @@ ENTRIES = [
         wrong="dg_tc = dr_tc",
     ),
     Entry("ParallelBlock")
-    .case("", parallel_block)
+    .case("", other_parts, kind=nn.ParallelBlock)
     .derivation("", parallel)
     .mistake(
         "Only the branches pass the gradient on",
@@ -218,12 +208,12 @@ ENTRIES = [
         wrong="dx_tc = ds_tc + dr_tc",
     ),
     Entry("Residual")
-    .case("post", partial(around_feedforward, order="post"))
-    .case("pre", partial(around_feedforward, order="pre"))
-    .case("after", partial(around_feedforward, order="pre", after=True))
-    .derivation("", partial(residual, order="post"))
-    .derivation("pre", partial(residual, order="pre"))
-    .derivation("after", partial(residual, order="after"))
+    .case("post", around_feedforward, order="post")
+    .case("pre", around_feedforward, order="pre")
+    .case("after", around_feedforward, order="pre", after=True)
+    .derivation("", residual, order="post")
+    .derivation("pre", residual, order="pre")
+    .derivation("after", residual, order="after")
     .mistake(
         "The gradient passes only through the branch",
         "In y = x + f(x), the first x passes dy on unchanged; this part is left out.",
@@ -264,8 +254,8 @@ ENTRIES = [
         tests="tests/nn/test_all_layers.py -k memory",
     ),
     Entry("Stack")
-    .case("shared input, post", partial(two_blocks, order="post"))
-    .case("shared input, pre", partial(two_blocks, order="pre"))
+    .case("shared input, post", two_blocks, order="post")
+    .case("shared input, pre", two_blocks, order="pre")
     .derivation("", stack)
     .mistake(
         "The memory gets its gradient from only one block",
@@ -273,7 +263,7 @@ ENTRIES = [
         replace={"[ops.add(total, d)[0] for total, d in zip(totals, dshared, strict=True)]": "totals"},
         tests="tests/models/test_encoder_decoder.py -k gradient",
     ),
-    Entry("Block of other parts").case("", block_of_other_parts),
+    Entry("Block of other parts").case("", other_parts, kind=nn.Block),
     Entry("Recompute")
     .case("", lambda d: on(nn.Recompute(nn.TransformerBlock(d.C, d.H, dropout=0.3)), d("B T C"), key=d.key))
     .mistake(

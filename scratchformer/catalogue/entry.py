@@ -80,14 +80,16 @@ class Entry:
         self.mistakes: list[Mistake] = []
         self.equal: dict[tuple[str, str], str] = {}  # the survivors: reasons, by the function and the change
 
-    def case(self, variant: str, case: Callable[[Draw], Any]) -> Self:
-        """Add a case for the gradient checks. The variant is "", or what follows the name and a comma: "causal"."""
-        self.cases[self.full(variant)] = case
+    def case(self, variant: str, case: Callable[..., Any], **options: Any) -> Self:
+        """Add a case for the gradient checks: `case` of a draw, with these options. The variant is "", or what follows
+        the name and a comma: "causal".
+        """
+        self.cases[self.full(variant)] = partial(case, **options)
         return self
 
-    def derivation(self, variant: str, case: Callable[[Sizes], Any]) -> Self:
-        """Add a case of the derivation."""
-        self.derivations[self.full(variant)] = case
+    def derivation(self, variant: str, case: Callable[..., Any], **options: Any) -> Self:
+        """Add a case of the derivation, from `Sizes`."""
+        self.derivations[self.full(variant)] = partial(case, **options)
         return self
 
     def full(self, variant: str) -> str:
@@ -139,15 +141,16 @@ class OperationEntry(Entry):
         """The reference of the backward; None if there is none."""
         return getattr(getattr(ops, f"{self.name}_backward", None), "reference", None)
 
-    def case(self, variant: str, case: Callable[[Draw], Arguments]) -> Self:
+    def case(self, variant: str, case: Callable[..., Arguments], **options: Any) -> Self:
         """Add a case for the gradient checks. That without a variant is also a case of the derivation."""
+        made = partial(case, **options)
         if not variant:
-            self.derivation(variant, case)
-        self.arguments[variant] = case
-        return super().case(variant, partial(self.gradient_case, case))
+            self.derivation(variant, made)
+        self.arguments[variant] = made
+        return super().case(variant, partial(self.gradient_case, made))
 
-    def derivation(self, variant: str, case: Callable[[Sizes], Arguments]) -> Self:
-        return super().derivation(variant, partial(self.derivation_case, case))
+    def derivation(self, variant: str, case: Callable[..., Arguments], **options: Any) -> Self:
+        return super().derivation(variant, partial(self.derivation_case, partial(case, **options)))
 
     def extension(self, title: str, words: str, letters: str = "", **values: str) -> Self:
         """What the page leaves out at first, see `Extension`."""
@@ -176,6 +179,16 @@ def given(*args: Any, **options: Any) -> Arguments:
 def normal(*shapes: str, **options: Any) -> Callable[[Draw], Arguments]:
     """The case of an operation whose arguments are normal arrays of these shapes."""
     return lambda d: given(*map(d, shapes), **options)
+
+
+def layer_of(kind: type[nn.Layer], sizes: str, *shapes: str, **options: Any) -> Callable[[Draw], LayerCase]:
+    """The case of a layer made with these sizes, "C H", and options, on normal arrays of these shapes."""
+    return lambda d: on(kind(*d.shape(sizes), **options), *map(d, shapes))
+
+
+def padded(d: Draw, layer: nn.Layer, **options: Any) -> LayerCase:
+    """The case of a layer on sequences of which some are shorter."""
+    return on(layer, d("B T C"), pattern=ops.Padding(d.lengths()), **options)
 
 
 def on(layer: nn.Layer, *inputs: Any, **options: Any) -> LayerCase:

@@ -9,10 +9,9 @@ import numpy as np
 
 from .. import nn, ops
 from ..notation.run import getdoc
-from ..rng import Key
 from ..testing.draw import Draw, Sizes
 from .derived import derived, functions_of, prepared, shows
-from .entry import DerivationCase, Entry, LayerCase, on
+from .entry import DerivationCase, Entry, LayerCase, layer_of, on
 
 
 def lora(d: Sizes) -> DerivationCase:
@@ -53,7 +52,7 @@ def grid_positions(d: Sizes) -> DerivationCase:
 
 
 def units_and_tokens(d: Draw, **options: Any) -> LayerCase:
-    embeddings = [nn.Linear(d.I, d.C, key=Key(d.seed)), nn.TokenEmbedding(d.V, d.C)]
+    embeddings = [nn.Linear(d.I, d.C), nn.TokenEmbedding(d.V, d.C)]
     embedding = nn.EmbeddingSum(embeddings, dropout=nn.Dropout(0.3), **options)
     return on(embedding, d("B T I"), d.integers("B T", d.V), key=d.key)
 
@@ -77,7 +76,7 @@ def normed_linear(d: Sizes) -> DerivationCase:
 
 ENTRIES = [
     Entry("Linear", tests="tests/nn/test_all_layers.py tests/nn/test_pointwise.py -k 'Linear or FeedForward'")
-    .case("", lambda d: on(nn.Linear(d.I, d.O, key=Key(d.seed)), d("B T I")))
+    .case("", layer_of(nn.Linear, "I O", "B T I"))
     .mistake(
         "A weight's gradient is assigned, not added",
         "If a layer is used twice, or a weight is shared, only the last gradient is left.",
@@ -86,10 +85,10 @@ ENTRIES = [
         tests="tests/nn/test_pointwise.py tests/nn/test_layer.py",
     ),
     Entry("LoRA", tests="tests/nn/test_all_layers.py tests/nn/test_lora.py -k LoRA")
-    .case("", lambda d: on(nn.LoRA(nn.Linear(d.I, d.O, key=Key(d.seed)), 2, alpha=3.0), d("B T I")))
+    .case("", lambda d: on(nn.LoRA(nn.Linear(d.I, d.O), 2, alpha=3.0), d("B T I")))
     .case("no bias", lambda d: on(nn.LoRA(nn.Linear(d.I, d.O, bias=False), 2), d("B T I")))
     .derivation("", lora),
-    Entry("LayerNorm").case("", lambda d: on(nn.LayerNorm(d.C), d("B T C"))),
+    Entry("LayerNorm").case("", layer_of(nn.LayerNorm, "C", "B T C")),
     Entry("TokenEmbedding").case("", lambda d: on(nn.TokenEmbedding(d.V, d.C), d.integers("B T", d.V))),
     Entry("TiedOutput")
     .case("", lambda d: on(nn.TiedOutput(nn.TokenEmbedding(d.V, d.C)), d("B T C")))
@@ -129,7 +128,7 @@ ENTRIES = [
         },
     ),
     Entry("SinusoidalPositions")
-    .case("", lambda d: on(nn.SinusoidalPositions(), d("B T C")))
+    .case("", layer_of(nn.SinusoidalPositions, "", "B T C"))
     .derivation("", lambda d: derived(d, nn.SinusoidalPositions(), d("B T C"), 1))
     .mistake(
         "100,000 instead of 10,000",
@@ -139,10 +138,10 @@ ENTRIES = [
     ),
     Entry("Dropout").case("", lambda d: on(nn.Dropout(0.4), d("B T C"), key=d.key)),
     Entry("FeedForward")
-    .case("", lambda d: on(nn.FeedForward(d.C, d.F), d("B T C")))
-    .case("gelu", lambda d: on(nn.FeedForward(d.C, d.F, "gelu"), d("B T C")))
-    .case("gelu_tanh", lambda d: on(nn.FeedForward(d.C, d.F, "gelu_tanh"), d("B T C")))
-    .case("a pair", lambda d: on(nn.FeedForward(d.C, d.F, (ops.silu, ops.silu_backward)), d("B T C")))
+    .case("", layer_of(nn.FeedForward, "C F", "B T C"))
+    .case("gelu", layer_of(nn.FeedForward, "C F", "B T C", activation="gelu"))
+    .case("gelu_tanh", layer_of(nn.FeedForward, "C F", "B T C", activation="gelu_tanh"))
+    .case("a pair", layer_of(nn.FeedForward, "C F", "B T C", activation=(ops.silu, ops.silu_backward)))
     .derivation("", lambda d: derived(d, nn.FeedForward(d.C, d.F), d("B T C")))
     .mistake(
         "The gradient passes where ReLU let nothing through",
@@ -156,10 +155,10 @@ ENTRIES = [
         equation="de_nf = da_nf where e_nf > 0, 0 elsewhere",
         wrong="de_nf = da_nf where da_nf > 0, 0 elsewhere",
     ),
-    Entry("RMSNorm").case("", lambda d: on(nn.RMSNorm(d.C), d("B T C"))),
+    Entry("RMSNorm").case("", layer_of(nn.RMSNorm, "C", "B T C")),
     Entry("NormedLinear")
-    .case("", lambda d: on(nn.NormedLinear(nn.Linear(d.C, 6, key=Key(d.seed)), nn.RMSNorm(3)), d("B T C")))
-    .case("all", lambda d: on(nn.NormedLinear(nn.Linear(d.C, 4, False, Key(d.seed)), nn.RMSNorm(4, 0.1)), d("B T C")))
+    .case("", lambda d: on(nn.NormedLinear(nn.Linear(d.C, 6), nn.RMSNorm(3)), d("B T C")))
+    .case("all", lambda d: on(nn.NormedLinear(nn.Linear(d.C, 4, False), nn.RMSNorm(4, 0.1)), d("B T C")))
     .derivation("", normed_linear)
     .mistake(
         "The mean is taken over all groups",
@@ -174,7 +173,7 @@ ENTRIES = [
         wrong="dz_nhd = g_nhd/ρ_nh",
     ),
     Entry("GeGLU")
-    .case("", lambda d: on(nn.GeGLU(d.C, d.F, bias=True, key=Key(d.seed)), d("B T C")))
+    .case("", layer_of(nn.GeGLU, "C F", "B T C", bias=True))
     .derivation("", lambda d: derived(d, nn.GeGLU(d.C, d.F), d("B T C")))
     .mistake(
         "The gate gets no factor from the other branch",
@@ -183,8 +182,8 @@ ENTRIES = [
         wrong="dgate_nf = da_nf (s_nf + gate_nf r_nf)",
     ),
     Entry("SwiGLU")
-    .case("", lambda d: on(nn.SwiGLU(d.C, d.F, key=Key(d.seed)), d("B T C")))
-    .case("bias", lambda d: on(nn.SwiGLU(d.C, d.F, bias=True, key=Key(d.seed)), d("B T C")))
+    .case("", layer_of(nn.SwiGLU, "C F", "B T C"))
+    .case("bias", layer_of(nn.SwiGLU, "C F", "B T C", bias=True))
     .derivation("", lambda d: derived(d, nn.SwiGLU(d.C, d.F), d("B T C")))
     .mistake(
         "The gate passes nothing back to x",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from ..ops.cross_entropy import given_targets
@@ -30,9 +29,9 @@ ENTRIES = [
         names=lambda logits, targets, ignore_index=None, **_: given_targets(logits, targets, ignore_index, 0),
     )
     .case("", cross_entropy)
-    .case("smoothing", partial(cross_entropy, label_smoothing=0.1))
-    .case("ignored", partial(cross_entropy, ignore_index=0))
-    .case("smoothing, ignored", partial(cross_entropy, label_smoothing=0.1, ignore_index=0))
+    .case("smoothing", cross_entropy, label_smoothing=0.1)
+    .case("ignored", cross_entropy, ignore_index=0)
+    .case("smoothing, ignored", cross_entropy, label_smoothing=0.1, ignore_index=0)
     .extension(
         "label smoothing, ignored rows, safe from overflow and rounding",
         "label smoothing|ignored|overflow|round",
@@ -41,11 +40,11 @@ ENTRIES = [
         count="N",
     )
     .derivation("", some_ignored)
-    .derivation("ignored", partial(some_ignored, ignore_index=-1))
-    .derivation("all ignored", partial(some_ignored, ignore_index=-100, ignored=1000))
-    .derivation("one counted", partial(some_ignored, ignore_index=-100, ignored=-1))
-    .derivation("smoothing", partial(some_ignored, label_smoothing=0.1))
-    .derivation("smoothing, ignored", partial(some_ignored, ignore_index=0, label_smoothing=0.1))
+    .derivation("ignored", some_ignored, ignore_index=-1)
+    .derivation("all ignored", some_ignored, ignore_index=-100, ignored=1000)
+    .derivation("one counted", some_ignored, ignore_index=-100, ignored=-1)
+    .derivation("smoothing", some_ignored, label_smoothing=0.1)
+    .derivation("smoothing, ignored", some_ignored, ignore_index=0, label_smoothing=0.1)
     .mistake(
         "Forward takes the mean, backward the sum",
         "Gradients are too large by a factor: the number of rows that count. So they grow with the batch. Adam hides "

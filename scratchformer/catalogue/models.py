@@ -10,11 +10,10 @@ import numpy as np
 
 from .. import models, nn, ops
 from ..notation.run import getdoc
-from ..rng import Key
 from ..testing.draw import Draw, Sizes
 from .blocks import memory, with_pattern
 from .derived import GELU, derived, functions_of, prepared, shows
-from .entry import DerivationCase, Entry, LayerCase, on
+from .entry import DerivationCase, Entry, LayerCase, layer_of, on
 from .tables import LLAMA3
 
 
@@ -23,7 +22,7 @@ def language_model(
 ) -> LayerCase:
     """Two blocks. heads: their number, if it is not to be drawn."""
     d.sizes |= {"H": heads} if heads else {}
-    layer = model(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
+    layer = model(d.V, d.C, d.H, 2, d.T + 1, **options)
     return on(layer, d.integers("B T", d.V), key=d.key)
 
 
@@ -35,7 +34,7 @@ sparse_transformer = partial(language_model, model=models.SparseTransformer, str
 
 
 def encoder_and_decoder(d: Draw, **options: Any) -> LayerCase:
-    model = models.EncoderDecoder(d.V, d.C, d.H, 2, d.F, key=Key(d.seed), **options)
+    model = models.EncoderDecoder(d.V, d.C, d.H, 2, d.F, **options)
     return on(model, d.integers("B S", d.V), d.lengths("S"), d.integers("B T", d.V), key=d.key)
 
 
@@ -81,24 +80,24 @@ def llama_block(d: Sizes) -> DerivationCase:
 
 def transformer_xl(d: Draw, **options: Any) -> LayerCase:
     d.sizes["L"] = 2
-    model = models.TransformerXL(d.V, d.C, d.H, d.L, d.T + 1, d.M, key=Key(d.seed), **options)
+    model = models.TransformerXL(d.V, d.C, d.H, d.L, d.T + 1, d.M, **options)
     return on(model, d.integers("B T", d.V), memory=memory(d, "B L M C"), key=d.key)
 
 
 def classifier(d: Draw, **options: Any) -> LayerCase:
-    model = models.Classifier(d.V, d.K, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
+    model = models.Classifier(d.V, d.K, d.C, d.H, 2, d.T + 1, **options)
     return on(model, d.integers("B T", d.V), d.lengths(), key=d.key)
 
 
 def classifier_of_units(d: Draw, **options: Any) -> LayerCase:
-    model = models.Classifier(None, d.K, d.C, d.H, 2, d.T + 1, units=d.I, key=Key(d.seed), **options)
+    model = models.Classifier(None, d.K, d.C, d.H, 2, d.T + 1, units=d.I, **options)
     pattern = ops.Edges(d.integers("T T", 3) > 0)
     return on(model, d("B T I"), d.lengths(), key=d.key, pattern=pattern)
 
 
 def bert(d: Draw, model: Callable[..., nn.Layer], *sizes: int, depth: int, places: bool = False) -> LayerCase:
     """Rows of two texts, with padding and dropout; with `places`, positions to predict."""
-    layer = model(d.V, *sizes, d.C, d.H, depth, d.T + 1, dropout=0.2, key=Key(d.seed))
+    layer = model(d.V, *sizes, d.C, d.H, depth, d.T + 1, dropout=0.2)
     inputs = (d.integers("B T", d.V), d.lengths(), d.integers("B T", 2))
     return on(layer, *inputs, *([d.integers("B K", d.T)] if places else []), key=d.key)
 
@@ -149,18 +148,22 @@ def bert_pretraining(d: Sizes) -> DerivationCase:
 
 ENTRIES = [
     Entry("LanguageModel")
-    .case("post", partial(language_model, dropout=0.2))
+    .case("post", language_model, dropout=0.2)
     .case(
         "pre, sinusoidal, recompute",
-        partial(language_model, norm="pre", positions="sinusoidal", recompute=True, activation="gelu_tanh"),
+        language_model,
+        norm="pre",
+        positions="sinusoidal",
+        recompute=True,
+        activation="gelu_tanh",
     )
-    .case("post, relative", partial(language_model, positions="relative", dropout=0.2)),
+    .case("post, relative", language_model, positions="relative", dropout=0.2),
     Entry("EncoderDecoder")
-    .case("post", partial(encoder_and_decoder, dropout=0.2))
-    .case("pre", partial(encoder_and_decoder, norm="pre", dropout=0.2, bias=False, activation="gelu"))
+    .case("post", encoder_and_decoder, dropout=0.2)
+    .case("pre", encoder_and_decoder, norm="pre", dropout=0.2, bias=False, activation="gelu")
     .derivation("", encoder_decoder),
     Entry("LlamaBlock")
-    .case("", lambda d: on(models.LlamaBlock(d.C, d.H, key=Key(d.seed), head_width=4), d("B T C")))
+    .case("", layer_of(models.LlamaBlock, "C H", "B T C", head_width=4))
     .derivation("", llama_block)
     .mistake(
         "The gradient passes only through the attention",
@@ -174,53 +177,54 @@ ENTRIES = [
         equation="dh_tc = dy_tc + dr_tc",
         wrong="dh_tc = dr_tc",
     ),
-    Entry("GPT2")
-    .case("", partial(gpt2, dropout=0.2))
-    .case("recompute", partial(gpt2, dropout=0.2, d_ff=3, recompute=True)),
+    Entry("GPT2").case("", gpt2, dropout=0.2).case("recompute", gpt2, dropout=0.2, d_ff=3, recompute=True),
     Entry("Llama")
-    .case("", partial(llama, dropout=0.2))
+    .case("", llama, dropout=0.2)
     .case(
         "tied, window, scaling, biases, recompute",
-        partial(
-            llama,
-            tied=True,
-            window=2,
-            base=100.0,
-            scaling=LLAMA3,
-            bias=True,
-            output_bias=True,
-            feedforward_bias=True,
-            d_ff=3,
-            eps=0.1,
-            recompute=True,
-        ),
+        llama,
+        tied=True,
+        window=2,
+        base=100.0,
+        scaling=LLAMA3,
+        bias=True,
+        output_bias=True,
+        feedforward_bias=True,
+        d_ff=3,
+        eps=0.1,
+        recompute=True,
     ),
-    Entry("Qwen3").case("", partial(llama, model=models.Qwen3, dropout=0.2, window=2)),
-    Entry("SmolLM3").case("", partial(llama, model=models.SmolLM3, by_block={"rotary_width": [None, 0]})),
-    Entry("Phi3").case("", partial(llama, model=models.Phi3, by_block={"window": [2, None]}, recompute=True)),
-    Entry("Olmo2").case("", partial(llama, model=models.Olmo2, dropout=0.2)),
+    Entry("Qwen3").case("", llama, model=models.Qwen3, dropout=0.2, window=2),
+    Entry("SmolLM3").case("", llama, model=models.SmolLM3, by_block={"rotary_width": [None, 0]}),
+    Entry("Phi3").case("", llama, model=models.Phi3, by_block={"window": [2, None]}, recompute=True),
+    Entry("Olmo2").case("", llama, model=models.Olmo2, dropout=0.2),
     Entry("Pythia")
-    .case("", partial(gpt2, model=models.Pythia, heads=1, dropout=0.2, rotary_width=2))
-    .case("tied, recompute", partial(gpt2, model=models.Pythia, tied=True, bias=False, d_ff=3, recompute=True)),
+    .case("", gpt2, model=models.Pythia, heads=1, dropout=0.2, rotary_width=2)
+    .case("tied, recompute", gpt2, model=models.Pythia, tied=True, bias=False, d_ff=3, recompute=True),
     Entry("Gemma3")
-    .case("", partial(llama, model=models.Gemma3, dropout=0.2))
-    .case("by block", partial(llama, model=models.Gemma3, tied=False, by_block=GEMMA3, recompute=True)),
+    .case("", llama, model=models.Gemma3, dropout=0.2)
+    .case("by block", llama, model=models.Gemma3, tied=False, by_block=GEMMA3, recompute=True),
     Entry("TransformerXL")
-    .case("post", partial(transformer_xl, dropout=0.2))
-    .case("pre, recompute", partial(transformer_xl, norm="pre", recompute=True, dropout=0.2)),
+    .case("post", transformer_xl, dropout=0.2)
+    .case("pre, recompute", transformer_xl, norm="pre", recompute=True, dropout=0.2),
     Entry("Classifier")
-    .case("mean", partial(classifier, dropout=0.2))
-    .case("units, mean", partial(classifier_of_units, dropout=0.2))
-    .case("units, each, pre", partial(classifier_of_units, pool="none", norm="pre", positions="none"))
-    .case("max, pre, no positions", partial(classifier, pool="max", norm="pre", positions="none"))
-    .case("max, pre, relative", partial(classifier, pool="max", norm="pre", positions="relative", dropout=0.2)),
+    .case("mean", classifier, dropout=0.2)
+    .case("units, mean", classifier_of_units, dropout=0.2)
+    .case("units, each, pre", classifier_of_units, pool="none", norm="pre", positions="none")
+    .case("max, pre, no positions", classifier, pool="max", norm="pre", positions="none")
+    .case("max, pre, relative", classifier, pool="max", norm="pre", positions="relative", dropout=0.2),
     Entry("SparseTransformer")
-    .case("strided", partial(sparse_transformer, heads=2, dropout=0.2))
-    .case("strided, window", partial(sparse_transformer, heads=2, window=1))
-    .case("fixed", partial(sparse_transformer, heads=4, kind="fixed", bias=True, recompute=True))
+    .case("strided", sparse_transformer, heads=2, dropout=0.2)
+    .case("strided, window", sparse_transformer, heads=2, window=1)
+    .case("fixed", sparse_transformer, heads=4, kind="fixed", bias=True, recompute=True)
     .case(
         "fixed, learned positions",
-        partial(sparse_transformer, heads=4, kind="fixed", width=2, positions="learned", norm="post"),
+        sparse_transformer,
+        heads=4,
+        kind="fixed",
+        width=2,
+        positions="learned",
+        norm="post",
     ),
     Entry("Pooler", "models/bert_heads.py")
     .derivation("", lambda d: derived(d, models.bert_heads.Pooler(d.C), d("B T C")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -40,16 +39,16 @@ def flat(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in arrays])
 
 
-def history(d: Sizes, optimizer: type[Optimizer], buffers: dict[str, str], **options: Any) -> DerivationCase:
-    """Steps of an optimizer on a matrix and a vector, at a learning rate that changes.
+def history(d: Sizes, made: Optimizer, buffers: dict[str, str]) -> DerivationCase:
+    """Steps of an optimizer at a learning rate that changes.
 
     θ, G and the buffers have an axis t, the state after that many steps; G_0, before the first step, is 0.
     buffers: the optimizer's names of the state arrays, by their letters in the equations.
     """
-    params = [Param(d("I J"), "w"), Param(d("K"), "b")]
-    made = optimizer(params, lr=0.1, **options)
+    params = made.params
     rates = d.generator.uniform(0.01, 0.1, STEPS + 1)
-    theta, gradients = [flat([p.data for p in params])], [np.zeros(d.I * d.J + d.K)]
+    theta = [flat([p.data for p in params])]
+    gradients = [np.zeros(theta[0].size)]
     states = {letter: [getattr(made, name).copy()] for letter, name in buffers.items()}
     for rate in rates[1:]:
         for p in params:
@@ -63,14 +62,18 @@ def history(d: Sizes, optimizer: type[Optimizer], buffers: dict[str, str], **opt
     axes = flat([np.full(p.data.shape, p.data.ndim) for p in params])
     names = {"θ": np.array(theta), "G": np.array(gradients), "lr": rates, "axes": axes}
     names |= {letter: np.array(values) for letter, values in states.items()}
-    return case(made.update, getdoc(optimizer), names)
+    return case(made.update, getdoc(type(made)), names)
+
+
+def two_arrays(d: Sizes) -> list[Param]:
+    return [Param(d("I J"), "w"), Param(d("K"), "b")]
 
 
 def adam(d: Sizes, optimizer: type[optim.Adam], decay: str) -> DerivationCase:
     """decay: the name of the weight decay in the equations."""
     betas, eps, weight_decay = (0.7, 0.9), 0.1 * d.scale, 0.3
-    buffers = {"m": "m", "v": "v"}
-    states = history(d, optimizer, buffers, betas=betas, eps=eps, weight_decay=weight_decay)
+    made = optimizer(two_arrays(d), lr=0.1, betas=betas, eps=eps, weight_decay=weight_decay)
+    states = history(d, made, {"m": "m", "v": "v"})
     names = {"β1": betas[0], "β2": betas[1], "eps": eps, decay: weight_decay}
     return states._replace(names={**states.names, **names})
 
@@ -84,26 +87,19 @@ def in_place(op: Callable, *args: Any) -> DerivationCase:
 
 
 def sgd(d: Sizes) -> DerivationCase:
-    states = history(d, optim.SGD, {"u": "velocity"}, momentum=0.8, weight_decay=0.3)
+    states = history(d, optim.SGD(two_arrays(d), lr=0.1, momentum=0.8, weight_decay=0.3), {"u": "velocity"})
     return states._replace(names={**states.names, "μ": 0.8, "λ": 0.3})
 
 
 def muon(d: Sizes) -> DerivationCase:
-    """Steps on a matrix, at a learning rate that changes. O is `newton_schulz` of the mean of m and G."""
-    momentum, decay, w = 0.8, 0.3, Param(d("I J"), "w")
-    made = optim.Muon([w], lr=0.1, momentum=momentum, weight_decay=decay, hidden="*")
-    rates = d.generator.uniform(0.01, 0.1, STEPS + 1)
-    theta, gradients, means = [w.data.copy()], [np.zeros(w.data.shape)], [np.zeros(w.data.shape)]
-    for rate in rates[1:]:
-        w.grad[...] = d.scale * d.generator.standard_normal(w.data.shape)
-        made.lr = float(rate)
-        made.step()
-        for values, now in (theta, w.data), (gradients, w.grad), (means, made.state_dict()["m"].reshape(w.data.shape)):
-            values.append(now.copy())
-    mean = [(1 - momentum) * g + momentum * m for g, m in zip(gradients, means, strict=True)]
-    names = {"θ": np.array(theta), "G": np.array(gradients), "m": np.array(means), "lr": rates}
-    names |= {"u": np.array(mean), "O": np.array([optim.newton_schulz(u) for u in mean])}
-    return case(made.update, getdoc(optim.Muon), names | {"μ": momentum, "λ": decay})
+    """Steps on a matrix. O is `newton_schulz` of the mean of m and G."""
+    momentum, decay = 0.8, 0.3
+    made = optim.Muon([Param(d("I J"), "w")], momentum=momentum, weight_decay=decay, hidden="*")
+    states = history(d, made, {"m": "m"})
+    arrays = {letter: states.names[letter].reshape(-1, d.I, d.J) for letter in ("θ", "G", "m")}
+    mean = (1 - momentum) * arrays["G"] + momentum * arrays["m"]
+    names = arrays | {"u": mean, "O": np.array([optim.newton_schulz(u) for u in mean]), "μ": momentum, "λ": decay}
+    return states._replace(names={**states.names, **names})
 
 
 def newton_schulz(d: Sizes) -> DerivationCase:
@@ -155,7 +151,7 @@ def loss_scale(d: Sizes) -> DerivationCase:
 
 ENTRIES = [
     Entry("Adam", "optim/adam.py")
-    .derivation("", partial(adam, optimizer=optim.Adam, decay="λ"))
+    .derivation("", adam, optimizer=optim.Adam, decay="λ")
     .mistake(
         "zero_grad also clears Adam's moments",
         file="optim/optimizer.py",
@@ -176,7 +172,7 @@ ENTRIES = [
         replace={"self.steps = steps": "self.steps = 0"},
         tests="tests/optim",
     ),
-    Entry("AdamW").derivation("", partial(adam, optimizer=optim.AdamW, decay="weight_decay")),
+    Entry("AdamW").derivation("", adam, optimizer=optim.AdamW, decay="weight_decay"),
     Entry("adam_step", "optim/adam.py")
     .derivation(
         "", lambda d: in_place(adam_step, d("F"), d("F"), d("F"), d("F") ** 2, 0.01, 0.9, 0.99, 1e-3, 3, 0.1, 0.5)
@@ -214,8 +210,8 @@ ENTRIES = [
     Entry("clip_by_global_norm").derivation("", clipping),
     Entry("scale").derivation("", lambda d: in_place(scale, d("F"), 0.3)),
     Entry("round_into").derivation("", lambda d: in_place(round_into, d("F"), np.zeros(d.F))),
-    Entry("Constant").derivation("", partial(schedule, kind=optim.Constant)),
+    Entry("Constant").derivation("", schedule, kind=optim.Constant),
     Entry("Cosine").derivation("", lambda d: schedule(d, optim.Cosine, total=15, floor=0.1 * d.scale)),
-    Entry("InverseSquareRoot").derivation("", partial(schedule, kind=optim.InverseSquareRoot)),
+    Entry("InverseSquareRoot").derivation("", schedule, kind=optim.InverseSquareRoot),
     Entry("LossScale").derivation("", loss_scale),
 ]

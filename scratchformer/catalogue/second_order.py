@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import namedtuple
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -90,10 +90,10 @@ ENTRIES = [
     ),
     BackwardEntry("attention", names=allowed)
     .case("", attention)
-    .case("causal", partial(attention, pattern=causal, keys="T"))
-    .case("grouped", partial(attention, group=3))
+    .case("causal", attention, pattern=causal, keys="T")
+    .case("grouped", attention, group=3)
     .derivation("", derived_attention)
-    .derivation("causal", partial(derived_attention, pattern=causal))
+    .derivation("causal", derived_attention, pattern=causal)
     .mistake(
         "The probabilities are taken as constants in gv",
         "gv is a sum of dy with the probabilities as weights, which are functions of q and k. Without this term the "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,9 +66,9 @@ ENTRIES = [
     )
     .extension("several sequences and heads", "sequence|head", "bh")
     .case("", rotary)
-    .case("later, linear", partial(rotary, start=7, base=50.0, scaling={"rope_type": "linear", "factor": 3.0}))
-    .case("llama3", partial(rotary, start=2, base=100.0, scaling=LLAMA3))
-    .case("yarn", partial(rotary, start=2, base=100.0, scaling=YARN))
+    .case("later, linear", rotary, start=7, base=50.0, scaling={"rope_type": "linear", "factor": 3.0})
+    .case("llama3", rotary, start=2, base=100.0, scaling=LLAMA3)
+    .case("yarn", rotary, start=2, base=100.0, scaling=YARN)
     .derivation("", later)
     .mistake(
         "Rotated forward once more",
@@ -100,10 +99,10 @@ ENTRIES = [
         replace={"BASE = 10_000 ": "BASE = 100_000 "},
     ),
     OperationEntry("rotary_frequencies", names=kinds_of_scaling)
-    .derivation("", partial(frequencies, kind="none"))
-    .derivation("linear", partial(frequencies, kind="linear"))
-    .derivation("llama3", partial(frequencies, kind="llama3"))
-    .derivation("yarn", partial(frequencies, kind="yarn")),
+    .derivation("", frequencies, kind="none")
+    .derivation("linear", frequencies, kind="linear")
+    .derivation("llama3", frequencies, kind="llama3")
+    .derivation("yarn", frequencies, kind="yarn"),
     OperationEntry("embedding", analytic=True, helpers=True)
     .case("", lambda d: given(d.integers("B T", d.V), d("V C")))
     .mistake(
@@ -141,7 +140,7 @@ ENTRIES = [
     OperationEntry("dropout", names=drawn, analytic=True)
     .case("", lambda d: given(d("B T C"), 0.4, d.key))
     .derivation("", dropout)
-    .derivation("nearly all", partial(dropout, p=1 - 1e-6))
+    .derivation("nearly all", dropout, p=1 - 1e-6)
     .mistake(
         "The scale is left out of backward",
         "All gradients further back are too small by the factor 1 − p.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -50,7 +50,7 @@ def backward_of(twin: Callable) -> Callable:
     return getattr(import_module(twin.__module__), f"{twin.__name__}_backward")
 
 
-def compiled(operation: Any, d: Sizes) -> DerivationCase:
+def compiled(d: Sizes, operation: Any) -> DerivationCase:
     with fast():  # registers the twin
         op = twin_of(operation, fast=True)
     return DerivationCase(op, backward_of(op), (d("B T I"), d("I O"), d("O")))
@@ -220,7 +220,7 @@ ENTRIES = [
 if find_spec("numba"):
     ENTRIES += [
         Entry(f"{op.__name__}.numba", "kernels/numba_linear.py", tests=f"{TESTS} -k {op.__name__}").derivation(
-            "", partial(compiled, op)
+            "", compiled, operation=op
         )
         for op in (ops.linear, ops.dense)
     ]

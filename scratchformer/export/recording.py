@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partialmethod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -90,25 +91,20 @@ class Recorded:
         axes[i], axes[j] = axes[j], axes[i]
         return self.transpose(*axes)
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Recorded:
-        return self.reduced("ReduceSum", axis, keepdims)
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Recorded:
-        return self.reduced("ReduceMean", axis, keepdims)
-
-    def max(self, axis: Any = None, keepdims: bool = False) -> Recorded:
-        return self.reduced("ReduceMax", axis, keepdims)
-
     def any(self, axis: Any = None, keepdims: bool = False) -> Recorded:
         return self.astype(np.int32).max(axis, keepdims).astype(bool)
 
-    def reduced(self, op: str, axis: Any, keepdims: bool) -> Recorded:
+    def reduced(self, op: str, axis: Any = None, keepdims: bool = False) -> Recorded:
         given = range(self.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
         axes = sorted(i % self.ndim for i in given)
         shape = [1 if i in axes else n for i, n in enumerate(self.shape) if keepdims or i not in axes]
         if op == "ReduceSum":  # since opset 13 its axes are an input
             return self.recorder.record(op, [self, Sizes(tuple(axes))], shape, self.dtype, keepdims=int(keepdims))
         return self.recorder.record(op, [self], shape, self.dtype, axes=axes, keepdims=int(keepdims))
+
+    sum = partialmethod(reduced, "ReduceSum")
+    mean = partialmethod(reduced, "ReduceMean")
+    max = partialmethod(reduced, "ReduceMax")
 
     def __getitem__(self, key: Any) -> Recorded:
         keys = list(key) if isinstance(key, tuple) else [key]

@@ -36,17 +36,21 @@ def mathml(text: str, names: Collection[str] = (), display: bool = False) -> str
 def of_equation(whole: Equation, display: bool = True) -> str:
     """An equation as MathML; a chain of equalities in aligned lines."""
     if not display:
-        return wrapped(equation(flat(whole)), display)
-    return wrapped(aligned(whole) if len(whole.relations) > 1 else equation(whole), display)
+        return wrapped("".join(sides(flat(whole))), display)
+    return wrapped(aligned(whole) if len(whole.relations) > 1 else "".join(sides(whole)), display)
 
 
 def pieces(whole: Equation) -> list[str]:
     """An equation up to its first right side, then each further part with its relation: a line may break between."""
-    first, second, *rest = map(expression, whole.parts)
-    lines = [first + relation(whole.relations[0]) + second]
-    lines += [relation(sign) + part for sign, part in zip(whole.relations[1:], rest, strict=True)]
-    lines[-1] += clauses(whole)
-    return [wrapped(piece, display=True) for piece in lines]
+    first, second, *rest = sides(whole)
+    return [wrapped(piece, display=True) for piece in (first + second, *rest)]
+
+
+def sides(whole: Equation) -> list[str]:
+    """The first side of an equation, and each further one with its relation before it; the last ends on the clauses."""
+    first, *rest = map(expression, whole.parts)
+    parts = [first, *(relation(sign) + part for sign, part in zip(whole.relations, rest, strict=True))]
+    return [*parts[:-1], parts[-1] + clauses(whole)]
 
 
 def wrapped(inside: str, display: bool) -> str:
@@ -63,19 +67,14 @@ def flat(tree: Any) -> Any:
     return type(tree)(*parts) if isinstance(tree, Equation) else tuple(parts)
 
 
-def equation(whole: Equation) -> str:
-    first, *rest = map(expression, whole.parts)
-    pairs = zip(whole.relations, rest, strict=True)
-    return first + "".join(f"{relation(sign)}{part}" for sign, part in pairs) + clauses(whole)
-
-
 def aligned(whole: Equation) -> str:
-    first, *rest = map(expression, whole.parts)
-    rest[-1] += clauses(whole)
-    rows = []
-    for left, sign, right in zip([first, *[""] * (len(rest) - 1)], whole.relations, rest, strict=True):
-        rows.append(f'<mtr><mtd style="text-align: right">{left}</mtd><mtd>{relation(sign)}{right}</mtd></mtr>')
-    return f'<mtable displaystyle="true" class="aligned">{"".join(rows)}</mtable>'
+    first, *rest = sides(whole)
+    lefts = [first, *[""] * (len(rest) - 1)]
+    rows = "".join(
+        f'<mtr><mtd style="text-align: right">{left}</mtd><mtd>{right}</mtd></mtr>'
+        for left, right in zip(lefts, rest, strict=True)
+    )
+    return f'<mtable displaystyle="true" class="aligned">{rows}</mtable>'
 
 
 def clauses(whole: Equation) -> str:

@@ -16,3 +16,15 @@ def verdict(tmp_path):
         return grade(exercise(name), path)
 
     return of
+
+
+@pytest.fixture
+def replaced(verdict):
+    """replaced(name, right, wrong): what the check says of the solution with another text in place of its own."""
+
+    def of(name, right, wrong):
+        solution = exercise(name).solution
+        assert solution.count(right) == 1, f"{solution.count(right)} times: {right}"
+        return verdict(name, solution.replace(right, wrong))
+
+    return of

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from scratchformer.catalogue.tables import LLAMA3
 from scratchformer.data import Subwords
 from scratchformer.export.gguf_file import ARCHITECTURES, NotInGGUF, splitting, write_gguf
 from scratchformer.export.huggingface import write_folder
@@ -16,13 +17,6 @@ from scratchformer.rng import Key
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
 SIZES = dict(vocab_size=256, d_model=32, heads=4, depth=2, context=64)
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
 MODELS = {
     "GPT2": lambda: GPT2(**SIZES, tied=False, d_ff=40),
     "windowed": lambda: Llama(**SIZES, kv_heads=2, window=33, scaling={"rope_type": "linear", "factor": 2.0}),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from scratchformer.catalogue.tables import LLAMA3
 from scratchformer.export import onnx_file
 from scratchformer.export.onnx_file import write_onnx
 from scratchformer.export.recording import NotRecorded, Recorder
@@ -15,13 +16,6 @@ runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
 SIZES = dict(vocab_size=31, d_model=32, heads=4, depth=2, context=17)
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
 MODELS = {
     "post-norm": lambda: LanguageModel(**SIZES),
     "pre-norm, wide": lambda: LanguageModel(**SIZES, norm="pre", activation="gelu", wide=True, bias=True),

@@ -132,44 +132,6 @@ def huber_backward(dloss, cache):
     return dx, -dx
 
 
-class CosineCache(NamedTuple):
-    a: np.ndarray
-    b: np.ndarray
-    y: np.ndarray
-
-
-def cosine(a, b):
-    """The cosine of the angle between the rows of a and of b.
-
-    a, b: (N, C)
-
-    Forward.
-
-        u_n := √(Σ_c a_nc²)
-        v_n := √(Σ_c b_nc²)
-        y_n = Σ_c a_nc b_nc/(u_n v_n)
-
-    Backward. By the quotient rule, with ∂u_n/∂a_nc = a_nc/u_n,
-
-        da_nc = dy_n ∂y_n/∂a_nc = dy_n (b_nc/(u_n v_n) − y_n a_nc/u_n²)
-        db_nc = dy_n ∂y_n/∂b_nc = dy_n (a_nc/(u_n v_n) − y_n b_nc/v_n²)
-        da = dy[:, None] * (b / (u * v) - y[:, None] * a / u**2)
-        db = dy[:, None] * (a / (u * v) - y[:, None] * b / v**2)
-    """
-    u, v = np.sqrt((a**2).sum(1)), np.sqrt((b**2).sum(1))
-    y = (a * b).sum(1) / (u * v)
-    return y, CosineCache(a, b, y)
-
-
-def cosine_backward(dy, cache):
-    a, b, y = cache
-    u = np.sqrt((a**2).sum(1, keepdims=True))
-    v = np.sqrt((b**2).sum(1, keepdims=True))
-    da = dy[:, None] * (b / (u * v) - y[:, None] * a / u**2)
-    db = dy[:, None] * (a / (u * v) - y[:, None] * b / v**2)
-    return da, db
-
-
 class Conv1dCache(NamedTuple):
     x: np.ndarray
     w: np.ndarray
@@ -208,48 +170,6 @@ def conv1d_backward(dy, cache):
     return dx, dw, db
 
 
-class SquaredReluAttentionCache(NamedTuple):
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-    a: np.ndarray
-
-
-def squared_relu_attention(q, k, v):
-    """Attention whose weights are max(0, s)² of the scores, without a softmax.
-
-    q: (T, D); k: (S, D); v: (S, C)
-
-    Forward.
-
-        a_ts := 1/√D Σ_d q_td k_sd
-        p_ts := max(0, a_ts)²
-        y_tc = Σ_s p_ts v_sc
-
-    Backward.
-
-        dv_sc = Σ_t p_ts dy_tc
-        dp_ts := Σ_c dy_tc v_sc
-        da_ts := 2 dp_ts max(0, a_ts)
-        dq_td = 1/√D Σ_s da_ts k_sd
-        dk_sd = 1/√D Σ_t da_ts q_td
-        dq = da @ k / np.sqrt(D)
-        dk = da.T @ q / np.sqrt(D)
-    """
-    a = q @ k.T / np.sqrt(q.shape[1])
-    return np.maximum(a, 0) ** 2 @ v, SquaredReluAttentionCache(q, k, v, a)
-
-
-def squared_relu_attention_backward(dy, cache):
-    q, k, v, a = cache
-    D = q.shape[1]
-    dv = (np.maximum(a, 0) ** 2).T @ dy
-    da = 2 * (dy @ v.T) * np.maximum(a, 0)
-    dq = da @ k / np.sqrt(D)
-    dk = da.T @ q / np.sqrt(D)
-    return dq, dk, dv
-
-
 class BilinearCache(NamedTuple):
     x: np.ndarray
     w: np.ndarray
@@ -275,84 +195,6 @@ def bilinear_backward(dy, cache):
     dw = np.einsum("no,ni,nj->oij", dy, x, z)
     dz = np.einsum("no,oij,ni->nj", dy, w, x)
     return dx, dw, dz
-
-
-class GroupNormCache(NamedTuple):
-    xhat: np.ndarray
-    sigma: np.ndarray
-    gamma: np.ndarray
-
-
-def group_norm(x, gamma, beta, eps=1e-5):
-    """The numbers of each group g of a row b get mean 0 and variance 1.
-
-    x: (B, G, C)
-
-    Forward.
-
-        μ_bg := mean_c(x_bgc)
-        σ_bg := √(mean_c((x_bgc − μ_bg)²) + eps)
-        x̂_bgc := (x_bgc − μ_bg)/σ_bg
-        y_bgc = γ_gc x̂_bgc + β_gc
-
-    Backward.
-
-        dβ_gc = Σ_b dy_bgc
-        dγ_gc = Σ_b dy_bgc x̂_bgc
-        dx̂_bgc := dy_bgc γ_gc
-        dx_bgc = (dx̂_bgc − mean_c'(dx̂_bgc') − x̂_bgc mean_c'(dx̂_bgc' x̂_bgc'))/σ_bg
-    """
-    mu = x.mean(-1, keepdims=True)
-    sigma = np.sqrt(((x - mu) ** 2).mean(-1, keepdims=True) + eps)
-    xhat = (x - mu) / sigma
-    return gamma * xhat + beta, GroupNormCache(xhat, sigma, gamma)
-
-
-def group_norm_backward(dy, cache):
-    xhat, sigma, gamma = cache
-    g = dy * gamma
-    dx = (g - g.mean(-1, keepdims=True) - xhat * (g * xhat).mean(-1, keepdims=True)) / sigma
-    return dx, (dy * xhat).sum(0), dy.sum(0)
-
-
-class WeightNormCache(NamedTuple):
-    x: np.ndarray
-    v: np.ndarray
-    g: np.ndarray
-    s: np.ndarray
-
-
-def weight_norm(x, v, g):
-    """A linear layer whose columns have the lengths g: the weight is g_o v_io/‖v_o‖.
-
-    x: (N, I); v: (I, O); g: (O)
-
-    Forward.
-
-        s_o := √(Σ_i v_io²)
-        w_io := g_o v_io/s_o
-        y_no = Σ_i x_ni w_io
-
-    Backward.
-
-        dx_ni = Σ_o dy_no w_io
-        dw_io := Σ_n x_ni dy_no
-        dg_o = Σ_i dw_io v_io/s_o
-        dv_io = g_o/s_o (dw_io − v_io/s_o² Σ_i' dw_i'o v_i'o)
-        dx = dy @ w.T
-    """
-    s = np.sqrt((v**2).sum(0))
-    return x @ (g * v / s), WeightNormCache(x, v, g, s)
-
-
-def weight_norm_backward(dy, cache):
-    x, v, g, s = cache
-    w = g * v / s
-    dx = dy @ w.T
-    dw = x.T @ dy
-    dg = (dw * v).sum(0) / s
-    dv = g / s * (dw - v / s**2 * (dw * v).sum(0))
-    return dx, dv, dg
 
 
 class HingeCache(NamedTuple):
