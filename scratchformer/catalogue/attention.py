@@ -83,9 +83,14 @@ def all_padding(d: Sizes) -> ops.Pattern:
     return ops.Padding(lengths)
 
 
-def derived_attention(d: Sizes, pattern: Rule = lambda d: ops.Full()) -> Arguments:
+def shared_heads(d: Sizes) -> None:
+    """Sizes for four query heads that share two key heads; those of other letters are 3, 5 and 6 first."""
     d.sizes |= {"B": 2, "G": 2, "H": 4}
     d.left = [size for size in d.left if size in (3, 5, 6)]
+
+
+def derived_attention(d: Sizes, pattern: Rule = lambda d: ops.Full()) -> Arguments:
+    shared_heads(d)
     return given(d("B H T D"), d("B G S D"), d("B G S D"), pattern(d))
 
 

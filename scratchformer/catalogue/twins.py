@@ -14,6 +14,7 @@ import numpy as np
 from .. import nn, ops
 from ..dispatch import fast, twins_of
 from ..testing.draw import Sizes
+from .attention import shared_heads
 from .entry import SAME_SHAPE, DerivationCase, Entry
 
 
@@ -72,8 +73,7 @@ def keys(d: Sizes, letters: str) -> np.ndarray:
 
 def attention(d: Sizes) -> DerivationCase:
     """J tiles of W = 2 keys."""
-    d.sizes |= {"B": 2, "G": 2, "H": 4}
-    d.left = [size for size in d.left if size in (3, 5, 6)]
+    shared_heads(d)
     pattern, table = allowed(d)
     names = {"allowed": table, "W": 2, "J": -(-d.S // 2)}
     arrays = d("B H T D"), keys(d, "B G S D"), d("B G S D")
@@ -82,8 +82,7 @@ def attention(d: Sizes) -> DerivationCase:
 
 def compiled_attention(d: Sizes) -> DerivationCase:
     """The fast twin: tiles of W = 2 keys, and of as many queries, and a pattern of intervals."""
-    d.sizes |= {"B": 2, "G": 2, "H": 4}
-    d.left = [size for size in d.left if size in (3, 5, 6)]
+    shared_heads(d)
     d.sizes |= dict(zip("TS", sorted((d.T, d.S)), strict=True))
     pattern = [None, ops.Causal(), ops.Local(1), ops.Padding(np.array([d.S, d.S - 1]))][d.seed % 4]
     names = {"W": 2, "J": -(-d.S // 2), "I": -(-d.T // 2)}
