@@ -165,7 +165,7 @@ FLAGS = "model name\t: Some CPU\nflags\t\t: fpu {}\n\nmodel name\t: Some CPU\nfl
 def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, half, found, advice):
     for variable in ("SCRATCHFORMER_FAST", "NUMBA_DISABLE_JIT"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(doctor, "_installed", lambda package: package not in missing)
+    monkeypatch.setattr(doctor, "_version", lambda package: "" if package in missing else "1.0")
     monkeypatch.setattr(doctor, "_requirements", lambda: {name: ["fast"] for name in ("numba", "ml_dtypes", "mkl")})
     choice = half and SimpleNamespace(bfloat16=half)
     monkeypatch.setattr(doctor, "_products", lambda: (choice, half or ""))

@@ -4,6 +4,7 @@ files get clear errors.
 
 import re
 import stat
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +119,10 @@ def test_a_page_works_from_disk(browser: Any, pages: dict[str, Path], name: str)
 def expect_numpy(name: str, shown: dict[str, np.ndarray]) -> None:
     """The output and the gradients are those of the operation, for the inputs on the page."""
     user = read_operation(f"{FILE}::{name}")
-    parameters = list(user.op.__annotations__ or user.op.__code__.co_varnames[: user.op.__code__.co_argcount])
-    ascii_names = {"γ": "gamma"}
+    parameters = list(signature(user.op).parameters)
     args = []
     for parameter, value in zip(parameters, user.args, strict=True):
-        given = shown.get(ascii_names.get(parameter, parameter), value)
+        given = shown.get(parameter, value)
         args.append(np.asarray(given).astype(value.dtype) if isinstance(value, np.ndarray) else float(given))
     y, cache = user.op(*args)
     output = next(n for n in ("y", "loss") if n in shown)
