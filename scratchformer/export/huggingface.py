@@ -82,9 +82,14 @@ def write_folder(model: LanguageModel, out: Path, vocabulary: Any = None, source
         raise NotPublished("the model has LoRA beside its weights: call nn.merge_lora(model) first")
     with replacing_folder(out) as folder:
         save_file(model.stored(), folder / WEIGHTS, {"format": "pt"})
-        ends = special_ids(vocabulary, source)
-        reasons = [reason for kind in model.kinds if (reason := write_settings(model, kind, folder, ends))]
-        if len(reasons) == len(model.kinds):
+        ends, reasons = special_ids(vocabulary, source), []
+        for kind in model.kinds:
+            text = json.dumps(model.settings(kind) | ends, indent=2) + "\n"
+            (folder / "config.json").write_text(text, encoding="utf-8", newline="\n")
+            if (reason := misread(model, folder)) is None:
+                break
+            reasons.append(f"{kind}: {reason}")
+        else:
             raise NotPublished(
                 f"{with_article(type(model))} like this has no counterpart in transformers: {reasons[0]}"
             )
@@ -101,19 +106,12 @@ def special_ids(vocabulary: Any, source: Path | None) -> dict[str, Any]:
     return dict.fromkeys(names) | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None}
 
 
-def write_settings(model: PublishedDecoder, kind: str, folder: Path, ends: dict[str, Any]) -> str | None:
-    """Write config.json for a model of the type `kind`; returns what it computes differently from `model`, or None."""
-    if (folder / "config.json").exists():  # another kind fits
-        return None
-    text = json.dumps(model.settings(kind) | ends, indent=2) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8", newline="\n")
+def misread(model: PublishedDecoder, folder: Path) -> str | None:
+    """What the model in a folder computes differently from `model`, or None."""
     try:
-        reason = difference(model, type(model).from_pretrained(folder, dropout=0.0))
+        return difference(model, type(model).from_pretrained(folder, dropout=0.0))
     except PretrainedError as error:
-        reason = str(error).removeprefix(f"{folder / 'config.json'}: ")
-    if reason is not None:
-        (folder / "config.json").unlink()
-    return None if reason is None else f"{kind}: {reason}"
+        return str(error).removeprefix(f"{folder / 'config.json'}: ")
 
 
 def write_vocabulary(folder: Path, vocabulary: Subwords | None, source: Path | None) -> None:
