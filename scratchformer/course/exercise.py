@@ -11,7 +11,7 @@ The lower part has what the student does not see:
 
     HINTS      three strings, each of which says more than the one before
     LIBRARY    the function or class of the package whose docstring has the derivation
-    MISTAKES   known mistakes, each of which the check must find
+    MISTAKES   known mistakes, each with the fields of a `Slip`, which the check must find
     check      a function of the student's module, which raises an error that says what is wrong; a derivation has
     derivation a function that gives what is run to check it
 """
@@ -90,7 +90,7 @@ def read_exercise(name: str) -> Exercise:
         solution,
         module.HINTS,
         module.LIBRARY,
-        module.MISTAKES,
+        tuple(Slip(*mistake) for mistake in module.MISTAKES),
         getattr(module, "check", None) or check_of(module.derivation),
         getattr(module, "derivation", None),
     )

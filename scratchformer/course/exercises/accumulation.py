@@ -46,7 +46,6 @@ import numpy as np
 
 from scratchformer.training import Replicas
 
-from ..exercise import Slip
 from ..grading import Wrong, expect_close, normal
 
 HINTS = (
@@ -57,32 +56,32 @@ HINTS = (
 )
 LIBRARY = Replicas
 MISTAKES = (
-    Slip(
+    (
         "weight = (targets >= 0).sum() / total",
         "weight = 1 / len(micro_batches)",
         "loss",
         "all micro-batches weigh alike",
     ),
-    Slip("weight = (targets >= 0).sum() / total", "weight = 1.0", "loss", "the means are added"),
-    Slip(
+    ("weight = (targets >= 0).sum() / total", "weight = 1.0", "loss", "the means are added"),
+    (
         "weight = (targets >= 0).sum() / total",
         "weight = len(targets) / sum(len(targets) for _, targets in micro_batches)",
         "loss",
         "targets of −1 are counted in the weights too",
     ),
-    Slip("        dw += weight * gradient", "        dw += gradient", "dw", "the gradients have no weights"),
-    Slip(
+    ("        dw += weight * gradient", "        dw += gradient", "dw", "the gradients have no weights"),
+    (
         "        dw += weight * gradient",
         "        dw = weight * gradient",
         "dw",
         "the last gradient is all that is left",
     ),
-    Slip(
+    (
         "total = max(1, sum((targets >= 0).sum() for _, targets in micro_batches))",
         "total = sum((targets >= 0).sum() for _, targets in micro_batches)",
         "loss: expected 0, got nan.*no target counts",
     ),
-    Slip(
+    (
         "    loss, dw = 0.0, np.zeros_like(w)\n",
         "    return loss_and_gradient(w, *(np.concatenate(parts) for parts in zip(*micro_batches)))\n",
         "once for each of the 4 micro-batches",

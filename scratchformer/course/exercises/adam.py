@@ -33,7 +33,6 @@ import numpy as np
 from scratchformer import optim
 from scratchformer.optim.adam import adam_step as library
 
-from ..exercise import Slip
 from ..grading import expect_close, expect_unchanged, normal
 
 HINTS = (
@@ -44,27 +43,27 @@ HINTS = (
 )
 LIBRARY = optim.Adam
 MISTAKES = (
-    Slip("v = beta2 * v + (1 - beta2) * g**2", "v = beta2 * v + (1 - beta1) * g**2", "v.*after step 3", "v has 1 − β1"),
-    Slip("v_hat = v / (1 - beta2**t)", "v_hat = v", "w.*after step 3", "v is not corrected"),
-    Slip("m_hat = m / (1 - beta1**t)", "m_hat = m", "w.*after step 3", "m is not corrected"),
-    Slip("m_hat = m / (1 - beta1**t)", "m_hat = m / (1 - beta1)", "w.*after step 3", "β1 has no power t"),
-    Slip(
+    ("v = beta2 * v + (1 - beta2) * g**2", "v = beta2 * v + (1 - beta1) * g**2", "v.*after step 3", "v has 1 − β1"),
+    ("v_hat = v / (1 - beta2**t)", "v_hat = v", "w.*after step 3", "v is not corrected"),
+    ("m_hat = m / (1 - beta1**t)", "m_hat = m", "w.*after step 3", "m is not corrected"),
+    ("m_hat = m / (1 - beta1**t)", "m_hat = m / (1 - beta1)", "w.*after step 3", "β1 has no power t"),
+    (
         "    m_hat = m / (1 - beta1**t)\n    v_hat = v / (1 - beta2**t)\n",
         "    m_hat = m / (1 - beta1 ** (t + 1))\n    v_hat = v / (1 - beta2 ** (t + 1))\n",
         "w.*after step 3",
         "steps are counted from 0: t is 1 in the first step already",
     ),
-    Slip("(np.sqrt(v_hat) + eps)", "np.sqrt(v_hat + eps)", "w.*after step", "eps is inside the root"),
-    Slip(
+    ("(np.sqrt(v_hat) + eps)", "np.sqrt(v_hat + eps)", "w.*after step", "eps is inside the root"),
+    (
         "    m_hat = m / (1 - beta1**t)\n",
         "    m = m_hat = m / (1 - beta1**t)\n",
         "m.*after step 3",
         "the correction is stored in m, and the next step corrects it again",
     ),
-    Slip("m = beta1 * m + (1 - beta1) * g", "m = beta1 * m + g", "m.*after step", "g has no factor 1 − β1"),
-    Slip("(1 - beta2) * g**2", "(1 - beta2) * g", "v.*after step", "g is not squared"),
-    Slip("(np.sqrt(v_hat) + eps)", "(v_hat + eps)", "w.*after step", "the root is left out"),
-    Slip("w = w - lr", "w = w + lr", "w.*after step", "w moves in the direction of the gradient, not against it"),
+    ("m = beta1 * m + (1 - beta1) * g", "m = beta1 * m + g", "m.*after step", "g has no factor 1 − β1"),
+    ("(1 - beta2) * g**2", "(1 - beta2) * g", "v.*after step", "g is not squared"),
+    ("(np.sqrt(v_hat) + eps)", "(v_hat + eps)", "w.*after step", "the root is left out"),
+    ("w = w - lr", "w = w + lr", "w.*after step", "w moves in the direction of the gradient, not against it"),
 )
 
 

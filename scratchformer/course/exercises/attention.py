@@ -41,7 +41,6 @@ def attention_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -54,27 +53,27 @@ HINTS = (
 )
 LIBRARY = ops.attention
 MISTAKES = (
-    Slip(
+    (
         "(dp - (p * dp).sum(axis=-1, keepdims=True))",
         "dp",
         "wrong gradient at [qk]",
         "the sum in the softmax is left out: raising one score lowers all other probabilities of its row",
     ),
-    Slip(
+    (
         "(p * dp).sum(axis=-1, keepdims",
         "(p * dp).sum(axis=-2, keepdims",
         "wrong gradient at [qk]",
         "the sum in the softmax runs over the queries and not over the keys",
     ),
-    Slip("da = dz / math.sqrt(q.shape[-1])", "da = dz", "wrong gradient at [qk]", "the division by √D is left out"),
-    Slip(
+    ("da = dz / math.sqrt(q.shape[-1])", "da = dz", "wrong gradient at [qk]", "the division by √D is left out"),
+    (
         "dk = da.swapaxes(-1, -2) @ q",
         "dk = (q.swapaxes(-1, -2) @ da).reshape(k.shape)",
         "wrong gradient at k",
         "dk is computed with its axes exchanged, and a reshape hides it",
     ),
-    Slip("dv = p.swapaxes(-1, -2) @ dy", "dv = p @ dy", r"line \d+: dv = p @ dy"),
-    Slip("da = dz / math.sqrt(", "da = dz / np.sqrt(", "gradient of q is float64 where"),
+    ("dv = p.swapaxes(-1, -2) @ dy", "dv = p @ dy", r"line \d+: dv = p @ dy"),
+    ("da = dz / math.sqrt(", "da = dz / np.sqrt(", "gradient of q is float64 where"),
 )
 
 

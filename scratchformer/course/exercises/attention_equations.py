@@ -56,7 +56,6 @@ def attention(q, k, v):
 from scratchformer import ops
 from scratchformer.ops.attention import AttentionCache
 
-from ..exercise import Slip
 from ..grading import Derivation, normal
 
 HINTS = (
@@ -69,34 +68,34 @@ HINTS = (
 )
 LIBRARY = ops.attention
 MISTAKES = (
-    Slip(
+    (
         "dk_sd = Σ_t da_ts q_td",
         "dk_sd = Σ_t dz_ts q_td",
         r"line \d+: dk_sd = .*is not true",
         "dz is used and not da: the scaling comes between them",
     ),
-    Slip(
+    (
         "dq_td = Σ_s da_ts k_sd",
         "dq_td = Σ_s dz_ts k_sd",
         r"line \d+: dq_td = .*is not true",
         "dz is used and not da: the scaling comes between them",
     ),
-    Slip("dp_ts = Σ_d dy_td v_sd", "dp_ts = Σ_d dy_sd v_td", r"dp_ts = .*index s has size 4 in dy, but 5 elsewhere"),
-    Slip("dv_sd = Σ_t p_ts dy_td", "dv_sd = Σ_t dp_ts dy_td", r"line \d+: dv_sd = .*is not true.*the left side is"),
-    Slip(
+    ("dp_ts = Σ_d dy_td v_sd", "dp_ts = Σ_d dy_sd v_td", r"dp_ts = .*index s has size 4 in dy, but 5 elsewhere"),
+    ("dv_sd = Σ_t p_ts dy_td", "dv_sd = Σ_t dp_ts dy_td", r"line \d+: dv_sd = .*is not true.*the left side is"),
+    (
         "p_ts (dp_ts − Σ_s' p_ts' dp_ts')",
         "p_ts dp_ts",
         r"line \d+: dz_ts = .*differs from",
         "the sum is left out: raising one score lowers all other probabilities of its row",
     ),
-    Slip(
+    (
         "− Σ_s' p_ts' dp_ts'",
         "− Σ_t' p_t's dp_t's",
         r"line \d+: dz_ts = .*differs from",
         "the sum runs over the queries, not over the keys",
     ),
-    Slip("da_ts = dz_ts/√D", "da_ts = dz_ts", r"line \d+: da_ts = .*differs from", "the division by √D is left out"),
-    Slip("dk_sd = Σ_t da_ts q_td", "dk_sd = Σ_t da_ts q_sd", r"dk_sd = .*index s has size 4 in q, but 5 elsewhere"),
+    ("da_ts = dz_ts/√D", "da_ts = dz_ts", r"line \d+: da_ts = .*differs from", "the division by √D is left out"),
+    ("dk_sd = Σ_t da_ts q_td", "dk_sd = Σ_t da_ts q_sd", r"dk_sd = .*index s has size 4 in q, but 5 elsewhere"),
 )
 
 

@@ -43,7 +43,6 @@ class Block(nn.Layer):
 from scratchformer import Key, nn
 from scratchformer.testing import check_layer
 
-from ..exercise import Slip
 from ..grading import expect_close, normal
 
 HINTS = (
@@ -54,28 +53,28 @@ HINTS = (
 )
 LIBRARY = nn.TransformerBlock
 MISTAKES = (
-    Slip("dh = dy + self.norm2", "dh = self.norm2", "gradient", "the second sum's direct term is left out"),
-    Slip("dx = dh + self.norm1", "dx = dy + self.norm1", "gradient", "dy skips the second branch"),
-    Slip(
+    ("dh = dy + self.norm2", "dh = self.norm2", "gradient", "the second sum's direct term is left out"),
+    ("dx = dh + self.norm1", "dx = dy + self.norm1", "gradient", "dy skips the second branch"),
+    (
         "self.attention.backward(dh, attention)",
         "self.attention.backward(dy, attention)",
         "gradient",
         "attention gets dy, not dh",
     ),
-    Slip(
+    (
         "dh = dy + self.norm2",
         "self.feedforward.backward(dy, feedforward)\n        dh = dy + self.norm2",
         "gradient",
         "the feed-forward layer's backward runs twice: each time adds to its parameters' gradients",
     ),
-    Slip("dx = dh + self.norm1", "dx = self.norm1", "gradient", "the first sum's direct term is left out"),
-    Slip(
+    ("dx = dh + self.norm1", "dx = self.norm1", "gradient", "the first sum's direct term is left out"),
+    (
         "self.norm2.backward(self.feedforward.backward(dy, feedforward), norm2)",
         "self.feedforward.backward(self.norm2.backward(dy, norm2), feedforward)",
         "gradient",
         "norm2 and the feed-forward layer are in the order of the forward",
     ),
-    Slip(
+    (
         "dx = dh + self.norm1.backward(self.attention.backward(dh, attention), norm1)",
         "dx = dh + self.attention.backward(dh, attention)",
         "gradient",

@@ -38,7 +38,6 @@ def chain_backward(dy, cache):
 # The student's file ends here.
 
 from ...testing import GradientError
-from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal, variables_of
 
 HINTS = (
@@ -49,13 +48,13 @@ HINTS = (
 )
 LIBRARY = None
 MISTAKES = (
-    Slip("ds = dy * e + de * e", "ds = de * e", "ds.*expected.*used twice"),
-    Slip("ds = dy * e + de * e", "ds = dy * e", "ds.*expected.*used twice"),
-    Slip("de = dy * s", "de = dy", "de.*expected.*the other factor"),
-    Slip("ds = dy * e + de * e", "ds = dy * e + de", "ds.*expected.*used twice"),
-    Slip("    ds = dy * e + de * e\n    dx = ds * np.cos(x)", "    dx = dy * e * np.cos(x)", "dx.*which step is wrong"),
-    Slip("dx = ds * np.cos(x)", "dx = ds", "dx.*expected.*cos"),
-    Slip("dx = ds * np.cos(x)", "dx = ds * np.cos(s)", "dx.*expected.*cos"),
+    ("ds = dy * e + de * e", "ds = de * e", "ds.*expected.*used twice"),
+    ("ds = dy * e + de * e", "ds = dy * e", "ds.*expected.*used twice"),
+    ("de = dy * s", "de = dy", "de.*expected.*the other factor"),
+    ("ds = dy * e + de * e", "ds = dy * e + de", "ds.*expected.*used twice"),
+    ("    ds = dy * e + de * e\n    dx = ds * np.cos(x)", "    dx = dy * e * np.cos(x)", "dx.*which step is wrong"),
+    ("dx = ds * np.cos(x)", "dx = ds", "dx.*expected.*cos"),
+    ("dx = ds * np.cos(x)", "dx = ds * np.cos(s)", "dx.*expected.*cos"),
 )
 
 

@@ -28,7 +28,6 @@ import numpy as np
 
 from scratchformer import optim
 
-from ..exercise import Slip
 from ..grading import Wrong, expect_close, normal
 
 HINTS = (
@@ -40,39 +39,39 @@ HINTS = (
 )
 LIBRARY = optim.clip_by_global_norm
 MISTAKES = (
-    Slip("g *= max_norm / norm", "g *= 1 / norm", "All are multiplied"),
-    Slip("g *= max_norm / norm", "g *= max_norm / (norm + 1e-6)", "leave out the small number"),
-    Slip(
+    ("g *= max_norm / norm", "g *= 1 / norm", "All are multiplied"),
+    ("g *= max_norm / norm", "g *= max_norm / (norm + 1e-6)", "leave out the small number"),
+    (
         "g *= max_norm / norm",
         "g *= max_norm / np.sqrt((g**2).sum())",
         r"gradients\[\d\]",
         "each array is scaled by its own norm",
     ),
-    Slip(
+    (
         "    if norm > max_norm:\n        for g",
         "    if True:\n        for g",
         "at most max_norm already",
         "a small norm is scaled up",
     ),
-    Slip("            g *= max_norm / norm", "            g = g * max_norm / norm", r"gradients\[0\].*in place"),
-    Slip(
+    ("            g *= max_norm / norm", "            g = g * max_norm / norm", r"gradients\[0\].*in place"),
+    (
         "        for g in gradients:\n            g *= max_norm / norm",
         "        gradients[:] = [g * max_norm / norm for g in gradients]",
         r"gradients\[0\].*in place",
     ),
-    Slip(
+    (
         "            g *= max_norm / norm",
         "            np.clip(g, -max_norm, max_norm, out=g)",
         "All are multiplied",
         "each number is clipped by itself: that changes the direction",
     ),
-    Slip(
+    (
         "= np.sqrt(sum((g**2).sum() for g in gradients))",
         "= sum((g**2).sum() for g in gradients)",
         "norm",
         "the root is left out",
     ),
-    Slip(
+    (
         "np.sqrt(sum((g**2).sum() for g in gradients))",
         "sum(np.sqrt((g**2).sum()) for g in gradients)",
         "norm",

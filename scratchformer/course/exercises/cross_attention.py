@@ -58,7 +58,6 @@ def cross_attention_backward(dy, cache):
 
 from scratchformer import nn, ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -71,27 +70,27 @@ HINTS = (
 )
 LIBRARY = nn.CrossAttention
 MISTAKES = (
-    Slip(
+    (
         "from_keys + from_values",
         "from_keys",
         "wrong gradient at memory",
         "the memory gets no gradient from the values",
     ),
-    Slip("from_keys + from_values", "(from_keys + from_values) / 2", "wrong gradient at memory"),
-    Slip(
+    ("from_keys + from_values", "(from_keys + from_values) / 2", "wrong gradient at memory"),
+    (
         "linear_backward(dv, memory, wv)",
         "linear_backward(dv, memory, wk)",
         "wrong gradient at memory",
         "dv is taken back through wk and not through wv",
     ),
-    Slip(
+    (
         "dx, from_keys + from_values,",
         "dx + from_keys, from_values,",
         "wrong gradient at (x|memory)",
         "the gradient from the keys is given to x",
     ),
-    Slip("v = memory @ wv", "v = x @ wv", "Queries are made from x, keys and values from the memory"),
-    Slip(
+    ("v = memory @ wv", "v = x @ wv", "Queries are made from x, keys and values from the memory"),
+    (
         "q = x @ wq\n    k = memory @ wk\n    v = memory @ wv",
         "q = memory @ wq\n    k = x @ wk\n    v = x @ wv",
         "Queries are made from x, keys and values from the memory",

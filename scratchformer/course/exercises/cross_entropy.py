@@ -36,7 +36,6 @@ def cross_entropy_backward(dloss, cache):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_close, expect_unchanged, normal
 
 HINTS = (
@@ -48,12 +47,12 @@ HINTS = (
 )
 LIBRARY = ops.cross_entropy
 MISTAKES = (
-    Slip("(dloss / count)", "dloss", "dlogits.*4 rows count"),
-    Slip("(dloss / count)", "(dloss / len(p))", "dlogits.*3 of the 5 rows count"),
-    Slip("counted[:, None] * (dloss / count)", "dloss / count", "dlogits.*do not count"),
-    Slip("(dloss / count)", "(1 / count)", "dlogits.*dloss is -2.5"),
-    Slip("dlogits = p.copy()", "dlogits = p", "p is changed in place"),
-    Slip("dlogits[np.arange(len(p)), targets] -= 1", "dlogits[:, targets] -= 1", "dlogits.*its own target"),
+    ("(dloss / count)", "dloss", "dlogits.*4 rows count"),
+    ("(dloss / count)", "(dloss / len(p))", "dlogits.*3 of the 5 rows count"),
+    ("counted[:, None] * (dloss / count)", "dloss / count", "dlogits.*do not count"),
+    ("(dloss / count)", "(1 / count)", "dlogits.*dloss is -2.5"),
+    ("dlogits = p.copy()", "dlogits = p", "p is changed in place"),
+    ("dlogits[np.arange(len(p)), targets] -= 1", "dlogits[:, targets] -= 1", "dlogits.*its own target"),
 )
 
 

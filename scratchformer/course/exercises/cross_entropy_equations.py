@@ -45,7 +45,6 @@ def cross_entropy(z, targets):
 
 import numpy as np
 
-from ..exercise import Slip
 from ..grading import Derivation, normal
 
 HINTS = (
@@ -57,25 +56,25 @@ HINTS = (
 )
 LIBRARY = ops.cross_entropy
 MISTAKES = (
-    Slip(
+    (
         "∂ℓ_n/∂z_nv = p_nv − t_nv",
         "∂ℓ_n/∂z_nv = p_nv (1 − p_nv)",
         "∂ℓ_n/∂z_nv.*is not true",
         "the derivative of the probability is written, not that of the loss",
     ),
-    Slip("dℓ_n = dloss k_n/count", "dℓ_n = dloss", "dℓ_n", "the weight of the row in the mean is left out"),
-    Slip(
+    ("dℓ_n = dloss k_n/count", "dℓ_n = dloss", "dℓ_n", "the weight of the row in the mean is left out"),
+    (
         "∂ℓ_n/∂z_nv = p_nv − t_nv",
         "∂ℓ_n/∂z_nv = p_nv − 1",
         "ℓ_n/∂z_nv.*is not true",
         "1 is subtracted everywhere, and not at the target alone",
     ),
-    Slip("exp(z_nv)/Σ_v' exp(z_nv')", "1/Σ_v' exp(z_nv')", "p_nv.*is not true"),
-    Slip("= p_nv − t_nv", "= t_nv − p_nv", "∂ℓ_n/∂z_nv.*is not true"),
-    Slip("= dloss k_n/count", "= dloss k_n", "dℓ_n.*differs", "the division by count is left out"),
-    Slip("= dloss k_n/count", "= dloss/count", "dℓ_n.*differs", "rows that do not count get a gradient too"),
-    Slip("dloss k_n (p_nv − t_nv)/count", "dloss k_n (p_nv − t_nv)/N", "dz_nv.*is not true"),
-    Slip("dloss k_n (p_nv − t_nv)/count", "dloss (p_nv − t_nv)/count", "dz_nv.*is not true"),
+    ("exp(z_nv)/Σ_v' exp(z_nv')", "1/Σ_v' exp(z_nv')", "p_nv.*is not true"),
+    ("= p_nv − t_nv", "= t_nv − p_nv", "∂ℓ_n/∂z_nv.*is not true"),
+    ("= dloss k_n/count", "= dloss k_n", "dℓ_n.*differs", "the division by count is left out"),
+    ("= dloss k_n/count", "= dloss/count", "dℓ_n.*differs", "rows that do not count get a gradient too"),
+    ("dloss k_n (p_nv − t_nv)/count", "dloss k_n (p_nv − t_nv)/N", "dz_nv.*is not true"),
+    ("dloss k_n (p_nv − t_nv)/count", "dloss (p_nv − t_nv)/count", "dz_nv.*is not true"),
 )
 
 

@@ -30,7 +30,6 @@ def dropout_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -42,18 +41,18 @@ HINTS = (
 )
 LIBRARY = ops.dropout
 MISTAKES = (
-    Slip("dx = dy * cache[0] * cache[1]", "dx = dy * (cache[0] / 1.0) * cache[1]", "must stay float32"),
-    Slip("dx = dy * cache[0] * cache[1]", "dx = dy * cache[0]", "dx.*expected 1.33333, got 1"),
-    Slip("dx = dy * cache[0] * cache[1]", "dx = dy * cache[1]", "dx.*expected 0, got 1.33333"),
-    Slip("y = x * keep / (1 - p)", "y = x * keep", "y.*its mean must stay x"),
-    Slip("y = x * keep / (1 - p)", "y = x * keep / p", "y.*its mean must stay x"),
-    Slip("y = x * keep / (1 - p)", "y = x * keep * (1 - p)", "y.*its mean must stay x"),
-    Slip(
+    ("dx = dy * cache[0] * cache[1]", "dx = dy * (cache[0] / 1.0) * cache[1]", "must stay float32"),
+    ("dx = dy * cache[0] * cache[1]", "dx = dy * cache[0]", "dx.*expected 1.33333, got 1"),
+    ("dx = dy * cache[0] * cache[1]", "dx = dy * cache[1]", "dx.*expected 0, got 1.33333"),
+    ("y = x * keep / (1 - p)", "y = x * keep", "y.*its mean must stay x"),
+    ("y = x * keep / (1 - p)", "y = x * keep / p", "y.*its mean must stay x"),
+    ("y = x * keep / (1 - p)", "y = x * keep * (1 - p)", "y.*its mean must stay x"),
+    (
         "dx = dy * cache[0] * cache[1]",
         "dx = dy * (np.random.default_rng().random(dy.shape) >= 0.25) * cache[1]",
         "dx.*Another forward",
     ),
-    Slip(
+    (
         "cache = keep, 1 / (1 - p)",
         "cache = dropout.__dict__.setdefault('kept', [])\n    cache[:] = keep, 1 / (1 - p)",
         "dx.*Another forward",

@@ -28,7 +28,6 @@ def embedding_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -41,12 +40,12 @@ HINTS = (
 )
 LIBRARY = ops.embedding
 MISTAKES = (
-    Slip("np.add.at(dtable, ids, dy)", "dtable[ids] += dy", "dtable.*id 2 occurs 3 times"),
-    Slip("np.add.at(dtable, ids, dy)", "dtable[ids] = dy", "dtable.*id 2 occurs 3 times"),
-    Slip("    np.add.at(dtable, ids, dy)\n", "    for i, d in zip(ids, dy): dtable[i] += d\n", "dtable.*several axes"),
-    Slip("np.zeros(shape, dtype=dy.dtype)", "np.ones(shape, dtype=dy.dtype)", "dtable"),
-    Slip("np.zeros(shape, dtype=dy.dtype)", "np.empty((len(ids), dy.shape[-1]), dtype=dy.dtype)", "dtable"),
-    Slip("np.zeros(shape, dtype=dy.dtype)", "np.zeros(shape)", "must stay float32"),
+    ("np.add.at(dtable, ids, dy)", "dtable[ids] += dy", "dtable.*id 2 occurs 3 times"),
+    ("np.add.at(dtable, ids, dy)", "dtable[ids] = dy", "dtable.*id 2 occurs 3 times"),
+    ("    np.add.at(dtable, ids, dy)\n", "    for i, d in zip(ids, dy): dtable[i] += d\n", "dtable.*several axes"),
+    ("np.zeros(shape, dtype=dy.dtype)", "np.ones(shape, dtype=dy.dtype)", "dtable"),
+    ("np.zeros(shape, dtype=dy.dtype)", "np.empty((len(ids), dy.shape[-1]), dtype=dy.dtype)", "dtable"),
+    ("np.zeros(shape, dtype=dy.dtype)", "np.zeros(shape)", "must stay float32"),
 )
 
 

@@ -38,7 +38,6 @@ def gelu(x):
 
 # The student's file ends here.
 
-from ..exercise import Slip
 from ..grading import Derivation, normal
 
 HINTS = (
@@ -50,16 +49,16 @@ HINTS = (
 )
 LIBRARY = ops.gelu
 MISTAKES = (
-    Slip(
+    (
         "½ (1 + h_i) + ½ x_i b_i",
         "½ (1 + h_i)",
         "∂y_i/∂x_i.*is not true",
         "the second term of the product rule is left out",
     ),
-    Slip("√(2/π) (1 + 3·0.044715 x_i²)", "0.798 (1 + 0.134 x_i²)", "a_i := .*is not true: relative error .*e-0[34]"),
-    Slip("(1 + 3·0.044715 x_i²)", "(1 + 0.044715 x_i²)", "a_i := .*is not true"),
-    Slip("(1 − h_i²) a_i", "1 − h_i²", "b_i := .*is not true", "the slope of u is left out of the chain rule"),
-    Slip("½ (1 + h_i) + ½ x_i b_i", "½ (1 + h_i) + b_i", "∂y_i/∂x_i.*is not true"),
+    ("√(2/π) (1 + 3·0.044715 x_i²)", "0.798 (1 + 0.134 x_i²)", "a_i := .*is not true: relative error .*e-0[34]"),
+    ("(1 + 3·0.044715 x_i²)", "(1 + 0.044715 x_i²)", "a_i := .*is not true"),
+    ("(1 − h_i²) a_i", "1 − h_i²", "b_i := .*is not true", "the slope of u is left out of the chain rule"),
+    ("½ (1 + h_i) + ½ x_i b_i", "½ (1 + h_i) + b_i", "∂y_i/∂x_i.*is not true"),
 )
 
 

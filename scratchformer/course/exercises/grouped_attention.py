@@ -54,7 +54,6 @@ def grouped_attention_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -66,15 +65,15 @@ HINTS = (
 )
 LIBRARY = ops.attention
 MISTAKES = (
-    Slip("np.repeat(k, H // G, axis=1)", "np.tile(k, (1, H // G, 1, 1))", "query head 1 uses key head 0"),
-    Slip("np.repeat(v, H // G, axis=1)", "np.repeat(v, H // G, axis=0)", r"line \d+: return p @ v"),
-    Slip("keys.reshape(B, G, H // G, S, D).sum(axis=2)", "keys[:, :: H // G]", r"dk\[.*key head 0 gets"),
-    Slip(
+    ("np.repeat(k, H // G, axis=1)", "np.tile(k, (1, H // G, 1, 1))", "query head 1 uses key head 0"),
+    ("np.repeat(v, H // G, axis=1)", "np.repeat(v, H // G, axis=0)", r"line \d+: return p @ v"),
+    ("keys.reshape(B, G, H // G, S, D).sum(axis=2)", "keys[:, :: H // G]", r"dk\[.*key head 0 gets"),
+    (
         "keys.reshape(B, G, H // G, S, D).sum(axis=2)",
         "keys.reshape(B, H // G, G, S, D).sum(axis=1)",
         r"dk\[.*gets the sum",
     ),
-    Slip("values.reshape(B, G, H // G, S, D).sum(", "values.reshape(B, G, H // G, S, D).mean(", r"dv\[.*gets the sum"),
+    ("values.reshape(B, G, H // G, S, D).sum(", "values.reshape(B, G, H // G, S, D).mean(", r"dv\[.*gets the sum"),
 )
 
 

@@ -53,7 +53,6 @@ def join_heads_backward(dy, shape):
 
 from scratchformer import nn
 
-from ..exercise import Slip
 from ..grading import Wrong, check_pair, normal
 
 HINTS = (
@@ -66,24 +65,24 @@ HINTS = (
 )
 LIBRARY = nn.CrossAttention
 MISTAKES = (
-    Slip(
+    (
         "x.reshape(B, T, H, C // H).transpose(0, 2, 1, 3)",
         "x.reshape(B, H, T, C // H)",
         r"y\[0, 0, 1, 0\] must be x\[0, 1, 0\], got x\[0, 0, 5\]",
     ),
-    Slip(
+    (
         "x.reshape(B, T, H, C // H).transpose(0, 2, 1, 3)",
         "x.reshape(B, T, C // H, H).transpose(0, 3, 1, 2)",
         r"y\[0, 0, 0, 1\] must be x\[0, 0, 1\], got x\[0, 0, 3\]",
     ),
-    Slip(
+    (
         "dy.transpose(0, 2, 1, 3).reshape(B, T, C)",
         "dy.reshape(B, T, C)",
         "split_heads: wrong gradient at x",
         "dy is reshaped before its axes are brought back into their order",
     ),
-    Slip("x.transpose(0, 2, 1, 3).reshape(B, T, H * D)", "x.reshape(B, T, H * D)", "join_heads, .* must be x"),
-    Slip(
+    ("x.transpose(0, 2, 1, 3).reshape(B, T, H * D)", "x.reshape(B, T, H * D)", "join_heads, .* must be x"),
+    (
         "dy.reshape(B, T, H, D).transpose(0, 2, 1, 3)",
         "dy.reshape(shape)",
         "join_heads: wrong gradient at x",

@@ -48,7 +48,6 @@ import numpy as np
 
 from scratchformer import nn
 
-from ..exercise import Slip
 from ..grading import Wrong, expect_close, normal, numbers_in
 
 HINTS = (
@@ -58,37 +57,37 @@ HINTS = (
 )
 LIBRARY = nn.SelfAttention
 MISTAKES = (
-    Slip(
+    (
         "t = np.arange(len(k) - len(x), len(k))[:, None]",
         "t = np.arange(len(x))[:, None]",
         "follows 4",
         "the new queries are taken for the first of the sequence",
     ),
-    Slip(
+    (
         "np.where(s <= t, q @ k.T / np.sqrt(q.shape[-1]), -np.inf)\n    out",
         "q @ k.T / np.sqrt(q.shape[-1])\n    out",
         "follow 0 stored",
         "new positions see later ones: with several at once, the causal condition is needed",
     ),
-    Slip(
+    (
         '    stored["k"], stored["v"] = k, v\n',
         '    stored.setdefault("k", k), stored.setdefault("v", v)\n',
         "follows 5",
         "only the keys and values of the first call are stored",
     ),
-    Slip(
+    (
         'np.concatenate([stored["v"], v])',
         'np.concatenate([v, stored["v"]])',
         "follows 4 stored",
         "the new values come before the stored ones, but the new keys after them",
     ),
-    Slip(
+    (
         "np.sqrt(q.shape[-1]), -np.inf)\n    out",
         "np.sqrt(len(k)), -np.inf)\n    out",
         "follow 0 stored",
         "the scores are divided by the root of the number of keys, not of D",
     ),
-    Slip(
+    (
         "    if stored:\n        k = ",
         "    x = stored['x'] = np.concatenate([stored.get('x', x[:0]), x])\n"
         "    return attend(x, wq, wk, wv)[-len(q) :]\n    if stored:\n        k = ",

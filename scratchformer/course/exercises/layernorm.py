@@ -36,7 +36,6 @@ def layernorm_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_no_jacobian, normal
 
 HINTS = (
@@ -49,25 +48,25 @@ HINTS = (
 )
 LIBRARY = ops.layernorm
 MISTAKES = (
-    Slip(
+    (
         "g.mean(axis=-1, keepdims=True)",
         "g.mean(axis=1, keepdims=True)",
         "wrong gradient at x",
         "the mean of g is over axis 1: it is the last axis of a table, but not of an array with three axes",
     ),
-    Slip(" - xhat * (g * xhat).mean(axis=-1, keepdims=True)", "", "wrong gradient at x"),
-    Slip(
+    (" - xhat * (g * xhat).mean(axis=-1, keepdims=True)", "", "wrong gradient at x"),
+    (
         "    g = dy * gamma\n    dx = (",
         "    g = dy\n    dx = gamma * (",
         "wrong gradient at x",
         "γ is outside the means, which is right only while all γ are equal",
     ),
-    Slip("dbeta = dy.sum(", "dbeta = dy.mean(", "wrong gradient at beta"),
-    Slip("(dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))", "(dy * xhat).sum(axis=0)", "gamma: expected shape"),
-    Slip("g.mean(axis=-1, keepdims=True)", "g.mean()", "wrong gradient at x", "the mean of g is over all rows"),
-    Slip("(g * xhat).mean(axis=-1, keepdims=True)", "(g * xhat).sum(axis=-1, keepdims=True)", "wrong gradient at x"),
-    Slip("keepdims=True)) / sigma", "keepdims=True))", "wrong gradient at x"),
-    Slip(
+    ("dbeta = dy.sum(", "dbeta = dy.mean(", "wrong gradient at beta"),
+    ("(dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))", "(dy * xhat).sum(axis=0)", "gamma: expected shape"),
+    ("g.mean(axis=-1, keepdims=True)", "g.mean()", "wrong gradient at x", "the mean of g is over all rows"),
+    ("(g * xhat).mean(axis=-1, keepdims=True)", "(g * xhat).sum(axis=-1, keepdims=True)", "wrong gradient at x"),
+    ("keepdims=True)) / sigma", "keepdims=True))", "wrong gradient at x"),
+    (
         "    dx = (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True)) / sigma",
         "    C = g.shape[-1]\n"
         "    table = np.eye(C, dtype=g.dtype) - 1 / C - xhat[..., None] * xhat[..., None, :] / C\n"

@@ -46,7 +46,6 @@ def layernorm(x, gamma, beta, eps=1e-5):
 
 # The student's file ends here.
 
-from ..exercise import Slip
 from ..grading import Derivation, normal
 
 HINTS = (
@@ -60,24 +59,24 @@ HINTS = (
 )
 LIBRARY = ops.layernorm
 MISTAKES = (
-    Slip(
+    (
         "(g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ",
         "(g_k − mean_c(g_c))/σ",
         "dx_k.*is not true",
         "the third term, through σ, is left out",
     ),
-    Slip(
+    (
         "(g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ",
         "γ_k (dy_k − mean_c(dy_c) − x̂_k mean_c(dy_c x̂_c))/σ",
         "dx_k.*is not true",
         "γ is outside the means: it differs from element to element, so it belongs to g",
     ),
-    Slip("(δ_ck − 1/C − x̂_c x̂_k/C)/σ", "(δ_ck − 1/C)/σ", "∂x̂_c/∂x_k.*is not true", "σ is treated as a constant"),
-    Slip("= x̂_k/C\n", "= x̂_k\n", "∂σ/∂x_k.*is not true"),
-    Slip("Σ_n dy_nc x̂_nc", "dy_c x̂_c", "dγ_c.*is not true", "the sum over the rows is left out"),
-    Slip("Σ_n dy_nc x̂_nc", "1 dgamma_c", r"line \d+: dγ_c is on both sides"),
-    Slip("= Σ_n dy_nc\n", "= mean_n(dy_nc)\n", "dβ_c.*is not true"),
-    Slip("= dy_c γ_c", "= dy_c", "∂L/∂x̂_c.*"),
+    ("(δ_ck − 1/C − x̂_c x̂_k/C)/σ", "(δ_ck − 1/C)/σ", "∂x̂_c/∂x_k.*is not true", "σ is treated as a constant"),
+    ("= x̂_k/C\n", "= x̂_k\n", "∂σ/∂x_k.*is not true"),
+    ("Σ_n dy_nc x̂_nc", "dy_c x̂_c", "dγ_c.*is not true", "the sum over the rows is left out"),
+    ("Σ_n dy_nc x̂_nc", "1 dgamma_c", r"line \d+: dγ_c is on both sides"),
+    ("= Σ_n dy_nc\n", "= mean_n(dy_nc)\n", "dβ_c.*is not true"),
+    ("= dy_c γ_c", "= dy_c", "∂L/∂x̂_c.*"),
 )
 
 

@@ -30,7 +30,6 @@ def linear_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, normal
 
 HINTS = (
@@ -43,12 +42,12 @@ HINTS = (
 )
 LIBRARY = ops.linear
 MISTAKES = (
-    Slip("x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])", "x.T @ dy", "dw = x.T @ dy\n.*matmul"),
-    Slip("x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])", "x.swapaxes(-1, -2) @ dy", "w.*shape"),
-    Slip("axis=tuple(range(dy.ndim - 1))", "axis=0", "b.*shape"),
-    Slip("db = dy.sum(", "db = dy.mean(", "wrong gradient at b"),
-    Slip("dy.shape[-1])\n", "dy.shape[-1]) / len(x)\n", "wrong gradient at w"),
-    Slip("dx = dy @ w.T", "dx = dy @ w", "dx = dy @ w\n.*matmul"),
+    ("x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])", "x.T @ dy", "dw = x.T @ dy\n.*matmul"),
+    ("x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])", "x.swapaxes(-1, -2) @ dy", "w.*shape"),
+    ("axis=tuple(range(dy.ndim - 1))", "axis=0", "b.*shape"),
+    ("db = dy.sum(", "db = dy.mean(", "wrong gradient at b"),
+    ("dy.shape[-1])\n", "dy.shape[-1]) / len(x)\n", "wrong gradient at w"),
+    ("dx = dy @ w.T", "dx = dy @ w", "dx = dy @ w\n.*matmul"),
 )
 
 

@@ -43,7 +43,6 @@ def linear(x, w, b):
 
 # The student's file ends here.
 
-from ..exercise import Slip
 from ..grading import Derivation, normal
 
 HINTS = (
@@ -56,15 +55,13 @@ HINTS = (
 )
 LIBRARY = ops.linear
 MISTAKES = (
-    Slip("= Σ_o dy_no w_io", "= Σ_n dy_no w_io", "index o is on the right only"),
-    Slip("= Σ_o dy_no w_io", "= Σ_o dy_no x_ni", "dx_ni.*is not true"),
-    Slip(
-        "= x_ni δ_oj", "= x_ni", "∂y_no/∂w_ij.*is not true", "the δ is left out: weight w_ij reaches only output o = j"
-    ),
-    Slip("= Σ_n x_ni dy_no", "= x_ni dy_no", "index n is on the right only"),
-    Slip("= Σ_n x_ni dy_no", "= mean_n(x_ni dy_no)", "dw_io.*is not true"),
-    Slip("= Σ_n dy_no\n", "= partial L/partial b_o\n", r"line \d+: write the right side without ∂"),
-    Slip("= Σ_n dy_no\n", "= mean_n(dy_no)\n", "db_o.*is not true"),
+    ("= Σ_o dy_no w_io", "= Σ_n dy_no w_io", "index o is on the right only"),
+    ("= Σ_o dy_no w_io", "= Σ_o dy_no x_ni", "dx_ni.*is not true"),
+    ("= x_ni δ_oj", "= x_ni", "∂y_no/∂w_ij.*is not true", "the δ is left out: weight w_ij reaches only output o = j"),
+    ("= Σ_n x_ni dy_no", "= x_ni dy_no", "index n is on the right only"),
+    ("= Σ_n x_ni dy_no", "= mean_n(x_ni dy_no)", "dw_io.*is not true"),
+    ("= Σ_n dy_no\n", "= partial L/partial b_o\n", r"line \d+: write the right side without ∂"),
+    ("= Σ_n dy_no\n", "= mean_n(dy_no)\n", "db_o.*is not true"),
 )
 
 

@@ -33,7 +33,6 @@ from types import SimpleNamespace
 
 from scratchformer import nn
 
-from ..exercise import Slip
 from ..grading import check_pair, normal
 
 HINTS = (
@@ -44,17 +43,17 @@ HINTS = (
 )
 LIBRARY = nn.LoRA
 MISTAKES = (
-    Slip("dy @ w.T + dh @ a.T", "dh @ a.T", "wrong gradient at x", "x w passes no gradient to x"),
-    Slip("dy @ w.T + dh @ a.T", "dy @ w.T", "wrong gradient at x", "(x a) b passes no gradient to x"),
-    Slip("db = scale * (h.T @ dy)", "db = h.T @ dy", "wrong gradient at b", "scale is left out of db"),
-    Slip("dh = scale * (dy @ b.T)", "dh = dy @ b.T", "wrong gradient at", "scale is left out of dh"),
-    Slip(
+    ("dy @ w.T + dh @ a.T", "dh @ a.T", "wrong gradient at x", "x w passes no gradient to x"),
+    ("dy @ w.T + dh @ a.T", "dy @ w.T", "wrong gradient at x", "(x a) b passes no gradient to x"),
+    ("db = scale * (h.T @ dy)", "db = h.T @ dy", "wrong gradient at b", "scale is left out of db"),
+    ("dh = scale * (dy @ b.T)", "dh = dy @ b.T", "wrong gradient at", "scale is left out of dh"),
+    (
         "dh = scale * (dy @ b.T)\n    db = scale * (h.T @ dy)",
         "dh = dy @ b.T\n    db = h.T @ dy",
         "wrong gradient at",
         "scale is left out",
     ),
-    Slip("da = x.T @ dh", "da = scale * (x.T @ dh)", "wrong gradient at a", "da has scale twice: dh has it already"),
+    ("da = x.T @ dh", "da = scale * (x.T @ dh)", "wrong gradient at a", "da has scale twice: dh has it already"),
 )
 
 

@@ -57,7 +57,6 @@ def attention_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import Wrong, check_pair, expect_close, normal
 
 HINTS = (
@@ -70,15 +69,15 @@ HINTS = (
 )
 LIBRARY = ops.attention
 MISTAKES = (
-    Slip("(s <= t)", "(s < t)", r"allowed\[0, 0, 0, 0\] is False: query 0 must see key 0"),
-    Slip("(s <= t)", "(s >= t)", "query 0 must not see key 1, which comes later"),
-    Slip(" & (s < lengths[:, None, None, None])", "", "query 3 must not see key 3, which is padding"),
-    Slip("(s < lengths[:, None, None, None])", "(s < lengths)", r"line \d+: allowed = "),
-    Slip("np.where(allowed, z, -np.inf)", "np.where(allowed, z, -1e4)", "expected 0, got 0.2.*no key"),
-    Slip("np.where(total > 0, total, 1)", "total", "expected 0, got nan.*no key"),
-    Slip("np.where(np.isfinite(largest), largest, 0)", "largest", "expected 0, got nan.*no key"),
-    Slip("largest = scores.max", "largest = z.max", "A score of 100000 at keys that are not allowed"),
-    Slip("p = np.exp(scores - np.where(np.isfinite(largest), largest, 0))", "p = np.exp(scores)", "exp overflows"),
+    ("(s <= t)", "(s < t)", r"allowed\[0, 0, 0, 0\] is False: query 0 must see key 0"),
+    ("(s <= t)", "(s >= t)", "query 0 must not see key 1, which comes later"),
+    (" & (s < lengths[:, None, None, None])", "", "query 3 must not see key 3, which is padding"),
+    ("(s < lengths[:, None, None, None])", "(s < lengths)", r"line \d+: allowed = "),
+    ("np.where(allowed, z, -np.inf)", "np.where(allowed, z, -1e4)", "expected 0, got 0.2.*no key"),
+    ("np.where(total > 0, total, 1)", "total", "expected 0, got nan.*no key"),
+    ("np.where(np.isfinite(largest), largest, 0)", "largest", "expected 0, got nan.*no key"),
+    ("largest = scores.max", "largest = z.max", "A score of 100000 at keys that are not allowed"),
+    ("p = np.exp(scores - np.where(np.isfinite(largest), largest, 0))", "p = np.exp(scores)", "exp overflows"),
 )
 LENGTHS = np.array([3, 0, 5])
 T = 5

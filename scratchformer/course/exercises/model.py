@@ -74,7 +74,6 @@ from scratchformer import Key, models, ops, optim
 from scratchformer.data import load_standard_library
 from scratchformer.testing import check_layer
 
-from ..exercise import Slip
 from ..grading import Wrong, expect_close
 
 HINTS = (
@@ -84,29 +83,29 @@ HINTS = (
 )
 LIBRARY = models.LanguageModel
 MISTAKES = (
-    Slip(
+    (
         "zip(reversed(self.blocks), reversed(blocks), strict=True)",
         "zip(self.blocks, blocks, strict=True)",
         "gradient",
         "the blocks' backwards run first to last",
     ),
-    Slip("    model.zero_grad()\n", "", "zero_grad"),
-    Slip("    adam.step()\n", "", "adam"),
-    Slip(
+    ("    model.zero_grad()\n", "", "zero_grad"),
+    ("    adam.step()\n", "", "adam"),
+    (
         "self.norm.backward(self.output.backward(dlogits, output), norm)",
         "self.output.backward(dlogits, output)",
         "gradient",
         "the backward of the last norm is left out",
     ),
-    Slip("    optim.clip_by_global_norm(model.flat.grad, max_norm)\n", "", "clip it before"),
-    Slip(
+    ("    optim.clip_by_global_norm(model.flat.grad, max_norm)\n", "", "clip it before"),
+    (
         "    optim.clip_by_global_norm(model.flat.grad, max_norm)\n    adam.step()\n",
         "    adam.step()\n    optim.clip_by_global_norm(model.flat.grad, max_norm)\n",
         "clip it before",
     ),
-    Slip("cross_entropy_backward(1.0, cross_entropy)", "cross_entropy_backward(2.0, cross_entropy)", "pass 1.0"),
-    Slip("    return loss\n", "    return 1.0\n", "cross-entropy of the logits"),
-    Slip(
+    ("cross_entropy_backward(1.0, cross_entropy)", "cross_entropy_backward(2.0, cross_entropy)", "pass 1.0"),
+    ("    return loss\n", "    return 1.0\n", "cross-entropy of the logits"),
+    (
         "            x, cache = block.forward(x)\n",
         "            _, cache = block.forward(x)\n",
         "gradient",

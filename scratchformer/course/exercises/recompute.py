@@ -36,7 +36,6 @@ import numpy as np
 
 from scratchformer import Key, nn
 
-from ..exercise import Slip
 from ..grading import Wrong, expect_close, normal, numbers_in
 
 HINTS = (
@@ -46,19 +45,19 @@ HINTS = (
 )
 LIBRARY = nn.Recompute
 MISTAKES = (
-    Slip(
+    (
         "y, _ = self.layer.forward(*inputs, **options)\n        cache = (inputs, options)",
         "y, inner = self.layer.forward(*inputs, **options)\n        cache = (inputs, options, inner)",
         "cache holds .* numbers",
     ),
-    Slip(
+    (
         "        _, inner = self.layer.forward(*inputs, **options)\n",
         "        _, inner = self.layer.forward(*inputs)\n",
         "key for dropout",
         "the second forward runs without the options, and so without dropout",
     ),
-    Slip("cache = (inputs, options)", "cache = None\n        self.kept = (inputs, options)", "keeps"),
-    Slip(
+    ("cache = (inputs, options)", "cache = None\n        self.kept = (inputs, options)", "keeps"),
+    (
         "dx = self.layer.backward(dy, inner)",
         "self.layer.backward(dy, inner)\n        dx = self.layer.backward(dy, inner)",
         "Run the layer's backward once",

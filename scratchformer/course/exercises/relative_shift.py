@@ -46,7 +46,6 @@ def relative_shift_backward(dy, shape):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import Wrong, check_pair, expect_close, normal
 
 HINTS = (
@@ -58,13 +57,11 @@ HINTS = (
 )
 LIBRARY = ops.relative_shift
 MISTAKES = (
-    Slip("s + (T - 1) - t\n", "s + t\n", r"columns\[0, 0\]: expected 2, got 0"),
-    Slip("s + (T - 1) - t\n", "s + (S - 1) - t\n", r"columns\[0, 0\]: expected 2, got 3"),
-    Slip("np.zeros(shape, dy.dtype)", "np.zeros(shape)", "float64 where"),
-    Slip("np.zeros(shape, dy.dtype)", "np.empty(shape, dy.dtype)", "outside the windows"),
-    Slip(
-        "dx[..., t, columns] = dy", "dx[..., :S] = dy", "wrong gradient at x", "all gradients go to the first S columns"
-    ),
+    ("s + (T - 1) - t\n", "s + t\n", r"columns\[0, 0\]: expected 2, got 0"),
+    ("s + (T - 1) - t\n", "s + (S - 1) - t\n", r"columns\[0, 0\]: expected 2, got 3"),
+    ("np.zeros(shape, dy.dtype)", "np.zeros(shape)", "float64 where"),
+    ("np.zeros(shape, dy.dtype)", "np.empty(shape, dy.dtype)", "outside the windows"),
+    ("dx[..., t, columns] = dy", "dx[..., :S] = dy", "wrong gradient at x", "all gradients go to the first S columns"),
 )
 
 

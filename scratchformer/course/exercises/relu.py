@@ -27,7 +27,6 @@ def relu_backward(dy, y):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -38,12 +37,12 @@ HINTS = (
 )
 LIBRARY = ops.relu
 MISTAKES = (
-    Slip("y > 0", "y >= 0", "dx.*y is never negative, so"),
-    Slip("dy * (y > 0)", "y > 0", "Where x is positive, y = x and dx = dy"),
-    Slip("dy * (y > 0)", "dy * y", "Where x is positive, y = x and dx = dy"),
-    Slip("dy * (y > 0)", "np.maximum(dy, 0)", "Where x is not positive"),
-    Slip("dy * (y > 0)", "dy * (dy > 0)", "Where x is not positive"),
-    Slip("dx = dy * (y > 0)", "dy[y <= 0] = 0\n    dx = dy", "backward writes to dy"),
+    ("y > 0", "y >= 0", "dx.*y is never negative, so"),
+    ("dy * (y > 0)", "y > 0", "Where x is positive, y = x and dx = dy"),
+    ("dy * (y > 0)", "dy * y", "Where x is positive, y = x and dx = dy"),
+    ("dy * (y > 0)", "np.maximum(dy, 0)", "Where x is not positive"),
+    ("dy * (y > 0)", "dy * (dy > 0)", "Where x is not positive"),
+    ("dx = dy * (y > 0)", "dy[y <= 0] = 0\n    dx = dy", "backward writes to dy"),
 )
 
 

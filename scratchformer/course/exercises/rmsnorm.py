@@ -33,7 +33,6 @@ def rmsnorm_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -47,18 +46,18 @@ HINTS = (
 )
 LIBRARY = ops.rmsnorm
 MISTAKES = (
-    Slip("(x * x).mean(axis=-1, keepdims=True) + eps)", "(x * x).mean(axis=-1, keepdims=True)) + eps", "y.*eps"),
-    Slip("(x * x).mean(", "(x * x).sum(", "y.*mean of the squares"),
-    Slip("(x * x).mean(axis=-1, keepdims=True)", "(x * x).mean()", "y.*each row"),
-    Slip("np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps)", "x.std(axis=-1, keepdims=True)", "y.*mean"),
-    Slip(" - xhat * (dy * gamma * xhat).mean(axis=-1, keepdims=True)", "", "wrong gradient at x"),
-    Slip(
+    ("(x * x).mean(axis=-1, keepdims=True) + eps)", "(x * x).mean(axis=-1, keepdims=True)) + eps", "y.*eps"),
+    ("(x * x).mean(", "(x * x).sum(", "y.*mean of the squares"),
+    ("(x * x).mean(axis=-1, keepdims=True)", "(x * x).mean()", "y.*each row"),
+    ("np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps)", "x.std(axis=-1, keepdims=True)", "y.*mean"),
+    (" - xhat * (dy * gamma * xhat).mean(axis=-1, keepdims=True)", "", "wrong gradient at x"),
+    (
         "(dy * gamma - xhat * (dy * gamma * xhat).mean(axis=-1, keepdims=True))",
         "gamma * (dy - xhat * (dy * xhat).mean(axis=-1, keepdims=True))",
         "wrong gradient at x",
         "γ is outside the mean, which is right only while all γ are equal",
     ),
-    Slip("(dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))", "(dy * xhat).sum(axis=0)", "gamma: expected shape"),
+    ("(dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))", "(dy * xhat).sum(axis=0)", "gamma: expected shape"),
 )
 
 

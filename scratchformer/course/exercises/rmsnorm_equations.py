@@ -35,7 +35,6 @@ def rmsnorm(x, gamma, eps=1e-6):
 
 # The student's file ends here.
 
-from ..exercise import Slip
 from ..grading import Derivation, normal
 
 HINTS = (
@@ -47,12 +46,12 @@ HINTS = (
 )
 LIBRARY = ops.rmsnorm
 MISTAKES = (
-    Slip("(g_k − x̂_k mean_c(g_c x̂_c))/ρ", "g_k/ρ", "dx_k.*is not true", "ρ is treated as a constant"),
-    Slip("(g_k − x̂_k mean_c(g_c x̂_c))/ρ", "γ_k (dy_k − x̂_k mean_c(dy_c x̂_c))/ρ", "dx_k.*is not true"),
-    Slip("= x̂_k/C\n", "= x_k/C\n", "∂ρ/∂x_k.*is not true"),
-    Slip("(δ_ck − x̂_c x̂_k/C)/ρ", "(1 − x̂_c x̂_k/C)/ρ", "∂x̂_c/∂x_k.*is not true"),
-    Slip("(δ_ck − x̂_c x̂_k/C)/ρ", "(δ_ck − x̂_k/C)/ρ", "∂x̂_c/∂x_k.*is not true"),
-    Slip("Σ_n dy_nc x̂_nc", "mean_n(dy_nc x̂_nc)", "dγ_c.*is not true"),
+    ("(g_k − x̂_k mean_c(g_c x̂_c))/ρ", "g_k/ρ", "dx_k.*is not true", "ρ is treated as a constant"),
+    ("(g_k − x̂_k mean_c(g_c x̂_c))/ρ", "γ_k (dy_k − x̂_k mean_c(dy_c x̂_c))/ρ", "dx_k.*is not true"),
+    ("= x̂_k/C\n", "= x_k/C\n", "∂ρ/∂x_k.*is not true"),
+    ("(δ_ck − x̂_c x̂_k/C)/ρ", "(1 − x̂_c x̂_k/C)/ρ", "∂x̂_c/∂x_k.*is not true"),
+    ("(δ_ck − x̂_c x̂_k/C)/ρ", "(δ_ck − x̂_k/C)/ρ", "∂x̂_c/∂x_k.*is not true"),
+    ("Σ_n dy_nc x̂_nc", "mean_n(dy_nc x̂_nc)", "dγ_c.*is not true"),
 )
 
 

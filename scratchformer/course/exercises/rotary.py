@@ -40,7 +40,6 @@ def rotary_backward(dy, cache):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
@@ -53,37 +52,37 @@ HINTS = (
 )
 LIBRARY = ops.rotary
 MISTAKES = (
-    Slip(
+    (
         "da = du * cos + dw * sin\n    db = dw * cos - du * sin",
         "da = du * cos - dw * sin\n    db = dw * cos + du * sin",
         "wrong gradient at x",
         "dy is turned the same way as x, not back",
     ),
-    Slip(
+    (
         "db = dw * cos - du * sin",
         "db = dw * cos + du * sin",
         "wrong gradient at x",
         "the sine in db has the wrong sign",
     ),
-    Slip(
+    (
         "da = du * cos + dw * sin",
         "da = du * cos - dw * sin",
         "wrong gradient at x",
         "the sine in da has the wrong sign",
     ),
-    Slip(
+    (
         "da = du * cos + dw * sin",
         "da = du * cos",
         "wrong gradient at x",
         "da leaves out that a is in both halves of y",
     ),
-    Slip("[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]", "turned the other way"),
-    Slip(
+    ("[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]", "turned the other way"),
+    (
         "np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)",
         "np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)",
         "side by side",
     ),
-    Slip(
+    (
         "np.concatenate([da, db], axis=-1)",
         "np.stack([da, db], axis=-1).reshape(dy.shape)",
         "wrong gradient at x",

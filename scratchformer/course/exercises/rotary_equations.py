@@ -52,7 +52,6 @@ def rotary(x):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import Derivation, normal
 
 HINTS = (
@@ -65,21 +64,21 @@ HINTS = (
 )
 LIBRARY = ops.rotary
 MISTAKES = (
-    Slip(
+    (
         "dx_tj = Σ_i R_tij dy_ti",
         "dx_tj = Σ_i R_tji dy_ti",
         r"line \d+: dx_tj = .*is not true",
         "dy is turned the same way as x, not back",
     ),
-    Slip("= δ_jk", "= 1", r"line \d+: Σ_i R_tij R_tik = .*is not true"),
-    Slip("= δ_jk", "= Σ_i R_tik R_tij", "both sides|without R"),
-    Slip(
+    ("= δ_jk", "= 1", r"line \d+: Σ_i R_tij R_tik = .*is not true"),
+    ("= δ_jk", "= Σ_i R_tik R_tij", "both sides|without R"),
+    (
         "x_tj = Σ_i R_tij y_ti",
         "x_tj = Σ_i R_tji y_ti",
         r"line \d+: x_tj = .*is not true",
         "y is turned again instead of back",
     ),
-    Slip(
+    (
         "= R_{s−t,j,k} for",
         "= R_{s−t,k,j} for",
         r"line \d+: Σ_i R_tij R_sik = .*is not true",

@@ -38,7 +38,6 @@ import numpy as np
 
 from scratchformer.generation.sampling import probabilities as library
 
-from ..exercise import Slip
 from ..grading import expect_close, normal
 
 HINTS = (
@@ -48,25 +47,25 @@ HINTS = (
 )
 LIBRARY = library
 MISTAKES = (
-    Slip(
+    (
         "(z - z.max()) / temperature",
         "(z - z.max()) * temperature",
         "temperature=0.5",
         "the scores are multiplied by τ",
     ),
-    Slip(
+    (
         "before = np.cumsum(p[order]) - p[order]",
         "before = np.cumsum(p[order])",
         "top_p",
         "the token with which the sum reaches top_p is left out",
     ),
-    Slip(
+    (
         "p[order[top_k:]] = 0",
         "p[order[:top_k]] = 0",
         "temperature=0",
         "the k likeliest tokens are left out, not the others",
     ),
-    Slip(
+    (
         "    if top_k is not None:\n"
         "        p[order[top_k:]] = 0\n"
         "    p /= p.sum()\n"
@@ -84,14 +83,14 @@ MISTAKES = (
         "top_k=5, top_p=0.8",
         "top_p is applied before top_k",
     ),
-    Slip("        p /= p.sum()\n    return", "    return", "top_p", "what is left after top_p does not sum to 1"),
-    Slip(
+    ("        p /= p.sum()\n    return", "    return", "top_p", "what is left after top_p does not sum to 1"),
+    (
         "    if temperature == 0:\n        temperature, top_k = 1.0, 1\n",
         "",
         "temperature=0",
         "the scores are divided by a temperature of 0",
     ),
-    Slip("np.exp((z - z.max()) / temperature)", "np.exp(z / temperature)", "1000", "the exponentials overflow"),
+    ("np.exp((z - z.max()) / temperature)", "np.exp(z / temperature)", "1000", "the exponentials overflow"),
 )
 
 

@@ -28,7 +28,6 @@ def softmax_backward(dy, y):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import check_pair, expect_no_jacobian, normal
 
 HINTS = (
@@ -40,22 +39,22 @@ HINTS = (
 )
 LIBRARY = ops.softmax
 MISTAKES = (
-    Slip("(dy - (dy * y).sum(axis=-1, keepdims=True))", "dy", "wrong gradient at z"),
-    Slip(
+    ("(dy - (dy * y).sum(axis=-1, keepdims=True))", "dy", "wrong gradient at z"),
+    (
         "axis=-1, keepdims=True))\n    return dz",
         "axis=0, keepdims=True))\n    return dz",
         "wrong gradient at z",
         "the sum runs over the rows, not within each row",
     ),
-    Slip(
+    (
         "(dy * y).sum(axis=-1, keepdims=True))\n    return dz",
         "(dy * y).sum())\n    return dz",
         "wrong gradient at z",
         "the sum runs over all rows together: each row needs its own",
     ),
-    Slip("keepdims=True))\n    return dz", "keepdims=True)) / len(y)\n    return dz", "wrong gradient at z"),
-    Slip("dz = y * (", "dz = (", "wrong gradient at z"),
-    Slip(
+    ("keepdims=True))\n    return dz", "keepdims=True)) / len(y)\n    return dz", "wrong gradient at z"),
+    ("dz = y * (", "dz = (", "wrong gradient at z"),
+    (
         "dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))",
         "dz = np.einsum('...i,...ik->...k', dy, y[..., None] * (np.eye(y.shape[-1], dtype=y.dtype) - y[..., None, :]))",
         "is there a Jacobian",

@@ -37,7 +37,6 @@ def softmax_backward(dy, y):
 
 from scratchformer import ops
 
-from ..exercise import Slip
 from ..grading import Derivation, normal
 
 HINTS = (
@@ -47,17 +46,17 @@ HINTS = (
 )
 LIBRARY = ops.softmax
 MISTAKES = (
-    Slip(
+    (
         "∂Z/∂z_k = exp(z_k)",
         "∂Z/∂z_k = Z",
         "∂Z/∂z_k.*is not true",
         "the whole sum is kept: only one of its terms contains z_k",
     ),
-    Slip("= y_i (δ_ik − y_k)", "= y_i (1 − y_i)", "∂y_i/∂z_k.*is not true", "only the case i = k is considered"),
-    Slip("∂y_i/∂z_k = y_i (δ_ik − y_k)", "∂y_i/∂z_k = y_i (1 − y_k)", "line 21: .*is not true"),
-    Slip("y_k (dy_k − Σ_i dy_i y_i)", "y_k (dy_k − Σ_i dy_i)", "line 25"),
-    Slip("∂Z/∂z_k = exp(z_k)", "∂Z/∂z_k = Z", "line 20"),
-    Slip("∂Z/∂z_k = exp(z_k)", "∂Z/∂z_k = ∂Z/∂z_k", "without ∂"),
+    ("= y_i (δ_ik − y_k)", "= y_i (1 − y_i)", "∂y_i/∂z_k.*is not true", "only the case i = k is considered"),
+    ("∂y_i/∂z_k = y_i (δ_ik − y_k)", "∂y_i/∂z_k = y_i (1 − y_k)", "line 21: .*is not true"),
+    ("y_k (dy_k − Σ_i dy_i y_i)", "y_k (dy_k − Σ_i dy_i)", "line 25"),
+    ("∂Z/∂z_k = exp(z_k)", "∂Z/∂z_k = Z", "line 20"),
+    ("∂Z/∂z_k = exp(z_k)", "∂Z/∂z_k = ∂Z/∂z_k", "without ∂"),
 )
 
 

@@ -33,7 +33,6 @@ import numpy as np
 
 from scratchformer import nn
 
-from ..exercise import Slip
 from ..grading import check_pair, normal
 
 HINTS = (
@@ -45,12 +44,12 @@ HINTS = (
 )
 LIBRARY = nn.TiedOutput
 MISTAKES = (
-    Slip("    np.add.at(dtable, ids, dx)\n", "", "at table", "only the output's use of the table counts"),
-    Slip("np.add.at(dtable, ids, dx)", "dtable[ids] += dx", "at table", "a repeated id is counted once"),
-    Slip("np.add.at(dtable, ids, dx)", "dtable[ids] = dx", "at table", "the input's term overwrites the output's"),
-    Slip(" * (1 - h**2)", "", "at table", "the slope of tanh is left out"),
-    Slip(" * (1 - h**2)", " * (1 - np.tanh(h) ** 2)", "at table", "tanh is taken twice: h is tanh(x) already"),
-    Slip("dtable = dlogits.T @ h", "dtable = np.zeros_like(table)", "at table", "only the input's use counts"),
+    ("    np.add.at(dtable, ids, dx)\n", "", "at table", "only the output's use of the table counts"),
+    ("np.add.at(dtable, ids, dx)", "dtable[ids] += dx", "at table", "a repeated id is counted once"),
+    ("np.add.at(dtable, ids, dx)", "dtable[ids] = dx", "at table", "the input's term overwrites the output's"),
+    (" * (1 - h**2)", "", "at table", "the slope of tanh is left out"),
+    (" * (1 - h**2)", " * (1 - np.tanh(h) ** 2)", "at table", "tanh is taken twice: h is tanh(x) already"),
+    ("dtable = dlogits.T @ h", "dtable = np.zeros_like(table)", "at table", "only the input's use counts"),
 )
 
 

@@ -59,7 +59,6 @@ def attention_backward(dy, cache):
 from scratchformer import ops
 from scratchformer.dispatch import twins_of
 
-from ..exercise import Slip
 from ..grading import Wrong, check_pair, expect_close, normal, peak_memory
 
 HINTS = (
@@ -72,24 +71,24 @@ HINTS = (
 )
 LIBRARY = twins_of(ops.attention)[-1].forward
 MISTAKES = (
-    Slip(
+    (
         "np.exp(lse - new) * y +",
         "y +",
         "wrong after 2 tiles",
         "the weight of the tiles so far is 1: it is left out, or made from the new lse",
     ),
-    Slip("np.exp(e - new) * u", "u", "wrong after 2 tiles", "the weight of the new tile is left out"),
-    Slip("new = np.logaddexp(lse, e)", "new = lse = np.logaddexp(lse, e)", "wrong after 2 tiles"),
-    Slip("np.logaddexp(lse, e)", "np.log(np.exp(lse) + np.exp(e))", "got nan. Here the scores reach thousands"),
-    Slip("np.exp(scores(q, keys) - lse)", "np.exp(scores(q, keys)) / np.exp(lse)", "got nan. Here the scores reach"),
-    Slip("r = (dy * y).sum(axis=-1, keepdims=True)", "r = 0", "wrong gradient at [qk]", "r is left out"),
-    Slip(
+    ("np.exp(e - new) * u", "u", "wrong after 2 tiles", "the weight of the new tile is left out"),
+    ("new = np.logaddexp(lse, e)", "new = lse = np.logaddexp(lse, e)", "wrong after 2 tiles"),
+    ("np.logaddexp(lse, e)", "np.log(np.exp(lse) + np.exp(e))", "got nan. Here the scores reach thousands"),
+    ("np.exp(scores(q, keys) - lse)", "np.exp(scores(q, keys)) / np.exp(lse)", "got nan. Here the scores reach"),
+    ("r = (dy * y).sum(axis=-1, keepdims=True)", "r = 0", "wrong gradient at [qk]", "r is left out"),
+    (
         "dz = p * (dy @ values.swapaxes(-1, -2) - r)",
         "dz = dy @ values.swapaxes(-1, -2)\n        dz = p * (dz - (p * dz).sum(axis=-1, keepdims=True))",
         "wrong gradient at [qk]",
         "the sum in the softmax runs over one tile only",
     ),
-    Slip("np.exp(scores(q, keys) - lse)", "np.exp(scores(q, k) - lse)[..., tile]", "takes 1.* kB at once"),
+    ("np.exp(scores(q, keys) - lse)", "np.exp(scores(q, k) - lse)[..., tile]", "takes 1.* kB at once"),
 )
 
 

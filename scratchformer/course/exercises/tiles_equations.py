@@ -65,7 +65,6 @@ def tiled_attention(q, k, v, W):
 from scratchformer import ops
 from scratchformer.dispatch import twins_of
 
-from ..exercise import Slip
 from ..grading import Derivation, normal
 
 HINTS = (
@@ -78,17 +77,17 @@ HINTS = (
 )
 LIBRARY = twins_of(ops.attention)[-1].forward
 MISTAKES = (
-    Slip("= exp(z_ts − lse_t)\n", "= exp(z_ts)/lse_t\n", r"line \d+: p_ts = .*is not true"),
-    Slip("= exp(z_ts − lse_t)\n", "= exp(z_ts)/Σ_s exp(z_ts)\n", "lse_t has the sum already"),
-    Slip("= log(Σ_j exp(e_tj))", "= Σ_j e_tj", r"line \d+: lse_t = .*is not true"),
-    Slip(
+    ("= exp(z_ts − lse_t)\n", "= exp(z_ts)/lse_t\n", r"line \d+: p_ts = .*is not true"),
+    ("= exp(z_ts − lse_t)\n", "= exp(z_ts)/Σ_s exp(z_ts)\n", "lse_t has the sum already"),
+    ("= log(Σ_j exp(e_tj))", "= Σ_j e_tj", r"line \d+: lse_t = .*is not true"),
+    (
         "Σ_j exp(e_tj − lse_t) u_tjd",
         "Σ_j u_tjd",
         r"line \d+: y_td = .*is not true",
         "the tiles are added without their weights",
     ),
-    Slip("= Σ_d dy_td y_td", "= Σ_s p_ts Σ_d dy_td v_sd", "in terms of dy and y"),
-    Slip("p_ts (dp_ts − r_t)", "p_ts (dp_ts − r_t/D)", r"line \d+: dz_ts = .*differs from"),
+    ("= Σ_d dy_td y_td", "= Σ_s p_ts Σ_d dy_td v_sd", "in terms of dy and y"),
+    ("p_ts (dp_ts − r_t)", "p_ts (dp_ts − r_t/D)", r"line \d+: dz_ts = .*differs from"),
 )
 
 # The beginning of a line, what its answer must not contain, and why.
