@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .. import ops
 
@@ -44,16 +45,24 @@ class Node(NamedTuple):
     name: str = ""  # of a constant that is a parameter
 
 
-class Recorded:
+class Recorded(NDArrayOperatorsMixin):
     """An array with a shape and a type but no numbers; a computation with it becomes a `Node` of its recorder."""
 
-    __array_ufunc__ = None  # NumPy's operators leave the result to the methods here
+    __hash__ = object.__hash__
 
     def __init__(self, recorder: Recorder, name: str, shape: Sequence[int], dtype: Any) -> None:
         self.recorder, self.name, self.shape, self.dtype = recorder, name, tuple(map(int, shape)), np.dtype(dtype)
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
         return self.recorder
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: tuple[Recorded, ...] = ()) -> Recorded:
+        """An operator, or a function of NumPy. In place, `out` stands for the result from now on."""
+        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        result = getattr(self.recorder, name)(*inputs)
+        for x in out:
+            x.name = result.name
+        return out[0] if out else result
 
     def __getattr__(self, name: str) -> Any:
         raise NotRecorded(f"the model uses {name} of an array, which cannot be exported to ONNX")
@@ -254,11 +263,11 @@ class Recorder:
 
 
 def _add_functions() -> None:
-    """Give `Recorder` the functions, and `Recorded` the operators, that are one operator of ONNX."""
+    """Give `Recorder` the functions that are one operator of ONNX."""
     for name, op in {
-        "add": "Add", "subtract": "Sub", "multiply": "Mul", "true_divide": "Div", "maximum": "Max", "minimum": "Min",
-        "exp": "Exp", "sqrt": "Sqrt", "tanh": "Tanh", "erf": "Erf", "abs": "Abs", "negative": "Neg", "cos": "Cos",
-        "sin": "Sin", "power": "Pow", "log": "Log",
+        "add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "true_divide": "Div",
+        "maximum": "Max", "minimum": "Min", "exp": "Exp", "sqrt": "Sqrt", "tanh": "Tanh", "erf": "Erf", "abs": "Abs",
+        "absolute": "Abs", "negative": "Neg", "cos": "Cos", "sin": "Sin", "power": "Pow", "log": "Log",
     }.items():  # fmt: skip
         setattr(Recorder, name, lambda self, *inputs, op=op: self.elementwise(op, *inputs))
     for name, op in {
@@ -275,26 +284,6 @@ def _add_functions() -> None:
 
     for name in ("bool", "int32", "int64", "float32", "float64"):
         setattr(Recorder, name, getattr(np, name))
-
-    def operator(name: str, reflected: bool = False) -> Callable:
-        def method(x: Recorded, *y: Any) -> Recorded:
-            inputs = (*y, x) if reflected else (x, *y)
-            return getattr(x.recorder, name)(*inputs)
-
-        return method
-
-    for python, name in {
-        "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "true_divide", "floordiv": "floor_divide",
-        "mod": "remainder", "matmul": "matmul", "pow": "power", "and": "bitwise_and", "or": "bitwise_or",
-    }.items():  # fmt: skip
-        setattr(Recorded, f"__{python}__", operator(name))
-        setattr(Recorded, f"__r{python}__", operator(name, reflected=True))
-    for python, name in {
-        "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "neg": "negative",
-        "abs": "abs", "invert": "invert",
-    }.items():  # fmt: skip
-        setattr(Recorded, f"__{python}__", operator(name))
-    Recorded.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 _add_functions()

@@ -34,6 +34,7 @@ from .contracts import (
     is_floating,
     labelled,
     mapped,
+    of_gradients,
     repeatable,
 )
 from .gradcheck import Report, check_gradients
@@ -269,7 +270,7 @@ class _TreePair(ForeignPair):
         """Check the gradients, as a function of dy and the arguments, from now on."""
         y, _ = self.forward({n: self.to_numpy(x) for n, x in (self.variables | self.constants).items()})
         rng = np.random.default_rng(self.options.get("seed", 0))
-        parts = (np.asarray(rng.standard_normal(part.shape)).astype(part.dtype) for part in as_tuple(y))
+        parts = [np.asarray(rng.standard_normal(part.shape)).astype(part.dtype) for part in as_tuple(y)]
         self.upstream = labelled("dy", parts)
         self.variables = self.upstream | self.variables
         self.name = f"the backward of {self.name}"
@@ -430,18 +431,12 @@ class _TorchPair(_TreePair):
         def pull(*upstream: Any) -> tuple:
             return torch.autograd.grad(outputs, [*leaves.values()], upstream, retain_graph=True, materialize_grads=True)
 
-        together = torch.func.vmap(pull)(*given)  # not is_grads_batched, which leaves out a function's rule for vmap
-        self._expect_alone(
-            {f"gradient of {n}": g for n, g in zip(leaves, together, strict=True)},
-            {f"gradient of {n}": [each[n] for each in alone] for n in leaves},
-            "several dy at once (vmap) do not give what each of them gives alone",
-        )
-
-    def _expect_alone(self, together: dict[str, Any], alone: dict[str, list], complaint: str) -> None:
-        each = {n: np.stack(parts) for n, parts in alone.items()}
-        both = {n: self._numpy(t) for n, t in together.items()}
+        batched = torch.func.vmap(pull)(*given)  # not is_grads_batched, which leaves out a function's rule for vmap
+        together = {n: self._numpy(g) for n, g in zip(leaves, batched, strict=True)}
+        each = {n: np.stack([gradients[n] for gradients in alone]) for n in leaves}
+        complaint = "several dy at once (vmap) do not give what each of them gives alone"
         try:
-            expect_equal(both, each, complaint)
+            expect_equal(of_gradients(together), of_gradients(each), complaint)
         except GradientError as error:
             raise GradientError(f"{self.name}: {error}") from None
 
@@ -657,7 +652,7 @@ class _JaxPair(_TreePair):
                 if "vjp" not in str(error).lower():
                     raise
                 raise GradientError(str(error)) from error  # of a number or shape that JAX refuses
-            outputs = labelled("y", map(np.asarray, again))
+            outputs = labelled("y", list(map(np.asarray, again)))
             expect_equal(outputs, labelled("y", y), "the forward rule does not return the same values as the function")
             return {n: np.conj(gradients[n]) for n in self.variables if n in gradients}
 

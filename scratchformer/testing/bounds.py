@@ -25,7 +25,7 @@ import linecache
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -445,8 +445,7 @@ def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any =
     kinds = tuple(x.dtype if hasattr(x, "dtype") else type(x) for x in inputs)
     result_type = np.dtype(dtype) if dtype is not None else _result_type(ufunc, kinds)
     if name in ("matmul", "vecdot"):
-        a, b = inputs
-        return _product(arithmetic, ufunc, a, b, a.shape[-1], result_type)
+        return _product(arithmetic, ufunc, *inputs)
     arrays = [_operand(arithmetic, x, result_type) for x in inputs]
     terms = max(x.terms for x in arrays)
     value = ufunc(*(x.value for x in arrays))
@@ -481,18 +480,24 @@ def _operand(arithmetic: Arithmetic, x: Any, result_type: np.dtype) -> Bounded:
     return Bounded(arithmetic, float(x), np.abs(x - np.asarray(x).astype(loop).astype(np.float64)), np.float64)
 
 
-def _product(arithmetic: Arithmetic, function: Callable, a: Any, b: Any, n: int, dtype: np.dtype) -> Bounded:
-    """A bilinear function of which every element is a sum of n products."""
+def _product(arithmetic: Arithmetic, function: Callable, a: Any, b: Any) -> Bounded:
+    """A bilinear function, such as a product of matrices. Every element is a sum of as many products as ones give."""
     a, b = (arithmetic.array_of(x) for x in (a, b))
     a, b = (x if x.stored or not x.floating else arithmetic.stored(x, x.dtype) for x in (a, b))
-    value = function(a.value, b.value)
+    value, dtype = function(a.value, b.value), np.result_type(a.dtype, b.dtype)
     if not is_floating_type(dtype):
         return arithmetic.array(value, dtype)
+    n = _terms(function, a, b)
     size_a, size_b = np.abs(a.value), np.abs(b.value)
     bound = function(size_a, b.bound) + function(a.bound, size_b + b.bound)
     magnitude = function(size_a + a.bound, size_b + b.bound)
     result = arithmetic.sum_result(value, bound, magnitude, n, dtype, max(a.terms, b.terms), n)
     return arithmetic.stored(result, dtype)
+
+
+def _terms(function: Callable, *arrays: Bounded) -> int:
+    """How many numbers, or products, a sum adds up for an element of its result."""
+    return int(np.max(function(*(np.ones(x.shape) for x in arrays)), initial=0))
 
 
 def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x: Any) -> None:
@@ -516,25 +521,27 @@ def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x:
 # Functions of whole arrays.
 
 
+def _total(arithmetic: Arithmetic, add: Callable, a: Bounded, n: int, dtype: np.dtype, roundings: int) -> Bounded:
+    """A sum of n numbers, or their mean."""
+    value, bound, magnitude = add(a.value), add(a.bound), add(np.abs(a.value) + a.bound)
+    return arithmetic.sum_result(value, bound, magnitude, n, dtype, a.terms, roundings)
+
+
 def _sum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
     a = arithmetic.array_of(a)
     dtype = np.dtype(dtype) if dtype is not None else np.ones(1, a.dtype).sum().dtype
-    add = lambda x: np.sum(x, axis=axis, keepdims=keepdims)  # noqa: E731
+    add = partial(np.sum, axis=axis, keepdims=keepdims)
     if not is_floating_type(dtype):
         return Bounded(arithmetic, add(a.value).astype(dtype), add(a.bound), dtype, a.terms)
-    a = arithmetic.cast(a, dtype)
-    value, bound, magnitude = add(a.value), add(a.bound), add(np.abs(a.value) + a.bound)
-    n = a.size // max(1, value.size)
-    return arithmetic.sum_result(value, bound, magnitude, n, dtype, a.terms, max(0, n - 1))
+    n = _terms(add, a)
+    return _total(arithmetic, add, arithmetic.cast(a, dtype), n, dtype, max(0, n - 1))
 
 
 def _mean(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
     a = arithmetic.array_of(a)
     dtype = np.dtype(dtype or (a.dtype if a.floating else np.float64))
-    mean = lambda x: np.mean(x, axis=axis, keepdims=keepdims)  # noqa: E731
-    value, bound, magnitude = mean(a.value), mean(a.bound), mean(np.abs(a.value) + a.bound)
-    n = a.size // max(1, value.size)
-    return arithmetic.sum_result(value, bound, magnitude, n, dtype, a.terms, n)
+    n = _terms(partial(np.sum, axis=axis), a)
+    return _total(arithmetic, partial(np.mean, axis=axis, keepdims=keepdims), a, n, dtype, n)
 
 
 def _var(
@@ -579,40 +586,20 @@ def _where(arithmetic: Arithmetic, condition: Any, a: Any = None, b: Any = None)
 def _einsum(arithmetic: Arithmetic, subscripts: str, *operands: Any, **_options: Any) -> Any:
     if len(operands) > 2:
         raise TypeError("np.einsum: expected at most two arrays; more are multiplied in an unknown order")
-    arrays = [arithmetic.array_of(x) for x in operands]
-    left, _, right = subscripts.replace(" ", "").partition("->")
-    if "..." in left or "->" not in subscripts:
-        raise TypeError(f"np.einsum: expected subscripts without an ellipsis and with ->, got {subscripts!r}")
-    sizes = {
-        letter: n
-        for word, x in zip(left.split(","), arrays, strict=True)
-        for letter, n in zip(word, x.shape, strict=True)
-    }
-    n = int(np.prod([size for letter, size in sizes.items() if letter not in right], dtype=int))
-    f = lambda *x: np.einsum(subscripts, *x)  # noqa: E731
-    if len(arrays) == 2:
-        a, b = arrays
-        return _product(arithmetic, f, a, b, n, np.result_type(a.dtype, b.dtype))
-    (a,) = arrays
-    return arithmetic.sum_result(f(a.value), f(a.bound), f(np.abs(a.value) + a.bound), n, a.dtype, a.terms, n)
-
-
-def _dot(arithmetic: Arithmetic, a: Any, b: Any) -> Any:
-    a, b = arithmetic.array_of(a), arithmetic.array_of(b)
-    n = a.shape[-1] if a.ndim and b.ndim else 1
-    return _product(arithmetic, np.dot, a, b, n, np.result_type(a.dtype, b.dtype))
-
-
-def _tensordot(arithmetic: Arithmetic, a: Any, b: Any, axes: Any = 2) -> Any:
-    a, b = arithmetic.array_of(a), arithmetic.array_of(b)
-    contracted = range(a.ndim - axes, a.ndim) if isinstance(axes, int) else np.atleast_1d(axes[0])
-    n = int(np.prod([a.shape[i] for i in contracted], dtype=int))
-    dtype = np.result_type(a.dtype, b.dtype)
-    return _product(arithmetic, lambda x, y: np.tensordot(x, y, axes), a, b, n, dtype)
+    function = partial(np.einsum, subscripts)
+    if len(operands) == 2:
+        return _product(arithmetic, function, *operands)
+    (a,) = map(arithmetic.array_of, operands)
+    n = _terms(function, a)
+    return _total(arithmetic, function, a, n, a.dtype, n)
 
 
 def _full_like(arithmetic: Arithmetic, a: Any, fill: Any, dtype: Any = None, shape: Any = None, **_options: Any) -> Any:
     return _made(arithmetic, np.full(a.shape if shape is None else shape, fill), dtype or a.dtype)
+
+
+def _filled(fill: int) -> Callable:
+    return lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, fill, *args, **keywords)
 
 
 def _made(arithmetic: Arithmetic, x: Any, dtype: Any = None) -> Bounded:
@@ -687,15 +674,14 @@ _FUNCTIONS: dict[str, Callable] = {
     "all": _truth("all"),
     "where": _where,
     "einsum": _einsum,
-    "dot": _dot,
-    "tensordot": _tensordot,
+    "dot": lambda arithmetic, a, b: _product(arithmetic, np.dot, a, b),
+    "tensordot": lambda arithmetic, a, b, axes=2: _product(arithmetic, partial(np.tensordot, axes=axes), a, b),
     "outer": lambda arithmetic, a, b: np.ravel(a)[:, None] * np.ravel(b)[None, :],
     "clip": lambda arithmetic, a, low=None, high=None, **_: np.minimum(
         np.maximum(a, -np.inf if low is None else low), np.inf if high is None else high
     ),
-    "zeros_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 0, *args, **keywords),
-    "empty_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 0, *args, **keywords),
-    "ones_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 1, *args, **keywords),
+    **dict.fromkeys(("zeros_like", "empty_like"), _filled(0)),
+    "ones_like": _filled(1),
     "full_like": _full_like,
     "copyto": lambda arithmetic, a, b, casting=None, where=True: a.__setitem__(
         ... if where is True else _values(where), b if where is True else np.broadcast_to(b, a.shape)[_values(where)]

@@ -171,11 +171,7 @@ def floating_in(name: str, x: Any) -> dict[str, Array]:
 
 def as_arrays(y: Any) -> Any:
     """`y` with an array in place of each floating-point or complex number in it."""
-    if isinstance(y, float | complex | np.inexact):
-        return np.asarray(y)
-    if isinstance(y, dict):
-        return {key: as_arrays(part) for key, part in y.items()}
-    return rebuilt(y, [as_arrays(part) for part in y]) if isinstance(y, tuple | list) else y
+    return mapped(lambda _, number: np.asarray(number), "", y, lambda x: isinstance(x, float | complex | np.inexact))
 
 
 def upstream(y: Any, parts: Iterator[Array]) -> Any:
@@ -284,7 +280,7 @@ class Untouched:
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self.named = {name: x for name, x in named.items() if is_array(x)}
-        self.copies = {name: to_cpu(x).copy() for name, x in self.named.items()}
+        self.copies = copied_to_cpu(self.named)
 
     def check(self, writer: str) -> None:
         """Raise GradientError naming `writer` if one of the arrays has changed; they are then as before."""
@@ -356,7 +352,17 @@ def named_gradients(returned: Any, arguments: Mapping[str, Any], backward: str) 
     return {name: leaves[name] for name in arrays}
 
 
-def labelled(name: str, arrays: Iterable[Any]) -> dict[str, Any]:
-    """Names for the arrays of a tuple: `y` for a single one, otherwise `y[0]`, `y[1]`, ..."""
-    arrays = tuple(arrays)
+def labelled(name: str, y: Any) -> dict[str, Any]:
+    """Names for an array, or for those of a tuple: `y` for a single one, otherwise `y[0]`, `y[1]`, ..."""
+    arrays = as_tuple(y)
     return {name: arrays[0]} if len(arrays) == 1 else {f"{name}[{i}]": x for i, x in enumerate(arrays)}
+
+
+def of_gradients(gradients: Mapping[str, Any]) -> dict[str, Any]:
+    """The gradients as "gradient of x"."""
+    return {f"gradient of {name}": g for name, g in gradients.items()}
+
+
+def copied_to_cpu(named: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    """Copies of arrays as NumPy arrays."""
+    return {name: to_cpu(x).copy() for name, x in named.items()}

@@ -129,7 +129,7 @@ def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
     x[...] = value
     try:
         gradients = run.outcome(dy).gradients
-        tensors = [Variable(name, array, to_cpu(gradients[name])) for name, array in run.floating.items()]
+        tensors = [Variable(name, array, gradients[name]) for name, array in run.floating.items()]
         differences = Differences(lambda: flat(run.forward()[0]), flat(dy))
         return all(c.agrees for c in compare_directions(tensors, differences, 2, np.random.default_rng(0), 1e-6))
     finally:
@@ -229,7 +229,7 @@ class Derived(NamedTuple):
     def explains(self, failed: FailedCheck, changed: dict[str, np.ndarray]) -> bool:
         """Whether the analytic gradients are those of the derivation with these values changed."""
         values = self.derivation.values | changed
-        pairs = zip(failed.analytic, self.gradients, strict=True)
+        pairs = zip(failed.compared, self.gradients, strict=True)
         return failed.explained_by({tensor: values[name] for tensor, name in pairs if name})
 
 
@@ -240,7 +240,7 @@ def says(chain: Equation, equation: Equation) -> bool:
 
 def planted(failed: FailedCheck, derived: Derived) -> list[Diagnosis]:
     """The mistake nearest to the end of a derivation that gives the analytic gradients."""
-    pairs = zip(failed.analytic, derived.gradients, strict=True)
+    pairs = zip(failed.compared, derived.gradients, strict=True)
     wrong = {name for tensor, name in pairs if name and tensor in failed.wrong}
     start = time.thread_time()
     for name, words, changed in derived.derivation.planted(wrong):
@@ -279,8 +279,8 @@ def known_code(
             gradients = as_tuple(op_backward(dy, cache))
         except Exception:  # the mistake may be in another part of the file, or raise
             continue
-        if same(np.asarray(other), np.asarray(y)) and len(gradients) == len(failed.analytic):
-            if failed.explained_by(dict(zip(failed.analytic, gradients, strict=True))):
+        if same(np.asarray(other), np.asarray(y)) and len(gradients) == len(failed.compared):
+            if failed.explained_by(dict(zip(failed.compared, gradients, strict=True))):
                 yield described(mistake)
 
 
@@ -298,8 +298,8 @@ def known_layers(failed: FailedCheck, run: LayerRun, dy: Any) -> Iterator[Diagno
         try:
             right, wrong = (with_classes(run, each) for each in (vars(mistake.module()), mistake.names()))
             same_y = zip(as_tuple(wrong.forward()[0]), as_tuple(y), strict=True)
-            if all(same(to_cpu(a), to_cpu(b)) for a, b in same_y) and failed.explained_by(layer_gradients(wrong, dy)):
-                if not failed.explained_by(layer_gradients(right, dy)):
+            if all(same(to_cpu(a), to_cpu(b)) for a, b in same_y) and failed.explained_by(wrong.outcome(dy).gradients):
+                if not failed.explained_by(right.outcome(dy).gradients):
                     yield described(mistake)
         except Exception:  # a layer of the same name may have other parts
             continue
@@ -314,13 +314,6 @@ def with_classes(run: LayerRun, classes: Mapping[str, Any]) -> LayerRun:
     other.params = other.layer.named_parameters()
     other.trained = {name: other.params[name] for name in run.trained}
     return other
-
-
-def layer_gradients(run: LayerRun, dy: Any) -> dict[str, np.ndarray]:
-    """The gradients of inputs and parameters, by name."""
-    run.layer.zero_grad()
-    returned = run.backward(dy, run.forward()[1])
-    return {name: to_cpu(gradient) for name, gradient in returned.items()} | run.parameter_gradients()
 
 
 def layers_in(x: Any, seen: dict[int, Any]) -> Iterator[Any]:

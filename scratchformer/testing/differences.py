@@ -283,8 +283,7 @@ class Differences:
             except Exception:  # it is outside the domain of y
                 y, gradients = self.y * np.nan, [t.gradient * np.nan for t in self.tensors]
             values.append([y, *(np.array(g) for g in gradients)])
-        for tensor in self.tensors:
-            tensor.write(tensor.base)
+        self._restore()
         of_y, *of_gradients = map(_changes, zip(*values, strict=True))
         for tensor, changes in zip(self.tensors, of_gradients, strict=True):
             cancelled = min(float(changes.max(initial=0)), self.cancelling)
@@ -308,8 +307,7 @@ class Differences:
             except Exception:  # it is outside the domain of y
                 return np.full(self.y.shape, np.inf)
             finally:
-                for t in self.tensors:
-                    t.write(t.base)
+                self._restore()
 
         tiny = np.count_nonzero(changes(1e-10))
         if tiny > 0.1 * self.y.size or not (large := np.count_nonzero(changes(1e-2))) or tiny > 0.1 * large:
@@ -412,15 +410,17 @@ class Differences:
         return best._replace(moved=moved, unseen=self.round_off(widest, ~moved) if widest else 0.0)
 
     def compare(
-        self, where: str, along: Sequence[tuple[Variable, Any]], estimate: NumericDerivative, rtol: float
+        self, where: str, along: Sequence[tuple[Variable, Any]], scale: float, rtol: float, **search: Any
     ) -> Comparison:
-        """Compare the gradients with an estimate. along: the tensors that moved, each with its direction, or with the
-        index of the only element that did.
+        """Compare the gradients with central differences. along: the tensors that move, each with its direction, or
+        with the index of the only element that does. search: the other options of `estimate`.
 
         Round-off may hide a change of some outputs. Where these may be the reason for a difference, the gradient by the
         others must agree.
         """
+        move = _together([t.along_element(u) if isinstance(u, tuple) else t.along(u) for t, u in along])
         analytic = sum(_along(t.gradient, u) for t, u in along)
+        estimate = self.estimate(move, scale, rtol, analytic, **search)
         noise = sum(_along(t.noise, u if isinstance(u, tuple) else np.abs(u)) for t, u in along)
         comparison = compare(where, analytic, estimate, noise, rtol)
         if comparison.agrees:
@@ -517,11 +517,11 @@ class Differences:
         jump = self._jump(half, whole)
         jumps = jump > 0.1 * float(np.sum(np.abs(whole.rise) @ self.weight)) + self.round_off(1.0, whole.moved)
         if jumps and smaller and not self._jump(*smaller[-1]) > 0.5 * jump:
-            steep = ((*self._extrapolated(*pair), self.round_off(pair[0].h)) for pair in smaller)  # no jump after all
-            each = (
-                NumericDerivative(float(self.dy @ value), doubt + round_off, doubt) for value, doubt, round_off in steep
-            )
-            return min(each, key=lambda estimate: estimate.uncertainty)
+            steep = []  # no jump after all
+            for pair in smaller:
+                value, doubt = self._extrapolated(*pair)
+                steep.append(NumericDerivative(float(self.dy @ value), doubt + self.round_off(pair[0].h), doubt))
+            return min(steep, key=lambda estimate: estimate.uncertainty)
         kink = self._kink(half, whole)
         if not (jumps or kink):
             return best
@@ -572,9 +572,12 @@ class Differences:
                 t.write(apart[t.name])
             moves = [functools.partial(_move, t, apart[t.name], u) for t, u in along]
             slopes.append(self._secant(_together(moves), h).slope)
-        for t in self.tensors:
-            t.write(t.base)
+        self._restore()
         return np.array(slopes), h
+
+    def _restore(self) -> None:
+        for tensor in self.tensors:
+            tensor.write(tensor.base)
 
 
 def _move(tensor: Variable, base: np.ndarray, direction: np.ndarray, t: float) -> None:
@@ -618,10 +621,8 @@ def compare_elements(
     """Compare the gradient at `indices` with central differences."""
     comparisons = []
     for index in indices:
-        steps = _steps_for(float(tensor.base[index]), tensor.scale)
-        analytic = float(tensor.gradient[index])
-        estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol, analytic, steps)
-        comparisons.append(differences.compare(label(tensor.name, index), [(tensor, index)], estimate, rtol))
+        steps, where = _steps_for(float(tensor.base[index]), tensor.scale), label(tensor.name, index)
+        comparisons.append(differences.compare(where, [(tensor, index)], tensor.scale, rtol, steps=steps))
     return comparisons
 
 
@@ -644,10 +645,8 @@ def compare_groups(
         places = [each == order for each in orders]
         signs = [rng.choice([-1, 1], place.shape) * rng.uniform(0.5, 1, place.shape) * place for place in places]
         along = [(t, t.reach / scale * u) for t, u in zip(tensors, signs, strict=True) if u.any()]
-        move = _together([t.along(direction) for t, direction in along])
-        analytic = sum(_along(t.gradient, direction) for t, direction in along)
         where = f"{' and '.join(t.name for t, _ in along)} along a random direction"
-        together = differences.compare(where, along, differences.estimate(move, scale, rtol, analytic), rtol)
+        together = differences.compare(where, along, scale, rtol)
         smallest = min(float(size[place].min()) for size, place in zip(sizes, places, strict=True) if place.any())
         decided = together.doubt <= max(smallest / (200 * scale), together.tolerance / 2)  # or round-off is the limit
         for t, place in zip(tensors, places, strict=True):
@@ -693,12 +692,8 @@ def compare_equal(
                 if key in tried or sum(np.count_nonzero(direction) for _, direction in along) < 2:
                     continue
                 tried.add(key)
-                move = _together([t.along(direction) for t, direction in along])
-                analytic = sum(_along(t.gradient, direction) for t, direction in along)
-                steps = _steps_for(value, tensor.scale)
-                estimate = differences.estimate(move, tensor.scale, rtol, analytic, steps)
-                where = f"{label(tensor.name, index)}, {TOGETHER}"
-                together = differences.compare(where, along, estimate, rtol)
+                steps, where = _steps_for(value, tensor.scale), f"{label(tensor.name, index)}, {TOGETHER}"
+                together = differences.compare(where, along, tensor.scale, rtol, steps=steps)
                 if not together.agrees or together.size > together.tolerance:  # otherwise it decides nothing
                     for t, _ in along:
                         comparisons[t.name].append(together)
@@ -735,10 +730,7 @@ def compare_directions(
     comparisons = []
     for _ in range(count):
         along = [(t, t.reach / scale * rng.standard_normal(t.base.shape)) for t in tensors]
-        move = _together([t.along(direction) for t, direction in along])
-        analytic = sum(_along(t.gradient, direction) for t, direction in along)
-        estimate = differences.estimate(move, scale, rtol, analytic, search=True)
-        comparisons.append(differences.compare(where, along, estimate, rtol))
+        comparisons.append(differences.compare(where, along, scale, rtol, search=True))
     return comparisons
 
 

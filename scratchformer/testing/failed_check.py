@@ -18,17 +18,15 @@ SECONDS = 1.0  # that a Jacobian, or the search in a derivation, may take
 class FailedCheck:
     """The gradients of a check that failed, by the name of their tensor.
 
-    analytic: those of the backward. numeric: the right ones, NaN where none was computed. uncertain: how far each
-    element of these may be off. wrong: the names of the tensors whose gradients disagree. differences: numerical
-    derivatives of the outputs, for a Jacobian.
+    compared: those of the backward beside the right ones, NaN where none was computed, and how far each element of
+    these may be off. wrong: the names of the tensors whose gradients disagree. differences: numerical derivatives of
+    the outputs, for a Jacobian.
     """
 
     def __init__(self, differences: Differences) -> None:
         self.differences = differences
         self.tensors: dict[str, Variable] = {}
-        self.analytic: dict[str, np.ndarray] = {}
-        self.numeric: dict[str, np.ndarray] = {}
-        self.uncertain: dict[str, np.ndarray] = {}
+        self.compared: dict[str, Compared] = {}
         self.wrong: list[str] = []
 
     def add(
@@ -44,13 +42,9 @@ class FailedCheck:
             numeric[index] = comparison.numeric
             uncertain[index] = comparison.tolerance - comparison.rtol * comparison.size
         self.tensors[tensor.name] = tensor
-        self.analytic[tensor.name], self.numeric[tensor.name] = tensor.gradient, numeric
-        self.uncertain[tensor.name] = uncertain
+        self.compared[tensor.name] = Compared(tensor.gradient, numeric, uncertain)
         if not all(c.agrees for c in (*elements, *directions)):
             self.wrong.append(tensor.name)
-
-    def compared(self, name: str) -> Compared:
-        return Compared(self.analytic[name], self.numeric[name], self.uncertain[name])
 
     def jacobian(self, name: str) -> np.ndarray | None:
         """The derivatives of all outputs (rows) by all elements of a tensor (columns); None if that takes too long."""
@@ -70,7 +64,7 @@ class FailedCheck:
         """Whether these are the gradients of the backward; those that are not given must be right."""
         if not all(name in gradients for name in self.wrong):
             return False
-        return all(same(gradients[name], g) for name, g in self.analytic.items() if name in gradients)
+        return all(same(gradients[name], each.wrong) for name, each in self.compared.items() if name in gradients)
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:

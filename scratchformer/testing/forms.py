@@ -50,12 +50,12 @@ def constant_factors(failed: FailedCheck, arrays: Mapping[str, Any]) -> list[For
     by_factor: dict[float, list[str]] = {}
     numbers = sizes(arrays)
     for name in failed.wrong:
-        if (factor := failed.compared(name).factor()) is None:
+        if (factor := failed.compared[name].factor()) is None:
             return []
         same = next((other for other in by_factor if math.isclose(other, factor, rel_tol=ROUND_OFF)), factor)
         by_factor.setdefault(same, []).append(name)
     for factor, names in by_factor.items():  # of a single element, any number is a multiple of any other
-        single = sum(np.count_nonzero(failed.compared(name).known) for name in names) == 1
+        single = sum(np.count_nonzero(failed.compared[name].known) for name in names) == 1
         if single and factor not in (0, -1) and not meaning(factor, numbers):
             return []
     forms = []
@@ -70,7 +70,7 @@ def forms_of(
     name: str, failed: FailedCheck, dy: Any, arrays: Mapping[str, Any], steps: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, str]]:
     """The forms of one gradient: sentences that begin with {of}, and the names of the forms."""
-    compared = failed.compared(name)
+    compared = failed.compared[name]
     analytic, right, like = compared.wrong, compared.right, compared.like
     whole = bool(np.isfinite(right).all())
     if whole and compared.factor() is None and (digits := right_digits(compared)) > 2:
@@ -82,8 +82,8 @@ def forms_of(
         for sign, text in ((-1, "is missing from it"), (1, "is added to it")):
             if like(right + sign * dy):
                 yield f"{{of}} right except that dy {text}.", f"dy {text}"
-    for other, value in failed.numeric.items():
-        if other != name and value.shape == analytic.shape and like(value):
+    for other, each in failed.compared.items():
+        if other != name and each.right.shape == analytic.shape and like(each.right):
             yield f"{{of}} that of {other}.", "another gradient"
     if whole:
         yield from places(compared)

@@ -24,13 +24,12 @@ import numpy as np
 from ..backend import CPU, Array, Device, array_module, to_cpu
 from ..checks import expect_at_least, expect_fraction, expect_positive, expect_real
 from ..rng import Key
-from ..shell.text import apart, shown
+from ..shell.text import apart, in_columns, shown
 from . import diagnosis
 from .contracts import (
     GradientError,
     Untouched,
     arrays_in,
-    as_tuple,
     chosen_rules,
     copied,
     floating_in,
@@ -113,11 +112,8 @@ class Report(list):
     def __str__(self) -> str:
         head = ("tensor", "shape", "elements checked", "worst relative error")
         rows = [(r.tensor, str(r.shape), str(r.elements), f"{r.worst_relative_error:.1e}") for r in self]
-        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(4)]
-        cells = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in (head, *rows))
-        lines = ["  ".join(row).rstrip() for row in cells]
         left_out = [f"and {len(self.kinks) - _KINKS} more kinks"] if len(self.kinks) > _KINKS else []
-        return "\n".join([*lines, *self.kinks[:_KINKS], *left_out, *self.notes])
+        return "\n".join([*in_columns(head, *rows), *self.kinks[:_KINKS], *left_out, *self.notes])
 
 
 @repeatable
@@ -208,17 +204,15 @@ def _check_pair(
     kwargs: dict[str, Any],
     call: str,
     seed: int,
-    rtol: float,
-    max_elements: int,
-    directions: int,
     rules: bool | Mapping[str, bool] | None,
     device: Device,
     complex_step: bool = False,
-    in_groups: bool = False,
+    **options: Any,
 ) -> tuple[Report, PairRun]:
-    """`check_gradients` of one pair, and the run with its arguments. call: what repeats the check."""
+    """`check_gradients` of one pair, and the run with its arguments. call: what repeats the check. options: those of
+    `_compare_all`.
+    """
     names = argument_names(op, args)
-    _expect_comparisons(rtol, max_elements, directions)
     given = dict(zip(names, args, strict=True))
     _expect_tensors({part: x for n, value in given.items() for part, x in floating_in(n, value).items()}, given)
     chosen = chosen_rules(rules if rules is not None else {}, house=False)
@@ -231,14 +225,11 @@ def _check_pair(
             dy,
             run.floating,
             gradients,
-            key=Key(seed),
-            rtol=rtol,
-            max_elements=max_elements,
-            directions=directions,
-            in_groups=in_groups,
+            seed=seed,
             extra=_complex_comparisons(run, dy) if complex_step else None,
             explain=lambda failed: diagnosis.of_pair(failed, run, dy),
             single=lambda: PairRun(op, op_backward, names, args, kwargs, device, np.float32, chosen),
+            **options,
         )
         return report, run
 
@@ -280,8 +271,6 @@ def check_layer(
     `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.
     """
     _expect_layer(layer)
-    _expect_comparisons(rtol, max_elements, directions)
-    expect_positive(together=together)
     Key(seed)  # raises an error unless it is a seed
     name = type(layer).__name__
     with _explained(name, f"check_layer({name}(...), ..., seed={seed})"):
@@ -301,7 +290,7 @@ def check_layer(
             dy,
             arrays,
             gradients,
-            key=Key(seed),
+            seed=seed,
             rtol=rtol,
             max_elements=max_elements,
             directions=directions,
@@ -315,11 +304,10 @@ def check_layer(
 
 def check_in_groups(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> Report:
     """`check_gradients` in fewer evaluations, with an `order` of 1: `compare_groups` compares the elements."""
-    known = inspect.signature(check_gradients).parameters
-    names = ("seed", "rtol", "max_elements", "directions", "device", "complex_step", "rules")
-    chosen = {name: options.get(name, known[name].default) for name in names}
-    kwargs = {name: x for name, x in options.items() if name not in known}
-    return _check_pair(op, op_backward, args, kwargs, "", in_groups=True, **chosen)[0]
+    bound = inspect.signature(check_gradients).bind(op, op_backward, *args, **options)
+    bound.apply_defaults()
+    del bound.arguments["order"]
+    return _check_pair(**bound.arguments, call="", in_groups=True)[0]
 
 
 def diagnose(
@@ -351,7 +339,7 @@ def _compare_all(
     dy: Any,
     arrays: Mapping[str, Array],
     gradients: dict[str, np.ndarray],
-    key: Key,
+    seed: int,
     rtol: float,
     max_elements: int,
     directions: int,
@@ -365,7 +353,8 @@ def _compare_all(
     GradientError with the worst element, or for the first rule that is broken. With `in_groups`, only elements for
     which `compare_groups` asks are compared one by one, unless one of these is wrong.
     """
-    rng = key.fold("elements and directions").generator()
+    _expect_comparisons(rtol, max_elements, directions, together)
+    rng = Key(seed).fold("elements and directions").generator()
     tensors = [Variable(name, x, gradients[name]) for name, x in arrays.items()]
     differences = Differences(lambda: flat(run.forward()[0]), flat(dy))
     notes = [f"{name}: not checked, since backward returns no gradient for it" for name in run.unchecked]
@@ -410,7 +399,7 @@ def _compare_all(
             check_linearity(run, dy, outcome.named_gradients(), noise, wide, layouts)
     if layouts:
         of_y = dict.fromkeys(
-            labelled("y", as_tuple(run.y)), max(float(differences.weight @ differences.noise), differences.floor)
+            labelled("y", run.y), max(float(differences.weight @ differences.noise), differences.floor)
         )
         with rule("layouts"):
             check_layouts(run, dy, outcome.named(), wide | of_y)
@@ -565,10 +554,11 @@ def _called_with_arrays_of(xp: Any, function: Callable) -> Callable:
     return call
 
 
-def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None:
+def _expect_comparisons(rtol: float, max_elements: int, directions: int, together: int) -> None:
     """Raise ValueError for settings with which any gradient would pass, or that make no sense."""
     expect_fraction("rtol", rtol)
     expect_at_least(0, max_elements=max_elements, directions=directions)
+    expect_positive(together=together)
     if not (max_elements or directions):
         raise ValueError("max_elements, directions: expected at least one above 0, got 0 and 0: nothing to compare")
 

@@ -101,7 +101,7 @@ def check_layouts(run: CheckedRun, dy: Array, expected: Mapping[str, np.ndarray]
 
     def problem(layout: Callable[[Array], Array], only: str | None = None) -> str:
         changed = {name: layout(x) for name, x in run.arrays.items() if only in (None, name)}
-        upstream = {n: layout(x) if only in (None, n) else x for n, x in labelled("dy", as_tuple(dy)).items()}
+        upstream = {n: layout(x) if only in (None, n) else x for n, x in labelled("dy", dy).items()}
         untouched = Untouched(changed | upstream)
         try:
             results = run.outcome(like(dy, list(upstream.values())), changed).named()
@@ -114,7 +114,7 @@ def check_layouts(run: CheckedRun, dy: Array, expected: Mapping[str, np.ndarray]
 
     for together, layout in _TOGETHER.items():
         if whole := problem(layout):
-            for name in (*run.arrays, *labelled("dy", as_tuple(dy))):
+            for name in (*run.arrays, *labelled("dy", dy)):
                 for text, single in LAYOUTS.items():
                     if alone := problem(single, name):
                         raise GradientError(f"with {name} {text}, {alone}")
@@ -138,7 +138,7 @@ def check_empty(run: CheckedRun) -> None:
     def ones(y: Any) -> Any:
         if not all(np.isfinite(to_cpu(part)).all() for part in as_tuple(y)):
             raise _UndefinedError
-        for (name, part), shape in zip(labelled("y", as_tuple(y)).items(), shapes, strict=True):
+        for (name, part), shape in zip(labelled("y", y).items(), shapes, strict=True):
             if tuple(part.shape) != shape:
                 raise GradientError(f"{name} has the shape {tuple(part.shape)}, not {shape}")
         passed.append(y)

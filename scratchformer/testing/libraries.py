@@ -59,9 +59,7 @@ def _checked_once(call: Callable, checker: Callable) -> Callable:
     @functools.wraps(call)
     def checked(*args: Any, **kwargs: Any) -> Any:
         nonlocal begun
-        parts: list = []
-        mapped(lambda _, x: parts.append(x), "", args, is_leaf)
-        if not begun and not any(map(_is_traced, parts)):
+        if not begun and not any(map(_is_traced, _leaves(args))):
             begun = True
             try:
                 checker(*args, **kwargs)
@@ -83,8 +81,7 @@ def _is_traced(x: Any) -> bool:
 
 
 def _checker(function: Any, args: tuple) -> Callable:
-    parts: list = [function]
-    mapped(lambda _, x: parts.append(x), "", args, is_leaf)
+    parts = [function, *_leaves(args)]
     libraries = _libraries(parts)
     for name, checker in {"torch": check_torch, "jax": check_jax, "jaxlib": check_jax}.items():
         if name in libraries:
@@ -99,6 +96,13 @@ def _checker(function: Any, args: tuple) -> Callable:
         f"{name_of(function)} with {got or 'no arguments'}; for a pair of NumPy functions there is "
         "check_gradients(op, op_backward, ...)"
     )
+
+
+def _leaves(args: tuple) -> list:
+    """What is in `args`, and in the tuples, lists and dicts there."""
+    leaves: list = []
+    mapped(lambda _, x: leaves.append(x), "", args, is_leaf)
+    return leaves
 
 
 def _libraries(parts: Iterable[Any]) -> set[str]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..backend import CPU
-from .contracts import GradientError, as_tuple, is_floating, named_gradients
-from .runs import flat, like, name_of, normal_like
+from .contracts import GradientError, copied, is_floating, named_gradients
+from .runs import flat, name_of, normal_like
 
 _OFFSET = 2.0**22
 _KEPT, _LOST = 1e-3, 3e-2  # errors relative to the largest element: of y, and of a gradient
@@ -23,45 +23,32 @@ def check_offset(
 
     Nothing is said where y changes, or is not finite.
     """
-    for place, name in enumerate(names):
-        if is_floating(args[place]):
-            _check_argument(op, op_backward, names, args, kwargs, seed, place, name)
-
-
-def _check_argument(
-    op: Callable,
-    op_backward: Callable,
-    names: list[str],
-    args: tuple,
-    kwargs: dict[str, Any],
-    seed: int,
-    place: int,
-    shifted: str,
-) -> None:
-    single = [x.astype(np.float32) if is_floating(x) else x for x in args]
-    single[place] = (args[place] + _OFFSET).astype(np.float32)
-    double = [x.astype(np.float64) if is_floating(x) else x for x in single]
-    double[place] -= _OFFSET
-    with np.errstate(all="ignore"):
-        try:
-            y, cache = op(*single, **kwargs)
-            right_y, right_cache = op(*double, **kwargs)
-        except Exception:  # such numbers are not in its domain
-            return
-        if not _error(flat(y), flat(right_y)) <= _KEPT:
-            return
-        dy = normal_like(right_y, seed, CPU, np.float64)
-        gradients = op_backward(like(dy, [part.astype(np.float32) for part in as_tuple(dy)]), cache)
-        right = op_backward(dy, right_cache)
-    arrays = {name: x for name, x in zip(names, single, strict=True) if is_floating(x)}
-    backward = name_of(op_backward)
-    expected = named_gradients(right, arrays, backward)
-    for name, gradient in named_gradients(gradients, arrays, backward).items():
-        if not (error := _error(gradient, expected[name])) <= _LOST:
-            raise GradientError(
-                f"{name_of(op)}: with 2²² added to {shifted} in float32, y is the same, but the gradient of {name} is "
-                f"wrong by {error:.2g} of its largest element: backward subtracts numbers of the size of the offset"
-            )
+    for place in [i for i, x in enumerate(args) if is_floating(x)]:
+        single = copied(list(args), CPU, np.float32)
+        single[place] = (args[place] + _OFFSET).astype(np.float32)
+        double = copied(single, CPU, np.float64)
+        double[place] -= _OFFSET
+        with np.errstate(all="ignore"):
+            try:
+                y, cache = op(*single, **kwargs)
+                right_y, right_cache = op(*double, **kwargs)
+            except Exception:  # such numbers are not in its domain
+                continue
+            if not _error(flat(y), flat(right_y)) <= _KEPT:
+                continue
+            dy = normal_like(right_y, seed, CPU, np.float64)
+            gradients = op_backward(copied(dy, CPU, np.float32), cache)
+            right = op_backward(dy, right_cache)
+        arrays = {name: x for name, x in zip(names, single, strict=True) if is_floating(x)}
+        backward = name_of(op_backward)
+        expected = named_gradients(right, arrays, backward)
+        for name, gradient in named_gradients(gradients, arrays, backward).items():
+            if not (error := _error(gradient, expected[name])) <= _LOST:
+                raise GradientError(
+                    f"{name_of(op)}: with 2²² added to {names[place]} in float32, y is the same, but the gradient of "
+                    f"{name} is wrong by {error:.2g} of its largest element: backward subtracts numbers of the size of "
+                    "the offset"
+                )
 
 
 def _error(x: np.ndarray, right: np.ndarray) -> float:

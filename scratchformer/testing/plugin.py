@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable
+from functools import partialmethod
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -42,21 +43,6 @@ class Gradients:
     def __repr__(self) -> str:
         return f"<gradients with seed {self.seed}>"
 
-    def __call__(self, op: Any, op_backward: Any, *args: Any, **options: Any) -> Any:
-        return self._check("check_gradients", op, op_backward, *args, **options)
-
-    def layer(self, layer: Any, *inputs: Any, **options: Any) -> Any:
-        return self._check("check_layer", layer, *inputs, **options)
-
-    def torch(self, function: Any, *tensors: Any, **options: Any) -> Any:
-        return self._check("check_torch", function, *tensors, **options)
-
-    def jax(self, function: Any, *arrays: Any, **options: Any) -> Any:
-        return self._check("check_jax", function, *arrays, **options)
-
-    def precision(self, op: Any, op_backward: Any, *args: Any, **options: Any) -> Any:
-        return self._check("check_precision", op, op_backward, *args, **options)
-
     @property
     def rng(self) -> np.random.Generator:
         """A generator that depends on the seed and on the name of the test: every test draws numbers of its own."""
@@ -78,6 +64,12 @@ class Gradients:
         if "seed" in inspect.signature(check).parameters:
             options.setdefault("seed", self.seed)
         return check(*args, **options)
+
+    __call__ = partialmethod(_check, "check_gradients")
+    layer = partialmethod(_check, "check_layer")
+    torch = partialmethod(_check, "check_torch")
+    jax = partialmethod(_check, "check_jax")
+    precision = partialmethod(_check, "check_precision")
 
 
 def name_of_test(nodeid: str) -> str:

@@ -18,8 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Device, is_floating_type, to_cpu
+from ..shell.text import in_columns
 from .bounds import Arithmetic, Bounded, Steps, limits, widest
-from .contracts import GradientError, as_tuple, copied, is_array, is_floating, labelled, named_gradients, repeatable
+from .contracts import (
+    GradientError,
+    as_tuple,
+    copied,
+    is_array,
+    is_floating,
+    labelled,
+    named_gradients,
+    of_gradients,
+    repeatable,
+)
 from .differences import label
 from .layouts import differs
 from .runs import argument_names, expect_finite, like, name_of, normal_like, two
@@ -56,9 +67,7 @@ class PrecisionReport(list):
         rows = [
             (r.tensor, str(r.shape), str(r.terms), f"{r.error:.2g}", f"{r.bound:.2g}", f"{r.ratio:.2f}") for r in self
         ]
-        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-        cells = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in (head, *rows))
-        return "\n".join(["  ".join(row).rstrip() for row in cells] + self.notes)
+        return "\n".join(in_columns(head, *rows) + self.notes)
 
 
 @repeatable
@@ -175,11 +184,11 @@ class Rounded:
     def actual(self) -> dict[str, np.ndarray]:
         """y and the gradients as computed in the type."""
         with np.errstate(all="ignore"):
-            gradients = named_gradients(self.op_backward(self.dy, self.cache), self.floating, name_of(self.op_backward))
-        for name, g in gradients.items():
-            if g.dtype != self.dtype:
-                raise GradientError(f"gradient of {name} is {g.dtype} where {name} is {self.dtype}")
-        return {name: to_cpu(x) for name, x in self._named(self.y, gradients).items()}
+            results = self._results(self.args, self.y, self.cache, self.dy)
+        for name, x in results.items():
+            if name.startswith("gradient") and x.dtype != self.dtype:
+                raise GradientError(f"{name} is {x.dtype} where {name.removeprefix('gradient of ')} is {self.dtype}")
+        return {name: to_cpu(x) for name, x in results.items()}
 
     def bounded(self, arithmetic: Arithmetic) -> dict[str, Bounded]:
         """y and the gradients: the exact values, with bounds on the error in this arithmetic."""
@@ -188,12 +197,10 @@ class Rounded:
             return arithmetic.array(to_cpu(x)) if is_array(x) else x
 
         args = [with_bounds(x) for x in self.args]
-        floating = {name: x for name, x in zip(self.names, args, strict=True) if name in self.floating}
         dy = like(self.dy, list(map(with_bounds, as_tuple(self.dy))))
         y, cache = self.op(*args, **{key: with_bounds(x) for key, x in self.kwargs.items()})
         store((y, cache))
-        gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))
-        results = {name: arithmetic.array_of(x) for name, x in self._named(y, gradients).items()}
+        results = {name: arithmetic.array_of(x) for name, x in self._results(args, y, cache, dy).items()}
         return {name: x if x.stored else arithmetic.stored(x, x.dtype) for name, x in results.items()}
 
     def in_float64(self) -> dict[str, np.ndarray]:
@@ -201,13 +208,14 @@ class Rounded:
         args, kwargs, dy = (copied(x, self.device, np.float64) for x in (self.args, self.kwargs, self.dy))
         with np.errstate(all="ignore"):
             y, cache = self.op(*args, **kwargs)
-            floating = {name: x for name, x in zip(self.names, args, strict=True) if is_floating(x)}
-            gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))
-        return {name: to_cpu(x) for name, x in self._named(y, gradients).items()}
+            results = self._results(args, y, cache, dy)
+        return {name: to_cpu(x) for name, x in results.items()}
 
-    @staticmethod
-    def _named(y: Any, gradients: dict[str, Any]) -> dict[str, Any]:
-        return labelled("y", as_tuple(y)) | {f"gradient of {name}": g for name, g in gradients.items()}
+    def _results(self, args: list, y: Any, cache: Any, dy: Any) -> dict[str, Any]:
+        """y and the gradients, by name."""
+        floating = {name: x for name, x in zip(self.names, args, strict=True) if name in self.floating}
+        gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))
+        return labelled("y", y) | of_gradients(gradients)
 
     def reason(self, comparison: TensorErrors, arithmetic: Arithmetic) -> str:
         """The likely cause: the line that explains the error if this line alone is carried out in the narrow type."""

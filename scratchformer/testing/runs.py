@@ -21,6 +21,7 @@ from .contracts import (
     as_arrays,
     as_tuple,
     copied,
+    copied_to_cpu,
     expect_apart,
     expect_arrays,
     expect_equal,
@@ -32,6 +33,7 @@ from .contracts import (
     labelled,
     mapped,
     named_gradients,
+    of_gradients,
     rebuilt,
     rule,
     upstream,
@@ -53,18 +55,18 @@ _STALE = "changes after a second forward (backward must use its own cache, not t
 
 
 class Outcome(NamedTuple):
-    """What a forward and a backward return: y, and the gradients of arguments and parameters by name."""
+    """What a forward and a backward return: y, and copies of the gradients of arguments and parameters by name."""
 
     y: Any
-    gradients: dict[str, Array]
+    gradients: dict[str, np.ndarray]
 
     def named_gradients(self) -> dict[str, np.ndarray]:
-        """The gradients on the CPU, as "gradient of x"."""
-        return {f"gradient of {name}": to_cpu(g) for name, g in self.gradients.items()}
+        """The gradients as "gradient of x"."""
+        return of_gradients(self.gradients)
 
     def named(self) -> dict[str, np.ndarray]:
         """Everything on the CPU: "y", or "y[0]", ..., and "gradient of x"."""
-        return {n: to_cpu(x) for n, x in labelled("y", as_tuple(self.y)).items()} | self.named_gradients()
+        return {n: to_cpu(x) for n, x in labelled("y", self.y).items()} | self.named_gradients()
 
 
 class CheckedRun:
@@ -114,10 +116,8 @@ class CheckedRun:
 
     def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         """One forward and one backward; dy may be a function of y."""
-        raise NotImplementedError
-
-    def gradients(self, dy: Any) -> dict[str, np.ndarray]:
-        raise NotImplementedError
+        y, cache = self.forward(changed)
+        return Outcome(y, copied_to_cpu(self.backward(dy(y) if callable(dy) else dy, cache, changed)))
 
     def check_rules(self, dy: Any, first: Mapping[str, np.ndarray]) -> None:
         raise NotImplementedError
@@ -133,7 +133,7 @@ class CheckedRun:
             new = np.split(flat_dy, np.cumsum([part.size for part in parts])[:-1])
             dy = like(dy, [array_module(x).asarray(n.reshape(x.shape)) for x, n in zip(parts, new, strict=True)])
         y, gradients = self.outcome(dy)
-        return flat(y), [to_cpu(g) for g in gradients.values()]
+        return flat(y), list(gradients.values())
 
     def expect_unbroken(self) -> None:
         """Raise GradientError for a rule that was found broken on the way to the values."""
@@ -194,7 +194,7 @@ class PairRun(CheckedRun):
         self.op, self.op_backward, self.backward_name = op, op_backward, name_of(op_backward)
         untouched = Untouched(self.given)
         self.y, self.cache = self.forward()
-        outputs = labelled("y", as_tuple(self.y))
+        outputs = labelled("y", self.y)
         self._note("in_place", untouched.check, f"forward{self.type}")
         self._note("memory", expect_apart, outputs, self.given)
         self._note("memory", _expect_apart_from_each_other, outputs)
@@ -209,26 +209,22 @@ class PairRun(CheckedRun):
     def backward(self, dy: Any, cache: Any, changed: Mapping[str, Array] = _NONE) -> dict[str, Array]:
         return self._gradients(self.op_backward(self.in_form(dy), cache), self.backward_name, changed)
 
-    def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
-        y, cache = self.forward(changed)
-        return Outcome(y, self.backward(dy(y) if callable(dy) else dy, cache, changed))
-
     def gradients(self, dy: Any) -> dict[str, np.ndarray]:
         """Copies of the gradients, by name. Raises GradientError if they or y are not finite, or not the same twice."""
-        outputs, dys = labelled("y", as_tuple(self.y)), labelled("dy", as_tuple(dy))
+        outputs, dys = labelled("y", self.y), labelled("dy", dy)
         expect_finite(outputs)
         second_y, second_cache = self.forward()
-        second = labelled("y", as_tuple(second_y))
-        expect_repeats(lambda: labelled("y", as_tuple(self.forward()[0])), outputs, second, "calls")
+        second = labelled("y", second_y)
+        expect_repeats(lambda: labelled("y", self.forward()[0]), outputs, second, "calls")
         self._note("memory", expect_apart, second, {f"{name} of an earlier call": x for name, x in outputs.items()})
         self._note("same_bits", expect_equal, outputs, second, "", self.rules["same_bits"])
         returned = self._watched_backward(dy)
-        named = {f"gradient of {name}": g for name, g in returned.items()}
+        named = of_gradients(returned)
         expect_finite(named)
         self._note("memory", expect_apart, named, self.given | dys)
         self._note("memory", expect_owned, named)
         self._note("memory", _expect_apart_from_each_other, named)
-        first = {name: to_cpu(g).copy() for name, g in returned.items()}
+        first = copied_to_cpu(returned)
         if self.isolated:
             _, second_cache = self.forward()
         again = self.backward(dy, second_cache)
@@ -258,16 +254,15 @@ class PairRun(CheckedRun):
                 expect_apart(again, {f"gradient of {name} of an earlier call": g for name, g in returned.items()})
         if self.rules["again"]:
             with rule("again"):
-                again = {name: to_cpu(g).copy() for name, g in again.items()}
-                alone = {name: to_cpu(g).copy() for name, g in self.outcome(opposite(dy)).gradients.items()}
+                again = copied_to_cpu(again)
+                alone = self.outcome(opposite(dy)).gradients
                 added = equal(again, {name: first[name] + g for name, g in alone.items()}) and not equal(first, alone)
                 diagnoses = (_ADDED,) if added else ()
                 complaint = _TWICE + f". {_ADDED.what}" * added
                 expect_equal(again, alone, complaint, self.rules["same_bits"], diagnoses)
                 if self._forward_of_others():
-                    stale = Outcome(self.y, self.backward(dy, self.cache)).named_gradients()
-                    named = {f"gradient of {name}": g for name, g in first.items()}
-                    expect_equal(stale, named, _STALE, self.rules["same_bits"], STALE)
+                    stale = of_gradients(self.backward(dy, self.cache))
+                    expect_equal(stale, of_gradients(first), _STALE, self.rules["same_bits"], STALE)
 
     def _forward_of_others(self) -> bool:
         """Run forward on other numbers, of other signs where it accepts them; False if it accepts none."""
@@ -290,7 +285,7 @@ class PairRun(CheckedRun):
         self._expect_type(gradients)
 
     def _watched_backward(self, dy: Any) -> dict[str, Array]:
-        untouched = Untouched(self.given | labelled("y", as_tuple(self.y)) | labelled("dy", as_tuple(dy)))
+        untouched = Untouched(self.given | labelled("y", self.y) | labelled("dy", dy))
         gradients = self.backward(dy, self.cache)
         try:
             untouched.check(f"backward{self.type}")
@@ -304,8 +299,7 @@ class PairRun(CheckedRun):
 
     def _expect_type(self, gradients: dict[str, Any]) -> None:
         if self.floating:
-            outputs = labelled("y", as_tuple(self.y))
-            expect_type(outputs | {f"gradient of {n}": g for n, g in gradients.items()}, self.dtype)
+            expect_type(labelled("y", self.y) | of_gradients(gradients), self.dtype)
 
 
 def backward_operation(op: Callable, op_backward: Callable, names: list[str]) -> Callable:
@@ -371,13 +365,11 @@ class LayerRun(CheckedRun):
 
     def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         self.layer.zero_grad()
-        y, cache = self.forward(changed)
-        returned = self.backward(dy(y) if callable(dy) else dy, cache, changed)
-        inputs = {name: to_cpu(g).copy() for name, g in returned.items()}
+        y, inputs = super().outcome(dy, changed)
         return Outcome(y, inputs | self.parameter_gradients())
 
     def parameter_gradients(self) -> dict[str, np.ndarray]:
-        return {name: to_cpu(p.grad).copy() for name, p in self.trained.items()}
+        return copied_to_cpu({name: p.grad for name, p in self.trained.items()})
 
     def gradients(self, dy: Any) -> dict[str, np.ndarray]:
         """Copies of the gradients of inputs and parameters, by name. Raises GradientError if they, or y, are not
@@ -385,15 +377,14 @@ class LayerRun(CheckedRun):
         """
         state = layer_arrays(self.layer)
         self.y, cache = self._watched_forward()
-        expect_finite(labelled("y", as_tuple(self.y)))
+        expect_finite(labelled("y", self.y))
         returned = self._watched_backward(dy, self.y, cache)
         self._expect_same_parameters(state)
-        self._note("memory", expect_apart, labelled("y", as_tuple(self.y)), state)
-        self._note("memory", expect_apart, {f"gradient of {name}": g for name, g in returned.items()}, state)
+        self._note("memory", expect_apart, labelled("y", self.y), state)
+        self._note("memory", expect_apart, of_gradients(returned), state)
         self._note("types", self._expect_type, self.y, returned)
-        inputs = {name: to_cpu(g).copy() for name, g in returned.items()}
-        first = inputs | self.parameter_gradients()
-        expect_finite({f"gradient of {name}": g for name, g in first.items()})
+        first = copied_to_cpu(returned) | self.parameter_gradients()
+        expect_finite(of_gradients(first))
         second = self.outcome(dy).gradients
         expect_repeats(lambda: self.outcome(dy).gradients, first, second, "runs")
         self._note("same_bits", expect_equal, second, first, "", self.rules["same_bits"])
@@ -409,7 +400,7 @@ class LayerRun(CheckedRun):
             _, cache = self.forward()
             self.backward(dy, cache)
             sums = self.parameter_gradients()
-            again = {name: to_cpu(g).copy() for name, g in self.backward(opposite(dy), cache).items()}
+            again = copied_to_cpu(self.backward(opposite(dy), cache))
             both = self.parameter_gradients()
             alone = self.outcome(opposite(dy)).gradients
             expect_equal(again, alone, _TWICE, self.rules["same_bits"])
@@ -430,8 +421,8 @@ class LayerRun(CheckedRun):
         other = self.outcome(other_dy, inputs).gradients
         self.layer.zero_grad()
         (_, cache), (_, other_cache) = self.forward(), self.forward(inputs)
-        first_use = {n: to_cpu(g).copy() for n, g in self.backward(dy, cache).items()}
-        second_use = {n: to_cpu(g).copy() for n, g in self.backward(other_dy, other_cache, inputs).items()}
+        first_use = copied_to_cpu(self.backward(dy, cache))
+        second_use = copied_to_cpu(self.backward(other_dy, other_cache, inputs))
         complaint = "is wrong when the layer is used twice before backward (it must remember nothing outside the cache)"
         expect_equal(first_use, first, complaint, diagnoses=STALE)
         expect_equal(second_use, other, complaint, diagnoses=STALE)
@@ -452,17 +443,15 @@ class LayerRun(CheckedRun):
         return y, cache
 
     def _watched_backward(self, dy: Any, y: Any, cache: Any) -> dict[str, Array]:
-        outputs, dys = labelled("y", as_tuple(y)), labelled("dy", as_tuple(dy))
-        untouched = Untouched(self.given | outputs | dys | {n: p.data for n, p in self.params.items()})
+        parameters = {n: p.data for n, p in self.params.items()}
+        untouched = Untouched(self.given | labelled("y", y) | labelled("dy", dy) | parameters)
         gradients = self.backward(dy, cache)
         if self.rules["in_place"]:
             untouched.check(f"backward{self.type}")
         return gradients
 
     def _expect_type(self, y: Any, gradients: dict[str, Any]) -> None:
-        outputs = labelled("y", as_tuple(y))
-        returned = {f"gradient of {n}": g for n, g in gradients.items()}
-        expect_type(outputs | returned | layer_arrays(self.layer), self.dtype)
+        expect_type(labelled("y", y) | of_gradients(gradients) | layer_arrays(self.layer), self.dtype)
 
 
 def expect_repeats(
@@ -473,10 +462,8 @@ def expect_repeats(
     """
     if equal(second, first):
         return
-    results = [first, {name: to_cpu(x).copy() for name, x in second.items()}]
     drawn = _drawn()
-    for _ in range(2):
-        results.append({name: to_cpu(x).copy() for name, x in call().items()})
+    results = [first, copied_to_cpu(second), copied_to_cpu(call()), copied_to_cpu(call())]
     changes = [{name: to_cpu(b[name]) - to_cpu(a[name]) for name in a} for a, b in itertools.pairwise(results)]
     diagnoses: tuple[Diagnosis, ...] = ()
     if all(equal(change, changes[0]) for change in changes):
@@ -559,14 +546,14 @@ def two(returned: Any, what: str) -> tuple[Any, Any]:
 def layer_arrays(layer: Any) -> dict[str, Array]:
     """All parameters by name, and their gradients as "gradient of NAME"."""
     params = layer.named_parameters()
-    return {n: p.data for n, p in params.items()} | {f"gradient of {n}": p.grad for n, p in params.items()}
+    return {n: p.data for n, p in params.items()} | of_gradients({n: p.grad for n, p in params.items()})
 
 
 def normal_like(y: Any, seed: int, device: Device, dtype: Any) -> Any:
     """Standard normal numbers of the shape of `y`, an array or a tuple or list of arrays on `device`. Raises ValueError
     if y has no elements.
     """
-    expect_arrays(labelled("y", as_tuple(y)), device)
+    expect_arrays(labelled("y", y), device)
     rng = Key(seed).fold("dy").generator()
     shapes = [to_cpu(part).shape for part in as_tuple(y)]
     if not any(map(math.prod, shapes)):

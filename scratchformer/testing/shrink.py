@@ -182,12 +182,7 @@ def library(x: Any) -> str:
 
 def values(x: Any) -> np.ndarray:
     """An array of any library, as a NumPy array."""
-    match library(x):
-        case "torch":
-            return x.detach().cpu().numpy()
-        case "jax":
-            return np.asarray(x)
-    return to_cpu(x)
+    return x.detach().cpu().numpy() if library(x) == "torch" else to_cpu(x)
 
 
 def _as_kind_of(x: Any, new: np.ndarray) -> Any:

@@ -346,17 +346,7 @@ def _binary(name: str, apply: Callable, reflected: bool = False) -> Callable:
         if not _is_operand(other):
             return NotImplemented
         pair = (self._host, _unwrap(name, other))
-        return _wrap(apply(*reversed(pair)) if reflected else apply(*pair))
-
-    return method
-
-
-def _in_place(name: str, apply: Callable) -> Callable:
-    def method(self: DeviceArray, other: Any) -> Any:
-        if not _is_operand(other):
-            return NotImplemented
-        apply(self._host, _unwrap(name, other))
-        return self
+        return _wrap(apply(*reversed(pair)) if reflected else apply(*pair), (self,))
 
     return method
 
@@ -376,7 +366,7 @@ for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshi
     setattr(DeviceArray, f"__{_name}__", _binary(_name, _apply))
     setattr(DeviceArray, f"__r{_name}__", _binary(_name, _apply, reflected=True))
     if _name != "matmul":  # CuPy has no @=
-        setattr(DeviceArray, f"__i{_name}__", _in_place(_name, getattr(operator, f"__i{_name}__")))
+        setattr(DeviceArray, f"__i{_name}__", _binary(_name, getattr(operator, f"__i{_name}__")))
 for _name, _reflected in (("__divmod__", False), ("__rdivmod__", True)):
     setattr(DeviceArray, _name, _binary("divmod", divmod, reflected=_reflected))
 for _name in "eq ne lt le gt ge".split():
@@ -442,29 +432,14 @@ def _expect_array(name: str, x: Any) -> None:
         raise TypeError(f"{_NAME}.{name}: expected a DeviceArray, got {type(x).__name__}")
 
 
-def _of_an_array(name: str, function: Callable) -> Callable:
-    def call(x: Any, *args: Any, **keywords: Any) -> Any:
-        _expect_array(name, x)
-        _check_keywords(name, keywords)
-        return _call(name, function, (x, *args), keywords)
+def _function(name: str, function: Callable, arrays: Callable = lambda args: args[:1]) -> Callable:
+    """A function of the library. arrays: those of its arguments that must be arrays, by default the first."""
 
-    return call
-
-
-def _of_arrays(name: str) -> Callable:
-    def call(arrays: Any, *args: Any, **keywords: Any) -> Any:
-        for x in arrays:
+    def call(*args: Any, **keywords: Any) -> Any:
+        for x in arrays(args):
             _expect_array(name, x)
         _check_keywords(name, keywords)
-        return _call(name, getattr(np, name), (list(arrays), *args), keywords)
-
-    return call
-
-
-def _maker(name: str) -> Callable:
-    def call(*args: Any, **keywords: Any) -> Any:
-        _check_keywords(name, keywords)
-        return _call(name, getattr(np, name), args, keywords)
+        return _call(name, function, args, keywords)
 
     return call
 
@@ -494,44 +469,26 @@ def _ascontiguousarray(x: Any, dtype: Any = None) -> DeviceArray:
     return _array(x, dtype, copy=False, order="C", ndmin=1)
 
 
-def _einsum(subscripts: str, *operands: DeviceArray, **keywords: Any) -> DeviceArray:
-    for x in operands:
-        _expect_array("einsum", x)
-    _check_keywords("einsum", keywords)
-    return _call("einsum", np.einsum, (subscripts, *operands), keywords)
-
-
-def _as_strided(x: DeviceArray, shape: Any = None, strides: Any = None) -> DeviceArray:
-    _expect_array("lib.stride_tricks.as_strided", x)
-    return DeviceArray(np.lib.stride_tricks.as_strided(x._host, shape, strides))
-
-
-def _erf(x: DeviceArray) -> DeviceArray:
-    """The error function. CuPy's is in cupyx.scipy.special; `scratchformer.backend.erf` finds either."""
-    _expect_array("erf", x)
-    return _wrap(special.erf(x._host))
-
-
 def _build() -> _DeviceLibrary:
     """Build the library from the lists at the top."""
     xp = _DeviceLibrary(_NAME, __doc__)
     names = vars(xp)
     names.update({name: _Ufunc(name) for name in _UFUNCS.split()})
-    names.update({name: _of_an_array(name, getattr(np, name)) for name in _OF_AN_ARRAY.split()})
-    names.update({name: _of_arrays(name) for name in _OF_ARRAYS.split()})
-    names.update({name: _maker(name) for name in _MAKERS.split()})
+    names.update({name: _function(name, getattr(np, name)) for name in _OF_AN_ARRAY.split()})
+    names.update({name: _function(name, getattr(np, name), lambda args: args[0]) for name in _OF_ARRAYS.split()})
+    names.update({name: _function(name, getattr(np, name), lambda _: ()) for name in _MAKERS.split()})
     names.update({name: _answer(name) for name in _ANSWERS.split()})
     names.update({name: getattr(np, name) for name in _CONSTANTS.split()})
     names.update(array=_array, asarray=_asarray, ascontiguousarray=_ascontiguousarray, ndarray=DeviceArray)
-    names.update(einsum=_einsum, erf=_erf)
+    names["einsum"] = _function("einsum", np.einsum, lambda args: args[1:])
+    names["erf"] = _function("erf", special.erf)  # CuPy's is in cupyx.scipy.special; `backend.erf` finds either
     names["linalg"] = _DeviceLibrary(f"{_NAME}.linalg")
-    vars(xp.linalg).update({n: _of_an_array(f"linalg.{n}", getattr(np.linalg, n)) for n in _LINALG.split()})
+    vars(xp.linalg).update({n: _function(f"linalg.{n}", getattr(np.linalg, n)) for n in _LINALG.split()})
     names["lib"] = _DeviceLibrary(f"{_NAME}.lib")
     xp.lib.stride_tricks = _DeviceLibrary(f"{_NAME}.lib.stride_tricks")
-    xp.lib.stride_tricks.as_strided = _as_strided
-    xp.lib.stride_tricks.sliding_window_view = _of_an_array(
-        "lib.stride_tricks.sliding_window_view", np.lib.stride_tricks.sliding_window_view
-    )
+    for name in ("as_strided", "sliding_window_view"):
+        function = getattr(np.lib.stride_tricks, name)
+        setattr(xp.lib.stride_tricks, name, _function(f"lib.stride_tricks.{name}", function))
     return xp
 
 
